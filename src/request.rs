@@ -8,6 +8,8 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::output::push_piece;
 pub use crate::state::output::{OutputPiece, Tool, ToolChoice, ToolUse};
+pub use crate::state::pooling::Pooling;
+pub use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
 pub use crate::state::scheduler::news::FinishReason;
@@ -29,6 +31,8 @@ pub struct GenerateRequest {
     pub logprobs: Option<LogprobWish>,
     /// The text that the output must be; with tools that may be called, an answer without calls.
     pub constraint: Option<Arc<Constraint>>,
+    /// The embedding of the prompt is wanted, and no output: `max_new_tokens` counts as 0.
+    pub pooling: Option<Pooling>,
     /// How the output is taken apart into text, reasoning and tool calls; `None` for plain text.
     pub parsing: Option<OutputParsing>,
     /// The cache namespace: prefixes are shared only inside one.
@@ -51,6 +55,7 @@ impl GenerateRequest {
             sampling: SamplingParams::default(),
             logprobs: None,
             constraint: None,
+            pooling: None,
             parsing: None,
             namespace: Namespace::default(),
             priority: None,
@@ -69,6 +74,8 @@ pub enum Prompt {
     Tokens(Arc<[u32]>),
     /// A conversation, rendered by the model's chat template.
     Chat(Arc<ChatPrompt>),
+    /// Vectors, each in the place of a token's embedding. Such a prompt neither uses the cache nor is kept there.
+    Vectors(Arc<PromptVectors>),
 }
 
 impl Prompt {
@@ -76,7 +83,7 @@ impl Prompt {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Text(text) => text.len(),
-            Self::Tokens(_) => 0,
+            Self::Tokens(_) | Self::Vectors(_) => 0,
             Self::Chat(chat) => {
                 let tools = chat.tools.as_ref().map_or(0, text_bytes_of);
                 let messages = text_bytes_of(&chat.messages);
@@ -89,6 +96,7 @@ impl Prompt {
     pub fn estimated_tokens(&self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens.len(),
+            Self::Vectors(vectors) => vectors.len(),
             Self::Text(_) | Self::Chat(_) => self.text_bytes().div_ceil(BYTES_PER_TOKEN),
         }
     }
@@ -239,6 +247,9 @@ pub struct Finished {
     pub e2e_latency_s: f64,
     /// The prompt's tokens; none if the request was cancelled before they were known.
     pub prompt: Arc<[u32]>,
+    /// The embedding of the prompt, if the request asked for it and was not cancelled: one value for each of the hidden size,
+    /// of length 1.
+    pub embedding: Option<Arc<[f32]>>,
 }
 
 #[cfg(test)]

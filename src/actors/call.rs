@@ -88,7 +88,7 @@ impl Weighed {
             parsing: request.parsing.clone(),
         };
         let values = match prompt {
-            Prompt::Text(_) | Prompt::Tokens(_) => 0,
+            Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Vectors(_) => 0,
             Prompt::Chat(chat) => {
                 let tools = chat.tools.as_ref().map_or(0, values_of);
                 values_of(&chat.messages) + tools + values_of_fields(&chat.template_kwargs)
@@ -141,6 +141,7 @@ impl Address {
                 Prompt::Text(text) => Arc::as_ptr(text).cast(),
                 Prompt::Tokens(tokens) => Arc::as_ptr(tokens).cast(),
                 Prompt::Chat(chat) => Arc::as_ptr(chat).cast(),
+                Prompt::Vectors(vectors) => Arc::as_ptr(vectors).cast(),
             },
             constraint: request.constraint.as_ref().map(Arc::as_ptr),
             tools: tools.map(|tools| Arc::as_ptr(tools).cast()),

@@ -196,6 +196,7 @@ mod tests {
             page_size: 1,
             max_running_requests: 4,
             vocab_size: 100,
+            hidden_size: None,
             eos_token_ids: Vec::new(),
             generation: Default::default(),
             memory: None,

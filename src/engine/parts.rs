@@ -68,6 +68,8 @@ pub struct ModelInfo {
     pub max_running_requests: usize,
     /// Size of the vocabulary (rows of the output head).
     pub vocab_size: usize,
+    /// Values in a vector that stands in the place of a token; `None` for an executor that takes none.
+    pub hidden_size: Option<usize>,
     /// Tokens that end an output.
     pub eos_token_ids: Vec<u32>,
     /// The model's own sampling defaults.
@@ -132,6 +134,7 @@ impl EngineParts {
             page_size: config.page_size as usize,
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
+            hidden_size: Some(model.config.hidden_size),
             eos_token_ids,
             generation,
             memory: Some(memory),
@@ -217,6 +220,7 @@ impl EngineParts {
                 .states
                 .and_then(|_| Some(TurnMarks::learn(self.text.as_deref()?))),
             vocab_size: info.vocab_size,
+            hidden_size: info.hidden_size,
             limits: IntakeLimits {
                 context_length: info.context_length,
                 capacity_tokens: page_size.tokens_in(limits.total_pages),

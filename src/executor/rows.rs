@@ -3,12 +3,15 @@
 //! Everything here moves on when a step is launched: with one step ahead, the tokens that earlier steps sample are
 //! counted before anyone has read them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::StepError;
 use crate::executor::check::{self, Limits};
 use crate::ids::{RowId, SeqId, StateSlot};
-use crate::state::step::{RowStart, StepPlan, StepRow, TableDelta};
+use crate::state::pooling::{PoolSum, Pooling};
+use crate::state::prompt_vectors::{PromptVectors, VectorRun};
+use crate::state::step::{RowResult, RowStart, RowVerdict, RowWork, StepPlan, StepRow, TableDelta};
 
 /// One row of the page table in use.
 pub(super) struct Row {
@@ -16,6 +19,12 @@ pub(super) struct Row {
     /// Prompt, and output from before the row started.
     pub(super) tokens: Arc<[u32]>,
     pub(super) prompt_tokens: usize,
+    /// The prompt is vectors.
+    pub(super) has_vectors: bool,
+    /// These, until the last of them is computed.
+    vectors: Option<Arc<PromptVectors>>,
+    /// The states that the prompt's embedding is made of, until it is there.
+    pool: Option<PoolSum>,
     /// Pages of the page table that are the row's.
     pub(super) n_pages: usize,
     /// Tokens that the steps launched since the row started sample.
@@ -54,6 +63,9 @@ impl Rows {
             seq: start.seq,
             tokens: start.tokens.clone(),
             prompt_tokens: start.prompt_tokens as usize,
+            has_vectors: start.vectors.is_some(),
+            vectors: start.vectors.clone(),
+            pool: start.pooling.map(PoolSum::new),
             n_pages: start.prefix.len(),
             sampled_tokens: 0,
             computed: start.prefix.len() * self.limits.page_size,
@@ -73,6 +85,49 @@ impl Rows {
         }
     }
 
+    /// Adds the normed state of a row's token to its embedding, position by position. Puts that into the row's result with
+    /// the last token of the prompt.
+    pub(super) fn pool(
+        &mut self,
+        row: RowId,
+        position: usize,
+        state: &[f32],
+        result: &mut RowResult,
+    ) {
+        let row = self.row_mut(row);
+        let Some(pool) = &mut row.pool else {
+            return;
+        };
+        pool.add(state);
+        if position + 1 < row.prompt_tokens {
+            return;
+        }
+        match pool.embedding() {
+            None => result.verdict = RowVerdict::NanLogits,
+            embedding => result.logprobs.get_or_insert_default().embedding = embedding,
+        }
+        row.pool = None;
+    }
+
+    /// The vectors among what a row computes, whose first token has this index in the step. With the last of them the row
+    /// lets go of its prompt: none is computed twice.
+    pub(super) fn take_vectors(&mut self, work: &StepRow, first_token: usize) -> Option<VectorRun> {
+        let RowWork::Prefill { positions } = &work.work else {
+            return None;
+        };
+        let row = self.row_mut(work.row);
+        let (first, end) = (positions.start as usize, positions.end as usize);
+        let prompt = match end >= row.prompt_tokens {
+            true => row.vectors.take()?,
+            false => row.vectors.clone()?,
+        };
+        (first < row.prompt_tokens).then(|| VectorRun {
+            first_token,
+            vectors: first..end.min(row.prompt_tokens),
+            prompt,
+        })
+    }
+
     /// Counts what the step computes and samples.
     pub(super) fn advance(&mut self, work: &StepRow) {
         let row = self.row_mut(work.row);
@@ -83,6 +138,19 @@ impl Rows {
     /// Whether rows have states.
     pub(super) fn keep_states(&self) -> bool {
         self.limits.n_state_slots.is_some()
+    }
+
+    /// The positions of its prompt whose states a row's embedding still needs, among these.
+    pub(super) fn pooled(&self, row: RowId, positions: Range<u32>) -> Range<u32> {
+        let row = self.row(row);
+        let end = positions.end.min(row.prompt_tokens as u32);
+        let last = (row.prompt_tokens as u32).saturating_sub(1);
+        let first = match row.pool.as_ref().map(PoolSum::pooling) {
+            None => end,
+            Some(Pooling::Mean) => positions.start,
+            Some(Pooling::Last) => positions.start.max(last),
+        };
+        first.min(end)..end
     }
 
     /// A row in use.

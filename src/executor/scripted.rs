@@ -116,6 +116,8 @@ mod tests {
             prompt_tokens,
             sampling: Arc::new(SamplingParams::default()),
             grammar: None,
+            vectors: None,
+            pooling: None,
             prefix: PageRun::default(),
             state: None,
         };

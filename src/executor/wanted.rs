@@ -1,9 +1,11 @@
-//! Which rows of logits a step needs.
+//! Which rows of logits a step needs, and which states for embeddings.
+
+use std::ops::Range;
 
 use crate::executor::rows::Rows;
 use crate::state::step::{RowWork, StepPlan};
 
-/// A row of logits that the step needs.
+/// A row of logits that the step needs, or a state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     /// Index in the plan's rows.
@@ -14,6 +16,16 @@ pub(super) struct Wanted {
     pub(super) position: usize,
     /// The logits choose the next token; otherwise they are the prompt's.
     pub(super) sample: bool,
+    /// It is not the logits that are needed but the normed state itself.
+    pub(super) pools: bool,
+}
+
+/// The next part of what is wanted, from `first` on: all of one kind, and of `most` at most. `None` at the end.
+pub(super) fn part(wanted: &[Wanted], first: usize, most: usize) -> Option<Range<usize>> {
+    let kind = wanted.get(first)?.pools;
+    let rest = wanted[first..].iter().take(most);
+    let len = rest.take_while(|wanted| wanted.pools == kind).count();
+    Some(first..first + len)
 }
 
 /// Finds the logits that a plan asks for. `order` has the indices of the plan's rows as their tokens stand side by side
@@ -34,6 +46,7 @@ pub(super) fn find_wanted(
             token: first_token + position - positions.start,
             position: position as usize,
             sample,
+            pools: false,
         };
         let start = row.logprobs.as_ref().and_then(|wish| wish.start);
         if let (Some(start), RowWork::Prefill { .. }) = (start, &row.work) {
@@ -41,6 +54,13 @@ pub(super) fn find_wanted(
             let first = positions.start.max(start);
             let end = positions.end.min(prompt_tokens.saturating_sub(1));
             wanted.extend((first..end).map(|position| place(position, false)));
+        }
+        if let RowWork::Prefill { .. } = &row.work {
+            let pooled = rows.pooled(row.row, positions.clone());
+            wanted.extend(pooled.map(|position| Wanted {
+                pools: true,
+                ..place(position, false)
+            }));
         }
         if row.sample {
             wanted.push(place(positions.end - 1, true));

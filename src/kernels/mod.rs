@@ -91,7 +91,7 @@ pub trait Backend {
     /// Takes the matrices of a layer's heads, all of equal shapes, by head.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
-    /// Looks up the embedding of each token of the step.
+    /// Looks up the embedding of each token of the step; where the batch has a vector in a token's place, takes that.
     ///
     /// # Shapes
     /// `table: [vocab, hidden]`, result `[n_tokens, hidden]`.
@@ -290,6 +290,18 @@ pub trait Backend {
     /// # Shapes
     /// `tokens`: indices of rows of `x`; result `[number of tokens, width]`, in the list's order.
     fn pick(&mut self, x: &Self::Tensor, tokens: &Self::TokenList) -> Self::Tensor;
+
+    /// Norms the rows `tokens` of the residual stream.
+    ///
+    /// # Shapes
+    /// `tokens`: indices of rows of `x`; result `[number of tokens, hidden]`.
+    fn norm_picked(
+        &mut self,
+        x: &Self::Tensor,
+        tokens: &Self::TokenList,
+        norm: &Self::Vector,
+        eps: f32,
+    ) -> Self::Tensor;
 
     /// Norms the rows `tokens` of the residual stream and projects them to the vocabulary.
     ///

@@ -62,6 +62,10 @@ impl<B: Backend> Model<B> for Decoder<B> {
     fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         self.ends.logits(backend, hidden, tokens)
     }
+
+    fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
+        self.ends.states(backend, hidden, tokens)
+    }
 }
 
 /// What a layer is made of.
@@ -277,6 +281,11 @@ impl<B: Backend> Ends<B> {
     pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         let vocab = self.lm_head.as_ref().unwrap_or(&self.embedding);
         backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab)
+    }
+
+    /// The rows `tokens` of the residual stream, normed.
+    pub fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
+        backend.norm_picked(hidden, tokens, &self.norm.weight, self.norm.eps)
     }
 }
 

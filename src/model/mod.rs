@@ -60,6 +60,12 @@ pub trait Model<B: Backend>: Send {
     /// # Shapes
     /// Result: `[number of tokens, vocab]`, f32.
     fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor;
+
+    /// Norms the rows `tokens` of what [`Self::forward`] returned, as they are projected to the vocabulary.
+    ///
+    /// # Shapes
+    /// Result: `[number of tokens, hidden]`.
+    fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor;
 }
 
 /// Loads the model that the loader's configuration names.

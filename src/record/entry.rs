@@ -10,6 +10,7 @@ use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest,
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::GrammarFailure;
+use crate::state::pooling::Pooling;
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{LogprobWish, RowLogprobs, TokenLogprobs};
 use crate::state::scheduler::submission::Submission;
@@ -117,12 +118,47 @@ pub enum Entry {
         /// It began.
         paused: bool,
     },
+    /// A request came in that bypasses the cache: its prompt is vectors, of which only the number matters to the states.
+    SubmitBypassing {
+        /// The request.
+        request: Box<SubmitEntry>,
+        /// Its output begins with these tokens.
+        opening: Arc<[u32]>,
+        /// Other prompts are likely to leave its own at these positions.
+        anchors: Arc<[u32]>,
+    },
+    /// A request came in for the embedding of its prompt.
+    SubmitPooling {
+        /// The request.
+        request: Box<SubmitEntry>,
+        /// Which states the embedding is made of.
+        pooling: Pooling,
+        /// Its prompt is vectors.
+        bypasses_cache: bool,
+        /// Other prompts are likely to leave its own at these positions.
+        anchors: Arc<[u32]>,
+    },
 }
 
 impl Entry {
     /// A request that comes in.
     pub(super) fn submit(request: &Submission) -> Self {
         let entry = Box::new(SubmitEntry::from(request));
+        if let Some(pooling) = request.pooling {
+            return Self::SubmitPooling {
+                request: entry,
+                pooling,
+                bypasses_cache: request.bypasses_cache,
+                anchors: request.anchors.clone(),
+            };
+        }
+        if request.bypasses_cache {
+            return Self::SubmitBypassing {
+                request: entry,
+                opening: request.opening.clone(),
+                anchors: request.anchors.clone(),
+            };
+        }
         if !request.anchors.is_empty() {
             return Self::SubmitAnchored {
                 request: entry,
@@ -140,7 +176,11 @@ impl Entry {
     pub fn message(&self) -> &'static str {
         match self {
             Self::Start { .. } => "start of a unit",
-            Self::Submit(_) | Self::SubmitOpened(..) | Self::SubmitAnchored { .. } => "Submit",
+            Self::Submit(_)
+            | Self::SubmitOpened(..)
+            | Self::SubmitAnchored { .. }
+            | Self::SubmitBypassing { .. }
+            | Self::SubmitPooling { .. } => "Submit",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",
@@ -246,6 +286,11 @@ impl From<&Submission> for SubmitEntry {
             anchors: _,
             // Its effect shows in the tokens and verdicts of the steps.
             grammar: _,
+            // Read by the executor alone.
+            vectors: _,
+            // Written as an entry of its own.
+            bypasses_cache: _,
+            pooling: _,
             priority,
             // Seen or not is written when the state looks.
             cancel: _,
@@ -292,6 +337,9 @@ impl SubmitEntry {
             opening,
             anchors,
             grammar: None,
+            vectors: None,
+            bypasses_cache: false,
+            pooling: None,
             priority: self.priority,
             cancel,
             submitted_s: self.submitted_s,
@@ -412,6 +460,7 @@ impl StepRows {
                 Box::new(RowLogprobs {
                     input: vec![TokenLogprobs::default(); n as usize],
                     output: Vec::new(),
+                    embedding: None,
                 })
             };
             rows.push(RowResult {

@@ -3,7 +3,8 @@
 use super::error::ApiError;
 use super::fields::Fields;
 use super::raw::Raw;
-use crate::field::{self, Shallow, check_bytes};
+use crate::engine::EngineHandle;
+use crate::field::{self, Field, Shallow, check_bytes};
 use crate::ids::RequestId;
 use crate::request::{GenerateRequest, Prompt};
 use crate::state::request_limits::RequestLimits;
@@ -21,6 +22,26 @@ pub(super) struct CallLimits<'a> {
     pub(super) websocket: Option<WebSocketRoom>,
     /// How long the lists and names of each request may be.
     pub(super) request: &'a RequestLimits,
+    /// Prompts of vectors; `None` where none are taken.
+    pub(super) vectors: Option<VectorLimits>,
+}
+
+/// What a prompt of vectors may be.
+#[derive(Clone, Copy)]
+pub(super) struct VectorLimits {
+    /// Values in a vector.
+    pub(super) width: usize,
+    /// Vectors in a prompt.
+    pub(super) most: usize,
+}
+
+impl VectorLimits {
+    /// Those of an engine. The exact limit of a prompt's length is its Tokenizer's: this one bounds what is read.
+    pub(super) fn of(engine: &EngineHandle) -> Option<Self> {
+        let model = engine.model();
+        let most = model.context_length.min(model.max_total_tokens);
+        model.hidden_size.map(|width| Self { width, most })
+    }
 }
 
 /// Requests that a WebSocket may have under way, and those that are not yet.
@@ -79,6 +100,32 @@ pub(super) fn tokens(
     };
     let values: Result<_, ApiError> = items.iter().enumerate().map(prompt).collect();
     Ok(Prompts::List(values?))
+}
+
+/// Prompts of a call that generates nothing: a text or a list of them, token ids or a list of lists.
+pub(super) fn inputs(
+    fields: &mut Fields,
+    name: &str,
+    limits: CallLimits<'_>,
+) -> Result<Prompts, ApiError> {
+    const WANTED: &str = "a string, a list of strings, token ids or a list of such lists";
+    let Some(raw) = fields.take_raw(name) else {
+        let text = format!("{name} is missing: send {WANTED}");
+        return Err(ApiError::field(name, text));
+    };
+    match raw.first_of_list() {
+        Some(b']') => Err(ApiError::field(
+            name,
+            format!("{name} is an empty list: send {WANTED}"),
+        )),
+        Some(b'"') => texts(name, &raw, limits),
+        Some(_) => tokens(fields, name, &raw, limits),
+        None if raw.is_text() => {
+            let text: String = raw.parse(name)?;
+            Ok(Prompts::One(Prompt::Text(text.into())))
+        }
+        None => Err(Field::new(name, &raw.shallow(name)?).must_be(WANTED).into()),
+    }
 }
 
 /// Refuses more samples of one prompt than there may be.

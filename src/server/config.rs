@@ -15,6 +15,9 @@ const MAX_BATCH_REQUESTS: usize = 1 << 16;
 /// Each has an entry in an index, whatever its size.
 const MAX_RESPONSES: usize = 1 << 20;
 
+/// Each has an entry in an index.
+const MAX_SESSIONS: usize = 1 << 16;
+
 /// Each is a request of its connection.
 const MAX_LANES: usize = 1 << 12;
 
@@ -39,7 +42,8 @@ keys! {
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
-        /// /set_policy, /flush_cache, /pause_generation, /continue_generation and abort_all of /abort_request.
+        /// /set_policy, /flush_cache, /pause_generation, /continue_generation, /open_session, /close_session,
+        /// /set_internal_state and abort_all of /abort_request.
         ///
         /// It also opens every other route. If it is not set, nobody gets the full report of /debug/prefix, and every
         /// client may use the others.
@@ -89,6 +93,17 @@ keys! {
         /// Seconds that a response is kept.
         #[flag(RARE.takes("SECONDS"))]
         responses_ttl_s: u32 = 3600,
+        /// Maximum number of sessions that are open at once (/open_session); 0 allows none.
+        #[flag(RARE.takes("N"))]
+        #[range(..=MAX_SESSIONS)]
+        sessions_max_count: usize = 256,
+        /// Maximum total bytes of the tokens that open sessions hold.
+        #[flag(RARE.takes("BYTES"))]
+        sessions_max_bytes: usize = 64 << 20,
+        /// Seconds after which a session that nobody uses is closed.
+        #[flag(RARE.takes("SECONDS"))]
+        #[range(1..)]
+        sessions_idle_s: u32 = 3600,
         /// Seconds for a request's headers to arrive.
         #[flag(RARE.takes("SECONDS"))]
         #[range(1..)]

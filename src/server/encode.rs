@@ -61,6 +61,29 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     Ok(work.await.map_err(|_| lost())??)
 }
 
+/// The tokens of a text, without those that begin a prompt if it goes on from another. Its body is charged to the caller.
+///
+/// # Errors
+/// Those of encoding; it has more tokens than the model takes.
+pub(super) async fn text(
+    state: &AppState,
+    prompt: Arc<str>,
+    goes_on: bool,
+) -> Result<Vec<u32>, ApiError> {
+    let nothing = Charges {
+        prompt: state.bodies().open(),
+        request: state.bodies().open(),
+    };
+    with_tokenizer(state, nothing, move |text, limit_tokens| {
+        check_length(text, &prompt, limit_tokens)?;
+        match goes_on {
+            true => text.encode_chat(&prompt),
+            false => text.encode(&prompt),
+        }
+    })
+    .await
+}
+
 /// The tokens of a conversation's prompt.
 ///
 /// # Errors

@@ -115,6 +115,21 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
     }
 
+    /// 404: no such session.
+    pub(super) fn no_such_session(id: &str) -> Self {
+        let message = format!(
+            "session {} is not open: it was closed, or nobody used it for too long",
+            Cut(id)
+        );
+        Self::new(StatusCode::NOT_FOUND, "session_not_found", message)
+    }
+
+    /// 503: sessions hold as much as they may.
+    pub(super) fn sessions_full(what: &str, limit: usize) -> Self {
+        let message = format!("open sessions hold {limit} {what}, which is the limit: close some");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "sessions_full", message)
+    }
+
     /// 404: no such response.
     pub(super) fn no_such_response(id: &str) -> Self {
         let message = format!(

@@ -267,6 +267,11 @@ impl Fields {
         })
     }
 
+    /// A number of seconds.
+    pub(super) fn seconds(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
+        self.take_as(name, |field| field.seconds())
+    }
+
     /// Takes a field out as what `read` makes of it.
     fn take_as<T>(
         &mut self,

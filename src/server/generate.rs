@@ -9,10 +9,11 @@ use actix_web::web::Data;
 use serde::Serialize;
 
 use super::body::JsonBody;
-use super::call::CallLimits;
+use super::call::{CallLimits, VectorLimits};
 use super::error::ApiError;
 use super::lanes::{Lane, finish_all};
 use super::native::{NativeCall, Reply, Shape, Written};
+use super::sessions::{self, SessionParams, SessionTurn};
 use super::sse::{self, Chunks, Render};
 use super::state::AppState;
 use super::transcript::{News, Transcript};
@@ -29,8 +30,15 @@ pub(super) async fn generate(
         max_requests: state.config().max_batch_requests,
         websocket: None,
         request: loaded.engine.request_limits(),
+        vectors: VectorLimits::of(&loaded.engine),
     };
-    let call = NativeCall::parse(body.0, limits)?;
+    let mut fields = body.0;
+    let session = SessionParams::take(&mut fields)?;
+    let mut call = NativeCall::parse(fields, limits)?;
+    let turn = match &session {
+        Some(params) => Some(sessions::begin(&state, params, &mut call).await?),
+        None => None,
+    };
     let rids: Vec<RequestId> = call
         .requests
         .iter()
@@ -39,6 +47,9 @@ pub(super) async fn generate(
     let shapes: Vec<Shape> = call.shapes(&loaded.spelling);
     let lanes = Lane::open_all(&state, call.requests)?;
     let lanes = Lane::with_charges(lanes, call.charges);
+    if let (Some(turn), Some(lane)) = (&turn, lanes.first()) {
+        turn.started(lane.canceller());
+    }
     if call.stream {
         let transcripts = rids.iter().map(|_| Transcript::default()).collect();
         let written = rids.iter().map(|_| Written::default()).collect();
@@ -49,11 +60,15 @@ pub(super) async fn generate(
             written,
             kept_logprobs: 0,
             is_batch: call.is_batch,
+            turn,
         };
         return sse::respond(lanes, render, state.config().sse_keep_alive_s).await;
     }
     let charge = Lane::answer_charge(&lanes);
     let (transcripts, is_batch) = (finish_all(lanes).await?, call.is_batch);
+    if let (Some(turn), Some(transcript)) = (turn, transcripts.first()) {
+        turn.ended(&transcript.tokens);
+    }
     let write = move |transcripts: Vec<Transcript>| {
         let replies = rids.iter().zip(&shapes).zip(&transcripts);
         let replies: Vec<Reply<'_>> = replies
@@ -79,6 +94,8 @@ struct Cumulative {
     written: Vec<Written>,
     kept_logprobs: usize,
     is_batch: bool,
+    /// The only request's place in its session.
+    turn: Option<SessionTurn>,
 }
 
 impl Render for Cumulative {
@@ -95,6 +112,9 @@ impl Render for Cumulative {
         let shown_index = self.is_batch.then_some(index);
         if transcript.end.is_none() {
             return written.show(rid, shape, transcript, shown_index, out);
+        }
+        if let Some(turn) = self.turn.take() {
+            turn.ended(&transcript.tokens);
         }
         *written = Written::default();
         let whole = std::mem::take(transcript);

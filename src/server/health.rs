@@ -75,6 +75,7 @@ pub(super) async fn model_info(state: Data<AppState>) -> Result<HttpResponse, Ap
         "weight_version": "default",
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
         "eos_token_ids": model.eos_token_ids,
     })))
 }

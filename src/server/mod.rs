@@ -21,6 +21,7 @@ mod flush;
 mod generate;
 mod guard;
 mod health;
+mod internal_state;
 mod key;
 mod lanes;
 mod methods;
@@ -31,6 +32,8 @@ mod pause;
 mod policy;
 mod probe;
 mod raw;
+mod score;
+mod sessions;
 mod sockets;
 mod spelling;
 mod sse;
@@ -67,6 +70,8 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post(cfg, "/generate", generate::generate);
     post(cfg, "/v1/completions", openai::completions::create);
     post(cfg, "/v1/chat/completions", openai::chat::create);
+    post(cfg, "/v1/embeddings", openai::embeddings::create);
+    post(cfg, "/v1/score", score::score);
     post_anthropic(cfg, "/v1/messages", anthropic::create);
     post_anthropic(cfg, "/v1/messages/count_tokens", anthropic::count_tokens);
     for path in ["/v1/responses", "/responses"] {
@@ -85,6 +90,9 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     post_admin(cfg, "/flush_cache", flush::flush_cache);
     post_admin(cfg, "/pause_generation", pause::pause);
     post_admin(cfg, "/continue_generation", pause::go_on);
+    post_admin(cfg, "/open_session", sessions::open);
+    post_admin(cfg, "/close_session", sessions::close);
+    set_admin(cfg, "/set_internal_state", internal_state::set);
     for path in ["/tokenize", "/v1/tokenize"] {
         post(cfg, path, tokenize::tokenize);
     }
@@ -168,6 +176,24 @@ where
     let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
     let route = route.wrap(from_fn(key::check_admin));
     closed(cfg, resource(path, route, "POST"));
+}
+
+/// As [`post_admin`], and PUT does the same, as SGLang has it.
+fn set_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = |route: actix_web::Route| {
+        let route = route.to(handler.clone()).wrap(from_fn(guard::takes_json));
+        route.wrap(from_fn(key::check_admin))
+    };
+    let put = route(web::put());
+    closed(
+        cfg,
+        resource(path, route(web::post()), "POST, PUT").route(put),
+    );
 }
 
 /// Mounts what asks for the key, if the server has one. The wrap that comes last sees a request first: what is refused

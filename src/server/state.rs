@@ -14,6 +14,7 @@ use super::error::ApiError;
 use super::open_requests::OpenRequests;
 use super::openai::responses::ResponseStore;
 use super::probe::Probe;
+use super::sessions::SessionStore;
 use super::spelling::Spelling;
 use crate::engine::EngineHandle;
 use crate::error::RequestError;
@@ -71,6 +72,7 @@ pub struct AppState {
     answers: AnswerBudget,
     encode_gate: EncodeGate,
     responses: ResponseStore,
+    sessions: SessionStore,
     counting: Semaphore,
     websockets: AtomicUsize,
     probe: Probe,
@@ -87,6 +89,7 @@ impl AppState {
             answers: AnswerBudget::new(config.max_answers_bytes),
             encode_gate: EncodeGate::default(),
             responses: ResponseStore::new(&config),
+            sessions: SessionStore::new(&config),
             counting: Semaphore::new(MAX_COUNTS),
             config,
             slot,
@@ -165,6 +168,10 @@ impl AppState {
 
     pub(super) fn responses(&self) -> &ResponseStore {
         &self.responses
+    }
+
+    pub(super) fn sessions(&self) -> &SessionStore {
+        &self.sessions
     }
 
     /// Turns of those who want to know how many tokens a prompt has.

@@ -144,6 +144,7 @@ fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
         max_requests: state.config().max_batch_requests,
         websocket: None,
         request: state.serving()?.engine.request_limits(),
+        vectors: None,
     })
 }
 
@@ -180,6 +181,8 @@ fn encode(
         ),
         Prompt::Text(prompt) => (prompt.clone(), adds_special.unwrap_or(true)),
         Prompt::Tokens(tokens) => return Ok(tokens.to_vec()),
+        // Neither endpoint reads any.
+        Prompt::Vectors(_) => return Ok(Vec::new()),
     };
     check_length(text, &prompt, limit_tokens)?;
     match adds_special {

@@ -30,6 +30,8 @@ pub(super) struct TranscriptEnd {
     pub(super) e2e_latency_s: f64,
     /// The prompt's tokens.
     pub(super) prompt: Arc<[u32]>,
+    /// The prompt's embedding.
+    pub(super) embedding: Option<Arc<[f32]>>,
 }
 
 impl News {
@@ -46,6 +48,7 @@ impl News {
                     reason: finished.reason,
                     e2e_latency_s: finished.e2e_latency_s,
                     prompt: finished.prompt,
+                    embedding: finished.embedding,
                 };
                 Ok(Self {
                     delta: finished.delta,

@@ -81,6 +81,7 @@ pub fn model_info(
         page_size: config.page_size as usize,
         max_running_requests: memory.max_running_requests as usize,
         vocab_size: model.vocab_size,
+        hidden_size: None,
         eos_token_ids: Vec::new(),
         generation: GenerationConfig::default(),
         memory: Some(memory),

@@ -8,6 +8,8 @@ use smallvec::SmallVec;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
 use crate::state::pool::pages::PageRun;
+use crate::state::pooling::Pooling;
+use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
 
 /// Steps that are planned and not yet done, at most: the one that the device works on and its successor.
@@ -41,10 +43,25 @@ pub struct RowStart {
     pub sampling: Arc<SamplingParams>,
     /// The grammar of the output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
+    /// Vectors in the place of the prompt's tokens, which are placeholders then.
+    pub vectors: Option<Arc<PromptVectors>>,
+    /// The embedding of the prompt is wanted, with the result of its last token.
+    pub pooling: Option<Pooling>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
     /// The state that goes on after `prefix`; `None` where no layer keeps one.
     pub state: Option<StateStart>,
+}
+
+impl RowStart {
+    /// Prompt and output as penalties count them: a prompt of vectors has no tokens.
+    pub fn counted_tokens(&self) -> (&[u32], &[u32]) {
+        let (prompt, output) = self.tokens.split_at(self.prompt_tokens as usize);
+        match &self.vectors {
+            Some(_) => (&[], output),
+            None => (prompt, output),
+        }
+    }
 }
 
 /// The state of a row from its start on.

@@ -130,6 +130,8 @@ fn opening(n_rows: usize) -> StepPlan {
             tokens: (0..PROMPT_TOKENS).map(|i| i * 7 + index as u32).collect(),
             prompt_tokens: PROMPT_TOKENS,
             grammar: None,
+            vectors: None,
+            pooling: None,
             sampling: Arc::new(sampling.clone()),
             prefix: PageRun::empty(),
             state: None,

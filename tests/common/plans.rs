@@ -59,6 +59,8 @@ pub fn start(
         tokens: tokens.into(),
         prompt_tokens: prompt_tokens as u32,
         grammar: None,
+        vectors: None,
+        pooling: None,
         sampling: sampling.clone(),
         prefix: PageRun::empty(),
         state: None,

@@ -6,6 +6,8 @@
 mod ahead;
 mod common;
 mod constrained;
+#[path = "../common/embeddings.rs"]
+mod embeddings;
 mod ends;
 mod golden;
 mod gpu;
@@ -19,6 +21,7 @@ mod model;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/plans.rs"]
 mod plans;
+mod pooling;
 #[path = "../common/requests.rs"]
 mod requests;
 mod scores;
@@ -26,6 +29,7 @@ mod setups;
 #[path = "../models/steps.rs"]
 mod steps;
 mod twins;
+mod vectors;
 #[allow(dead_code, reason = "shared with the tests of the whole engine")]
 #[path = "../engine/world.rs"]
 mod world;

@@ -66,6 +66,16 @@ impl fmt::Display for Setup<'_> {
     }
 }
 
+/// The configuration of a model with the weights that it has.
+pub fn plain(model: &str, dtype: DtypeChoice) -> EngineConfig {
+    let quantization = None;
+    config(&Setup {
+        model,
+        dtype,
+        quantization,
+    })
+}
+
 fn config(setup: &Setup<'_>) -> EngineConfig {
     let model_path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(setup.model);
     EngineConfig {
@@ -81,14 +91,14 @@ fn config(setup: &Setup<'_>) -> EngineConfig {
     }
 }
 
-fn start(config: EngineConfig) -> World {
+pub fn start(config: EngineConfig) -> World {
     World {
         engine: Engine::start(config).expect("the model loads"),
     }
 }
 
 /// The same, and it makes no step before the other end of a gate is dropped.
-fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
+pub fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
     let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("the model exists");
     let executor = parts.executor.clone();
     parts.executor = Arc::new(move || {
@@ -102,7 +112,7 @@ fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
     }
 }
 
-fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
+pub fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert_eq!(got.0, expected.0, "{what}, request {index}");
     }

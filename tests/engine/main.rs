@@ -2,10 +2,13 @@
 
 mod agentic;
 mod ahead;
+#[path = "../common/embeddings.rs"]
+mod embeddings;
 mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod pooling;
 #[allow(dead_code, reason = "shared with the tests of models")]
 #[path = "../common/quantised.rs"]
 mod quantised;
@@ -14,6 +17,7 @@ mod quantised;
 mod random_models;
 #[path = "../common/requests.rs"]
 mod requests;
+mod vectors;
 mod world;
 
 #[test]

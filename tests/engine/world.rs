@@ -60,6 +60,7 @@ impl Build {
             page_size,
             max_running_requests: self.rows,
             vocab_size: VOCAB as usize,
+            hidden_size: None,
             eos_token_ids: vec![EOS],
             generation: Default::default(),
             memory: None,

@@ -10,7 +10,7 @@ use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
 use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
-use souffleur::state::step::{StateSave, StateStart, StepPlan};
+use souffleur::state::step::{StateSave, StateStart, StepOutput, StepPlan};
 
 use crate::common::{
     all_positions, append, decode, fixtures, greedy, load, options, plan, prefill, start, tokens,
@@ -27,7 +27,7 @@ const ROW: u32 = 7;
 pub type Bits = BTreeMap<u32, Vec<u32>>;
 
 /// Runs a step and keeps the bits of the sequence in [`ROW`].
-fn observe(executor: &mut CpuExecutor, plan: &StepPlan, bits: &mut Bits) {
+pub fn observe(executor: &mut CpuExecutor, plan: &StepPlan, bits: &mut Bits) -> StepOutput {
     let keep = |seq, position, logits: &[f32]| {
         if seq == SeqId::new(u64::from(ROW)) {
             bits.insert(
@@ -38,7 +38,7 @@ fn observe(executor: &mut CpuExecutor, plan: &StepPlan, bits: &mut Bits) {
     };
     let mut keep = keep;
     let plan = with_states(executor, plan);
-    executor.run_observed(&plan, &mut keep).unwrap();
+    executor.run_observed(&plan, &mut keep).unwrap()
 }
 
 /// Pages for a whole prompt, in an order that depends on `seed`.

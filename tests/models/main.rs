@@ -5,6 +5,8 @@
 mod block_formats;
 mod checkpoints;
 mod common;
+#[path = "../common/embeddings.rs"]
+mod embeddings;
 mod errors;
 mod experts;
 mod gguf;
@@ -22,6 +24,7 @@ mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
 mod plans;
+mod pooling;
 #[path = "../common/quantised.rs"]
 mod quantised;
 #[path = "../common/random_models.rs"]
@@ -29,6 +32,7 @@ mod random_models;
 mod shapes;
 mod states;
 mod steps;
+mod vectors;
 
 #[test]
 fn every_kernel_path_passes_these_tests() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use souffleur::error::StepError;
 use souffleur::executor::Executor;
 use souffleur::ids::{PageId, RowId};
+use souffleur::request::PromptVectors;
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::sampling::SamplingParams;
@@ -37,7 +38,7 @@ fn run_of(pages: &[u32]) -> PageRun {
 #[test]
 fn contradictory_plan_is_rejected_and_leaves_no_trace() {
     type Break = fn(&mut StepPlan);
-    let cases: [(&str, Break); 14] = [
+    let cases: [(&str, Break); 15] = [
         ("never started", |plan| plan.starts.clear()),
         ("outside 1 to 32", |plan| plan.starts[0].row = RowId::new(0)),
         ("outside 1 to 32", |plan| {
@@ -66,6 +67,10 @@ fn contradictory_plan_is_rejected_and_leaves_no_trace() {
         }),
         ("vocabulary ends at 288", |plan| {
             plan.starts[0].tokens = [1, 288].as_slice().into()
+        }),
+        ("expected 2 of 64", |plan| {
+            let vectors = PromptVectors::new(32, vec![0.5; 64]).unwrap();
+            plan.starts[0].vectors = Some(vectors.into());
         }),
         ("two pieces of work", |plan| {
             plan.rows.push(prefill(1, 0..10, true))

@@ -2,6 +2,9 @@
 
 mod agents;
 mod disconnects;
+mod embedding;
+#[path = "../common/embeddings.rs"]
+mod embeddings;
 mod errors;
 mod formats;
 mod hostile;
@@ -19,10 +22,12 @@ mod responses_websocket;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;
+mod sessions;
 mod sharing;
 mod structured;
 mod surface;
 mod tokenize;
+mod vectors;
 mod warm_up;
 mod websocket;
 mod world;

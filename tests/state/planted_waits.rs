@@ -69,6 +69,8 @@ impl Does {
             tokens: (0..PROMPT).collect(),
             prompt_tokens: PROMPT,
             grammar: None,
+            vectors: None,
+            pooling: None,
             sampling: Arc::new(SamplingParams::default()),
             prefix: PageRun::empty(),
             state: None,

@@ -400,3 +400,33 @@ fn retraction_takes_the_fewest_outputs_first_and_changes_no_output() {
     let finished = |end: &Option<End>| matches!(end, Some(End::Told(RequestEnd::Finished(reason))) if *reason != FinishReason::Abort);
     assert!(world.lives.iter().all(|life| finished(&life.end)));
 }
+
+#[test]
+fn a_prompt_that_bypasses_the_cache_takes_nothing_from_it_and_leaves_nothing_there() {
+    for policy in ["fcfs", "lpm", "dfs-weight"] {
+        let mut world = World::new(Setup {
+            chunk_tokens: Some(40),
+            policy,
+            ..small(4, 64)
+        });
+        let shared = || Ask::exactly(prompt(0, 90), 6);
+        let private = || Ask {
+            bypasses_cache: true,
+            ..shared()
+        };
+        world.submit(shared());
+        world.drain();
+        let cached = world.stats().evictable_tokens;
+        assert!(cached >= 88, "{policy}: {cached}");
+        world.submit_all(&mut (0..3).map(|index| match index {
+            1 => shared(),
+            _ => private(),
+        }));
+        world.assert_clean();
+        let hits: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
+        assert_eq!((hits[0], hits[1], hits[3]), (0, 0, 0), "{policy}");
+        assert!(hits[2] >= 88, "{policy}: {hits:?}");
+        // What the sharing one generated was cached already.
+        assert_eq!(world.stats().evictable_tokens, cached, "{policy}");
+    }
+}

@@ -30,6 +30,8 @@ pub struct Ask {
     pub grammar: Option<HashedGrammar>,
     /// Positions at which other prompts are likely to leave it.
     pub anchors: Vec<u32>,
+    /// Its prompt neither comes from the cache nor goes there.
+    pub bypasses_cache: bool,
 }
 
 impl Ask {

@@ -170,6 +170,9 @@ impl Call {
         if next.is_some_and(|next| next.prompt == arrival.prompt) {
             prepared.anchor_end();
         }
+        if prepared.vectors.is_some() {
+            prepare::refuse_input_logprobs(arrival.request.logprobs.as_ref())?;
+        }
         let prompt = &prepared.tokens;
         let sampling = prepare::fit(
             &mut arrival.request,

@@ -305,6 +305,7 @@ impl Tokenizer {
                 reason: FinishReason::Abort,
                 e2e_latency_s: 0.0,
                 prompt: Arc::default(),
+                embedding: None,
             })));
         }
         match call.fit(&mut arrival, &self.settings) {
@@ -353,6 +354,9 @@ impl Tokenizer {
             opening: opening(prepared.grammar.as_deref(), &request, &sampling),
             anchors: prepared.anchors,
             grammar: prepared.grammar,
+            bypasses_cache: prepared.vectors.is_some(),
+            vectors: prepared.vectors,
+            pooling: request.pooling,
             namespace: request.namespace,
             sampling: Arc::new(sampling),
             logprobs: request.logprobs.map(Arc::new),

@@ -58,6 +58,7 @@ pub(super) struct Live {
     sampling: Arc<SamplingParams>,
     usage: Usage,
     wants_logprobs: bool,
+    embedding: Option<Arc<[f32]>>,
     /// The prompt's first token with a log probability of none, until it was delivered.
     first_input: Option<TokenLogprobs>,
     is_streaming: bool,
@@ -102,6 +103,7 @@ impl Live {
                 ..Usage::default()
             },
             wants_logprobs: submission.logprobs.is_some(),
+            embedding: None,
             first_input,
             is_streaming,
             is_stalled: false,
@@ -135,6 +137,9 @@ impl Live {
             end,
             intake: _,
         } = news;
+        if let Some(embedding) = logprobs.as_ref().and_then(|read| read.embedding.clone()) {
+            self.embedding = Some(embedding);
+        }
         self.usage.cached_tokens = cached_tokens;
         self.usage.num_retractions = num_retractions;
         self.time_tokens(tokens.len(), metrics);
@@ -292,6 +297,7 @@ impl Live {
             reason,
             e2e_latency_s: self.started.elapsed().as_secs_f64(),
             prompt: self.prompt.clone(),
+            embedding: self.embedding.clone(),
         }
     }
 

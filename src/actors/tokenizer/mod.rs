@@ -48,6 +48,8 @@ pub struct TokenizerSettings {
     pub turns: Option<TurnMarks>,
     /// Rows of the output head: larger ids are refused.
     pub vocab_size: usize,
+    /// Values in a vector of a prompt of vectors; `None`: there are no such prompts.
+    pub hidden_size: Option<usize>,
     /// What can ever fit.
     pub limits: IntakeLimits,
     /// Bytes of text that may wait for a slow reader.

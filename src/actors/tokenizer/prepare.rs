@@ -9,7 +9,7 @@ use crate::error::{FieldError, RequestError};
 use crate::grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
 use crate::metrics::{GrammarEnd, GrammarMetrics};
 use crate::model::text::{self, TextModel};
-use crate::request::{ChatPrompt, GenerateRequest, Prompt};
+use crate::request::{ChatPrompt, GenerateRequest, Prompt, PromptVectors};
 use crate::state::grammar::Grammar;
 use crate::state::output::{OutputStart, ReasoningFormat};
 use crate::state::sampling::LogprobWish;
@@ -27,6 +27,7 @@ pub(super) fn refuse_hopeless(
 ) -> Result<(), RequestError> {
     let prompt_tokens = match (prompt, settings.text.as_deref()) {
         (Prompt::Tokens(tokens), _) => tokens.len(),
+        (Prompt::Vectors(vectors), _) => vectors.len(),
         (_, None) => return Ok(()),
         (_, Some(text)) => prompt.text_bytes() / (text.max_token_bytes() * MAX_NORMALIZER_SHRINK),
     };
@@ -44,6 +45,8 @@ pub(super) fn refuse_hopeless(
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) tokens: Arc<[u32]>,
+    /// The prompt, if it is vectors; the tokens are placeholders then.
+    pub(super) vectors: Option<Arc<PromptVectors>>,
     /// Where other prompts are likely to part from it.
     pub(super) anchors: Arc<[u32]>,
     pub(super) grammar: Option<Arc<dyn Grammar>>,
@@ -79,8 +82,13 @@ pub(super) fn prepare(
     let mut standing = Standing::NoChat;
     let mut replies = 0;
     let is_chat = matches!(prompt, Prompt::Chat(_));
+    let mut given = None;
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens,
+        Prompt::Vectors(vectors) => {
+            check_vectors(&vectors, settings)?;
+            given.insert(vectors).placeholders()
+        }
         Prompt::Text(text) => {
             let tokenizer = tokenizer()?;
             refuse_too_long(tokenizer, &text, settings)?;
@@ -106,6 +114,7 @@ pub(super) fn prepare(
     Ok(Prepared {
         anchors: turns.map_or_else(Arc::default, |turns| turns.anchors(&tokens, replies).into()),
         tokens,
+        vectors: given,
         grammar,
         start: standing.start(),
     })
@@ -118,6 +127,19 @@ fn replies_since_user(chat: &ChatPrompt) -> usize {
     let since = roles.take_while(|role| *role != "user");
     let replies = since.filter(|role| *role == "assistant").count();
     replies + usize::from(chat.add_generation_prompt)
+}
+
+fn check_vectors(
+    vectors: &PromptVectors,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    match settings.hidden_size {
+        Some(hidden_size) => Ok(vectors.check_width(hidden_size)?),
+        None => {
+            let text = "the engine's executor takes no vectors: send token ids or text";
+            Err(FieldError::new("input_embeds", text).into())
+        }
+    }
 }
 
 /// Chats ask for a schema in their `response_format`.
@@ -362,6 +384,10 @@ pub(super) fn fit(
         *call_entries += check_entries(wish, prompt_tokens, *call_entries, settings)?;
     }
     let mut sampling = std::mem::take(&mut request.sampling).normalized();
+    if request.pooling.is_some() {
+        check_embedding(request, settings)?;
+        (sampling.max_new_tokens, sampling.min_new_tokens) = (0, 0);
+    }
     let wanted = sampling.max_new_tokens as usize;
     let clipped = settings.limits.clip_max_new_tokens(prompt_tokens, wanted)?;
     sampling.max_new_tokens = clipped as u32;
@@ -372,6 +398,33 @@ pub(super) fn fit(
             .unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0),
     );
     Ok(sampling)
+}
+
+/// A vector is the embedding of no token that could have a probability.
+pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), RequestError> {
+    let start = wish.and_then(|wish| wish.start);
+    start.map_or(Ok(()), |start| {
+        let text = format!(
+            "logprob_start_len is {start}, and the prompt is vectors, which have no log probabilities: leave it out or send -1"
+        );
+        Err(FieldError::new("logprob_start_len", text).into())
+    })
+}
+
+/// An embedding is all that its request gets.
+fn check_embedding(
+    request: &GenerateRequest,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    let has_output =
+        request.logprobs.is_some() || request.constraint.is_some() || request.parsing.is_some();
+    match settings.hidden_size {
+        None => Err(invalid("the engine's executor gives no embeddings".to_owned())),
+        Some(_) if has_output => Err(invalid(
+            "a request for an embedding has no output: leave log probabilities, constraints and tools out".to_owned(),
+        )),
+        Some(_) => Ok(()),
+    }
 }
 
 fn check_wish(
@@ -444,9 +497,9 @@ fn check_entries(
     Ok(entries)
 }
 
-/// True if a prompt is text: token ids need no encoding.
+/// True if a prompt is text: token ids and vectors need no encoding.
 pub(super) fn is_text(weighed: &Weighed) -> bool {
-    !matches!(weighed.prompt, Prompt::Tokens(_))
+    matches!(weighed.prompt, Prompt::Text(_) | Prompt::Chat(_))
 }
 
 fn invalid(reason: String) -> RequestError {

@@ -16,6 +16,8 @@ pub(super) struct Limits {
     /// Pages that a row of the page table holds.
     pub(super) row_pages: usize,
     pub(super) vocab_size: usize,
+    /// Values in a vector that stands in the place of a token.
+    pub(super) hidden_size: usize,
     /// States that can be granted; `None` where no layer keeps one.
     pub(super) n_state_slots: Option<usize>,
 }
@@ -28,6 +30,7 @@ struct Outlook {
     n_tokens: usize,
     sampled_tokens: usize,
     computed: usize,
+    has_vectors: bool,
     live: Option<StateSlot>,
     starts: bool,
     has_work: bool,
@@ -90,6 +93,7 @@ impl Check<'_> {
                 n_tokens: known.tokens.len(),
                 sampled_tokens: known.sampled_tokens,
                 computed: known.computed,
+                has_vectors: known.has_vectors,
                 live: known.live,
                 starts: false,
                 has_work: false,
@@ -126,6 +130,7 @@ impl Check<'_> {
                 "with token {token}, the vocabulary ends at {vocab_size}"
             ));
         }
+        self.vectors(start)?;
         self.pages(start.prefix.iter())?;
         self.fits(start.prefix.len())?;
         self.slots.start(start, self.limits.n_state_slots)?;
@@ -135,6 +140,7 @@ impl Check<'_> {
             n_tokens,
             sampled_tokens: 0,
             computed,
+            has_vectors: start.vectors.is_some(),
             live: start.state.map(|state| state.live),
             starts: true,
             has_work: false,
@@ -142,6 +148,21 @@ impl Check<'_> {
         match self.touched.insert(start.row, outlook) {
             None => Ok(()),
             Some(_) => Err("twice in one step".to_owned()),
+        }
+    }
+
+    fn vectors(&self, start: &RowStart) -> Result<(), String> {
+        let Some(vectors) = &start.vectors else {
+            return Ok(());
+        };
+        let has = (vectors.len(), vectors.width());
+        let wanted = (start.prompt_tokens as usize, self.limits.hidden_size);
+        match has == wanted {
+            true => Ok(()),
+            false => Err(format!(
+                "with {} vectors of {} values, expected {} of {}",
+                has.0, has.1, wanted.0, wanted.1
+            )),
         }
     }
 
@@ -205,6 +226,12 @@ impl Check<'_> {
             return Err(format!(
                 "positions up to {end} need pages, the row's {} hold {slots} tokens",
                 row.n_pages
+            ));
+        }
+        if row.has_vectors && first != row.computed {
+            return Err(format!(
+                "position {first} after {} ones: a row computes each vector once",
+                row.computed
             ));
         }
         match row.live {

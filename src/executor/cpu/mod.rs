@@ -191,6 +191,7 @@ impl CpuExecutor {
             page_size: options.page_size,
             row_pages: usize::MAX,
             vocab_size: config.vocab_size,
+            hidden_size: config.hidden_size,
             n_state_slots: keeps_states.then_some(options.n_state_slots),
         };
         // Last: threads that loading starts would inherit it.
@@ -232,7 +233,6 @@ impl CpuExecutor {
         }
         let states = plan.starts.iter().filter_map(|start| start.state);
         self.backend.begin_states(states);
-        self.batch.clear();
         for work in &plan.rows {
             self.push_work(work);
         }
@@ -243,6 +243,8 @@ impl CpuExecutor {
             self.read_out(plan, &hidden, &mut rows, probe);
         }
         self.backend.rest();
+        // Prompts of vectors are let go with their last step, and not only when the next one comes.
+        self.batch.clear();
         Ok(StepOutput {
             step: plan.step,
             rows,
@@ -279,6 +281,8 @@ impl CpuExecutor {
             prompt_tokens: prompt.len() as u32,
             sampling: greedy.into(),
             grammar: None,
+            vectors: None,
+            pooling: None,
             prefix: PageRun::empty(),
             state: self.keeps_states().then_some(StateStart {
                 live: StateSlot::new(1),
@@ -341,7 +345,7 @@ impl CpuExecutor {
         pages.clear();
         pages.reserve(most_pages.min(self.n_pages));
         pages.extend(start.prefix.iter());
-        let (prompt, output) = start.tokens.split_at(start.prompt_tokens as usize);
+        let (prompt, output) = start.counted_tokens();
         let sampling = start.sampling.clone();
         let eos_ids = &self.eos_token_ids;
         let grammar = start.grammar.as_deref().map(|grammar| {
@@ -377,8 +381,12 @@ impl CpuExecutor {
             RowWork::Prefill { .. } => &self.rows.row(work.row).tokens[first..end],
             RowWork::Decode { .. } => &[decoded],
         };
+        let first_token = self.batch.n_tokens();
         self.batch
             .push(work.row, first, tokens, self.backend.table());
+        if let Some(run) = self.rows.take_vectors(work, first_token) {
+            self.batch.place_vectors(run);
+        }
         if let Some(live) = self.rows.row(work.row).live {
             self.batch.keep_state(live, &work.saves);
         }

@@ -1,8 +1,10 @@
 //! From the residual stream to tokens and log probabilities.
 
+use std::ops::Range;
+
 use super::{CpuExecutor, LogitsProbe, RowSampling};
 use crate::executor::rows::Rows;
-use crate::executor::wanted::{Wanted, find_wanted};
+use crate::executor::wanted::{Wanted, find_wanted, part};
 use crate::ids::RowId;
 use crate::kernels::cpu::readout::choose;
 use crate::kernels::cpu::tensor::Tensor;
@@ -68,33 +70,57 @@ impl CpuExecutor {
     ) {
         // Buffers, rows and backend are used side by side.
         let mut readout = std::mem::take(&mut self.readout);
-        for first in (0..readout.wanted.len()).step_by(LOGIT_ROWS) {
-            let end = readout.wanted.len().min(first + LOGIT_ROWS);
+        let wanted = std::mem::take(&mut readout.wanted);
+        let mut next = 0;
+        while let Some(Range { start: first, end }) = part(&wanted, next, LOGIT_ROWS) {
+            next = end;
             readout.tokens.clear();
             readout.tokens.extend(first as u32..end as u32);
+            if wanted[first].pools {
+                self.pool(plan, &wanted[first..end], hidden, &readout.tokens, results);
+                continue;
+            }
             let mut logits = self
                 .model
                 .logits(&mut self.backend, hidden, &readout.tokens);
-            for (index, wanted) in readout.wanted[first..end].iter().enumerate() {
+            for (index, wanted) in wanted[first..end].iter().enumerate() {
                 let seq = plan.rows[wanted.work].seq;
                 probe(seq, wanted.position as u32, logits.row(index));
             }
-            self.read(plan, first..end, &mut logits, &mut readout);
-            self.take_readings(plan, first..end, results, &mut readout);
+            let wanted = &wanted[first..end];
+            self.read(plan, wanted, &mut logits, &mut readout);
+            self.take_readings(plan, wanted, results, &mut readout);
         }
+        readout.wanted = wanted;
         self.readout = readout;
+    }
+
+    /// Adds states to the embeddings of their rows.
+    fn pool(
+        &mut self,
+        plan: &StepPlan,
+        wanted: &[Wanted],
+        hidden: &Tensor,
+        tokens: &[u32],
+        results: &mut [RowResult],
+    ) {
+        let states = self.model.states(&mut self.backend, hidden, tokens);
+        for (index, wanted) in wanted.iter().enumerate() {
+            let (row, result) = (plan.rows[wanted.work].row, &mut results[wanted.work]);
+            self.rows
+                .pool(row, wanted.position, states.row(index), result);
+        }
     }
 
     /// Reads rows of logits on all threads; no row sees another one.
     fn read(
         &mut self,
         plan: &StepPlan,
-        range: std::ops::Range<usize>,
+        wanted: &[Wanted],
         logits: &mut Tensor,
         readout: &mut Readout,
     ) {
         let vocab_size = self.vocab_size;
-        let wanted = &readout.wanted[range];
         self.prepare_masks(plan, wanted);
         readout.readings.clear();
         readout.readings.resize(wanted.len(), Reading::default());
@@ -149,11 +175,10 @@ impl CpuExecutor {
     fn take_readings(
         &mut self,
         plan: &StepPlan,
-        range: std::ops::Range<usize>,
+        wanted: &[Wanted],
         results: &mut [RowResult],
         readout: &mut Readout,
     ) {
-        let wanted = &readout.wanted[range];
         for (wanted, reading) in wanted.iter().zip(readout.readings.drain(..)) {
             let result = &mut results[wanted.work];
             if let Some(sampled) = reading.sampled {

@@ -13,6 +13,7 @@ use crate::kernels::cuda::params::{Segment, Tile};
 use crate::kernels::cuda::sampling::{
     DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun, TokenLogprob,
 };
+use crate::state::prompt_vectors::VectorRun;
 use crate::state::sampling::LogprobWish;
 use crate::state::step::{RowWork, StepPlan, TableDelta};
 
@@ -27,6 +28,8 @@ pub(super) struct Layout {
     pub(super) wanted: Vec<Wanted>,
     /// One for each of them.
     pub(super) readings: Vec<Reading>,
+    /// Vectors in the place of tokens.
+    pub(super) vectors: Vec<VectorRun>,
     decodes: Vec<DecodeRow>,
     segments: Vec<Segment>,
     tiles: Vec<(u32, Tile)>,
@@ -86,6 +89,8 @@ pub(super) struct Lists {
     pub(super) wanted_tokens: Section<u32>,
     /// The same tokens as rows of one query each, if the last layer runs for them alone.
     pub(super) reads: Option<Section<Segment>>,
+    /// The indices of what is wanted, if some of it is states: these are not read together with logits.
+    pub(super) places: Section<u32>,
     /// One for each row of logits; with padding like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
     /// In the order of the rows of logits.
@@ -151,6 +156,9 @@ impl Layout {
             .lists
             .list(self.wanted.iter().map(|wanted| wanted.token));
         let reads = self.reads(plan, shape);
+        let pools = self.wanted.iter().any(|wanted| wanted.pools);
+        let n_places = if pools { self.wanted.len() as u32 } else { 0 };
+        let places = self.lists.list(0..n_places);
         let sample_works = self.sample_works(plan, shape);
         let (n_logprobs, max_top) = self.read(plan, rows, shape);
         let needs_host = |reading: &Reading| matches!(reading.logprobs, Logprobs::Host { .. });
@@ -164,6 +172,7 @@ impl Layout {
             tiles,
             wanted_tokens,
             reads,
+            places,
             sample_works,
             logprob_works: self.lists.list(self.logprobs.iter().copied()),
             logprob_ids: self.lists.list(self.ids.iter().copied()),
@@ -230,10 +239,11 @@ impl Layout {
     fn prefills(
         &mut self,
         plan: &StepPlan,
-        rows: &Rows,
+        rows: &mut Rows,
         first_token: usize,
     ) -> (Section<Segment>, Section<u32>) {
         self.segments.clear();
+        self.vectors.clear();
         let first_word = self.lists.begin();
         let mut first_token = first_token as u32;
         for work in self.order.iter().map(|index| &plan.rows[*index]) {
@@ -243,6 +253,8 @@ impl Layout {
             let range = positions.start as usize..positions.end as usize;
             self.lists
                 .extend(rows.row(work.row).tokens[range].iter().copied());
+            let vectors = rows.take_vectors(work, first_token as usize);
+            self.vectors.extend(vectors);
             self.segments.push(Segment {
                 row: work.row.get(),
                 first_token,
@@ -305,7 +317,7 @@ impl Layout {
         let (mut n_logprobs, mut max_top) = (0, 0);
         for (index, wanted) in self.wanted.iter().enumerate() {
             let work = &plan.rows[wanted.work];
-            let token = match wanted.sample {
+            let token = match wanted.sample || wanted.pools {
                 true => 0,
                 false => rows.row(work.row).tokens[wanted.position + 1],
             };

@@ -236,16 +236,16 @@ impl CudaExecutor {
         backend
             .take_memory(&shape, &kv, &sizes)
             .map_err(to_load_error)?;
-        let vocab_size = config.vocab_size;
+        let widths = (config.vocab_size, config.hidden_size);
         let parts = (model, backend, compute);
-        Self::new(device, modules, options, vocab_size, parts).map_err(to_load_error)
+        Self::new(device, modules, options, widths, parts).map_err(to_load_error)
     }
 
     fn new(
         device: Device,
         modules: &Modules,
         options: &CudaOptions,
-        vocab_size: usize,
+        (vocab_size, hidden_size): (usize, usize),
         (model, backend, compute): Loaded,
     ) -> Result<Self, CudaFailure> {
         let limits = Limits {
@@ -253,6 +253,7 @@ impl CudaExecutor {
             page_size: options.page_size,
             row_pages: backend.table_stride(),
             vocab_size,
+            hidden_size,
             n_state_slots: None,
         };
         let n_rows = options.max_rows + 1;

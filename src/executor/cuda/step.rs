@@ -1,10 +1,13 @@
 //! The launches of a step.
 
+use std::ops::Range;
+
 use crate::executor::cuda::graphs::DecodeGraph;
 use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists, Logprobs};
 use crate::executor::cuda::masks::{MaskedWorks, Masks};
 use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
 use crate::executor::cuda::{CudaExecutor, CudaOptions, DeviceStep, SAMPLED_WORDS};
+use crate::executor::wanted::part;
 use crate::ids::StepId;
 use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError};
@@ -115,7 +118,7 @@ impl CudaExecutor {
     pub(super) fn run_step(
         &mut self,
         step: StepId,
-        rows: Vec<RowResult>,
+        mut rows: Vec<RowResult>,
         lists: &Lists,
         uploaded: Uploaded,
         bucket: Option<usize>,
@@ -127,7 +130,7 @@ impl CudaExecutor {
         let mut ranked = Vec::new();
         match bucket {
             Some(bucket) => self.replay(bucket, lists, &uploaded)?,
-            None => self.run_eagerly(lists, &uploaded, &mut ranked)?,
+            None => self.run_eagerly(lists, &uploaded, &mut ranked, &mut rows)?,
         }
         self.uploads.release(uploaded, &self.compute)?;
         let n_wanted = self.layout.wanted.len();
@@ -219,6 +222,7 @@ impl CudaExecutor {
         lists: &Lists,
         uploaded: &Uploaded,
         ranked: &mut Vec<(usize, TokenLogprobs)>,
+        results: &mut [RowResult],
     ) -> Result<(), CudaFailure> {
         let (n_decode, n_prefill) = (lists.decode_rows.len(), lists.prefill_tokens.len());
         if n_decode + n_prefill == 0 {
@@ -232,21 +236,28 @@ impl CudaExecutor {
             n_tiles: lists.tiles.len(),
             ..self.batch(n_decode, n_prefill)
         };
+        self.backend.place_vectors(&mut self.layout.vectors);
         let hidden = self.forward(&batch, lists, uploaded);
         let masked = self.masks_of_step(lists)?;
         let (works, masks) = match &masked {
             None => (lists.sample_works.at(uploaded.start), Masks::NONE),
             Some(masked) => (masked.works, masked.masks),
         };
-        let (n_wanted, at_once) = (self.layout.wanted.len(), self.options.logit_rows());
         let mut first_work = 0;
-        for first in (0..n_wanted).step_by(at_once) {
+        let (mut next, at_once) = (0, self.options.logit_rows());
+        while let Some(Range { start: first, end }) = part(&self.layout.wanted, next, at_once) {
+            next = end;
             let tokens = match lists.reads {
-                Some(_) => DevicePtr::NULL,
+                Some(_) if lists.places.len() == 0 => DevicePtr::NULL,
+                Some(_) => lists.places.at(uploaded.start).add(first),
                 None => lists.wanted_tokens.at(uploaded.start).add(first),
             };
-            let len = at_once.min(n_wanted - first);
+            let len = end - first;
             let list = TokenList { tokens, len };
+            if self.layout.wanted[first].pools {
+                self.pool(first..end, &hidden, &list, results)?;
+                continue;
+            }
             let logits = self.model.logits(&mut self.backend, &hidden, &list);
             self.backend.take_failure()?;
             let rows = LogitRows {
@@ -264,6 +275,27 @@ impl CudaExecutor {
             self.mask_uploads.release(masked.uploaded, &self.compute)?;
         }
         self.backend.take_failure()
+    }
+
+    /// Adds states to the embeddings of their rows: the states are read, and the step waited for.
+    fn pool(
+        &mut self,
+        part: Range<usize>,
+        hidden: &Tensor,
+        tokens: &TokenList,
+        results: &mut [RowResult],
+    ) -> Result<(), CudaFailure> {
+        let states = self.model.states(&mut self.backend, hidden, tokens);
+        self.backend.take_failure()?;
+        let width = states.width();
+        let states = self.backend.read_rows(&states)?;
+        for (index, state) in part.zip(states.chunks_exact(width)) {
+            let wanted = self.layout.wanted[index];
+            let row = self.layout.readings[index].row;
+            self.rows
+                .pool(row, wanted.position, state, &mut results[wanted.work]);
+        }
+        Ok(())
     }
 
     /// The masks of a step of which a row follows a grammar.

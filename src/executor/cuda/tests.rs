@@ -82,6 +82,8 @@ fn plan(step: u64) -> StepPlan {
             prompt_tokens: PROMPT_TOKENS,
             // Chance, so that no token is likely to follow itself.
             grammar: None,
+            vectors: None,
+            pooling: None,
             sampling: Arc::new(SamplingParams {
                 sampling_seed: Some(u64::from(row)),
                 temperature: 2.0,

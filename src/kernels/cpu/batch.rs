@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::kv::PageTable;
 use crate::ids::{RowId, StateSlot};
+use crate::state::prompt_vectors::VectorRun;
 use crate::state::step::StateSave;
 
 /// The query tokens of one row in a step; they stand side by side, in ascending position.
@@ -52,6 +53,8 @@ pub struct CpuBatch {
     /// The states of the segments, in their order; none where no layer keeps a state.
     states: Vec<SegmentState>,
     saves: Vec<StateSave>,
+    /// In the place of tokens.
+    vectors: Vec<VectorRun>,
     /// Tells this content from that of every other batch.
     serial: u64,
 }
@@ -65,6 +68,7 @@ impl CpuBatch {
         self.segments.clear();
         self.states.clear();
         self.saves.clear();
+        self.vectors.clear();
     }
 
     /// Adds the query tokens of a row, the first one at `first_position`.
@@ -85,6 +89,16 @@ impl CpuBatch {
             self.positions.push(position as u32);
             self.slots.push(table.slot(row, position) as u32);
         }
+    }
+
+    /// Puts vectors in the place of tokens that were added. They are read where tokens are looked up, which is never done
+    /// for a batch that was picked.
+    pub fn place_vectors(&mut self, run: VectorRun) {
+        self.vectors.push(run);
+    }
+
+    pub(super) fn vectors(&self) -> &[VectorRun] {
+        &self.vectors
     }
 
     /// Gives the row that was added last the state that its layers go on with, and copies of it on the way, by position.

@@ -272,7 +272,7 @@ impl Backend for CpuBackend {
 
     fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::embed(&mut self.pool, table, &batch.tokens, out)
+        rowwise::embed(&mut self.pool, table, batch, out)
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
@@ -461,6 +461,11 @@ impl Backend for CpuBackend {
             out.row_mut(row).copy_from_slice(x.row(*token as usize));
         }
         out
+    }
+
+    fn norm_picked(&mut self, x: &Tensor, tokens: &[u32], norm: &Vec<f32>, eps: f32) -> Tensor {
+        let picked = self.pick(x, tokens);
+        self.norm_rows(&picked, norm, eps)
     }
 
     fn logits(

@@ -1,5 +1,6 @@
 //! Kernels that treat each token's row by itself: embedding, norms, rotation, KV store, activation.
 
+use super::batch::CpuBatch;
 use super::element::{Element, Storage, load_up_to, with_elements};
 use super::kv::Planes;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
@@ -25,15 +26,19 @@ pub fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(us
     });
 }
 
-/// Copies the rows of `table` that `tokens` name.
-pub fn embed(pool: &mut ThreadPool, table: &Stack, tokens: &[u32], mut out: Tensor) -> Tensor {
-    let width = table.inputs;
+/// Copies the rows of `table` that the batch's tokens name, and the vectors that stand in the place of some.
+pub fn embed(pool: &mut ThreadPool, table: &Stack, batch: &CpuBatch, mut out: Tensor) -> Tensor {
+    let (width, tokens) = (table.inputs, &batch.tokens);
     let shared = Shared::new(out.values_mut());
     for_rows(pool, tokens.len(), width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         table.read_row(tokens[row] as usize, out);
     });
+    for run in batch.vectors() {
+        let (first, values) = (run.first_token * width, run.values());
+        out.values_mut()[first..first + values.len()].copy_from_slice(values);
+    }
     out
 }
 

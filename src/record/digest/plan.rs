@@ -160,12 +160,15 @@ impl From<&AdmitRequest> for AdmitDigest {
                 rank: _,
                 wants_logprobs,
                 anchors,
+                bypasses_cache,
                 kv_tokens,
             } = candidate;
             sum.add(tokens.len() as u64);
             sum.add(*match_limit as u64);
             sum.add(*max_new_tokens as u64);
-            let flags = u64::from(*ignore_eos) | u64::from(*wants_logprobs) << 1;
+            let flags = u64::from(*ignore_eos)
+                | u64::from(*wants_logprobs) << 1
+                | u64::from(*bypasses_cache) << 2;
             sum.add(flags << 8 | u64::from(*waits));
             sum.add(continues_at.map_or(0, |at| at as u64 + 1));
             // Nothing where no layer keeps a state.

@@ -109,6 +109,9 @@ impl From<&RowStart> for StartDigest {
             sampling,
             // Not in the log: see `SubmitEntry`.
             grammar: _,
+            // Neither.
+            vectors: _,
+            pooling: _,
             prefix,
             state,
         } = start;

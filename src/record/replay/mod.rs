@@ -276,6 +276,23 @@ impl Replay<'_> {
                 self.counts.submitted(&request);
                 unit.submit(*request, opening, anchors, seen)?;
             }
+            Entry::SubmitBypassing {
+                request,
+                opening,
+                anchors,
+            } => {
+                self.counts.submitted(&request);
+                unit.submit_bypassing(*request, opening, anchors, seen)?;
+            }
+            Entry::SubmitPooling {
+                request,
+                pooling,
+                bypasses_cache,
+                anchors,
+            } => {
+                self.counts.submitted(&request);
+                unit.submit_pooling(*request, (pooling, bypasses_cache), anchors, seen)?;
+            }
             Entry::StepDone { step, result } => {
                 let output = match result {
                     Ok(rows) => {

@@ -8,7 +8,9 @@ use crate::record::entry::{Entry, FlagOf, SubmitEntry};
 use crate::request::CancelFlag;
 use crate::state::control::{ControlStates, Leg};
 use crate::state::pool::pages::PoolLedger;
+use crate::state::pooling::Pooling;
 use crate::state::scheduler::Next;
+use crate::state::scheduler::submission::Submission;
 
 /// Prompt tokens inside at once.
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
@@ -66,6 +68,49 @@ impl Unit {
         anchors: Arc<[u32]>,
         seen: &[IntakeId],
     ) -> Result<(), String> {
+        let flag = self.take_in(&request, seen)?;
+        let submission = request.submission(opening, anchors, flag)?;
+        self.states.scheduler.submit(submission);
+        Ok(())
+    }
+
+    /// Submits a request that bypasses the cache.
+    pub(super) fn submit_bypassing(
+        &mut self,
+        request: SubmitEntry,
+        opening: Arc<[u32]>,
+        anchors: Arc<[u32]>,
+        seen: &[IntakeId],
+    ) -> Result<(), String> {
+        let flag = self.take_in(&request, seen)?;
+        let submission = Submission {
+            bypasses_cache: true,
+            ..request.submission(opening, anchors, flag)?
+        };
+        self.states.scheduler.submit(submission);
+        Ok(())
+    }
+
+    /// Submits a request for an embedding.
+    pub(super) fn submit_pooling(
+        &mut self,
+        request: SubmitEntry,
+        (pooling, bypasses_cache): (Pooling, bool),
+        anchors: Arc<[u32]>,
+        seen: &[IntakeId],
+    ) -> Result<(), String> {
+        let flag = self.take_in(&request, seen)?;
+        let submission = Submission {
+            bypasses_cache,
+            pooling: Some(pooling),
+            ..request.submission(Arc::default(), anchors, flag)?
+        };
+        self.states.scheduler.submit(submission);
+        Ok(())
+    }
+
+    /// Counts a request, and returns its flag.
+    fn take_in(&mut self, request: &SubmitEntry, seen: &[IntakeId]) -> Result<CancelFlag, String> {
         let (flag, intake) = (CancelFlag::default(), request.intake);
         let prompt_tokens = request.prompt.len();
         self.prompt_tokens += prompt_tokens;
@@ -80,10 +125,7 @@ impl Unit {
         };
         self.requests.insert(intake, inside);
         self.raise(seen);
-        self.states
-            .scheduler
-            .submit(request.submission(opening, anchors, flag)?);
-        Ok(())
+        Ok(flag)
     }
 
     pub(super) fn cancel(&mut self, rid: &RequestId, flag: FlagOf) {

@@ -1,6 +1,7 @@
 //! An engine without actors whose scheduler is recorded.
 
 use super::*;
+use crate::state::pooling::Pooling;
 
 /// Scheduler, tree, pools and executor, one after the other.
 pub(super) struct Engine {
@@ -66,6 +67,9 @@ impl Engine {
             logprobs: None,
             opening: Arc::default(),
             grammar: None,
+            vectors: None,
+            bypasses_cache: self.n_submitted % 7 == 3,
+            pooling: (self.n_submitted % 5 == 2).then_some(Pooling::Mean),
             anchors: self.anchors(prompt),
             priority: Some(2),
             cancel: flag.clone(),

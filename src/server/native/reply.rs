@@ -424,6 +424,7 @@ mod tests {
                 reason,
                 e2e_latency_s: 0.25,
                 prompt: Default::default(),
+                embedding: None,
             };
             serde_json::to_value(Reason::of(&end)).expect("plain data")
         };
@@ -446,6 +447,7 @@ mod tests {
             reason: FinishReason::StopToken(2),
             e2e_latency_s: 0.25,
             prompt: Default::default(),
+            embedding: None,
         };
         transcript.end = Some(end);
         let expected = json!({

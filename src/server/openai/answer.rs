@@ -64,6 +64,7 @@ impl<'a> Received<'a> {
             max_requests: state.config().max_batch_requests,
             websocket: None,
             request: loaded.engine.request_limits(),
+            vectors: None,
         };
         Ok(Self {
             loaded,

@@ -102,7 +102,7 @@ impl Call {
         for prompt in &self.prompts {
             bytes += match prompt {
                 Prompt::Tokens(tokens) => spelling.text_len_up_to(tokens, most),
-                Prompt::Text(_) | Prompt::Chat(_) => prompt.text_bytes(),
+                Prompt::Text(_) | Prompt::Chat(_) | Prompt::Vectors(_) => prompt.text_bytes(),
             };
             if bytes > most {
                 let text = format!("echo of {samples} samples is longer than {limit_bytes} bytes");
@@ -145,6 +145,7 @@ impl Call {
                 sampling: sampling.clone(),
                 logprobs: logprobs.clone(),
                 constraint: constraint.clone(),
+                pooling: None,
                 parsing: None,
                 namespace: namespace.clone(),
                 priority,
@@ -217,7 +218,7 @@ impl Writer {
             _ if !call.echo => None,
             Prompt::Text(text) => Some(text.clone()),
             Prompt::Tokens(tokens) => Some(spelling.text(tokens).into()),
-            Prompt::Chat(_) => None,
+            Prompt::Chat(_) | Prompt::Vectors(_) => None,
         };
         let echoes = call.prompts.iter().map(echo);
         let echoes: Vec<Option<Arc<str>>> = echoes

@@ -4,6 +4,7 @@
 pub(super) mod answer;
 pub(super) mod chat;
 pub(super) mod completions;
+pub(super) mod embeddings;
 mod logprobs;
 pub(super) mod places;
 mod refusals;
@@ -112,6 +113,7 @@ impl Common {
             sampling: self.sampling,
             logprobs: top_logprobs.map(wish),
             constraint: self.constraint,
+            pooling: None,
             parsing,
             namespace: self.namespace,
             priority: self.priority,

@@ -19,6 +19,7 @@ pub(super) fn limits() -> CallLimits<'static> {
         max_requests: 8,
         websocket: None,
         request: &LIMITS,
+        vectors: None,
     }
 }
 
@@ -66,6 +67,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
             reason,
             e2e_latency_s: 0.5,
             prompt: Default::default(),
+            embedding: None,
         }),
     }
 }

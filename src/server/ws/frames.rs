@@ -182,6 +182,7 @@ mod tests {
             reason: FinishReason::StopToken(8),
             e2e_latency_s: 0.5,
             prompt: Default::default(),
+            embedding: None,
         };
         let rid = RequestId::new("a");
         let shape = Shape::new(None, None);

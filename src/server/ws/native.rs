@@ -8,7 +8,7 @@ use crate::engine::Canceller;
 use crate::ids::RequestId;
 use crate::request::Event;
 use crate::server::answers::AnswerCharge;
-use crate::server::call::{CallLimits, WebSocketRoom};
+use crate::server::call::{CallLimits, VectorLimits, WebSocketRoom};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::lanes::Lane;
@@ -125,6 +125,7 @@ impl Native {
                 limit,
             }),
             request: loaded.engine.request_limits(),
+            vectors: VectorLimits::of(&loaded.engine),
         };
         let call = NativeCall::parse(fields, limits)?;
         let shapes = call.shapes(&loaded.spelling);

@@ -226,6 +226,8 @@ pub struct Candidate {
     pub continues_at: Option<usize>,
     /// Positions that other prompts are likely to leave this one at, ascending: ends of turns.
     pub anchors: Arc<[u32]>,
+    /// Its K/V neither comes from the cache nor goes there: its tokens are placeholders.
+    pub bypasses_cache: bool,
     /// For the chunked one: tokens that had K/V in the cache when it was admitted.
     pub kv_tokens: usize,
 }

@@ -106,7 +106,7 @@ impl Spare {
         self,
         cache: &mut dyn PrefixCache,
         rules: &StateRules,
-        wishes: &[Wishes],
+        wishes: &[Option<Wishes>],
         admitted: &mut [Admitted],
     ) {
         let all = self.free + cache.droppable_states(Thinning::Any);
@@ -125,7 +125,7 @@ impl Spare {
         let most = left
             .copies
             .min(free + cache.droppable_states(Thinning::Grid));
-        let granted = grant_grid(rules, admitted, most);
+        let granted = grant_grid(rules, wishes, admitted, most);
         cache.thin_states(granted.saturating_sub(free), Thinning::Grid);
         for admitted in admitted {
             admitted.saves.sort_unstable_by_key(|save| save.position);
@@ -143,12 +143,12 @@ struct Left {
 
 impl Left {
     /// Grants the first wish of each row, then the second of each, and so on. Returns how many.
-    fn grant(&mut self, wishes: &[Wishes], admitted: &mut [Admitted]) -> usize {
+    fn grant(&mut self, wishes: &[Option<Wishes>], admitted: &mut [Admitted]) -> usize {
         let before = self.copies;
-        let turns = wishes.iter().map(|wishes| wishes.len()).max();
+        let turns = wishes.iter().flatten().map(|wishes| wishes.len()).max();
         for turn in 0..turns.unwrap_or(0) {
             for (wishes, admitted) in wishes.iter().zip(admitted.iter_mut()) {
-                match wishes.get(turn) {
+                match wishes.as_ref().and_then(|wishes| wishes.get(turn)) {
                     Some(Place::At(position)) if self.copies > 0 => {
                         admitted.saves.push(SaveAt {
                             position: *position,
@@ -169,9 +169,18 @@ impl Left {
     }
 }
 
-fn grant_grid(rules: &StateRules, admitted: &mut [Admitted], most: usize) -> usize {
+fn grant_grid(
+    rules: &StateRules,
+    wishes: &[Option<Wishes>],
+    admitted: &mut [Admitted],
+    most: usize,
+) -> usize {
     let mut granted = 0;
-    for admitted in admitted {
+    let on_grid = wishes
+        .iter()
+        .zip(admitted)
+        .filter(|(wishes, _)| wishes.is_some());
+    for (_, admitted) in on_grid {
         for position in rules.grid(admitted) {
             let is_known = admitted.saves.iter().any(|save| save.position == position);
             if is_known || granted == most {
@@ -185,7 +194,8 @@ fn grant_grid(rules: &StateRules, admitted: &mut [Admitted], most: usize) -> usi
     granted
 }
 
-/// Where a candidate that is admitted wishes for copies, the best place first.
+/// Where a candidate that is admitted wishes for copies, the best place first. One that bypasses the cache has no wishes, and
+/// no copies on the grid.
 pub(super) type Wishes = SmallVec<[Place; 4]>;
 
 /// Where a copy is to be.

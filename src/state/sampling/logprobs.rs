@@ -14,7 +14,8 @@ pub struct LogprobWish {
     pub token_ids: Arc<[u32]>,
 }
 
-/// Log probabilities of one row in one step.
+/// Log probabilities of one row in one step. A row whose embedding is wanted has no others: that comes with the last token
+/// of its prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowLogprobs {
     /// For each prefilled position `p` at or after the wish's start with `p + 1 < prompt_tokens`: of the prompt's
@@ -22,6 +23,8 @@ pub struct RowLogprobs {
     pub input: Vec<TokenLogprobs>,
     /// For each sampled token.
     pub output: Vec<TokenLogprobs>,
+    /// The embedding of the prompt.
+    pub embedding: Option<Arc<[f32]>>,
 }
 
 /// The log probability of one token, and of others at its place.

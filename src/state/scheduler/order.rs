@@ -253,8 +253,12 @@ impl Scheduler {
     }
 
     fn probe_key(&mut self, seq: SeqId) -> ProbeKey {
-        let tokens = self.fill_of(seq);
+        let mut tokens = self.fill_of(seq);
         let sequence = &self.requests[seq];
+        if sequence.request.bypasses_cache {
+            // Placeholders are alike, and what they stand for is not.
+            tokens = Arc::default();
+        }
         ProbeKey {
             seq,
             namespace: sequence.request.namespace.clone(),

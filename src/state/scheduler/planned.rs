@@ -229,6 +229,8 @@ impl Scheduler {
             prompt_tokens: sequence.request.prompt.len() as u32,
             sampling: sequence.request.sampling.clone(),
             grammar: sequence.request.grammar.clone(),
+            vectors: sequence.request.vectors.clone(),
+            pooling: sequence.request.pooling,
             prefix,
             state: state_start,
         };

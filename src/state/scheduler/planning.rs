@@ -256,6 +256,7 @@ impl Scheduler {
             wants_logprobs: sequence.request.logprobs.is_some(),
             continues_at,
             anchors: sequence.request.anchors.clone(),
+            bypasses_cache: sequence.request.bypasses_cache,
             kv_tokens: kv_tokens.unwrap_or(0),
         }
     }
@@ -279,6 +280,9 @@ impl DecodeRows {
 }
 
 fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint> {
+    if sequence.request.bypasses_cache {
+        return None;
+    }
     let len = sequence.fill.len();
     let kv = sequence.kv.as_mut()?;
     let key = PublishKey {
@@ -306,9 +310,8 @@ fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint
 fn release_of(seq: SeqId, mut sequence: Sequence, page: PageSize) -> Option<Settle> {
     let mut kv = sequence.kv.take()?;
     let states = kv.states.take();
-    let key = sequence
-        .publish
-        .then(|| publish_key(&sequence, &kv, states.is_some()));
+    let publishes = sequence.publish && !sequence.request.bypasses_cache;
+    let key = publishes.then(|| publish_key(&sequence, &kv, states.is_some()));
     let (states, returned_states) = match (states, &key) {
         (None, _) => (Vec::new(), Vec::new()),
         (Some(states), None) => (Vec::new(), states.give_back()),

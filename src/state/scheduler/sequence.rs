@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId, StepId};
 use crate::state::pool::pages::{NodeLock, Pages};
+use crate::state::pooling::Pooling;
 use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::submission::Submission;
 
@@ -175,6 +176,10 @@ impl Sequence {
     /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log
     /// probabilities need the logits from their start on.
     pub fn match_limit_of(&self, fill_tokens: usize) -> usize {
+        // A mean needs the state of each token, and the cache has keys and values only.
+        if self.request.bypasses_cache || self.request.pooling == Some(Pooling::Mean) {
+            return 0;
+        }
         let limit = fill_tokens.saturating_sub(1);
         match self.wished_input_start() {
             Some(start) => limit.min(start as usize),

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::ids::{IntakeId, RequestId};
 use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Grammar;
+use crate::state::pooling::Pooling;
+use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::{LogprobWish, SamplingParams};
 
 /// A request as the tokenizer submits it: validated, clipped, encoded.
@@ -33,6 +35,12 @@ pub struct Submission {
     pub anchors: Arc<[u32]>,
     /// The grammar of its output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
+    /// The prompt as vectors, for the executor. `prompt` has a placeholder for each of them.
+    pub vectors: Option<Arc<PromptVectors>>,
+    /// Its K/V neither comes from the cache nor goes there: its prompt is vectors.
+    pub bypasses_cache: bool,
+    /// What is wanted is the embedding of its prompt, and no output.
+    pub pooling: Option<Pooling>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
     pub priority: Option<i64>,

@@ -65,6 +65,9 @@ impl World {
                 .clone()
                 .map(|grammar| Arc::new(grammar) as Arc<dyn Grammar>),
             anchors: ask.anchors.as_slice().into(),
+            vectors: None,
+            bypasses_cache: ask.bypasses_cache,
+            pooling: None,
             priority: ask.priority,
             cancel: flag.clone(),
             submitted_s: self.now_s,

@@ -137,8 +137,8 @@ impl RowSamplers {
         let (mut n_counted, mut most_counted) = (0, 0);
         for start in starts {
             let sampler = self.sampler(start, lists, &mut copies)?;
-            let n_prompt = start.prompt_tokens;
-            let n_output = start.tokens.len() as u32 - n_prompt;
+            let (prompt, output) = start.counted_tokens();
+            let (n_prompt, n_output) = (prompt.len() as u32, output.len() as u32);
             if sampler.count_slot != NONE {
                 runs.push(CountRun {
                     slot: sampler.count_slot,
@@ -147,7 +147,7 @@ impl RowSamplers {
                     n_output,
                 });
                 n_counted += n_prompt + n_output;
-                most_counted = most_counted.max(start.tokens.len());
+                most_counted = most_counted.max(prompt.len() + output.len());
             }
             begins.push(RowBegin {
                 row: start.row.get(),
@@ -157,7 +157,8 @@ impl RowSamplers {
         }
         let first_counted = lists.begin();
         for start in starts.iter().filter(|start| start.sampling.has_penalty()) {
-            lists.extend(start.tokens.iter().copied());
+            let (prompt, output) = start.counted_tokens();
+            lists.extend(prompt.iter().chain(output).copied());
         }
         let counted = lists.end(first_counted);
         Ok(StartLists {

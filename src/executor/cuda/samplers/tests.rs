@@ -62,6 +62,8 @@ fn start(row: u32, random: &mut fastrand::Rng) -> RowStart {
         tokens: tokens.into(),
         prompt_tokens: n_prompt as u32,
         grammar: None,
+        vectors: None,
+        pooling: None,
         sampling: params(random).into(),
         prefix: PageRun::empty(),
         state: None,

@@ -18,9 +18,11 @@ use crate::state::pool::kv_layout::KvLayout;
 
 mod memory;
 mod operations;
+mod vectors;
 
 use memory::KvPool;
 pub use memory::{activation_bytes, check_layout};
+use vectors::VectorUploads;
 
 /// Why an operation was not carried out.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -155,6 +157,7 @@ pub struct CudaBackend {
     activations: DeviceBuffer<u8>,
     /// While weights are loaded.
     loader: Option<WeightLoader>,
+    vectors: VectorUploads,
     failure: Option<CudaFailure>,
 }
 
@@ -197,6 +200,7 @@ impl CudaBackend {
             arena: Arena::new(0),
             activations: device.alloc(0)?,
             loader: Some(WeightLoader::new(device, bytes, n_tensors)?),
+            vectors: VectorUploads::default(),
             failure: None,
             device: device.clone(),
             stream,
@@ -281,6 +285,25 @@ impl CudaBackend {
             .read(&self.activations, first..first + row_bytes)?;
         let words = bytes.chunks_exact(size_of::<f32>());
         Ok(words.map(bytemuck::pod_read_unaligned).collect())
+    }
+
+    /// Reads a tensor as f32 after all work so far, and waits for it.
+    ///
+    /// # Errors
+    /// As the driver says; also what failed on the device earlier.
+    pub fn read_rows(&self, tensor: &Tensor) -> Result<Vec<f32>, DriverError> {
+        let start = (tensor.start.address() - self.activations.ptr().address()) as usize;
+        let n_bytes = tensor.rows * tensor.width * tensor.value_bytes;
+        let bytes = self
+            .stream
+            .read(&self.activations, start..start + n_bytes)?;
+        let values = bytes.chunks_exact(tensor.value_bytes);
+        Ok(match tensor.value_bytes {
+            2 => values
+                .map(|value| half::bf16::from_le_bytes([value[0], value[1]]).to_f32())
+                .collect(),
+            _ => values.map(bytemuck::pod_read_unaligned).collect(),
+        })
     }
 
     /// Takes memory of activations, for a kernel that is launched on [`Self::stream`].

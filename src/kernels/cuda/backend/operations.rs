@@ -261,6 +261,7 @@ impl Backend for CudaBackend {
                 .embed
                 .embed(stream, out.f32(), table.ptr(), batch.tokens, shape)
         });
+        self.upload_vectors(&out);
         out
     }
 
@@ -402,6 +403,10 @@ impl Backend for CudaBackend {
             });
         }
         out
+    }
+
+    fn norm_picked(&mut self, x: &Tensor, tokens: &TokenList, norm: &Vector, eps: f32) -> Tensor {
+        self.norm(x, *tokens, norm, eps)
     }
 
     fn logits(

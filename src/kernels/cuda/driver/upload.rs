@@ -1,5 +1,7 @@
 //! Large copies to the device through a small ring of pinned memory.
 
+use std::sync::Arc;
+
 use bytemuck::Pod;
 
 use super::device::Device;
@@ -15,7 +17,7 @@ const CHUNK_BYTES: usize = 16 << 20;
 /// Fills pinned memory and copies it to the device, in turns.
 #[derive(Debug)]
 pub struct Uploader {
-    stream: Stream,
+    stream: Arc<Stream>,
     chunks: [Chunk; N_CHUNKS],
     next: usize,
 }
@@ -32,7 +34,7 @@ impl Uploader {
     ///
     /// # Errors
     /// Out of memory, or as the driver says.
-    pub fn new(device: &Device, stream: Stream) -> Result<Self, DriverError> {
+    pub fn new(device: &Device, stream: impl Into<Arc<Stream>>) -> Result<Self, DriverError> {
         let chunk = || {
             Ok::<_, DriverError>(Chunk {
                 memory: device.pinned(CHUNK_BYTES / size_of::<u64>(), HostUse::Upload)?,
@@ -40,7 +42,7 @@ impl Uploader {
             })
         };
         Ok(Self {
-            stream,
+            stream: stream.into(),
             chunks: [chunk()?, chunk()?],
             next: 0,
         })

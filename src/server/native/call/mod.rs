@@ -1,5 +1,7 @@
 //! Reading SGLang's `GenerateReqInput`.
 
+mod vectors;
+
 use std::sync::Arc;
 
 use super::reply::Shape;
@@ -22,8 +24,7 @@ use crate::state::sampling::LogprobWish;
 use crate::state::sampling::{self, ReadParams, SamplingParams};
 
 /// SGLang's fields that would change the answer and that this engine does not have yet.
-const NOT_YET: [&str; 19] = [
-    "input_embeds",
+const NOT_YET: [&str; 18] = [
     "positional_embed_overrides",
     "image_data",
     "video_data",
@@ -93,6 +94,7 @@ impl NativeCall {
                 sampling,
                 logprobs,
                 constraint,
+                pooling: None,
                 parsing: None,
                 namespace,
                 priority,
@@ -202,9 +204,15 @@ impl PromptCount {
 
 fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiError> {
     let (text, ids) = (fields.take_raw("text"), fields.take_raw("input_ids"));
-    let prompts = match (text, ids) {
-        (Some(text), None) if text.is_list() => texts("text", &text, limits)?,
-        (Some(text), None) => match text.shallow("text")? {
+    let embeds = fields.take_raw(vectors::NAME);
+    let prompts = match (text, ids, embeds.filter(|raw| !raw.asks_for_nothing())) {
+        (None, None, Some(embeds)) => vectors::vectors(fields, &embeds, limits)?,
+        (_, _, Some(_)) => {
+            let text = "input_embeds stands beside text or input_ids: send one of them";
+            return Err(ApiError::field(vectors::NAME, text));
+        }
+        (Some(text), None, None) if text.is_list() => texts("text", &text, limits)?,
+        (Some(text), None, None) => match text.shallow("text")? {
             Shallow::Text(text) => Prompts::One(Prompt::Text(text.into())),
             other => {
                 return Err(Field::new("text", &other)
@@ -212,15 +220,15 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
                     .into());
             }
         },
-        (None, Some(ids)) => tokens(fields, "input_ids", &ids, limits)?,
-        (Some(_), Some(_)) => {
+        (None, Some(ids), None) => tokens(fields, "input_ids", &ids, limits)?,
+        (Some(_), Some(_), None) => {
             let text = "text and input_ids are both given: leave one out";
             return Err(ApiError::field("input_ids", text));
         }
-        (None, None) => {
+        (None, None, None) => {
             return Err(ApiError::field(
                 "text",
-                "text is missing: send text or input_ids",
+                "text is missing: send text, input_ids or input_embeds",
             ));
         }
     };

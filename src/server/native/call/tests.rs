@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::server::call::WebSocketRoom;
+use crate::server::call::{VectorLimits, WebSocketRoom};
 
 fn parse(value: Value) -> Result<NativeCall, ApiError> {
     NativeCall::parse(Fields::of(&value), limits(&RequestLimits::default()))
@@ -12,6 +12,7 @@ fn limits(request: &RequestLimits) -> CallLimits<'_> {
         max_requests: 8,
         websocket: None,
         request,
+        vectors: Some(VectorLimits { width: 2, most: 4 }),
     }
 }
 

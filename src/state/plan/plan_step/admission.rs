@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use super::Planning;
 use crate::ids::StateSlot;
 use crate::state::cache::prefix_cache::{LockedPrefix, Thinning};
+use crate::state::cache::prefix_history::Departure;
 use crate::state::plan::preemption::Preemption;
 use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
 use crate::state::plan::saves::{Spare, StateRules, Wishes};
@@ -90,11 +91,14 @@ impl Planning<'_> {
         let mut admitted = std::mem::take(&mut self.verdict.admitted);
         let wishes = in_flight.iter().zip(&admitted).enumerate();
         let wishes = wishes.map(|(index, (candidate, admitted))| {
+            if candidate.bypasses_cache {
+                return None;
+            }
             let of_this = shared.iter().filter(|(by, _)| *by == index);
             let shared: SmallVec<[usize; 4]> = of_this.map(|(_, at)| *at).collect();
-            rules.wishes(candidate, admitted, &shared)
+            Some(rules.wishes(candidate, admitted, &shared))
         });
-        let wishes: Vec<Wishes> = wishes.collect();
+        let wishes: Vec<Option<Wishes>> = wishes.collect();
         let spare = Spare {
             free: self.free_states + self.returned_states.len(),
             live: in_flight
@@ -236,13 +240,7 @@ impl Planning<'_> {
             }
             Decision::Admit { end, chunked } => Ok(Admitted {
                 seq: candidate.seq,
-                departure: self.cache.departure(
-                    &candidate.namespace,
-                    &locked.lock,
-                    &candidate.tokens,
-                    (locked.tokens, locked.kv_tokens),
-                    limit,
-                ),
+                departure: self.departure(candidate, &locked, limit),
                 kv_tokens: locked.kv_tokens,
                 state,
                 saves: SmallVec::new(),
@@ -254,6 +252,25 @@ impl Planning<'_> {
                 chunked,
             }),
         }
+    }
+
+    /// What the tree saw where the prompt left it: nothing where it was not asked.
+    fn departure(
+        &self,
+        candidate: &Candidate,
+        locked: &LockedPrefix,
+        limit: usize,
+    ) -> Option<Box<Departure>> {
+        if candidate.bypasses_cache {
+            return None;
+        }
+        self.cache.departure(
+            &candidate.namespace,
+            &locked.lock,
+            &candidate.tokens,
+            (locked.tokens, locked.kv_tokens),
+            limit,
+        )
     }
 
     /// Keeps the state that a row is to begin with until the plan is made. Where this is the last state that the row
@@ -319,6 +336,7 @@ fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: u
     let until = cached + MIN_SHARED_TOKENS;
     // The uncached part first: behind a long cached prefix it is where requests differ.
     until <= limit
+        && !other.bypasses_cache
         && until <= other.tokens.len()
         && candidate.tokens[cached..until] == other.tokens[cached..until]
         && candidate.namespace == other.namespace

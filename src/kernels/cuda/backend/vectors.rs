@@ -1,0 +1,52 @@
+//! Vectors in the place of tokens: they are copied to the residual stream, over what was looked up for their placeholders.
+//!
+//! A step may bring as many bytes of them as its residual stream has, so they pass through pinned memory of a fixed size,
+//! which is taken when the first ones come.
+
+use super::{CudaBackend, Tensor};
+use crate::kernels::cuda::driver::{DriverError, Uploader};
+use crate::state::prompt_vectors::VectorRun;
+
+/// The vectors of the step that is launched next.
+#[derive(Default)]
+pub(super) struct VectorUploads {
+    runs: Vec<VectorRun>,
+    uploader: Option<Uploader>,
+}
+
+impl CudaBackend {
+    /// Takes the vectors of the step that is launched next.
+    pub fn place_vectors(&mut self, runs: &mut Vec<VectorRun>) {
+        self.vectors.runs.clear();
+        self.vectors.runs.append(runs);
+    }
+
+    /// Copies the step's vectors to the rows of their tokens, behind what the stream was given so far.
+    pub(super) fn upload_vectors(&mut self, residual: &Tensor) {
+        for run in std::mem::take(&mut self.vectors.runs) {
+            if self.failure.is_none()
+                && let Err(error) = self.upload_run(residual, &run)
+            {
+                self.failure = Some(error.into());
+            }
+        }
+    }
+
+    fn upload_run(&mut self, residual: &Tensor, run: &VectorRun) -> Result<(), DriverError> {
+        let uploads = &mut self.vectors;
+        let uploader = match &mut uploads.uploader {
+            Some(uploader) => uploader,
+            None => {
+                let made = Uploader::new(&self.device, self.stream.clone())?;
+                uploads.uploader.insert(made)
+            }
+        };
+        let row_bytes = residual.width * size_of::<f32>();
+        let start = residual.start.address() - self.activations.ptr().address();
+        let first = start as usize + run.first_token * row_bytes;
+        let bytes: &[u8] = bytemuck::cast_slice(run.values());
+        uploader.upload(&self.activations, first, bytes.len(), |part, from| {
+            part.copy_from_slice(&bytes[from..from + part.len()]);
+        })
+    }
+}

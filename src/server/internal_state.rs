@@ -1,0 +1,33 @@
+//! `POST /set_internal_state`: SGLang's way to change what can be changed while a server runs.
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde_json::json;
+
+use super::body::JsonBody;
+use super::error::ApiError;
+use super::openai::places::missing;
+use super::state::AppState;
+use crate::actors::messages::SetPolicy;
+
+const ARGS: &str = "server_args";
+
+/// Sets what of `server_args` can be set: the scheduling policy and the eviction policy. With any other key nothing is, and
+/// the answer says so, as SGLang's does.
+pub(super) async fn set(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
+    let mut fields = body.0;
+    if fields.peek(ARGS).is_none() {
+        return Err(missing(ARGS.to_owned(), "an object of keys and values"));
+    }
+    let mut args = fields.object(ARGS)?;
+    let set = SetPolicy {
+        schedule_policy: args.string("schedule_policy")?,
+        radix_eviction_policy: args.string("radix_eviction_policy")?,
+    };
+    let has_names = set.schedule_policy.is_some() || set.radix_eviction_policy.is_some();
+    let updated = has_names && args.first_asked().is_none();
+    if updated {
+        state.loaded()?.engine.set_policy(set).await?;
+    }
+    Ok(HttpResponse::Ok().json(json!([{ "updated": updated }])))
+}

@@ -1,0 +1,189 @@
+//! Reading `input_embeds`: a prompt as vectors, `[n][hidden_size]`, or a list of such prompts.
+//!
+//! The numbers of a prompt are counted and charged before memory is taken for them, and read directly into it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+
+use crate::error::FieldError;
+use crate::field::{Field, Shallow};
+use crate::request::{Prompt, PromptVectors};
+use crate::server::call::{CallLimits, Prompts, VectorLimits, check_size};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::raw::Raw;
+
+pub(super) const NAME: &str = "input_embeds";
+const VECTORS: &str = "a list of vectors, each a list of numbers";
+
+/// Reads the prompts of `raw`.
+pub(super) fn vectors(
+    fields: &mut Fields,
+    raw: &Raw,
+    limits: CallLimits<'_>,
+) -> Result<Prompts, ApiError> {
+    let Some(vectors) = limits.vectors else {
+        let text =
+            format!("{NAME}: the engine's executor takes no vectors: send text or input_ids");
+        return Err(ApiError::field(NAME, text));
+    };
+    if !raw.is_list() {
+        let value = raw.shallow(NAME)?;
+        return Err(Field::new(NAME, &value).must_be(VECTORS).into());
+    }
+    let (first, _) = raw.items(NAME, 1)?;
+    if !first.first().is_some_and(is_prompt) {
+        return prompt(fields, NAME, raw, vectors).map(Prompts::One);
+    }
+    let (items, len) = raw.items(NAME, limits.max_requests)?;
+    check_size(NAME, len, len, limits)?;
+    let one = |(index, item): (usize, &Raw)| {
+        let name = format!("{NAME}[{index}]");
+        prompt(fields, &name, item, vectors)
+    };
+    let prompts: Result<_, ApiError> = items.iter().enumerate().map(one).collect();
+    prompts.map(Prompts::List)
+}
+
+/// A list of vectors, where a vector would have numbers.
+fn is_prompt(item: &Raw) -> bool {
+    item.first_of_list() == Some(b'[')
+}
+
+fn prompt(
+    fields: &mut Fields,
+    name: &str,
+    raw: &Raw,
+    limits: VectorLimits,
+) -> Result<Prompt, ApiError> {
+    let most_values = limits.width * limits.most;
+    let expected = raw.count_values().min(most_values);
+    fields.charge_request_bytes(expected * size_of::<f32>())?;
+    let read = ReadVectors {
+        name,
+        limits,
+        values: Vec::with_capacity(expected),
+    };
+    let values = raw.parse_seed(name, read)??;
+    Ok(Prompt::Vectors(Arc::new(PromptVectors::new(
+        limits.width,
+        values,
+    )?)))
+}
+
+/// Reads vectors one behind the other, up to the first that is wrong.
+struct ReadVectors<'a> {
+    name: &'a str,
+    limits: VectorLimits,
+    values: Vec<f32>,
+}
+
+impl ReadVectors<'_> {
+    fn refuse_more(&self, n_vectors: usize) -> Option<FieldError> {
+        let (name, limit) = (self.name, self.limits.most);
+        (n_vectors >= limit).then(|| {
+            let text =
+                format!("{name} has more than {limit} vectors, which is the limit: send fewer");
+            FieldError::new(NAME, text)
+        })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for ReadVectors<'_> {
+    type Value = Result<Vec<f32>, FieldError>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ReadVectors<'_> {
+    type Value = Result<Vec<f32>, FieldError>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(VECTORS)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut n_vectors = 0;
+        loop {
+            let is_full = self.refuse_more(n_vectors);
+            let vector = ReadVector {
+                name: self.name,
+                index: n_vectors,
+                width: self.limits.width,
+                // Nothing is kept of a vector that is one too many.
+                values: is_full.is_none().then_some(&mut self.values),
+            };
+            let read = match list.next_element_seed(vector)? {
+                None => return Ok(Ok(self.values)),
+                Some(read) => is_full.map_or(read, Err),
+            };
+            if let Err(error) = read {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                return Ok(Err(error));
+            }
+            n_vectors += 1;
+        }
+    }
+}
+
+/// Reads the numbers of a vector.
+struct ReadVector<'a> {
+    name: &'a str,
+    index: usize,
+    width: usize,
+    values: Option<&'a mut Vec<f32>>,
+}
+
+impl<'de> DeserializeSeed<'de> for ReadVector<'_> {
+    type Value = Result<(), FieldError>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ReadVector<'_> {
+    type Value = Result<(), FieldError>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of {} numbers", self.width)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let Some(values) = self.values else {
+            while list.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(Ok(()));
+        };
+        let (name, index) = (self.name, self.index);
+        for at in 0..self.width {
+            match list.next_element::<Shallow>()? {
+                None => return Ok(Err(wrong_width(name, index, at, self.width))),
+                Some(found) => match found.as_f64() {
+                    Some(value) => values.push(value as f32),
+                    None => {
+                        while list.next_element::<IgnoredAny>()?.is_some() {}
+                        let name = format!("{name}[{index}][{at}]");
+                        return Ok(Err(Field::new(&name, &found).must_be("a number")));
+                    }
+                },
+            }
+        }
+        let mut beyond = 0;
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            beyond += 1;
+        }
+        Ok(match beyond {
+            0 => Ok(()),
+            _ => Err(wrong_width(name, index, self.width + beyond, self.width)),
+        })
+    }
+}
+
+fn wrong_width(name: &str, index: usize, found: usize, width: usize) -> FieldError {
+    let text = format!("{name}[{index}] has {found} values, the model's vectors have {width}");
+    FieldError::new(NAME, text)
+}

@@ -1,0 +1,240 @@
+//! `POST /v1/embeddings`: the normed state of a prompt's last token, or the mean of all, at length 1.
+
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+
+use super::answer::Received;
+use super::wire::UsageReport;
+use crate::field::{Field, Shallow};
+use crate::ids::RequestId;
+use crate::request::{GenerateRequest, Pooling, Prompt, RequestTimeouts};
+use crate::server::body::JsonBody;
+use crate::server::budget::Charges;
+use crate::server::call::{self, CallLimits, read_rid, sample_id};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::lanes::{Lane, finish_all};
+use crate::server::state::{AppState, Loaded};
+use crate::server::transcript::Transcript;
+use crate::server::whole;
+use crate::state::cache::namespace::Namespace;
+
+const INPUT: &str = "input";
+const DIMENSIONS: &str = "dimensions";
+const FORMAT: &str = "encoding_format";
+const POOLING: &str = "pooling";
+
+/// Bytes of a value in an answer: as a number in JSON at most, and in base64.
+const NUMBER_BYTES: usize = 16;
+const BASE64_BYTES: usize = 6;
+
+/// How an embedding is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Encoding {
+    #[default]
+    Float,
+    /// Of the values' bytes, the lowest first, as OpenAI's clients ask for it.
+    Base64,
+}
+
+#[derive(Debug)]
+struct Call {
+    prompts: Vec<Prompt>,
+    pooling: Pooling,
+    encoding: Encoding,
+    rid: RequestId,
+    namespace: Namespace,
+    priority: Option<i64>,
+    timeouts: RequestTimeouts,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    object: &'static str,
+    data: Vec<Embedding>,
+    model: &'a str,
+    usage: UsageReport,
+}
+
+#[derive(Serialize)]
+struct Embedding {
+    object: &'static str,
+    index: usize,
+    embedding: Values,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Values {
+    Numbers(Arc<[f32]>),
+    Base64(String),
+}
+
+/// Answers `POST /v1/embeddings`.
+pub(in crate::server) async fn create(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let Received {
+        loaded,
+        fields,
+        limits,
+    } = Received::new(&state, body)?;
+    let width = hidden_size(loaded)?;
+    let (call, charges) = Call::parse(fields, limits, width)?;
+    let value_bytes = match call.encoding {
+        Encoding::Float => NUMBER_BYTES,
+        Encoding::Base64 => BASE64_BYTES,
+    };
+    let answer_bytes = call.prompts.len() * width * (size_of::<f32>() + value_bytes);
+    let charge = state.answers().charge_bytes(answer_bytes)?;
+    let encoding = call.encoding;
+    let lanes = Lane::open_all(&state, call.into_requests())?;
+    let transcripts = finish_all(Lane::with_charges(lanes, charges)).await?;
+    let usage = UsageReport::of(transcripts.iter().map(|transcript| transcript.usage), 1);
+    let embeddings: Result<Vec<Arc<[f32]>>, ApiError> = transcripts.iter().map(embedding).collect();
+    let embeddings = embeddings?;
+    let model = loaded.engine.model().served_model_name.clone();
+    let write = move || json(&model, embeddings, encoding, usage);
+    let json = match answer_bytes <= whole::MAX_INLINE_BYTES {
+        true => write(),
+        false => whole::aside(write).await.map_err(|_| whole::lost())?,
+    };
+    Ok(whole::json(json, charge))
+}
+
+fn hidden_size(loaded: &Loaded) -> Result<usize, ApiError> {
+    let width = loaded.engine.model().hidden_size;
+    width.ok_or_else(|| ApiError::invalid("the engine's executor gives no embeddings"))
+}
+
+fn embedding(transcript: &Transcript) -> Result<Arc<[f32]>, ApiError> {
+    let embedding = transcript
+        .end
+        .as_ref()
+        .and_then(|end| end.embedding.clone());
+    embedding.ok_or_else(|| ApiError::aborted("the request was cancelled"))
+}
+
+fn json(
+    model: &str,
+    embeddings: Vec<Arc<[f32]>>,
+    encoding: Encoding,
+    usage: UsageReport,
+) -> Vec<u8> {
+    let written = |values: Arc<[f32]>| match encoding {
+        Encoding::Float => Values::Numbers(values),
+        Encoding::Base64 => {
+            let bytes: Vec<u8> = values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect();
+            Values::Base64(STANDARD.encode(bytes))
+        }
+    };
+    let entry = |(index, values)| Embedding {
+        object: "embedding",
+        index,
+        embedding: written(values),
+    };
+    let answer = Answer {
+        object: "list",
+        data: embeddings.into_iter().enumerate().map(entry).collect(),
+        model,
+        usage,
+    };
+    serde_json::to_vec(&answer).expect("answers have string keys only")
+}
+
+impl Call {
+    fn parse(
+        mut fields: Fields,
+        limits: CallLimits<'_>,
+        width: usize,
+    ) -> Result<(Self, Charges), ApiError> {
+        fields.string("model")?;
+        let prompts = call::inputs(&mut fields, INPUT, limits)?.into_vec();
+        check_texts(&prompts)?;
+        check_dimensions(&mut fields, width)?;
+        let encoding = match fields.string(FORMAT)?.as_deref() {
+            None | Some("float") => Encoding::Float,
+            Some("base64") => Encoding::Base64,
+            Some(other) => return Err(none_of(FORMAT, other, "float or base64")),
+        };
+        let pooling = match fields.string(POOLING)? {
+            None => Pooling::default(),
+            Some(name) => Pooling::from_name(&name)
+                .ok_or_else(|| none_of(POOLING, &name, &Pooling::NAMES.join(" or ")))?,
+        };
+        let rid = match fields.take("rid")? {
+            Some(value) => read_rid(value)?,
+            None => RequestId::random(),
+        };
+        let (key, salt) = (fields.string("extra_key")?, fields.string("cache_salt")?);
+        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
+        namespace.validate(limits.request).map_err(ApiError::from)?;
+        let call = Self {
+            prompts,
+            pooling,
+            encoding,
+            rid,
+            namespace,
+            priority: fields.integer("priority")?,
+            timeouts: fields.timeouts()?,
+        };
+        Ok((call, fields.into_charges()))
+    }
+
+    fn into_requests(self) -> Vec<GenerateRequest> {
+        let n = self.prompts.len() as u32;
+        let requests = (0..)
+            .zip(self.prompts)
+            .map(|(index, prompt)| GenerateRequest {
+                rid: sample_id(&self.rid, index, n),
+                pooling: Some(self.pooling),
+                namespace: self.namespace.clone(),
+                priority: self.priority,
+                timeouts: self.timeouts,
+                is_streaming: false,
+                ..GenerateRequest::new(prompt)
+            });
+        requests.collect()
+    }
+}
+
+/// A text of nothing has an embedding of whatever the tokenizer puts in front of it.
+fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
+    let is_blank = |prompt: &Prompt| matches!(prompt, Prompt::Text(text) if text.trim().is_empty());
+    match prompts.iter().position(is_blank) {
+        None => Ok(()),
+        Some(index) => {
+            let text = format!("{INPUT}[{index}] is empty or white space: send some text");
+            Err(ApiError::field(INPUT, text))
+        }
+    }
+}
+
+/// Cut embeddings mean something for models that are trained for it, and none of the families here says so.
+fn check_dimensions(fields: &mut Fields, width: usize) -> Result<(), ApiError> {
+    match fields.integer::<u32>(DIMENSIONS)? {
+        None => Ok(()),
+        Some(dimensions) if dimensions as usize == width => Ok(()),
+        Some(dimensions) => {
+            let text = format!(
+                "{DIMENSIONS} is {dimensions}: the model's embeddings have {width} and cannot be cut: leave it out"
+            );
+            Err(ApiError::field(DIMENSIONS, text))
+        }
+    }
+}
+
+fn none_of(name: &str, value: &str, wanted: &str) -> ApiError {
+    Field::new(name, &Shallow::Text(value.to_owned()))
+        .must_be(wanted)
+        .into()
+}

@@ -1,0 +1,103 @@
+//! Sessions as SGLang has them: `POST /open_session`, `POST /close_session`, and `session_params` of `POST /generate`.
+//!
+//! A session keeps the tokens of its requests, so that a later one sends only what is new. Their K/V is in the prefix cache
+//! like everybody's.
+
+mod params;
+mod store;
+
+use std::time::Duration;
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+
+use super::body::JsonBody;
+use super::call::MAX_RID_BYTES;
+use super::encode;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::native::NativeCall;
+use super::openai::places::missing;
+use super::state::AppState;
+use crate::field::check_bytes;
+use crate::request::Prompt;
+
+pub(super) use params::SessionParams;
+pub(super) use store::{SessionStore, SessionTurn};
+
+const SESSION_ID: &str = "session_id";
+const CAPACITY: &str = "capacity_of_str_len";
+
+/// Answers `POST /open_session` with the id of the session.
+pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
+    let mut fields = body.0;
+    let capacity: Option<u32> = fields.integer(CAPACITY)?;
+    let capacity = capacity.ok_or_else(|| missing(CAPACITY.to_owned(), "a number of tokens"))?;
+    if capacity == 0 {
+        let text = "capacity_of_str_len is 0, must be at least 1: a session holds tokens";
+        return Err(ApiError::field(CAPACITY, text));
+    }
+    // It tells SGLang to keep the K/V in the session, which the prefix cache does here.
+    fields.flag("streaming")?;
+    let opening = store::Opening {
+        id: session_id(&mut fields)?,
+        capacity: capacity as usize,
+        idle: timeout(&mut fields)?,
+    };
+    let id = state.sessions().open(opening)?;
+    Ok(HttpResponse::Ok().json(id))
+}
+
+/// Answers `POST /close_session`; requests that run in the session are cancelled.
+pub(super) async fn close(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
+    let mut fields = body.0;
+    let id = session_id(&mut fields)?;
+    let id = id.ok_or_else(|| missing(SESSION_ID.to_owned(), "what /open_session answered"))?;
+    match state.sessions().close(&id) {
+        true => Ok(HttpResponse::Ok().finish()),
+        false => Err(ApiError::no_such_session(&id)),
+    }
+}
+
+fn session_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let id = fields.string(SESSION_ID)?;
+    if let Some(id) = &id {
+        if id.is_empty() {
+            let text = "session_id is empty: leave it out for a random one";
+            return Err(ApiError::field(SESSION_ID, text));
+        }
+        check_bytes(SESSION_ID, id, MAX_RID_BYTES)?;
+    }
+    Ok(id)
+}
+
+fn timeout(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
+    let seconds = fields.seconds("timeout")?;
+    Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+}
+
+/// Puts the only request of a call behind the earlier ones of its session.
+///
+/// # Errors
+/// The call is a batch, its prompt is of another kind, or the session cannot take it.
+pub(super) async fn begin(
+    state: &AppState,
+    params: &SessionParams,
+    call: &mut NativeCall,
+) -> Result<SessionTurn, ApiError> {
+    let [request] = call.requests.as_mut_slice() else {
+        let text = "session_params go with one prompt and one sample: send a call for each";
+        return Err(ApiError::field("session_params", text));
+    };
+    let new = match &request.prompt {
+        Prompt::Tokens(tokens) => tokens.to_vec(),
+        Prompt::Text(text) => encode::text(state, text.clone(), params.is_continuation()).await?,
+        Prompt::Chat(_) | Prompt::Vectors(_) => {
+            let text = "session_params go with text or input_ids";
+            return Err(ApiError::field("session_params", text));
+        }
+    };
+    let (prompt, turn) = state.sessions().begin(params, &request.rid, &new)?;
+    request.prompt = Prompt::Tokens(prompt);
+    Ok(turn)
+}

@@ -1,0 +1,67 @@
+//! `session_params` of a request: which session, and what of it the request goes on from.
+
+use crate::field::check_bytes;
+use crate::ids::RequestId;
+use crate::server::call::{MAX_RID_BYTES, read_rid};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+
+/// How a request stands to the others of its session.
+#[derive(Clone, Debug, Default)]
+pub(in crate::server) struct SessionParams {
+    /// The session.
+    pub(super) id: String,
+    /// The request that it goes on from; `None` for the first.
+    pub(super) rid: Option<RequestId>,
+    /// How many of the tokens so far are kept: from the front, or without so many at the end. `None` and 0 keep all.
+    pub(super) offset: Option<i64>,
+    /// What went on from that request before is forgotten.
+    pub(super) replace: bool,
+    /// The output of that request is left out.
+    pub(super) drop_previous_output: bool,
+}
+
+impl SessionParams {
+    /// Takes them out of a call, if it has some.
+    ///
+    /// # Errors
+    /// Names what is wrong.
+    pub(in crate::server) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        const NAME: &str = "session_params";
+        let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.asks_for_nothing()) else {
+            return Ok(None);
+        };
+        let mut inside = fields.inside(NAME, &raw)?;
+        let Some(id) = inside.string("id")? else {
+            let text = "session_params.id is missing: send what /open_session answered";
+            return Err(ApiError::field(NAME, text));
+        };
+        check_bytes("session_params.id", &id, MAX_RID_BYTES)?;
+        Ok(Some(Self {
+            id,
+            rid: inside.take("rid")?.map(read_rid).transpose()?,
+            offset: inside.integer("offset")?,
+            replace: inside.flag("replace")?,
+            drop_previous_output: inside.flag("drop_previous_output")?,
+        }))
+    }
+
+    /// How many of so many tokens are kept.
+    pub(super) fn kept_of(&self, tokens: usize) -> usize {
+        match self.offset {
+            None | Some(0) => tokens,
+            Some(offset) => {
+                let distance = usize::try_from(offset.unsigned_abs()).unwrap_or(usize::MAX);
+                match offset > 0 {
+                    true => tokens.min(distance),
+                    false => tokens.saturating_sub(distance),
+                }
+            }
+        }
+    }
+
+    /// It goes on from another request.
+    pub(super) fn is_continuation(&self) -> bool {
+        self.rid.is_some()
+    }
+}

@@ -1,0 +1,106 @@
+//! The embedding of a prompt: the last layer's normed states of its tokens, made one vector of length 1.
+
+use std::sync::Arc;
+
+/// Which states an embedding is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Pooling {
+    /// That of the last token.
+    #[default]
+    Last,
+    /// The mean of all.
+    Mean,
+}
+
+impl Pooling {
+    /// The names of all, as clients write them.
+    pub const NAMES: [&'static str; 2] = ["last", "mean"];
+
+    /// Finds one by its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "last" => Some(Self::Last),
+            "mean" => Some(Self::Mean),
+            _ => None,
+        }
+    }
+}
+
+/// The states of a prompt so far. They are added by position, so that the sum does not depend on how the prompt was cut.
+#[derive(Debug)]
+pub struct PoolSum {
+    pooling: Pooling,
+    sum: Vec<f64>,
+}
+
+impl PoolSum {
+    /// That of no token.
+    pub fn new(pooling: Pooling) -> Self {
+        Self {
+            pooling,
+            sum: Vec::new(),
+        }
+    }
+
+    /// Which states it takes.
+    pub fn pooling(&self) -> Pooling {
+        self.pooling
+    }
+
+    /// Adds the state of the next token.
+    pub fn add(&mut self, state: &[f32]) {
+        if self.sum.len() != state.len() || self.pooling == Pooling::Last {
+            self.sum.clear();
+            self.sum.resize(state.len(), 0.0);
+        }
+        for (sum, value) in self.sum.iter_mut().zip(state) {
+            *sum += f64::from(*value);
+        }
+    }
+
+    /// The sum at length 1, which is the mean at length 1; `None` if it has no direction: it is zero, or not finite.
+    pub fn embedding(&self) -> Option<Arc<[f32]>> {
+        let length = self
+            .sum
+            .iter()
+            .map(|value| value * value)
+            .sum::<f64>()
+            .sqrt();
+        let has_direction = length.is_finite() && length > 0.0;
+        has_direction.then(|| {
+            self.sum
+                .iter()
+                .map(|value| (value / length) as f32)
+                .collect()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embeddings_have_length_one_and_the_direction_of_what_they_are_made_of() {
+        let states = [[3.0, 0.0], [0.0, 8.0]];
+        let embedding = |pooling| {
+            let mut sum = PoolSum::new(pooling);
+            states.iter().for_each(|state| sum.add(state));
+            sum.embedding().expect("it has a direction").to_vec()
+        };
+        assert_eq!(embedding(Pooling::Last), [0.0, 1.0]);
+        let mean = embedding(Pooling::Mean);
+        assert!((mean[0] * 8.0 - mean[1] * 3.0).abs() < 1e-6, "{mean:?}");
+        assert!((mean[0].hypot(mean[1]) - 1.0).abs() < 1e-6, "{mean:?}");
+    }
+
+    #[test]
+    fn what_has_no_direction_has_no_embedding() {
+        for state in [[0.0, 0.0], [f32::NAN, 1.0], [f32::INFINITY, 1.0]] {
+            let mut sum = PoolSum::new(Pooling::Last);
+            sum.add(&state);
+            assert_eq!(sum.embedding(), None, "{state:?}");
+        }
+        assert_eq!(PoolSum::new(Pooling::Mean).embedding(), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! A prompt that is given as vectors: each stands in the place of a token's embedding.
+//!
+//! No two such prompts can be told to begin alike, so their K/V neither comes from the cache nor goes there. Where tokens
+//! are counted, a vector counts as one; where a token has to be named, [`PLACEHOLDER_TOKEN`] stands.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::FieldError;
+
+/// The token that stands for each vector of a prompt.
+pub const PLACEHOLDER_TOKEN: u32 = 0;
+
+/// The field of requests that brings them.
+const FIELD: &str = "input_embeds";
+
+/// Vectors of one width, one for each position of a prompt. Each value is finite.
+#[derive(PartialEq)]
+pub struct PromptVectors {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl PromptVectors {
+    /// Takes vectors that lie one behind the other.
+    ///
+    /// # Errors
+    /// [`FieldError`] on `input_embeds` if there is none, if the last one is cut short, or if a value is not finite.
+    pub fn new(width: usize, values: Vec<f32>) -> Result<Self, FieldError> {
+        if width == 0 || values.is_empty() {
+            let text = format!("{FIELD} has no values: send at least one vector");
+            return Err(FieldError::new(FIELD, text));
+        }
+        let rest = values.len() % width;
+        if rest != 0 {
+            let n_values = values.len();
+            let text = format!(
+                "{FIELD} has {n_values} values, which are no whole number of vectors of {width}: {rest} are left over"
+            );
+            return Err(FieldError::new(FIELD, text));
+        }
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(Self { width, values }),
+            Some(at) => {
+                let (vector, value) = (at / width, values[at]);
+                let text = format!("{FIELD}[{vector}] holds {value}: send finite numbers");
+                Err(FieldError::new(FIELD, text))
+            }
+        }
+    }
+
+    /// Number of vectors.
+    pub fn len(&self) -> usize {
+        self.values.len() / self.width
+    }
+
+    /// False: there is at least one.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// Values in a vector.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The values of some vectors, one vector behind the other.
+    ///
+    /// # Panics
+    /// If there are fewer vectors.
+    pub fn values(&self, vectors: Range<usize>) -> &[f32] {
+        &self.values[vectors.start * self.width..vectors.end * self.width]
+    }
+
+    /// Tokens to count in their place.
+    pub fn placeholders(&self) -> Arc<[u32]> {
+        std::iter::repeat_n(PLACEHOLDER_TOKEN, self.len()).collect()
+    }
+
+    /// Checks that a model can read them.
+    ///
+    /// # Errors
+    /// Names both widths.
+    pub fn check_width(&self, hidden_size: usize) -> Result<(), FieldError> {
+        match self.width == hidden_size {
+            true => Ok(()),
+            false => {
+                let width = self.width;
+                let text = format!(
+                    "{FIELD} has vectors of {width} values, those of the model have {hidden_size}"
+                );
+                Err(FieldError::new(FIELD, text))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for PromptVectors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PromptVectors({} of {})", self.len(), self.width)
+    }
+}
+
+/// Vectors of a prompt in the place of tokens of a step.
+#[derive(Clone, Debug)]
+pub struct VectorRun {
+    /// Index in the step of the first token.
+    pub first_token: usize,
+    /// The prompt.
+    pub prompt: Arc<PromptVectors>,
+    /// Its vectors, for as many tokens.
+    pub vectors: Range<usize>,
+}
+
+impl VectorRun {
+    /// Their values.
+    pub fn values(&self) -> &[f32] {
+        self.prompt.values(self.vectors.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_vectors_of_finite_values_are_taken() {
+        let taken = PromptVectors::new(2, vec![1.0, -2.0, 0.0, f32::MAX]).expect("they are whole");
+        assert_eq!((taken.len(), taken.width()), (2, 2));
+        assert_eq!(taken.values(1..2), [0.0, f32::MAX]);
+        let refused = [
+            (2, vec![]),
+            (0, vec![1.0]),
+            (2, vec![1.0; 3]),
+            (2, vec![0.0, 1.0, f32::NAN, 0.0]),
+            (1, vec![f32::INFINITY]),
+        ];
+        for (width, values) in refused {
+            let error = PromptVectors::new(width, values.clone()).expect_err("not these");
+            assert_eq!(error.field(), FIELD, "{values:?}");
+        }
+        assert!(taken.check_width(2).is_ok() && taken.check_width(3).is_err());
+    }
+}

@@ -1,0 +1,63 @@
+//! The embeddings of tokens, as a checkpoint's file has them: what a client sends as vectors in their place.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use souffleur::request::PromptVectors;
+
+/// One vector for each token, in f32, which holds every stored element exactly.
+pub fn embeddings(folder: &Path, tokens: &[u32]) -> Arc<PromptVectors> {
+    let (table, width) = matrix(folder, "embed_tokens.weight").expect("models embed tokens");
+    let rows = tokens.iter().map(|token| *token as usize * width);
+    let values = rows.flat_map(|first| table[first..first + width].iter().copied());
+    let vectors = PromptVectors::new(width, values.collect());
+    Arc::new(vectors.expect("checkpoints hold finite numbers"))
+}
+
+/// The elements of the matrix whose name ends like this, row by row, and how many there are in a row.
+pub fn matrix(folder: &Path, suffix: &str) -> Option<(Vec<f32>, usize)> {
+    let files = std::fs::read_dir(folder).expect("the folder is there");
+    let files = files.map(|file| file.expect("it can be listed").path());
+    let is_checkpoint = |file: &std::path::PathBuf| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("model") && name.ends_with(".safetensors")
+    };
+    files.filter(is_checkpoint).find_map(|file| {
+        let bytes = std::fs::read(&file).expect("it can be read");
+        let tensors = SafeTensors::deserialize(&bytes).expect("it is a checkpoint");
+        let name = tensors
+            .names()
+            .into_iter()
+            .find(|name| name.ends_with(suffix))?;
+        let matrix = tensors.tensor(name).expect("it is listed");
+        Some((elements(&matrix), matrix.shape()[1]))
+    })
+}
+
+fn elements(matrix: &TensorView<'_>) -> Vec<f32> {
+    let data = matrix.data();
+    match matrix.dtype() {
+        Dtype::F32 => data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect(),
+        Dtype::BF16 => data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| bf16::from_le_bytes(*bytes).to_f32())
+            .collect(),
+        Dtype::F16 => data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f16::from_le_bytes(*bytes).to_f32())
+            .collect(),
+        other => panic!("a matrix in {other:?}"),
+    }
+}

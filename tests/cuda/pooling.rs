@@ -1,0 +1,72 @@
+//! Embeddings on the device: those of the CPU, up to rounding, and of any chunks.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use souffleur::config::EngineConfig;
+use souffleur::request::{Event, GenerateRequest, Pooling};
+
+use crate::model::fixture;
+use crate::requests::request;
+use crate::setups::{BF16_PAGES_OF_16_GRAPHS, F32_PAGES_OF_1_GRAPHS, Setup, start_on_cpu};
+use crate::world::{World, collect};
+
+/// Of different lengths, the last in more than one chunk.
+const INDICES: [u32; 3] = [0, 3, 14];
+
+fn embedding_of(index: u32, pooling: Pooling) -> GenerateRequest {
+    GenerateRequest {
+        logprobs: None,
+        pooling: Some(pooling),
+        ..request(index)
+    }
+}
+
+async fn embed(world: &World, index: u32, pooling: Pooling) -> Arc<[f32]> {
+    match collect(world.generate(embedding_of(index, pooling)))
+        .await
+        .end
+    {
+        Event::Finished(end) => end.embedding.expect("it was asked for"),
+        other => panic!("ended with {other:?}"),
+    }
+}
+
+/// All of them at once, beside requests that sample.
+async fn embed_all(world: &World) -> Vec<Arc<[f32]>> {
+    let others = (5..9).map(|index| world.generate(request(index)));
+    let others: Vec<_> = others.collect();
+    let wanted = INDICES.into_iter().flat_map(|index| {
+        [Pooling::Last, Pooling::Mean].map(|pooling| embed(world, index, pooling))
+    });
+    let embeddings = join_all(wanted).await;
+    for other in others {
+        let end = collect(other).await.end;
+        assert!(matches!(end, Event::Finished(_)), "{end:?}");
+    }
+    embeddings
+}
+
+async fn check(setup: Setup, least_cosine: f32) {
+    let config = EngineConfig {
+        chunked_prefill_size: 64,
+        ..setup.config(&fixture("llama"))
+    };
+    let cpu = start_on_cpu(config.clone());
+    let expected = embed_all(&cpu).await;
+    cpu.stop().await;
+    let world = setup.start_on_gpu(config);
+    let got = embed_all(&world).await;
+    world.assert_whole().await;
+    world.stop().await;
+    for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        let cosine: f32 = got.iter().zip(&**expected).map(|(a, b)| a * b).sum();
+        assert!(cosine > least_cosine, "{index}: {cosine}, {setup:?}");
+    }
+}
+
+#[tokio::test]
+async fn embeddings_are_those_of_the_cpu() {
+    check(F32_PAGES_OF_1_GRAPHS, 0.99999).await;
+    check(BF16_PAGES_OF_16_GRAPHS, 0.999).await;
+}

@@ -1,0 +1,69 @@
+//! Prompts of vectors on the device: the bits of the tokens whose embeddings these are.
+
+use souffleur::config::EngineConfig;
+use souffleur::request::{GenerateRequest, Prompt};
+
+use crate::embeddings::embeddings;
+use crate::model::fixture;
+use crate::requests::{bits, request};
+use crate::setups::{BF16_PAGES_OF_16_GRAPHS, F32_PAGES_OF_1_GRAPHS, Setup};
+use crate::world::collect;
+
+/// Of different lengths, the last in more than one chunk.
+const INDICES: [u32; 3] = [0, 2, 14];
+const CHUNK: usize = 64;
+
+fn of_tokens(index: u32) -> GenerateRequest {
+    let mut request = request(index);
+    // Counts tokens of the output alone, as a prompt of vectors has none.
+    request.sampling.frequency_penalty = 0.5;
+    request
+}
+
+fn of_vectors(model: &str, index: u32) -> GenerateRequest {
+    let mut request = of_tokens(index);
+    let Prompt::Tokens(tokens) = &request.prompt else {
+        panic!("it is tokens");
+    };
+    request.prompt = Prompt::Vectors(embeddings(&fixture(model), tokens));
+    request
+}
+
+async fn check(setup: Setup, model: &str) {
+    let config = EngineConfig {
+        chunked_prefill_size: CHUNK as i64,
+        // Both are to be computed from their first token on.
+        disable_radix_cache: true,
+        ..setup.config(&fixture(model))
+    };
+    let world = setup.start_on_gpu(config);
+    for index in INDICES {
+        // One after the other, so that the steps have the same shapes.
+        let expected = bits(world.generate(of_tokens(index))).await;
+        let got = bits(world.generate(of_vectors(model, index))).await;
+        assert_eq!(got, expected, "{model}, request {index}, {setup:?}");
+    }
+    // Beside rows of tokens, which change no token.
+    let alone = collect(world.generate(of_tokens(2))).await.tokens;
+    let sent: Vec<_> = (0..4)
+        .map(|index| match index {
+            1 => world.generate(of_vectors(model, 2)),
+            other => world.generate(of_tokens(other)),
+        })
+        .collect();
+    let mut tokens = Vec::new();
+    for generation in sent {
+        tokens.push(collect(generation).await.tokens);
+    }
+    if setup.dtype == F32_PAGES_OF_1_GRAPHS.dtype {
+        assert_eq!(tokens[1], alone, "{model}, beside others, {setup:?}");
+    }
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn vectors_give_the_bits_of_their_tokens() {
+    check(F32_PAGES_OF_1_GRAPHS, "llama").await;
+    check(BF16_PAGES_OF_16_GRAPHS, "qwen3").await;
+}

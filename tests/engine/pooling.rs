@@ -1,0 +1,81 @@
+//! Requests for embeddings: their prompts use the cache as far as they can, and stay in it.
+
+use std::sync::Arc;
+
+use souffleur::config::{DtypeChoice, EngineConfig};
+use souffleur::request::{Event, GenerateRequest, Pooling, Prompt, Usage};
+use souffleur::state::sampling::LogprobWish;
+
+use crate::identity::{plain, start};
+use crate::world::{Build, World, collect};
+
+const MODEL: &str = "tests/fixtures/models/qwen3";
+const PROMPT_TOKENS: u32 = 90;
+
+fn request(pooling: Pooling) -> GenerateRequest {
+    let prompt = (0..PROMPT_TOKENS).map(|at| (at * 31 + 7) % 288).collect();
+    GenerateRequest {
+        pooling: Some(pooling),
+        ..GenerateRequest::new(Prompt::Tokens(prompt))
+    }
+}
+
+async fn embed(world: &World, pooling: Pooling) -> (Arc<[f32]>, Usage) {
+    match collect(world.generate(request(pooling))).await.end {
+        Event::Finished(end) => {
+            let embedding = end.embedding.expect("it was asked for");
+            (embedding, end.delta.usage)
+        }
+        other => panic!("ended with {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_last_token_is_all_that_is_computed_again_and_a_mean_needs_all() {
+    let small = EngineConfig {
+        chunked_prefill_size: 16,
+        ..plain(MODEL, DtypeChoice::Float32)
+    };
+    let world = start(small);
+    let (last, usage) = embed(&world, Pooling::Last).await;
+    assert_eq!((usage.cached_tokens, usage.completion_tokens), (0, 0));
+    let (mean, usage) = embed(&world, Pooling::Mean).await;
+    assert_eq!(
+        (usage.cached_tokens, usage.prompt_tokens),
+        (0, PROMPT_TOKENS)
+    );
+    assert_ne!(last, mean);
+    let (again, usage) = embed(&world, Pooling::Last).await;
+    assert_eq!(
+        (again, usage.cached_tokens),
+        (last.clone(), PROMPT_TOKENS - 1)
+    );
+    let (again, _) = embed(&world, Pooling::Mean).await;
+    assert_eq!(again, mean);
+    let stats = world.assert_whole().await;
+    // One copy of the prompt, whoever computed it.
+    assert_eq!(stats.evictable_tokens, PROMPT_TOKENS as usize);
+    world.stop().await;
+    let whole = start(plain(MODEL, DtypeChoice::Float32));
+    assert_eq!(embed(&whole, Pooling::Mean).await.0, mean);
+    assert_eq!(embed(&whole, Pooling::Last).await.0, last);
+    whole.stop().await;
+}
+
+#[tokio::test]
+async fn what_has_no_embedding_is_refused() {
+    let refusal = async |world: &World, request| match collect(world.generate(request)).await.end {
+        Event::Failed(error) => error.to_string(),
+        other => panic!("ended with {other:?}"),
+    };
+    let none = Build::default().start();
+    let text = refusal(&none, request(Pooling::Last)).await;
+    assert!(text.contains("gives no embeddings"), "{text}");
+    none.stop().await;
+    let world = start(plain(MODEL, DtypeChoice::Float32));
+    let mut scored = request(Pooling::Last);
+    scored.logprobs = Some(LogprobWish::default());
+    let text = refusal(&world, scored).await;
+    assert!(text.contains("has no output"), "{text}");
+    world.stop().await;
+}

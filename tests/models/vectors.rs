@@ -1,0 +1,91 @@
+//! A prompt of vectors that are the embeddings of tokens gives the bits of those tokens.
+
+use std::sync::Arc;
+
+use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::kernels::dtype::Dtype;
+use souffleur::request::PromptVectors;
+use souffleur::state::sampling::SamplingParams;
+
+use crate::common::{
+    all_positions, append, decode, fixture, fixtures, load, options, plan, prefill, start, tokens,
+};
+use crate::embeddings::embeddings;
+use crate::invariance::{Bits, observe};
+
+const ROW: u32 = 7;
+/// A row of tokens beside it.
+const OTHER: u32 = 3;
+const PROMPT_TOKENS: u32 = 41;
+const CHUNK: u32 = 17;
+const DECODES: u32 = 4;
+const VOCAB: u32 = 288;
+
+/// Frequencies of the output count, and the prompt counts for nothing.
+fn sampling() -> Arc<SamplingParams> {
+    Arc::new(SamplingParams {
+        temperature: 0.0,
+        frequency_penalty: 1.5,
+        ..SamplingParams::default()
+    })
+}
+
+/// The bits of a prompt and of what is decoded behind it, in chunks, beside a row that prefills and decodes tokens.
+fn run(executor: &mut CpuExecutor, vectors: Option<&Arc<PromptVectors>>) -> (Bits, Vec<u32>) {
+    let (mut bits, mut output) = (Bits::new(), Vec::new());
+    let mut prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
+    if vectors.is_some() {
+        // Placeholders are not looked at.
+        prompt.fill(0);
+    }
+    let chunks = (0..PROMPT_TOKENS).step_by(CHUNK as usize);
+    let chunks = chunks.map(|first| {
+        let end = PROMPT_TOKENS.min(first + CHUNK);
+        let mut work = prefill(ROW, first..end, end == PROMPT_TOKENS);
+        work.logprobs = all_positions();
+        work
+    });
+    let decodes = (0..DECODES).map(|at| decode(ROW, PROMPT_TOKENS + at));
+    for (turn, work) in (0..).zip(chunks.chain(decodes)) {
+        let mut step = plan(turn);
+        if turn == 0 {
+            let mut begun = start(ROW, &prompt, prompt.len(), &sampling());
+            begun.vectors = vectors.cloned();
+            let other = tokens(9, 20, VOCAB);
+            step.starts = vec![start(OTHER, &other, other.len(), &sampling()), begun];
+            step.table = vec![append(ROW, (1..100).rev()), append(OTHER, 200..300)];
+        }
+        let other = match turn {
+            0 => prefill(OTHER, 0..20, true),
+            _ => decode(OTHER, 19 + turn as u32),
+        };
+        step.rows = vec![other, work];
+        output.extend(observe(executor, &step, &mut bits).rows[1].tokens.iter());
+    }
+    (bits, output)
+}
+
+#[test]
+fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
+    let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
+    for name in fixtures() {
+        let vectors = embeddings(&fixture(&name), &prompt);
+        // As stored, and wider: elements of either are exactly those of the vectors.
+        for dtype in [None, Some(Dtype::F32)] {
+            let options = CpuOptions { dtype, ..options() };
+            let expected = run(&mut load(&name, &options), None);
+            let got = run(&mut load(&name, &options), Some(&vectors));
+            assert_eq!(got.0.len(), (PROMPT_TOKENS + DECODES) as usize, "{name}");
+            assert!(got == expected, "{name} in {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn a_row_lets_go_of_its_vectors_with_the_last_one() {
+    let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
+    let vectors = embeddings(&fixture("llama"), &prompt);
+    let mut executor = load("llama", &options());
+    run(&mut executor, Some(&vectors));
+    assert_eq!(Arc::strong_count(&vectors), 1);
+}

@@ -1,0 +1,266 @@
+//! `POST /open_session`, `POST /close_session`, `session_params` of `POST /generate`, `POST /set_internal_state`.
+
+use serde_json::{Value, json};
+use souffleur::server::ApiKey;
+
+use crate::http::{post, stream};
+use crate::world::World;
+
+fn open(world: &World, body: &Value) -> String {
+    let id = post(world.addr, "/open_session", body).ok();
+    id.as_str().expect("the id").to_owned()
+}
+
+/// Generates some tokens behind those of the session's request `rid`.
+fn call(id: &str, rid: Option<&str>, name: &str, new: &[u32]) -> Value {
+    json!({
+        "input_ids": new, "rid": name,
+        "session_params": {"id": id, "rid": rid},
+        "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": true},
+    })
+}
+
+fn ids(reply: &Value) -> Vec<u32> {
+    let ids = reply["output_ids"].as_array().expect("a list").iter();
+    ids.map(|id| id.as_u64().expect("an id") as u32).collect()
+}
+
+fn plain(world: &World, prompt: &[u32]) -> Vec<u32> {
+    let mut body = call("", None, "plain", prompt);
+    body.as_object_mut()
+        .expect("an object")
+        .remove("session_params");
+    ids(&post(world.addr, "/generate", &body).ok())
+}
+
+#[track_caller]
+fn check_refused(world: &World, path: &str, body: &Value, status: u16, part: &str) {
+    let refused = post(world.addr, path, body);
+    let error = refused.json()["error"]["message"].clone();
+    assert_eq!(refused.status, status, "{error}");
+    let text = error.as_str().expect("a text");
+    assert!(
+        text.contains(part) && text.len() < 700,
+        "{text:?} has no {part:?}"
+    );
+}
+
+#[test]
+fn a_request_goes_on_from_an_earlier_one_of_its_session() {
+    let world = World::new();
+    let id = open(
+        &world,
+        &json!({"capacity_of_str_len": 1000, "session_id": "mine"}),
+    );
+    assert_eq!(id, "mine");
+    let first = post(
+        world.addr,
+        "/generate",
+        &call(&id, None, "a", &[10, 11, 12]),
+    )
+    .ok();
+    let first_output = ids(&first);
+    assert_eq!(first_output, plain(&world, &[10, 11, 12]));
+    let so_far = [&[10, 11, 12][..], &first_output].concat();
+    // A stream, which is kept like any other.
+    let mut second = call(&id, Some("a"), "b", &[20, 21]);
+    second["stream"] = true.into();
+    let events = stream(world.addr, "/generate", &second).rest();
+    let last = events.last().expect("events");
+    let prompt = [&so_far[..], &[20, 21]].concat();
+    assert_eq!(ids(last), plain(&world, &prompt));
+    assert_eq!(last["meta_info"]["prompt_tokens"], prompt.len());
+    let third = post(world.addr, "/generate", &call(&id, Some("b"), "c", &[30])).ok();
+    let prompt = [&prompt[..], &ids(last), &[30]].concat();
+    assert_eq!(ids(&third), plain(&world, &prompt));
+    // Nothing but what is new is computed.
+    let cached = third["meta_info"]["cached_tokens"]
+        .as_u64()
+        .expect("a count");
+    assert!(cached as usize >= prompt.len() - 2, "{third}");
+    let mut branch = call(&id, Some("a"), "d", &[40]);
+    branch["session_params"]["offset"] = 2.into();
+    branch["session_params"]["replace"] = true.into();
+    let branch = post(world.addr, "/generate", &branch).ok();
+    assert_eq!(ids(&branch), plain(&world, &[10, 11, 40]));
+    // What it replaced is gone.
+    let gone = call(&id, Some("b"), "e", &[1]);
+    check_refused(&world, "/generate", &gone, 400, "has no request \"b\"");
+    let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
+    assert_eq!((closed.status, closed.body.as_str()), (200, ""));
+    check_refused(
+        &world,
+        "/generate",
+        &call(&id, None, "f", &[1]),
+        400,
+        "is not open",
+    );
+    world.wait_until_whole();
+}
+
+#[test]
+fn texts_go_on_without_another_beginning() {
+    let world = World::new();
+    let id = open(&world, &json!({"capacity_of_str_len": 1000}));
+    assert_eq!(id.len(), 32, "random");
+    let text = |rid: Value, name: &str, text: &str| {
+        json!({
+            "text": text, "rid": name, "session_params": {"id": id, "rid": rid},
+            "sampling_params": {"max_new_tokens": 0},
+        })
+    };
+    let first = post(world.addr, "/generate", &text(Value::Null, "a", "The cat")).ok();
+    let both = post(world.addr, "/generate", &text("a".into(), "b", " sat.")).ok();
+    let count = |reply: &Value| {
+        reply["meta_info"]["prompt_tokens"]
+            .as_u64()
+            .expect("a count")
+    };
+    let alone = post(
+        world.addr,
+        "/tokenize",
+        &json!({"prompt": " sat.", "add_special_tokens": false}),
+    );
+    assert_eq!(count(&both) - count(&first), alone.ok()["count"]);
+    world.wait_until_whole();
+}
+
+#[test]
+fn sessions_are_refused_by_name_and_bounded() {
+    let world = World::with(|_, config| {
+        config.sessions_max_count = 2;
+        config.sessions_max_bytes = 4096;
+    });
+    let table = [
+        (json!({}), "capacity_of_str_len is missing"),
+        (
+            json!({"capacity_of_str_len": 0}),
+            "capacity_of_str_len is 0",
+        ),
+        (json!({"capacity_of_str_len": -1}), "capacity_of_str_len"),
+        (
+            json!({"capacity_of_str_len": 9, "session_id": ""}),
+            "session_id is empty",
+        ),
+        (
+            json!({"capacity_of_str_len": 9, "session_id": "x".repeat(300)}),
+            "limit is 256",
+        ),
+        (json!({"capacity_of_str_len": 9, "timeout": -1}), "timeout"),
+    ];
+    for (body, part) in table {
+        check_refused(&world, "/open_session", &body, 400, part);
+    }
+    let id = open(
+        &world,
+        &json!({"capacity_of_str_len": 50, "timeout": 1e300}),
+    );
+    let taken = json!({"capacity_of_str_len": 9, "session_id": id});
+    check_refused(&world, "/open_session", &taken, 400, "is open already");
+    open(&world, &json!({"capacity_of_str_len": 100_000}));
+    check_refused(
+        &world,
+        "/open_session",
+        &json!({"capacity_of_str_len": 9}),
+        503,
+        "limit",
+    );
+    check_refused(
+        &world,
+        "/close_session",
+        &json!({"session_id": "another"}),
+        404,
+        "not open",
+    );
+    check_refused(
+        &world,
+        "/close_session",
+        &json!({}),
+        400,
+        "session_id is missing",
+    );
+    let tokens = vec![7; 51];
+    check_refused(
+        &world,
+        "/generate",
+        &call(&id, None, "a", &tokens),
+        400,
+        "capacity_of_str_len is 50",
+    );
+    let foreign = call("someone-elses", None, "a", &[1]);
+    check_refused(&world, "/generate", &foreign, 400, "is not open");
+    let unknown = call(&id, Some("never"), "a", &[1]);
+    check_refused(&world, "/generate", &unknown, 400, "has no request");
+    let mut batch = call(&id, None, "a", &[1]);
+    batch["input_ids"] = json!([[1], [2]]);
+    check_refused(
+        &world,
+        "/generate",
+        &batch,
+        400,
+        "one prompt and one sample",
+    );
+    let mut nameless = call(&id, None, "a", &[1]);
+    nameless["session_params"] = json!({"rid": "a"});
+    check_refused(
+        &world,
+        "/generate",
+        &nameless,
+        400,
+        "session_params.id is missing",
+    );
+    // Nobody can fill the memory.
+    let filled = (0..10).map(|at| {
+        let call = call(&id, None, &format!("r{at}"), &[7; 40]);
+        post(world.addr, "/generate", &call).status
+    });
+    let filled: Vec<u16> = filled.collect();
+    assert_eq!((filled[0], filled[9]), (200, 503), "{filled:?}");
+    let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
+    assert_eq!(closed.status, 200);
+    open(&world, &json!({"capacity_of_str_len": 9}));
+    world.wait_until_whole();
+}
+
+#[test]
+fn what_can_be_set_while_the_server_runs_is_set() {
+    let world = World::new();
+    let set = |args: Value| {
+        let body = json!({ "server_args": args });
+        post(world.addr, "/set_internal_state", &body).ok()
+    };
+    assert_eq!(
+        set(json!({"schedule_policy": "lpm"})),
+        json!([{"updated": true}])
+    );
+    assert_eq!(world.stats().schedule_policy, "lpm");
+    assert_eq!(
+        set(json!({"max_micro_batch_size": 3})),
+        json!([{"updated": false}])
+    );
+    // All or nothing.
+    let both = json!({"schedule_policy": "fcfs", "max_micro_batch_size": 3});
+    assert_eq!(set(both), json!([{"updated": false}]));
+    assert_eq!(world.stats().schedule_policy, "lpm");
+    let unknown = json!({"server_args": {"schedule_policy": "nobody"}});
+    check_refused(&world, "/set_internal_state", &unknown, 400, "nobody");
+    check_refused(
+        &world,
+        "/set_internal_state",
+        &json!({}),
+        400,
+        "server_args is missing",
+    );
+}
+
+#[test]
+fn sessions_ask_for_the_admins_key() {
+    let world = World::with(|_, config| config.admin_api_key = ApiKey::new("secret").ok());
+    for (path, body) in [
+        ("/open_session", json!({"capacity_of_str_len": 9})),
+        ("/close_session", json!({"session_id": "a"})),
+        ("/set_internal_state", json!({"server_args": {}})),
+    ] {
+        assert_eq!(post(world.addr, path, &body).status, 401, "{path}");
+    }
+}
