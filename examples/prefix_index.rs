@@ -148,6 +148,7 @@ impl WorkerIndex {
             candidates: vec![Candidate {
                 seq: SeqId::new(self.next_step.get()),
                 namespace: Namespace::default(),
+                bypasses_cache: false,
                 tokens: tokens.clone(),
                 match_limit: tokens.len(),
                 max_new_tokens: 0,

@@ -119,7 +119,7 @@ impl RepoCache {
             }
             // A link to a blob that was deleted, or a copy of another one.
             match fs::remove_file(&link) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => symlink_or_copy(&blob, path, &link),
             }
         };

@@ -237,5 +237,5 @@ pub(super) fn wait(settings: &HubSettings, attempts: u32) {
 
 fn size_of_file(path: &Path) -> Option<u64> {
     let metadata = fs::metadata(path).ok()?;
-    metadata.is_file().then(|| metadata.len())
+    metadata.is_file().then_some(metadata.len())
 }

@@ -376,6 +376,8 @@ mod tests {
             row: RowId::new(1),
             seq: SeqId::new(1),
             tokens: [7].into(),
+            vectors: None,
+            pooling: None,
             prompt_tokens: 1,
             grammar: None,
             sampling: Arc::default(),

@@ -345,6 +345,7 @@ impl Chaos {
         let waiting_s = random.percent(8).then(|| random.within(1..80) as f64 / 4.0);
         let running_s = random.percent(6).then(|| random.within(1..60) as f64 / 4.0);
         Ask {
+            bypasses_cache: random.percent(3),
             max_new_tokens: match random.below(10) {
                 0 => 0,
                 1..8 if !self.talks => random.within(1..24),

@@ -252,7 +252,8 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
     }
 
     fn shared(&self, a: usize, b: usize) -> usize {
-        if self.lives[a].ask.salt != self.lives[b].ask.salt {
+        let (one, other) = (&self.lives[a].ask, &self.lives[b].ask);
+        if one.salt != other.salt || one.bypasses_cache || other.bypasses_cache {
             return 0;
         }
         let pairs = self.prompt(a).into_iter().zip(self.prompt(b));

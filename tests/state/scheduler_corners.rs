@@ -409,7 +409,7 @@ fn a_prompt_that_bypasses_the_cache_takes_nothing_from_it_and_leaves_nothing_the
             policy,
             ..small(4, 64)
         });
-        let shared = || Ask::exactly(prompt(0, 90), 6);
+        let shared = || Ask::exactly(prompt(0, 90), 2);
         let private = || Ask {
             bypasses_cache: true,
             ..shared()

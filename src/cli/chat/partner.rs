@@ -171,9 +171,9 @@ impl ServerAnswer {
         Ok(Self::of(answer))
     }
 
-    fn of<B: AsRef<[u8]>>(body: impl Stream<Item = Result<B, String>> + Unpin + 'static) -> Self
+    fn of<B>(body: impl Stream<Item = Result<B, String>> + Unpin + 'static) -> Self
     where
-        B: 'static,
+        B: AsRef<[u8]> + 'static,
     {
         let data = body.eventsource().map(|event| match event {
             Ok(event) => Ok(event.data),

@@ -4,10 +4,9 @@
 //! experts stacked in one tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj`
 //! `[experts, hidden, width]`. Stacks in codes of eight bits have their scales in a tensor of their own.
 
-use super::{Entry, Weights, quantised};
+use super::{Entry, Weights};
 use crate::error::LoadError;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
-use crate::model::json_file::format_error;
 
 /// Tensors that hold the matrices of all experts, and which of gate, up and down these are.
 const STACKED: [(&str, &[usize]); 2] = [("gate_up_proj", &[0, 1]), ("down_proj", &[2])];
@@ -30,7 +29,6 @@ impl Weights {
         for layer in (0..experts.layers.len()).filter(|layer| experts.are_in(*layer)) {
             for (stack, parts) in STACKED {
                 let name = format!("{}.experts.{stack}", experts.names.module(layer));
-                self.refuse_stack_of_codes(&name)?;
                 if let Some(entry) = self.entries.remove(&name) {
                     self.unstack(&name, entry, (layer, parts), (experts, hidden))?;
                 }
@@ -38,24 +36,6 @@ impl Weights {
             }
         }
         Ok(())
-    }
-
-    /// Refuses a stack in codes, whose scales would have to be taken apart too.
-    fn refuse_stack_of_codes(&self, stack: &str) -> Result<(), LoadError> {
-        let plain = self.entries.get_key_value(stack);
-        let plain = plain.filter(|(_, entry)| entry.stored.is_err());
-        let parts = quantised::CODES.map(|part| format!("{stack}.{part}"));
-        let mut parts = parts.iter();
-        let coded = plain.or_else(|| parts.find_map(|name| self.entries.get_key_value(name)));
-        let Some((name, entry)) = coded else {
-            return Ok(());
-        };
-        let reason = format!(
-            "tensor {} holds the codes of all experts of a layer, supported are those in F32, F16 and BF16 or experts \
-             that are stored one by one: use such a model",
-            self.file_name(name)
-        );
-        Err(format_error(self.files[entry.file].path(), reason))
     }
 
     /// Gives routers and experts the names of one family.
