@@ -29,19 +29,12 @@ fn wish() -> MemoryWish {
 
 #[test]
 fn tokens_without_keys_are_bounded_by_contexts() {
-    let wish = MemoryWish {
-        kv_bytes_per_token: 0,
-        state_bytes: 1 << 20,
-        ..wish()
-    };
-    let all = MemoryWish {
-        mem_fraction_static: Some(0.8),
-        ..wish
-    };
-    for wish in [wish, all] {
+    for fraction in [None, Some(0.8)] {
+        let mut wish = wish();
+        (wish.kv_bytes_per_token, wish.mem_fraction_static) = (0, fraction);
         let plan = MemoryPlan::new(budget(), wish).expect("it fits");
-        let expected = (32 * 8192, PoolLimit::DefaultContexts);
-        assert_eq!((plan.max_total_tokens, plan.limit), expected);
+        let limited = (plan.max_total_tokens, plan.limit);
+        assert_eq!(limited, (32 * 8192, PoolLimit::DefaultContexts));
     }
 }
 
