@@ -181,7 +181,9 @@ pub struct LockedPrefix {
 /// The states that may be dropped for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinning {
-    /// All that no pin and no plan keeps: for a row's own.
+    /// All that no pin keeps: those that later plans can have.
+    Later,
+    /// Of these, those that no row of the plan begins with: for a row's own.
     Any,
     /// Of these, those at which no prompt of the plan has an anchor: for a copy.
     Unnamed,
@@ -193,7 +195,7 @@ impl Thinning {
     /// Whether a state is among them that was saved for this reason, and that a prompt of the plan names or not.
     pub fn takes(self, reason: SaveReason, is_named: bool) -> bool {
         match self {
-            Self::Any => true,
+            Self::Later | Self::Any => true,
             Self::Unnamed => !is_named,
             Self::Grid => !is_named && reason == SaveReason::Grid,
         }

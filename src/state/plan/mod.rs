@@ -232,6 +232,14 @@ pub struct Candidate {
     pub kv_tokens: usize,
 }
 
+impl Candidate {
+    /// Several outputs of the prompt are asked for: the others go on from a state before its last token.
+    fn has_siblings(&self) -> bool {
+        let last = self.anchors.last();
+        last.is_some_and(|anchor| *anchor as usize + 1 == self.tokens.len())
+    }
+}
+
 /// A decode of the running batch.
 #[derive(Debug, Default)]
 pub struct DecodeDemand {

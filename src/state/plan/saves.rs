@@ -55,10 +55,7 @@ impl StateRules {
             true => (tail, None),
             false => (None, tail),
         };
-        // Those that wait do so for a few plans only, and no longer for a chunk that comes later.
-        let wished = shared
-            .iter()
-            .map(|place| at(admitted.extend_end.min(*place)));
+        let wished = shared.iter().copied().map(at);
         let wished = wished
             .chain(first)
             .chain(anchors.rev().map(at))
@@ -98,6 +95,8 @@ pub(super) struct Spare {
     pub(super) live: usize,
     /// Rows that none has: each may need one before a row gives its own back.
     pub(super) rows_to_come: usize,
+    /// Prefills at whose ends others are to begin: these need a state to copy beside their own.
+    pub(super) awaited: usize,
 }
 
 impl Spare {
@@ -109,7 +108,7 @@ impl Spare {
         wishes: &[Option<Wishes>],
         admitted: &mut [Admitted],
     ) {
-        let all = self.free + cache.droppable_states(Thinning::Any);
+        let all = self.free + cache.droppable_states(Thinning::Later);
         cache.thin_states(self.live.saturating_sub(self.free), Thinning::Any);
         if !cache.keeps_states() {
             return;
@@ -117,7 +116,7 @@ impl Spare {
         let mut free = self.free.saturating_sub(self.live);
         let mut left = Left {
             copies: free + cache.droppable_states(Thinning::Unnamed),
-            tails: all.saturating_sub(self.live + self.rows_to_come),
+            tails: all.saturating_sub(self.live + self.rows_to_come + self.awaited),
         };
         let asked = left.grant(wishes, admitted);
         cache.thin_states(asked.saturating_sub(free), Thinning::Unnamed);

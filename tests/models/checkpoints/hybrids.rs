@@ -235,8 +235,8 @@ fn a_decoder_may_say_how_it_is_quantised() {
 
 #[test]
 fn hybrids_load_whose_fused_matrices_are_not_converted() {
-    let kinds = kinds().into_iter();
-    let (_, mut config, quantise) = kinds.into_iter().find(|kind| kind.0 == "gptq").unwrap();
+    let mut kinds = kinds().into_iter();
+    let (_, mut config, quantise) = kinds.find(|kind| kind.0 == "gptq").unwrap();
     config["modules_to_not_convert"] = json!(["self_attn", "linear_attn", "down_proj"]);
     let coded = |tensors: &Tensors| -> Vec<String> {
         let ends = ["gate_proj.weight", "up_proj.weight"];

@@ -57,7 +57,11 @@ impl States {
     }
 
     fn takes(&self, thinning: Thinning, (node, kept): (&u32, &NodeState)) -> bool {
-        !self.is_kept(*node) && thinning.takes(kept.reason, self.named.contains(node))
+        let is_kept = match thinning {
+            Thinning::Later => self.pinned.contains_key(node),
+            _ => self.is_kept(*node),
+        };
+        !is_kept && thinning.takes(kept.reason, self.named.contains(node))
     }
 
     /// The node goes.
@@ -120,6 +124,8 @@ impl RadixTree {
 
     /// Gives the node at each saved position its state. Those that are beyond the key, or second ones, are freed.
     pub(super) fn keep_states(&mut self, key: Key<'_>, saved: Vec<SavedState>, key_use: KeyUse) {
+        let is_long = saved.iter().any(|saved| saved.reason == SaveReason::Grid);
+        let mut deepest = None;
         for SavedState {
             position,
             reason,
@@ -138,6 +144,25 @@ impl RadixTree {
                 self.insert_key(key, 0, &mut Pages::empty(), uncounted).0
             });
             self.keep_state(node, reason, state);
+            deepest = node.or(deepest);
+        }
+        if let Some(node) = deepest.filter(|_| is_long) {
+            self.level_states_above(node);
+        }
+    }
+
+    /// Makes those above a node as old as its own: a long prompt's then thin out evenly, not from its beginning on, and
+    /// none of its boundaries before its grid.
+    fn level_states_above(&mut self, node: u32) {
+        let now = self.clock;
+        let mut at = self.arena[node].parent;
+        while at != NO_NODE && !self.arena[at].is_root() {
+            if let Some(states) = self.states.as_deref_mut()
+                && let Some(kept) = states.nodes.get_mut(&at)
+            {
+                kept.last_used = now;
+            }
+            at = self.arena[at].parent;
         }
     }
 

@@ -106,6 +106,13 @@ impl Planning<'_> {
                 .filter(|one| one.continues_at.is_none())
                 .count(),
             rows_to_come,
+            awaited: in_flight
+                .iter()
+                .enumerate()
+                .filter(|(index, one)| {
+                    shared.iter().any(|(by, _)| by == index) || one.has_siblings()
+                })
+                .count(),
         };
         spare.grant(self.cache, rules, &wishes, &mut admitted);
         self.verdict.admitted = admitted;
