@@ -150,13 +150,14 @@ fn read_body(stream: &TcpStream) -> Value {
 }
 
 fn begin(stream: &mut TcpStream) {
-    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
+    let head =
+        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).expect("it reads");
 }
 
 fn event(stream: &mut TcpStream, choice: Value) {
-    let chunk = json!({"choices": [choice]});
-    let sent = write!(stream, "data: {chunk}\n\n");
+    let event = format!("data: {}\n\n", json!({"choices": [choice]}));
+    let sent = write!(stream, "{:x}\r\n{event}\r\n", event.len());
     sent.expect("it reads");
 }
 

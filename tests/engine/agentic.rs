@@ -306,7 +306,8 @@ async fn run(config: EngineConfig, n_states: Option<usize>) -> (Vec<Turn>, Vec<B
     (agent.turns, agent.said)
 }
 
-fn assert_bounds(turns: &[Turn], about: &str) {
+/// `slack` tokens more are allowed.
+fn assert_bounds(turns: &[Turn], slack: usize, about: &str) {
     for Turn {
         name,
         computed,
@@ -314,8 +315,8 @@ fn assert_bounds(turns: &[Turn], about: &str) {
     } in turns
     {
         assert!(
-            computed <= most,
-            "{about}: {name} computed {computed}, at most {most}"
+            *computed <= most + slack,
+            "{about}: {name} computed {computed}, at most {most} and {slack}"
         );
     }
 }
@@ -336,7 +337,7 @@ async fn check(name: &str) {
         };
         let (turns, said) = run(paged.clone(), None).await;
         assert!(said == expected, "{name}, pages of {page_size}");
-        assert_bounds(&turns, &format!("{name}, pages of {page_size}"));
+        assert_bounds(&turns, 0, &format!("{name}, pages of {page_size}"));
         if std::env::var_os(ISA_VARIABLE).is_some() {
             eprintln!("few states and few pages: on the best kernel path only");
             continue;
@@ -356,7 +357,9 @@ async fn check(name: &str) {
             assert!(said == expected, "{about}");
             // Of few pages, those that a turn would go on from may be gone.
             if max_total_tokens == ROOMY_TOKENS {
-                assert_bounds(&turns, &about);
+                // With a single state to spare, a turn may go on from a page earlier.
+                let slack = if slots == ROWS + 1 { page_size } else { 0 };
+                assert_bounds(&turns, slack, &about);
             }
         }
     }

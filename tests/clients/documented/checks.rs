@@ -6,7 +6,23 @@ use serde_json::{Value, json};
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// A part of each example for a shell, and its check.
-pub const CURL: [(&str, Check); 20] = [
+pub const CURL: [(&str, Check); 21] = [
+    ("Act one.", |said| {
+        let answer = parse(said)?;
+        let all = answer["data"].as_array().ok_or("there are no embeddings")?;
+        let length = |of: &Value| {
+            let values = of["embedding"].as_array()?.iter();
+            values
+                .map(Value::as_f64)
+                .try_fold(0.0, |sum, x| Some(sum + x? * x?))
+        };
+        let lengths: Vec<Option<f64>> = all.iter().map(length).collect();
+        let is_one = |length: &Option<f64>| length.is_some_and(|x| (x - 1.0).abs() < 1e-3);
+        expect(
+            lengths.len() == 2 && lengths.iter().all(is_one),
+            "they are not two of length 1",
+        )
+    }),
     ("continue_final_message", goes_on),
     ("free in row 4?", |said| {
         calls(said, &[("find_seat", json!({"row": 4}))])

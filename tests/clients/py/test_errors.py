@@ -96,8 +96,8 @@ class Errors(World):
         kind = openai.NotFoundError
         parts = ['"nobody"', '"souffleur-tiny"']
         self.check(kind, "model_not_found", "model", parts, self.client.models.retrieve, model="nobody")
-        create = self.client.embeddings.create
-        self.check(kind, "not_found", None, ["/v1/embeddings"], create, model="any", input="x")
+        create = self.client.moderations.create
+        self.check(kind, "not_found", None, ["/v1/moderations"], create, model="any", input="x")
 
     def test_another_method_is_refused(self):
         parts = ["GET", "POST"]

@@ -415,7 +415,7 @@ fn values_of_new_families_are_refused_by_key_value_and_limit() {
         (
             v3,
             json!({"n_shared_experts": 1e30}),
-            "n_shared_experts is 1e30, expected a whole number",
+            "n_shared_experts is 1e+30, expected a whole number",
         ),
         (
             v3,

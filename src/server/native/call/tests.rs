@@ -101,7 +101,7 @@ fn samples_follow_their_prompt_and_get_seeds_of_their_own() {
 
 #[test]
 fn refusals_name_the_field_its_value_and_what_is_wanted() {
-    let missing = "text is missing: send text or input_ids";
+    let missing = "text is missing: send text, input_ids or input_embeds";
     refuses(json!({}), "text", missing);
     refuses(json!({"text": null}), "text", missing);
     refuses(
@@ -187,7 +187,7 @@ fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
         "return_hidden_states": false, "routing_key": "k", "no_such_field": 5,
     });
     assert_eq!(read(call).requests.len(), 1);
-    for field in ["lora_path", "image_data", "input_embeds"] {
+    for field in ["lora_path", "image_data"] {
         let error = parse(json!({"text": "a", field: "x"}))
             .err()
             .expect("is refused");
