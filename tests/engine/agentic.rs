@@ -358,7 +358,11 @@ async fn check(name: &str) {
             // Of few pages, those that a turn would go on from may be gone.
             if max_total_tokens == ROOMY_TOKENS {
                 // With a single state to spare, a turn may go on from a page earlier.
-                let slack = if slots == ROWS + 1 { page_size } else { 0 };
+                let slack = if slots == ROWS + 1 {
+                    page_size as usize
+                } else {
+                    0
+                };
                 assert_bounds(&turns, slack, &about);
             }
         }

@@ -91,7 +91,8 @@ impl Weights {
         {
             let reason = format!(
                 "tensor {name} has blocks of {high} outputs, of which {outputs} are no multiple, so that some belong to \
-                 gates and to what these let through: use a checkpoint whose experts are quantised one by one"
+                 gates and to what these let through: use a checkpoint whose experts are quantised one by one",
+                name = self.file_name(name)
             );
             return Err(format_error(self.files[stack.file].path(), reason));
         }
