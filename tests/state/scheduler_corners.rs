@@ -407,7 +407,7 @@ fn a_prompt_that_bypasses_the_cache_takes_nothing_from_it_and_leaves_nothing_the
         let mut world = World::new(Setup {
             chunk_tokens: Some(40),
             policy,
-            ..small(4, 64)
+            ..small(4, 128)
         });
         let shared = || Ask::exactly(prompt(0, 90), 2);
         let private = || Ask {
