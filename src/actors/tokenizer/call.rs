@@ -13,6 +13,7 @@ use crate::state::detok::StopTable;
 use crate::state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
+use super::logprob_wishes::refuse_input_logprobs;
 use super::prepare::{self, Checked, Prepared};
 
 /// Bytes that may always wait for a slow reader of a request, however many its call has.
@@ -171,7 +172,7 @@ impl Call {
             prepared.anchor_end();
         }
         if prepared.vectors.is_some() {
-            prepare::refuse_input_logprobs(arrival.request.logprobs.as_ref())?;
+            refuse_input_logprobs(arrival.request.logprobs.as_ref())?;
         }
         let prompt = &prepared.tokens;
         let sampling = prepare::fit(

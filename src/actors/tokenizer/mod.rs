@@ -5,6 +5,7 @@ mod inline;
 mod intake;
 mod lanes;
 mod live;
+mod logprob_wishes;
 mod misses;
 mod output;
 mod prepare;

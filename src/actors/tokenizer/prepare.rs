@@ -12,10 +12,10 @@ use crate::model::text::{self, TextModel};
 use crate::request::{ChatPrompt, GenerateRequest, Prompt, PromptVectors};
 use crate::state::grammar::Grammar;
 use crate::state::output::{OutputStart, ReasoningFormat};
-use crate::state::sampling::LogprobWish;
 use crate::state::sampling::SamplingParams;
 
 use super::TokenizerSettings;
+use super::logprob_wishes::{check_entries, check_wish};
 
 /// How many bytes a normalizer may make one of (NFC composes three characters of three bytes into one).
 const MAX_NORMALIZER_SHRINK: usize = 4;
@@ -400,17 +400,6 @@ pub(super) fn fit(
     Ok(sampling)
 }
 
-/// A vector is the embedding of no token that could have a probability.
-pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), RequestError> {
-    let start = wish.and_then(|wish| wish.start);
-    start.map_or(Ok(()), |start| {
-        let text = format!(
-            "logprob_start_len is {start}, and the prompt is vectors, which have no log probabilities: leave it out or send -1"
-        );
-        Err(FieldError::new("logprob_start_len", text).into())
-    })
-}
-
 /// An embedding is all that its request gets.
 fn check_embedding(
     request: &GenerateRequest,
@@ -427,81 +416,11 @@ fn check_embedding(
     }
 }
 
-fn check_wish(
-    wish: &mut LogprobWish,
-    prompt_tokens: usize,
-    settings: &TokenizerSettings,
-) -> Result<(), RequestError> {
-    let vocab_size = settings.vocab_size;
-    let limit = settings.request_limits.max_logprobs;
-    if let Some(start) = wish.start
-        && start as usize >= prompt_tokens
-    {
-        return Err(invalid(format!(
-            "logprob_start_len is {start}, the prompt has {prompt_tokens} tokens"
-        )));
-    }
-    let counts = [
-        ("top_logprobs_num", wish.top as usize),
-        ("token_ids_logprob", wish.token_ids.len()),
-    ];
-    for (name, count) in counts {
-        if count > limit {
-            return Err(invalid(format!(
-                "{name} asks for {count}, limit is {limit}: ask for fewer"
-            )));
-        }
-    }
-    if let Some(token) = wish
-        .token_ids
-        .iter()
-        .find(|token| **token as usize >= vocab_size)
-    {
-        return Err(invalid(format!(
-            "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens"
-        )));
-    }
-    wish.top = wish.top.min(vocab_size as u32);
-    Ok(())
-}
-
-/// The log probabilities that a request wants of its prompt, refused if they are more than an answer may have with
-/// those that its call wants `before` it. Output tokens are not counted: most requests end long before
-/// `max_new_tokens`.
-fn check_entries(
-    wish: &LogprobWish,
-    prompt_tokens: usize,
-    before: usize,
-    settings: &TokenizerSettings,
-) -> Result<usize, RequestError> {
-    let Some(start) = wish.start else {
-        return Ok(0);
-    };
-    let limit = settings.max_logprob_entries;
-    let positions = prompt_tokens - start as usize;
-    let each = 1 + wish.top as usize + wish.token_ids.len();
-    let entries = positions.saturating_mul(each);
-    if entries > limit {
-        return Err(invalid(format!(
-            "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
-             limit is {limit}: start later or ask for fewer alternatives"
-        )));
-    }
-    let all = before.saturating_add(entries);
-    if all > limit {
-        return Err(invalid(format!(
-            "prompts and samples of the call ask for {all} log probabilities so far, limit is {limit} for all together: \
-             send fewer at once"
-        )));
-    }
-    Ok(entries)
-}
-
 /// True if a prompt is text: token ids and vectors need no encoding.
 pub(super) fn is_text(weighed: &Weighed) -> bool {
     matches!(weighed.prompt, Prompt::Text(_) | Prompt::Chat(_))
 }
 
-fn invalid(reason: String) -> RequestError {
+pub(super) fn invalid(reason: String) -> RequestError {
     RequestError::Invalid(reason)
 }

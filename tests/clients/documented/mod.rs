@@ -81,7 +81,8 @@ fn examples(language: &str) -> Vec<String> {
 
 /// Runs the examples of a language; each has one check, and each check an example.
 fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
-    let world = World::scripted(&LINES);
+    // What follows a script has no states, and so no embeddings.
+    let (world, model) = (World::scripted(&LINES), World::new());
     let examples = examples(language);
     assert_eq!(examples.len(), checks.len(), "examples and checks");
     for example in examples {
@@ -90,7 +91,11 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
             panic!("there is not one check for this example:\n{example}");
         };
         assert!(example.contains(ADDRESS), "{example}");
-        let mut command = command(&example.replace(ADDRESS, &format!("http://{}", world.addr)));
+        let addr = match example.contains("/v1/embeddings") {
+            true => model.addr,
+            false => world.addr,
+        };
+        let mut command = command(&example.replace(ADDRESS, &format!("http://{addr}")));
         for name in ["http_proxy", "https_proxy", "all_proxy"] {
             command.env_remove(name).env_remove(name.to_uppercase());
         }

@@ -1,0 +1,89 @@
+//! Checks of the log probabilities that a request wishes.
+
+use crate::error::{FieldError, RequestError};
+use crate::state::sampling::LogprobWish;
+
+use super::TokenizerSettings;
+use super::prepare::invalid;
+
+/// A vector is the embedding of no token that could have a probability.
+pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), RequestError> {
+    let start = wish.and_then(|wish| wish.start);
+    start.map_or(Ok(()), |start| {
+        let text = format!(
+            "logprob_start_len is {start}, and the prompt is vectors, which have no log probabilities: leave it out or send -1"
+        );
+        Err(FieldError::new("logprob_start_len", text).into())
+    })
+}
+
+/// Refuses a wish that the prompt or the vocabulary does not have, and clips the number of alternatives.
+pub(super) fn check_wish(
+    wish: &mut LogprobWish,
+    prompt_tokens: usize,
+    settings: &TokenizerSettings,
+) -> Result<(), RequestError> {
+    let vocab_size = settings.vocab_size;
+    let limit = settings.request_limits.max_logprobs;
+    if let Some(start) = wish.start
+        && start as usize >= prompt_tokens
+    {
+        return Err(invalid(format!(
+            "logprob_start_len is {start}, the prompt has {prompt_tokens} tokens"
+        )));
+    }
+    let counts = [
+        ("top_logprobs_num", wish.top as usize),
+        ("token_ids_logprob", wish.token_ids.len()),
+    ];
+    for (name, count) in counts {
+        if count > limit {
+            return Err(invalid(format!(
+                "{name} asks for {count}, limit is {limit}: ask for fewer"
+            )));
+        }
+    }
+    if let Some(token) = wish
+        .token_ids
+        .iter()
+        .find(|token| **token as usize >= vocab_size)
+    {
+        return Err(invalid(format!(
+            "token_ids_logprob holds {token}, the vocabulary has {vocab_size} tokens"
+        )));
+    }
+    wish.top = wish.top.min(vocab_size as u32);
+    Ok(())
+}
+
+/// The log probabilities that a request wants of its prompt, refused if they are more than an answer may have with
+/// those that its call wants `before` it. Output tokens are not counted: most requests end long before
+/// `max_new_tokens`.
+pub(super) fn check_entries(
+    wish: &LogprobWish,
+    prompt_tokens: usize,
+    before: usize,
+    settings: &TokenizerSettings,
+) -> Result<usize, RequestError> {
+    let Some(start) = wish.start else {
+        return Ok(0);
+    };
+    let limit = settings.max_logprob_entries;
+    let positions = prompt_tokens - start as usize;
+    let each = 1 + wish.top as usize + wish.token_ids.len();
+    let entries = positions.saturating_mul(each);
+    if entries > limit {
+        return Err(invalid(format!(
+            "logprob_start_len asks for {entries} log probabilities ({positions} positions with {each} each), \
+             limit is {limit}: start later or ask for fewer alternatives"
+        )));
+    }
+    let all = before.saturating_add(entries);
+    if all > limit {
+        return Err(invalid(format!(
+            "prompts and samples of the call ask for {all} log probabilities so far, limit is {limit} for all together: \
+             send fewer at once"
+        )));
+    }
+    Ok(entries)
+}
