@@ -32,17 +32,30 @@ async fn embed(world: &World, index: u32, pooling: Pooling) -> Arc<[f32]> {
     }
 }
 
-/// All of them at once, beside requests that sample.
+/// Requests that sample.
+fn others() -> impl Iterator<Item = GenerateRequest> {
+    (5..9).map(request)
+}
+
+/// All of them at once, and requests that sample before them and after them: what these say does not depend on it.
 async fn embed_all(world: &World) -> Vec<Arc<[f32]>> {
-    let others = (5..9).map(|index| world.generate(request(index)));
-    let others: Vec<_> = others.collect();
+    let mut alone = Vec::new();
+    for other in others() {
+        alone.push(collect(world.generate(other)).await.tokens);
+    }
+    let before: Vec<_> = others().map(|other| world.generate(other)).collect();
     let wanted = INDICES.into_iter().flat_map(|index| {
         [Pooling::Last, Pooling::Mean].map(|pooling| embed(world, index, pooling))
     });
-    let embeddings = join_all(wanted).await;
-    for other in others {
-        let end = collect(other).await.end;
-        assert!(matches!(end, Event::Finished(_)), "{end:?}");
+    let wanted = join_all(wanted);
+    let after = async {
+        let after: Vec<_> = others().map(|other| world.generate(other)).collect();
+        join_all(after.into_iter().map(collect)).await
+    };
+    let (embeddings, after) = futures_util::future::join(wanted, after).await;
+    let before = join_all(before.into_iter().map(collect)).await;
+    for (got, expected) in before.into_iter().chain(after).zip(alone.iter().cycle()) {
+        assert_eq!(&got.tokens, expected);
     }
     embeddings
 }

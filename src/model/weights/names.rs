@@ -178,6 +178,9 @@ impl Weights {
             parts.any(|(part, ..)| self.entries.contains_key(&name(part)))
         };
         if self.entries.contains_key(fused) || width.is_some() && !has_parts() {
+            if let Some(error) = self.unexplained(fused) {
+                return Err(error);
+            }
             self.tensor(fused, &shape(period))?;
         }
         let Some(whole) = self.entries.remove(fused) else {

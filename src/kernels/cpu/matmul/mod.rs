@@ -318,6 +318,7 @@ impl Item<'_> {
             for (i, (sums, panels_now)) in sums.iter_mut().zip(&panels[..n_panels]).enumerate() {
                 let panels_next = match i + 1 < n_panels {
                     true => panels[i + 1],
+                    false if groups.end < self.groups.end => panels[0],
                     false => self.panels_from(panel + MAX_PANELS, MAX_PANELS).0[0],
                 };
                 for first in (0..inputs).step_by(strips::PART) {
@@ -361,6 +362,9 @@ impl Item<'_> {
     ) {
         let inputs = self.packed.row_words;
         let words = self.weight.panel_words();
+        if panels.index(panels.n - 1) >= self.weight.panels().len() {
+            return;
+        }
         let lines = strips::PART.min(inputs) * (words / inputs) / tile::LINE_WORDS;
         for n in 0..panels.n {
             let start = panels.index(n) * words + first * (words / inputs);

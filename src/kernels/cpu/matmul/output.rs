@@ -166,9 +166,12 @@ impl Output<'_> {
     /// Puts a tile of panels side by side into a group's rows.
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: Panels, sums: &Sums) {
-        let last = self.panels[panels.index(panels.n - 1)];
         let first = self.panels[panels.first].first;
-        let is_whole = last.first + last.len == first + (panels.n * PANEL) as u32;
+        // Parts of which others stand between are no neighbours, though their last one may end where these would.
+        let is_whole = (0..panels.n).all(|n| {
+            let panel = self.panels[panels.index(n)];
+            panel.first == first + (n * PANEL) as u32 && panel.len == PANEL as u32
+        });
         for (m, row) in rows.enumerate() {
             if !is_whole {
                 for n in 0..panels.n {

@@ -119,7 +119,7 @@ impl Weights {
     }
 
     /// A complaint about a matrix that is there in codes, of which nothing or something else is said.
-    fn unexplained(&self, name: &str) -> Option<LoadError> {
+    pub(super) fn unexplained(&self, name: &str) -> Option<LoadError> {
         if self.entries.contains_key(name) {
             return None;
         }

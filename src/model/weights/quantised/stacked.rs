@@ -88,6 +88,7 @@ impl Weights {
         if let Some([high, _]) = block
             && parts > 1
             && !outputs.is_multiple_of(high)
+            && whole.shape == wanted
         {
             let reason = format!(
                 "tensor {name} has blocks of {high} outputs, of which {outputs} are no multiple, so that some belong to \

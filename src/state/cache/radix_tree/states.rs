@@ -226,7 +226,8 @@ impl RadixTree {
                     kept.is_passed = false;
                     states.named.push(at);
                 } else {
-                    kept.is_passed = !is_branch;
+                    // Rows of this plan have no node of their own yet.
+                    kept.is_passed = !is_branch && !states.sources.contains(&at);
                 }
             }
             at = self.arena[at].parent;
