@@ -118,7 +118,8 @@ impl SessionStore {
     /// The prompt that a request has behind its session's earlier ones, and its place among them.
     ///
     /// # Errors
-    /// There is no such session or request; the session or the memory of all is full.
+    /// There is no such session or request, or there is one of this name already; the session or the memory of all is full.
+    /// Nothing is replaced then.
     pub(super) fn begin(
         &self,
         params: &SessionParams,
@@ -128,7 +129,7 @@ impl SessionStore {
         let mut open = self.lock();
         let number = open.next_turn;
         open.next_turn += 1;
-        let prompt: Arc<[u32]> = open.prompt(params, new)?.into();
+        let prompt: Arc<[u32]> = open.prompt(params, rid, new)?.into();
         let turn = Turn {
             number,
             parent: params.rid.clone(),
@@ -139,6 +140,9 @@ impl SessionStore {
         let (bytes, limit) = (open.bytes + turn.bytes(), self.0.max_bytes);
         if bytes > limit {
             return Err(ApiError::sessions_full("bytes", limit));
+        }
+        if params.replace {
+            open.replace(params);
         }
         open.insert(&params.id, rid.clone(), turn);
         let place = SessionTurn {
@@ -219,7 +223,12 @@ impl Open {
     }
 
     /// The tokens of a request behind those that it goes on from.
-    fn prompt(&mut self, params: &SessionParams, new: &[u32]) -> Result<Vec<u32>, ApiError> {
+    fn prompt(
+        &mut self,
+        params: &SessionParams,
+        rid: &RequestId,
+        new: &[u32],
+    ) -> Result<Vec<u32>, ApiError> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
             let text = format!(
                 "session {:?} is not open: open one with /open_session",
@@ -228,6 +237,14 @@ impl Open {
             return Err(ApiError::field(PARAMS, text));
         };
         session.used = Instant::now();
+        let namesake = session.turns.get(rid);
+        if namesake.is_some_and(|turn| !(params.replace && turn.parent == params.rid)) {
+            let text = format!(
+                "rid {:?} is one of the session's requests already: choose another",
+                rid.as_str()
+            );
+            return Err(ApiError::field("rid", text));
+        }
         let capacity = session.capacity;
         let prompt = match &params.rid {
             None => new.to_vec(),
@@ -260,9 +277,6 @@ impl Open {
                 prompt.len()
             );
             return Err(ApiError::field(PARAMS, text));
-        }
-        if params.replace {
-            self.replace(params);
         }
         Ok(prompt)
     }
@@ -376,14 +390,18 @@ mod tests {
         let runs = store.begin(&params(&id, Some("a")), &RequestId::new("b"), &[5]);
         assert!(runs.is_err(), "it has not ended");
         turn.ended(&[3, 4]);
-        let behind = |params: &SessionParams| {
+        let named = |name: &str, params: &SessionParams| {
             let (prompt, turn) = store
-                .begin(params, &RequestId::new("b"), &[9])
+                .begin(params, &RequestId::new(name), &[9])
                 .expect("it has ended");
             turn.ended(&[8]);
             prompt.to_vec()
         };
-        let plain = params(&id, Some("a"));
+        let behind = |params: &SessionParams| named("b", params);
+        let plain = SessionParams {
+            replace: true,
+            ..params(&id, Some("a"))
+        };
         assert_eq!(behind(&plain), [1, 2, 3, 4, 9]);
         let offset = |offset| SessionParams {
             offset: Some(offset),
@@ -398,13 +416,19 @@ mod tests {
             ..plain.clone()
         };
         assert_eq!(behind(&without), [1, 2, 9]);
+        // What is refused replaces nothing, and no request takes the place of one that it does not replace.
+        let long = vec![1; 101];
+        assert!(store.begin(&plain, &RequestId::new("b"), &long).is_err());
+        let again = store.begin(&params(&id, Some("a")), &RequestId::new("b"), &[1]);
+        assert!(again.is_err(), "there is one of this name");
+        assert_eq!(named("c", &params(&id, Some("b"))), [1, 2, 9, 8, 9]);
         // Replacing from the beginning forgets the rest.
         let anew = SessionParams {
             replace: true,
             ..params(&id, None)
         };
-        assert_eq!(behind(&anew), [9]);
-        assert!(store.begin(&plain, &RequestId::new("c"), &[1]).is_err());
+        assert_eq!(named("d", &anew), [9]);
+        assert!(store.begin(&plain, &RequestId::new("e"), &[1]).is_err());
         assert!(store.close(&id) && !store.close(&id));
         assert_eq!(store.lock().bytes, 0);
     }
