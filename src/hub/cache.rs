@@ -51,17 +51,30 @@ impl RepoCache {
         if is_commit(&self.revision) {
             return Some(self.revision.clone());
         }
-        let commit = fs::read_to_string(self.folder.join("refs").join(&self.revision)).ok()?;
+        let commit = fs::read_to_string(self.reference()).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
     /// Remembers which commit the revision is at.
     pub fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
-        if self.revision == commit {
+        // Then a cache that cannot be written is as good as another.
+        if self.known_commit().as_deref() == Some(commit) {
             return Ok(());
         }
-        let kept = self.repo.create_ref(commit);
-        kept.map_err(HubError::io(self.folder.join("refs").join(&self.revision)))
+        let path = self.reference();
+        let folder = path.parent().unwrap_or(&self.folder);
+        let new = folder.join(format!(".ref-{}", uuid::Uuid::new_v4().simple()));
+        let put = || -> io::Result<()> {
+            fs::create_dir_all(folder)?;
+            fs::write(&new, commit)?;
+            fs::rename(&new, &path)
+        };
+        let kept = put().inspect_err(|_| drop(fs::remove_file(&new)));
+        kept.map_err(HubError::io(&path))
+    }
+
+    fn reference(&self) -> PathBuf {
+        self.folder.join("refs").join(&self.revision)
     }
 
     pub fn snapshot(&self, commit: &str) -> PathBuf {
@@ -105,6 +118,11 @@ impl RepoCache {
             Ok(file)
         };
         lock().map_err(HubError::io(&path))
+    }
+
+    /// True if a snapshot has the blob under its name.
+    pub fn is_linked(&self, commit: &str, path: &str, etag: &Etag) -> bool {
+        is_same_file(&self.snapshot(commit).join(path), &self.blob(etag))
     }
 
     /// Puts a blob into a snapshot under its name.

@@ -144,30 +144,40 @@ impl<'a> Client<'a> {
         if let Some(file) = listing.describe(path) {
             return Ok(file);
         }
-        let url = self.url(&listing.commit, path);
-        let answer = self.call(self.agent.head(&url), &url, None)?;
-        let (status, headers) = (answer.status(), answer.headers());
-        if !status.is_success() && !status.is_redirection() {
-            return Err(self.refusal(status, headers, path));
+        let mut url = self.url(&listing.commit, path);
+        let (mut etag, mut bytes) = (None, None);
+        for _ in 0..=MAX_REDIRECTS {
+            let answer = self.call(self.agent.head(&url), &url, None)?;
+            let (status, headers) = (answer.status(), answer.headers());
+            if !status.is_success() && !status.is_redirection() {
+                return Err(self.refusal(status, headers, path));
+            }
+            let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+            let size = |name: &str| text(name).and_then(|size| size.parse::<u64>().ok());
+            etag = etag.or_else(|| text("x-linked-etag").and_then(Etag::parse));
+            bytes = bytes.or_else(|| size("x-linked-size"));
+            // A redirect's own length and name are not the file's.
+            if status.is_success() {
+                etag = etag.or_else(|| text("etag").and_then(Etag::parse));
+                bytes = bytes.or_else(|| size("content-length"));
+            }
+            if let (Some(etag), Some(bytes)) = (&etag, bytes) {
+                return Ok(RemoteFile {
+                    path: path.to_owned(),
+                    bytes,
+                    etag: etag.clone(),
+                });
+            }
+            let Some(next) = redirection(&url, &answer)? else {
+                break;
+            };
+            url = next;
         }
-        let text = |names: [&str; 2]| {
-            let value = names.iter().find_map(|name| headers.get(*name))?;
-            value.to_str().ok()
-        };
-        let etag = text(["x-linked-etag", "etag"]).and_then(Etag::parse);
-        let bytes = text(["x-linked-size", "content-length"]).and_then(|size| size.parse().ok());
-        match (etag, bytes) {
-            (Some(etag), Some(bytes)) => Ok(RemoteFile {
-                path: path.to_owned(),
-                bytes,
-                etag,
-            }),
-            _ => Err(HubError::Protocol {
-                host: host_of(&url),
-                what: path.to_owned(),
-                reason: "it gives neither size nor hash of the file".to_owned(),
-            }),
-        }
+        Err(HubError::Protocol {
+            host: host_of(&url),
+            what: path.to_owned(),
+            reason: "it does not give both size and hash of the file".to_owned(),
+        })
     }
 
     /// The contents of a file from a byte on.
@@ -328,13 +338,14 @@ fn is_same_origin(url: &str, endpoint: &str) -> bool {
     origin(url).is_some_and(|url| Some(url) == origin(endpoint))
 }
 
-/// The host of an address: all that an error shows of it, since signed addresses are secrets.
+/// Host and port of an address: all that an error shows of it, since signed addresses and passwords are secrets.
 fn host_of(url: &str) -> String {
-    let uri: Option<Uri> = url.parse().ok();
-    let host = uri
-        .as_ref()
-        .and_then(|uri| Some(uri.authority()?.to_string()));
-    host.unwrap_or_else(|| "the hub".to_owned())
+    let uri = url.parse::<Uri>().unwrap_or_default();
+    match (uri.host(), uri.port_u16()) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (Some(host), None) => host.to_owned(),
+        (None, _) => "the hub".to_owned(),
+    }
 }
 
 pub(super) fn unreachable_host(url: &str, reason: &str) -> HubError {
@@ -412,6 +423,19 @@ mod tests {
         assert_eq!(resolved(url, "//i/c").as_deref(), Some("http://i/c"));
         assert_eq!(resolved(url, "https://i/c").as_deref(), Some("https://i/c"));
         assert_eq!(resolved(url, "ftp://i/c"), None);
+    }
+
+    #[test]
+    fn errors_show_host_and_port_only() {
+        for (url, expected) in [
+            ("https://me:pw@hub.example:8443/a?b", "hub.example:8443"),
+            ("https://me@hub.example/a", "hub.example"),
+            ("http://[::1]:80/a", "[::1]:80"),
+            ("/a", "the hub"),
+            ("a b", "the hub"),
+        ] {
+            assert_eq!(host_of(url), expected, "{url}");
+        }
     }
 
     #[test]

@@ -13,6 +13,8 @@ use super::settings::HubSettings;
 /// Attempts in a row of which none brings anything.
 const MAX_ATTEMPTS: u32 = 5;
 const BUFFER_BYTES: usize = 1 << 20;
+/// The status of a host that has nothing from the wanted byte on.
+const NO_SUCH_PART: u16 = 416;
 
 /// What it takes to download files of one commit.
 pub(super) struct Downloads<'a> {
@@ -42,12 +44,18 @@ impl Downloads<'_> {
     /// Makes sure that the snapshot has the file. `at` hears how many of its bytes are here.
     pub fn ensure(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
         let blob = self.cache.blob(&file.etag);
-        let _lock = self.cache.lock(&file.etag)?;
-        if size_of_file(&blob) != Some(file.bytes) {
-            self.fetch(file, at)?;
+        let is_here = || size_of_file(&blob) == Some(file.bytes);
+        let is_linked = || self.cache.is_linked(self.commit, &file.path, &file.etag);
+        // Without the lock: the cache may be one that cannot be written.
+        if !is_here() || !is_linked() {
+            let _lock = self.cache.lock(&file.etag)?;
+            if !is_here() {
+                self.fetch(file, at)?;
+            }
+            self.cache.link(self.commit, &file.path, &file.etag)?;
         }
         at(file.bytes);
-        self.cache.link(self.commit, &file.path, &file.etag)
+        Ok(())
     }
 
     fn fetch(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
@@ -56,6 +64,13 @@ impl Downloads<'_> {
         match self.fetch_once(file, &path, at) {
             // What was there before may be what is damaged.
             Err(HubError::Checksum { .. }) if resumed => self.fetch_once(file, &path, at),
+            Err(HubError::Status {
+                status: NO_SUCH_PART,
+                ..
+            }) => {
+                fs::remove_file(&path).map_err(HubError::io(&path))?;
+                self.fetch_once(file, &path, at)
+            }
             fetched => fetched,
         }
     }
@@ -103,10 +118,12 @@ impl Downloads<'_> {
         at: &mut dyn FnMut(u64),
     ) -> Result<(), HubError> {
         let mut attempts = 0;
+        let mut most_bytes = partial.bytes;
         while partial.bytes < file.bytes {
-            let before = partial.bytes;
             let outcome = self.append(partial, file, path, at);
-            if partial.bytes > before {
+            // A host that begins again each time brings nothing, however much it sends.
+            if partial.bytes > most_bytes {
+                most_bytes = partial.bytes;
                 attempts = 0;
             }
             attempts += 1;
@@ -149,7 +166,7 @@ impl Downloads<'_> {
             partial.restart(file).map_err(HubError::io(path))?;
         }
         // One byte more than there should be tells that it is another file.
-        let most = file.bytes - partial.bytes + 1;
+        let most = (file.bytes - partial.bytes).saturating_add(1);
         let mut body = part
             .body
             .into_with_config()

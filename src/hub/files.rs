@@ -5,21 +5,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::error::HubError;
-use super::id::{RepoId, Wish, is_plain_path};
+use super::id::{HubModel, RepoId, Wish, is_plain_path};
 use crate::model::gguf::PartName;
 use crate::model::weights::folder::{INDEX, SINGLE};
 
 const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// What is read beside the weights, where it is there.
 const BESIDE: [&str; 6] = [
     CONFIG,
     "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER,
+    TOKENIZER_CONFIG,
     "chat_template.jinja",
     "chat_template.json",
 ];
 const GGUF: &str = ".gguf";
+const SAFETENSORS: &str = ".safetensors";
+/// Largest tokenizer that is read.
+const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
+/// Largest index, configuration or template that is read.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
 /// GGUF files that are no language model: the projectors of vision models, statistics for quantising.
 const OTHER_GGUF: [&str; 2] = ["mmproj", "imatrix"];
 /// Endings of weights that Python unpickles, which runs what they say.
@@ -42,6 +49,24 @@ pub(super) struct Choice {
     /// Small files.
     pub beside: Vec<&'static str>,
     pub weights: WeightFiles,
+}
+
+impl Choice {
+    /// True if a choice among some files of a commit is the same among all of them.
+    pub fn is_certain(&self, model: &HubModel) -> bool {
+        match (&self.weights, &model.wish) {
+            (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,
+            // Other programs may have left out what they do not read.
+            (WeightFiles::Single | WeightFiles::Sharded, _) => {
+                self.beside.contains(&TOKENIZER) && self.beside.contains(&TOKENIZER_CONFIG)
+            }
+            (WeightFiles::Gguf(files), Wish::Quantisation(name)) => {
+                let first = files.first();
+                first.is_some_and(|file| is_plainly_named(file, &model.repo, name))
+            }
+            (WeightFiles::Gguf(_), Wish::Model) => false,
+        }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -104,6 +129,19 @@ pub(super) fn choose(
     }
 }
 
+/// Largest size of a file by its name; that of weights has no limit but the disk.
+pub(super) fn max_bytes(name: &str) -> u64 {
+    match name {
+        TOKENIZER => MAX_TOKENIZER_BYTES,
+        name if name == INDEX || BESIDE.contains(&name) => MAX_TEXT_BYTES,
+        _ => u64::MAX,
+    }
+}
+
+pub(super) fn has_safetensors(names: &BTreeSet<String>) -> bool {
+    names.iter().any(|name| name.ends_with(SAFETENSORS))
+}
+
 /// The shards that an index names, each once.
 ///
 /// # Errors
@@ -114,7 +152,7 @@ pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let map = map.ok_or("its weight_map is no object")?;
     let name = |file: &Value| {
         let name = file.as_str().filter(|name| {
-            is_plain_path(name) && !name.contains('/') && name.ends_with(".safetensors")
+            is_plain_path(name) && !name.contains('/') && name.ends_with(SAFETENSORS)
         });
         let name = name.map(str::to_owned);
         name.ok_or_else(|| {
@@ -218,6 +256,23 @@ fn of_quantisation<'a, 'b>(
     }
 }
 
+/// True if the name has nothing but the repository's name and the quantisation: of the names that end with it, none is
+/// shorter.
+fn is_plainly_named(file: &str, repo: &RepoId, quantisation: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    let stem = match PartName::parse(name) {
+        Some(part) => part.stem,
+        None => name.strip_suffix(GGUF).unwrap_or(name).to_owned(),
+    };
+    let (stem, quantisation) = (stem.to_lowercase(), quantisation.to_lowercase());
+    let repo = repo.as_str().to_lowercase();
+    let model = repo.rsplit('/').next().unwrap_or(&repo);
+    let model = model.strip_suffix("-gguf").unwrap_or(model);
+    let rest = stem.strip_prefix(model);
+    let between = rest.and_then(|rest| rest.strip_suffix(&quantisation));
+    matches!(between, Some("-" | "."))
+}
+
 /// The one model of a repository without safetensors.
 fn only<'a, 'b>(
     models: &'b [GgufModel<'a>],
@@ -268,7 +323,7 @@ mod tests {
     use super::*;
 
     fn choice(names: &[&str], id: &str, extent: Extent) -> Result<Choice, String> {
-        let model = super::super::id::HubModel::parse(id).expect("it is an id");
+        let model = HubModel::parse(id).expect("it is an id");
         let names = names.iter().map(|name| (*name).to_owned()).collect();
         let chosen = choose(&model.repo, &names, &model.wish, extent);
         chosen.map_err(|error| error.to_string())
@@ -336,6 +391,29 @@ mod tests {
 
     fn to_owned(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_choice_among_some_files_is_certain_if_no_other_file_could_change_it() {
+        for (names, id, expected) in [
+            (&["config.json", SINGLE, TOKENIZER][..], "a/m", false),
+            (
+                &["config.json", SINGLE, TOKENIZER, TOKENIZER_CONFIG],
+                "a/m",
+                true,
+            ),
+            (&["m.gguf"], "a/m", false),
+            (&["m-UD-Q4_K_M.gguf"], "a/m-GGUF:Q4_K_M", false),
+            (&["m-UD-Q4_K_M.gguf"], "a/m-GGUF:UD-Q4_K_M", true),
+            (&["m-UD-Q4_K_M.gguf"], "a/m/m-UD-Q4_K_M.gguf", true),
+            (&["Q8_0/m.q8_0-00001-of-00001.gguf"], "a/M-gguf:Q8_0", true),
+        ] {
+            let model = HubModel::parse(id).expect("it is an id");
+            let chosen = choice(names, id, Extent::Whole).expect(id);
+            assert_eq!(chosen.is_certain(&model), expected, "{id}");
+        }
+        let shape = choice(&["config.json", SINGLE], "a/m", Extent::Shape).expect("a model");
+        assert!(shape.is_certain(&HubModel::parse("a/m").expect("it is an id")));
     }
 
     #[test]

@@ -25,7 +25,8 @@ mod id;
 mod settings;
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::config::EngineConfig;
@@ -100,7 +101,8 @@ impl Hub {
 
     /// Makes sure that a model is in the cache: the path of its folder, or of its GGUF file.
     ///
-    /// The hub is asked which commit the revision is at. If it cannot be reached, a complete model in the cache is taken.
+    /// The hub is asked which commit the revision is at, unless the revision is one and the cache certainly has its model.
+    /// If the hub cannot be reached, a complete model in the cache is taken.
     ///
     /// # Errors
     /// [`HubError`].
@@ -117,19 +119,20 @@ impl Hub {
         let find = || cached(&cache, model, extent);
         if self.settings.is_offline {
             let why = "HF_HUB_OFFLINE is set: unset it once to download the model";
-            return find().ok_or_else(|| self.not_cached(model, revision, why));
+            let found = find().ok_or_else(|| self.not_cached(model, revision, why))?;
+            return Ok(found.taken_unasked());
         }
         // What a commit holds never changes.
-        if let Some(path) = find().filter(|_| is_commit(revision)) {
-            return Ok(path);
+        if let Some(found) = find().filter(|found| found.is_certain && is_commit(revision)) {
+            return Ok(found.path);
         }
         let client = Client::new(&self.settings, &model.repo, revision);
         let listing = match self.listing(&client) {
             Err(error) if error.may_pass() => {
                 let why = format!("the hub cannot be asked ({error}): try again later");
-                let path = find().ok_or_else(|| self.not_cached(model, revision, &why))?;
+                let found = find().ok_or_else(|| self.not_cached(model, revision, &why))?;
                 tracing::warn!(%error, "the hub cannot be asked, the model in the cache is used");
-                return Ok(path);
+                return Ok(found.taken_unasked());
             }
             listing => listing?,
         };
@@ -212,23 +215,34 @@ impl Download<'_> {
     }
 
     fn describe(&self, name: &str) -> Result<RemoteFile, HubError> {
-        self.downloads.client.describe(self.listing, name)
+        let file = self.downloads.client.describe(self.listing, name)?;
+        let max_bytes = files::max_bytes(name);
+        match file.bytes <= max_bytes {
+            true => Ok(file),
+            false => Err(self.unsuitable(format!(
+                "has a {name} of {} bytes, the limit is {max_bytes}",
+                file.bytes
+            ))),
+        }
+    }
+
+    fn unsuitable(&self, reason: String) -> HubError {
+        HubError::Unsuitable {
+            repo: self.model.repo.clone(),
+            reason,
+        }
     }
 
     fn shards(&self, index: &Path) -> Result<BTreeSet<String>, HubError> {
-        let text = fs::read(index).map_err(HubError::io(index))?;
+        let text = read_index(index).map_err(HubError::io(index))?;
         let shards = files::shards(&text);
-        let unsuitable = |reason: String| HubError::Unsuitable {
-            repo: self.model.repo.clone(),
-            reason,
-        };
-        let shards =
-            shards.map_err(|reason| unsuitable(format!("has an unusable {INDEX}: {reason}")))?;
+        let shards = shards
+            .map_err(|reason| self.unsuitable(format!("has an unusable {INDEX}: {reason}")))?;
         let there = self.listing.names();
         match shards.iter().find(|shard| !there.contains(*shard)) {
-            Some(absent) => Err(unsuitable(format!(
-                "has no {absent}, which its {INDEX} names"
-            ))),
+            Some(absent) => {
+                Err(self.unsuitable(format!("has no {absent}, which its {INDEX} names")))
+            }
             None => Ok(shards),
         }
     }
@@ -242,19 +256,19 @@ impl Download<'_> {
         let all_bytes = files
             .iter()
             .fold(0u64, |sum, file| sum.saturating_add(file.bytes));
-        let mut before_bytes = 0;
+        let mut before_bytes = 0u64;
         for file in &files {
             let mut at = |bytes: u64| {
                 if missing_bytes > 0 {
                     watch(Transfer {
                         file: &file.path,
-                        done_bytes: before_bytes + bytes,
+                        done_bytes: before_bytes.saturating_add(bytes),
                         all_bytes,
                     });
                 }
             };
             self.downloads.ensure(file, &mut at)?;
-            before_bytes += file.bytes;
+            before_bytes = before_bytes.saturating_add(file.bytes);
         }
         Ok(())
     }
@@ -274,20 +288,54 @@ impl Download<'_> {
 }
 
 /// A model that is complete in the cache.
-fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<PathBuf> {
+struct Found {
+    path: PathBuf,
+    /// The hub would name the same files.
+    is_certain: bool,
+}
+
+impl Found {
+    /// The path, where the hub is not asked. The log names a GGUF file that the hub might not.
+    fn taken_unasked(self) -> PathBuf {
+        if !self.is_certain && self.path.is_file() {
+            tracing::warn!(
+                file = %self.path.display(),
+                "this file is used because it is in the cache: the hub may have one that fits the name better"
+            );
+        }
+        self.path
+    }
+}
+
+/// Chooses among the files in the cache, which need not be all that the commit has.
+fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> {
     let commit = cache.known_commit()?;
     let snapshot = cache.snapshot(&commit);
     let there = cache.files_of(&commit);
     let choice = files::choose(&model.repo, &there, &model.wish, extent).ok()?;
-    match choice.weights {
-        WeightFiles::None | WeightFiles::Single => Some(snapshot),
-        WeightFiles::Gguf(names) => Some(snapshot.join(names.first()?)),
-        WeightFiles::Sharded => {
-            let index = fs::read(snapshot.join(INDEX)).ok()?;
-            let shards = files::shards(&index).ok()?;
-            shards.is_subset(&there).then_some(snapshot)
+    let is_certain = choice.is_certain(model);
+    let path = match choice.weights {
+        WeightFiles::None | WeightFiles::Single => snapshot,
+        // Safetensors whose index is missing: they are what is wanted, and not complete.
+        WeightFiles::Gguf(_) if model.wish == Wish::Model && files::has_safetensors(&there) => {
+            return None;
         }
-    }
+        WeightFiles::Gguf(names) => snapshot.join(names.first()?),
+        WeightFiles::Sharded => {
+            let index = read_index(&snapshot.join(INDEX)).ok()?;
+            let shards = files::shards(&index).ok()?;
+            shards.is_subset(&there).then_some(snapshot)?
+        }
+    };
+    Some(Found { path, is_certain })
+}
+
+/// Reads an index, of which a part is as good as none: other programs write to the cache too.
+fn read_index(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = File::open(path)?;
+    file.take(files::max_bytes(INDEX)).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// A revision becomes a part of addresses and of the cache's paths.

@@ -39,7 +39,7 @@ impl Screen {
     /// Shows a part of an answer.
     pub fn text(&mut self, text: &str) {
         self.end_thought();
-        self.put(text);
+        self.put_said(text);
     }
 
     /// Shows a thought, if it can be told from the answer.
@@ -51,7 +51,7 @@ impl Screen {
             self.put(DIM);
         }
         self.is_thinking = true;
-        self.put(text);
+        self.put_said(text);
     }
 
     /// Ends an answer's last line.
@@ -79,9 +79,33 @@ impl Screen {
         self.put("\n");
     }
 
+    /// Puts what a model says, which must not steer the terminal. A file gets it as it is.
+    fn put_said(&mut self, text: &str) {
+        match self.is_terminal {
+            true => self.put(&without_controls(text)),
+            false => self.put(text),
+        }
+    }
+
     fn put(&mut self, text: &str) {
         let put = self.out.write_all(text.as_bytes());
         let is_gone = put.and_then(|()| self.out.flush()).is_err();
         self.is_gone |= is_gone;
+    }
+}
+
+fn without_controls(text: &str) -> String {
+    let is_shown = |c: &char| !c.is_control() || ['\n', '\t'].contains(c);
+    text.chars().filter(is_shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_cannot_steer_the_terminal() {
+        let text = "a\x1b[2Jb\r\u{9b}31m\x07\tc\né\u{7f}";
+        assert_eq!(without_controls(text), "a[2Jb31m\tc\né");
     }
 }

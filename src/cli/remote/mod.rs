@@ -137,11 +137,11 @@ fn reason(error: SendRequestError) -> String {
     error.to_string()
 }
 
-/// A server's own words, in one line of bounded length.
+/// A server's own words, in one line of bounded length that cannot steer a terminal.
 pub fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let words: Vec<&str> = text.split_whitespace().collect();
-    let line = words.join(" ");
+    let line = words.join(" ").replace(char::is_control, "");
     match line.char_indices().nth(SHOWN_CHARS) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
@@ -191,6 +191,7 @@ mod tests {
         assert_eq!(first_model(&models), (Some("m".to_owned()), Some(99)));
         assert_eq!(first_model(&json!({"data": []})), (None, None));
         assert_eq!(shown(" a\n b ".as_bytes()), "a b");
+        assert_eq!(shown(b"a\x1b[2Jb"), "a[2Jb");
         assert_eq!(shown(&[b'x'; 400]).chars().count(), SHOWN_CHARS + 3);
     }
 }

@@ -77,8 +77,12 @@ pub struct Behaviour {
     pub damages: bool,
     /// The host of large files sends them whole, whatever part is asked for.
     pub ignores_ranges: bool,
+    /// The host of large files has no part from any byte on.
+    pub refuses_ranges: bool,
     /// The listing gives names only.
     pub lists_names_only: bool,
+    /// Redirects to large files tell nothing of them.
+    pub hides_links: bool,
 }
 
 /// One request that came.
@@ -284,6 +288,10 @@ fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
     }
     let port = cdn.port();
     let location = format!("http://localhost:{port}/{commit}/{etag}?{SIGNATURE}");
+    if behaviour.hides_links {
+        let headers = [("Location", location.as_str()), ("ETag", "\"redirect\"")];
+        return Reply::new(302, &headers, "elsewhere");
+    }
     let (linked_etag, linked_size) = (format!("\"{etag}\""), file.size().to_string());
     let headers = [
         ("Location", location.as_str()),
@@ -330,13 +338,17 @@ fn of_cdn(request: &Asked, behaviour: &mut Behaviour) -> Reply {
         let from = range.strip_prefix("bytes=")?.strip_suffix('-')?;
         from.parse::<usize>().ok()
     });
+    if behaviour.refuses_ranges && from.is_some() {
+        return Reply::new(416, &[], "");
+    }
+    let quoted = format!("\"{etag}\"");
     let all_bytes = bytes.len();
     let mut reply = match from.filter(|_| !behaviour.ignores_ranges) {
         Some(from) => {
             let range = format!("bytes {from}-{}/{all_bytes}", all_bytes - 1);
             Reply::new(206, &[("Content-Range", range.as_str())], &bytes[from..])
         }
-        None => Reply::new(200, &[], bytes),
+        None => Reply::new(200, &[("ETag", quoted.as_str())], bytes),
     };
     if !behaviour.cuts.is_empty() {
         let cut = behaviour.cuts.remove(0);

@@ -41,6 +41,14 @@ fn bare_files(weights: &[u8]) -> Files {
     ])
 }
 
+/// With the files without which a model in the cache may be one of another program's halves.
+fn with_tokenizer(mut files: Files) -> Files {
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        files.insert(name.to_owned(), RepoFile::small("{}"));
+    }
+    files
+}
+
 fn weights() -> Vec<u8> {
     (0..100_000u32).map(|at| (at % 251) as u8).collect()
 }
@@ -184,6 +192,10 @@ fn a_download_goes_on_where_it_stopped() {
     // The host sends the whole file, whatever is asked for.
     hub.behaviour().ignores_ranges = true;
     check(left(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
+    // The host knows nothing of such a part.
+    hub.behaviour().refuses_ranges = true;
+    let refused = [Some("bytes=70000-"), None];
+    check(left(&weights[..70_000]).path(), &refused);
 }
 
 #[test]
@@ -195,6 +207,68 @@ fn a_host_that_hangs_up_again_and_again_is_given_up() {
     let text = error.to_string();
     assert!(!text.contains(SIGNATURE), "{text}");
     assert_eq!(ranges(&hub.asked()).len(), 5);
+    // One that begins again each time gets no further either.
+    let mut behaviour = hub.behaviour();
+    behaviour.cuts = vec![40_000; 100];
+    behaviour.ignores_ranges = true;
+    drop(behaviour);
+    fetch(&hub, cache.path(), "owner/tiny").expect_err("no more comes than before");
+    assert_eq!(ranges(&hub.asked()).len(), 5);
+}
+
+#[test]
+fn what_is_there_is_not_locked_or_written_again() {
+    let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
+    let locks = cache.path().join(".locks");
+    let refs = repo_folder(cache.path()).join("refs");
+    let entries = fs::read_dir(&refs).expect("it is a folder");
+    assert_eq!(entries.count(), 1, "nothing is left over");
+    fs::remove_dir_all(&locks).expect("it is there");
+    let written = || {
+        let metadata = fs::metadata(refs.join("main")).expect("it is there");
+        metadata.modified().expect("the system says")
+    };
+    let before = written();
+    let again = fetch(&hub, cache.path(), "owner/tiny").expect("it is there");
+    assert_eq!(again, folder);
+    assert_eq!(written(), before);
+    if cfg!(unix) {
+        assert!(!locks.exists());
+    }
+}
+
+#[test]
+fn redirects_that_tell_nothing_of_the_file_are_followed() {
+    let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
+    let mut behaviour = hub.behaviour();
+    behaviour.lists_names_only = true;
+    behaviour.hides_links = true;
+    drop(behaviour);
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
+    let weights = fs::read(folder.join("model.safetensors")).expect("it is there");
+    assert_eq!(weights, b"weights");
+    let asked = hub.asked();
+    let mut of_cdn = asked.iter().filter(|asked| asked.host == "cdn");
+    assert!(of_cdn.clone().any(|asked| asked.method == "HEAD"));
+    assert!(of_cdn.all(|asked| asked.authorization.is_none()));
+}
+
+#[test]
+fn small_files_that_are_not_small_are_refused() {
+    let mut files = bare_files(b"weights");
+    let config = files.get_mut("config.json").expect("it is there");
+    config.claimed_bytes = Some((64 << 20) + 1);
+    let hub = FakeHub::with("owner/tiny", files);
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is too large");
+    let text = error.to_string();
+    assert!(
+        text.contains("has a config.json of 67108865 bytes, the limit is 67108864"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -228,8 +302,9 @@ fn damaged_files_are_thrown_away() {
 
 #[test]
 fn revisions_are_branches_tags_and_commits() {
-    let hub = FakeHub::with("owner/tiny", bare_files(b"new"));
-    hub.put("owner/tiny", "pr/1", OLD_COMMIT, bare_files(b"old"));
+    let hub = FakeHub::with("owner/tiny", with_tokenizer(bare_files(b"new")));
+    let old = with_tokenizer(bare_files(b"old"));
+    hub.put("owner/tiny", "pr/1", OLD_COMMIT, old);
     let cache = tempfile::tempdir().expect("a temporary folder can be made");
     let at = |revision| fetch_by(settings(&hub, cache.path()), "owner/tiny", Some(revision));
     let weights = |folder: PathBuf| {
@@ -257,6 +332,60 @@ fn revisions_are_branches_tags_and_commits() {
     };
     let found = fetch_by(offline, "owner/tiny", Some("pr/1"));
     assert_eq!(found.map(weights).expect("it is cached"), "old");
+}
+
+#[test]
+fn a_commit_in_the_cache_is_asked_for_if_it_may_have_other_files() {
+    let mut files = with_tokenizer(bare_files(b"weights"));
+    for name in ["tiny-Q4_K_M.gguf", "tiny-UD-Q4_K_M.gguf"] {
+        files.insert(name.to_owned(), RepoFile::large(name));
+    }
+    let hub = FakeHub::with("owner/tiny", files);
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let snapshot = repo_folder(cache.path()).join("snapshots").join(COMMIT);
+    let check = |id: &str, path: &Path, is_asked: bool| {
+        let found = fetch_by(settings(&hub, cache.path()), id, Some(COMMIT));
+        assert_eq!(found.expect("it is there"), path, "{id}");
+        assert_eq!(!hub.asked().is_empty(), is_asked, "{id}");
+    };
+    let ud = snapshot.join("tiny-UD-Q4_K_M.gguf");
+    let plain = snapshot.join("tiny-Q4_K_M.gguf");
+    check("owner/tiny:UD-Q4_K_M", &ud, true);
+    check("owner/tiny:UD-Q4_K_M", &ud, false);
+    check("owner/tiny/tiny-UD-Q4_K_M.gguf", &ud, false);
+    check("owner/tiny:Q4_K_M", &plain, true);
+    check("owner/tiny:Q4_K_M", &plain, false);
+    check("owner/tiny", &snapshot, true);
+    check("owner/tiny", &snapshot, false);
+    // Another program did not need the tokenizer.
+    fs::remove_file(snapshot.join("tokenizer.json")).expect("it is there");
+    check("owner/tiny", &snapshot, true);
+    assert!(snapshot.join("tokenizer.json").is_file());
+}
+
+#[test]
+fn offline_a_plain_id_is_a_gguf_model_only_if_nothing_else_is_there() {
+    let mut files = Files::new();
+    for name in ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"] {
+        files.insert(name.to_owned(), RepoFile::large(name));
+    }
+    let hub = FakeHub::with("owner/tiny", files);
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let plain = || {
+        let offline = HubSettings {
+            is_offline: true,
+            ..settings(&hub, cache.path())
+        };
+        fetch_by(offline, "owner/tiny", None)
+    };
+    let first = fetch(&hub, cache.path(), "owner/tiny:Q4_K_M").expect("it is downloaded");
+    assert_eq!(plain().expect("it is the only one"), first);
+    let shard = first.with_file_name("model-00001-of-00002.safetensors");
+    fs::write(&shard, "a shard without its index").expect("writable");
+    plain().expect_err("safetensors come first");
+    fs::remove_file(&shard).expect("it is there");
+    fetch(&hub, cache.path(), "owner/tiny:Q8_0").expect("it is downloaded");
+    plain().expect_err("there are two");
 }
 
 #[test]
