@@ -85,23 +85,23 @@ impl Weights {
             let reason = format!("tensor {scale} has dtype {got}, supported are F32, F16 and BF16");
             return Err(format_error(self.files[whole.file].path(), reason));
         }
-        if let Some([high, _]) = block
-            && parts > 1
-            && !outputs.is_multiple_of(high)
-            && whole.shape == wanted
-        {
-            let reason = format!(
-                "tensor {name} has blocks of {high} outputs, of which {outputs} are no multiple, so that some belong to \
-                 gates and to what these let through: use a checkpoint whose experts are quantised one by one",
-                name = self.file_name(name)
-            );
-            return Err(format_error(self.files[stack.file].path(), reason));
-        }
+        let straddling = block.map(|[high, _]| high);
+        let straddling = straddling.filter(|high| parts > 1 && !outputs.is_multiple_of(*high));
         let (shape, is_shared) = match (whole.shape.as_slice(), blocks) {
-            (found, Some([high, wide])) if found == wanted => (vec![high, wide], false),
+            (found, Some([high, wide])) if found == wanted && straddling.is_none() => {
+                (vec![high, wide], false)
+            }
             (&[n] | &[n, 1] | &[n, 1, 1], _) if n == experts => (vec![1], true),
             (&[n, m] | &[n, m, 1], _) if n == experts && m == rows => (vec![outputs, 1], false),
             _ => {
+                if let Some(high) = straddling {
+                    let reason = format!(
+                        "tensor {} has blocks of {high} outputs, of which {outputs} are no multiple, so that some belong to \
+                         gates and to what these let through: use a checkpoint whose experts are quantised one by one",
+                        self.file_name(name)
+                    );
+                    return Err(format_error(self.files[stack.file].path(), reason));
+                }
                 return Err(LoadError::WrongShape {
                     file: self.files[whole.file].path().to_owned(),
                     tensor: scale,
