@@ -28,8 +28,8 @@ pub(super) fn part(wanted: &[Wanted], first: usize, most: usize) -> Option<Range
     Some(first..first + len)
 }
 
-/// Finds the logits that a plan asks for, and behind them the states: the places of logits in their parts do not depend on
-/// states. `order` has the indices of the plan's rows as their tokens stand side by side in the step.
+/// Finds the logits and states that a plan asks for. `order` has the indices of the plan's rows as their tokens stand side by
+/// side in the step; what is found is in the order of these.
 pub(super) fn find_wanted(
     plan: &StepPlan,
     order: impl IntoIterator<Item = usize>,
@@ -66,8 +66,5 @@ pub(super) fn find_wanted(
             wanted.push(place(positions.end - 1, true));
         }
         first_token += positions.len() as u32;
-    }
-    if wanted.iter().any(|wanted| wanted.pools) {
-        wanted.sort_by_key(|wanted| wanted.pools);
     }
 }

@@ -152,11 +152,15 @@ impl Layout {
         let (prefill_segments, prefill_tokens) = self.prefills(plan, rows, decode_rows.len());
         let tiles = self.tiles(shape.queries_per_tile);
         find_wanted(plan, self.order.iter().copied(), rows, &mut self.wanted);
+        let pools = self.wanted.iter().any(|wanted| wanted.pools);
+        if pools {
+            // Logits are numbered in parts of a fixed size, which states between them would shift.
+            self.wanted.sort_by_key(|wanted| wanted.pools);
+        }
         let wanted_tokens = self
             .lists
             .list(self.wanted.iter().map(|wanted| wanted.token));
         let reads = self.reads(plan, shape);
-        let pools = self.wanted.iter().any(|wanted| wanted.pools);
         let n_places = if pools { self.wanted.len() as u32 } else { 0 };
         let places = self.lists.list(0..n_places);
         let sample_works = self.sample_works(plan, shape);
