@@ -61,7 +61,7 @@ impl Listing {
         names.collect()
     }
 
-    /// What the listing says of a file; `None` if that is not all that is needed.
+    /// Size and hash of a file, if the listing has both.
     fn describe(&self, path: &str) -> Option<RemoteFile> {
         let file = self.siblings.iter().find(|file| file.rfilename == path)?;
         let (bytes, etag) = match &file.lfs {
@@ -139,7 +139,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// What the hub says of a file, by its listing or else by the headers of the file.
+    /// Size and hash of a file, by the listing or else by the headers of the file.
     pub fn describe(&self, listing: &Listing, path: &str) -> Result<RemoteFile, HubError> {
         if let Some(file) = listing.describe(path) {
             return Ok(file);

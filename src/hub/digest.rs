@@ -1,4 +1,4 @@
-//! What a file must be, by its etag: the hub names large files by their SHA-256, all others as git does.
+//! Hashes of files, by which their etags name them: the hub takes SHA-256 for large files, git's for all others.
 
 use sha1::{Digest, Sha1};
 use sha2::Sha256;

@@ -16,7 +16,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// The status of a host that has nothing from the wanted byte on.
 const NO_SUCH_PART: u16 = 416;
 
-/// What it takes to download files of one commit.
+/// Downloads of the files of one commit.
 pub(super) struct Downloads<'a> {
     pub settings: &'a HubSettings,
     pub client: &'a Client<'a>,

@@ -15,7 +15,7 @@ pub enum HubError {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it must be.
+        /// The values that it may have.
         reason: String,
     },
     /// The token has characters that no header carries. It is not shown.
@@ -66,7 +66,7 @@ pub enum HubError {
     NoRevision {
         /// The repository.
         repo: RepoId,
-        /// What was asked for.
+        /// The branch, tag or commit that was asked for.
         revision: String,
     },
     /// The repository does not hold what is needed.
@@ -74,7 +74,7 @@ pub enum HubError {
     Unsuitable {
         /// The repository.
         repo: RepoId,
-        /// What is missing, and what there is.
+        /// The files that are missing, and those that there are.
         reason: String,
     },
     /// The hub may not be asked, and the cache does not have the model.
@@ -82,7 +82,7 @@ pub enum HubError {
     NotCached {
         /// The repository.
         repo: RepoId,
-        /// What was asked for.
+        /// The branch, tag or commit that was asked for.
         revision: String,
         /// The folder of the cache.
         cache: PathBuf,
@@ -92,29 +92,29 @@ pub enum HubError {
     /// No answer came, or it broke off; trying again may help.
     #[error("{host}: {reason}")]
     Unreachable {
-        /// Who was asked.
+        /// The host that was asked.
         host: String,
-        /// What happened.
+        /// The failure.
         reason: String,
     },
     /// An answer with a status that is not explained better.
     #[error("{host} answered {status} for {what}")]
     Status {
-        /// Who was asked.
+        /// The host that was asked.
         host: String,
         /// The code.
         status: u16,
-        /// What was asked for.
+        /// The file or listing that was asked for.
         what: String,
     },
     /// An answer that is not the hub's.
     #[error("{host} answered for {what} with something else than the hub's protocol: {reason}")]
     Protocol {
-        /// Who was asked.
+        /// The host that was asked.
         host: String,
-        /// What was asked for.
+        /// The file or listing that was asked for.
         what: String,
-        /// What is wrong with it.
+        /// The part of it that is wrong.
         reason: String,
     },
     /// Fewer bytes came than the file has, again and again.
@@ -131,7 +131,7 @@ pub enum HubError {
         /// How often it was asked for without anything coming.
         attempts: u32,
     },
-    /// What came is not what the hub says the file is.
+    /// The bytes that came are not those of the file, by the hub's hash.
     #[error(
         "{file}: its {algorithm} is {got}, the hub says {expected}: what was downloaded is damaged and was thrown away; \
          start again, and if it stays so, look for a proxy or mirror that changes files"
@@ -141,9 +141,9 @@ pub enum HubError {
         file: String,
         /// How it was computed.
         algorithm: &'static str,
-        /// Of what came.
+        /// The hash of the bytes that came.
         got: String,
-        /// By the hub.
+        /// The hash that the hub gives.
         expected: String,
     },
     /// The disk is too small.
@@ -155,9 +155,9 @@ pub enum HubError {
     NoSpace {
         /// The folder of the cache.
         folder: PathBuf,
-        /// What is missing of the model.
+        /// Bytes of the model that are missing.
         needed_bytes: u64,
-        /// What is free.
+        /// Bytes that are free.
         free_bytes: u64,
     },
     /// A file of the cache cannot be read or written.

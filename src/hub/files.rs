@@ -12,7 +12,7 @@ use crate::model::weights::folder::{INDEX, SINGLE};
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// What is read beside the weights, where it is there.
+/// Files that are read beside the weights, where they are there.
 const BESIDE: [&str; 6] = [
     CONFIG,
     "generation_config.json",
@@ -145,7 +145,7 @@ pub(super) fn has_safetensors(names: &BTreeSet<String>) -> bool {
 /// The shards that an index names, each once.
 ///
 /// # Errors
-/// What is wrong with the index.
+/// A sentence that says what is wrong with the index.
 pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value = serde_json::from_slice(index).map_err(|error| error.to_string())?;
     let map = index["weight_map"].as_object();

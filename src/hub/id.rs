@@ -31,7 +31,7 @@ impl fmt::Display for RepoId {
     }
 }
 
-/// What is wanted of a repository.
+/// The files that are wanted of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// Its safetensors, or its only GGUF model.
@@ -47,7 +47,7 @@ pub enum Wish {
 pub struct HubModel {
     /// Where it is.
     pub repo: RepoId,
-    /// What of it.
+    /// Its files that are wanted.
     pub wish: Wish,
 }
 

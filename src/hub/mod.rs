@@ -12,7 +12,7 @@
 //! | `cache` | the folder that `huggingface_hub` shares |
 //! | `download`, `digest` | one file: goes on where it stopped, and is compared with its hash |
 //!
-//! Of the crate hf-hub only the layout of the cache is used: its downloads send the token to the host that a redirect
+//! The crate hf-hub gives the layout of the cache and no more: its downloads send the token to the host that a redirect
 //! names, do not check that a part begins where it should, and compare neither size nor hash.
 
 mod cache;
@@ -354,7 +354,7 @@ fn check_revision(revision: &str) -> Result<(), HubError> {
     }
 }
 
-/// What the disk of a folder has left for this user, if the system says.
+/// Bytes that the disk of a folder has left for this user, if the system says.
 #[cfg(target_os = "linux")]
 fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(folder).ok()?;

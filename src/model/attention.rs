@@ -7,7 +7,7 @@ use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
 use crate::state::pool::kv_layout::Values;
 
-/// What an attention layer is made of.
+/// The parts of an attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionSpec {
     /// The q, k and v projections add a bias.

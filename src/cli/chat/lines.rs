@@ -1,4 +1,4 @@
-//! What the user says: a line that can be edited on a terminal, else the lines of stdin.
+//! Lines that the user writes: edited on a terminal, else those of stdin.
 //!
 //! Reading blocks, so it has a thread of its own, which reads a line each time that it is asked for one: between the
 //! questions the terminal is as usual, and Ctrl-C is a signal.
@@ -16,7 +16,7 @@ use crate::cli::failure::Failure;
 const PROMPT: &str = "> ";
 const CONTINUED_PROMPT: &str = "… ";
 
-/// What was read.
+/// The result of reading a line.
 #[derive(Debug)]
 pub enum Line {
     /// A line, or several that were continued.

@@ -1,4 +1,4 @@
-//! Who answers: an engine in this process, or a server.
+//! The partner of a chat, which answers: an engine in this process, or a server.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -19,9 +19,9 @@ use crate::cli::remote::{DONE, Remote, shown};
 /// A part of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// What is said.
+    /// Text of the answer.
     Text(String),
-    /// What is thought before.
+    /// Text of the reasoning before it.
     Thought(String),
     /// The end.
     End {
@@ -30,7 +30,7 @@ pub enum Piece {
     },
 }
 
-/// Who answers.
+/// An engine or a server that answers.
 pub enum Partner {
     /// In this process.
     Engine(EngineHandle),

@@ -1,4 +1,4 @@
-//! What is shown of a conversation: answers on stdout, thoughts dimly and only on a terminal, notes on stderr.
+//! The terminal's side of a conversation: answers on stdout, thoughts dimly and only on a terminal, notes on stderr.
 
 use std::io::{self, IsTerminal, Stdout, Write};
 
@@ -10,7 +10,7 @@ pub struct Screen {
     out: Stdout,
     is_terminal: bool,
     has_colours: bool,
-    /// What was shown last was a thought.
+    /// The last text shown was a thought.
     is_thinking: bool,
     /// Nobody reads any more.
     is_gone: bool,

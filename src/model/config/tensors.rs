@@ -106,7 +106,7 @@ impl ModelConfig {
         }
     }
 
-    /// What a matrix is for.
+    /// The use of a matrix.
     pub fn role(&self, tensor: &str) -> MatrixRole {
         let gives_logits = match self.tie_word_embeddings {
             true => "model.embed_tokens.weight",

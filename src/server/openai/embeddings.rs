@@ -38,7 +38,7 @@ const BASE64_BYTES: usize = 6;
 enum Encoding {
     #[default]
     Float,
-    /// Of the values' bytes, the lowest first, as OpenAI's clients ask for it.
+    /// The bytes of 32-bit floats, the lowest first, as OpenAI's clients ask for it.
     Base64,
 }
 

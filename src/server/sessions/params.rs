@@ -15,7 +15,7 @@ pub(in crate::server) struct SessionParams {
     pub(super) rid: Option<RequestId>,
     /// How many of the tokens so far are kept: from the front, or without so many at the end. `None` and 0 keep all.
     pub(super) offset: Option<i64>,
-    /// What went on from that request before is forgotten.
+    /// Requests that went on from that one before are forgotten.
     pub(super) replace: bool,
     /// The output of that request is left out.
     pub(super) drop_previous_output: bool,

@@ -37,7 +37,7 @@ struct Open {
     next_turn: u64,
 }
 
-/// What a client asks of a new session.
+/// A client's wishes for a new session.
 pub(super) struct Opening {
     pub(super) id: Option<String>,
     /// Tokens of its longest request, prompt and output.

@@ -411,7 +411,7 @@ impl Item<'_> {
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
-    /// What this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`.
+    /// The weights that this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`.
     fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
         if self.packed.n_groups == 1 {
             return Ahead::Stream;

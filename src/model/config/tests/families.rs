@@ -1,4 +1,4 @@
-//! What only some families have: latent attention, states, sinks.
+//! Parts that only some families have: latent attention, states, sinks.
 
 use super::*;
 

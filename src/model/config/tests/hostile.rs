@@ -201,7 +201,7 @@ fn few_experts() -> Value {
     })
 }
 
-/// What is accepted can be counted, whatever it says.
+/// Configurations that are accepted can be counted, whatever they say.
 fn check_bounds(config: &Value) {
     let Ok(read) = parse(config) else { return };
     assert!(read.parameters() > 0, "{config}");
