@@ -9,7 +9,6 @@ use std::any::Any;
 use std::fmt;
 use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use crate::error::ConfigError;
 use crate::ids::{IntakeId, StepId};
@@ -19,7 +18,7 @@ use crate::record::entry::{Entry, SubmitEntry};
 use crate::record::file::{Header, LogEnd, LogError, LogReader, Record};
 use crate::state::control::{ControlSetup, ControlStates, Leg};
 use crate::state::scheduler::Next;
-use unit::Unit;
+use unit::{Submitted, Unit};
 
 /// Pages of a pool that a log may ask for: about a gigabyte of bookkeeping.
 const MAX_PAGES: usize = 1 << 27;
@@ -257,42 +256,17 @@ impl Replay<'_> {
             }
             _ => self.after = message,
         }
+        let entry = match Submitted::of(entry) {
+            Ok(submitted) => {
+                self.counts.submitted(&submitted.request);
+                unit.submit(submitted, seen)?;
+                return Ok(None);
+            }
+            Err(other) => other,
+        };
         match entry {
             Entry::Planned(recorded) => return self.planned(&recorded),
             Entry::Probed(recorded) => return self.probed(&recorded),
-            Entry::Submit(request) => {
-                self.counts.submitted(&request);
-                unit.submit(*request, Arc::default(), Arc::default(), seen)?;
-            }
-            Entry::SubmitOpened(request, opening) => {
-                self.counts.submitted(&request);
-                unit.submit(*request, opening, Arc::default(), seen)?;
-            }
-            Entry::SubmitAnchored {
-                request,
-                opening,
-                anchors,
-            } => {
-                self.counts.submitted(&request);
-                unit.submit(*request, opening, anchors, seen)?;
-            }
-            Entry::SubmitBypassing {
-                request,
-                opening,
-                anchors,
-            } => {
-                self.counts.submitted(&request);
-                unit.submit_bypassing(*request, opening, anchors, seen)?;
-            }
-            Entry::SubmitPooling {
-                request,
-                pooling,
-                bypasses_cache,
-                anchors,
-            } => {
-                self.counts.submitted(&request);
-                unit.submit_pooling(*request, (pooling, bypasses_cache), anchors, seen)?;
-            }
             Entry::StepDone { step, result } => {
                 let output = match result {
                     Ok(rows) => {

@@ -30,6 +30,66 @@ pub(super) struct Unit {
     pub(super) prompt_tokens: usize,
 }
 
+/// A request as it was submitted, in any of the forms that the log has for it.
+pub(super) struct Submitted {
+    pub(super) request: Box<SubmitEntry>,
+    opening: Arc<[u32]>,
+    anchors: Arc<[u32]>,
+    pooling: Option<Pooling>,
+    bypasses_cache: bool,
+}
+
+impl Submitted {
+    /// Takes an entry that submits a request; gives any other one back.
+    pub(super) fn of(entry: Entry) -> Result<Self, Entry> {
+        let plain = |request| Self {
+            request,
+            opening: Arc::default(),
+            anchors: Arc::default(),
+            pooling: None,
+            bypasses_cache: false,
+        };
+        Ok(match entry {
+            Entry::Submit(request) => plain(request),
+            Entry::SubmitOpened(request, opening) => Self {
+                opening,
+                ..plain(request)
+            },
+            Entry::SubmitAnchored {
+                request,
+                opening,
+                anchors,
+            } => Self {
+                opening,
+                anchors,
+                ..plain(request)
+            },
+            Entry::SubmitBypassing {
+                request,
+                opening,
+                anchors,
+            } => Self {
+                opening,
+                anchors,
+                bypasses_cache: true,
+                ..plain(request)
+            },
+            Entry::SubmitPooling {
+                request,
+                pooling,
+                bypasses_cache,
+                anchors,
+            } => Self {
+                anchors,
+                pooling: Some(pooling),
+                bypasses_cache,
+                ..plain(request)
+            },
+            other => return Err(other),
+        })
+    }
+}
+
 pub(super) struct Inside {
     pub(super) flag: CancelFlag,
     pub(super) prompt_tokens: usize,
@@ -61,49 +121,19 @@ impl Unit {
         }
     }
 
-    pub(super) fn submit(
-        &mut self,
-        request: SubmitEntry,
-        opening: Arc<[u32]>,
-        anchors: Arc<[u32]>,
-        seen: &[IntakeId],
-    ) -> Result<(), String> {
-        let flag = self.take_in(&request, seen)?;
-        let submission = request.submission(opening, anchors, flag)?;
-        self.states.scheduler.submit(submission);
-        Ok(())
-    }
-
-    /// Submits a request that bypasses the cache.
-    pub(super) fn submit_bypassing(
-        &mut self,
-        request: SubmitEntry,
-        opening: Arc<[u32]>,
-        anchors: Arc<[u32]>,
-        seen: &[IntakeId],
-    ) -> Result<(), String> {
-        let flag = self.take_in(&request, seen)?;
-        let submission = Submission {
-            bypasses_cache: true,
-            ..request.submission(opening, anchors, flag)?
-        };
-        self.states.scheduler.submit(submission);
-        Ok(())
-    }
-
-    /// Submits a request for an embedding.
-    pub(super) fn submit_pooling(
-        &mut self,
-        request: SubmitEntry,
-        (pooling, bypasses_cache): (Pooling, bool),
-        anchors: Arc<[u32]>,
-        seen: &[IntakeId],
-    ) -> Result<(), String> {
-        let flag = self.take_in(&request, seen)?;
-        let submission = Submission {
+    pub(super) fn submit(&mut self, submitted: Submitted, seen: &[IntakeId]) -> Result<(), String> {
+        let Submitted {
+            request,
+            opening,
+            anchors,
+            pooling,
             bypasses_cache,
-            pooling: Some(pooling),
-            ..request.submission(Arc::default(), anchors, flag)?
+        } = submitted;
+        let flag = self.take_in(&request, seen)?;
+        let submission = Submission {
+            pooling,
+            bypasses_cache,
+            ..request.submission(opening, anchors, flag)?
         };
         self.states.scheduler.submit(submission);
         Ok(())
