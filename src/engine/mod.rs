@@ -5,6 +5,7 @@
 
 mod gpu;
 mod handle;
+mod memory;
 mod parts;
 mod text;
 

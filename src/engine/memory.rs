@@ -1,0 +1,73 @@
+//! How much memory an engine has, and how long its sequences may be.
+
+use crate::config::EngineConfig;
+use crate::engine::gpu::Gpu;
+use crate::error::{ConfigError, LoadError, StartError};
+use crate::executor::cpu::{self, CpuDescription};
+use crate::executor::memory_plan::{
+    MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
+};
+
+/// The longest sequence: the model's, or a shorter one that is asked for.
+pub(super) fn context_length(
+    config: &EngineConfig,
+    model: &CpuDescription,
+) -> Result<usize, ConfigError> {
+    let limit = model.config.context_tokens();
+    match config.context_length {
+        Some(asked) if asked > limit => Err(ConfigError {
+            key: "context_length".to_owned(),
+            reason: format!("is {asked}, the model was made for at most {limit} tokens"),
+        }),
+        Some(asked) => Ok(asked),
+        None => Ok(limit),
+    }
+}
+
+/// Divides the memory of the device, or of this machine without one.
+pub(super) fn memory_plan(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    gpu: Option<&Gpu>,
+) -> Result<MemoryPlan, StartError> {
+    let context_tokens = context_length(config, model)?;
+    let budget = match gpu {
+        Some(gpu) => gpu.budget(config, model, context_tokens)?,
+        None => host_budget(config, model)?,
+    };
+    let wish = MemoryWish {
+        kv_bytes_per_token: model.kv_layout.bytes_per_token(),
+        state_bytes: model.kv_layout.state_bytes(),
+        page_size: config.page_size,
+        context_tokens: context_tokens as u64,
+        mem_fraction_static: config.mem_fraction_static,
+        max_total_tokens: config.max_total_tokens.map(|tokens| tokens as u64),
+        max_running_requests: config
+            .max_running_requests
+            .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
+        max_states: config.max_mamba_cache_size.map(|states| states as u64),
+        caches_prefixes: !config.disable_radix_cache,
+        state_interval_tokens: config.mamba_track_interval,
+    };
+    let plan = MemoryPlan::new(budget, wish)?;
+    if let Some(asked) = plan.asked_in_vain() {
+        tracing::warn!(
+            asked,
+            max_total_tokens = plan.max_total_tokens,
+            "max_total_tokens is larger than what fits into memory: what fits is used"
+        );
+    }
+    Ok(plan)
+}
+
+fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBudget, LoadError> {
+    let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
+    let logit_rows = cpu::LOGIT_ROWS as u64;
+    Ok(MemoryBudget {
+        place: Place::Host,
+        free_before_bytes: available_bytes()?,
+        weights_bytes: model.weights_bytes,
+        reserve_bytes: reserve_bytes(&model.config, step_tokens, logit_rows),
+        page_table_bytes: 0,
+    })
+}
