@@ -379,6 +379,10 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
                 std::array::from_fn(|n| panels[n].wrapping_add(group * (INT8_STEPS + 1) * PANEL));
             let mut acc: [[S::W; N]; M] =
                 std::array::from_fn(|m| [S::splat_word(read(corrections.wrapping_add(m))); N]);
+            if N == 1 {
+                // A group has a line more than steps: its scales.
+                ahead.follow::<S>(panel[0], INT8_STEPS, PANEL);
+            }
             for first in (0..INT8_STEPS).step_by(every) {
                 ahead.fetch::<S>();
                 for step in first..INT8_STEPS.min(first + every) {
