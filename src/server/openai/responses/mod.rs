@@ -9,6 +9,7 @@ mod input;
 mod items;
 mod messages;
 mod output;
+mod pinning;
 mod reasoning;
 mod settings;
 mod store;
@@ -17,6 +18,7 @@ mod tools;
 mod writer;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -87,7 +89,8 @@ fn asking<'a>(
     Ok(Asking {
         shelf,
         limits,
-        model: &state.loaded()?.engine.model().served_model_name,
+        engine: &state.loaded()?.engine,
+        pin_ttl: Duration::from_secs(state.config().responses_pin_ttl_s.into()),
     })
 }
 

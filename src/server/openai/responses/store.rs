@@ -9,6 +9,7 @@ use actix_web::web::Bytes;
 use rustc_hash::FxHashMap;
 
 use super::ids::ResponseId;
+use crate::engine::SoftPin;
 use crate::server::config::ServerConfig;
 
 /// Bytes that an entry takes besides its texts.
@@ -125,6 +126,8 @@ pub(super) struct Keep {
     /// What it added, as JSON, and how many messages that is.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) tokens: Option<KeptTokens>,
+    /// What keeps its conversation in the prefix cache.
+    pub(super) pin: Option<SoftPin>,
 }
 
 /// The tokens of a conversation with its instructions and tools.
@@ -144,6 +147,7 @@ pub(super) struct StoredResponse {
     /// The conversation up to its end, without instructions.
     pub(super) turns: Vec<Arc<Turn>>,
     pub(super) tokens: Option<KeptTokens>,
+    pub(super) pin: Option<SoftPin>,
     id: ResponseId,
     owner: Owner,
     place: u64,
@@ -285,6 +289,7 @@ impl Shelf {
             output: keep.output,
             turns,
             tokens: keep.tokens,
+            pin: keep.pin,
             id: keep.id,
             owner: keep.owner,
             place,

@@ -9,8 +9,10 @@ use super::ids::ResponseId;
 use super::items::{ItemStatus, OutputItem};
 use super::messages::Messages;
 use super::output::Output;
+use super::pinning::Pinning;
 use super::settings::Settings;
 use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
+use crate::engine::SoftPin;
 use crate::request::{FinishReason, Usage};
 use crate::server::error::{ApiError, ErrorBody};
 use crate::server::openai::answer::Write;
@@ -29,6 +31,7 @@ pub(super) struct Keeping {
     /// The messages of its input, as JSON, and how many they are.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) frame: [u8; 32],
+    pub(super) pinning: Option<Pinning>,
 }
 
 /// What a writer is made of.
@@ -241,8 +244,13 @@ impl Writer {
         // Who hears that it is complete may go on from it at once.
         let ended = &self.ended;
         if let Some(keeping) = self.keeping.take() {
-            let tokens = known_tokens(end, &mut self.tokens, self.is_warm_up, keeping.frame);
-            keeping.keep(&self.head.id, ended, self.output.items(), tokens);
+            let tokens = &mut self.tokens;
+            let said = Said {
+                pin: keeping.pin(end, tokens),
+                tokens: known_tokens(end, tokens, self.is_warm_up, keeping.frame),
+                items: self.output.items(),
+            };
+            keeping.keep(&self.head.id, ended, said);
         }
         self.events.push(name, &OfResponse { response });
     }
@@ -291,10 +299,23 @@ fn known_tokens(
     })
 }
 
+/// What a response has said.
+struct Said<'a> {
+    items: &'a [OutputItem],
+    tokens: Option<KeptTokens>,
+    pin: Option<SoftPin>,
+}
+
 impl Keeping {
-    fn keep(self, id: &ResponseId, json: &[u8], output: &[OutputItem], tokens: Option<KeptTokens>) {
+    /// Keeps the tokens of the conversation in the prefix cache.
+    fn pin(&self, end: &TranscriptEnd, output: &[u32]) -> Option<SoftPin> {
+        let pinning = self.pinning.as_ref().filter(|_| !end.prompt.is_empty())?;
+        pinning.pin([&end.prompt[..], output].concat().into())
+    }
+
+    fn keep(self, id: &ResponseId, json: &[u8], said: Said<'_>) {
         let mut answer = Messages::default();
-        answer.output(output);
+        answer.output(said.items);
         let answer = answer.finish();
         let (input, n_messages) = self.messages;
         let messages = joined(input, &answer);
@@ -309,10 +330,11 @@ impl Keeping {
             owner: self.owner,
             json: json.to_vec(),
             input: self.input,
-            output: output.iter().map(stored).collect(),
+            output: said.items.iter().map(stored).collect(),
             earlier: self.earlier,
             messages: (messages, n_messages + answer.len()),
-            tokens,
+            tokens: said.tokens,
+            pin: said.pin,
         });
     }
 }
