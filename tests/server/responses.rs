@@ -394,11 +394,6 @@ fn what_is_kept_can_be_read_listed_and_deleted() {
         ask(&world, &json!({"input": reference}))["output"][0]["content"][0]["text"],
         "Lisbon it is."
     );
-    let streamed = get(world.addr, &format!("{path}?stream=true"));
-    assert_eq!(
-        (streamed.status, &streamed.json()["error"]["param"]),
-        (400, &json!("stream"))
-    );
     let cancelled = post(world.addr, &format!("{path}/cancel"), &json!({}));
     assert_eq!(cancelled.status, 400);
     assert!(cancelled.body.contains("background"), "{}", cancelled.body);

@@ -11,6 +11,7 @@ mod messages;
 mod output;
 mod pinning;
 mod reasoning;
+mod replay;
 mod settings;
 mod store;
 mod stored;

@@ -126,6 +126,8 @@ pub(super) struct Keep {
     /// What it added, as JSON, and how many messages that is.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) tokens: Option<KeptTokens>,
+    /// Lengths of the deltas that its stream had, item by item.
+    pub(super) cuts: Vec<u32>,
     /// What keeps its conversation in the prefix cache.
     pub(super) pin: Option<SoftPin>,
 }
@@ -147,6 +149,7 @@ pub(super) struct StoredResponse {
     /// The conversation up to its end, without instructions.
     pub(super) turns: Vec<Arc<Turn>>,
     pub(super) tokens: Option<KeptTokens>,
+    pub(super) cuts: Vec<u32>,
     pub(super) pin: Option<SoftPin>,
     id: ResponseId,
     owner: Owner,
@@ -289,6 +292,7 @@ impl Shelf {
             output: keep.output,
             turns,
             tokens: keep.tokens,
+            cuts: keep.cuts,
             pin: keep.pin,
             id: keep.id,
             owner: keep.owner,
@@ -312,7 +316,8 @@ impl Keep {
         let items = items.map(|item| item.json.len() + ITEM_BYTES);
         let tokens = self.tokens.as_ref().map_or(0, |kept| kept.tokens.len());
         let turns = self.earlier.len() * size_of::<Arc<Turn>>();
-        ENTRY_BYTES + self.json.len() + items.sum::<usize>() + turns + tokens * size_of::<u32>()
+        let words = (tokens + self.cuts.len()) * size_of::<u32>();
+        ENTRY_BYTES + self.json.len() + items.sum::<usize>() + turns + words
     }
 }
 

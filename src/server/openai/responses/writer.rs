@@ -239,6 +239,7 @@ impl Writer {
             }
         };
         self.output.close(item, &mut self.events);
+        let cuts = self.output.take_cuts();
         let response = response(&self.head, &self.output, self.usage, standing);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
         // Who hears that it is complete may go on from it at once.
@@ -248,6 +249,7 @@ impl Writer {
             let said = Said {
                 pin: keeping.pin(end, tokens),
                 tokens: known_tokens(end, tokens, self.is_warm_up, keeping.frame),
+                cuts,
                 items: self.output.items(),
             };
             keeping.keep(&self.head.id, ended, said);
@@ -302,6 +304,7 @@ fn known_tokens(
 /// What a response has said.
 struct Said<'a> {
     items: &'a [OutputItem],
+    cuts: Vec<u32>,
     tokens: Option<KeptTokens>,
     pin: Option<SoftPin>,
 }
@@ -334,6 +337,7 @@ impl Keeping {
             earlier: self.earlier,
             messages: (messages, n_messages + answer.len()),
             tokens: said.tokens,
+            cuts: said.cuts,
             pin: said.pin,
         });
     }
