@@ -646,7 +646,7 @@ fn a_failure_in_a_stream_is_its_last_event() {
         last = event;
     }
     assert!(last.starts_with("event: response.failed\n"), "{last}");
-    assert!(last.contains("\"status\":\"failed\"") && last.contains("\"code\":\"aborted\""));
+    assert!(last.contains("\"status\":\"failed\"") && last.contains("\"type\":\"aborted\""));
     world.wait_until_whole();
 }
 

@@ -1,5 +1,7 @@
 //! What a response repeats of its request.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -91,7 +93,7 @@ impl Settings {
                     .unwrap_or_else(|| literal("\"medium\"")),
             },
             tool_choice: choice.unwrap_or_else(|| literal("\"auto\"")),
-            tools: tools.unwrap_or_else(|| literal("[]")),
+            tools: tools.map_or_else(|| literal("[]"), with_defaults),
             top_logprobs: 0,
             top_p: 1.0,
             truncation: "disabled",
@@ -144,6 +146,31 @@ fn note(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiErr
 fn repeated(fields: &mut Fields, raw: &Raw) -> Result<Box<RawValue>, ApiError> {
     fields.charge_request_bytes(raw.bytes().len())?;
     raw.parse("body")
+}
+
+/// Tools with what clients read of functions, where it was not sent.
+fn with_defaults(tools: Box<RawValue>) -> Box<RawValue> {
+    // What is no tool is refused where tools are read.
+    let Ok(list) = serde_json::from_str::<Vec<&RawValue>>(tools.get()) else {
+        return tools;
+    };
+    let written: Vec<String> = list.into_iter().map(with_default).collect();
+    RawValue::from_string(format!("[{}]", written.join(","))).unwrap_or(tools)
+}
+
+fn with_default(tool: &RawValue) -> String {
+    let mut written = tool.get().to_owned();
+    let fields: BTreeMap<String, &RawValue> = serde_json::from_str(tool.get()).unwrap_or_default();
+    let kind = fields.get("type").map(|kind| kind.get());
+    if kind == Some("\"function\"") {
+        for (name, value) in [("parameters", "null"), ("strict", "false")] {
+            if !fields.contains_key(name) {
+                written.truncate(written.len() - 1);
+                written.push_str(&format!(",\"{name}\":{value}}}"));
+            }
+        }
+    }
+    written
 }
 
 fn literal(json: &str) -> Box<RawValue> {

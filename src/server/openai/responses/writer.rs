@@ -14,7 +14,7 @@ use super::settings::Settings;
 use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
 use crate::engine::SoftPin;
 use crate::request::{FinishReason, Usage};
-use crate::server::error::{ApiError, ErrorBody};
+use crate::server::error::ApiError;
 use crate::server::openai::answer::Write;
 use crate::server::openai::logprobs::ChatLogprobs;
 use crate::server::openai::unix_now_s;
@@ -75,7 +75,7 @@ struct Response<'a> {
     created_at: u64,
     completed_at: Option<u64>,
     status: &'static str,
-    error: Option<ErrorBody<'a>>,
+    error: Option<Failure<'a>>,
     incomplete_details: Option<Incomplete>,
     output: &'a [OutputItem],
     usage: Option<UsageReport>,
@@ -86,6 +86,35 @@ struct Response<'a> {
 #[derive(Clone, Copy, Serialize)]
 struct Incomplete {
     reason: &'static str,
+}
+
+/// Why a response has failed. Its code is one of the few that clients know, its type says more.
+#[derive(Serialize)]
+struct Failure<'a> {
+    code: &'static str,
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+}
+
+impl<'a> Failure<'a> {
+    fn of(error: &'a ApiError) -> Self {
+        let body = error.body();
+        let kind = error.code();
+        let code = match kind {
+            // Agents shorten the conversation then, and try others again.
+            "context_length_exceeded" => kind,
+            _ if error.http_status() < 500 => "invalid_prompt",
+            _ => "server_error",
+        };
+        Self {
+            code,
+            message: body.message,
+            kind,
+            param: body.param,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -134,7 +163,7 @@ impl UsageReport {
 /// How a response stands.
 struct Standing<'a> {
     status: &'static str,
-    error: Option<ErrorBody<'a>>,
+    error: Option<Failure<'a>>,
     incomplete: Option<Incomplete>,
 }
 
@@ -208,7 +237,7 @@ impl Writer {
         self.output.close(ItemStatus::Incomplete, &mut self.events);
         let standing = Standing {
             status: "failed",
-            error: Some(error.body()),
+            error: Some(Failure::of(error)),
             incomplete: None,
         };
         let response = response(&self.head, &self.output, self.usage, standing);
