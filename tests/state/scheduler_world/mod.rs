@@ -193,6 +193,7 @@ impl World {
             vocab_size: VOCAB,
             verify: true,
             n_states: setup.states.map_or(0, |states| states.total_slots),
+            hidden_size: 0,
             faults: Vec::new(),
         });
         Self {
