@@ -173,6 +173,32 @@ pub struct UnpinPrefix {
     pub pin: u64,
 }
 
+/// Host or server -> Scheduler, one per conversation that goes on: keeps a cached prefix until it is unpinned, `ttl_s` has
+/// passed, or its memory is needed. Bounded in number and by a share of the pool: the oldest give way, and all of them
+/// before a request waits, is retracted, preempted or refused for want of memory.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct PinSoftly {
+    /// Names the pin; `EngineHandle::pin_softly` gives each one of its own.
+    pub name: u64,
+    /// A pin that is given back for it.
+    pub replaces: Option<u64>,
+    /// Where the prefix is shared.
+    pub namespace: Namespace,
+    /// The prefix.
+    pub tokens: Arc<[u32]>,
+    /// Seconds after which the pin is revoked.
+    pub ttl_s: u32,
+}
+
+/// Host or server -> Scheduler, rare: gives a soft pin back, if it is still held.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct UnpinSoftly {
+    /// The pin.
+    pub name: u64,
+}
+
 /// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan goes on with `PlanStep`.
 pub use crate::state::plan::probe::PrefixesProbed;
 
@@ -325,6 +351,10 @@ pub struct Doors {
     pub pin: Recipient<PinPrefix>,
     /// The Scheduler.
     pub unpin: Recipient<UnpinPrefix>,
+    /// The Scheduler.
+    pub pin_softly: Recipient<PinSoftly>,
+    /// The Scheduler.
+    pub unpin_softly: Recipient<UnpinSoftly>,
     /// The Scheduler.
     pub set_policy: Recipient<SetPolicy>,
     /// The Scheduler.

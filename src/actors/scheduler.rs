@@ -11,9 +11,9 @@ use tokio::sync::oneshot;
 use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, FlushCache, GetStats, PinPrefix, PlanStep, PoliciesSet,
-    PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPaused, SetPolicy,
-    StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix,
+    CancelAll, CancelRequest, Drain, FlushCache, GetStats, PinPrefix, PinSoftly, PlanStep,
+    PoliciesSet, PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPaused,
+    SetPolicy, StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix, UnpinSoftly,
 };
 use crate::error::RequestError;
 use crate::metrics::SchedulerMetrics;
@@ -290,6 +290,33 @@ impl Handler<UnpinPrefix> for Scheduler {
         let was_held = self.state.unpin(unpin.pin);
         self.drive();
         was_held
+    }
+}
+
+impl Handler<PinSoftly> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, pin: PinSoftly, _: &mut Context<Self>) {
+        let PinSoftly {
+            name,
+            replaces,
+            namespace,
+            tokens,
+            ttl_s,
+        } = pin;
+        let expires_s = self.started.elapsed().as_secs() + u64::from(ttl_s);
+        self.state
+            .pin_softly(name, replaces, namespace, tokens, expires_s);
+        self.drive();
+    }
+}
+
+impl Handler<UnpinSoftly> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, unpin: UnpinSoftly, _: &mut Context<Self>) {
+        self.state.unpin_softly(unpin.name);
+        self.drive();
     }
 }
 

@@ -214,6 +214,8 @@ fn doors(
         peek,
         pin: scheduler.clone().recipient(),
         unpin: scheduler.clone().recipient(),
+        pin_softly: scheduler.clone().recipient(),
+        unpin_softly: scheduler.clone().recipient(),
         set_policy: scheduler.clone().recipient(),
         flush: scheduler.clone().recipient(),
         pause: scheduler.clone().recipient(),

@@ -1,5 +1,6 @@
 //! A host's side of one engine.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,8 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::actors::call::{Asked, Prompts};
 use crate::actors::messages::{
     CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
-    PeekPrefix, PinPrefix, PoliciesSet, PrefixPinned, SetPaused, SetPolicy, TokenEvent,
-    UnpinPrefix,
+    PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
 use crate::actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
@@ -39,7 +39,7 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 /// A host's side of one engine. Cheap to clone; the engine stops when the last clone is dropped.
 #[derive(Clone)]
 pub struct EngineHandle {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 pub(super) struct Inner {
@@ -54,6 +54,7 @@ pub(super) struct Inner {
     pub(super) watchdog: Addr<Watchdog>,
     pub(super) failure: FailureWatch,
     pub(super) thread: RwLock<Option<JoinHandle<()>>>,
+    pub(super) next_soft_pin: AtomicU64,
 }
 
 impl Drop for Inner {
@@ -208,39 +209,6 @@ impl EngineHandle {
         self.doors()?
             .peek
             .send(PeekPrefix { namespace, tokens })
-            .await
-            .map_err(down)
-    }
-
-    /// Keeps the cached part of a prefix in memory for at most `ttl`.
-    ///
-    /// # Errors
-    /// [`RequestError::Overloaded`] with too many pins, [`RequestError::Invalid`] for a namespace with too long a name,
-    /// [`RequestError::EngineDown`].
-    pub async fn pin_prefix(
-        &self,
-        namespace: Namespace,
-        tokens: Arc<[u32]>,
-        ttl: Duration,
-    ) -> Result<PrefixPinned, RequestError> {
-        namespace.validate(&self.inner.request_limits)?;
-        let ttl_s = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
-        let pin = PinPrefix {
-            namespace,
-            tokens,
-            ttl_s,
-        };
-        self.doors()?.pin.send(pin).await.map_err(down)?
-    }
-
-    /// Gives a pin back; false if it was gone.
-    ///
-    /// # Errors
-    /// [`RequestError::EngineDown`].
-    pub async fn unpin_prefix(&self, pin: u64) -> Result<bool, RequestError> {
-        self.doors()?
-            .unpin
-            .send(UnpinPrefix { pin })
             .await
             .map_err(down)
     }
@@ -415,7 +383,7 @@ async fn join(thread: JoinHandle<()>) {
     let _ = is_joined.await;
 }
 
-fn down(error: MailboxError) -> RequestError {
+pub(super) fn down(error: MailboxError) -> RequestError {
     RequestError::EngineDown(error.to_string())
 }
 

@@ -7,8 +7,10 @@ mod gpu;
 mod handle;
 mod memory;
 mod parts;
+mod pins;
 mod text;
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, RwLock};
 use std::time::Instant;
 
@@ -27,6 +29,7 @@ use crate::metrics::{Capacity, RequestMetrics};
 
 pub use handle::{Canceller, EngineHandle, Generation};
 pub use parts::{EngineParts, ModelInfo, Progress};
+pub use pins::SoftPin;
 
 use handle::Inner;
 
@@ -243,6 +246,7 @@ fn inner(config: &EngineConfig, parts: EngineParts, inside: Inside, began: Insta
         watchdog: inside.watched.watchdog,
         failure: inside.watched.failure,
         thread: RwLock::new(inside.thread),
+        next_soft_pin: AtomicU64::new(1),
     }
 }
 

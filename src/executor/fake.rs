@@ -5,6 +5,8 @@
 //! context is checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is
 //! copied at another position, from another sequence or before anything wrote it ends the step.
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
@@ -13,6 +15,7 @@ use crate::executor::Executor;
 use crate::executor::scripted::Script;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::RowGrammar;
+use crate::state::pooling::PoolSum;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
 use crate::state::step::{
     RowResult, RowStart, RowVerdict, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
@@ -34,6 +37,8 @@ pub struct FakeOptions {
     pub verify: bool,
     /// Slots for states of sequences; 0 for a model whose layers keep none.
     pub n_states: usize,
+    /// Values of an embedding, which are made of the hashes; 0 for a model that makes none.
+    pub hidden_size: usize,
     /// Steps that fail, and how.
     pub faults: Vec<(StepId, StepError)>,
 }
@@ -56,6 +61,8 @@ struct FakeRow {
     tokens: Vec<u32>,
     grammar: Option<RowGrammar>,
     prompt_tokens: usize,
+    /// The prompt's embedding, until it is there.
+    pool: Option<PoolSum>,
     /// The script's answer to the prompt.
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
@@ -134,6 +141,10 @@ impl FakeExecutor {
             seed: start.sampling.sampling_seed.unwrap_or(0),
             tokens: start.tokens.to_vec(),
             prompt_tokens,
+            pool: start
+                .pooling
+                .filter(|_| self.options.hidden_size > 0)
+                .map(PoolSum::new),
             answer: script.map(|script| script.answer(&start.tokens[..prompt_tokens])),
             pages: start.prefix.iter().collect(),
             state,
@@ -273,6 +284,9 @@ impl FakeExecutor {
             last = mix(before, row.tokens[position]);
             let slot = self.slot(&row, position)?;
             self.kv[slot] = last;
+            if let Some(pool) = row.pool.as_mut().filter(|_| position < row.prompt_tokens) {
+                pool.add(&fake_state(last, self.options.hidden_size));
+            }
             if let (Some(wish), Some(logprobs)) = (&work.logprobs, &mut logprobs)
                 && wish.start.is_some_and(|start| start as usize <= position)
                 && position + 1 < row.prompt_tokens
@@ -281,6 +295,11 @@ impl FakeExecutor {
                 let logits = fake_logits(last, vocab_size);
                 logprobs.input.push(scores(&logits, token, wish));
             }
+        }
+        if positions.end as usize >= row.prompt_tokens
+            && let Some(embedding) = row.pool.take().and_then(|pool| pool.embedding())
+        {
+            logprobs.get_or_insert_default().embedding = Some(embedding);
         }
         let mut tokens = smallvec![];
         let mut verdict = RowVerdict::Open;
@@ -390,8 +409,18 @@ fn mix(hash: u64, token: u32) -> u64 {
 
 /// Logits from 0 to 1 after the tokens with this hash.
 fn fake_logits(hash: u64, vocab_size: u32) -> Vec<f32> {
-    let noise = |token| (mix(hash, token) >> 40) as f32 / (1 << 24) as f32;
-    (0..vocab_size).map(noise).collect()
+    noise(hash, 0..vocab_size).collect()
+}
+
+/// Numbers from 0 to 1 that are always the same.
+fn noise(hash: u64, places: Range<u32>) -> impl Iterator<Item = f32> {
+    places.map(move |place| (mix(hash, place) >> 40) as f32 / (1 << 24) as f32)
+}
+
+/// A state from -1 to 1 after the tokens with this hash.
+fn fake_state(hash: u64, hidden_size: usize) -> Vec<f32> {
+    let values = noise(hash, 0..hidden_size as u32);
+    values.map(|value| 2.0 * value - 1.0).collect()
 }
 
 fn scores(logits: &[f32], token: u32, wish: &LogprobWish) -> TokenLogprobs {

@@ -95,6 +95,7 @@ mod tests {
             vocab_size: 10,
             verify: true,
             n_states: 0,
+            hidden_size: 6,
             faults: Vec::new(),
         };
         let answers = |prompt: &[u32]| prompt.iter().rev().copied().collect();

@@ -86,7 +86,7 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 31] = [
+const GAUGES: [(&str, &str); 32] = [
     (
         "sglang:num_running_reqs",
         "Requests that prefill or decode.",
@@ -179,6 +179,10 @@ const GAUGES: [(&str, &str); 31] = [
         "Messages that wait in an actor's mailbox.",
     ),
     ("souffleur_prefix_pins", "Prefixes pinned by hosts."),
+    (
+        "souffleur_soft_prefix_pins",
+        "Prefixes that stay cached until their memory is needed: conversations of stored responses.",
+    ),
     (
         "sglang:http_requests_active",
         "HTTP requests under way, streams until their end.",

@@ -109,6 +109,7 @@ struct RequestGauges {
     new_token_ratio: Gauge,
     utilization: Gauge,
     pins: Gauge,
+    soft_pins: Gauge,
 }
 
 impl RequestGauges {
@@ -122,6 +123,7 @@ impl RequestGauges {
             new_token_ratio: gauge!("sglang:new_token_ratio", labels.to_vec()),
             utilization: gauge!("sglang:utilization", labels.to_vec()),
             pins: gauge!("souffleur_prefix_pins"),
+            soft_pins: gauge!("souffleur_soft_prefix_pins"),
         }
     }
 
@@ -135,6 +137,7 @@ impl RequestGauges {
         self.utilization
             .set(rows.max(token_usage(stats) / FULL_TOKEN_USAGE));
         self.pins.set(stats.pins as f64);
+        self.soft_pins.set(stats.soft_pins as f64);
         let admitted = stats.prompt_tokens.saturating_sub(before.prompt_tokens);
         if admitted > 0 {
             let cached = stats.cached_tokens.saturating_sub(before.cached_tokens);

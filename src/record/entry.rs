@@ -138,6 +138,24 @@ pub enum Entry {
         /// Other prompts are likely to leave its own at these positions.
         anchors: Arc<[u32]>,
     },
+    /// A prefix was to be kept until its memory is needed.
+    PinSoftly {
+        /// Names the pin.
+        name: u64,
+        /// A pin that was given back for it.
+        replaces: Option<u64>,
+        /// Where it is shared.
+        namespace: NamespaceEntry,
+        /// The prefix.
+        tokens: Arc<[u32]>,
+        /// Until when.
+        expires_s: u64,
+    },
+    /// A soft pin was given back.
+    UnpinSoftly {
+        /// The pin.
+        name: u64,
+    },
 }
 
 impl Entry {
@@ -187,6 +205,8 @@ impl Entry {
             Self::StepDone { .. } => "StepDone",
             Self::Pin { .. } => "PinPrefix",
             Self::Unpin { .. } => "UnpinPrefix",
+            Self::PinSoftly { .. } => "PinSoftly",
+            Self::UnpinSoftly { .. } => "UnpinSoftly",
             Self::ExpirePins { .. } => "expiry of pins",
             Self::Planned(_) => "StepPlanned",
             Self::Next => "the question what to send",

@@ -130,6 +130,32 @@ impl RecordedScheduler {
         self.state.unpin(pin)
     }
 
+    /// See [`Scheduler::pin_softly`].
+    pub fn pin_softly(
+        &mut self,
+        name: u64,
+        replaces: Option<u64>,
+        namespace: Namespace,
+        tokens: Arc<[u32]>,
+        expires_s: u64,
+    ) {
+        self.write(|_| Entry::PinSoftly {
+            name,
+            replaces,
+            namespace: (&namespace).into(),
+            tokens: tokens.clone(),
+            expires_s,
+        });
+        self.state
+            .pin_softly(name, replaces, namespace, tokens, expires_s);
+    }
+
+    /// See [`Scheduler::unpin_softly`].
+    pub fn unpin_softly(&mut self, name: u64) -> bool {
+        self.write(|_| Entry::UnpinSoftly { name });
+        self.state.unpin_softly(name)
+    }
+
     /// See [`Scheduler::expire_pins`].
     pub fn expire_pins(&mut self, now_s: u64) {
         if self.state.has_expired_pins(now_s) {

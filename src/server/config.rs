@@ -93,6 +93,13 @@ keys! {
         /// Seconds that a response is kept.
         #[flag(RARE.takes("SECONDS"))]
         responses_ttl_s: u32 = 3600,
+        /// Seconds that the prefix cache keeps the conversation of a kept response, so that the next turn finds it although
+        /// others came in between; 0 keeps it no longer than any other prefix.
+        ///
+        /// At most half of the KV pool is kept like this, for `--max-pins` conversations, and any request that needs the
+        /// memory gets it.
+        #[flag(RARE.takes("SECONDS"))]
+        responses_pin_ttl_s: u32 = 0,
         /// Maximum number of sessions that are open at once (/open_session); 0 allows none.
         #[flag(RARE.takes("N"))]
         #[range(..=MAX_SESSIONS)]

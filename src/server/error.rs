@@ -26,10 +26,10 @@ pub struct ApiError {
 /// The part of the response below `"error"`.
 #[derive(Serialize)]
 pub(super) struct ErrorBody<'a> {
-    message: &'a str,
+    pub(super) message: &'a str,
     #[serde(rename = "type")]
     kind: &'static str,
-    param: Option<&'a str>,
+    pub(super) param: Option<&'a str>,
     code: &'static str,
 }
 

@@ -34,22 +34,15 @@ pub(super) async fn generate(
     };
     let mut fields = body.0;
     let session = SessionParams::take(&mut fields)?;
-    let mut call = NativeCall::parse(fields, limits)?;
-    let turn = match &session {
-        Some(params) => Some(sessions::begin(&state, params, &mut call).await?),
-        None => None,
-    };
+    let call = NativeCall::parse(fields, limits)?;
     let rids: Vec<RequestId> = call
         .requests
         .iter()
         .map(|request| request.rid.clone())
         .collect();
     let shapes: Vec<Shape> = call.shapes(&loaded.spelling);
-    let lanes = Lane::open_all(&state, call.requests)?;
+    let (lanes, turn) = sessions::open_all(&state, session.as_ref(), call.requests).await?;
     let lanes = Lane::with_charges(lanes, call.charges);
-    if let (Some(turn), Some(lane)) = (&turn, lanes.first()) {
-        turn.started(lane.canceller());
-    }
     if call.stream {
         let transcripts = rids.iter().map(|_| Transcript::default()).collect();
         let written = rids.iter().map(|_| Written::default()).collect();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use actix_web::http::header;
 use actix_web::rt::task::JoinHandle;
 use actix_web::web::Bytes;
-use actix_web::{HttpResponse, rt};
+use actix_web::{HttpResponse, HttpResponseBuilder, rt};
 use futures_util::stream::{SelectAll, Stream, StreamExt};
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use super::answers::AnswerCharge;
 use super::error::{ApiError, Envelope};
 use super::lanes::{Events, Lane, check_kept, merged};
 use super::transcript::News;
-use super::whole::{aside, lost, next_piece};
+use super::whole::{aside, charged_pieces, lost, next_piece};
 use crate::error::RequestError;
 
 /// Turns the news of the lanes into the JSON of one endpoint.
@@ -115,13 +115,7 @@ impl Chunks {
 
     /// Adds an event with a name, whose JSON is written already.
     pub(super) fn named(&mut self, name: &str, json: &[u8]) {
-        let out = self.end();
-        out.reserve(name.len() + json.len() + 24);
-        out.extend_from_slice(b"event: ");
-        out.extend_from_slice(name.as_bytes());
-        out.extend_from_slice(b"\ndata: ");
-        out.extend_from_slice(json);
-        out.extend_from_slice(b"\n\n");
+        write_named(self.end(), name, json);
     }
 
     /// Adds what ends a stream.
@@ -147,6 +141,31 @@ impl Chunks {
     fn take(&mut self) -> Option<Chunk> {
         self.0.pop_front()
     }
+}
+
+/// Adds an event with a name.
+pub(super) fn write_named(out: &mut Vec<u8>, name: &str, json: &[u8]) {
+    out.reserve(name.len() + json.len() + 24);
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\ndata: ");
+    out.extend_from_slice(json);
+    out.extend_from_slice(b"\n\n");
+}
+
+/// Answers with events that are written already, whose memory `charge` holds until they have left.
+pub(super) fn whole(events: Vec<u8>, charge: Option<AnswerCharge>) -> HttpResponse {
+    stream_head().body(charged_pieces(events, charge))
+}
+
+/// The head of a stream.
+fn stream_head() -> HttpResponseBuilder {
+    let mut response = HttpResponse::Ok();
+    response
+        .content_type("text/event-stream")
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .insert_header(("x-accel-buffering", "no"));
+    response
 }
 
 /// Answers with the events of `lanes`.
@@ -183,11 +202,7 @@ pub(super) async fn respond(
         let news = News::of(event)?;
         body.take_in(index, news);
     }
-    Ok(HttpResponse::Ok()
-        .content_type("text/event-stream")
-        .insert_header((header::CACHE_CONTROL, "no-cache"))
-        .insert_header(("x-accel-buffering", "no"))
-        .streaming(body))
+    Ok(stream_head().streaming(body))
 }
 
 struct SseBody<R> {

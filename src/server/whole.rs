@@ -45,10 +45,15 @@ where
 pub(super) fn json(json: Vec<u8>, charge: Option<AnswerCharge>) -> HttpResponse {
     let mut response = HttpResponse::Ok();
     response.content_type(ContentType::json());
-    response.body(Pieces {
-        bytes: json.into(),
+    response.body(charged_pieces(json, charge))
+}
+
+/// A body as [`in_pieces`], whose memory `charge` holds until it has left.
+pub(super) fn charged_pieces(bytes: Vec<u8>, charge: Option<AnswerCharge>) -> impl MessageBody {
+    Pieces {
+        bytes: bytes.into(),
         _charge: charge,
-    })
+    }
 }
 
 /// A body that leaves in pieces: the next request on a connection is looked at when its client has taken most of it.

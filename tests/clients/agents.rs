@@ -46,6 +46,11 @@ fn openai_responses() {
 }
 
 #[test]
+fn shapes() {
+    check("test_agents_shapes");
+}
+
+#[test]
 fn langchain() {
     check("test_agents_langchain");
 }

@@ -50,6 +50,7 @@ pub fn parts_saying(
         vocab_size: parts.info.vocab_size as u32,
         verify: true,
         n_states: 0,
+        hidden_size: parts.info.hidden_size.unwrap_or(0),
         faults: Vec::new(),
     };
     parts.executor = Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {

@@ -63,6 +63,30 @@ async fn a_last_token_is_all_that_is_computed_again_and_a_mean_needs_all() {
 }
 
 #[tokio::test]
+async fn a_fake_executor_makes_embeddings_of_its_hashes() {
+    let with_chunks = |chunked_prefill_size| {
+        let mut build = Build {
+            hidden_size: Some(8),
+            embedding_values: 8,
+            ..Build::default()
+        };
+        build.config.chunked_prefill_size = chunked_prefill_size;
+        build.start()
+    };
+    let (whole, parts) = (with_chunks(8192), with_chunks(16));
+    for pooling in [Pooling::Last, Pooling::Mean] {
+        let (embedding, _) = embed(&whole, pooling).await;
+        assert_eq!(embedding.len(), 8);
+        assert_eq!(embed(&parts, pooling).await.0, embedding);
+        assert_eq!(embed(&parts, pooling).await.0, embedding, "cached or not");
+    }
+    for world in [whole, parts] {
+        world.assert_whole().await;
+        world.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn what_has_no_embedding_is_refused() {
     let refusal = async |world: &World, request| match collect(world.generate(request)).await.end {
         Event::Failed(error) => error.to_string(),
@@ -70,8 +94,18 @@ async fn what_has_no_embedding_is_refused() {
     };
     let none = Build::default().start();
     let text = refusal(&none, request(Pooling::Last)).await;
-    assert!(text.contains("gives no embeddings"), "{text}");
+    assert!(text.contains("makes no embeddings"), "{text}");
     none.stop().await;
+    // A host's executor that does not do what its engine was told.
+    let idle = Build {
+        hidden_size: Some(8),
+        ..Build::default()
+    };
+    let idle = idle.start();
+    let text = refusal(&idle, request(Pooling::Mean)).await;
+    assert!(text.contains("makes no embeddings"), "{text}");
+    idle.assert_whole().await;
+    idle.stop().await;
     let world = start(plain(MODEL, DtypeChoice::Float32));
     let mut scored = request(Pooling::Last);
     scored.logprobs = Some(LogprobWish::default());

@@ -29,6 +29,9 @@ pub struct Build {
     pub rows: usize,
     pub context: usize,
     pub faults: Vec<(StepId, StepError)>,
+    /// Values of an embedding: what the engine is told, and what the executor makes.
+    pub hidden_size: Option<usize>,
+    pub embedding_values: usize,
     /// Every step waits for one token of this gate, if there is one.
     pub gate: Option<crossbeam_channel::Receiver<()>>,
     /// Steps are launched before the result of the step before is asked for; tells how many are under way.
@@ -43,6 +46,8 @@ impl Default for Build {
             rows: 64,
             context: 2048,
             faults: Vec::new(),
+            hidden_size: None,
+            embedding_values: 0,
             gate: None,
             ahead: None,
         }
@@ -60,7 +65,7 @@ impl Build {
             page_size,
             max_running_requests: self.rows,
             vocab_size: VOCAB as usize,
-            hidden_size: None,
+            hidden_size: self.hidden_size,
             eos_token_ids: vec![EOS],
             generation: Default::default(),
             memory: None,
@@ -71,6 +76,7 @@ impl Build {
             vocab_size: VOCAB,
             verify: true,
             n_states: 0,
+            hidden_size: self.embedding_values,
             faults: self.faults.clone(),
         };
         let (gate, ahead) = (self.gate.clone(), self.ahead.clone());

@@ -9,6 +9,7 @@ mod errors;
 mod formats;
 mod hostile;
 mod http;
+mod kept_responses;
 mod key;
 mod messages;
 mod misses;

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 use souffleur::server::ApiKey;
 
 use crate::http::{post, stream};
-use crate::world::World;
+use crate::websocket::Client;
+use crate::world::{World, block_on};
 
 fn open(world: &World, body: &Value) -> String {
     let id = post(world.addr, "/open_session", body).ok();
@@ -122,6 +123,109 @@ fn texts_go_on_without_another_beginning() {
         &json!({"prompt": " sat.", "add_special_tokens": false}),
     );
     assert_eq!(count(&both) - count(&first), alone.ok()["count"]);
+    world.wait_until_whole();
+}
+
+#[test]
+fn ids_go_on_without_another_beginning() {
+    let world = World::new();
+    let id = open(&world, &json!({"capacity_of_str_len": 1000}));
+    let text = world.engine().text().cloned().expect("a tokenizer");
+    let Some(bos) = text.bos_id() else {
+        panic!("the model's files name a first token");
+    };
+    let first = post(world.addr, "/generate", &call(&id, None, "a", &[bos, 11])).ok();
+    let next = post(
+        world.addr,
+        "/generate",
+        &call(&id, Some("a"), "b", &[bos, 21]),
+    )
+    .ok();
+    let prompt = [&[bos, 11][..], &ids(&first), &[21]].concat();
+    assert_eq!(next["meta_info"]["prompt_tokens"], prompt.len());
+    assert_eq!(ids(&next), plain(&world, &prompt));
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_request_that_finds_no_place_replaces_nothing() {
+    let world = World::with(|engine, _| {
+        engine.max_running_requests = Some(1);
+        engine.max_queued_requests = 1;
+    });
+    let id = open(&world, &json!({"capacity_of_str_len": 1000}));
+    post(world.addr, "/generate", &call(&id, None, "a", &[10])).ok();
+    let kept = post(world.addr, "/generate", &call(&id, Some("a"), "b", &[20])).ok();
+    let long = json!({
+        "input_ids": [1], "rid": "long", "stream": true,
+        "sampling_params": {"max_new_tokens": 60_000, "ignore_eos": true},
+    });
+    let running = stream(world.addr, "/generate", &long);
+    world.wait_until("it runs", |stats| stats.running_requests == 1);
+    let mut replacing = call(&id, Some("a"), "c", &[30]);
+    replacing["session_params"]["replace"] = true.into();
+    assert_eq!(post(world.addr, "/generate", &replacing).status, 503);
+    drop(running);
+    world.wait_until_whole();
+    let next = post(world.addr, "/generate", &call(&id, Some("b"), "d", &[40])).ok();
+    assert_eq!(
+        next["meta_info"]["prompt_tokens"],
+        1 + 5 + 1 + ids(&kept).len() + 1
+    );
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_websocket_goes_on_in_sessions_too() {
+    let world = World::new();
+    let id = open(&world, &json!({"capacity_of_str_len": 1000}));
+    let first = post(world.addr, "/generate", &call(&id, None, "a", &[10, 11])).ok();
+    let prompt = [&[10, 11][..], &ids(&first), &[20]].concat();
+    block_on(async {
+        let mut client = Client::connect_to(world.addr, "/v1/ws/generate", None)
+            .await
+            .expect("it is accepted");
+        let mut answer = async |frame: Value| {
+            client.send(frame).await;
+            let mut output: Vec<u32> = Vec::new();
+            loop {
+                let event = client.json().await;
+                if let Some(text) = event["error"]["message"].as_str() {
+                    return Err(text.to_owned());
+                }
+                let ids = event["output_ids"].as_array().into_iter().flatten();
+                output.extend(ids.filter_map(Value::as_u64).map(|id| id as u32));
+                if event["done"] == true {
+                    return Ok(output);
+                }
+            }
+        };
+        let frame = |rid: Option<&str>, name: &str, new: &[u32]| {
+            let mut frame = call(&id, rid, name, new);
+            frame["op"] = "generate".into();
+            frame
+        };
+        let second = answer(frame(Some("a"), "b", &[20]))
+            .await
+            .expect("it is open");
+        assert_eq!(second, plain(&world, &prompt));
+        // The next one goes on from it as soon as it has ended.
+        let third = answer(frame(Some("b"), "c", &[30]))
+            .await
+            .expect("it has ended");
+        assert_eq!(
+            third,
+            plain(&world, &[&prompt[..], &second, &[30]].concat())
+        );
+        let unknown = answer(frame(Some("x"), "d", &[1])).await;
+        assert!(unknown.is_err_and(|text| text.contains("has no request")));
+        let mut batch = frame(None, "e", &[1]);
+        batch["input_ids"] = json!([[1], [2]]);
+        let batch = answer(batch).await;
+        assert!(batch.is_err_and(|text| text.contains("one prompt and one sample")));
+    });
+    let over_http = post(world.addr, "/generate", &call(&id, Some("c"), "d", &[40]));
+    assert_eq!(over_http.status, 200, "{}", over_http.body);
     world.wait_until_whole();
 }
 

@@ -243,7 +243,8 @@ impl Chaos {
         match self.random.below(20) {
             0..8 => self.abort(),
             8..12 => self.stop(),
-            12..14 => self.pin(),
+            12 => self.pin(),
+            13 => self.pin_softly(),
             14 => self.world.unpin_oldest(),
             15 => {
                 let now_s = self.random.below(1000) as u64;
@@ -299,6 +300,18 @@ impl Chaos {
         let expires_s = self.random.below(1000) as u64;
         self.world.pin(&self.families[family][..tokens], expires_s);
         self.seen.pins += 1;
+    }
+
+    fn pin_softly(&mut self) {
+        let family = self.random.below(N_FAMILIES);
+        let longest = FAMILY_TOKENS.min(self.longest_prompt() / 2);
+        let tokens = self.random.within(1..longest + 1);
+        let replaces = self.random.percent(50);
+        let prefix = &self.families[family][..tokens];
+        let name = self.world.pin_softly(prefix, 999, replaces);
+        if self.random.percent(20) {
+            self.world.unpin_softly(name);
+        }
     }
 
     fn advance_in_time(&mut self) {

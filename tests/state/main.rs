@@ -29,6 +29,7 @@ mod scheduler_script;
 mod scheduler_waits;
 mod scheduler_watch;
 mod scheduler_world;
+mod soft_pins;
 mod state_defects;
 mod states;
 mod tlru;

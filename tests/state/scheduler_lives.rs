@@ -51,6 +51,11 @@ enum Event {
         cut: usize,
         expires_s: u64,
     },
+    PinSoftly {
+        which: usize,
+        cut: usize,
+        replaces: bool,
+    },
     Unpin,
     Expire {
         now_s: u64,
@@ -165,6 +170,8 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (1..12usize).prop_map(|n| Event::Turns { n }),
         1 => (which, 0..40usize, 0..4u64)
             .prop_map(|(which, cut, expires_s)| Event::Pin { which, cut, expires_s }),
+        1 => (0..64usize, 0..40usize, any::<bool>())
+            .prop_map(|(which, cut, replaces)| Event::PinSoftly { which, cut, replaces }),
         1 => Just(Event::Unpin),
         1 => (0..4u64).prop_map(|now_s| Event::Expire { now_s }),
         1 => any::<usize>().prop_map(|policy| Event::SetPolicy { policy }),
@@ -335,6 +342,17 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
             if let Some(number) = pick(world, *which) {
                 let prompt = world.lives[number].ask.prompt.clone();
                 world.pin(&prompt[..prompt.len() - cut % prompt.len()], *expires_s);
+            }
+        }
+        Event::PinSoftly {
+            which,
+            cut,
+            replaces,
+        } => {
+            if let Some(number) = pick(world, *which) {
+                let prompt = world.lives[number].ask.prompt.clone();
+                let prefix = &prompt[..prompt.len() - cut % prompt.len()];
+                world.pin_softly(prefix, 3, *replaces);
             }
         }
         Event::Unpin => world.unpin_oldest(),

@@ -17,6 +17,7 @@ use crate::state::scheduler::submission::Submission;
 
 use super::TokenizerSettings;
 use super::output::{Beginning, OutputText};
+use super::prepare::no_embeddings;
 
 /// Prompt tokens that the first output token is decoded behind, so that its leading space is right.
 const CONTEXT_TOKENS: usize = 5;
@@ -58,6 +59,8 @@ pub(super) struct Live {
     sampling: Arc<SamplingParams>,
     usage: Usage,
     wants_logprobs: bool,
+    /// It has no other output.
+    wants_embedding: bool,
     embedding: Option<Arc<[f32]>>,
     /// The prompt's first token with a log probability of none, until it was delivered.
     first_input: Option<TokenLogprobs>,
@@ -103,6 +106,7 @@ impl Live {
                 ..Usage::default()
             },
             wants_logprobs: submission.logprobs.is_some(),
+            wants_embedding: submission.pooling.is_some(),
             embedding: None,
             first_input,
             is_streaming,
@@ -157,8 +161,12 @@ impl Live {
         }
         match end.map(|end| *end) {
             None => self.send(delta, metrics),
-            Some(RequestEnd::Finished(reason)) => {
+            Some(RequestEnd::Finished(reason)) if self.has_what_it_wants(&reason) => {
                 self.finish(delta, reason, metrics);
+                Step::Ended
+            }
+            Some(RequestEnd::Finished(_)) => {
+                self.fail(no_embeddings(), metrics);
                 Step::Ended
             }
             Some(RequestEnd::Failed(error)) => {
@@ -166,6 +174,11 @@ impl Live {
                 Step::Ended
             }
         }
+    }
+
+    /// False where an embedding was asked for and the executor made none.
+    fn has_what_it_wants(&self, reason: &FinishReason) -> bool {
+        !self.wants_embedding || self.embedding.is_some() || *reason == FinishReason::Abort
     }
 
     /// Pushes tokens into the text; the token that ended the request is left out of it unless stops are kept.

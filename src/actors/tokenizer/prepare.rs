@@ -408,12 +408,17 @@ fn check_embedding(
     let has_output =
         request.logprobs.is_some() || request.constraint.is_some() || request.parsing.is_some();
     match settings.hidden_size {
-        None => Err(invalid("the engine's executor gives no embeddings".to_owned())),
+        None => Err(no_embeddings()),
         Some(_) if has_output => Err(invalid(
             "a request for an embedding has no output: leave log probabilities, constraints and tools out".to_owned(),
         )),
         Some(_) => Ok(()),
     }
+}
+
+/// The executor makes none, or made none.
+pub(super) fn no_embeddings() -> RequestError {
+    invalid("the engine's executor makes no embeddings: ask an engine with a model".to_owned())
 }
 
 /// True if a prompt is text: token ids and vectors need no encoding.

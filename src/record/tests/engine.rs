@@ -24,6 +24,7 @@ impl Engine {
             vocab_size: VOCAB,
             verify: true,
             n_states: states.pools.states.total_slots(),
+            hidden_size: 0,
             faults: Vec::new(),
         });
         Self {

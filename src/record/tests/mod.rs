@@ -137,6 +137,14 @@ fn submit_rounds_to(mut engine: Engine, n_rounds: u32) -> Engine {
             ),
             8 => drop(engine.states.scheduler.unpin(1)),
             9 if round > 100 => engine.states.scheduler.cancel_all(),
+            9 => engine.states.scheduler.pin_softly(
+                u64::from(round),
+                Some(u64::from(round) - 1),
+                Namespace::default(),
+                prompt.into(),
+                50,
+            ),
+            10 => drop(engine.states.scheduler.unpin_softly(u64::from(round) - 1)),
             _ => (),
         }
         match round % 25 {
@@ -208,6 +216,8 @@ fn everything_that_enters_a_busy_scheduler_is_replayed_to_the_same_plans() {
         "StepDone",
         "PinPrefix",
         "UnpinPrefix",
+        "PinSoftly",
+        "UnpinSoftly",
         "expiry of pins",
         "look for requests whose time is over",
         "SetPolicy",

@@ -110,7 +110,9 @@ pub(in crate::server) async fn create(
 
 fn hidden_size(loaded: &Loaded) -> Result<usize, ApiError> {
     let width = loaded.engine.model().hidden_size;
-    width.ok_or_else(|| ApiError::invalid("the engine's executor gives no embeddings"))
+    width.ok_or_else(|| {
+        ApiError::invalid("the engine's executor makes no embeddings: ask an engine with a model")
+    })
 }
 
 fn embedding(transcript: &Transcript) -> Result<Arc<[f32]>, ApiError> {

@@ -1,4 +1,5 @@
-//! Sessions as SGLang has them: `POST /open_session`, `POST /close_session`, and `session_params` of `POST /generate`.
+//! Sessions as SGLang has them: `POST /open_session`, `POST /close_session`, and `session_params` of `POST /generate` and of
+//! `/v1/ws/generate`.
 //!
 //! A session keeps the tokens of its requests, so that a later one sends only what is new. Their K/V is in the prefix cache
 //! like everybody's.
@@ -6,6 +7,7 @@
 mod params;
 mod store;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::HttpResponse;
@@ -16,13 +18,14 @@ use super::call::MAX_RID_BYTES;
 use super::encode;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::native::NativeCall;
+use super::lanes::Lane;
 use super::openai::places::missing;
 use super::state::AppState;
 use crate::field::check_bytes;
-use crate::request::Prompt;
+use crate::request::{GenerateRequest, Prompt};
 
 pub(super) use params::SessionParams;
+use store::New;
 pub(super) use store::{SessionStore, SessionTurn};
 
 const SESSION_ID: &str = "session_id";
@@ -76,16 +79,19 @@ fn timeout(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
     Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
-/// Puts the only request of a call behind the earlier ones of its session.
+/// Sends the requests of a call to the engine. If it names a session, its only request goes behind the earlier ones there.
 ///
 /// # Errors
-/// The call is a batch, its prompt is of another kind, or the session cannot take it.
-pub(super) async fn begin(
-    state: &AppState,
-    params: &SessionParams,
-    call: &mut NativeCall,
-) -> Result<SessionTurn, ApiError> {
-    let [request] = call.requests.as_mut_slice() else {
+/// Those of the engine; the call is a batch, its prompt is of another kind, or the session cannot take it.
+pub(super) async fn open_all(
+    state: &Arc<AppState>,
+    session: Option<&SessionParams>,
+    mut requests: Vec<GenerateRequest>,
+) -> Result<(Vec<Lane>, Option<SessionTurn>), ApiError> {
+    let Some(params) = session else {
+        return Ok((Lane::open_all(state, requests)?, None));
+    };
+    let [request] = requests.as_mut_slice() else {
         let text = "session_params go with one prompt and one sample: send a call for each";
         return Err(ApiError::field("session_params", text));
     };
@@ -97,7 +103,18 @@ pub(super) async fn begin(
             return Err(ApiError::field("session_params", text));
         }
     };
-    let (prompt, turn) = state.sessions().begin(params, &request.rid, &new)?;
-    request.prompt = Prompt::Tokens(prompt);
-    Ok(turn)
+    let text = state.serving()?.engine.text().cloned();
+    let new = New {
+        tokens: new,
+        bos: text.and_then(|text| text.bos_id()),
+    };
+    let rid = request.rid.clone();
+    let sessions = state.sessions();
+    let (lanes, turn) = sessions.begin(params, &rid, &new, |prompt| {
+        requests[0].prompt = Prompt::Tokens(prompt);
+        let lanes = Lane::open_all(state, requests)?;
+        let canceller = lanes.first().map(Lane::canceller);
+        Ok((lanes, canceller))
+    })?;
+    Ok((lanes, Some(turn)))
 }

@@ -46,6 +46,23 @@ pub(super) struct Opening {
     pub(super) idle: Option<Duration>,
 }
 
+/// What a request brings.
+pub(super) struct New {
+    pub(super) tokens: Vec<u32>,
+    /// The token that begins a prompt, and does not stand behind others.
+    pub(super) bos: Option<u32>,
+}
+
+impl New {
+    /// The tokens that stand behind so many.
+    fn behind(&self, kept: usize) -> &[u32] {
+        match self.tokens.split_first() {
+            Some((first, rest)) if kept > 0 && Some(*first) == self.bos => rest,
+            _ => &self.tokens,
+        }
+    }
+}
+
 struct Session {
     capacity: usize,
     idle: Duration,
@@ -67,6 +84,13 @@ impl Turn {
     fn bytes(&self) -> usize {
         let output = self.output.as_ref().map_or(0, |output| output.len());
         TURN_BYTES + (self.prompt.len() + output) * size_of::<u32>()
+    }
+
+    /// Cancels it if it runs.
+    fn cancel(&self) {
+        if let (None, Some(canceller)) = (&self.output, &self.canceller) {
+            canceller.cancel();
+        }
     }
 }
 
@@ -115,22 +139,24 @@ impl SessionStore {
         self.lock().close(id)
     }
 
-    /// The prompt that a request has behind its session's earlier ones, and its place among them.
+    /// Starts a request with the prompt that it has behind its session's earlier ones, and gives it its place among them.
+    /// `start` hands it to the engine, and returns whatever its caller wants, and what cancels it.
     ///
     /// # Errors
-    /// There is no such session or request, or there is one of this name already; the session or the memory of all is full.
-    /// Nothing is replaced then.
-    pub(super) fn begin(
+    /// There is no such session or request, or there is one of this name already; the session or the memory of all is full;
+    /// those of `start`. Nothing is replaced then.
+    pub(super) fn begin<T>(
         &self,
         params: &SessionParams,
         rid: &RequestId,
-        new: &[u32],
-    ) -> Result<(Arc<[u32]>, SessionTurn), ApiError> {
+        new: &New,
+        start: impl FnOnce(Arc<[u32]>) -> Result<(T, Option<Canceller>), ApiError>,
+    ) -> Result<(T, SessionTurn), ApiError> {
         let mut open = self.lock();
         let number = open.next_turn;
         open.next_turn += 1;
         let prompt: Arc<[u32]> = open.prompt(params, rid, new)?.into();
-        let turn = Turn {
+        let mut turn = Turn {
             number,
             parent: params.rid.clone(),
             prompt: prompt.clone(),
@@ -141,17 +167,21 @@ impl SessionStore {
         if bytes > limit {
             return Err(ApiError::sessions_full("bytes", limit));
         }
-        if params.replace {
-            open.replace(params);
-        }
+        let (started, canceller) = start(prompt)?;
+        turn.canceller = canceller;
+        let replaced = match params.replace {
+            true => open.replace(params),
+            false => Vec::new(),
+        };
         open.insert(&params.id, rid.clone(), turn);
         let place = SessionTurn {
             store: self.clone(),
             session: params.id.clone(),
             rid: rid.clone(),
             number,
+            replaced,
         };
-        Ok((prompt, place))
+        Ok((started, place))
     }
 
     /// The sessions that were not idle for too long.
@@ -192,8 +222,22 @@ impl Open {
     /// Gives back the memory of a request that is taken out, and cancels it if it runs.
     fn forget(&mut self, turn: Turn) {
         self.bytes -= turn.bytes();
-        if let (None, Some(canceller)) = (&turn.output, &turn.canceller) {
-            canceller.cancel();
+        turn.cancel();
+    }
+
+    /// Puts replaced requests back that had ended, unless their session or their names are gone.
+    fn restore(&mut self, session: &str, replaced: Vec<(RequestId, Turn)>) {
+        let found = self.sessions.get(session);
+        let is_free = found.is_some_and(|session| {
+            let mut rids = replaced.iter().map(|(rid, _)| rid);
+            rids.all(|rid| !session.turns.contains_key(rid))
+        });
+        for (rid, turn) in replaced {
+            let found = self.sessions.get_mut(session);
+            match found.filter(|_| is_free && turn.output.is_some()) {
+                Some(session) => drop(session.turns.insert(rid, turn)),
+                None => self.forget(turn),
+            }
         }
     }
 
@@ -206,20 +250,27 @@ impl Open {
         }
     }
 
+    /// Forgets requests, with all that went on from them.
+    fn remove_all(&mut self, session: &str, rids: Vec<RequestId>) {
+        for (_, turn) in self.take_all(session, rids) {
+            self.forget(turn);
+        }
+    }
+
     /// Takes requests out, with all that went on from them.
-    fn remove_all(&mut self, session: &str, mut rids: Vec<RequestId>) {
+    fn take_all(&mut self, session: &str, mut rids: Vec<RequestId>) -> Vec<(RequestId, Turn)> {
+        let mut taken = Vec::new();
+        let Some(found) = self.sessions.get_mut(session) else {
+            return taken;
+        };
         while let Some(rid) = rids.pop() {
-            let Some(found) = self.sessions.get_mut(session) else {
-                return;
-            };
             let gone = found.turns.remove(&rid);
             let is_child = |turn: &Turn| turn.parent.as_ref() == Some(&rid);
             let children = found.turns.iter().filter(|(_, turn)| is_child(turn));
             rids.extend(children.map(|(rid, _)| rid.clone()));
-            if let Some(turn) = gone {
-                self.forget(turn);
-            }
+            taken.extend(gone.map(|turn| (rid, turn)));
         }
+        taken
     }
 
     /// The tokens of a request behind those that it goes on from.
@@ -227,7 +278,7 @@ impl Open {
         &mut self,
         params: &SessionParams,
         rid: &RequestId,
-        new: &[u32],
+        new: &New,
     ) -> Result<Vec<u32>, ApiError> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
             let text = format!(
@@ -247,7 +298,7 @@ impl Open {
         }
         let capacity = session.capacity;
         let prompt = match &params.rid {
-            None => new.to_vec(),
+            None => new.tokens.clone(),
             Some(rid) => {
                 let Some(turn) = session.turns.get(rid) else {
                     let text = format!("the session has no request {:?}", rid.as_str());
@@ -268,7 +319,7 @@ impl Open {
                 };
                 let earlier: Vec<u32> = turn.prompt.iter().chain(output).copied().collect();
                 let kept = params.kept_of(earlier.len());
-                earlier[..kept].iter().chain(new).copied().collect()
+                [&earlier[..kept], new.behind(kept)].concat()
             }
         };
         if prompt.len() > capacity {
@@ -281,21 +332,22 @@ impl Open {
         Ok(prompt)
     }
 
-    /// Takes out what a request replaces: all that there is, or what went on from its parent, which is cancelled if it runs.
-    fn replace(&mut self, params: &SessionParams) {
+    /// Takes out what a request replaces: all that there is, or what went on from its parent. What runs of it is cancelled,
+    /// and so is the parent.
+    fn replace(&mut self, params: &SessionParams) -> Vec<(RequestId, Turn)> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
-            return;
+            return Vec::new();
         };
         let parent = params.rid.as_ref();
         let is_replaced = |turn: &Turn| turn.parent.as_ref() == parent;
         let replaced = session.turns.iter().filter(|(_, turn)| is_replaced(turn));
         let replaced: Vec<RequestId> = replaced.map(|(rid, _)| rid.clone()).collect();
-        if let Some(turn) = parent.and_then(|rid| session.turns.get(rid))
-            && let (None, Some(canceller)) = (&turn.output, &turn.canceller)
-        {
-            canceller.cancel();
+        if let Some(turn) = parent.and_then(|rid| session.turns.get(rid)) {
+            turn.cancel();
         }
-        self.remove_all(&params.id, replaced);
+        let replaced = self.take_all(&params.id, replaced);
+        replaced.iter().for_each(|(_, turn)| turn.cancel());
+        replaced
     }
 
     /// The request at a place, unless it was replaced or its session closed.
@@ -312,22 +364,18 @@ pub(in crate::server) struct SessionTurn {
     session: String,
     rid: RequestId,
     number: u64,
+    /// What it replaces, until it has ended: if it fails, they are there again.
+    replaced: Vec<(RequestId, Turn)>,
 }
 
 impl SessionTurn {
-    /// The request is under way. It is cancelled at once if its place is gone already.
-    pub(in crate::server) fn started(&self, canceller: Canceller) {
-        match self.store.lock().turn_at(self) {
-            Some(turn) => turn.canceller = Some(canceller),
-            None => {
-                canceller.cancel();
-            }
-        }
-    }
-
     /// The request has ended with this output.
-    pub(in crate::server) fn ended(self, output: &[u32]) {
-        let mut open = self.store.lock();
+    pub(in crate::server) fn ended(mut self, output: &[u32]) {
+        let store = self.store.clone();
+        let mut open = store.lock();
+        for (_, turn) in std::mem::take(&mut self.replaced) {
+            open.forget(turn);
+        }
         let Some(turn) = open.turn_at(&self) else {
             return;
         };
@@ -342,133 +390,19 @@ impl SessionTurn {
 
 impl Drop for SessionTurn {
     fn drop(&mut self) {
-        let mut open = self.store.lock();
+        let replaced = std::mem::take(&mut self.replaced);
+        let store = self.store.clone();
+        let mut open = store.lock();
         let runs = open.turn_at(self).is_some_and(|turn| turn.output.is_none());
         if runs {
             open.remove_all(&self.session, vec![self.rid.clone()]);
+            open.restore(&self.session, replaced);
+        } else {
+            replaced.into_iter().for_each(|(_, turn)| open.forget(turn));
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn store(max_bytes: usize) -> SessionStore {
-        SessionStore::new(&ServerConfig {
-            sessions_max_count: 2,
-            sessions_max_bytes: max_bytes,
-            ..ServerConfig::default()
-        })
-    }
-
-    fn open(store: &SessionStore, capacity: usize) -> String {
-        let opening = Opening {
-            id: None,
-            capacity,
-            idle: None,
-        };
-        store.open(opening).expect("there is room")
-    }
-
-    fn params(id: &str, rid: Option<&str>) -> SessionParams {
-        SessionParams {
-            id: id.to_owned(),
-            rid: rid.map(RequestId::new),
-            ..SessionParams::default()
-        }
-    }
-
-    #[test]
-    fn requests_go_on_from_each_other_and_leave_no_memory() {
-        let store = store(1 << 20);
-        let id = open(&store, 100);
-        let (prompt, turn) = store
-            .begin(&params(&id, None), &RequestId::new("a"), &[1, 2])
-            .expect("the first");
-        assert_eq!(*prompt, [1, 2]);
-        let runs = store.begin(&params(&id, Some("a")), &RequestId::new("b"), &[5]);
-        assert!(runs.is_err(), "it has not ended");
-        turn.ended(&[3, 4]);
-        let named = |name: &str, params: &SessionParams| {
-            let (prompt, turn) = store
-                .begin(params, &RequestId::new(name), &[9])
-                .expect("it has ended");
-            turn.ended(&[8]);
-            prompt.to_vec()
-        };
-        let behind = |params: &SessionParams| named("b", params);
-        let plain = SessionParams {
-            replace: true,
-            ..params(&id, Some("a"))
-        };
-        assert_eq!(behind(&plain), [1, 2, 3, 4, 9]);
-        let offset = |offset| SessionParams {
-            offset: Some(offset),
-            ..plain.clone()
-        };
-        assert_eq!(behind(&offset(1)), [1, 9]);
-        assert_eq!(behind(&offset(-1)), [1, 2, 3, 9]);
-        assert_eq!(behind(&offset(-50)), [9]);
-        assert_eq!(behind(&offset(i64::MAX)), [1, 2, 3, 4, 9]);
-        let without = SessionParams {
-            drop_previous_output: true,
-            ..plain.clone()
-        };
-        assert_eq!(behind(&without), [1, 2, 9]);
-        // What is refused replaces nothing, and no request takes the place of one that it does not replace.
-        let long = vec![1; 101];
-        assert!(store.begin(&plain, &RequestId::new("b"), &long).is_err());
-        let again = store.begin(&params(&id, Some("a")), &RequestId::new("b"), &[1]);
-        assert!(again.is_err(), "there is one of this name");
-        assert_eq!(named("c", &params(&id, Some("b"))), [1, 2, 9, 8, 9]);
-        // Replacing from the beginning forgets the rest.
-        let anew = SessionParams {
-            replace: true,
-            ..params(&id, None)
-        };
-        assert_eq!(named("d", &anew), [9]);
-        assert!(store.begin(&plain, &RequestId::new("e"), &[1]).is_err());
-        assert!(store.close(&id) && !store.close(&id));
-        assert_eq!(store.lock().bytes, 0);
-    }
-
-    #[test]
-    fn a_request_that_is_given_up_leaves_its_session() {
-        let store = store(1 << 20);
-        let id = open(&store, 100);
-        let begun = store.begin(&params(&id, None), &RequestId::new("a"), &[1]);
-        drop(begun);
-        assert!(
-            store
-                .begin(&params(&id, Some("a")), &RequestId::new("b"), &[1])
-                .is_err()
-        );
-        let before = store.lock().bytes;
-        let (_, turn) = store
-            .begin(&params(&id, None), &RequestId::new("a"), &[1])
-            .expect("it is open");
-        store.close(&id);
-        turn.ended(&[1, 2, 3]);
-        assert_eq!((before, store.lock().bytes), (SESSION_BYTES, 0));
-    }
-
-    #[test]
-    fn sessions_are_bounded_by_number_tokens_and_bytes() {
-        let store = store(2 * SESSION_BYTES + TURN_BYTES + 40);
-        let (first, second) = (open(&store, 4), open(&store, 100));
-        let third = Opening {
-            id: None,
-            capacity: 1,
-            idle: None,
-        };
-        assert!(store.open(third).is_err());
-        let begin = |id: &str, tokens: usize| {
-            let tokens = vec![1; tokens];
-            store.begin(&params(id, None), &RequestId::new("a"), &tokens)
-        };
-        assert!(begin(&first, 5).is_err(), "more than its capacity");
-        assert!(begin(&second, 11).is_err(), "more than all may take");
-        assert!(begin(&second, 10).is_ok());
-    }
-}
+#[path = "store_tests.rs"]
+mod tests;

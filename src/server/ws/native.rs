@@ -1,5 +1,6 @@
 //! What is said on `/v1/ws/generate`.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::connection::{CloseReason, Connection, Talk, count_aborts};
@@ -14,6 +15,7 @@ use crate::server::fields::Fields;
 use crate::server::lanes::Lane;
 use crate::server::native::{NativeCall, Shape};
 use crate::server::open_requests::stands_for;
+use crate::server::sessions::{self, SessionParams, SessionTurn};
 use crate::server::transcript::News;
 
 /// A request of this connection.
@@ -22,9 +24,24 @@ pub(super) struct Named {
     shape: Shape,
     /// The memory of what is sent, until it has left.
     _charge: Option<AnswerCharge>,
+    /// Its place in its session, and its output so far.
+    in_session: RefCell<Option<(SessionTurn, Vec<u32>)>>,
 }
 
 impl Named {
+    /// Tells the session what is new.
+    fn note(&self, news: &News) {
+        let mut in_session = self.in_session.borrow_mut();
+        if let Some((_, output)) = &mut *in_session {
+            output.extend_from_slice(&news.delta.tokens);
+        }
+        if news.end.is_some()
+            && let Some((turn, output)) = in_session.take()
+        {
+            turn.ended(&output);
+        }
+    }
+
     fn rid(&self) -> &RequestId {
         self.canceller.rid()
     }
@@ -59,7 +76,7 @@ impl Talk for Native {
             }
             Ok(Op::Generate(fields)) => {
                 let rid = frames::rid_of(&fields);
-                match self.generate(connection, fields) {
+                match self.generate(connection, fields).await {
                     Ok(()) => Ok(()),
                     Err(error) => self.refuse(connection, rid.as_deref(), error).await,
                 }
@@ -87,6 +104,8 @@ impl Talk for Native {
         }
         match News::of(event) {
             Ok(news) => {
+                // Who hears that it has ended may go on from it at once.
+                named.note(&news);
                 let mut pieces = Vec::new();
                 news.in_pieces(|piece| pieces.push(piece));
                 let last = pieces.len() - 1;
@@ -110,10 +129,10 @@ impl Talk for Native {
 }
 
 impl Native {
-    fn generate(
+    async fn generate(
         &mut self,
         connection: &mut Connection<Rc<Named>>,
-        fields: Fields,
+        mut fields: Fields,
     ) -> Result<(), ApiError> {
         let state = connection.state.clone();
         let loaded = state.serving()?;
@@ -127,10 +146,11 @@ impl Native {
             request: loaded.engine.request_limits(),
             vectors: VectorLimits::of(&loaded.engine),
         };
+        let session = SessionParams::take(&mut fields)?;
         let call = NativeCall::parse(fields, limits)?;
         let shapes = call.shapes(&loaded.spelling);
         let (requests, charges) = call.into_streamed();
-        let lanes = Lane::open_all(&state, requests)?;
+        let (lanes, mut turn) = sessions::open_all(&state, session.as_ref(), requests).await?;
         let lanes = Lane::with_charges(lanes, charges);
         let charge = Lane::answer_charge(&lanes);
         for (lane, shape) in lanes.into_iter().zip(shapes) {
@@ -138,6 +158,7 @@ impl Native {
                 canceller: lane.canceller(),
                 shape,
                 _charge: charge.clone(),
+                in_session: RefCell::new(turn.take().map(|turn| (turn, Vec::new()))),
             });
             self.names.push(named.clone());
             connection.listen(lane.events(named));

@@ -45,7 +45,7 @@ impl Flushes {
 }
 
 impl Scheduler {
-    /// Asks to forget every cached prefix that no pin keeps. The answer comes with the next plan, in
+    /// Asks to forget every cached prefix that no pin keeps; soft pins keep none. The answer comes with the next plan, in
     /// [`Scheduler::take_flushed`], under the number that is returned.
     ///
     /// # Errors
@@ -69,6 +69,7 @@ impl Scheduler {
         // Requests that came in since the flush was asked for are looked at by the plan after it.
         self.pipeline.note_change();
         let number = self.hosts.flushes_mut().plan();
+        self.hosts.pins_mut().yield_all();
         let settle = self.take_settlements();
         let request = PlanStep {
             settle,

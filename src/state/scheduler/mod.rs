@@ -17,6 +17,7 @@
 //! - preemption: giving way to a higher priority
 //! - deadlines: requests that have waited or run for too long
 //! - pins: prefixes kept for hosts
+//! - soft pins: prefixes kept until their memory is needed
 //! - flush: the cache emptied for hosts
 //! - pause: no work is planned for as long as a host wishes
 //! - misses: the notes for the diagnosis of misses
@@ -45,6 +46,7 @@ mod retraction;
 mod row_states;
 mod rules;
 pub mod sequence;
+mod soft_pins;
 pub mod stats;
 pub mod submission;
 
@@ -99,7 +101,7 @@ pub struct SchedulerLimits {
     pub rules: BatchRules,
     /// See [`NewTokenRatio`].
     pub schedule_conservativeness: f64,
-    /// Most pins.
+    /// Most pins, and most soft ones.
     pub max_pins: usize,
     /// The rules that order the queue besides the policy.
     pub queue: QueueRules,
@@ -218,6 +220,7 @@ impl Scheduler {
             waiting_requests: self.queue.len(),
             retracted_requests: self.queue.n_retracted(),
             pins: self.hosts.pins().len(),
+            soft_pins: self.hosts.pins().soft().len(),
             is_paused: self.hosts.is_paused(),
             new_token_ratio: self.batch.ratio().get(),
             ..EngineStats::default()

@@ -66,9 +66,10 @@ impl Scheduler {
             Some(_) => self.note_flush(step, gone),
             None => self.note_evictions(step, gone),
         }
-        if matches!(next, Next::Nothing)
-            && verdict.budget == Some(Budget::NoToken)
+        if verdict.budget == Some(Budget::NoToken)
             && let Some(refused) = verdict.refused
+            && !self.yield_to_candidate()
+            && matches!(next, Next::Nothing)
         {
             self.relieve_idle_engine(refused);
         }
@@ -86,7 +87,8 @@ impl Scheduler {
             self.take_checkpointed(checkpointed);
         }
         let pinned = std::mem::take(&mut verdict.pinned);
-        if self.hosts.pins_mut().granted(pinned) {
+        let max_soft_tokens = self.soft_pin_tokens();
+        if self.hosts.pins_mut().granted(pinned, max_soft_tokens) {
             self.pipeline.note_change();
         }
         for &seq in &verdict.held {

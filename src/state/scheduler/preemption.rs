@@ -64,7 +64,8 @@ impl Scheduler {
     }
 
     /// Takes the victims out of the batch and plans the same step again. Who ended meanwhile gives its memory back
-    /// once, as an ended one; if the request for which it all is ended, nobody is preempted.
+    /// once, as an ended one; if the request for which it all is ended, nobody is preempted, nor while there are soft pins
+    /// that give way instead.
     pub(super) fn preempt(&mut self, preempt: Preempt, open: OpenPlan) -> Next {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
@@ -77,6 +78,9 @@ impl Scheduler {
         };
         let mut victims = preempt.victims;
         victims.retain(|seq| is_alive(seq) && is_alive(&preempt.seq));
+        if self.hosts.pins_mut().yield_all() {
+            victims.clear();
+        }
         let released: Vec<Settle> = victims
             .into_iter()
             .filter_map(|seq| {

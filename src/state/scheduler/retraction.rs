@@ -13,8 +13,8 @@ use super::planning::retract_of;
 use super::{Next, Scheduler};
 
 impl Scheduler {
-    /// Nothing was granted. Waits for those that are about to end; else revokes pins; else retracts the running
-    /// request with the fewest outputs (then the longest prompt), one a round; the last one fails alone.
+    /// Nothing was granted. Waits for those that are about to end; else revokes pins, soft ones first; else retracts the
+    /// running request with the fewest outputs (then the longest prompt), one a round; the last one fails alone.
     pub(super) fn give_way(&mut self, open: OpenPlan) -> Next {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
@@ -25,7 +25,7 @@ impl Scheduler {
         }
         let mut evict_tokens = 0;
         let mut retracted = None;
-        if self.batch.ended().is_empty() && !self.hosts.pins_mut().revoke_all() {
+        if self.batch.ended().is_empty() && !self.hosts.pins_mut().give_way() {
             match self.victim() {
                 Some(seq) => {
                     retracted = self.retract(seq);
@@ -108,7 +108,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing runs and the first candidate does not fit: hosts' pins are in its way, or nothing can help it.
+    /// Nothing runs and the first candidate does not fit: pins are in its way, or nothing can help it.
     pub(super) fn relieve_idle_engine(&mut self, refused: SeqId) {
         let is_busy =
             !self.batch.is_empty() || !self.batch.ended().is_empty() || !self.pipeline.is_drained();
@@ -117,7 +117,7 @@ impl Scheduler {
         }
         self.pipeline.note_change();
         let is_inside = self.requests.get(refused).is_some();
-        if !self.hosts.pins_mut().revoke_all() && is_inside {
+        if !self.hosts.pins_mut().give_way() && is_inside {
             self.fail(refused, RequestError::OutOfMemory);
         }
     }

@@ -41,6 +41,8 @@ pub struct EngineStats {
     pub cached_states: usize,
     /// Pins held for hosts.
     pub pins: usize,
+    /// Pins that give way to requests.
+    pub soft_pins: usize,
     /// No work is planned, by a host's wish.
     pub is_paused: bool,
     /// Part of the generation budget that running requests reserve.
@@ -78,7 +80,7 @@ impl EngineStats {
             && self.waiting_requests == 0
             && self.private_tokens == 0
             && self.free_rows == self.total_rows
-            && (self.pins > 0 || self.protected_tokens == 0)
+            && (self.pins + self.soft_pins > 0 || self.protected_tokens == 0)
             && self.free_tokens + self.evictable_tokens + self.protected_tokens == self.total_tokens
             && self.free_states + self.cached_states == self.total_states
             && self.integrity_failures == 0

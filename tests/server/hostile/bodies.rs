@@ -10,7 +10,7 @@ use crate::http::{Response, connect, post, post_text, read_response};
 use crate::world::wait_until;
 
 /// Bytes of the bodies that are all zeros.
-const BODY_BYTES: usize = 2 * MIB;
+pub(super) const BODY_BYTES: usize = 2 * MIB;
 /// Most memory for each of their bytes: token ids of two bytes are read into four, copied once into what is shared.
 const MOST_PER_BYTE: usize = 10;
 
@@ -94,7 +94,7 @@ fn lists_of_zeros_take_little_more_than_their_text_wherever_they_stand() {
 
 /// Posts a body that is refused, shortly, and takes no more memory than its bytes allow.
 #[track_caller]
-fn bounded(server: &ChildServer, path: &str, body: &str, name: &str) {
+pub(super) fn bounded(server: &ChildServer, path: &str, body: &str, name: &str) {
     let growth = server.growth_bytes(|| {
         let response = post_text(server.addr, path, body);
         let text = &response.body;

@@ -13,5 +13,6 @@ mod grammars;
 mod logprobs;
 mod parameters;
 mod responses;
+mod routes;
 mod strangers;
 mod tokenizer;

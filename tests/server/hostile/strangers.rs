@@ -12,7 +12,7 @@ use crate::world::{World, wait_until};
 
 const KEY: &str = "sk-of-a-client";
 const ADMIN_KEY: &str = "sk-of-the-admin";
-const POSTS: [&str; 18] = [
+const POSTS: [&str; 23] = [
     "/generate",
     "/v1/completions",
     "/v1/chat/completions",
@@ -26,6 +26,11 @@ const POSTS: [&str; 18] = [
     "/responses",
     "/v1/responses/input_tokens",
     "/v1/responses/resp_some/cancel",
+    "/v1/embeddings",
+    "/v1/score",
+    "/open_session",
+    "/close_session",
+    "/set_internal_state",
     "/abort_request",
     "/pause_generation",
     "/continue_generation",

@@ -193,7 +193,8 @@ impl World {
         self.finish_plan();
         let stats = self.stats();
         assert!(stats.is_idle_and_whole(), "{stats:?}");
-        assert_eq!((stats.pins, stats.protected_tokens), (0, 0), "{stats:?}");
+        let pins = (stats.pins, stats.soft_pins, stats.protected_tokens);
+        assert_eq!(pins, (0, 0, 0), "{stats:?}");
         assert!(
             (stats.new_token_ratio - 0.7 * self.setup.conservativeness).abs() < 1e-9,
             "{stats:?}"

@@ -145,6 +145,27 @@ impl World {
         self.after_event();
     }
 
+    /// Names count up; the pin before it is replaced if `replaces`.
+    pub fn pin_softly(&mut self, tokens: &[u32], expires_s: u64, replaces: bool) -> u64 {
+        let last = self.soft_pins;
+        self.soft_pins += 1;
+        self.states.scheduler.pin_softly(
+            self.soft_pins,
+            replaces.then_some(last),
+            Namespace::default(),
+            Arc::from(tokens),
+            expires_s,
+        );
+        self.after_event();
+        self.soft_pins
+    }
+
+    pub fn unpin_softly(&mut self, name: u64) -> bool {
+        let was_held = self.states.scheduler.unpin_softly(name);
+        self.after_event();
+        was_held
+    }
+
     pub fn unpin_oldest(&mut self) {
         if !self.pins.is_empty() {
             let pin = self.pins.remove(0);

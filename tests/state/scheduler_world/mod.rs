@@ -160,6 +160,7 @@ pub struct World {
     /// Plans answered.
     plans: usize,
     pins: Vec<u64>,
+    soft_pins: u64,
     plans_since_progress: usize,
     /// Plans nothing for now.
     holds_back: bool,
@@ -192,6 +193,7 @@ impl World {
             vocab_size: VOCAB,
             verify: true,
             n_states: setup.states.map_or(0, |states| states.total_slots),
+            hidden_size: 0,
             faults: Vec::new(),
         });
         Self {
@@ -208,6 +210,7 @@ impl World {
             inside: Vec::new(),
             plans: 0,
             pins: Vec::new(),
+            soft_pins: 0,
             plans_since_progress: 0,
             holds_back: false,
             has_failures: false,

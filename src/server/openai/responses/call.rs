@@ -1,6 +1,7 @@
 //! Reading a request for a response.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -8,10 +9,12 @@ use sha2::{Digest, Sha256};
 use super::ids::ResponseId;
 use super::input::{self, Shelf};
 use super::output::{Output, Telling};
+use super::pinning::Pinning;
 use super::settings::Settings;
 use super::store::{KeptTokens, Owner, StoredResponse, Turn};
 use super::tools::{self, ToolNames};
 use super::writer::{Keeping, Writer, WriterParts};
+use crate::engine::EngineHandle;
 use crate::field::Keep;
 use crate::request::{ChatPrompt, GenerateRequest, KnownTurns, OutputParsing, ToolUse};
 use crate::server::budget::Charges;
@@ -43,8 +46,9 @@ pub(super) struct Call {
 pub(super) struct Asking<'a> {
     pub(super) shelf: Shelf<'a>,
     pub(super) limits: CallLimits<'a>,
-    /// The name of the model.
-    pub(super) model: &'a str,
+    pub(super) engine: &'a EngineHandle,
+    /// How long the K/V of conversations stays in the prefix cache; zero for no longer than that of others.
+    pub(super) pin_ttl: Duration,
 }
 
 impl Call {
@@ -56,7 +60,7 @@ impl Call {
         let fields = &mut sent;
         refuse(fields)?;
         let id = ResponseId::random();
-        let mut settings = Settings::read(fields, asking.model)?;
+        let mut settings = Settings::read(fields, &asking.engine.model().served_model_name)?;
         let is_warm_up = is_warm_up(fields)?;
         let earlier = earlier(&settings, &asking.shelf)?;
         let owner = match settings.store {
@@ -95,6 +99,12 @@ impl Call {
                         .map_or_else(Vec::new, |it| it.turns.clone()),
                     messages: (messages, new.len()),
                     frame,
+                    pinning: (!asking.pin_ttl.is_zero()).then(|| Pinning {
+                        engine: asking.engine.clone(),
+                        namespace: common.namespace.clone(),
+                        ttl: asking.pin_ttl,
+                        earlier: earlier.clone(),
+                    }),
                 })
             }
             None => None,

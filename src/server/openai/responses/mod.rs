@@ -9,7 +9,9 @@ mod input;
 mod items;
 mod messages;
 mod output;
+mod pinning;
 mod reasoning;
+mod replay;
 mod settings;
 mod store;
 mod stored;
@@ -17,6 +19,7 @@ mod tools;
 mod writer;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -87,7 +90,8 @@ fn asking<'a>(
     Ok(Asking {
         shelf,
         limits,
-        model: &state.loaded()?.engine.model().served_model_name,
+        engine: &state.loaded()?.engine,
+        pin_ttl: Duration::from_secs(state.config().responses_pin_ttl_s.into()),
     })
 }
 

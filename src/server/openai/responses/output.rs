@@ -34,6 +34,8 @@ pub(super) struct Output {
     closed: Vec<OutputItem>,
     open: Option<Open>,
     n_calls: usize,
+    /// Lengths of the deltas, in bytes.
+    cuts: Vec<u32>,
     /// Log probabilities of text that has not come yet.
     held_logprobs: Vec<ChatToken>,
 }
@@ -128,6 +130,7 @@ impl Output {
             closed: Vec::new(),
             open: None,
             n_calls: 0,
+            cuts: Vec::new(),
             held_logprobs: Vec::new(),
         }
     }
@@ -135,6 +138,11 @@ impl Output {
     /// The items that are closed.
     pub(super) fn items(&self) -> &[OutputItem] {
         &self.closed
+    }
+
+    /// Takes the lengths of the deltas so far, with which the events can be told again.
+    pub(super) fn take_cuts(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.cuts)
     }
 
     /// Takes in a part of the answer: `text` of one that is not taken apart, or else pieces; and the log probabilities of
@@ -195,6 +203,7 @@ impl Output {
             };
             let delta = of_content(id, self.closed.len(), what);
             events.push("response.output_text.delta", &delta);
+            self.cuts.push(more.len() as u32);
             text.push_str(&more);
             logprobs.extend(new);
         }
@@ -210,6 +219,7 @@ impl Output {
         if let Some(Open::Reasoning { id, text }) = &mut self.open {
             let delta = of_content(id, self.closed.len(), Delta { delta: more });
             events.push("response.reasoning_text.delta", &delta);
+            self.cuts.push(more.len() as u32);
             text.push_str(more);
         }
     }
@@ -232,6 +242,7 @@ impl Output {
         if !spoken.is_custom {
             let delta = of_call(id, self.closed.len(), Delta { delta: more });
             events.push("response.function_call_arguments.delta", &delta);
+            self.cuts.push(more.len() as u32);
         }
     }
 

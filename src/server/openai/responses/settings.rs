@@ -12,6 +12,9 @@ use crate::server::raw::Raw;
 /// Longest of the names and notes that are repeated, in bytes of JSON.
 const MAX_NOTE_BYTES: usize = 16 << 10;
 
+/// Most tools that are repeated: with more of them a request is refused.
+const MAX_TOOLS: usize = 1024;
+
 /// The settings of a response, in OpenAI's words.
 #[derive(Serialize)]
 pub(super) struct Settings {
@@ -58,7 +61,7 @@ impl Settings {
         let text = Inside::of(fields, "text", text)?;
         let reasoning = fields.peek("reasoning").cloned();
         let reasoning = Inside::of(fields, "reasoning", reasoning)?;
-        let tools = sent(fields, "tools")?;
+        let tools = tools(fields)?;
         let choice = sent(fields, "tool_choice")?;
         let parallel = fields.peek("parallel_tool_calls");
         let is_parallel = parallel.is_none_or(|raw| raw.bytes().as_ref() != b"false");
@@ -144,6 +147,43 @@ fn note(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiErr
 fn repeated(fields: &mut Fields, raw: &Raw) -> Result<Box<RawValue>, ApiError> {
     fields.charge_request_bytes(raw.bytes().len())?;
     raw.parse("body")
+}
+
+/// Tools with what clients read of functions, where it was not sent.
+fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
+    const NAME: &str = "tools";
+    let Some(raw) = fields.peek(NAME).cloned() else {
+        return Ok(None);
+    };
+    let as_sent = repeated(fields, &raw)?;
+    if !raw.is_list() {
+        return Ok(Some(as_sent));
+    }
+    let (tools, found) = raw.items(NAME, MAX_TOOLS)?;
+    // What is too much, or no tool, is refused where tools are read.
+    if found > MAX_TOOLS {
+        return Ok(Some(as_sent));
+    }
+    let tools = tools.iter().map(|tool| with_defaults(fields, tool));
+    let tools = format!("[{}]", tools.collect::<Vec<String>>().join(","));
+    Ok(Some(RawValue::from_string(tools).unwrap_or(as_sent)))
+}
+
+fn with_defaults(fields: &Fields, tool: &Raw) -> String {
+    let mut json = String::from_utf8_lossy(tool.bytes()).into_owned();
+    let Ok(inside) = fields.inside("tools", tool) else {
+        return json;
+    };
+    if inside.text("type").as_deref() != Some("function") {
+        return json;
+    }
+    for (name, value) in [("parameters", "null"), ("strict", "false")] {
+        if inside.peek(name).is_none() {
+            json.truncate(json.len() - 1);
+            json.push_str(&format!(",\"{name}\":{value}}}"));
+        }
+    }
+    json
 }
 
 fn literal(json: &str) -> Box<RawValue> {

@@ -9,6 +9,7 @@ use actix_web::web::Bytes;
 use rustc_hash::FxHashMap;
 
 use super::ids::ResponseId;
+use crate::engine::SoftPin;
 use crate::server::config::ServerConfig;
 
 /// Bytes that an entry takes besides its texts.
@@ -125,6 +126,10 @@ pub(super) struct Keep {
     /// What it added, as JSON, and how many messages that is.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) tokens: Option<KeptTokens>,
+    /// Lengths of the deltas that its stream had, item by item.
+    pub(super) cuts: Vec<u32>,
+    /// What keeps its conversation in the prefix cache.
+    pub(super) pin: Option<SoftPin>,
 }
 
 /// The tokens of a conversation with its instructions and tools.
@@ -144,6 +149,8 @@ pub(super) struct StoredResponse {
     /// The conversation up to its end, without instructions.
     pub(super) turns: Vec<Arc<Turn>>,
     pub(super) tokens: Option<KeptTokens>,
+    pub(super) cuts: Vec<u32>,
+    pub(super) pin: Option<SoftPin>,
     id: ResponseId,
     owner: Owner,
     place: u64,
@@ -285,6 +292,8 @@ impl Shelf {
             output: keep.output,
             turns,
             tokens: keep.tokens,
+            cuts: keep.cuts,
+            pin: keep.pin,
             id: keep.id,
             owner: keep.owner,
             place,
@@ -307,7 +316,8 @@ impl Keep {
         let items = items.map(|item| item.json.len() + ITEM_BYTES);
         let tokens = self.tokens.as_ref().map_or(0, |kept| kept.tokens.len());
         let turns = self.earlier.len() * size_of::<Arc<Turn>>();
-        ENTRY_BYTES + self.json.len() + items.sum::<usize>() + turns + tokens * size_of::<u32>()
+        let words = (tokens + self.cuts.len()) * size_of::<u32>();
+        ENTRY_BYTES + self.json.len() + items.sum::<usize>() + turns + words
     }
 }
 

@@ -22,6 +22,8 @@ fn keep(name: &str, bytes: usize, earlier: &[Arc<Turn>]) -> Keep {
         earlier: earlier.to_vec(),
         messages: (vec![b' '; bytes], 1),
         tokens: None,
+        cuts: Vec::new(),
+        pin: None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Responses that are kept: reading and deleting them.
 
+use std::sync::Arc;
+
 use actix_web::HttpResponse;
 use actix_web::http::header::ContentType;
 use actix_web::web::{Data, Path, Query};
@@ -8,8 +10,10 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::ids::ResponseId;
+use super::replay;
 use super::store::{Owner, StoredItem, StoredResponse};
 use crate::server::error::ApiError;
+use crate::server::sse;
 use crate::server::state::AppState;
 use crate::server::whole;
 
@@ -22,6 +26,35 @@ const MAX_PAGE_ITEMS: usize = 100;
 #[derive(Deserialize)]
 pub(in crate::server) struct Wish {
     stream: Option<String>,
+    starting_after: Option<String>,
+}
+
+impl Wish {
+    /// The number of the first event that a client asks for, if it asks for events.
+    fn first_event(&self) -> Result<Option<usize>, ApiError> {
+        const NAME: &str = "starting_after";
+        let stream = self.stream.as_deref();
+        let is_stream = match stream {
+            Some("true") => true,
+            None | Some("false") => false,
+            Some(_) => return Err(ApiError::field("stream", "stream must be true or false")),
+        };
+        let Some(after) = &self.starting_after else {
+            return Ok(is_stream.then_some(0));
+        };
+        let after: Option<usize> = after.parse().ok();
+        match after.and_then(|after| after.checked_add(1)) {
+            Some(first) if is_stream => Ok(Some(first)),
+            Some(_) => {
+                let text = "starting_after goes with stream=true: send both";
+                Err(ApiError::field(NAME, text))
+            }
+            None => {
+                let text = "starting_after must be the number of an event, from 0 up";
+                Err(ApiError::field(NAME, text))
+            }
+        }
+    }
 }
 
 /// Answers `GET /v1/responses/{id}`.
@@ -31,14 +64,31 @@ pub(in crate::server) async fn retrieve(
     wish: Query<Wish>,
 ) -> Result<HttpResponse, ApiError> {
     let stored = find(&state, &id)?;
-    if wish.stream.as_deref() == Some("true") {
-        // Its events are gone: only responses in the background have them kept, and there are none.
-        return Err(ApiError::unsupported("stream"));
+    if let Some(first) = wish.first_event()? {
+        return replay(&state, stored, first).await;
     }
     let json = stored.json.clone();
     Ok(HttpResponse::Ok()
         .content_type(ContentType::json())
         .body(whole::in_pieces(json)))
+}
+
+/// Tells the events of a response again, from one on.
+async fn replay(
+    state: &AppState,
+    stored: Arc<StoredResponse>,
+    first: usize,
+) -> Result<HttpResponse, ApiError> {
+    let charge = state.answers().charge_bytes(replay::bytes(&stored))?;
+    let write = whole::aside(move || {
+        let mut out = Vec::new();
+        for event in replay::events(&stored).into_iter().skip(first) {
+            sse::write_named(&mut out, event.name, &event.json);
+        }
+        out
+    });
+    let events = write.await.map_err(|_| whole::lost())?;
+    Ok(sse::whole(events, charge))
 }
 
 /// Answers `DELETE /v1/responses/{id}`.
@@ -146,7 +196,7 @@ impl Page {
     }
 }
 
-fn find(state: &AppState, id: &str) -> Result<std::sync::Arc<StoredResponse>, ApiError> {
+fn find(state: &AppState, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
     let found = state
         .responses()
         .find(&ResponseId::sent(id), &Owner::Anyone);

@@ -9,10 +9,12 @@ use super::ids::ResponseId;
 use super::items::{ItemStatus, OutputItem};
 use super::messages::Messages;
 use super::output::Output;
+use super::pinning::Pinning;
 use super::settings::Settings;
 use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
+use crate::engine::SoftPin;
 use crate::request::{FinishReason, Usage};
-use crate::server::error::{ApiError, ErrorBody};
+use crate::server::error::ApiError;
 use crate::server::openai::answer::Write;
 use crate::server::openai::logprobs::ChatLogprobs;
 use crate::server::openai::unix_now_s;
@@ -29,6 +31,7 @@ pub(super) struct Keeping {
     /// The messages of its input, as JSON, and how many they are.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) frame: [u8; 32],
+    pub(super) pinning: Option<Pinning>,
 }
 
 /// What a writer is made of.
@@ -72,7 +75,7 @@ struct Response<'a> {
     created_at: u64,
     completed_at: Option<u64>,
     status: &'static str,
-    error: Option<ErrorBody<'a>>,
+    error: Option<Failure<'a>>,
     incomplete_details: Option<Incomplete>,
     output: &'a [OutputItem],
     usage: Option<UsageReport>,
@@ -83,6 +86,35 @@ struct Response<'a> {
 #[derive(Clone, Copy, Serialize)]
 struct Incomplete {
     reason: &'static str,
+}
+
+/// Why a response has failed. Its code is one of the few that clients know, its type says more.
+#[derive(Serialize)]
+struct Failure<'a> {
+    code: &'static str,
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+}
+
+impl<'a> Failure<'a> {
+    fn of(error: &'a ApiError) -> Self {
+        let body = error.body();
+        let kind = error.code();
+        let code = match kind {
+            // Agents shorten the conversation then, and try others again.
+            "context_length_exceeded" => kind,
+            _ if error.http_status() < 500 => "invalid_prompt",
+            _ => "server_error",
+        };
+        Self {
+            code,
+            message: body.message,
+            kind,
+            param: body.param,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -131,7 +163,7 @@ impl UsageReport {
 /// How a response stands.
 struct Standing<'a> {
     status: &'static str,
-    error: Option<ErrorBody<'a>>,
+    error: Option<Failure<'a>>,
     incomplete: Option<Incomplete>,
 }
 
@@ -205,7 +237,7 @@ impl Writer {
         self.output.close(ItemStatus::Incomplete, &mut self.events);
         let standing = Standing {
             status: "failed",
-            error: Some(error.body()),
+            error: Some(Failure::of(error)),
             incomplete: None,
         };
         let response = response(&self.head, &self.output, self.usage, standing);
@@ -236,13 +268,20 @@ impl Writer {
             }
         };
         self.output.close(item, &mut self.events);
+        let cuts = self.output.take_cuts();
         let response = response(&self.head, &self.output, self.usage, standing);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
         // Who hears that it is complete may go on from it at once.
         let ended = &self.ended;
         if let Some(keeping) = self.keeping.take() {
-            let tokens = known_tokens(end, &mut self.tokens, self.is_warm_up, keeping.frame);
-            keeping.keep(&self.head.id, ended, self.output.items(), tokens);
+            let tokens = &mut self.tokens;
+            let said = Said {
+                pin: keeping.pin(end, tokens),
+                tokens: known_tokens(end, tokens, self.is_warm_up, keeping.frame),
+                cuts,
+                items: self.output.items(),
+            };
+            keeping.keep(&self.head.id, ended, said);
         }
         self.events.push(name, &OfResponse { response });
     }
@@ -291,10 +330,24 @@ fn known_tokens(
     })
 }
 
+/// What a response has said.
+struct Said<'a> {
+    items: &'a [OutputItem],
+    cuts: Vec<u32>,
+    tokens: Option<KeptTokens>,
+    pin: Option<SoftPin>,
+}
+
 impl Keeping {
-    fn keep(self, id: &ResponseId, json: &[u8], output: &[OutputItem], tokens: Option<KeptTokens>) {
+    /// Keeps the tokens of the conversation in the prefix cache.
+    fn pin(&self, end: &TranscriptEnd, output: &[u32]) -> Option<SoftPin> {
+        let pinning = self.pinning.as_ref().filter(|_| !end.prompt.is_empty())?;
+        pinning.pin([&end.prompt[..], output].concat().into())
+    }
+
+    fn keep(self, id: &ResponseId, json: &[u8], said: Said<'_>) {
         let mut answer = Messages::default();
-        answer.output(output);
+        answer.output(said.items);
         let answer = answer.finish();
         let (input, n_messages) = self.messages;
         let messages = joined(input, &answer);
@@ -309,10 +362,12 @@ impl Keeping {
             owner: self.owner,
             json: json.to_vec(),
             input: self.input,
-            output: output.iter().map(stored).collect(),
+            output: said.items.iter().map(stored).collect(),
             earlier: self.earlier,
             messages: (messages, n_messages + answer.len()),
-            tokens,
+            tokens: said.tokens,
+            cuts: said.cuts,
+            pin: said.pin,
         });
     }
 }

@@ -1,0 +1,33 @@
+//! Keeping the K/V of a conversation in the prefix cache until it goes on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::store::StoredResponse;
+use crate::engine::{EngineHandle, SoftPin};
+use crate::state::cache::namespace::Namespace;
+
+/// Where a conversation is kept, and for how long.
+pub(super) struct Pinning {
+    pub(super) engine: EngineHandle,
+    pub(super) namespace: Namespace,
+    pub(super) ttl: Duration,
+    /// The response that it goes on from.
+    pub(super) earlier: Option<Arc<StoredResponse>>,
+}
+
+impl Pinning {
+    /// Pins these tokens, in the place of those before if they go on behind them; nothing if the engine is gone.
+    pub(super) fn pin(&self, tokens: Arc<[u32]>) -> Option<SoftPin> {
+        let goes_on = |earlier: &&Arc<StoredResponse>| {
+            let known = earlier.tokens.as_ref();
+            known.is_some_and(|known| tokens.starts_with(&known.tokens))
+        };
+        let earlier = self.earlier.as_ref().filter(goes_on);
+        let replaced = earlier.and_then(|earlier| earlier.pin.as_ref());
+        let pinned = self
+            .engine
+            .pin_softly(self.namespace.clone(), tokens, self.ttl, replaced);
+        pinned.ok()
+    }
+}

@@ -1,0 +1,176 @@
+//! The events of a response that has ended, told again with the numbers that they had.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::events::{Events, WrittenEvent};
+use super::store::{StoredItem, StoredResponse};
+
+/// Bytes of an event besides its texts, at most about.
+const EVENT_BYTES: usize = 256;
+/// How often a text of the response stands in its events: in deltas, in what closes its part and item, and in the whole.
+const COPIES: usize = 6;
+
+/// What an item of an output is told again from.
+#[derive(Deserialize)]
+struct Told<'a> {
+    id: String,
+    name: Option<String>,
+    arguments: Option<String>,
+    input: Option<String>,
+    #[serde(borrow)]
+    content: Option<[&'a RawValue; 1]>,
+}
+
+/// A part of its content.
+#[derive(Deserialize)]
+struct Part<'a> {
+    #[serde(rename = "type")]
+    kind: String,
+    text: String,
+    #[serde(borrow)]
+    logprobs: Option<&'a RawValue>,
+}
+
+/// Tells the items of one output.
+struct Teller<'a> {
+    events: Events,
+    cuts: std::slice::Iter<'a, u32>,
+}
+
+/// Returns about the bytes that the events take at most.
+pub(super) fn bytes(stored: &StoredResponse) -> usize {
+    COPIES * stored.json.len() + (stored.cuts.len() + COPIES) * EVENT_BYTES
+}
+
+/// Tells all events again that a stream of the response had, or would have had. Deltas come without their log
+/// probabilities, which the end of their text has.
+pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
+    let ended: Value = serde_json::from_slice(&stored.json).expect("responses are kept as JSON");
+    let mut begun = ended.clone();
+    begun["status"] = "in_progress".into();
+    begun["output"] = json!([]);
+    for name in ["completed_at", "incomplete_details", "usage"] {
+        begun[name] = Value::Null;
+    }
+    let mut teller = Teller {
+        events: Events::new(false, None),
+        cuts: stored.cuts.iter(),
+    };
+    for name in ["response.created", "response.in_progress"] {
+        teller.events.push(name, &json!({"response": begun}));
+    }
+    for (index, item) in stored.output.iter().enumerate() {
+        teller.item(index, item);
+    }
+    let name = match ended["status"] == "incomplete" {
+        true => "response.incomplete",
+        false => "response.completed",
+    };
+    teller.events.push(name, &json!({"response": ended}));
+    teller.events.take()
+}
+
+impl Teller<'_> {
+    fn item(&mut self, index: usize, item: &StoredItem) {
+        let told: Told<'_> = serde_json::from_str(&item.json).expect("items are kept as JSON");
+        let done: Value = serde_json::from_str(&item.json).expect("items are kept as JSON");
+        let added = added(done.clone());
+        let added = json!({"output_index": index, "item": added});
+        self.events.push("response.output_item.added", &added);
+        let of_item = json!({"item_id": told.id, "output_index": index});
+        if let Some([part]) = told.content {
+            self.part(&of_item, part);
+        }
+        if let Some(arguments) = told.arguments {
+            let kind = "response.function_call_arguments.delta";
+            self.deltas(kind, &of_item, &arguments);
+            let done = with(&of_item, json!({"name": told.name, "arguments": arguments}));
+            self.events
+                .push("response.function_call_arguments.done", &done);
+        }
+        if let Some(input) = told.input {
+            let delta = with(&of_item, json!({"delta": input}));
+            self.events
+                .push("response.custom_tool_call_input.delta", &delta);
+            let done = with(&of_item, json!({"input": input}));
+            self.events
+                .push("response.custom_tool_call_input.done", &done);
+        }
+        let done = json!({"output_index": index, "item": done});
+        self.events.push("response.output_item.done", &done);
+    }
+
+    fn part(&mut self, of_item: &Value, raw: &RawValue) {
+        let part: Part<'_> = serde_json::from_str(raw.get()).expect("parts are kept as JSON");
+        let is_text = part.kind == "output_text";
+        let of_content = with(of_item, json!({"content_index": 0}));
+        let (delta, done, empty) = match is_text {
+            true => (
+                "response.output_text.delta",
+                "response.output_text.done",
+                json!({"type": part.kind, "text": "", "annotations": [], "logprobs": []}),
+            ),
+            false => (
+                "response.reasoning_text.delta",
+                "response.reasoning_text.done",
+                json!({"type": part.kind, "text": ""}),
+            ),
+        };
+        let added = with(&of_content, json!({"part": empty}));
+        self.events.push("response.content_part.added", &added);
+        let of_delta = match is_text {
+            true => with(&of_content, json!({"logprobs": []})),
+            false => of_content.clone(),
+        };
+        self.deltas(delta, &of_delta, &part.text);
+        let mut whole = with(&of_content, json!({"text": part.text}));
+        if is_text {
+            whole["logprobs"] = value(part.logprobs);
+        }
+        self.events.push(done, &whole);
+        let part = with(&of_content, json!({"part": value(Some(raw))}));
+        self.events.push("response.content_part.done", &part);
+    }
+
+    /// Tells a text in the deltas in which it came.
+    fn deltas(&mut self, name: &'static str, of: &Value, text: &str) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let cut = self.cuts.next().map_or(rest.len(), |cut| *cut as usize);
+            let (delta, behind) = rest.split_at_checked(cut).unwrap_or((rest, ""));
+            rest = behind;
+            self.events.push(name, &with(of, json!({"delta": delta})));
+        }
+    }
+}
+
+/// An item as it was before it had anything in it.
+fn added(mut item: Value) -> Value {
+    item["status"] = "in_progress".into();
+    for (name, empty) in [
+        ("content", json!([])),
+        ("arguments", "".into()),
+        ("input", "".into()),
+        ("encrypted_content", Value::Null),
+    ] {
+        if let Some(field) = item.get_mut(name) {
+            *field = empty;
+        }
+    }
+    item
+}
+
+fn with(of: &Value, more: Value) -> Value {
+    let mut all = of.clone();
+    if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
+        all.extend(more);
+    }
+    all
+}
+
+fn value(raw: Option<&RawValue>) -> Value {
+    let parsed = raw.map(|raw| serde_json::from_str(raw.get()));
+    parsed.map_or_else(|| json!([]), |parsed| parsed.expect("it was kept as JSON"))
+}

@@ -1,0 +1,195 @@
+use super::*;
+use crate::error::RequestError;
+
+const BOS: u32 = 77;
+
+fn store(max_bytes: usize) -> SessionStore {
+    SessionStore::new(&ServerConfig {
+        sessions_max_count: 2,
+        sessions_max_bytes: max_bytes,
+        ..ServerConfig::default()
+    })
+}
+
+fn open(store: &SessionStore, capacity: usize) -> String {
+    let opening = Opening {
+        id: None,
+        capacity,
+        idle: None,
+    };
+    store.open(opening).expect("there is room")
+}
+
+/// Begins without an engine.
+fn begin(
+    store: &SessionStore,
+    params: &SessionParams,
+    name: &str,
+    new: &[u32],
+) -> Result<(Arc<[u32]>, SessionTurn), ApiError> {
+    let new = New {
+        tokens: new.to_vec(),
+        bos: Some(BOS),
+    };
+    let rid = RequestId::new(name);
+    store.begin(params, &rid, &new, |prompt| Ok((prompt, None)))
+}
+
+fn params(id: &str, rid: Option<&str>) -> SessionParams {
+    SessionParams {
+        id: id.to_owned(),
+        rid: rid.map(RequestId::new),
+        ..SessionParams::default()
+    }
+}
+
+#[test]
+fn requests_go_on_from_each_other_and_leave_no_memory() {
+    let store = store(1 << 20);
+    let id = open(&store, 100);
+    let (prompt, turn) = begin(&store, &params(&id, None), "a", &[1, 2]).expect("the first");
+    assert_eq!(*prompt, [1, 2]);
+    let runs = begin(&store, &params(&id, Some("a")), "b", &[5]);
+    assert!(runs.is_err(), "it has not ended");
+    turn.ended(&[3, 4]);
+    let named = |name: &str, params: &SessionParams| {
+        let (prompt, turn) = begin(&store, params, name, &[9]).expect("it has ended");
+        turn.ended(&[8]);
+        prompt.to_vec()
+    };
+    let behind = |params: &SessionParams| named("b", params);
+    let plain = SessionParams {
+        replace: true,
+        ..params(&id, Some("a"))
+    };
+    assert_eq!(behind(&plain), [1, 2, 3, 4, 9]);
+    let offset = |offset| SessionParams {
+        offset: Some(offset),
+        ..plain.clone()
+    };
+    assert_eq!(behind(&offset(1)), [1, 9]);
+    assert_eq!(behind(&offset(-1)), [1, 2, 3, 9]);
+    assert_eq!(behind(&offset(-50)), [9]);
+    assert_eq!(behind(&offset(i64::MAX)), [1, 2, 3, 4, 9]);
+    let without = SessionParams {
+        drop_previous_output: true,
+        ..plain.clone()
+    };
+    assert_eq!(behind(&without), [1, 2, 9]);
+    // What is refused replaces nothing, and no request takes the place of one that it does not replace.
+    let long = vec![1; 101];
+    assert!(begin(&store, &plain, "b", &long).is_err());
+    let again = begin(&store, &params(&id, Some("a")), "b", &[1]);
+    assert!(again.is_err(), "there is one of this name");
+    assert_eq!(named("c", &params(&id, Some("b"))), [1, 2, 9, 8, 9]);
+    // Replacing from the beginning forgets the rest.
+    let anew = SessionParams {
+        replace: true,
+        ..params(&id, None)
+    };
+    assert_eq!(named("d", &anew), [9]);
+    assert!(begin(&store, &plain, "e", &[1]).is_err());
+    assert!(store.close(&id) && !store.close(&id));
+    assert_eq!(store.lock().bytes, 0);
+}
+
+#[test]
+fn a_request_that_is_given_up_leaves_its_session() {
+    let store = store(1 << 20);
+    let id = open(&store, 100);
+    let begun = begin(&store, &params(&id, None), "a", &[1]);
+    drop(begun);
+    assert!(begin(&store, &params(&id, Some("a")), "b", &[1]).is_err());
+    let before = store.lock().bytes;
+    let (_, turn) = begin(&store, &params(&id, None), "a", &[1]).expect("it is open");
+    store.close(&id);
+    turn.ended(&[1, 2, 3]);
+    assert_eq!((before, store.lock().bytes), (SESSION_BYTES, 0));
+}
+
+#[test]
+fn sessions_are_bounded_by_number_tokens_and_bytes() {
+    let store = store(2 * SESSION_BYTES + TURN_BYTES + 40);
+    let (first, second) = (open(&store, 4), open(&store, 100));
+    let third = Opening {
+        id: None,
+        capacity: 1,
+        idle: None,
+    };
+    assert!(store.open(third).is_err());
+    let begin = |id: &str, tokens: usize| {
+        let tokens = vec![1; tokens];
+        begin(&store, &params(id, None), "a", &tokens)
+    };
+    assert!(begin(&first, 5).is_err(), "more than its capacity");
+    assert!(begin(&second, 11).is_err(), "more than all may take");
+    assert!(begin(&second, 10).is_ok());
+}
+
+#[test]
+fn the_beginning_of_a_prompt_stands_at_the_beginning_alone() {
+    let store = store(1 << 20);
+    let id = open(&store, 100);
+    let say = |params: &SessionParams, name: &str, new: &[u32]| {
+        let (prompt, turn) = begin(&store, params, name, new).expect("it is open");
+        turn.ended(&[3]);
+        prompt.to_vec()
+    };
+    assert_eq!(say(&params(&id, None), "a", &[BOS, 1]), [BOS, 1]);
+    let behind = params(&id, Some("a"));
+    assert_eq!(say(&behind, "b", &[BOS, 2]), [BOS, 1, 3, 2]);
+    // One is left out, as clients add one and no more.
+    assert_eq!(say(&behind, "c", &[BOS, BOS, 2]), [BOS, 1, 3, BOS, 2]);
+    assert_eq!(say(&behind, "d", &[2, BOS]), [BOS, 1, 3, 2, BOS]);
+    let nothing_kept = SessionParams {
+        offset: Some(-50),
+        ..behind
+    };
+    assert_eq!(say(&nothing_kept, "e", &[BOS, 2]), [BOS, 2]);
+}
+
+#[test]
+fn what_fails_replaces_nothing() {
+    let store = store(1 << 20);
+    let id = open(&store, 100);
+    let replacing = SessionParams {
+        replace: true,
+        ..params(&id, Some("a"))
+    };
+    for (rid, name) in [(None, "a"), (Some("a"), "b"), (Some("b"), "c")] {
+        let (_, turn) = begin(&store, &params(&id, rid), name, &[1]).expect("it is open");
+        turn.ended(&[2]);
+    }
+    let before = store.lock().bytes;
+    let goes_on = |rid: &str| {
+        let begun = begin(&store, &params(&id, Some(rid)), "next", &[9]);
+        begun.map(|(prompt, _)| prompt.to_vec())
+    };
+    // The engine takes no more requests.
+    let new = New {
+        tokens: vec![1],
+        bos: None,
+    };
+    let full = |_| -> Result<((), Option<Canceller>), ApiError> {
+        Err(RequestError::EngineDown("full".to_owned()).into())
+    };
+    let refused = store.begin(&replacing, &RequestId::new("b"), &new, full);
+    assert!(refused.is_err() && goes_on("c").is_ok());
+    // It failed later, or its client left.
+    let failing = begin(&store, &replacing, "d", &[1]);
+    assert!(goes_on("c").is_err(), "it is replaced for now");
+    drop(failing);
+    assert_eq!(goes_on("c").ok(), Some(vec![1, 2, 1, 2, 1, 2, 9]));
+    assert_eq!(store.lock().bytes, before);
+    // Its names are another's by now: they are gone.
+    let failing = begin(&store, &replacing, "d", &[1]);
+    let (_, turn) = begin(&store, &params(&id, Some("a")), "b", &[5]).expect("the name is free");
+    turn.ended(&[]);
+    drop(failing);
+    assert!(goes_on("c").is_err() && goes_on("b").is_ok());
+    // Its session was closed.
+    let failing = begin(&store, &replacing, "d", &[1]);
+    store.close(&id);
+    drop(failing);
+    assert_eq!(store.lock().bytes, 0);
+}

@@ -1,0 +1,134 @@
+//! Prefixes that stay in memory until somebody needs it: they give way before a request waits, is retracted, preempted or
+//! refused for them, and before the cache is emptied.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::Scheduler;
+use crate::state::cache::namespace::Namespace;
+use crate::state::pool::pages::NodeLock;
+
+/// They hold at most one in so many tokens of the pool, each counted with all of its prefix.
+const SHARE_OF_POOL: usize = 2;
+
+/// What is kept softly, by number, so that the oldest comes first.
+#[derive(Debug, Default)]
+pub(super) struct SoftPins {
+    held: BTreeMap<u64, SoftPin>,
+    by_name: FxHashMap<u64, u64>,
+}
+
+#[derive(Debug)]
+struct SoftPin {
+    name: u64,
+    expires_s: u64,
+    tokens: usize,
+    /// `None` until granted.
+    lock: Option<NodeLock>,
+}
+
+impl SoftPins {
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    pub(super) fn insert(&mut self, number: u64, name: u64, expires_s: u64) {
+        let pin = SoftPin {
+            name,
+            expires_s,
+            tokens: 0,
+            lock: None,
+        };
+        self.by_name.insert(name, number);
+        self.held.insert(number, pin);
+    }
+
+    /// Keeps what the tree has locked, or hands it back if the pin is gone.
+    pub(super) fn grant(
+        &mut self,
+        number: u64,
+        lock: NodeLock,
+        tokens: usize,
+    ) -> Result<(), NodeLock> {
+        let Some(pin) = self.held.get_mut(&number) else {
+            return Err(lock);
+        };
+        pin.lock = Some(lock);
+        pin.tokens = tokens;
+        Ok(())
+    }
+
+    /// Tokens that they hold; what several share counts for each.
+    pub(super) fn tokens(&self) -> usize {
+        self.held.values().map(|pin| pin.tokens).sum()
+    }
+
+    /// Takes a pin out, with its lock if it was granted.
+    pub(super) fn take(&mut self, name: u64) -> Option<Option<NodeLock>> {
+        let number = self.by_name.remove(&name)?;
+        self.held.remove(&number).map(|pin| pin.lock)
+    }
+
+    /// Takes the oldest out, with its lock if it was granted.
+    pub(super) fn take_oldest(&mut self) -> Option<Option<NodeLock>> {
+        let (_, pin) = self.held.pop_first()?;
+        self.by_name.remove(&pin.name);
+        Some(pin.lock)
+    }
+
+    /// The names of those whose time has passed.
+    pub(super) fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
+        let held = self.held.values();
+        held.filter(move |pin| pin.expires_s <= now_s)
+            .map(|pin| pin.name)
+    }
+}
+
+impl Scheduler {
+    /// Keeps what is cached of a prefix until `expires_s` (seconds of the caller's clock), until it is given back by its
+    /// name, or until its memory is needed. The oldest make room for it. What `replaces` names is given back.
+    pub fn pin_softly(
+        &mut self,
+        name: u64,
+        replaces: Option<u64>,
+        namespace: Namespace,
+        tokens: Arc<[u32]>,
+        expires_s: u64,
+    ) {
+        let limit = self.limits.max_pins;
+        self.pipeline.note_change();
+        let pins = self.hosts.pins_mut();
+        for name in replaces.into_iter().chain([name]) {
+            pins.unpin_softly(name);
+        }
+        if limit == 0 {
+            return;
+        }
+        pins.yield_until(|soft| soft.len() < limit);
+        pins.ask_softly(name, namespace, tokens, expires_s);
+    }
+
+    /// Gives a soft pin back; false if it was gone.
+    pub fn unpin_softly(&mut self, name: u64) -> bool {
+        self.pipeline.note_change();
+        self.hosts.pins_mut().unpin_softly(name)
+    }
+
+    /// Tokens that soft pins may hold.
+    pub(super) fn soft_pin_tokens(&self) -> usize {
+        let total = self.limits.page_size.tokens_in(self.limits.total_pages);
+        total / SHARE_OF_POOL
+    }
+
+    /// A candidate was refused for want of memory: the oldest soft pin goes, and the next plan tries again.
+    pub(super) fn yield_to_candidate(&mut self) -> bool {
+        let has_yielded = self.hosts.pins_mut().yield_oldest();
+        if has_yielded {
+            self.batch.set_full(false);
+            self.pipeline.note_change();
+        }
+        has_yielded
+    }
+}

@@ -1,0 +1,515 @@
+//! Routes for agents, embeddings, tokens and sessions: whatever is sent, the answer is an error that names it, no memory is
+//! taken for it, and nobody's kept things are told to others.
+
+use serde_json::{Value, json};
+
+use super::bodies::{BODY_BYTES, bounded};
+use super::child::{ChildServer, MIB};
+use crate::http::{Response, delete, get, post, post_text};
+use crate::websocket::Client;
+use crate::world::{World, block_on};
+
+/// Routes, a field that each needs, and its other fields that hold more than a number or a name.
+const FIELDS: [(&str, &str, &[&str]); 12] = [
+    (
+        "/v1/responses",
+        r#""input": "a""#,
+        &[
+            "input",
+            "instructions",
+            "tools",
+            "tool_choice",
+            "include",
+            "text",
+            "reasoning",
+            "previous_response_id",
+            "metadata",
+            "prompt_cache_options",
+            "max_tool_calls",
+            "user",
+            "nobody_knows",
+        ],
+    ),
+    (
+        "/v1/responses/input_tokens",
+        r#""input": "a""#,
+        &["input", "tools", "text", "previous_response_id"],
+    ),
+    (
+        "/v1/messages",
+        r#""max_tokens": 1, "model": "m""#,
+        &[
+            "messages",
+            "system",
+            "tools",
+            "tool_choice",
+            "thinking",
+            "output_config",
+            "stop_sequences",
+            "metadata",
+        ],
+    ),
+    (
+        "/v1/messages/count_tokens",
+        r#""model": "m""#,
+        &["messages", "system", "tools"],
+    ),
+    (
+        "/v1/embeddings",
+        r#""pooling": "cls""#,
+        &["input", "dimensions", "encoding_format", "user"],
+    ),
+    (
+        "/v1/score",
+        r#""apply_softmax": 5"#,
+        &["query", "items", "label_token_ids"],
+    ),
+    (
+        "/tokenize",
+        r#""add_special_tokens": 5"#,
+        &["prompt", "messages", "tools"],
+    ),
+    ("/detokenize", r#""skip_special_tokens": 5"#, &["tokens"]),
+    (
+        "/open_session",
+        r#""streaming": 5"#,
+        &["capacity_of_str_len", "session_id", "timeout"],
+    ),
+    ("/close_session", r#""nobody_knows": 5"#, &["session_id"]),
+    (
+        "/generate",
+        r#""text": "a""#,
+        &["session_params", "input_embeds"],
+    ),
+    (
+        "/set_internal_state",
+        r#""nobody_knows": 5"#,
+        &["server_args"],
+    ),
+];
+
+/// Sends each field of each route with a value, in a body that is refused whatever the value is.
+fn each_field(value: &str, mut send: impl FnMut(&str, &str, &str)) {
+    for (path, others, fields) in FIELDS {
+        for name in fields {
+            let others = match others.contains(&format!("\"{name}\":")) {
+                true => "\"x\": 0",
+                false => others,
+            };
+            let body = format!(r#"{{{others}, "{name}": {value}, "stream": 5}}"#);
+            send(path, name, &body);
+        }
+    }
+}
+
+#[test]
+fn large_values_take_little_more_than_their_text_wherever_they_stand() {
+    let server = ChildServer::start(&["--workers", "1"]);
+    let zeros = format!("[{}0]", "0,".repeat(BODY_BYTES / 2));
+    let lists = format!("[{}[]]", "[],".repeat(BODY_BYTES / 3));
+    let fields = format!("{{{}\"a\":0}}", "\"a\":0,".repeat(BODY_BYTES / 6));
+    for value in [&zeros, &lists, &fields] {
+        each_field(value, |path, name, body| bounded(&server, path, body, name));
+    }
+}
+
+#[test]
+fn values_of_any_depth_and_kind_are_refused_with_a_sentence() {
+    let world = World::with(|_, config| config.max_body_bytes = 1 << 20);
+    let deep = [("[", "]"), (r#"{"a":"#, "}")].map(|(open, close)| {
+        let depth = 100_000;
+        format!("{}0{}", open.repeat(depth), close.repeat(depth))
+    });
+    let wide = "9".repeat(5000);
+    let odd = [
+        "[[[0]]]",
+        "[null]",
+        "{\"a\": [{}]}",
+        "-1",
+        "1e999",
+        "-1e999",
+        "0.5",
+        "18446744073709551616",
+        "true",
+        "\"\\u0000\"",
+        "[\"\\ud800\"]",
+        "NaN",
+        "[NaN]",
+        "[1e999]",
+        "",
+    ];
+    let values = deep
+        .iter()
+        .map(String::as_str)
+        .chain(odd)
+        .chain([wide.as_str()]);
+    for value in values {
+        each_field(value, |path, name, body| {
+            let response = post_text(world.addr, path, body);
+            check_refusal(&response, &format!("{path}, {name}: {:.80}", value));
+        });
+    }
+    world.wait_until_whole();
+}
+
+/// A refusal of the client's request, in a sentence.
+#[track_caller]
+fn check_refusal(response: &Response, what: &str) {
+    let text = &response.body;
+    // A field that nobody reads is passed over; then the session that is named is not there.
+    let is_refused = matches!(response.status, 400 | 404 | 413);
+    let is_untouched = response.status == 200 && what.starts_with("/set_internal_state");
+    assert!(
+        is_refused || is_untouched,
+        "{what}: {} {text}",
+        response.status
+    );
+    if is_refused {
+        let message = response.json()["error"]["message"].clone();
+        let message = message.as_str().unwrap_or_else(|| panic!("{what}: {text}"));
+        assert!(message.len() < 1000, "{what}: {text}");
+    }
+}
+
+#[test]
+fn numbers_at_the_edges_are_refused_by_name() {
+    let world = World::new();
+    let vector = |value: &str| format!("[[{}{value}]]", "0.5,".repeat(63));
+    let table: Vec<(&str, String, &str)> = [
+        (
+            "/v1/embeddings",
+            r#""input": "a", "dimensions": "#,
+            "dimensions",
+        ),
+        (
+            "/v1/embeddings",
+            r#""input": "a", "encoding_format": "#,
+            "encoding_format",
+        ),
+        (
+            "/v1/score",
+            r#""query": "a", "items": ["b"], "label_token_ids": "#,
+            "label_token_ids",
+        ),
+        (
+            "/open_session",
+            r#""capacity_of_str_len": "#,
+            "capacity_of_str_len",
+        ),
+        (
+            "/v1/messages",
+            r#""messages": [{"role": "user", "content": "a"}], "max_tokens": "#,
+            "max_tokens",
+        ),
+        (
+            "/v1/responses",
+            r#""input": "a", "max_output_tokens": "#,
+            "max_output_tokens",
+        ),
+        (
+            "/v1/responses",
+            r#""input": "a", "top_logprobs": "#,
+            "top_logprobs",
+        ),
+    ]
+    .into_iter()
+    .flat_map(|(path, start, name)| {
+        // The length of an answer has no limit of its own.
+        let large = if name.starts_with("max_") {
+            "[]"
+        } else {
+            "4294967296"
+        };
+        let values = ["-1", "1.5", "{}", "\"a\"", large];
+        values.map(|value| (path, format!("{{{start}{value}}}"), name))
+    })
+    .chain([
+        (
+            "/v1/embeddings",
+            r#"{"input": "a", "dimensions": 0}"#.to_owned(),
+            "dimensions",
+        ),
+        ("/v1/embeddings", r#"{"input": [[-1]]}"#.to_owned(), "input"),
+        (
+            "/v1/embeddings",
+            r#"{"input": [[1.5]]}"#.to_owned(),
+            "input",
+        ),
+        (
+            "/v1/embeddings",
+            r#"{"input": [1, 4294967296]}"#.to_owned(),
+            "input",
+        ),
+        (
+            "/v1/score",
+            r#"{"query": "a", "items": ["b"], "label_token_ids": [4294967295]}"#.to_owned(),
+            "label_token_ids",
+        ),
+        (
+            "/v1/score",
+            r#"{"query": "a", "items": ["b"], "label_token_ids": [-1]}"#.to_owned(),
+            "label_token_ids",
+        ),
+        (
+            "/detokenize",
+            r#"{"tokens": [4294967296]}"#.to_owned(),
+            "tokens",
+        ),
+        ("/detokenize", r#"{"tokens": [-1]}"#.to_owned(), "tokens"),
+        ("/detokenize", r#"{"tokens": [288]}"#.to_owned(), "tokens"),
+        (
+            "/open_session",
+            r#"{"capacity_of_str_len": 9, "timeout": -1}"#.to_owned(),
+            "timeout",
+        ),
+        (
+            "/generate",
+            format!(r#"{{"input_embeds": {}}}"#, vector("1e39")),
+            "input_embeds",
+        ),
+        (
+            "/generate",
+            format!(r#"{{"input_embeds": {}}}"#, vector(&"9".repeat(400))),
+            "input_embeds",
+        ),
+        (
+            "/generate",
+            format!(r#"{{"input_embeds": {}}}"#, vector("null")),
+            "input_embeds",
+        ),
+        (
+            "/generate",
+            format!(r#"{{"input_embeds": {}}}"#, vector("\"NaN\"")),
+            "input_embeds",
+        ),
+    ])
+    .collect();
+    for (path, body, name) in table {
+        let refused = post_text(world.addr, path, &body);
+        let text = &refused.body;
+        assert_eq!(refused.status, 400, "{path} {body:.120}: {text}");
+        assert!(
+            text.contains(name) && text.len() < 1000,
+            "{path} {body:.120}: {text}"
+        );
+    }
+    // Numbers of many digits are numbers.
+    let long = format!(
+        r#"{{"input_embeds": {}, "sampling_params": {{"max_new_tokens": 1}}}}"#,
+        vector(&format!("0.{}", "3".repeat(5000)))
+    );
+    assert_eq!(post_text(world.addr, "/generate", &long).status, 200);
+    world.wait_until_whole();
+}
+
+#[test]
+fn ids_that_are_not_known_are_answered_alike() {
+    let world = World::scripted(&[("hello", "Hello to you.")]);
+    let kept = post(world.addr, "/v1/responses", &json!({"input": "hello"})).ok();
+    let unkept = post(
+        world.addr,
+        "/v1/responses",
+        &json!({"input": "hello", "store": false}),
+    )
+    .ok();
+    let on_socket = block_on(async {
+        let client = Client::connect_to(world.addr, "/v1/responses", None).await;
+        let mut client = client.expect("it is accepted");
+        client
+            .send(json!({"type": "response.create", "input": "hello", "store": false}))
+            .await;
+        let id = loop {
+            let event = client.json().await;
+            if event["type"] == "response.completed" {
+                break event["response"]["id"].clone();
+            }
+        };
+        // While its connection lasts, others ask for it.
+        check_unknown(&world, &id);
+        id
+    });
+    check_unknown(&world, &on_socket);
+    check_unknown(&world, &unkept["id"]);
+    check_unknown(&world, &kept["output"][0]["id"]);
+    let id = kept["id"].as_str().expect("an id");
+    for id in [
+        id.to_uppercase(),
+        id[..id.len() - 1].to_owned(),
+        format!("{id}0"),
+        "resp_00000000000000000000000000000000".to_owned(),
+        "%00".to_owned(),
+        "..%2f..%2fetc".to_owned(),
+        "%F0%9F%8E%AD".to_owned(),
+        "x".repeat(8000),
+    ] {
+        check_unknown(&world, &json!(id));
+    }
+    assert_eq!(get(world.addr, &format!("/v1/responses/{id}")).ok(), kept);
+    // A conversation has no way back into itself: what is not there yet cannot be gone on from.
+    for (previous, status) in [
+        (json!(""), 400),
+        (json!(5), 400),
+        (json!(["a"]), 400),
+        (json!("x".repeat(100_000)), 400),
+    ] {
+        let body = json!({"input": "hello", "previous_response_id": previous});
+        let refused = post(world.addr, "/v1/responses", &body);
+        assert_eq!(refused.status, status, "{}", refused.body);
+        assert!(refused.body.len() < 1000, "{}", refused.body);
+    }
+    world.wait_until_whole();
+}
+
+/// Every question about a response by this name has the answer of one that never was.
+#[track_caller]
+fn check_unknown(world: &World, id: &Value) {
+    let id = id.as_str().expect("an id");
+    let path = format!("/v1/responses/{id}");
+    let answers = [
+        get(world.addr, &path),
+        get(world.addr, &format!("{path}?stream=true")),
+        get(world.addr, &format!("{path}/input_items")),
+        post(world.addr, &format!("{path}/cancel"), &json!({})),
+        delete(world.addr, &path),
+    ];
+    for answer in answers {
+        let error = answer.json()["error"].clone();
+        assert_eq!(
+            (answer.status, &error["code"]),
+            (404, &json!("response_not_found")),
+            "{id}"
+        );
+        assert!(answer.body.len() < 1000, "{}", answer.body);
+    }
+    if id.contains('%') || id.len() > 100 {
+        return;
+    }
+    let body = json!({"input": "hello", "previous_response_id": id});
+    let refused = post(world.addr, "/v1/responses", &body);
+    let code = refused.json()["error"]["code"].clone();
+    assert_eq!(
+        (refused.status, code),
+        (400, json!("previous_response_not_found")),
+        "{id}"
+    );
+    let reference = json!({"input": [{"type": "item_reference", "id": format!("x{id}")}]});
+    assert_eq!(
+        post(world.addr, "/v1/responses", &reference).status,
+        404,
+        "{id}"
+    );
+}
+
+#[test]
+fn what_is_too_old_is_gone() {
+    let world = World::scripted_with(&[("hello", "Hello to you.")], |_, config| {
+        config.responses_ttl_s = 0;
+        config.responses_pin_ttl_s = 600;
+    });
+    let response = post(world.addr, "/v1/responses", &json!({"input": "hello"})).ok();
+    check_unknown(&world, &response["id"]);
+    world.wait_until("its pin is gone too", |stats| stats.soft_pins == 0);
+    world.wait_until_whole();
+}
+
+#[test]
+fn stores_that_overflow_take_no_more_memory_than_they_may() {
+    let server = ChildServer::start(&[
+        "--responses-max-bytes",
+        "4000000",
+        "--responses-pin-ttl-s",
+        "600",
+        "--sessions-max-bytes",
+        "1000000",
+        "--sessions-max-count",
+        "50",
+    ]);
+    let text = "hello ".repeat(20_000);
+    let metadata = json!({"a": "x".repeat(10_000)});
+    let keep = |rounds: usize| {
+        for _ in 0..rounds {
+            let body = json!({"input": &text[..24_000], "metadata": metadata, "max_output_tokens": 1, "instructions": "a"});
+            post(server.addr, "/v1/responses", &body).ok();
+        }
+    };
+    // The cache, the allocator's pools and the store fill up first.
+    keep(150);
+    let growth = server.growth_bytes(|| keep(300));
+    assert!(growth < 40 * MIB, "{growth} bytes for 300 responses");
+    let (mut opened, mut refused) = (0, 0);
+    for number in 0..200 {
+        let body = json!({"capacity_of_str_len": 1_000_000, "session_id": format!("s{number}")});
+        match post(server.addr, "/open_session", &body).status {
+            200 => opened += 1,
+            503 => refused += 1,
+            status => panic!("status {status}"),
+        }
+    }
+    assert_eq!((opened, refused), (50, 150));
+    let filled = (0..100).map(|number| {
+        let body = json!({
+            "input_ids": vec![7; 10_000], "rid": format!("r{number}"), "session_params": {"id": format!("s{}", number % 50)},
+            "sampling_params": {"max_new_tokens": 0},
+        });
+        post(server.addr, "/generate", &body).status
+    });
+    let filled: Vec<u16> = filled.collect();
+    let taken = filled.iter().filter(|status| **status == 200).count();
+    assert!((10..30).contains(&taken), "{filled:?}");
+    assert_eq!(
+        post(
+            server.addr,
+            "/generate",
+            &json!({"text": "a", "sampling_params": {"max_new_tokens": 1}})
+        )
+        .status,
+        200
+    );
+}
+
+#[test]
+fn odd_names_of_sessions_are_names() {
+    let world = World::new();
+    for id in ["\u{0}", "\u{1f3ad}", "../..", "\"", &"x".repeat(256)] {
+        let body = json!({"capacity_of_str_len": 9, "session_id": id});
+        assert_eq!(post(world.addr, "/open_session", &body).ok(), id);
+        let again = post(world.addr, "/open_session", &body);
+        assert_eq!(again.status, 400, "{}", again.body);
+        for offset in [i64::MIN, i64::MAX] {
+            let call = json!({
+                "input_ids": [5], "session_params": {"id": id, "offset": offset, "replace": true},
+                "sampling_params": {"max_new_tokens": 1},
+            });
+            assert_eq!(post(world.addr, "/generate", &call).status, 200);
+        }
+        let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
+        assert_eq!((closed.status, closed.body.as_str()), (200, ""));
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn odd_settings_change_nothing() {
+    let world = World::new();
+    let before = world.stats().schedule_policy;
+    for args in [
+        json!({"schedule_policy": 5}),
+        json!({"schedule_policy": null, "radix_eviction_policy": 0.5}),
+        json!({"schedule_policy": "lpm", "x": 1e300}),
+        json!({"schedule_policy": "lpm", "radix_eviction_policy": "nobody"}),
+        json!({"schedule_policy": ["lpm"]}),
+        json!({"SCHEDULE_POLICY": "lpm"}),
+        json!({"": ""}),
+        json!([]),
+        json!("schedule_policy"),
+    ] {
+        let answer = post(
+            world.addr,
+            "/set_internal_state",
+            &json!({"server_args": args}),
+        );
+        let is_refused = answer.status == 400 || answer.json() == json!([{"updated": false}]);
+        assert!(is_refused, "{args}: {} {}", answer.status, answer.body);
+        assert_eq!(world.stats().schedule_policy, before, "{args}");
+    }
+}

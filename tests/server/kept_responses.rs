@@ -1,0 +1,156 @@
+//! What is done with a response after it has ended: its events told again, its conversation kept in the cache.
+
+use serde_json::{Value, json};
+
+use crate::http::{delete, get, post};
+use crate::responses::{check_order, events};
+use crate::world::World;
+
+const PATH: &str = "/v1/responses";
+
+fn world(pin_ttl_s: u32) -> World {
+    let call = "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\":  4}}\n</tool_call>";
+    let line = format!("<think>\nWhich row? Ünd so.\n</think>\n\nRow 4.\n{call}\n{call}");
+    let custom =
+        "<tool_call>\n{\"name\": \"note\", \"arguments\": {\"input\": \"a\\nb\"}}\n</tool_call>";
+    let lines = [
+        ("seats", line.as_str()),
+        ("note it", custom),
+        ("hello", "Hello to you."),
+        ("more", "And more."),
+    ];
+    World::scripted_with(&lines, |_, server| {
+        server.responses_pin_ttl_s = pin_ttl_s;
+        server.responses_max_count = 3;
+    })
+}
+
+fn tools() -> Value {
+    json!([
+        {"type": "function", "name": "seat", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "note"},
+    ])
+}
+
+fn path_of(response: &Value) -> String {
+    format!("{PATH}/{}", response["id"].as_str().expect("an id"))
+}
+
+/// The events of a replay.
+#[track_caller]
+fn replayed(world: &World, path: &str, query: &str) -> Vec<Value> {
+    let answer = get(world.addr, &format!("{path}?stream=true{query}"));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    let events = answer.body.split_terminator("\n\n");
+    let data = events.map(|event| {
+        let (name, data) = event.split_once("\ndata: ").expect("a name and data");
+        let data: Value = serde_json::from_str(data).expect("JSON");
+        assert_eq!(name.strip_prefix("event: "), data["type"].as_str());
+        data
+    });
+    data.collect()
+}
+
+#[test]
+fn a_response_is_streamed_again_as_it_was() {
+    let world = world(0);
+    for body in [
+        json!({"input": "seats", "tools": tools(), "include": ["reasoning.encrypted_content"]}),
+        json!({"input": "note it", "tools": tools(), "instructions": "Be kind.", "temperature": 0.7}),
+        json!({"input": "hello", "max_output_tokens": 2}),
+        json!({"input": "hello", "generate": false}),
+    ] {
+        let told = events(world.addr, body.clone());
+        let path = path_of(&told[0]["response"]);
+        let again = replayed(&world, &path, "");
+        assert_eq!(again, told, "{body}");
+        for after in [0, 1, told.len() - 2, told.len() - 1, 9999] {
+            let rest = replayed(&world, &path, &format!("&starting_after={after}"));
+            assert_eq!(rest, told[told.len().min(after + 1)..], "after {after}");
+        }
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_response_that_was_no_stream_can_be_one() {
+    let world = world(0);
+    let body = json!({"input": "seats", "tools": tools(), "top_logprobs": 2});
+    let whole = post(world.addr, PATH, &body).ok();
+    let told = replayed(&world, &path_of(&whole), "");
+    check_order(&told);
+    let last = told.last().expect("events");
+    assert_eq!(last["response"], whole);
+    world.wait_until_whole();
+}
+
+#[test]
+fn what_cannot_be_streamed_again_is_refused_by_name() {
+    let world = world(0);
+    let response = post(world.addr, PATH, &json!({"input": "hello"})).ok();
+    let path = path_of(&response);
+    for (query, param) in [
+        ("?stream=1", "stream"),
+        ("?stream=true&starting_after=x", "starting_after"),
+        ("?stream=true&starting_after=-1", "starting_after"),
+        ("?starting_after=3", "starting_after"),
+    ] {
+        let refused = get(world.addr, &format!("{path}{query}"));
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["param"]),
+            (400, &json!(param))
+        );
+    }
+    let unknown = get(world.addr, &format!("{PATH}/resp_0?stream=true"));
+    assert_eq!(unknown.status, 404);
+    // Query parameters that OpenAI's client may send besides.
+    let told = replayed(&world, &path, "&include_obfuscation=false&include[]=x");
+    assert_eq!(told.last().expect("events")["response"], response);
+    world.wait_until_whole();
+}
+
+#[test]
+fn conversations_stay_in_the_cache_as_long_as_their_responses() {
+    let world = world(600);
+    let ask = |body: Value| post(world.addr, PATH, &body).ok();
+    let pinned = |what: &str, count: usize| {
+        world.wait_until(what, |stats| {
+            stats.soft_pins == count && (stats.protected_tokens > 0) == (count > 0)
+        });
+    };
+    let first = ask(json!({"input": "hello"}));
+    pinned("the conversation is pinned", 1);
+    let second = ask(json!({"input": "more", "previous_response_id": first["id"]}));
+    pinned("the next turn takes its place", 1);
+    let fork = ask(json!({"input": "hello", "previous_response_id": first["id"]}));
+    pinned("a fork has its own", 2);
+    assert_eq!(
+        ask(json!({"input": "hello", "store": false}))["store"],
+        false
+    );
+    pinned("what is not kept is not pinned", 2);
+    delete(world.addr, &path_of(&fork)).ok();
+    pinned("what is deleted is not pinned", 1);
+    // Three are kept: the newest push the others out.
+    for input in ["hello 1", "hello 2", "hello 3"] {
+        ask(json!({ "input": input }));
+    }
+    assert_eq!(get(world.addr, &path_of(&second)).status, 404);
+    pinned("what is forgotten is not pinned", 3);
+    post(world.addr, "/flush_cache", &json!({})).ok();
+    pinned("a flush ends all", 0);
+    let warm = ask(json!({"input": "hello", "generate": false}));
+    pinned("a warm-up is pinned", 1);
+    delete(world.addr, &path_of(&warm)).ok();
+    pinned("and given back", 0);
+    world.wait_until_whole();
+}
+
+#[test]
+fn nothing_is_pinned_unless_asked_for() {
+    let world = world(0);
+    post(world.addr, PATH, &json!({"input": "hello"})).ok();
+    world.wait_until_whole();
+    assert_eq!(world.stats().soft_pins, 0);
+}
