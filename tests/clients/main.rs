@@ -8,6 +8,7 @@ mod codex;
 mod documented;
 #[path = "../common/python_environment.rs"]
 mod environment;
+mod npm;
 mod python;
 #[path = "../common/scripted.rs"]
 mod scripted;
