@@ -4,6 +4,7 @@
 mod agents;
 mod binary;
 mod bundled;
+mod claude_code;
 mod codex;
 mod documented;
 #[path = "../common/python_environment.rs"]
