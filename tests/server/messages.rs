@@ -381,6 +381,7 @@ fn thinking_is_switched_and_hidden_as_the_call_says() {
     for thinking in [
         json!({"type": "enabled", "budget_tokens": 1024}),
         json!({"type": "adaptive"}),
+        json!({"type": "adaptive", "display": "updates"}),
     ] {
         let message = answer(&world, ask(thinking));
         assert_eq!(message["content"][0]["type"], "thinking");
