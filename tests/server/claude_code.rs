@@ -81,12 +81,13 @@ fn lines(calls: &[Vec<Value>]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Blocks without the ids of calls and without what ends a line.
+/// Blocks without the ids of calls and without the line break between a text and a call.
 fn comparable(content: &Value) -> Vec<Value> {
     let mut blocks = blocks(content).to_vec();
-    for block in &mut blocks {
-        if let Some(block) = block.as_object_mut() {
-            block.remove("id");
+    for block in blocks.iter_mut().filter_map(Value::as_object_mut) {
+        block.remove("id");
+        if let Some(text) = block.get_mut("text") {
+            *text = text.as_str().expect("a text").trim_end().into();
         }
     }
     blocks
