@@ -5,55 +5,21 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::environment::{keep, run};
+use crate::npm;
 use crate::world::World;
 
 const PACKAGE: &str = "@openai/codex@0.94.0";
-/// Longest time of one run, which takes some seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
 const TASK: &str = "Leave a note that says which row is mine, and read it to me.";
 /// The text that the first call writes down and the second prints.
 const NOTE: &str = "Row 4 is yours.";
 
-/// The program, installed in the cache of the tests; nothing where npm is missing.
 fn program() -> Option<PathBuf> {
-    if let Err(reason) = run(Command::new("npm").arg("--version")) {
-        eprintln!("skipped: there is no npm to install {PACKAGE} with: {reason}");
-        return None;
-    }
-    let name = PACKAGE.replace(['@', '/'], "-");
-    let installed = keep(
-        name.trim_matches('-'),
-        |folder| program_in(folder).exists(),
-        install,
-    );
-    match installed {
-        Ok(folder) => Some(program_in(&folder)),
-        Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-    }
-}
-
-fn program_in(folder: &Path) -> PathBuf {
-    folder.join("node_modules/.bin/codex")
-}
-
-fn install(folder: &Path) -> Result<(), String> {
-    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut npm = Command::new("npm");
-    npm.args(["install", "--no-audit", "--no-fund", "--prefix"])
-        .args([folder.as_os_str(), PACKAGE.as_ref()]);
-    run(&mut npm).map_err(|reason| format!("{PACKAGE} cannot be installed: {reason}"))?;
-    drop_other_machines(folder)
+    npm::program(PACKAGE, "codex", drop_other_machines)
 }
 
 /// The package brings programs for six kinds of machines, 65 MB each.
@@ -75,60 +41,32 @@ fn drop_other_machines(folder: &Path) -> Result<(), String> {
 }
 
 fn call(script: &str) -> String {
-    let arguments = serde_json::json!({"command": ["bash", "-c", script]});
-    format!("<tool_call>\n{{\"name\": \"shell\", \"arguments\": {arguments}}}\n</tool_call>")
+    npm::call("shell", &json!({"command": ["bash", "-c", script]}))
 }
 
 /// A home with nothing but the configuration, and a folder to work in.
 fn home(url: &str, wire_api: &str) -> TempDir {
-    let home = TempDir::new().expect("a folder can be made");
+    let home = npm::home();
     let settings = format!(
         "model = \"scripted\"\nmodel_provider = \"souffleur\"\ncheck_for_update_on_startup = false\n\
          [model_providers.souffleur]\nname = \"Souffleur\"\nbase_url = \"{url}/v1\"\nwire_api = \"{wire_api}\"\n\
          request_max_retries = 0\nstream_max_retries = 0\n[analytics]\nenabled = false\n"
     );
-    for folder in [".codex", "work"] {
-        fs::create_dir(home.path().join(folder)).expect("it is empty");
-    }
-    fs::write(home.path().join(".codex/config.toml"), settings).expect("it is writable");
+    let folder = home.path().join(".codex");
+    fs::create_dir(&folder).expect("it is empty");
+    fs::write(folder.join("config.toml"), settings).expect("it is writable");
     home
 }
 
 /// Runs Codex on the task and returns the events that it prints.
 fn events(program: &Path, home: &Path) -> Vec<Value> {
-    let (stdout, stderr) = (home.join("stdout"), home.join("stderr"));
-    let file = |path: &Path| fs::File::create(path).expect("the home is writable");
-    let path = env::var_os("PATH").unwrap_or_default();
     let mut codex = Command::new(program);
     codex
         .args(["exec", "--json", "--skip-git-repo-check"])
-        .args(["--dangerously-bypass-approvals-and-sandbox", TASK])
-        .current_dir(home.join("work"))
-        .env_clear()
-        .env("PATH", path)
-        .env("HOME", home)
-        .env("CODEX_HOME", home.join(".codex"))
-        // It would ask its makers for their models: nobody listens there.
-        .env("HTTPS_PROXY", "http://127.0.0.1:9")
-        .stdin(Stdio::null())
-        .stdout(file(&stdout))
-        .stderr(file(&stderr));
-    let mut child = codex.spawn().expect("codex runs");
-    let began = Instant::now();
-    let read = |path| fs::read_to_string(path).expect("it was written");
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("it can be waited for") {
-            break status;
-        }
-        if began.elapsed() > PATIENCE {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("it takes too long: {}{}", read(&stdout), read(&stderr));
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
-    let printed = read(&stdout);
-    assert!(status.success(), "{printed}{}", read(&stderr));
+        .args(["--dangerously-bypass-approvals-and-sandbox", TASK]);
+    let folder = home.join(".codex");
+    let folder = folder.to_str().expect("the path is UTF-8");
+    let printed = npm::finish(codex, home, &[("CODEX_HOME", folder)]);
     let event = |line: &str| serde_json::from_str(line).expect("events are JSON");
     printed.lines().map(event).collect()
 }

@@ -4,10 +4,12 @@
 mod agents;
 mod binary;
 mod bundled;
+mod claude_code;
 mod codex;
 mod documented;
 #[path = "../common/python_environment.rs"]
 mod environment;
+mod npm;
 mod python;
 #[path = "../common/scripted.rs"]
 mod scripted;

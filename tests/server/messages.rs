@@ -47,7 +47,7 @@ fn two_calls() -> World {
 }
 
 /// The events of a stream, by name and data.
-fn events(addr: SocketAddr, body: Value) -> Vec<(String, Value)> {
+pub fn events(addr: SocketAddr, body: Value) -> Vec<(String, Value)> {
     let mut events = stream(addr, PATH, &with(body, json!({"stream": true})));
     let mut all = Vec::new();
     while let Some(event) = events.next_event() {
@@ -62,7 +62,7 @@ fn events(addr: SocketAddr, body: Value) -> Vec<(String, Value)> {
 }
 
 /// Puts a stream together as clients do.
-fn together(events: &[(String, Value)]) -> Value {
+pub fn together(events: &[(String, Value)]) -> Value {
     let (first, rest) = events.split_first().expect("events");
     assert_eq!(first.0, "message_start");
     let mut message = first.1["message"].clone();
@@ -381,6 +381,7 @@ fn thinking_is_switched_and_hidden_as_the_call_says() {
     for thinking in [
         json!({"type": "enabled", "budget_tokens": 1024}),
         json!({"type": "adaptive"}),
+        json!({"type": "adaptive", "display": "updates"}),
     ] {
         let message = answer(&world, ask(thinking));
         assert_eq!(message["content"][0]["type"], "thinking");

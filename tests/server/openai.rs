@@ -172,3 +172,34 @@ fn a_chat_without_a_limit_runs_to_the_end_of_the_context() {
     assert!((60..=64).contains(&total), "{reply}");
     world.wait_until_whole();
 }
+
+/// SGLang's `bench_serving --cache-report` reads them there.
+#[test]
+fn cached_tokens_are_told_in_sglangs_extension_if_asked_for() {
+    let world = World::new();
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let calls = [
+        ("/v1/completions", json!({"prompt": "hello"})),
+        ("/v1/chat/completions", json!({"messages": messages})),
+    ];
+    for (path, mut call) in calls {
+        call["max_tokens"] = 2.into();
+        let plain = post(world.addr, path, &call).ok();
+        assert!(plain.get("sglext").is_none(), "{plain}");
+        call["return_cached_tokens_details"] = true.into();
+        let whole = post(world.addr, path, &call).ok();
+        let cached = &whole["usage"]["prompt_tokens_details"]["cached_tokens"];
+        assert!(cached.as_u64() > Some(0), "{whole}");
+        let extension = json!({"cached_tokens_details": {"device": cached, "host": 0}});
+        assert_eq!(whole["sglext"], extension);
+        call["stream"] = true.into();
+        let mut events = stream(world.addr, path, &call).rest();
+        let last = events.pop().expect("events");
+        assert_eq!(
+            (&last["choices"], &last["sglext"]),
+            (&json!([]), &extension)
+        );
+        assert!(events.iter().all(|event| event.get("sglext").is_none()));
+    }
+    world.wait_until_whole();
+}

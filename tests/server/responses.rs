@@ -24,15 +24,20 @@ fn weather() -> Value {
 
 /// A model that thinks, says something and makes two calls, and knows what to say to their results.
 fn traveller() -> World {
+    traveller_with_pages(1)
+}
+
+fn traveller_with_pages(page: u32) -> World {
     let calls = [call("weather", LISBON), call("weather", "{}")].join("\n");
     let line = format!("<think>\nWhich one?\n</think>\n\nBoth.\n{calls}");
-    World::scripted(&[
+    let lines: [(&str, &str); 5] = [
         ("compare", &line),
         ("sunny", "Lisbon it is."),
         ("hello", "Hello to you."),
         ("patch", &call("apply", r#"{"input": "*** a \"b\"\nc"}"#)),
         ("lookup", &call("crm.find", r#"{"id": 7}"#)),
-    ])
+    ];
+    World::scripted_with(&lines, |engine, _| engine.page_size = page)
 }
 
 #[track_caller]
@@ -276,16 +281,7 @@ fn custom_tools_and_namespaces_are_called_by_the_clients_names_and_hosted_tools_
 fn a_continuation_has_everything_cached_whatever_was_sampled() {
     let world = traveller();
     let first = ask(&world, &json!({"input": "compare", "tools": [weather()]}));
-    let results: Vec<Value> = first["output"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter(|item| item["type"] == "function_call")
-        .map(|item| {
-            let output = json!([{"type": "input_text", "text": "sunny"}]);
-            json!({"type": "function_call_output", "call_id": item["call_id"], "output": output})
-        })
-        .collect();
+    let results = results_of(&first);
     assert_eq!(results.len(), 2);
     let next = json!({
         "input": results, "previous_response_id": first["id"], "tools": [weather()],
@@ -308,6 +304,47 @@ fn a_continuation_has_everything_cached_whatever_was_sampled() {
     assert_eq!(whole["output"][0]["content"][0]["text"], "Lisbon it is.");
     assert!(whole["usage"]["input_tokens_details"]["cached_tokens"].as_u64() < Some(known));
     world.wait_until_whole();
+}
+
+/// Twelve turns, of which every other one answers with thoughts and with calls that no template would write so.
+#[test]
+fn continuations_have_everything_cached_in_pages_of_any_size() {
+    for page in [1, 16] {
+        let world = traveller_with_pages(page);
+        let mut before: Option<Value> = None;
+        for turn in 0..12 {
+            let input = match &before {
+                Some(response) if turn % 2 == 1 => results_of(response).into(),
+                _ => json!(format!("compare {turn}")),
+            };
+            let mut body = json!({"input": input, "tools": [weather()]});
+            if let Some(response) = &before {
+                body["previous_response_id"] = response["id"].clone();
+            }
+            let response = ask(&world, &body);
+            if let Some(before) = &before {
+                let usage = &before["usage"]["total_tokens"];
+                let known = usage.as_u64().expect("a number") - 1;
+                let cached = &response["usage"]["input_tokens_details"]["cached_tokens"];
+                let whole_pages = known - known % u64::from(page);
+                assert_eq!(*cached, whole_pages, "turn {turn}, pages of {page}");
+            }
+            before = Some(response);
+        }
+        world.wait_until_whole();
+    }
+}
+
+/// What the tools answer to the calls of a response.
+fn results_of(response: &Value) -> Vec<Value> {
+    let items = response["output"].as_array().expect("items").iter();
+    let calls = items.filter(|item| item["type"] == "function_call");
+    calls
+        .map(|item| {
+            let output = json!([{"type": "input_text", "text": "sunny"}]);
+            json!({"type": "function_call_output", "call_id": item["call_id"], "output": output})
+        })
+        .collect()
 }
 
 #[test]

@@ -40,10 +40,11 @@ pub(super) fn read(
         template_kwargs.entry(name).or_insert(is_enabled.into());
     }
     match optional_text(&wish, NAME, "display")? {
-        None | Some("summarized") => Ok(true),
+        // The model's thoughts are all that there is to summarise, and to tell updates of.
+        None | Some("summarized" | "updates") => Ok(true),
         Some("omitted") => Ok(false),
         Some(_) => {
-            let wanted = "summarized or omitted";
+            let wanted = "summarized, updates or omitted";
             Err(must_be(
                 &format!("{NAME}.display"),
                 &wish["display"],

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::answer::{self, Choices, Received};
 use super::logprobs::{LegacyLogprobs, TextOffset};
-use super::wire::{Head, Matched, Response, UsageReport};
+use super::wire::{Extension, Head, Matched, Response, UsageReport};
 use super::{Common, alternatives, matched_stop};
 use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
@@ -207,6 +207,7 @@ struct Writer {
     n: usize,
     top: Option<bool>,
     return_token_ids: bool,
+    return_cached_tokens_details: bool,
     include_usage: bool,
     continuous_usage: bool,
 }
@@ -234,6 +235,7 @@ impl Writer {
             n,
             top: call.logprobs.map(|top| top > 0),
             return_token_ids: call.common.return_token_ids,
+            return_cached_tokens_details: call.common.return_cached_tokens_details,
             include_usage: call.common.include_usage,
             continuous_usage: call.common.continuous_usage,
         }
@@ -260,6 +262,11 @@ impl Writer {
         }
     }
 
+    fn extension(&self) -> Option<Extension> {
+        self.return_cached_tokens_details
+            .then(|| Extension::of_cached_tokens(&self.usages))
+    }
+
     /// The counts of one choice so far, for its chunk.
     fn usage_so_far(&self, index: usize) -> Option<UsageReport> {
         self.continuous_usage
@@ -283,7 +290,8 @@ impl Choices for Writer {
     }
 
     fn whole_answer(&self, choices: Vec<Choice>) -> Response<'_, Choice> {
-        self.head.with(choices, Some(self.usage()))
+        let whole = self.head.with(choices, Some(self.usage()));
+        whole.extended(self.extension())
     }
 }
 
@@ -298,6 +306,10 @@ impl Render for Writer {
     }
 
     fn end(&mut self, out: &mut Chunks) {
+        if let Some(extension) = self.extension() {
+            let chunk = self.head.with(Vec::<Choice>::new(), None);
+            out.data(&chunk.extended(Some(extension)));
+        }
         if self.include_usage {
             out.data(&self.head.with(Vec::<Choice>::new(), Some(self.usage())));
         }

@@ -49,6 +49,7 @@ pub(super) struct Common {
     /// Each chunk carries the counts of its choice so far.
     continuous_usage: bool,
     return_token_ids: bool,
+    return_cached_tokens_details: bool,
 }
 
 impl Common {
@@ -92,6 +93,7 @@ impl Common {
             include_usage: include_usage && stream,
             continuous_usage: continuous_usage && stream,
             return_token_ids: fields.flag("return_token_ids")?,
+            return_cached_tokens_details: fields.flag("return_cached_tokens_details")?,
         })
     }
 

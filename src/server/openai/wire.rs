@@ -13,6 +13,38 @@ pub(super) struct Response<'a, C> {
     pub(super) model: &'a str,
     pub(super) choices: Vec<C>,
     pub(super) usage: Option<UsageReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sglext: Option<Extension>,
+}
+
+impl<C> Response<'_, C> {
+    /// The response with what else SGLang tells, if that was asked for.
+    pub(super) fn extended(self, sglext: Option<Extension>) -> Self {
+        Self { sglext, ..self }
+    }
+}
+
+/// What SGLang tells in addition to OpenAI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Extension {
+    cached_tokens_details: CachedTokens,
+}
+
+/// Cached tokens by the memory that they were in. There is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct CachedTokens {
+    device: u32,
+    host: u32,
+}
+
+impl Extension {
+    /// The cached tokens of a call, which SGLang tells for the first of its choices.
+    pub(super) fn of_cached_tokens(usages: &[Usage]) -> Self {
+        let device = usages.first().map_or(0, |usage| usage.cached_tokens);
+        Self {
+            cached_tokens_details: CachedTokens { device, host: 0 },
+        }
+    }
 }
 
 /// What every chunk of one response repeats.
@@ -38,6 +70,7 @@ impl Head {
             model,
             choices,
             usage,
+            sglext: None,
         }
     }
 }

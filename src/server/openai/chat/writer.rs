@@ -9,7 +9,7 @@ use crate::server::config::ReasoningField;
 use crate::server::openai::answer::Choices;
 use crate::server::openai::logprobs::ChatLogprobs;
 use crate::server::openai::matched_stop;
-use crate::server::openai::wire::{Head, Matched, Response, UsageReport};
+use crate::server::openai::wire::{Extension, Head, Matched, Response, UsageReport};
 use crate::server::spelling::Spelling;
 use crate::server::sse::{Chunks, Render};
 use crate::server::transcript::{News, Transcript};
@@ -23,6 +23,7 @@ pub(super) struct Writer {
     pieces: Vec<Pieces>,
     logprobs: bool,
     return_token_ids: bool,
+    return_cached_tokens_details: bool,
     include_usage: bool,
     continuous_usage: bool,
 }
@@ -49,6 +50,7 @@ impl Writer {
             pieces: (0..n).map(pieces).collect(),
             logprobs: call.logprobs.is_some(),
             return_token_ids: common.return_token_ids,
+            return_cached_tokens_details: common.return_cached_tokens_details,
             include_usage: common.include_usage,
             continuous_usage: common.continuous_usage,
         }
@@ -74,6 +76,11 @@ impl Writer {
             true => (Some("tool_calls"), None),
             false => (Some(name), matched_stop(reason)),
         }
+    }
+
+    fn extension(&self) -> Option<Extension> {
+        self.return_cached_tokens_details
+            .then(|| Extension::of_cached_tokens(&self.usages))
     }
 
     /// The counts of one choice so far, for its chunk.
@@ -120,7 +127,8 @@ impl Choices for Writer {
     }
 
     fn whole_answer(&self, choices: Vec<Choice>) -> Response<'_, Choice> {
-        self.head.with(choices, Some(self.usage()))
+        let whole = self.head.with(choices, Some(self.usage()));
+        whole.extended(self.extension())
     }
 }
 
@@ -185,6 +193,10 @@ impl Render for Writer {
     }
 
     fn end(&mut self, out: &mut Chunks) {
+        if let Some(extension) = self.extension() {
+            let chunk = self.head.with(Vec::<ChunkChoice>::new(), None);
+            out.data(&chunk.extended(Some(extension)));
+        }
         if self.include_usage {
             let choices = Vec::<ChunkChoice>::new();
             out.data(&self.head.with(choices, Some(self.usage())));

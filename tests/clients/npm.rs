@@ -1,0 +1,102 @@
+//! Programs from npm, unmodified, which are kept in the cache of the tests and run in homes of their own.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::environment::{keep, run};
+
+/// Longest time of one run, which takes some seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program `name` of a package such as `@scope/package@1.2.3`, after `trim` has cut down its folder; nothing where npm
+/// is missing.
+pub fn program(
+    package: &str,
+    name: &str,
+    trim: fn(&Path) -> Result<(), String>,
+) -> Option<PathBuf> {
+    if let Err(reason) = run(Command::new("npm").arg("--version")) {
+        eprintln!("skipped: there is no npm to install {package} with: {reason}");
+        return None;
+    }
+    let program_in = |folder: &Path| folder.join("node_modules/.bin").join(name);
+    let kept = package.replace(['@', '/'], "-");
+    let installed = keep(
+        kept.trim_matches('-'),
+        |folder| program_in(folder).exists(),
+        |folder| {
+            install(folder, package)?;
+            trim(folder)
+        },
+    );
+    match installed {
+        Ok(folder) => Some(program_in(&folder)),
+        Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
+        Err(reason) => {
+            eprintln!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+fn install(folder: &Path, package: &str) -> Result<(), String> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-audit", "--no-fund", "--prefix"])
+        .args([folder.as_os_str(), package.as_ref()]);
+    run(&mut npm).map_err(|reason| format!("{package} cannot be installed: {reason}"))?;
+    Ok(())
+}
+
+/// A home with nothing in it but a folder to work in.
+pub fn home() -> TempDir {
+    let home = TempDir::new().expect("a folder can be made");
+    fs::create_dir(home.path().join("work")).expect("it is empty");
+    home
+}
+
+/// Runs a program that has its arguments in this home, with nothing of this process's environment but the path, and returns
+/// what it prints.
+pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -> String {
+    let (stdout, stderr) = (home.join("stdout"), home.join("stderr"));
+    let file = |path: &Path| fs::File::create(path).expect("the home is writable");
+    program
+        .current_dir(home.join("work"))
+        .env_clear()
+        .env("PATH", env::var_os("PATH").unwrap_or_default())
+        .env("HOME", home)
+        // It would ask its makers for news: nobody listens there.
+        .env("HTTPS_PROXY", "http://127.0.0.1:9")
+        .env("NO_PROXY", "127.0.0.1")
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(file(&stdout))
+        .stderr(file(&stderr));
+    let mut child = program.spawn().expect("the program runs");
+    let began = Instant::now();
+    let read = |path| fs::read_to_string(path).expect("it was written");
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            break status;
+        }
+        if began.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("it takes too long: {}{}", read(&stdout), read(&stderr));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let printed = read(&stdout);
+    assert!(status.success(), "{printed}{}", read(&stderr));
+    printed
+}
+
+/// A call of a tool as the scripted model writes it.
+pub fn call(tool: &str, arguments: &serde_json::Value) -> String {
+    format!("<tool_call>\n{{\"name\": \"{tool}\", \"arguments\": {arguments}}}\n</tool_call>")
+}

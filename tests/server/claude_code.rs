@@ -1,0 +1,145 @@
+//! A task of twelve turns as Claude Code did it (`tests/fixtures/claude-code`), sent again call by call. The model says
+//! what it said then; what the calls share is in the tree.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::messages::{events, together};
+use crate::world::World;
+
+const TURNS: usize = 12;
+/// The last answer, which no later call holds.
+const END: &str = "Row 4 is yours, with seats 1 to 3.";
+
+/// What all calls have in common, and the messages of each.
+fn transcript() -> (Value, Vec<Vec<Value>>) {
+    let file = "tests/fixtures/claude-code/twelve-turns.jsonl";
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let text = fs::read_to_string(file).expect("the fixture is there");
+    let mut lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("lines are JSON"));
+    let head = lines.next().expect("a first line");
+    let messages = |line: Value| line["messages"].as_array().expect("a list").clone();
+    (head, lines.map(messages).collect())
+}
+
+/// A text or list of blocks as a list of blocks.
+fn blocks(content: &Value) -> &[Value] {
+    content.as_array().expect("a list of blocks")
+}
+
+/// The words that stand last in a call: a result of a tool, or the task.
+fn cue(messages: &[Value]) -> String {
+    let last = messages
+        .iter()
+        .rfind(|message| message["role"] == "user")
+        .and_then(|message| blocks(&message["content"]).last())
+        .expect("the user has said something");
+    let text = last.get("text").or_else(|| last.get("content"));
+    text.and_then(Value::as_str).expect("a text").to_owned()
+}
+
+/// Arguments as chat templates write them.
+fn arguments(input: &Map<String, Value>) -> String {
+    let fields: Vec<String> = input
+        .iter()
+        .map(|(name, value)| format!("{}: {value}", Value::from(name.as_str())))
+        .collect();
+    format!("{{{}}}", fields.join(", "))
+}
+
+/// An answer as the template writes it, which is how this model says it.
+fn line(content: &Value) -> String {
+    let parts: Vec<String> = blocks(content)
+        .iter()
+        .map(|block| match block["type"].as_str() {
+            Some("text") => block["text"].as_str().expect("a text").to_owned(),
+            _ => {
+                let arguments = arguments(block["input"].as_object().expect("an object"));
+                let name = &block["name"];
+                format!(
+                    "<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"
+                )
+            }
+        })
+        .collect();
+    parts.join("\n")
+}
+
+/// What the model says in each turn, by the words that it says it after.
+fn lines(calls: &[Vec<Value>]) -> Vec<(String, String)> {
+    let answer = |turn: usize| match calls.get(turn + 1) {
+        Some(next) => line(&next[calls[turn].len()]["content"]),
+        None => END.to_owned(),
+    };
+    let turns = calls.iter().enumerate();
+    turns
+        .map(|(turn, messages)| (cue(messages), answer(turn)))
+        .collect()
+}
+
+/// Blocks without the ids of calls and without the line break between a text and a call.
+fn comparable(content: &Value) -> Vec<Value> {
+    let mut blocks = blocks(content).to_vec();
+    for block in blocks.iter_mut().filter_map(Value::as_object_mut) {
+        block.remove("id");
+        if let Some(text) = block.get_mut("text") {
+            *text = text.as_str().expect("a text").trim_end().into();
+        }
+    }
+    blocks
+}
+
+#[test]
+fn the_twelve_turns_of_claude_code_share_all_but_the_last_turn() {
+    for page in [1, 16] {
+        replay(page);
+    }
+}
+
+fn replay(page: u64) {
+    let (mut body, calls) = transcript();
+    assert_eq!(calls.len(), TURNS);
+    let lines = lines(&calls);
+    let lines: Vec<(&str, &str)> = lines
+        .iter()
+        .map(|(cue, line)| (cue.as_str(), line.as_str()))
+        .collect();
+    let world = World::scripted_with(&lines, |engine, _| engine.page_size = page as u32);
+    let header = body["system"][0]["text"]
+        .as_str()
+        .expect("a header")
+        .to_owned();
+    assert!(header.starts_with("x-anthropic-billing-header: "));
+    let mut before = None;
+    for (turn, messages) in calls.iter().enumerate() {
+        let hash = (turn * 7919 + 0xa1b2) % 0xfffff;
+        body["system"][0]["text"] = format!("{header} cch={hash:05x};").into();
+        body["messages"] = messages.clone().into();
+        let answer = together(&events(world.addr, body.clone()));
+        if let Some(next) = calls.get(turn + 1) {
+            let said = &next[messages.len()]["content"];
+            assert_eq!(comparable(&answer["content"]), comparable(said));
+            assert_eq!(answer["stop_reason"], "tool_use");
+        } else {
+            assert_eq!(answer["content"][0]["text"], END);
+        }
+        let number = |name: &str| answer["usage"][name].as_u64().expect("a number");
+        let cached = number("cache_read_input_tokens");
+        let prompt = number("input_tokens") + cached;
+        if let Some(before) = before {
+            // The template writes the answer before as the model did, so that it is cached as well.
+            assert!(
+                cached + page > before && cached < prompt,
+                "turn {turn}, pages of {page}: {cached} of {before}"
+            );
+            assert_eq!(cached % page, 0);
+        }
+        // The token that ends an answer is not computed.
+        before = Some(prompt + number("output_tokens") - 1);
+    }
+    world.wait_until_whole();
+}
