@@ -410,3 +410,36 @@ fn a_refused_prompt_passes_no_states() {
     world.drain();
     world.assert_clean();
 }
+
+/// A chat that asks for several outputs is no turn of a tool: the state at the end of its query comes before one at the end
+/// of the reply.
+#[test]
+fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
+    let mut world = world(16, 3, 5, 1 << 20);
+    let system = tokens(310, 160);
+    let prime = [&system[..], &tokens(311, 8)].concat();
+    cached(&mut world, prime, &[160]);
+    assert_eq!(world.states.cache.cached_states(), 1);
+    // Has a state, and leaves none: of the five two can be copies.
+    let other = world.submit(Ask {
+        bypasses_cache: true,
+        ..Ask::exactly(tokens(312, 40), 100)
+    });
+    let other = other.expect("it fits");
+    world.turn();
+    let query = [&system[..], &tokens(313, 100)].concat();
+    let prompt = [&query[..], &tokens(314, 20)].concat();
+    let chat = ask(prompt.clone(), &[160, 260, prompt.len() as u32]);
+    let first = world.lives.len();
+    world.submit_all(&mut [chat.clone(), chat].into_iter());
+    while !world.lives[first].holds_memory {
+        assert!(world.advance() || world.end_step(Fate::Done));
+    }
+    world.cancel(other);
+    world.drain();
+    let samples = world.lives[first..].iter().map(|life| life.cached_tokens);
+    assert_eq!(samples.collect::<Vec<_>>(), [160, 272]);
+    let stripped = [&query[..], &tokens(315, 60)].concat();
+    assert_eq!(cached(&mut world, stripped, &[160, 310]), 256);
+    world.assert_clean();
+}
