@@ -21,6 +21,7 @@ struct Oracle {
 struct Prompt {
     tokens: Vec<u32>,
     bf16_max_abs_error: f32,
+    bf16_median_error: f32,
     greedy: Vec<u32>,
     margins: Vec<f32>,
     router_margins: Option<Vec<f32>>,
@@ -36,8 +37,9 @@ impl Prompt {
         }
     }
 
-    /// The largest error where the experts are clear.
-    fn rounded_error(&self, ours: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    /// Holds the errors where the experts are clear to twice those of transformers in bf16: the largest, and the median
+    /// of each token's largest, which a few tokens of transformers that are far off do not raise.
+    fn check_rounded(&self, ours: &[Vec<f32>], expected: &[Vec<f32>], about: &str) {
         let clear: Vec<usize> = (0..self.tokens.len())
             .filter(|position| self.has_clear_experts(*position))
             .collect();
@@ -47,13 +49,23 @@ impl Prompt {
             clear.len(),
             self.tokens.len()
         );
-        let at = |rows: &[Vec<f32>]| -> Vec<Vec<f32>> {
-            clear
-                .iter()
-                .map(|position| rows[*position].clone())
-                .collect()
-        };
-        max_abs_error(&at(ours), &at(expected))
+        let pairs = clear.iter().map(|at| (&ours[*at], &expected[*at]));
+        let errors = pairs
+            .map(|(ours, expected)| largest(ours.iter().zip(expected).map(|(a, b)| (a - b).abs())));
+        let mut errors: Vec<f32> = errors.collect();
+        errors.sort_by(f32::total_cmp);
+        // As torch takes it.
+        let (median, worst) = (errors[(errors.len() - 1) / 2], errors[errors.len() - 1]);
+        for (what, ours, theirs) in [
+            ("largest", worst, self.bf16_max_abs_error),
+            ("median", median, self.bf16_median_error),
+        ] {
+            eprintln!("{about}: {what} error {ours:.3}, transformers has {theirs:.3}");
+            assert!(
+                ours <= 2.0 * theirs,
+                "{about}: {what} error {ours}, transformers has {theirs}"
+            );
+        }
     }
 }
 
@@ -155,16 +167,8 @@ fn bf16_logits_err_at_most_twice_as_much_as_transformers() {
         let (oracle, expected) = oracle(&name);
         let ours = ours(&name, Dtype::BF16, &oracle);
         for (index, prompt) in oracle.prompts.iter().enumerate() {
-            let error = prompt.rounded_error(&ours[index], &expected[index]);
-            let limit = 2.0 * prompt.bf16_max_abs_error;
-            eprintln!(
-                "{name}, prompt {index}: error {error:.3}, transformers has {:.3}",
-                limit / 2.0
-            );
-            assert!(
-                error <= limit,
-                "{name}, prompt {index}: {error} against {limit}"
-            );
+            let about = format!("{name}, prompt {index}");
+            prompt.check_rounded(&ours[index], &expected[index], &about);
         }
     }
 }
@@ -243,11 +247,8 @@ fn f16_logits_err_at_most_twice_as_much_as_transformers_in_bf16() {
         let (oracle, expected) = oracle(&name);
         let ours = ours(&name, Dtype::F16, &oracle);
         for (index, prompt) in oracle.prompts.iter().enumerate() {
-            let error = prompt.rounded_error(&ours[index], &expected[index]);
-            assert!(
-                error <= 2.0 * prompt.bf16_max_abs_error,
-                "{name}, prompt {index}: {error}"
-            );
+            let about = format!("{name}, prompt {index}, in f16");
+            prompt.check_rounded(&ours[index], &expected[index], &about);
         }
     }
 }

@@ -371,3 +371,82 @@ fn short_conversations_go_on_from_their_last_turn() {
         world.assert_clean();
     }
 }
+
+/// A prompt that is matched, but not admitted, leaves the states above its match as they were.
+#[test]
+fn a_refused_prompt_passes_no_states() {
+    let mut world = World::new(Setup {
+        n_rows: 2,
+        states: Some(StateLimits {
+            total_slots: 5,
+            grid_tokens: 1 << 20,
+        }),
+        ..Setup::default()
+    });
+    let stale = tokens(300, 60);
+    cached(&mut world, stale.clone(), &[30]);
+    let long = tokens(301, 200);
+    cached(&mut world, long.clone(), &[100]);
+    let longer = [told(&world, long.clone()), tokens(302, 10)].concat();
+    assert_eq!(world.states.cache.cached_states(), 4);
+    let asks = [
+        // Takes the last free state for its own, and one from the cache for its anchor.
+        Ask {
+            anchors: vec![150],
+            ..Ask::exactly(tokens(303, 200), 300)
+        },
+        // Would pass the state after 100 tokens, but its output does not fit beside the other's.
+        Ask {
+            anchors: vec![212],
+            ..Ask::exactly(longer, 700)
+        },
+    ];
+    let first = world.lives.len();
+    world.submit_all(&mut asks.into_iter());
+    world.finish_plan();
+    assert!(world.lives[first].holds_memory && !world.lives[first + 1].holds_memory);
+    let at = |tokens: &[u32]| world.states.cache.peek(&Default::default(), tokens);
+    assert_eq!((at(&long[..150]), at(&stale[..40])), (100, 0));
+    world.drain();
+    world.assert_clean();
+}
+
+/// A chat that asks for several outputs is no turn of a tool: the state at the end of its query comes before one at the end
+/// of the reply.
+#[test]
+fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
+    let mut world = World::new(Setup {
+        page_size: 16,
+        n_rows: 3,
+        states: Some(StateLimits {
+            total_slots: 5,
+            grid_tokens: 1 << 20,
+        }),
+        ..Setup::default()
+    });
+    let system = tokens(310, 160);
+    let prime = [&system[..], &tokens(311, 8)].concat();
+    cached(&mut world, prime, &[160]);
+    assert_eq!(world.states.cache.cached_states(), 1);
+    // Has a state, and leaves none: beside it and the chat's own two can be copies.
+    world.submit(Ask {
+        bypasses_cache: true,
+        ..Ask::exactly(tokens(312, 40), 100)
+    });
+    world.turn();
+    let query = [&system[..], &tokens(313, 100)].concat();
+    let prompt = [&query[..], &tokens(314, 20)].concat();
+    let chat = ask(prompt.clone(), &[160, 260, prompt.len() as u32]);
+    let first = world.lives.len();
+    world.submit_all(&mut [chat.clone(), chat].into_iter());
+    while !world.lives[first].holds_memory {
+        assert!(world.advance() || world.end_step(Fate::Done));
+    }
+    // It would take a copy's state for its own.
+    world.cancel(first + 1);
+    world.drain();
+    assert_eq!(world.lives[first].cached_tokens, 160);
+    let stripped = [&query[..], &tokens(315, 60)].concat();
+    assert_eq!(cached(&mut world, stripped, &[160, 310]), 256);
+    world.assert_clean();
+}

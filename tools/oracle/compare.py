@@ -9,7 +9,9 @@ Fails (exit status 1) unless, for every prompt,
 - in bf16 the largest error of a logit, against the oracle in f32, is at most twice that of transformers in bf16, and so
   is the median of the tokens' largest errors: one token that chose other experts raises the first bar, not the second.
   Tokens whose experts rounding may change are left out, up to a third of all tokens;
-- with --quantization int8 the error of the logits, relative to those in bf16 (root of the mean squares), is at most 0.1, and 0.2 in models with experts.
+- with --quantization int8 the error of the logits, relative to those in bf16 (root of the mean squares), is at most 0.1.
+  In models with experts this holds for two thirds of the tokens, each by itself: rounding to int8 makes others choose
+  other experts.
 """
 
 import argparse
@@ -33,8 +35,6 @@ DECISIVE_MARGIN = 1e-3
 BF16_RATIO = 2.0
 MOST_LEFT_OUT = 1 / 3
 INT8_RELATIVE = 0.1
-# Rounding to int8 also makes some tokens choose other experts.
-INT8_RELATIVE_OF_EXPERTS = 0.2
 
 
 def engine_logits(engine, directory, dtype, inputs, *more):
@@ -92,11 +92,15 @@ def check_left_out(answers):
 
 def check_int8(bf16, int8, has_experts):
     """Returns what to print, and whether the bar holds."""
-    relative = ((int8 - bf16).norm() / bf16.norm()).item()
+    error = int8 - bf16
+    relative = (error.norm() / bf16.norm()).item()
+    report = f"relative error {relative:.4f} against bfloat16, "
+    if has_experts:
+        relative = (error.norm(dim=-1) / bf16.norm(dim=-1)).quantile(1 - MOST_LEFT_OUT).item()
+        report += f"at most {relative:.4f} in two thirds of the tokens, "
     same = (int8.argmax(dim=-1) == bf16.argmax(dim=-1)).float().mean().item()
-    report = f"relative error {relative:.4f} against bfloat16, largest {(int8 - bf16).abs().max().item():.2e}, "
-    most = INT8_RELATIVE_OF_EXPERTS if has_experts else INT8_RELATIVE
-    return report + f"the same token preferred at {same:.1%} of the positions", relative <= most
+    report += f"largest {error.abs().max().item():.2e}, the same token preferred at {same:.1%} of the positions"
+    return report, relative <= INT8_RELATIVE
 
 
 def choose_prompts(directory, text):

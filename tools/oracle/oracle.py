@@ -49,12 +49,16 @@ class RouterProbe:
     """Keeps the scores that the routers of a model chose experts by for the last prompt."""
 
     def __init__(self, model):
-        self.scores, self.routers = [], []
-        self.n_used = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
-        for module in model.modules():
-            if type(module).__name__.lower().endswith("topkrouter"):
-                self.routers.append(module)
-                module.register_forward_hook(lambda router, inputs, output: self.scores.append(choice(router, inputs, output)))
+        self.scores, self.layers = [], []
+        config = model.config.get_text_config()
+        self.n_used = getattr(config, "num_experts_per_tok", None)
+        for layer in model.model.layers:
+            routers = [module for module in layer.modules() if type(module).__name__.lower().endswith("topkrouter")]
+            # How many tokens a short convolution mixes, and the router behind it.
+            taps = config.conv_L_cache if hasattr(layer, "conv") else 1
+            self.layers.append((taps, next(iter(routers), None)))
+            for router in routers:
+                router.register_forward_hook(lambda router, inputs, output: self.scores.append(choice(router, inputs, output)))
 
     def take(self):
         """Returns the scores of each layer's router, [layers, tokens, experts]; None if there are no experts."""
@@ -62,14 +66,25 @@ class RouterProbe:
         return torch.stack(scores) if scores else None
 
     def margins(self, scores):
-        """How far the least chosen score is ahead of the best of the others, in the layer where that is least."""
-        margins = []
-        for router, layer in zip(self.routers, scores):
-            by_group, allowed = group_margins(router, layer)
-            ranked = layer.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True).values
-            by_expert = ranked[..., self.n_used - 1] - ranked[..., self.n_used]
-            margins.append(torch.minimum(by_group, by_expert))
-        return torch.stack(margins).amin(dim=0).tolist()
+        """How far the least chosen score is ahead of the best of the others, in the layer where that is least.
+
+        Short convolutions put the tokens before into the place of their own token: the least margin of all of them counts.
+        """
+        margins, of_layers = torch.full(scores.shape[1:2], torch.inf), iter(scores)
+        for taps, router in self.layers:
+            mixed = [margins.roll(back).index_fill(0, torch.arange(min(back, len(margins))), torch.inf) for back in range(taps)]
+            margins = torch.stack(mixed).amin(dim=0)
+            if router is not None:
+                margins = torch.minimum(margins, self.margins_of(router, next(of_layers)))
+        return margins.tolist()
+
+    def margins_of(self, router, scores):
+        """The margins of one layer's router."""
+        by_group, allowed = group_margins(router, scores)
+        if self.n_used == scores.shape[-1]:
+            return torch.full_like(by_group, torch.inf)
+        ranked = scores.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True).values
+        return torch.minimum(by_group, ranked[..., self.n_used - 1] - ranked[..., self.n_used])
 
 
 def choice(router, inputs, output):
@@ -173,6 +188,7 @@ def write(folder, answers):
         {
             "tokens": answer.tokens,
             "bf16_max_abs_error": answer.bf16_max_abs_error,
+            "bf16_median_error": answer.bf16_median_error,
             "greedy": answer.greedy,
             "margins": [round(margin, 6) for margin in answer.margins],
         }
@@ -180,7 +196,7 @@ def write(folder, answers):
     ]
     for prompt, answer in zip(prompts, answers):
         if answer.router_margins is not None:
-            prompt["router_margins"] = [round(margin, 6) for margin in answer.router_margins]
+            prompt["router_margins"] = [round(min(margin, 1e6), 6) for margin in answer.router_margins]
             prompt["router_rounding"] = answer.router_rounding
     lines = [json.dumps(prompt) for prompt in prompts]
     head = json.dumps(provenance("python tools/oracle/oracle.py"))

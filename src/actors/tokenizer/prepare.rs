@@ -58,9 +58,9 @@ impl Prepared {
     /// Wishes for a state before the last token, so that another output of the same prompt computes that token alone. A
     /// prompt without anchors leaves one there anyhow.
     pub(super) fn anchor_end(&mut self) {
-        let last = self.tokens.len() as u32 - 1;
-        if self.anchors.last().is_some_and(|anchor| *anchor < last) {
-            self.anchors = self.anchors.iter().copied().chain([last]).collect();
+        if !self.anchors.is_empty() {
+            let end = self.tokens.len() as u32;
+            self.anchors = self.anchors.iter().copied().chain([end]).collect();
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn v2(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>
         scale: 1.0,
         groups: None,
     };
-    read(json, layers, &defaults, |json, count, used| {
+    let experts = read(json, layers, &defaults, |json, count, used| {
         refuse_others(json, "scoring_func", "softmax")?;
         if json.flag("norm_topk_prob")? == Some(true) {
             let reason =
@@ -55,7 +55,13 @@ pub(super) fn v2(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>
             },
             ..Routing::softmax(count, used, false)
         })
-    })
+    })?;
+    let lacks = |all: &ExpertsConfig| all.layers.contains(&true) && all.shared_width.is_none();
+    if json.flag("mlp_bias")? == Some(true) && experts.as_ref().is_some_and(lacks) {
+        let reason = "is true with n_shared_experts 0: the bias of an MLP of no width is not added";
+        return Err(json.error("mlp_bias", reason));
+    }
+    Ok(experts)
 }
 
 /// Sigmoids, corrected for the choice, of the best groups; the weights are divided by their sum if `norm_topk_prob`.

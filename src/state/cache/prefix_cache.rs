@@ -85,17 +85,22 @@ pub trait PrefixCache: Send {
         false
     }
 
-    /// The state at the end of a prefix that was just locked, for a row that begins with it. `anchors` are positions at
-    /// which other prompts are likely to part from the row's.
+    /// The state at the end of a prefix that was just locked, for a row that may begin with it.
     ///
-    /// Mutates: the state is young now, and so are those of the prefix at the anchors. It is not dropped before
-    /// [`forget_used_states`](Self::forget_used_states), nor are they for a copy.
-    fn use_state(&mut self, _lock: &NodeLock, _anchors: &[u32]) -> Option<StateSlot> {
+    /// Mutates: it is not dropped before [`forget_used_states`](Self::forget_used_states).
+    fn hold_state(&mut self, _lock: &NodeLock) -> Option<StateSlot> {
         None
     }
 
-    /// A row does not begin with the state at the end of this prefix after all.
-    fn forget_used_state(&mut self, _lock: &NodeLock) {}
+    /// No row begins with the state that was [held](Self::hold_state) after all.
+    fn forget_held_state(&mut self, _lock: &NodeLock) {}
+
+    /// A row begins with the state that was [held](Self::hold_state). `anchors` are positions at which other prompts are
+    /// likely to part from the row's. All states of the plan are held by now.
+    ///
+    /// Mutates: the state is young now, and so are those of the prefix at the anchors, which are not dropped for a copy
+    /// before [`forget_used_states`](Self::forget_used_states).
+    fn use_state(&mut self, _lock: &NodeLock, _anchors: &[u32]) {}
 
     /// The plan is made: states that rows begin with may be dropped, since a later step overwrites them later.
     fn forget_used_states(&mut self) {}

@@ -95,6 +95,13 @@ fn groups_of_experts_must_be_possible() {
             "topk_method is \"noisy\"",
         ),
         (
+            json!({
+                "architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": 3,
+                "mlp_bias": true, "n_shared_experts": 0,
+            }),
+            "mlp_bias is true with n_shared_experts 0",
+        ),
+        (
             json!({"qk_rope_head_dim": 7}),
             "qk_rope_head_dim is 7, expected an even number",
         ),

@@ -91,12 +91,16 @@ impl PrefixCache for RadixTree {
         self.states.is_some()
     }
 
-    fn use_state(&mut self, lock: &NodeLock, anchors: &[u32]) -> Option<StateSlot> {
-        self.use_state_at(lock, anchors)
+    fn hold_state(&mut self, lock: &NodeLock) -> Option<StateSlot> {
+        self.hold_state_at(lock)
     }
 
-    fn forget_used_state(&mut self, lock: &NodeLock) {
+    fn forget_held_state(&mut self, lock: &NodeLock) {
         self.forget_source(lock);
+    }
+
+    fn use_state(&mut self, lock: &NodeLock, anchors: &[u32]) {
+        self.use_state_at(lock, anchors);
     }
 
     fn forget_used_states(&mut self) {

@@ -196,18 +196,28 @@ impl RadixTree {
         }
     }
 
-    /// The state of the node that a lock is on, which a row is to begin with: it is young now, and stays until the plan
-    /// is made. Of those above it only the ones at anchors are young too: there prompts part that are still to come.
-    pub(super) fn use_state_at(&mut self, lock: &NodeLock, anchors: &[u32]) -> Option<StateSlot> {
+    /// The state of the node that a lock is on, which a row may begin with: it stays until the plan is made.
+    pub(super) fn hold_state_at(&mut self, lock: &NodeLock) -> Option<StateSlot> {
         let node = lock.node()?;
+        let states = self.states.as_deref_mut()?;
+        let slot = states.nodes.get(&node)?.state.slot();
+        states.sources.push(node);
+        Some(slot)
+    }
+
+    /// A row begins with the state of the node that a lock is on: it is young now. Of those above it only the ones at
+    /// anchors are young too: there prompts part that are still to come.
+    pub(super) fn use_state_at(&mut self, lock: &NodeLock, anchors: &[u32]) {
+        let Some(node) = lock.node() else {
+            return;
+        };
         self.pass_states_above(node, anchors);
         let now = self.clock;
-        let states = self.states.as_deref_mut()?;
-        let kept = states.nodes.get_mut(&node)?;
-        kept.last_used = now;
-        kept.is_passed = false;
-        states.sources.push(node);
-        Some(kept.state.slot())
+        let states = self.states.as_deref_mut();
+        if let Some(kept) = states.and_then(|states| states.nodes.get_mut(&node)) {
+            kept.last_used = now;
+            kept.is_passed = false;
+        }
     }
 
     /// A prompt with these anchors goes on from a node.
@@ -234,7 +244,7 @@ impl RadixTree {
         }
     }
 
-    /// One row fewer begins with the state of this node.
+    /// One row fewer may begin with the state of this node.
     pub(super) fn forget_source(&mut self, lock: &NodeLock) {
         if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
             && let Some(at) = states.sources.iter().position(|source| *source == node)

@@ -64,12 +64,22 @@ impl Planning<'_> {
             in_flight.push(candidate);
         }
         if let Some(rules) = &request.states {
+            self.use_states(&in_flight);
             self.grant_saves(rules, &in_flight, &shared, request.max_new_rows - new_rows);
         }
         for (index, candidate) in in_flight.iter().enumerate() {
             self.demand(index, candidate, request.states.is_some());
         }
         target_tokens
+    }
+
+    /// Tells the cache which states the admitted begin with: of those who were refused it is not to remember anything.
+    fn use_states(&mut self, in_flight: &[&Candidate]) {
+        for (candidate, admitted) in in_flight.iter().zip(&self.verdict.admitted) {
+            if let (Some(lock), Some(_)) = (&admitted.lock, admitted.state) {
+                self.cache.use_state(lock, &candidate.anchors);
+            }
+        }
     }
 
     /// States that rows could have now: free, given back, or dropped from the cache.
@@ -231,7 +241,7 @@ impl Planning<'_> {
             let at = shared_tokens(candidate, in_flight[by], limit);
             return Err(NotNow::Held { by, at });
         }
-        let (locked, state) = self.with_state(locked, &candidate.anchors);
+        let (locked, state) = self.with_state(locked);
         let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
         let decision = if candidate.ignore_eos && self.cache.is_disabled() {
             adder.add_ignoring_eos(len, locked.tokens, max_new, self.available())
@@ -241,7 +251,7 @@ impl Planning<'_> {
         };
         match decision {
             Decision::Refuse(budget) => {
-                self.cache.forget_used_state(&locked.lock);
+                self.cache.forget_held_state(&locked.lock);
                 self.cache.unlock(locked.lock);
                 Err(NotNow::Refused(Refusal::Budget(budget)))
             }
@@ -282,16 +292,12 @@ impl Planning<'_> {
 
     /// Keeps the state that a row is to begin with until the plan is made. Where this is the last state that the row
     /// could have for its own, it begins without a prefix.
-    fn with_state(
-        &mut self,
-        locked: LockedPrefix,
-        anchors: &[u32],
-    ) -> (LockedPrefix, Option<StateSlot>) {
-        let state = self.cache.use_state(&locked.lock, anchors);
+    fn with_state(&mut self, locked: LockedPrefix) -> (LockedPrefix, Option<StateSlot>) {
+        let state = self.cache.hold_state(&locked.lock);
         if state.is_none() || self.spare_states() > self.n_starting() {
             return (locked, state);
         }
-        self.cache.forget_used_state(&locked.lock);
+        self.cache.forget_held_state(&locked.lock);
         self.cache.unlock(locked.lock);
         let without = LockedPrefix {
             kv_tokens: locked.kv_tokens,
