@@ -32,7 +32,7 @@ const POSTS: [&str; 18] = [
     "/set_policy",
     "/flush_cache",
 ];
-const GETS: [&str; 18] = [
+const GETS: [&str; 21] = [
     "/v1/ws/generate",
     "/v1/responses",
     "/responses",
@@ -45,6 +45,9 @@ const GETS: [&str; 18] = [
     "/health_generate",
     "/ready",
     "/metrics",
+    "/openapi.json",
+    "/docs",
+    "/docs/page.js",
     "/debug/prefix/some",
     "/model_info",
     "/get_model_info",
