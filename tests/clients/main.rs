@@ -9,6 +9,7 @@ mod documented;
 #[path = "../common/python_environment.rs"]
 mod environment;
 mod python;
+mod schemathesis;
 #[path = "../common/scripted.rs"]
 mod scripted;
 #[allow(dead_code, reason = "shared with the tests of the server")]
