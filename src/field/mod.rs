@@ -7,6 +7,8 @@
 mod shallow;
 mod tree;
 
+use std::ops::RangeInclusive;
+
 pub(crate) use shallow::{Cut, Keep, ReadTokenIds, Shallow, TokenIds};
 pub(crate) use tree::{Tree, count_values};
 
@@ -134,18 +136,23 @@ impl<'a> Field<'a> {
 pub(crate) trait Integer: TryFrom<i64> {
     /// Its bounds, in words.
     const RANGE: &str;
+    /// Its bounds.
+    const BOUNDS: RangeInclusive<i64>;
 }
 
 impl Integer for u32 {
     const RANGE: &str = "a whole number from 0 to 4294967295";
+    const BOUNDS: RangeInclusive<i64> = 0..=u32::MAX as i64;
 }
 
 impl Integer for i32 {
     const RANGE: &str = "a whole number from -2147483648 to 2147483647";
+    const BOUNDS: RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64;
 }
 
 impl Integer for i64 {
     const RANGE: &str = "a whole number of 64 bits";
+    const BOUNDS: RangeInclusive<i64> = i64::MIN..=i64::MAX;
 }
 
 /// A text, moved and not copied: it may be as long as the request.

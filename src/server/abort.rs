@@ -3,10 +3,14 @@
 use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
 use serde_json::json;
+use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::key;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{count, flag, object, text};
 use super::state::AppState;
 
 /// Cancels the request named `rid` with its samples and batch members, or with `abort_all` every request that came
@@ -31,4 +35,24 @@ pub(super) async fn abort_request(
         }
     };
     Ok(HttpResponse::Ok().json(json!({ "aborted": aborted })))
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    let fields = object()
+        .takes(
+            "rid",
+            text().about("a request's id: it is cancelled with its samples `rid-0`, `rid-1`, …"),
+        )
+        .takes(
+            "abort_all",
+            flag()
+                .or(false)
+                .about("cancel every request of this server; needs the admin key, if there is one"),
+        );
+    let aborted = object().has("aborted", count());
+    describe(Group::Control, "Cancel requests")
+        .takes(fields.shape(), json!({"rid": "a"}))
+        .answers(aborted.shape(), "how many were cancelled")
+        .needs_engine("bodies that are being read take all of the memory for them")
+        .done()
 }

@@ -38,7 +38,8 @@ keys! {
         /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
         /// variable SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
-        /// Without a key everybody is served. /health, /health_generate, /ready and /metrics never need it.
+        /// Without a key everybody is served. /health, /health_generate, /ready, /metrics, /openapi.json and /docs never need
+        /// it.
         #[flag(SERVER.takes("KEY"))]
         api_key: Option<ApiKey> = None,
         /// Admin key, sent in the same header as `--api-key`; only this key opens the full report of /debug/prefix,
@@ -49,6 +50,9 @@ keys! {
         /// client may use the others.
         #[flag(SERVER.takes("KEY"))]
         admin_api_key: Option<ApiKey> = None,
+        /// Whether /openapi.json and the page /docs, which show it, are there.
+        #[flag(SERVER)]
+        api_docs: bool = true,
         /// Threads that parse requests and write responses; 0 means one per core, but at most 4.
         #[flag(SERVER.takes("N"))]
         #[range(..=MAX_WORKERS)]

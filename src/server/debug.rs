@@ -2,11 +2,16 @@
 
 use actix_web::web::{Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
+use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
 use super::key;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{count, name_of, object, text};
 use super::state::AppState;
 use crate::ids::RequestId;
+use crate::state::cache::prefix_history::Cause;
 
 /// Answers `GET /debug/prefix/{rid}`: where the request's prompt left the cache, and why. Excerpts of prompts,
 /// other people's among them, are shown to an admin only.
@@ -24,4 +29,21 @@ pub(super) async fn prefix(
         Some(report) => Ok(HttpResponse::Ok().json(report.outline())),
         None => Err(ApiError::no_prefix_report(&rid)),
     }
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    let report = object()
+        .has("rid", text())
+        .has("cause", name_of(Cause::ALL.map(Cause::as_str)))
+        .has(
+            "position",
+            count().about("the first token that did not come from the cache"),
+        );
+    describe(Group::Server, "Why a prompt was not cached")
+        .about("With the admin key the report has more, excerpts of prompts among it.")
+        .at("rid", "the id of a request that was admitted lately")
+        .answers(report.shape(), "the report")
+        .fails(404, "nothing is remembered of the request")
+        .needs_engine("there is no engine")
+        .done()
 }

@@ -403,8 +403,13 @@ pub(super) struct Envelope<'a> {
 
 /// Answers paths that do not exist.
 pub(super) async fn not_found(request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let message = format!("there is nothing at {}", request.path());
-    Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", message))
+    Err(nothing_at(request.path()))
+}
+
+/// The error for a path that does not exist.
+pub(super) fn nothing_at(path: &str) -> ApiError {
+    let message = format!("there is nothing at {path}");
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
 /// Answers a path asked with another method than `allow`.

@@ -2,8 +2,12 @@
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
+use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{count, object};
 use super::state::AppState;
 
 /// Forgets every cached prefix, but for pinned ones, and answers with what that freed; 400 while a request runs or waits.
@@ -11,4 +15,17 @@ use super::state::AppState;
 pub(super) async fn flush_cache(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let flushed = state.loaded()?.engine.flush_cache().await?;
     Ok(HttpResponse::Ok().json(flushed))
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    let flushed = object()
+        .has("flushed_tokens", count())
+        .has("flushed_pages", count())
+        .has("kept_tokens", count().about("tokens of pinned prefixes"));
+    describe(Group::Control, "Empty the prefix cache")
+        .answers(flushed.shape(), "it is empty, but for what is pinned")
+        .fails(400, "`busy`: a request runs or waits")
+        .fails(415, "there is a body, which is not declared as JSON")
+        .needs_engine("there is no engine")
+        .done()
 }

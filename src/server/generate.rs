@@ -20,6 +20,8 @@ use super::transcript::{News, Transcript};
 use super::whole::{self, MAX_INLINE_BYTES};
 use crate::ids::RequestId;
 
+pub(super) use super::native::operation;
+
 /// Answers `POST /generate`.
 pub(super) async fn generate(
     state: Data<AppState>,

@@ -3,8 +3,14 @@
 use actix_web::HttpResponse;
 use actix_web::web::{Data, Path};
 use serde_json::json;
+use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{
+    Shape, count, flag, free_object, list, name_of, object, text, token_id,
+};
 use super::probe;
 use super::state::AppState;
 use super::whole;
@@ -107,4 +113,111 @@ pub(super) async fn metrics(state: Data<AppState>) -> HttpResponse {
     HttpResponse::Ok()
         .content_type("text/plain; version=0.0.4; charset=utf-8")
         .body(whole::in_pieces(page))
+}
+
+fn status() -> Shape {
+    object().has("status", text()).shape()
+}
+
+pub(super) fn health_operation(_: &Facts) -> Operation {
+    describe(Group::Server, "Is the engine alive?")
+        .answers(status(), "it is")
+        .needs_engine("it is being loaded or rebuilt, or failed")
+        .done()
+}
+
+pub(super) fn ready_operation(_: &Facts) -> Operation {
+    describe(Group::Server, "Are new requests taken?")
+        .answers(status(), "they are")
+        .needs_engine("the engine is being loaded or rebuilt, or the server shuts down")
+        .done()
+}
+
+pub(super) fn generate_operation(_: &Facts) -> Operation {
+    describe(Group::Server, "Does the engine generate tokens?")
+        .answers(status(), "it does")
+        .runs()
+        .done()
+}
+
+fn card() -> Shape {
+    object()
+        .has("id", text())
+        .has("object", name_of(["model"]))
+        .has("created", count())
+        .has("owned_by", text())
+        .has("root", text())
+        .has("parent", text().or_null())
+        .has("max_model_len", count())
+        .shape()
+}
+
+pub(super) fn models_operation(_: &Facts) -> Operation {
+    let models = object()
+        .has("object", name_of(["list"]))
+        .has("data", list(card()));
+    describe(Group::OpenAi, "The served model, as a list")
+        .answers(models.shape(), "the list")
+        .needs_engine("there is no engine")
+        .done()
+}
+
+pub(super) fn model_operation(_: &Facts) -> Operation {
+    describe(Group::OpenAi, "The served model")
+        .at("id", "its name")
+        .answers(card(), "the model")
+        .fails(404, "another model is served")
+        .needs_engine("there is no engine")
+        .done()
+}
+
+pub(super) fn model_info_operation(_: &Facts) -> Operation {
+    let info = object()
+        .has("model_path", text())
+        .has("tokenizer_path", text())
+        .has("served_model_name", text())
+        .has("is_generation", flag())
+        .has("weight_version", text())
+        .has("context_length", count())
+        .has("vocab_size", count())
+        .has("hidden_size", count().or_null())
+        .has("eos_token_ids", list(token_id()));
+    describe(Group::Server, "The model")
+        .answers(info.shape(), "what is known of it")
+        .needs_engine("there is no engine")
+        .done()
+}
+
+pub(super) fn server_info_operation(_: &Facts) -> Operation {
+    let info = object()
+        .has("version", text())
+        .has("model_path", text())
+        .has("served_model_name", text())
+        .has("status", name_of(["ready", "draining"]))
+        .has("context_length", count())
+        .has("page_size", count())
+        .has("max_total_num_tokens", count())
+        .has("max_running_requests", count())
+        .has("schedule_policy", text())
+        .has("radix_eviction_policy", text())
+        .has("requests_inside", count())
+        .has("internal_states", list(free_object()))
+        .has(
+            "server",
+            free_object().about("the server's configuration, without its keys"),
+        );
+    describe(Group::Server, "Limits, queues and configuration")
+        .answers(info.shape(), "what is known of them")
+        .needs_engine("there is no engine")
+        .done()
+}
+
+pub(super) fn metrics_operation(_: &Facts) -> Operation {
+    describe(Group::Server, "Metrics for Prometheus")
+        .answers_as(
+            "text/plain; version=0.0.4; charset=utf-8",
+            text(),
+            "the metrics, in Prometheus' text format",
+        )
+        .done()
 }

@@ -3,10 +3,14 @@
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde_json::json;
+use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::openai::places::missing;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{flag, list, object, text};
 use super::state::AppState;
 use crate::actors::messages::SetPolicy;
 
@@ -30,4 +34,23 @@ pub(super) async fn set(state: Data<AppState>, body: JsonBody) -> Result<HttpRes
         state.loaded()?.engine.set_policy(set).await?;
     }
     Ok(HttpResponse::Ok().json(json!([{ "updated": updated }])))
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    let args = object()
+        .takes("schedule_policy", text())
+        .takes("radix_eviction_policy", text());
+    let fields = object().has(
+        ARGS,
+        args.shape().about("with any other key nothing is set"),
+    );
+    let updated = object().has("updated", flag());
+    describe(Group::Control, "Change the policies, as SGLang has it")
+        .takes(
+            fields.shape(),
+            json!({"server_args": {"schedule_policy": "fcfs"}}),
+        )
+        .answers(list(updated.shape()), "whether they were set")
+        .needs_engine("there is no engine")
+        .done()
 }

@@ -15,6 +15,7 @@ mod config;
 mod constraint;
 mod debug;
 mod encode;
+mod endpoints;
 mod error;
 mod fields;
 mod flush;
@@ -28,6 +29,7 @@ mod methods;
 mod native;
 mod open_requests;
 mod openai;
+mod openapi;
 mod pause;
 mod policy;
 mod probe;
@@ -57,7 +59,6 @@ use actix_web::{App, FromRequest, HttpRequest, Responder};
 pub use config::{ReasoningField, ServerConfig};
 pub use error::ApiError;
 pub use key::ApiKey;
-use openai::responses;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 
 /// Mounts all endpoints. Those that probes and Prometheus ask need no key. Pages of other sites and hosts that are not
@@ -67,53 +68,8 @@ pub use state::{AppState, EngineSlot, RenderMetrics};
 /// actix's default a client that disappears is not noticed. A client that takes no bytes is noticed by [`run`] only,
 /// whose connections have `http_send_timeout_s`.
 pub fn routes(cfg: &mut web::ServiceConfig) {
-    post(cfg, "/generate", generate::generate);
-    post(cfg, "/v1/completions", openai::completions::create);
-    post(cfg, "/v1/chat/completions", openai::chat::create);
-    post(cfg, "/v1/embeddings", openai::embeddings::create);
-    post(cfg, "/v1/score", score::score);
-    post_anthropic(cfg, "/v1/messages", anthropic::create);
-    post_anthropic(cfg, "/v1/messages/count_tokens", anthropic::count_tokens);
-    for path in ["/v1/responses", "/responses"] {
-        let connect = web::get().to(ws::connect_responses);
-        let create = web::post().to(responses::create);
-        let create = create.wrap(from_fn(guard::takes_json));
-        closed(
-            cfg,
-            resource(path, connect, "GET, HEAD, POST").route(create),
-        );
-    }
-    post(cfg, "/v1/responses/input_tokens", responses::input_tokens);
-    stored_responses(cfg);
-    post(cfg, "/abort_request", abort::abort_request);
-    post_admin(cfg, "/set_policy", policy::set_policy);
-    post_admin(cfg, "/flush_cache", flush::flush_cache);
-    post_admin(cfg, "/pause_generation", pause::pause);
-    post_admin(cfg, "/continue_generation", pause::go_on);
-    post_admin(cfg, "/open_session", sessions::open);
-    post_admin(cfg, "/close_session", sessions::close);
-    set_admin(cfg, "/set_internal_state", internal_state::set);
-    for path in ["/tokenize", "/v1/tokenize"] {
-        post(cfg, path, tokenize::tokenize);
-    }
-    for path in ["/detokenize", "/v1/detokenize"] {
-        post(cfg, path, tokenize::detokenize);
-    }
-    get(cfg, "/v1/ws/generate", ws::connect);
-    for path in ["/v1/models", "/v1/models/"] {
-        get(cfg, path, health::models);
-    }
-    get(cfg, "/v1/models/{id:.*}", health::model);
-    open(cfg, "/health", health::health);
-    open(cfg, "/health_generate", health::health_generate);
-    open(cfg, "/ready", health::ready);
-    open(cfg, "/metrics", health::metrics);
-    get(cfg, "/debug/prefix/{rid:.+}", debug::prefix);
-    for path in ["/model_info", "/get_model_info"] {
-        get(cfg, path, health::model_info);
-    }
-    for path in ["/server_info", "/get_server_info"] {
-        get(cfg, path, health::server_info);
+    for endpoint in endpoints::all() {
+        endpoint.mount(cfg);
     }
 }
 
@@ -203,17 +159,6 @@ fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(guard::check));
     let resource = resource.wrap(from_fn(methods::adapt));
     cfg.service(resource.wrap(from_fn(track::track)));
-}
-
-/// Mounts what there is to do with responses that are kept.
-fn stored_responses(cfg: &mut web::ServiceConfig) {
-    const PATH: &str = "/v1/responses/{id}";
-    let read = web::get().to(responses::retrieve);
-    let resource = resource(PATH, read, "GET, HEAD, DELETE");
-    closed(cfg, resource.route(web::delete().to(responses::delete)));
-    post(cfg, "/v1/responses/{id}/cancel", responses::cancel);
-    let items = responses::input_items;
-    get(cfg, "/v1/responses/{id}/input_items", items);
 }
 
 fn resource(path: &str, route: actix_web::Route, allow: &'static str) -> actix_web::Resource {

@@ -3,9 +3,13 @@
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde_json::json;
+use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::error::ApiError;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{Shape, name_of, object, text};
 use super::state::AppState;
 use crate::field::{Field, Shallow};
 
@@ -43,4 +47,33 @@ pub(super) async fn go_on(state: Data<AppState>) -> Result<HttpResponse, ApiErro
 
 fn done(message: &str) -> HttpResponse {
     HttpResponse::Ok().json(json!({ "status": "ok", "message": message }))
+}
+
+fn status() -> Shape {
+    object()
+        .has("status", text())
+        .has("message", text())
+        .shape()
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    let mode = name_of(["abort", "in_place"]).or("abort");
+    let fields = object().takes(
+        "mode",
+        mode.about("`abort` cancels what is inside, `in_place` keeps it"),
+    );
+    describe(Group::Control, "Plan no more work")
+        .about("Requests that come meanwhile wait.")
+        .takes(fields.shape(), json!({"mode": "in_place"}))
+        .answers(status(), "generation is paused")
+        .needs_engine("there is no engine")
+        .done()
+}
+
+pub(super) fn go_on_operation(_: &Facts) -> Operation {
+    describe(Group::Control, "End a pause")
+        .answers(status(), "generation goes on")
+        .fails(415, "there is a body, which is not declared as JSON")
+        .needs_engine("there is no engine")
+        .done()
 }

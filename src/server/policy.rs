@@ -2,10 +2,15 @@
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
+use serde_json::json;
+use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{object, text};
 use super::state::AppState;
 use crate::actors::messages::SetPolicy;
 use crate::field::check_bytes;
@@ -38,4 +43,26 @@ fn name(fields: &mut Fields, field: &str) -> Result<Option<String>, ApiError> {
         check_bytes(field, name, MAX_NAME_BYTES)?;
     }
     Ok(name)
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    let name = || text().up_to(MAX_NAME_BYTES);
+    let fields = object()
+        .takes("schedule_policy", name().about("as `--schedule-policy`"))
+        .takes(
+            "radix_eviction_policy",
+            name().about("as `--radix-eviction-policy`"),
+        );
+    let policies = object()
+        .has("schedule_policy", text())
+        .has("radix_eviction_policy", text());
+    describe(
+        Group::Control,
+        "Change the policies of scheduling and eviction",
+    )
+    .about("One of them, or both.")
+    .takes(fields.shape(), json!({"schedule_policy": "lpm"}))
+    .answers(policies.shape(), "the policies from now on")
+    .needs_engine("there is no engine")
+    .done()
 }

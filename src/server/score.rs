@@ -5,6 +5,7 @@ use std::sync::Arc;
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde_json::json;
+use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::budget::Charges;
@@ -12,6 +13,10 @@ use super::call::{self, CallLimits, Prompts, check_size};
 use super::error::ApiError;
 use super::fields::{self, Fields};
 use super::lanes::{Lane, finish_all};
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{any_of, count, flag, list, name_of, number, object, text, token_id};
+use super::openapi::shared;
 use super::state::AppState;
 use super::transcript::Transcript;
 use super::whole;
@@ -201,4 +206,51 @@ fn joined(first: &Prompt, then: &Prompt) -> Result<Prompt, ApiError> {
             Err(ApiError::field(ITEMS, text))
         }
     }
+}
+
+pub(super) fn operation(facts: &Facts) -> Operation {
+    let labels = list(token_id())
+        .longer_than(0)
+        .up_to(facts.limits.max_logprobs);
+    let query = any_of([text(), list(token_id()).longer_than(0)]);
+    let fields = object()
+        .takes("model", shared::model())
+        .has(QUERY, query.about("a text, or token ids"))
+        .has(
+            ITEMS,
+            shared::prompts(facts).about("one or several, of the same kind as the query"),
+        )
+        .has(LABELS, labels.about("the tokens to score"))
+        .takes(
+            "apply_softmax",
+            flag().or(false).about("their shares among themselves"),
+        )
+        .takes(
+            "item_first",
+            flag().or(false).about("the item stands before the query"),
+        )
+        .and(shared::namespace(facts))
+        .and(shared::urgency());
+    let usage = object()
+        .has("prompt_tokens", count())
+        .has("completion_tokens", count())
+        .has("total_tokens", count());
+    let scored = object()
+        .has("object", name_of(["scoring"]))
+        .has("scores", list(list(number())))
+        .has("model", text())
+        .has("usage", usage.shape());
+    let example =
+        json!({"query": "Is it open? ", "items": ["Yes", "No"], "label_token_ids": [5, 6]});
+    describe(
+        Group::SgLang,
+        "How likely tokens are behind a query and each of some items",
+    )
+    .takes(fields.shape(), example)
+    .answers(
+        scored.shape(),
+        "the probabilities of the tokens, for each item",
+    )
+    .runs()
+    .done()
 }

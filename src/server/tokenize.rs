@@ -5,6 +5,7 @@ use std::sync::Arc;
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde::Serialize;
+use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::call::{self, CallLimits, Prompts};
@@ -12,7 +13,12 @@ use super::encode::{self, check_length, with_tokenizer};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::openai::chat::call::read_prompt;
+use super::openai::chat::docs as chat_docs;
 use super::openai::places::missing;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{any_of, count, flag, list, object, text, token_id};
+use super::openapi::shared;
 use super::spelling::SpellTokens;
 use super::state::AppState;
 use super::whole;
@@ -235,4 +241,56 @@ fn decode(text: &TextModel, prompt: &Prompt, skips_special: bool) -> Result<Stri
 
 fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("answers have string keys only")
+}
+
+pub(super) fn operation(facts: &Facts) -> Operation {
+    let prompt = any_of([text(), list(text()).up_to(facts.max_requests)]);
+    let special =
+        "add tokens such as the one that begins a text; by default for plain prompts only";
+    let fields = object()
+        .takes("model", shared::model())
+        .takes("prompt", prompt.about("a text, or a list of texts"))
+        .takes("add_special_tokens", flag().about(special))
+        .takes(
+            "return_token_strs",
+            flag().or(false).about("the texts of the tokens as well"),
+        )
+        .and(chat_docs::optional_prompt());
+    let ids = || list(token_id());
+    let texts = || list(text());
+    let tokenized = object()
+        .has("tokens", any_of([ids(), list(ids())]))
+        .has("count", any_of([count(), list(count())]))
+        .has("max_model_len", count())
+        .may_have("token_strs", any_of([texts(), list(texts())]));
+    describe(
+        Group::Tokens,
+        "The tokens of a text, of each of some texts, or of a chat",
+    )
+    .about("`prompt` or `messages` is required.")
+    .takes(fields.shape(), serde_json::json!({"prompt": "Hello"}))
+    .answers(tokenized.shape(), "the tokens; lists of them for a list")
+    .needs_engine("overloaded, or without an engine")
+    .done()
+}
+
+pub(super) fn back_operation(facts: &Facts) -> Operation {
+    let ids = || list(token_id()).up_to(MAX_TOKENS);
+    let tokens = any_of([ids(), list(ids()).up_to(facts.max_requests)]);
+    let special = "leave tokens out such as the one that begins a text";
+    let fields = object()
+        .takes("model", shared::model())
+        .has(
+            "tokens",
+            tokens.about("a list of token ids, or a list of such lists"),
+        )
+        .takes("skip_special_tokens", flag().or(true).about(special));
+    let detokenized = object()
+        .has("text", any_of([text(), list(text())]))
+        .may_have("prompt", text().about("the same, of a single list"));
+    describe(Group::Tokens, "The text of tokens")
+        .takes(fields.shape(), serde_json::json!({"tokens": [5, 6]}))
+        .answers(detokenized.shape(), "the text; a list for a list of lists")
+        .needs_engine("overloaded, or without an engine")
+        .done()
 }

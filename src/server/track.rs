@@ -43,7 +43,7 @@ pub(super) async fn track(
 }
 
 /// The pattern with `{id}` in place of `{id:.*}`: what a name may look like says nothing on a metrics page.
-fn label(pattern: &str) -> String {
+pub(super) fn label(pattern: &str) -> String {
     let mut label = String::with_capacity(pattern.len());
     let mut rest = pattern;
     while let Some((before, name)) = rest.split_once('{')

@@ -11,6 +11,7 @@ mod documented;
 mod environment;
 mod npm;
 mod python;
+mod schemathesis;
 #[path = "../common/scripted.rs"]
 mod scripted;
 #[allow(dead_code, reason = "shared with the tests of the server")]

@@ -99,7 +99,15 @@ fn nothing_but_probes_and_metrics_is_answered_without_the_key() {
             assert_ne!(let_in.status, 401, "{what}");
         }
     }
-    for path in ["/health", "/health_generate", "/ready", "/metrics"] {
+    for path in [
+        "/health",
+        "/health_generate",
+        "/ready",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/docs/page.js",
+    ] {
         assert_eq!(get(world.addr, path).status, 200, "{path}");
     }
     world.wait_until_whole();

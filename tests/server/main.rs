@@ -16,6 +16,7 @@ mod messages;
 mod misses;
 mod native;
 mod openai;
+mod openapi;
 mod overload;
 mod pause;
 mod policy;

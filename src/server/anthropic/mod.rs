@@ -6,6 +6,7 @@
 mod answer;
 mod blocks;
 mod call;
+mod docs;
 mod errors;
 mod messages;
 mod stream;
@@ -29,6 +30,7 @@ use super::state::{AppState, Loaded};
 use super::{sse, whole};
 use answer::write_message;
 use call::{MessagesCall, Place, Wish};
+pub(super) use docs::{components, count_operation, operation};
 use errors::CallId;
 pub(super) use errors::adapt;
 use stream::MessageStream;

@@ -13,6 +13,7 @@ use super::fields::Fields;
 use super::raw::Raw;
 use crate::field::{Cut, Field, Shallow};
 use crate::state::grammar::{Constraint, JsonWhitespace};
+pub(super) use names::MAX_PATTERN_BYTES;
 
 /// Longest constraint, in bytes of JSON.
 const MAX_BYTES: usize = 1 << 20;

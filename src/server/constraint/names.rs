@@ -8,7 +8,7 @@ use crate::server::raw::Raw;
 use crate::state::grammar::JsonWhitespace;
 
 /// Longest pattern of white space.
-const MAX_PATTERN_BYTES: usize = 256;
+pub(in crate::server) const MAX_PATTERN_BYTES: usize = 256;
 
 /// Adds OpenAI's and SGLang's `response_format`.
 pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), ApiError> {

@@ -1,8 +1,8 @@
 //! The rules for web pages: browsers send the requests of any page to any address, with the rights of the person before
 //! them.
 //!
-//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: nothing here is a page that
-//! others link to. A site that made its own name point here (DNS rebinding) is refused by that name, which `Host`
+//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: the one page here, `/docs`,
+//! is not one that others link to. A site that made its own name point here (DNS rebinding) is refused by that name, which `Host`
 //! holds. Clients that are no browsers send no `Origin` and ask for an address or a known name: they pass.
 
 mod hosts;

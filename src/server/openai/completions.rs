@@ -26,8 +26,10 @@ use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 use crate::state::sampling::LogprobWish;
 
+pub(in crate::server) use super::docs::completions as operation;
+
 /// OpenAI's default.
-const DEFAULT_MAX_TOKENS: u32 = 16;
+pub(super) const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Answers `POST /v1/completions`.
 pub(in crate::server) async fn create(

@@ -7,6 +7,7 @@ use actix_web::web::Data;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
+use utoipa::openapi::path::Operation;
 
 use super::answer::Received;
 use super::wire::UsageReport;
@@ -19,6 +20,12 @@ use crate::server::call::{self, CallLimits, read_rid, sample_id};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::lanes::{Lane, finish_all};
+use crate::server::openapi::Facts;
+use crate::server::openapi::operation::{Group, describe};
+use crate::server::openapi::shape::{
+    any_of, count, integer, list, name_of, named, number, object, text,
+};
+use crate::server::openapi::shared;
 use crate::server::state::{AppState, Loaded};
 use crate::server::transcript::Transcript;
 use crate::server::whole;
@@ -239,4 +246,38 @@ fn none_of(name: &str, value: &str, wanted: &str) -> ApiError {
     Field::new(name, &Shallow::Text(value.to_owned()))
         .must_be(wanted)
         .into()
+}
+
+pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+    let fields = object()
+        .takes("model", shared::model())
+        .has(INPUT, shared::prompts(facts).about("texts or token ids"))
+        .takes(FORMAT, name_of(["float", "base64"]).or("float"))
+        .takes(
+            DIMENSIONS,
+            integer::<u32>().about("none but the model's `hidden_size`"),
+        )
+        .takes(
+            POOLING,
+            name_of(Pooling::NAMES)
+                .or("last")
+                .about("the state of the last token, or the mean of all"),
+        )
+        .takes("rid", shared::rid())
+        .and(shared::namespace(facts))
+        .and(shared::urgency());
+    let embedding = object()
+        .has("object", name_of(["embedding"]))
+        .has("index", count())
+        .has("embedding", any_of([list(number()), text()]));
+    let answer = object()
+        .has("object", name_of(["list"]))
+        .has("data", list(embedding.shape()))
+        .has("model", text())
+        .has("usage", named("Usage"));
+    describe(Group::OpenAi, "Embed texts")
+        .takes(fields.shape(), serde_json::json!({"input": "Act one."}))
+        .answers(answer.shape(), "the embeddings, in the order of the texts")
+        .runs()
+        .done()
 }

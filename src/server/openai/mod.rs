@@ -4,6 +4,7 @@
 pub(super) mod answer;
 pub(super) mod chat;
 pub(super) mod completions;
+mod docs;
 pub(super) mod embeddings;
 mod logprobs;
 pub(super) mod places;
@@ -28,6 +29,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::{self, LogprobWish, SamplingParams, SetParam};
+pub(super) use docs::components;
 use wire::Matched;
 
 /// Most alternatives a token, as OpenAI's chat completions have it.

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
+use serde_json::json;
+use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::call::MAX_RID_BYTES;
@@ -20,6 +22,9 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Lane;
 use super::openai::places::missing;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{flag, object, seconds, text, whole};
 use super::state::AppState;
 use crate::field::check_bytes;
 use crate::request::{GenerateRequest, Prompt};
@@ -117,4 +122,38 @@ pub(super) async fn open_all(
         Ok((lanes, canceller))
     })?;
     Ok((lanes, Some(turn)))
+}
+
+pub(super) fn open_operation(_: &Facts) -> Operation {
+    let id = text().longer_than(0).up_to(MAX_RID_BYTES);
+    let fields = object()
+        .has(
+            CAPACITY,
+            whole()
+                .at_least(1)
+                .at_most(u32::MAX)
+                .about("most tokens of one request's prompt"),
+        )
+        .takes(SESSION_ID, id.about("a random one if it is absent"))
+        .takes(
+            "timeout",
+            seconds().about("seconds after which the idle session is closed"),
+        )
+        .takes("streaming", flag().about("accepted and ignored"));
+    describe(Group::Control, "Open a session")
+        .takes(fields.shape(), json!({"capacity_of_str_len": 1000}))
+        .answers(text(), "the session's id")
+        .needs_engine("`sessions_full`: there are as many as there may be, or bodies take all of the memory for them")
+        .done()
+}
+
+pub(super) fn close_operation(_: &Facts) -> Operation {
+    let id = text().longer_than(0).up_to(MAX_RID_BYTES);
+    let fields = object().has(SESSION_ID, id.about("what `/open_session` answered"));
+    describe(Group::Control, "Close a session")
+        .takes(fields.shape(), json!({"session_id": "a"}))
+        .answers_nothing("it is closed, and what runs in it is cancelled")
+        .fails(404, "it is not open")
+        .needs_engine("bodies that are being read take all of the memory for them")
+        .done()
 }

@@ -18,11 +18,14 @@ use std::time::Duration;
 
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, rt};
+use utoipa::openapi::path::Operation;
 
 use connection::{Connection, Talk};
 use inbound::Inbound;
 
 use super::error::ApiError;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
 use super::state::AppState;
 use native::Native;
 use responses::Responses;
@@ -63,4 +66,18 @@ async fn start(
     let state = state.clone().into_inner();
     rt::spawn(Connection::new(state, wire, limit_bytes, open).run(talk));
     Ok(response)
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    describe(Group::SgLang, "A WebSocket: many requests on one connection")
+        .about("Text frames: `{\"op\": \"generate\", …}` with the fields of `/generate`, `{\"op\": \"abort\", \"rid\": \"…\"}`, `{\"op\": \"ping\"}`.")
+        .upgrades()
+        .done()
+}
+
+pub(super) fn responses_operation(_: &Facts) -> Operation {
+    describe(Group::OpenAi, "Responses over a WebSocket")
+        .about("A message is the body of a POST, with `\"type\": \"response.create\"`; the answer is the events of its stream.")
+        .upgrades()
+        .done()
 }

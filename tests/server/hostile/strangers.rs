@@ -37,7 +37,7 @@ const POSTS: [&str; 23] = [
     "/set_policy",
     "/flush_cache",
 ];
-const GETS: [&str; 18] = [
+const GETS: [&str; 21] = [
     "/v1/ws/generate",
     "/v1/responses",
     "/responses",
@@ -50,6 +50,9 @@ const GETS: [&str; 18] = [
     "/health_generate",
     "/ready",
     "/metrics",
+    "/openapi.json",
+    "/docs",
+    "/docs/page.js",
     "/debug/prefix/some",
     "/model_info",
     "/get_model_info",

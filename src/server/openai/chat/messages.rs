@@ -10,7 +10,7 @@ use crate::server::fields::Fields;
 use crate::server::openai::places::{missing, must_be, object, optional_text};
 
 /// The roles of OpenAI's messages.
-const ROLES: [&str; 6] = [
+pub(super) const ROLES: [&str; 6] = [
     "system",
     "user",
     "assistant",

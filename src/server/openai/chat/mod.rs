@@ -2,6 +2,7 @@
 
 pub(in crate::server) mod call;
 mod choice;
+pub(in crate::server) mod docs;
 pub(in crate::server) mod history;
 mod messages;
 pub(in crate::server) mod pieces;
@@ -20,6 +21,7 @@ use crate::server::error::ApiError;
 use crate::server::lanes::Lane;
 use crate::server::state::AppState;
 use call::Call;
+pub(in crate::server) use docs::{components, operation};
 use writer::Writer;
 
 /// Answers `POST /v1/chat/completions`.

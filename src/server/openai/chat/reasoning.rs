@@ -8,7 +8,8 @@ use crate::server::fields::Fields;
 use crate::server::openai::places::{must_be, optional_flag, optional_text};
 
 /// How much a model may be told to reason, from nothing on.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+pub(in crate::server) const EFFORTS: [&str; 7] =
+    ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// How the reasoning of an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

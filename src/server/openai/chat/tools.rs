@@ -14,11 +14,11 @@ use crate::server::openai::places::{missing, must_be, object, optional_flag, opt
 use crate::server::raw::Raw;
 
 /// Most tools of a call.
-const MAX_TOOLS: usize = 1024;
+pub(in crate::server) const MAX_TOOLS: usize = 1024;
 /// Longest list of tools, in bytes of JSON.
 const MAX_TOOLS_BYTES: usize = 4 << 20;
 /// Longest name of a tool.
-const MAX_NAME_BYTES: usize = 64;
+pub(in crate::server) const MAX_NAME_BYTES: usize = 64;
 
 /// The tools of a call.
 #[derive(Debug, Default)]

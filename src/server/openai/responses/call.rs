@@ -27,6 +27,9 @@ use crate::server::openai::chat::reasoning::Reasoning;
 use crate::server::openai::{Common, alternatives, refusals};
 use crate::server::spelling::Spelling;
 
+/// Most entries of `include`.
+pub(super) const MAX_INCLUDES: usize = 64;
+
 /// One call: a conversation to go on with.
 pub(super) struct Call {
     id: ResponseId,
@@ -269,14 +272,13 @@ struct Includes {
 impl Includes {
     fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         const NAME: &str = "include";
-        const MOST: usize = 64;
         let Some(raw) = fields.take_raw(NAME) else {
             return Ok(Self::default());
         };
-        let list = raw.parse_seed(NAME, Keep(MOST))?;
+        let list = raw.parse_seed(NAME, Keep(MAX_INCLUDES))?;
         let field = crate::field::Field::new(NAME, &list);
         let mut includes = Self::default();
-        for name in field.list("a list of strings", MOST, "names")? {
+        for name in field.list("a list of strings", MAX_INCLUDES, "names")? {
             match name.as_str() {
                 Some("reasoning.encrypted_content") => includes.encrypted = true,
                 Some("message.output_text.logprobs") => includes.logprobs = true,

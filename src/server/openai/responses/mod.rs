@@ -3,6 +3,7 @@
 
 mod call;
 mod count;
+mod docs;
 mod events;
 mod ids;
 mod input;
@@ -34,6 +35,10 @@ use call::{Asking, Call};
 use input::Shelf;
 
 pub(in crate::server) use count::input_tokens;
+pub(in crate::server) use docs::{
+    cancel_operation, components, count_operation, delete_operation, items_operation, operation,
+    read_operation,
+};
 pub(in crate::server) use events::WrittenEvent;
 pub(in crate::server) use ids::ResponseId;
 pub(in crate::server) use store::{ConnectionId, Owner, ResponseStore};

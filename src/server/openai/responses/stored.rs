@@ -18,9 +18,9 @@ use crate::server::state::AppState;
 use crate::server::whole;
 
 /// Items of a page where a client asks for no number.
-const PAGE_ITEMS: usize = 20;
+pub(super) const PAGE_ITEMS: usize = 20;
 /// Most items of a page.
-const MAX_PAGE_ITEMS: usize = 100;
+pub(super) const MAX_PAGE_ITEMS: usize = 100;
 
 /// What a client may ask of a response.
 #[derive(Deserialize)]

@@ -1,0 +1,113 @@
+//! What the document says of SGLang's native API.
+
+use serde_json::json;
+use utoipa::openapi::path::Operation;
+
+use crate::server::openapi::Facts;
+use crate::server::openapi::operation::{Group, describe};
+use crate::server::openapi::shape::{
+    Shape, any_of, count, flag, integer, list, named, number, object, text, token_id, tuple, whole,
+};
+use crate::server::openapi::shared;
+
+/// What one prompt has, or each prompt of a list.
+fn each(facts: &Facts, shape: Shape) -> Shape {
+    any_of([
+        shape.clone(),
+        list(shape.or_null())
+            .longer_than(0)
+            .up_to(facts.max_requests),
+    ])
+}
+
+pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+    let most = facts.max_requests;
+    let alternatives = facts.limits.max_logprobs;
+    let name = || text().up_to(facts.limits.max_extra_key_bytes);
+    let ids = || list(token_id()).up_to(alternatives);
+    let vectors = || list(list(number()));
+    let start = whole().at_least(-1).at_most(u32::MAX);
+    let fields = object()
+        .takes("text", any_of([text(), list(text()).longer_than(0).up_to(most)]).about("the prompt, or a list of prompts"))
+        .takes("input_ids", any_of([list(token_id()), list(list(token_id())).longer_than(0).up_to(most)]).about("the same as token ids"))
+        .takes("input_embeds", any_of([vectors(), list(vectors()).up_to(most)]).about("the same as vectors, each as long as the model's embeddings"))
+        .takes("sampling_params", each(facts, named("SamplingParams")).about("one for all prompts, or one for each"))
+        .takes("return_logprob", each(facts, flag()).about("false by default"))
+        .takes("logprob_start_len", each(facts, start).about("first position of the prompt whose log probability is wanted; -1, the default, wants none of them"))
+        .takes("top_logprobs_num", each(facts, whole().at_least(0).at_most(alternatives as u64)).about("alternatives of each token; 0 by default"))
+        .takes("token_ids_logprob", any_of([ids(), list(ids().or_null()).up_to(most)]).about("tokens whose log probabilities are wanted at every position"))
+        .takes("return_text_in_logprobs", flag().or(false))
+        .takes("stream", flag().or(false).about("answer with server-sent events, each with all of the output so far"))
+        .takes("rid", each(facts, shared::rid()))
+        .takes("extra_key", each(facts, name()).about("prompts share the prefix cache with those of the same key only"))
+        .takes("cache_salt", each(facts, name()).about("a secret: prompts share the prefix cache with those of the same salt only"))
+        .takes("session_params", session())
+        .and(shared::urgency());
+    let example = json!({"text": "Hello", "sampling_params": {"max_new_tokens": 8}});
+    describe(Group::SgLang, "Continue prompts, as SGLang has it")
+        .about("`text`, `input_ids` or `input_embeds` is required.")
+        .takes(fields.shape(), example)
+        .answers(any_of([named("Generated"), list(named("Generated"))]), "the output; a list of them for a list of prompts or several samples")
+        .streams("Generated", "With `stream`: the output so far, then `[DONE]`. `index` tells the outputs of a batch apart.")
+        .runs()
+        .done()
+}
+
+/// Which request of a session a call goes on from.
+fn session() -> Shape {
+    object()
+        .has(
+            "id",
+            text()
+                .up_to(crate::server::call::MAX_RID_BYTES)
+                .about("what `/open_session` answered"),
+        )
+        .takes(
+            "rid",
+            shared::rid().about("the request of the session that this one goes on from"),
+        )
+        .takes(
+            "offset",
+            integer::<i64>().about(
+                "keep only so many of the earlier tokens; negative: leave so many out at the end",
+            ),
+        )
+        .takes("replace", flag().or(false))
+        .takes("drop_previous_output", flag().or(false))
+        .shape()
+}
+
+/// The schemas of the native API.
+pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
+    let reason = any_of([
+        object()
+            .has("type", text())
+            .has("matched", any_of([token_id(), text()]).or_null())
+            .shape(),
+        object().has("type", text()).has("length", count()).shape(),
+        object().has("type", text()).has("message", text()).shape(),
+    ]);
+    let triple = || tuple([number().or_null(), token_id(), text().or_null()]);
+    let others = || list(list(triple()).or_null());
+    let meta = object()
+        .has("id", text())
+        .has("finish_reason", reason.or_null())
+        .has("prompt_tokens", count())
+        .has("completion_tokens", count())
+        .has("cached_tokens", count())
+        .has("num_retractions", count())
+        .has("weight_version", text())
+        .may_have("e2e_latency", number())
+        .may_have("input_token_logprobs", list(triple()))
+        .may_have("output_token_logprobs", list(triple()))
+        .may_have("input_top_logprobs", others())
+        .may_have("output_top_logprobs", others())
+        .may_have("input_token_ids_logprobs", others())
+        .may_have("output_token_ids_logprobs", others());
+    let generated = object()
+        .has("text", text())
+        .has("output_ids", list(token_id()))
+        .has("meta_info", meta.shape())
+        .may_have("index", count());
+    vec![("Generated", generated.shape())]
+}

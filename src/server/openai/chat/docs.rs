@@ -1,0 +1,286 @@
+//! What the document says of chat completions.
+
+use serde_json::json;
+use utoipa::openapi::path::Operation;
+
+use super::messages::ROLES;
+use super::reasoning::EFFORTS;
+use super::tools::{MAX_NAME_BYTES, MAX_TOOLS};
+use crate::server::openai::MAX_TOP_LOGPROBS;
+use crate::server::openai::docs::matched_stop;
+use crate::server::openapi::Facts;
+use crate::server::openapi::operation::{Group, describe};
+use crate::server::openapi::shape::{
+    ObjectShape, Shape, any_of, anything, count, flag, free_object, integer, list, name_of, named,
+    number, object, text, token_id, whole,
+};
+use crate::server::openapi::shared;
+
+pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+    let fields = prompt().and(shared::common(facts)).and(answer_fields());
+    let example = json!({
+        "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 16
+    });
+    describe(Group::OpenAi, "Continue a chat")
+        .takes(fields.shape(), example)
+        .answers(named("ChatCompletion"), "the completion, or its chunks")
+        .streams("ChatCompletionChunk", "With `stream`: chunks as events, then `[DONE]`. An error in the middle of a stream is an event with `error`.")
+        .runs()
+        .done()
+}
+
+/// What the prompt of a chat is made of.
+pub(in crate::server) fn prompt() -> ObjectShape {
+    object()
+        .has("messages", list(named("ChatMessage")).longer_than(0))
+        .takes(
+            "tools",
+            list(named("Tool"))
+                .up_to(MAX_TOOLS)
+                .about("functions that the model may call, of at most 4 MiB of JSON together"),
+        )
+        .takes("tool_choice", tool_choice())
+        .takes(
+            "parallel_tool_calls",
+            flag()
+                .or(true)
+                .about("false: at most one call in an answer"),
+        )
+        .takes(
+            "functions",
+            list(function())
+                .up_to(MAX_TOOLS)
+                .about("older name of `tools`"),
+        )
+        .takes(
+            "function_call",
+            any_of([text(), free_object()]).about("older name of `tool_choice`"),
+        )
+        .takes("chat_template_kwargs", template_kwargs())
+        .takes(
+            "add_generation_prompt",
+            flag()
+                .or(true)
+                .about("the assistant's answer begins behind the last message"),
+        )
+        .takes(
+            "continue_final_message",
+            flag()
+                .or(false)
+                .about("the last message, the assistant's, goes on"),
+        )
+        .and(reasoning())
+}
+
+/// The same, where a call may do without.
+pub(in crate::server) fn optional_prompt() -> ObjectShape {
+    let messages = list(named("ChatMessage")).longer_than(0);
+    let without = prompt().without(&["messages"]);
+    object().takes("messages", messages).and(without)
+}
+
+/// Variables of the chat template.
+pub(in crate::server) fn template_kwargs() -> Shape {
+    free_object().about("variables of the chat template")
+}
+
+/// How reasoning is asked for and shown.
+pub(in crate::server) fn reasoning() -> ObjectShape {
+    let wish = object()
+        .takes("effort", name_of(EFFORTS))
+        .takes("enabled", flag())
+        .takes("exclude", flag().about("do not send it"));
+    object()
+        .takes(
+            "reasoning_effort",
+            name_of(EFFORTS).about("told to the chat template"),
+        )
+        .takes(
+            "reasoning",
+            wish.shape().about("OpenRouter's names of the same"),
+        )
+        .takes(
+            "separate_reasoning",
+            flag()
+                .or(true)
+                .about("false leaves the reasoning in `content`"),
+        )
+        .takes(
+            "stream_reasoning",
+            flag()
+                .or(true)
+                .about("false sends the reasoning of a stream in one delta"),
+        )
+        .takes(
+            "include_reasoning",
+            flag().or(true).about("false does not send it"),
+        )
+}
+
+fn answer_fields() -> ObjectShape {
+    object()
+        .takes("max_tokens", count().about("most tokens to generate; as many as the context has room for if it is absent; 0 computes the prompt alone"))
+        .takes("max_completion_tokens", count().about("the same; it wins over `max_tokens`"))
+        .takes("logprobs", flag().or(false))
+        .takes("top_logprobs", whole().at_least(0).at_most(MAX_TOP_LOGPROBS).about("alternatives of each token; with `logprobs`"))
+        .takes("modalities", list(text()).up_to(1).about("`[\"text\"]`"))
+}
+
+fn tool_choice() -> Shape {
+    let by_name = object().has("name", text()).shape();
+    any_of([
+        name_of(["none", "auto", "required", ""]),
+        object()
+            .has("type", name_of(["function"]))
+            .may_have("function", by_name)
+            .may_have("name", text())
+            .shape(),
+        object()
+            .has("type", name_of(["allowed_tools"]))
+            .may_have("allowed_tools", free_object())
+            .shape(),
+        object().has("name", text()).shape(),
+    ])
+    .about("which tools may or must be called")
+}
+
+/// A function that the model may call.
+pub(in crate::server) fn function() -> Shape {
+    object()
+        .has(
+            "name",
+            text()
+                .longer_than(0)
+                .up_to(MAX_NAME_BYTES)
+                .like("^[A-Za-z0-9_.-]+$"),
+        )
+        .takes("description", text())
+        .takes("parameters", free_object().about("a JSON schema"))
+        .takes("strict", flag().about("hold the arguments to the schema"))
+        .shape()
+}
+
+fn message() -> Shape {
+    let part = object()
+        .has("type", name_of(["text", "refusal"]))
+        .may_have("text", text())
+        .may_have("refusal", text());
+    let function = object()
+        .has("name", text())
+        .takes("arguments", any_of([text(), free_object()]));
+    let call = object()
+        .takes("id", text())
+        .takes("type", name_of(["function"]))
+        .has("function", function.clone().shape());
+    object()
+        .has("role", name_of(ROLES))
+        .takes(
+            "content",
+            any_of([text(), list(part.shape())])
+                .about("a text or text parts; the user's messages must have it"),
+        )
+        .takes("name", anything())
+        .takes("refusal", text())
+        .takes(
+            "reasoning_content",
+            text().about("reasoning of an earlier answer"),
+        )
+        .takes("reasoning", text().about("the same"))
+        .takes("tool_calls", list(call.shape()))
+        .takes("tool_call_id", anything())
+        .takes("function_call", function.shape())
+        .shape()
+}
+
+/// The schemas of chats.
+pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
+    let tool = object()
+        .has("type", name_of(["function"]))
+        .has("function", function());
+    vec![
+        ("ChatMessage", message()),
+        ("Tool", tool.shape()),
+        ("ChatCompletion", completion()),
+        ("ChatCompletionChunk", chunk()),
+        ("TokenLogprob", token_logprob()),
+    ]
+}
+
+fn head(object_name: &str) -> ObjectShape {
+    object()
+        .has("id", text())
+        .has("object", name_of([object_name]))
+        .has("created", count())
+        .has("model", text())
+}
+
+fn details() -> ObjectShape {
+    let logprobs = object().has("content", list(named("TokenLogprob")));
+    object()
+        .has("logprobs", logprobs.shape().or_null())
+        .has("finish_reason", text().or_null())
+        .has("matched_stop", matched_stop())
+        .may_have("token_ids", list(token_id()))
+}
+
+fn reasoning_text() -> ObjectShape {
+    object()
+        .may_have("reasoning_content", text())
+        .may_have("reasoning", text())
+}
+
+fn completion() -> Shape {
+    let function = object().has("name", text()).has("arguments", text());
+    let call = object()
+        .has("id", text())
+        .has("type", name_of(["function"]))
+        .has("function", function.shape());
+    let message = object()
+        .has("role", name_of(["assistant"]))
+        .has("content", text().or_null())
+        .has("refusal", text().or_null())
+        .and(reasoning_text())
+        .may_have("tool_calls", list(call.shape()));
+    let choice = object()
+        .has("index", count())
+        .has("message", message.shape())
+        .and(details());
+    head("chat.completion")
+        .has("choices", list(choice.shape()))
+        .has("usage", named("Usage"))
+        .shape()
+}
+
+fn chunk() -> Shape {
+    let function = object().may_have("name", text()).has("arguments", text());
+    let call = object()
+        .has("index", count())
+        .may_have("id", text())
+        .may_have("type", name_of(["function"]))
+        .has("function", function.shape());
+    let delta = object()
+        .may_have("role", name_of(["assistant"]))
+        .may_have("content", text())
+        .and(reasoning_text())
+        .may_have("tool_calls", list(call.shape()));
+    let choice = object()
+        .has("index", count())
+        .has("delta", delta.shape())
+        .and(details());
+    head("chat.completion.chunk")
+        .has("choices", list(choice.shape()))
+        .has("usage", named("Usage").or_null())
+        .shape()
+}
+
+fn token_logprob() -> Shape {
+    let spelled = || {
+        object()
+            .has("token", text())
+            .has("logprob", number())
+            .has("bytes", list(integer::<u32>()))
+    };
+    spelled()
+        .has("top_logprobs", list(spelled().shape()))
+        .shape()
+}

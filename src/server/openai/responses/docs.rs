@@ -1,0 +1,406 @@
+//! What the document says of responses.
+
+use serde_json::json;
+use utoipa::openapi::path::Operation;
+
+use super::stored::{MAX_PAGE_ITEMS, PAGE_ITEMS};
+use crate::server::openai::MAX_TOP_LOGPROBS;
+use crate::server::openai::chat::docs::{reasoning, template_kwargs};
+use crate::server::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
+use crate::server::openapi::Facts;
+use crate::server::openapi::operation::{Group, describe};
+use crate::server::openapi::shape::{
+    ObjectShape, Shape, any_of, anything, count, flag, free_object, list, map_of, name_of, named,
+    number, object, text, whole,
+};
+use crate::server::openapi::shared;
+
+const ID: &str = "the id of a response that is kept";
+const UNKNOWN: &str = "no such response is kept";
+
+pub(in crate::server) fn operation(facts: &Facts) -> Operation {
+    describe(Group::OpenAi, "Create a response")
+        .takes(call(facts).shape(), example())
+        .answers(named("Response"), "the response, or its events")
+        .streams(
+            "ResponseEvent",
+            "With `stream`: OpenAI's events in their order, without `[DONE]`.",
+        )
+        .fails(
+            404,
+            "the input refers to an item that is not kept (`item_reference`)",
+        )
+        .runs()
+        .done()
+}
+
+pub(in crate::server) fn count_operation(facts: &Facts) -> Operation {
+    let counted = object()
+        .has("object", name_of(["response.input_tokens"]))
+        .has("input_tokens", count());
+    describe(
+        Group::OpenAi,
+        "Count the tokens that a response's prompt would have",
+    )
+    .takes(call(facts).shape(), example())
+    .answers(counted.shape(), "the count")
+    .fails(
+        404,
+        "the input refers to an item that is not kept (`item_reference`)",
+    )
+    .needs_engine("overloaded, or without an engine")
+    .done()
+}
+
+pub(in crate::server) fn read_operation(_: &Facts) -> Operation {
+    describe(Group::OpenAi, "A response that is kept")
+        .at("id", ID)
+        .query(
+            "stream",
+            name_of(["true", "false"]),
+            "`true` gets 400: events are not kept",
+        )
+        .answers(named("Response"), "the response")
+        .fails(400, "its events are asked for")
+        .fails(404, UNKNOWN)
+        .done()
+}
+
+pub(in crate::server) fn delete_operation(_: &Facts) -> Operation {
+    let deleted = object()
+        .has("id", text())
+        .has("object", name_of(["response"]))
+        .has("deleted", flag());
+    describe(Group::OpenAi, "Forget a response")
+        .at("id", ID)
+        .answers(deleted.shape(), "it is forgotten")
+        .fails(404, UNKNOWN)
+        .done()
+}
+
+pub(in crate::server) fn cancel_operation(_: &Facts) -> Operation {
+    describe(
+        Group::OpenAi,
+        "Cancel a response in the background, of which there are none",
+    )
+    .at("id", ID)
+    .fails(400, "the response is not in the background")
+    .fails(404, UNKNOWN)
+    .fails(415, "the body is not declared as JSON")
+    .done()
+}
+
+pub(in crate::server) fn items_operation(_: &Facts) -> Operation {
+    let limit = whole().at_least(1).at_most(MAX_PAGE_ITEMS as u64);
+    let page = object()
+        .has("object", name_of(["list"]))
+        .has("data", list(free_object()))
+        .has("first_id", text().or_null())
+        .has("last_id", text().or_null())
+        .has("has_more", flag());
+    describe(Group::OpenAi, "The items of a response's input")
+        .at("id", ID)
+        .query(
+            "limit",
+            limit.or(PAGE_ITEMS as u64),
+            "most items of the page",
+        )
+        .query(
+            "order",
+            name_of(["asc", "desc"]).or("desc"),
+            "`desc`: the newest first",
+        )
+        .query(
+            "after",
+            text(),
+            "the id of the item that the page goes on behind",
+        )
+        .answers(page.shape(), "a page")
+        .fails(400, "a parameter is not what it has to be")
+        .fails(404, "no such response is kept, or it has no such item")
+        .done()
+}
+
+fn example() -> serde_json::Value {
+    json!({"input": "Which seat is free?", "max_output_tokens": 16})
+}
+
+/// The fields of a request.
+fn call(facts: &Facts) -> ObjectShape {
+    let text_settings = object()
+        .takes("format", named("TextFormat"))
+        .takes("verbosity", shared::ignored());
+    let options = object().takes(
+        "prewarm",
+        flag().about("compute the prompt and generate nothing"),
+    );
+    object()
+        .takes(
+            "input",
+            any_of([text(), list(named("InputItem"))]).about("a text, or a list of items"),
+        )
+        .takes(
+            "instructions",
+            text().about("the system's words, for this response only"),
+        )
+        .takes(
+            "max_output_tokens",
+            count().about(
+                "most tokens to generate; as many as the context has room for if it is absent",
+            ),
+        )
+        .takes(
+            "previous_response_id",
+            text().about("go on behind that response's conversation"),
+        )
+        .takes("store", flag().or(true).about("keep the response"))
+        .takes("tools", list(tool()).up_to(MAX_TOOLS))
+        .takes(
+            "tool_choice",
+            any_of([name_of(["none", "auto", "required", ""]), free_object()]),
+        )
+        .takes("parallel_tool_calls", flag().or(true))
+        .takes("text", text_settings.shape())
+        .takes(
+            "include",
+            list(anything()).up_to(super::call::MAX_INCLUDES).about(
+                "`reasoning.encrypted_content`, `message.output_text.logprobs`; others are ignored",
+            ),
+        )
+        .takes(
+            "top_logprobs",
+            whole()
+                .at_least(0)
+                .at_most(MAX_TOP_LOGPROBS)
+                .about("alternatives of each token of the text"),
+        )
+        .takes(
+            "truncation",
+            name_of(["disabled", "auto"])
+                .about("changes nothing: a conversation that is too long gets 400"),
+        )
+        .takes(
+            "generate",
+            flag()
+                .or(true)
+                .about("false computes the prompt and generates nothing"),
+        )
+        .takes("prompt_cache_options", options.shape())
+        .takes("chat_template_kwargs", template_kwargs())
+        .takes(
+            "metadata",
+            anything().about("repeated in the response, of at most 16 KiB"),
+        )
+        .takes("user", anything().about("repeated in the response"))
+        .takes(
+            "safety_identifier",
+            anything().about("repeated in the response"),
+        )
+        .takes(
+            "prompt_cache_key",
+            anything().about("repeated in the response"),
+        )
+        .takes(
+            "max_tool_calls",
+            anything().about("repeated in the response"),
+        )
+        .and(reasoning())
+        .and(shared::common(facts).without(&["n"]))
+}
+
+fn tool() -> Shape {
+    let name = || text().longer_than(0).up_to(MAX_NAME_BYTES);
+    any_of([
+        object()
+            .has("type", name_of(["function"]))
+            .has("name", name())
+            .takes("description", text())
+            .takes("parameters", free_object())
+            .takes("strict", flag())
+            .shape(),
+        object()
+            .has("type", name_of(["custom"]))
+            .has("name", name())
+            .takes("description", text())
+            .takes("format", anything())
+            .shape(),
+        object()
+            .has("type", name_of(["namespace"]))
+            .has("name", name())
+            .has("tools", list(free_object()))
+            .shape(),
+        object()
+            .has("type", text().about("every other kind is left out"))
+            .shape(),
+    ])
+}
+
+fn content() -> Shape {
+    let part = object()
+        .has(
+            "type",
+            name_of([
+                "input_text",
+                "output_text",
+                "reasoning_text",
+                "summary_text",
+                "text",
+                "refusal",
+            ]),
+        )
+        .may_have("text", text())
+        .may_have("refusal", text());
+    any_of([text(), list(part.shape())])
+}
+
+fn input_item() -> Shape {
+    let of = |kind: &str| object().has("type", name_of([kind]));
+    any_of([
+        object()
+            .takes("type", name_of(["message"]))
+            .has(
+                "role",
+                name_of(["user", "assistant", "system", "developer"]),
+            )
+            .has("content", content())
+            .shape(),
+        of("function_call")
+            .has("call_id", text())
+            .has("name", text())
+            .takes("namespace", text())
+            .takes("arguments", text())
+            .shape(),
+        of("custom_tool_call")
+            .has("call_id", text())
+            .has("name", text())
+            .takes("namespace", text())
+            .has("input", text())
+            .shape(),
+        of("function_call_output")
+            .has("call_id", text())
+            .has("output", content())
+            .shape(),
+        of("custom_tool_call_output")
+            .has("call_id", text())
+            .has("output", content())
+            .shape(),
+        of("reasoning")
+            .takes("content", content())
+            .takes("encrypted_content", text())
+            .takes("summary", content())
+            .shape(),
+        of("item_reference").has("id", text()).shape(),
+        object()
+            .has(
+                "type",
+                text().about("items of tools that run at OpenAI, and compactions, are left out"),
+            )
+            .shape(),
+    ])
+}
+
+fn text_format() -> Shape {
+    any_of([
+        object()
+            .has("type", name_of(["text", "json_object"]))
+            .shape(),
+        object()
+            .has("type", name_of(["json_schema"]))
+            .takes("name", anything())
+            .takes("strict", flag())
+            .has("schema", any_of([free_object(), text()]))
+            .shape(),
+    ])
+}
+
+/// The schemas of responses.
+pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
+    let event = object()
+        .has(
+            "type",
+            text().about("`response.created`, `response.output_text.delta`, …"),
+        )
+        .has("sequence_number", count());
+    vec![
+        ("InputItem", input_item()),
+        ("TextFormat", text_format()),
+        ("Response", response()),
+        ("ResponseEvent", event.shape()),
+    ]
+}
+
+fn output_item() -> Shape {
+    let of = |kind: &str| {
+        object().has("type", name_of([kind])).has("id", text()).has(
+            "status",
+            name_of(["in_progress", "completed", "incomplete"]),
+        )
+    };
+    let output_text = object()
+        .has("type", name_of(["output_text"]))
+        .has("text", text())
+        .has("annotations", list(anything()))
+        .has("logprobs", list(named("TokenLogprob")));
+    let reasoning_text = object()
+        .has("type", name_of(["reasoning_text"]))
+        .has("text", text());
+    let call = |kind| {
+        of(kind)
+            .has("call_id", text())
+            .has("name", text())
+            .may_have("namespace", text())
+    };
+    any_of([
+        of("reasoning")
+            .has("summary", list(anything()))
+            .has("content", list(reasoning_text.shape()))
+            .has("encrypted_content", text().or_null())
+            .shape(),
+        of("message")
+            .has("role", name_of(["assistant"]))
+            .has("content", list(output_text.shape()))
+            .shape(),
+        call("function_call").has("arguments", text()).shape(),
+        call("custom_tool_call").has("input", text()).shape(),
+    ])
+}
+
+fn response() -> Shape {
+    let usage = object()
+        .has("input_tokens", count())
+        .has("input_tokens_details", map_of(count()))
+        .has("output_tokens", count())
+        .has("output_tokens_details", map_of(count()))
+        .has("total_tokens", count());
+    object()
+        .has("id", text())
+        .has("object", name_of(["response"]))
+        .has("created_at", count())
+        .has("completed_at", count().or_null())
+        .has(
+            "status",
+            name_of(["in_progress", "completed", "incomplete", "failed"]),
+        )
+        .has("error", free_object().or_null())
+        .has(
+            "incomplete_details",
+            object().has("reason", text()).shape().or_null(),
+        )
+        .has("output", list(output_item()))
+        .has("usage", usage.shape().or_null())
+        .has("model", text())
+        .has("instructions", text().or_null())
+        .has("previous_response_id", text().or_null())
+        .has("max_output_tokens", count().or_null())
+        .has("temperature", number())
+        .has("top_p", number())
+        .has("top_logprobs", count())
+        .has("store", flag())
+        .has("parallel_tool_calls", flag())
+        .has("text", free_object())
+        .has("tool_choice", anything())
+        .has("tools", list(anything()))
+        .has("reasoning", free_object())
+        .has("metadata", anything())
+        .shape()
+}

@@ -1,0 +1,26 @@
+//! The schemas that operations refer to by name.
+
+use utoipa::openapi::schema::ComponentsBuilder;
+
+use super::{Facts, shared};
+use crate::server::openai::responses;
+use crate::server::{anthropic, native, openai};
+
+pub(super) fn all(facts: &Facts) -> ComponentsBuilder {
+    let mut named = vec![
+        ("Error", shared::error()),
+        ("Usage", shared::usage()),
+        ("SamplingParams", shared::native_sampling(facts)),
+        ("ResponseFormat", shared::response_format()),
+        ("StructuredOutputs", shared::structured_outputs()),
+    ];
+    named.extend(native::components());
+    named.extend(openai::components(facts));
+    named.extend(openai::chat::components());
+    named.extend(responses::components());
+    named.extend(anthropic::components());
+    let named = named.into_iter();
+    named.fold(ComponentsBuilder::new(), |all, (name, shape)| {
+        all.schema(name, shape)
+    })
+}

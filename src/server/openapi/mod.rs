@@ -1,0 +1,215 @@
+//! `GET /openapi.json`: what the server takes and answers, as OpenAPI 3.1, and a page that shows it.
+//!
+//! Each operation is described beside its handler, with the constants that its handler reads by; routes and document come
+//! from one table (`endpoints`). Limits and defaults that can be configured are those of this server.
+
+mod components;
+pub(super) mod operation;
+pub(super) mod page;
+pub(super) mod shape;
+pub(super) mod shared;
+#[cfg(test)]
+mod tests;
+
+use actix_web::http::header::{CacheControl, CacheDirective};
+use actix_web::web::Data;
+use actix_web::{HttpRequest, HttpResponse};
+use serde_json::{Map, Value};
+use utoipa::openapi::path::{HttpMethod, Operation, PathItem, PathsBuilder};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
+use utoipa::openapi::tag::TagBuilder;
+use utoipa::openapi::{InfoBuilder, License, OpenApi, OpenApiBuilder, ServerBuilder};
+
+use super::endpoints::{self, Access, Endpoint};
+use super::error::{self, ApiError};
+use super::state::AppState;
+use super::track::label;
+use crate::model::generation::GenerationConfig;
+use crate::state::request_limits::RequestLimits;
+use crate::state::sampling::SamplingParams;
+use operation::{Group, describe, failure};
+use shape::free_object;
+
+const BEARER: &str = "bearer";
+const HEADER: &str = "x-api-key";
+const ADMIN: &str = "admin";
+
+const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's and SGLang's APIs. Every GET also answers HEAD. \
+    Null fields of a body count as absent; fields that nobody reads are ignored, unless they would change the answer. \
+    Pages of other sites are refused, unless `--allowed-origins` names them.";
+
+/// What the document says of one server.
+#[derive(Default)]
+pub(super) struct Facts {
+    /// How long the lists and names of a request may be.
+    pub(super) limits: RequestLimits,
+    /// Most prompts times samples of a call.
+    pub(super) max_requests: usize,
+    /// Sampling parameters of a call that names none, on the endpoints that take the model's.
+    pub(super) model_sampling: SamplingParams,
+    has_key: bool,
+    has_admin_key: bool,
+}
+
+impl Facts {
+    /// Those of a server; before its model is loaded, with the defaults of what comes with it.
+    pub(super) fn of(state: &AppState) -> Self {
+        let config = state.config();
+        let engine = state.slot().engine();
+        let limits = engine.map(|engine| *engine.request_limits());
+        let generation = engine.map(|engine| &engine.model().generation);
+        Self {
+            limits: limits.unwrap_or_default(),
+            max_requests: config.max_batch_requests,
+            model_sampling: generation.map(sampling_of).unwrap_or_default(),
+            has_key: config.api_key.is_some(),
+            has_admin_key: config.admin_api_key.is_some(),
+        }
+    }
+}
+
+fn sampling_of(model: &GenerationConfig) -> SamplingParams {
+    let plain = SamplingParams::default();
+    SamplingParams {
+        temperature: model.temperature.unwrap_or(plain.temperature),
+        top_p: model.top_p.unwrap_or(plain.top_p),
+        top_k: model.top_k.unwrap_or(plain.top_k),
+        min_p: model.min_p.unwrap_or(plain.min_p),
+        repetition_penalty: model.repetition_penalty.unwrap_or(plain.repetition_penalty),
+        ..plain
+    }
+}
+
+/// The parameters by name, as JSON has them.
+pub(super) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
+    // By way of the text, in which a number has as many digits as it needs.
+    let text = serde_json::to_string(sampling).expect("parameters have string keys only");
+    serde_json::from_str(&text).expect("parameters are an object")
+}
+
+/// Answers `GET /openapi.json`.
+pub(super) async fn json(
+    request: HttpRequest,
+    state: Data<AppState>,
+) -> Result<HttpResponse, ApiError> {
+    check_is_on(&request, &state)?;
+    let mut document = document(&Facts::of(&state));
+    // Mounted in a host's scope, the paths are below its own.
+    let scope = request.path().strip_suffix("/openapi.json");
+    if let Some(scope) = scope.filter(|scope| !scope.is_empty()) {
+        document.servers = Some(vec![ServerBuilder::new().url(scope).build()]);
+    }
+    let mut response = HttpResponse::Ok();
+    response.insert_header(CacheControl(vec![CacheDirective::NoCache]));
+    Ok(response.json(document))
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    describe(Group::Server, "This document")
+        .about("OpenAPI 3.1. Off with `--api-docs off`.")
+        .answers(free_object(), "the document")
+        .fails(404, "the document is off")
+        .done()
+}
+
+fn check_is_on(request: &HttpRequest, state: &AppState) -> Result<(), ApiError> {
+    match state.config().api_docs {
+        true => Ok(()),
+        false => Err(nothing_here(request)),
+    }
+}
+
+fn nothing_here(request: &HttpRequest) -> ApiError {
+    error::nothing_at(request.path())
+}
+
+/// The document of a server.
+pub(super) fn document(facts: &Facts) -> OpenApi {
+    let mut paths = PathsBuilder::new();
+    for endpoint in endpoints::all() {
+        let path = label(endpoint.path);
+        for (method, operate) in &endpoint.methods {
+            let mut operation = operate(facts);
+            operation.operation_id = Some(id_of(method, &path));
+            guard(&mut operation, &endpoint, facts);
+            paths = paths.path(&path, PathItem::new(method.clone(), operation));
+        }
+    }
+    let tags = Group::ALL.map(|(_, name, about)| {
+        TagBuilder::new()
+            .name(name)
+            .description(Some(about))
+            .build()
+    });
+    let info = InfoBuilder::new()
+        .title("Souffleur")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(ABOUT))
+        .license(Some(License::new(env!("CARGO_PKG_LICENSE"))));
+    OpenApiBuilder::new()
+        .info(info.build())
+        .paths(paths.build())
+        .components(Some(with_keys(components::all(facts))))
+        .tags(Some(tags))
+        .build()
+}
+
+fn with_keys(
+    components: utoipa::openapi::schema::ComponentsBuilder,
+) -> utoipa::openapi::schema::Components {
+    let bearer = |about: &str| {
+        let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer);
+        SecurityScheme::Http(scheme.description(Some(about)).build())
+    };
+    let header =
+        ApiKeyValue::with_description(HEADER, "`--api-key`, as Anthropic's clients send it");
+    components
+        .security_scheme(BEARER, bearer("`--api-key`"))
+        .security_scheme(HEADER, SecurityScheme::ApiKey(ApiKey::Header(header)))
+        .security_scheme(ADMIN, bearer("`--admin-api-key`, which opens every route"))
+        .build()
+}
+
+/// Adds what is asked of every request before its handler sees it.
+fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
+    let mut refuses = |status: &str, about: &str| {
+        let response = failure(endpoint.error, about);
+        operation
+            .responses
+            .responses
+            .insert(status.to_owned(), response.into());
+    };
+    refuses(
+        "403",
+        "a page of another site asks, or the server is asked under a name that is not its own",
+    );
+    if endpoint.access == Access::Open {
+        return;
+    }
+    refuses(
+        "401",
+        "the key is missing or wrong, where the server has one",
+    );
+    let needs_admin = endpoint.access == Access::Admin && facts.has_admin_key;
+    let mut keys = Vec::new();
+    if facts.has_key && !needs_admin {
+        keys.extend([BEARER, HEADER]);
+    }
+    if facts.has_admin_key && (facts.has_key || needs_admin) {
+        keys.push(ADMIN);
+    }
+    let keys = keys.into_iter();
+    let keys: Vec<_> = keys
+        .map(|key| SecurityRequirement::new(key, [""; 0]))
+        .collect();
+    operation.security = (!keys.is_empty()).then_some(keys);
+}
+
+/// An id that no other operation has.
+fn id_of(method: &HttpMethod, path: &str) -> String {
+    let method = endpoints::name(method).to_lowercase();
+    let path = path.replace(['{', '}'], "").replace(['/', '-', '.'], "_");
+    format!("{method}{path}")
+}

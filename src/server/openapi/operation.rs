@@ -1,0 +1,207 @@
+//! The description of one method of one path.
+
+use serde_json::Value;
+use utoipa::openapi::path::{Operation, OperationBuilder, ParameterBuilder, ParameterIn};
+use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
+
+use super::shape::{Shape, named, text};
+
+/// The groups that operations are shown in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Group {
+    OpenAi,
+    Anthropic,
+    SgLang,
+    Tokens,
+    Control,
+    Server,
+}
+
+impl Group {
+    pub(super) const ALL: [(Self, &'static str, &'static str); 6] = [
+        (
+            Self::OpenAi,
+            "OpenAI",
+            "OpenAI's API, with SGLang's and vLLM's additional fields",
+        ),
+        (Self::Anthropic, "Anthropic", "Anthropic's Messages"),
+        (Self::SgLang, "SGLang", "SGLang's native API"),
+        (Self::Tokens, "Tokens", "Text as tokens, and tokens as text"),
+        (
+            Self::Control,
+            "Control",
+            "What changes the server or what runs in it",
+        ),
+        (Self::Server, "Server", "Health, information and metrics"),
+    ];
+
+    fn name(self) -> &'static str {
+        let found = Self::ALL.into_iter().find(|(group, ..)| *group == self);
+        found.map_or("", |(_, name, _)| name)
+    }
+}
+
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+
+/// An operation that is being described.
+pub(in crate::server) struct Describe {
+    operation: OperationBuilder,
+    answer: ResponseBuilder,
+    /// The schema of its errors.
+    error: &'static str,
+}
+
+/// Begins the description of an operation.
+pub(in crate::server) fn describe(group: Group, summary: &str) -> Describe {
+    Describe {
+        operation: OperationBuilder::new()
+            .tag(group.name())
+            .summary(Some(summary)),
+        answer: ResponseBuilder::new(),
+        error: match group {
+            Group::Anthropic => "AnthropicError",
+            _ => "Error",
+        },
+    }
+}
+
+impl Describe {
+    /// More about it, in Markdown.
+    pub(in crate::server) fn about(mut self, text: &str) -> Self {
+        self.operation = self.operation.description(Some(text));
+        self
+    }
+
+    /// A part of the path.
+    pub(in crate::server) fn at(mut self, name: &str, about: &str) -> Self {
+        let parameter = ParameterBuilder::new()
+            .name(name)
+            .parameter_in(ParameterIn::Path)
+            .required(Required::True)
+            .description(Some(about))
+            .schema(Some(text().longer_than(0)));
+        self.operation = self.operation.parameter(parameter);
+        self
+    }
+
+    /// A parameter behind the path.
+    pub(in crate::server) fn query(mut self, name: &str, shape: Shape, about: &str) -> Self {
+        let parameter = ParameterBuilder::new()
+            .name(name)
+            .parameter_in(ParameterIn::Query)
+            .required(Required::False)
+            .description(Some(about))
+            .schema(Some(shape));
+        self.operation = self.operation.parameter(parameter);
+        self
+    }
+
+    /// A body of JSON, with an example of it.
+    pub(in crate::server) fn takes(mut self, body: Shape, example: Value) -> Self {
+        let content = ContentBuilder::new()
+            .schema(Some(body))
+            .example(Some(example));
+        let body = RequestBodyBuilder::new()
+            .content(JSON, content.build())
+            .required(Some(Required::True));
+        self.operation = self.operation.request_body(Some(body.build()));
+        self.fails(400, "a field, or the whole body, is not what it has to be: the message names it, the limit and what to do")
+            .fails(408, "the body did not arrive in time (`body_timeout_s`)")
+            .fails(413, "the body is larger than `max_body_bytes`")
+            .fails(415, "the body is not declared as JSON")
+    }
+
+    /// It answers with such JSON.
+    pub(in crate::server) fn answers(self, shape: Shape, about: &str) -> Self {
+        self.answers_as(JSON, shape, about)
+    }
+
+    /// It answers with something of this content type.
+    pub(in crate::server) fn answers_as(
+        mut self,
+        content_type: &str,
+        shape: Shape,
+        about: &str,
+    ) -> Self {
+        let content = ContentBuilder::new().schema(Some(shape)).build();
+        self.answer = self
+            .answer
+            .description(about)
+            .content(content_type, content);
+        self
+    }
+
+    /// With `stream`, it answers with server-sent events, each of which holds such JSON.
+    pub(in crate::server) fn streams(mut self, event: &str, about: &str) -> Self {
+        let about = format!("{about} The `data` of each is JSON of the schema `{event}`.");
+        let content = ContentBuilder::new().schema(Some(text().about(&about)));
+        self.answer = self.answer.content(EVENTS, content.build());
+        self
+    }
+
+    /// It answers without a body.
+    pub(in crate::server) fn answers_nothing(mut self, about: &str) -> Self {
+        self.answer = self.answer.description(about);
+        self
+    }
+
+    /// It answers 304 to those who have its answer already.
+    pub(in crate::server) fn may_not_change(mut self) -> Self {
+        let response = ResponseBuilder::new().description("nothing has changed");
+        self.operation = self.operation.response("304", response.build());
+        self
+    }
+
+    /// It fails with this status.
+    pub(in crate::server) fn fails(mut self, status: u16, about: &str) -> Self {
+        let response = failure(self.error, about);
+        self.operation = self.operation.response(status.to_string(), response);
+        self
+    }
+
+    /// It runs requests in the engine, with all that can go wrong there.
+    pub(in crate::server) fn runs(self) -> Self {
+        self.fails(500, "the request failed in the engine: `out_of_memory`, `nan_logits`, `slow_client`, `step_failed`")
+            .needs_engine("overloaded, out of time, aborted, or without an engine: come back after `Retry-After`")
+    }
+
+    /// It needs a loaded engine.
+    pub(in crate::server) fn needs_engine(self, about: &str) -> Self {
+        self.fails(503, about)
+    }
+
+    /// It opens a WebSocket.
+    pub(in crate::server) fn upgrades(mut self) -> Self {
+        let response = ResponseBuilder::new().description("the WebSocket is open");
+        self.operation = self.operation.response("101", response.build());
+        self.fails(400, "the request is no WebSocket handshake")
+            .fails(
+                426,
+                "the client speaks another version of the WebSocket protocol",
+            )
+            .fails(
+                503,
+                "too many WebSockets are open (`ws_max_connections`), or there is no engine",
+            )
+    }
+
+    pub(in crate::server) fn done(self) -> Operation {
+        let answer = self.answer.build();
+        let operation = match answer.description.is_empty() {
+            true => self.operation,
+            false => self.operation.response("200", answer),
+        };
+        operation.build()
+    }
+}
+
+/// The response of a failure.
+pub(super) fn failure(error: &str, about: &str) -> Response {
+    let content = ContentBuilder::new().schema(Some(named(error))).build();
+    ResponseBuilder::new()
+        .description(about)
+        .content(JSON, content)
+        .build()
+}

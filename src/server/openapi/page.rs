@@ -1,0 +1,190 @@
+//! `GET /docs`: the document as a page, by Swagger UI. Its files are in the binary, and it asks nobody but this server.
+
+use std::io::Read;
+
+use actix_web::http::header::{self, CacheControl, CacheDirective, EntityTag, Header, IfNoneMatch};
+use actix_web::web::{Data, Path};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
+use flate2::read::GzDecoder;
+use utoipa::openapi::path::Operation;
+
+use super::Facts;
+use super::operation::{Group, describe};
+use super::shape::text;
+use crate::server::error::ApiError;
+use crate::server::state::AppState;
+
+/// The version of Swagger UI.
+const VERSION: &str = "5.35.0";
+/// Seconds for which a browser may keep its files.
+const MAX_AGE_S: u32 = 3600;
+/// Scripts come from this server only. Swagger UI writes styles into its elements, and has small images in its style sheet.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const INDEX: &str = include_str!("page/index.html");
+const FILES: [File; 3] = [
+    File {
+        name: "page.js",
+        content_type: "text/javascript; charset=utf-8",
+        bytes: include_bytes!("page/page.js"),
+        is_packed: false,
+    },
+    File {
+        name: "swagger-ui-bundle.js",
+        content_type: "text/javascript; charset=utf-8",
+        bytes: include_bytes!("page/swagger-ui-bundle.js.gz"),
+        is_packed: true,
+    },
+    File {
+        name: "swagger-ui.css",
+        content_type: "text/css; charset=utf-8",
+        bytes: include_bytes!("page/swagger-ui.css.gz"),
+        is_packed: true,
+    },
+];
+
+/// A file that the page loads.
+struct File {
+    name: &'static str,
+    content_type: &'static str,
+    bytes: &'static [u8],
+    /// It is packed by gzip.
+    is_packed: bool,
+}
+
+/// Answers `GET /docs`.
+pub(in crate::server) async fn index(
+    request: HttpRequest,
+    state: Data<AppState>,
+) -> Result<HttpResponse, ApiError> {
+    super::check_is_on(&request, &state)?;
+    let mut response = guarded();
+    response.insert_header(CacheControl(vec![CacheDirective::NoCache]));
+    response.content_type("text/html; charset=utf-8");
+    Ok(response.body(INDEX))
+}
+
+/// Answers `GET /docs/{file}`.
+pub(in crate::server) async fn file(
+    request: HttpRequest,
+    state: Data<AppState>,
+    name: Path<String>,
+) -> Result<HttpResponse, ApiError> {
+    super::check_is_on(&request, &state)?;
+    let file = FILES.iter().find(|file| file.name == *name);
+    let file = file.ok_or_else(|| super::nothing_here(&request))?;
+    let tag = EntityTag::new_weak(format!("{VERSION}-{}", env!("CARGO_PKG_VERSION")));
+    let mut response = match is_known(&request, &tag) {
+        true => HttpResponse::NotModified(),
+        false => HttpResponse::Ok(),
+    };
+    guard(&mut response);
+    response.insert_header(header::ETag(tag.clone()));
+    response.insert_header(CacheControl(vec![CacheDirective::MaxAge(MAX_AGE_S)]));
+    response.insert_header((header::VARY, "accept-encoding"));
+    if is_known(&request, &tag) {
+        return Ok(response.finish());
+    }
+    response.content_type(file.content_type);
+    if !file.is_packed {
+        return Ok(response.body(file.bytes));
+    }
+    if takes_gzip(&request) {
+        response.insert_header((header::CONTENT_ENCODING, "gzip"));
+        return Ok(response.body(file.bytes));
+    }
+    Ok(response.body(file.unpacked()))
+}
+
+impl File {
+    fn unpacked(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let read = GzDecoder::new(self.bytes).read_to_end(&mut bytes);
+        read.expect("the binary's own files are whole");
+        bytes
+    }
+}
+
+fn is_known(request: &HttpRequest, tag: &EntityTag) -> bool {
+    match IfNoneMatch::parse(request) {
+        Ok(IfNoneMatch::Any) => request.headers().contains_key(header::IF_NONE_MATCH),
+        Ok(IfNoneMatch::Items(known)) => known.iter().any(|known| known.weak_eq(tag)),
+        Err(_) => false,
+    }
+}
+
+fn takes_gzip(request: &HttpRequest) -> bool {
+    let accepted = request.headers().get_all(header::ACCEPT_ENCODING);
+    let mut accepted = accepted.filter_map(|value| value.to_str().ok());
+    accepted.any(|value| value.split(',').any(is_gzip))
+}
+
+/// True of `gzip`, unless its weight is 0.
+fn is_gzip(coding: &str) -> bool {
+    let mut parts = coding.split(';').map(str::trim);
+    let is_gzip = parts
+        .next()
+        .is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
+    let weight = parts.find_map(|part| part.strip_prefix("q="));
+    is_gzip && weight.is_none_or(|weight| weight.parse().is_ok_and(|weight: f32| weight > 0.0))
+}
+
+fn guarded() -> HttpResponseBuilder {
+    let mut response = HttpResponse::Ok();
+    guard(&mut response);
+    response
+}
+
+fn guard(response: &mut HttpResponseBuilder) {
+    response.insert_header((header::CONTENT_SECURITY_POLICY, POLICY));
+    response.insert_header((header::X_CONTENT_TYPE_OPTIONS, "nosniff"));
+    response.insert_header((header::REFERRER_POLICY, "no-referrer"));
+}
+
+pub(in crate::server) fn index_operation(_: &Facts) -> Operation {
+    describe(Group::Server, "This document as a page")
+        .about("Swagger UI. Off with `--api-docs off`.")
+        .answers_as("text/html", text(), "the page")
+        .fails(404, "the page is off")
+        .done()
+}
+
+pub(in crate::server) fn file_operation(_: &Facts) -> Operation {
+    describe(Group::Server, "A file of the page")
+        .at("file", "its name")
+        .answers_as("text/javascript", text(), "a script")
+        .answers_as("text/css", text(), "the style sheet")
+        .may_not_change()
+        .fails(404, "the page has no such file, or is off")
+        .done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_whole_and_of_the_version_that_is_named() {
+        for file in FILES.iter().filter(|file| file.is_packed) {
+            let text = String::from_utf8(file.unpacked()).expect("it is text");
+            assert!(text.len() > 100_000, "{}", file.name);
+            let is_script = file.name.ends_with(".js");
+            assert!(!is_script || text.contains(VERSION), "{}", file.name);
+        }
+        assert!(include_str!("page/README.md").contains(VERSION));
+    }
+
+    #[test]
+    fn gzip_is_sent_to_those_who_take_it() {
+        for (coding, takes) in [
+            ("gzip", true),
+            (" GZIP;q=0.5", true),
+            ("gzip; q=0", false),
+            ("br", false),
+            ("x-gzip2", false),
+        ] {
+            assert_eq!(is_gzip(coding), takes, "{coding}");
+        }
+    }
+}

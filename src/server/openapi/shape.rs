@@ -1,0 +1,359 @@
+//! Schemas of what endpoints read and write. Those of fields that are read say what [`Field`](crate::field::Field) and
+//! [`Fields`](crate::server::fields::Fields) take.
+
+use serde_json::{Map, Number, Value};
+use utoipa::openapi::schema::{
+    AdditionalProperties, AnyOf, AnyOfBuilder, Array, ArrayBuilder, Object, ObjectBuilder, Schema,
+    SchemaType, Type,
+};
+use utoipa::openapi::{Ref, RefOr};
+
+use crate::field::Integer;
+
+/// The schema of one value.
+#[derive(Clone)]
+pub(in crate::server) struct Shape(RefOr<Schema>);
+
+impl From<Shape> for RefOr<Schema> {
+    fn from(shape: Shape) -> Self {
+        shape.0
+    }
+}
+
+/// A value that can be anything.
+pub(in crate::server) fn anything() -> Shape {
+    Shape(
+        ObjectBuilder::new()
+            .schema_type(SchemaType::AnyValue)
+            .into(),
+    )
+}
+
+/// Any string.
+pub(in crate::server) fn text() -> Shape {
+    plain(Type::String)
+}
+
+/// One of these strings.
+pub(in crate::server) fn name_of<'a>(names: impl IntoIterator<Item = &'a str>) -> Shape {
+    let names = names.into_iter().map(Value::from).collect();
+    text().edit(|object| object.enum_values = Some(names))
+}
+
+/// True or false.
+pub(in crate::server) fn flag() -> Shape {
+    plain(Type::Boolean)
+}
+
+/// Any number.
+pub(in crate::server) fn number() -> Shape {
+    plain(Type::Number)
+}
+
+/// A whole number without bounds.
+pub(in crate::server) fn whole() -> Shape {
+    plain(Type::Integer)
+}
+
+/// A count, or a limit of tokens: what is beyond every limit is cut to it.
+pub(in crate::server) fn count() -> Shape {
+    whole().at_least(0)
+}
+
+/// A whole number in the bounds of its type.
+pub(in crate::server) fn integer<T: Integer>() -> Shape {
+    let bounds = T::BOUNDS;
+    whole().at_least(*bounds.start()).at_most(*bounds.end())
+}
+
+/// A token's id.
+pub(in crate::server) fn token_id() -> Shape {
+    integer::<u32>()
+}
+
+/// A number of seconds above 0.
+pub(in crate::server) fn seconds() -> Shape {
+    number().above(0)
+}
+
+/// A list of such items.
+pub(in crate::server) fn list(items: Shape) -> Shape {
+    Shape(ArrayBuilder::new().items(items.0).into())
+}
+
+/// A list with exactly these items, none of which is [`named`].
+pub(in crate::server) fn tuple<const N: usize>(items: [Shape; N]) -> Shape {
+    let items = items.map(|item| Schema::from(item.0));
+    let array = ArrayBuilder::new().prefix_items(items);
+    let array = array.items(utoipa::openapi::schema::ArrayItems::False);
+    Shape(array.min_items(Some(N)).max_items(Some(N)).into())
+}
+
+/// A value of at least one of these.
+pub(in crate::server) fn any_of<const N: usize>(shapes: [Shape; N]) -> Shape {
+    let shapes = shapes.into_iter();
+    Shape(
+        shapes
+            .fold(AnyOfBuilder::new(), |any, shape| any.item(shape.0))
+            .into(),
+    )
+}
+
+/// The schema of this name among the document's components.
+pub(in crate::server) fn named(component: &str) -> Shape {
+    Shape(Ref::from_schema_name(component).into())
+}
+
+/// An object whose fields have any names.
+pub(in crate::server) fn map_of(values: Shape) -> Shape {
+    plain(Type::Object).edit(|object| {
+        object.additional_properties = Some(Box::new(AdditionalProperties::RefOr(values.0)));
+    })
+}
+
+/// An object of which nothing is known.
+pub(in crate::server) fn free_object() -> Shape {
+    plain(Type::Object)
+}
+
+fn plain(kind: Type) -> Shape {
+    Shape(ObjectBuilder::new().schema_type(kind).into())
+}
+
+impl Shape {
+    /// With a description, in Markdown.
+    pub(in crate::server) fn about(mut self, text: &str) -> Self {
+        let text = text.to_owned();
+        match &mut self.0 {
+            RefOr::Ref(reference) => reference.description = text,
+            RefOr::T(Schema::Object(object)) => object.description = Some(text),
+            RefOr::T(Schema::Array(array)) => array.description = Some(text),
+            RefOr::T(Schema::AnyOf(any)) => any.description = Some(text),
+            RefOr::T(Schema::OneOf(_) | Schema::AllOf(_)) => (),
+        }
+        self
+    }
+
+    /// With the value that an absent field stands for.
+    pub(in crate::server) fn or(mut self, default: impl Into<Value>) -> Self {
+        let default = Some(default.into());
+        match &mut self.0 {
+            RefOr::Ref(reference) => reference.default = default,
+            RefOr::T(Schema::Object(object)) => object.default = default,
+            RefOr::T(Schema::Array(array)) => array.default = default,
+            RefOr::T(Schema::AnyOf(any)) => any.default = default,
+            RefOr::T(Schema::OneOf(_) | Schema::AllOf(_)) => (),
+        }
+        self
+    }
+
+    pub(in crate::server) fn at_least(self, least: impl Bound) -> Self {
+        self.edit(|object| object.minimum = Some(least.into_number()))
+    }
+
+    pub(in crate::server) fn at_most(self, most: impl Bound) -> Self {
+        self.edit(|object| object.maximum = Some(most.into_number()))
+    }
+
+    pub(in crate::server) fn above(self, bound: impl Bound) -> Self {
+        self.edit(|object| object.exclusive_minimum = Some(bound.into_number()))
+    }
+
+    /// A string of at least so many characters, or a list of at least so many items.
+    pub(in crate::server) fn longer_than(self, length: usize) -> Self {
+        let least = Some(length + 1);
+        self.edit_lengths(
+            |object| object.min_length = least,
+            |array| array.min_items = least,
+        )
+    }
+
+    /// A string of at most so many characters, or a list of at most so many items. Strings whose bytes are limited have no
+    /// more characters.
+    pub(in crate::server) fn up_to(self, length: usize) -> Self {
+        let most = Some(length);
+        self.edit_lengths(
+            |object| object.max_length = most,
+            |array| array.max_items = most,
+        )
+    }
+
+    /// An object of at most so many fields.
+    pub(in crate::server) fn fields_up_to(self, most: usize) -> Self {
+        self.edit(|object| object.max_properties = Some(most))
+    }
+
+    /// A string that this expression matches.
+    pub(in crate::server) fn like(self, pattern: &str) -> Self {
+        self.edit(|object| object.pattern = Some(pattern.to_owned()))
+    }
+
+    /// An object whose fields have such names, which are not [`named`].
+    pub(in crate::server) fn with_names(self, names: Self) -> Self {
+        self.edit(|object| object.property_names = Some(Box::new(names.0.into())))
+    }
+
+    /// Null, or this.
+    pub(in crate::server) fn or_null(mut self) -> Self {
+        match &mut self.0 {
+            RefOr::T(Schema::Object(Object {
+                schema_type,
+                enum_values,
+                ..
+            })) => {
+                add_null(schema_type);
+                if let Some(values) = enum_values {
+                    values.push(Value::Null);
+                }
+                self
+            }
+            RefOr::T(Schema::Array(Array { schema_type, .. })) => {
+                add_null(schema_type);
+                self
+            }
+            RefOr::T(Schema::AnyOf(AnyOf { items, .. })) => {
+                items.push(plain(Type::Null).0);
+                self
+            }
+            RefOr::Ref(reference) => {
+                let about = std::mem::take(&mut reference.description);
+                let default = reference.default.take();
+                let any = any_of([self, plain(Type::Null)]);
+                let any = if about.is_empty() {
+                    any
+                } else {
+                    any.about(&about)
+                };
+                match default {
+                    Some(default) => any.or(default),
+                    None => any,
+                }
+            }
+            RefOr::T(Schema::OneOf(_) | Schema::AllOf(_)) => self,
+        }
+    }
+
+    fn edit(mut self, edit: impl FnOnce(&mut Object)) -> Self {
+        if let RefOr::T(Schema::Object(object)) = &mut self.0 {
+            edit(object);
+        }
+        self
+    }
+
+    fn edit_lengths(
+        mut self,
+        of_text: impl FnOnce(&mut Object),
+        of_list: impl FnOnce(&mut Array),
+    ) -> Self {
+        match &mut self.0 {
+            RefOr::T(Schema::Object(object)) => of_text(object),
+            RefOr::T(Schema::Array(array)) => of_list(array),
+            _ => (),
+        }
+        self
+    }
+}
+
+fn add_null(kind: &mut SchemaType) {
+    match kind {
+        SchemaType::Type(only) => *kind = SchemaType::Array(vec![only.clone(), Type::Null]),
+        SchemaType::Array(kinds) => kinds.push(Type::Null),
+        SchemaType::AnyValue => (),
+    }
+}
+
+/// A bound of a number.
+pub(in crate::server) trait Bound {
+    fn into_number(self) -> utoipa::Number;
+}
+
+impl<T: Into<Number>> Bound for T {
+    fn into_number(self) -> utoipa::Number {
+        let number = self.into();
+        let signed = number.as_i64().and_then(|it| isize::try_from(it).ok());
+        let unsigned = number.as_u64().and_then(|it| usize::try_from(it).ok());
+        match (signed, unsigned) {
+            (Some(signed), _) => utoipa::Number::Int(signed),
+            (None, Some(unsigned)) => utoipa::Number::UInt(unsigned),
+            (None, None) => utoipa::Number::Float(number.as_f64().unwrap_or_default()),
+        }
+    }
+}
+
+/// The schema of an object, field by field.
+#[derive(Clone, Default)]
+pub(in crate::server) struct ObjectShape {
+    fields: Vec<(String, Shape)>,
+    required: Vec<String>,
+    is_closed: bool,
+}
+
+/// An object without fields. Fields that it does not name are ignored.
+pub(in crate::server) fn object() -> ObjectShape {
+    ObjectShape::default()
+}
+
+impl ObjectShape {
+    /// A field that may be absent or null, which is the same.
+    pub(in crate::server) fn takes(mut self, name: &str, shape: Shape) -> Self {
+        self.fields.push((name.to_owned(), shape.or_null()));
+        self
+    }
+
+    /// A field that is always there.
+    pub(in crate::server) fn has(mut self, name: &str, shape: Shape) -> Self {
+        self.required.push(name.to_owned());
+        self.fields.push((name.to_owned(), shape));
+        self
+    }
+
+    /// A field of an answer that may be absent.
+    pub(in crate::server) fn may_have(mut self, name: &str, shape: Shape) -> Self {
+        self.fields.push((name.to_owned(), shape));
+        self
+    }
+
+    /// The fields of both.
+    pub(in crate::server) fn and(mut self, other: Self) -> Self {
+        self.fields.extend(other.fields);
+        self.required.extend(other.required);
+        self
+    }
+
+    /// With what absent fields stand for, where `defaults` names it.
+    pub(in crate::server) fn with_defaults(mut self, defaults: &Map<String, Value>) -> Self {
+        for (name, shape) in &mut self.fields {
+            if let Some(default) = defaults.get(name).filter(|value| !value.is_null()) {
+                *shape = shape.clone().or(default.clone());
+            }
+        }
+        self
+    }
+
+    /// Without some of the fields.
+    pub(in crate::server) fn without(mut self, names: &[&str]) -> Self {
+        self.fields
+            .retain(|(name, _)| !names.contains(&name.as_str()));
+        self
+    }
+
+    /// Fields that it does not name are refused.
+    pub(in crate::server) fn nothing_else(mut self) -> Self {
+        self.is_closed = true;
+        self
+    }
+
+    pub(in crate::server) fn shape(self) -> Shape {
+        let mut object = ObjectBuilder::new().schema_type(Type::Object);
+        for (name, shape) in self.fields {
+            object = object.property(name, shape);
+        }
+        for name in self.required {
+            object = object.required(name);
+        }
+        if self.is_closed {
+            object = object.additional_properties(Some(AdditionalProperties::FreeForm(false)));
+        }
+        Shape(object.into())
+    }
+}

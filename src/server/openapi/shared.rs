@@ -1,0 +1,348 @@
+//! Schemas that the calls of several endpoints share.
+
+use super::shape::{
+    ObjectShape, Shape, any_of, anything, count, flag, free_object, integer, list, map_of, name_of,
+    named, number, object, seconds, text, token_id, whole,
+};
+use super::{Facts, by_name};
+use crate::server::call::MAX_RID_BYTES;
+use crate::server::constraint::MAX_PATTERN_BYTES;
+use crate::state::sampling::{MAX_SAMPLES, SamplingParams};
+
+/// A text, or token ids, or a list of either.
+pub(in crate::server) fn prompts(facts: &Facts) -> Shape {
+    let most = facts.max_requests;
+    any_of([
+        text(),
+        list(text()).longer_than(0).up_to(most),
+        list(token_id()).longer_than(0),
+        list(list(token_id())).longer_than(0).up_to(most),
+    ])
+}
+
+/// Anything, which is not looked at.
+pub(in crate::server) fn ignored() -> Shape {
+    anything().about("accepted and ignored")
+}
+
+/// The id of a request.
+pub(in crate::server) fn rid() -> Shape {
+    text()
+        .longer_than(0)
+        .up_to(MAX_RID_BYTES)
+        .about("the request's id, of at most 256 bytes; a random one if it is absent. Two requests of one id cannot run at once")
+}
+
+/// The names of models, of which there is one.
+pub(in crate::server) fn model() -> Shape {
+    text().about("any name: the loaded model serves every request")
+}
+
+/// The fields that say how soon a request is served.
+pub(in crate::server) fn urgency() -> ObjectShape {
+    object()
+        .takes(
+            "priority",
+            integer::<i64>()
+                .about("larger values are served first, where the server runs with priorities"),
+        )
+        .takes(
+            "waiting_timeout",
+            seconds().about(
+                "seconds that the request may wait for its first step: then it fails with 503",
+            ),
+        )
+        .takes(
+            "running_timeout",
+            seconds().about("seconds that the request may run: then it fails with 503"),
+        )
+}
+
+/// The fields that say with whom a prompt's cache is shared.
+pub(in crate::server) fn namespace(facts: &Facts) -> ObjectShape {
+    let most = facts.limits.max_extra_key_bytes;
+    object()
+        .takes(
+            "extra_key",
+            text()
+                .up_to(most)
+                .about("prompts share the prefix cache with those of the same key only"),
+        )
+        .takes(
+            "cache_salt",
+            text()
+                .up_to(most)
+                .about("a secret: prompts share the prefix cache with those of the same salt only"),
+        )
+}
+
+/// Sampling parameters that have the same name everywhere, with their defaults.
+fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
+    let limits = &facts.limits;
+    let penalty = || number().at_least(-2).at_most(2);
+    let stop = || text().up_to(limits.max_stop_bytes);
+    let biases = map_of(number())
+        .with_names(text().like("^[0-9]+$"))
+        .fields_up_to(limits.max_logit_bias);
+    let fields = object()
+        .takes(
+            "temperature",
+            number().at_least(0).about("0 takes the most likely token"),
+        )
+        .takes(
+            "top_p",
+            number()
+                .above(0)
+                .at_most(1)
+                .about("least probability mass that is kept"),
+        )
+        .takes(
+            "top_k",
+            any_of([whole().at_least(-1).at_most(-1), whole().at_least(1)])
+                .about("most likely tokens that are kept; -1 keeps all"),
+        )
+        .takes(
+            "min_p",
+            number()
+                .at_least(0)
+                .at_most(1)
+                .about("tokens less likely than this times the most likely one are dropped"),
+        )
+        .takes(
+            "frequency_penalty",
+            penalty().about("subtracted for each earlier occurrence in the output"),
+        )
+        .takes(
+            "presence_penalty",
+            penalty().about("subtracted if the token occurs in the output"),
+        )
+        .takes(
+            "repetition_penalty",
+            number()
+                .above(0)
+                .at_most(2)
+                .about("divides the logits of tokens seen in prompt or output"),
+        )
+        .takes(
+            "logit_bias",
+            biases.about("added to the logits of tokens, by their ids"),
+        )
+        .takes(
+            "stop",
+            any_of([stop(), list(stop()).up_to(limits.max_stop_strings)])
+                .about("strings that end the output"),
+        )
+        .takes(
+            "stop_token_ids",
+            list(token_id())
+                .up_to(limits.max_stop_token_ids)
+                .about("tokens that end the output"),
+        )
+        .takes("n", samples())
+        .takes(
+            "ignore_eos",
+            flag().about("go on after the end of the text"),
+        )
+        .takes(
+            "skip_special_tokens",
+            flag().about("leave special tokens out of the text"),
+        )
+        .takes("spaces_between_special_tokens", flag())
+        .takes(
+            "no_stop_trim",
+            flag().about("keep the stop string or stop token in the output"),
+        );
+    fields.with_defaults(&by_name(defaults))
+}
+
+fn samples() -> Shape {
+    whole()
+        .at_least(1)
+        .at_most(MAX_SAMPLES)
+        .about("samples of each prompt")
+}
+
+/// SGLang's `sampling_params`, which take no other fields.
+pub(in crate::server) fn native_sampling(facts: &Facts) -> Shape {
+    let plain = SamplingParams::default();
+    let lengths = object()
+        .takes(
+            "max_new_tokens",
+            count().about("most tokens to generate; 0 computes the prompt alone"),
+        )
+        .takes(
+            "min_new_tokens",
+            count().about("tokens before which the output cannot end"),
+        )
+        .takes("sampling_seed", seed())
+        .with_defaults(&by_name(&plain));
+    let hints = object().takes(
+        "stream_interval",
+        whole()
+            .at_least(1)
+            .at_most(i64::MAX)
+            .about("accepted and ignored"),
+    );
+    let fields = lengths.and(sampling(facts, &plain)).and(hints);
+    fields.and(sglang_constraints()).nothing_else().shape()
+}
+
+fn seed() -> Shape {
+    whole()
+        .at_least(i64::MIN)
+        .at_most(u64::MAX)
+        .about("seed of the draws, of 64 bits; a random one if it is absent")
+}
+
+/// What all of OpenAI's endpoints that generate read alike.
+pub(in crate::server) fn common(facts: &Facts) -> ObjectShape {
+    let options = object()
+        .takes(
+            "include_usage",
+            flag().about("one more chunk at the end, with the counts"),
+        )
+        .takes(
+            "continuous_usage_stats",
+            flag().about("counts in every chunk"),
+        );
+    object()
+        .takes("model", model())
+        .and(sampling(facts, &facts.model_sampling))
+        .takes("seed", seed())
+        .takes(
+            "min_tokens",
+            count()
+                .or(0)
+                .about("tokens before which the output cannot end"),
+        )
+        .takes(
+            "include_stop_str_in_output",
+            flag().or(false).about("vLLM's name of `no_stop_trim`"),
+        )
+        .takes(
+            "stream",
+            flag().or(false).about("answer with server-sent events"),
+        )
+        .takes("stream_options", options.shape())
+        .takes(
+            "return_token_ids",
+            flag().or(false).about("`token_ids` in every choice"),
+        )
+        .takes("rid", rid())
+        .and(namespace(facts))
+        .and(urgency())
+        .and(constraints())
+}
+
+/// Fields that constrain the answer, of which a call has one at most.
+fn constraints() -> ObjectShape {
+    object()
+        .takes("response_format", named("ResponseFormat"))
+        .and(sglang_constraints())
+        .takes("structured_outputs", named("StructuredOutputs"))
+        .takes(
+            "guided_json",
+            schema_or_text().about("vLLM's older name of `structured_outputs.json`"),
+        )
+        .takes("guided_json_object", flag())
+        .takes("guided_regex", text())
+        .takes("guided_grammar", text())
+        .takes("guided_choice", list(text()))
+        .takes("guided_whitespace_pattern", text().up_to(MAX_PATTERN_BYTES))
+}
+
+fn sglang_constraints() -> ObjectShape {
+    object()
+        .takes(
+            "json_schema",
+            schema_or_text().about("the output is JSON by this schema"),
+        )
+        .takes("regex", text().about("the output matches this expression"))
+        .takes("ebnf", text().about("the output follows this grammar"))
+        .takes(
+            "structural_tag",
+            schema_or_text().about("parts of the output between tags have a structure"),
+        )
+}
+
+/// An object, or its JSON in a text.
+fn schema_or_text() -> Shape {
+    any_of([free_object(), text()])
+}
+
+/// OpenAI's `response_format`.
+pub(super) fn response_format() -> Shape {
+    let schema = object()
+        .may_have("name", anything())
+        .takes(
+            "strict",
+            flag().about("allow no properties but those that the schema names"),
+        )
+        .has("schema", schema_or_text());
+    any_of([
+        object().has("type", name_of(["text"])).shape(),
+        object()
+            .has("type", name_of(["json_object"]))
+            .takes("schema", schema_or_text())
+            .shape(),
+        object()
+            .has("type", name_of(["json_schema"]))
+            .has("json_schema", schema.shape())
+            .shape(),
+        object().has("type", name_of(["structural_tag"])).shape(),
+    ])
+}
+
+/// vLLM's `structured_outputs`.
+pub(super) fn structured_outputs() -> Shape {
+    object()
+        .takes("json", schema_or_text())
+        .takes("json_object", flag())
+        .takes("regex", text())
+        .takes("choice", list(text()))
+        .takes("grammar", text())
+        .takes("structural_tag", schema_or_text())
+        .takes("whitespace_pattern", text().up_to(MAX_PATTERN_BYTES))
+        .takes("disable_any_whitespace", flag())
+        .takes("disable_additional_properties", flag())
+        .takes("disable_fallback", ignored())
+        .nothing_else()
+        .shape()
+}
+
+/// OpenAI's error.
+pub(super) fn error() -> Shape {
+    let error = object()
+        .has(
+            "message",
+            text().about("what is wrong, with the value, the limit and what to do"),
+        )
+        .has(
+            "type",
+            name_of([
+                "invalid_request_error",
+                "service_unavailable_error",
+                "server_error",
+            ]),
+        )
+        .has("param", text().or_null().about("the field that is wrong"))
+        .has("code", text().about("stable name of the error"));
+    object().has("error", error.shape()).shape()
+}
+
+/// OpenAI's counts of tokens.
+pub(super) fn usage() -> Shape {
+    object()
+        .has("prompt_tokens", count())
+        .has("completion_tokens", count())
+        .has("total_tokens", count())
+        .has(
+            "prompt_tokens_details",
+            object().has("cached_tokens", count()).shape(),
+        )
+        .has(
+            "completion_tokens_details",
+            object().has("reasoning_tokens", count()).shape(),
+        )
+        .shape()
+}

@@ -1,0 +1,45 @@
+//! Schemathesis makes calls of the server's document, valid and invalid ones, and looks at the answers: none is an error of
+//! the server, and none has a status, a content type or a body that the document does not tell of.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::binary::Binary;
+use crate::python::interpreter;
+
+const ADMIN_KEY: &str = "sk-of-the-admin";
+/// Sets how many calls are made up for each operation.
+const EXAMPLES: &str = "SOUFFLEUR_SCHEMATHESIS_EXAMPLES";
+const FEW_EXAMPLES: &str = "6";
+const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
+
+#[test]
+fn no_answer_is_an_error_of_the_server_or_one_that_the_document_does_not_tell() {
+    let Some(python) = interpreter() else {
+        return;
+    };
+    let server = Binary::start(&["--admin-api-key", ADMIN_KEY]);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/schemathesis");
+    let mut run = Command::new(python);
+    run.args(["-B", "-m", "schemathesis.cli", "run"])
+        .arg(format!("{}/openapi.json", server.url))
+        .args(["--header", &format!("Authorization: Bearer {ADMIN_KEY}")])
+        .args(["--checks", CHECKS])
+        // What comes during a pause waits for its end.
+        .args(["--exclude-path", "/pause_generation"])
+        .args(["--phases", "examples,coverage,fuzzing"])
+        .args(["--seed", "1", "--generation-database", "none"])
+        .args(["--suppress-health-check", "all", "--warnings", "off"])
+        .args(["--request-timeout", "60", "--no-color"])
+        .arg("--max-examples")
+        .arg(std::env::var(EXAMPLES).unwrap_or_else(|_| FEW_EXAMPLES.to_owned()))
+        .current_dir(&folder)
+        .env("SCHEMATHESIS_HOOKS", "hooks");
+    for name in ["http_proxy", "https_proxy", "all_proxy"] {
+        run.env_remove(name).env_remove(name.to_uppercase());
+    }
+    let output = run.output().expect("the interpreter runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\nserver:\n{}", server.log());
+    server.stop();
+}

@@ -1,0 +1,46 @@
+"""Keeps the calls that schemathesis makes short: few tokens, few samples, and no time limits that a call could miss."""
+
+import schemathesis
+
+MAX_TOKENS = 8
+MAX_SAMPLES = 2
+# The largest `n` that the server takes: a larger one must be refused, so it stays.
+MAX_TAKEN_SAMPLES = 128
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
+# A call that misses a limit of its own gets 503, as it should.
+TIMES = ("waiting_timeout", "running_timeout")
+# What generates as long as it can where no limit is sent.
+UNLIMITED = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/responses": "max_output_tokens",
+}
+
+
+def is_above(value, limit):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > limit
+
+
+def shorten(body):
+    for name in TIMES:
+        if is_above(body.get(name), 0):
+            del body[name]
+    for name in LIMITS:
+        if is_above(body.get(name), MAX_TOKENS):
+            body[name] = MAX_TOKENS
+    if is_above(body.get("n"), MAX_SAMPLES) and body["n"] <= MAX_TAKEN_SAMPLES:
+        body["n"] = MAX_SAMPLES
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    if not isinstance(case.body, dict):
+        return
+    shorten(case.body)
+    params = case.body.get("sampling_params")
+    for inside in params if isinstance(params, list) else [params]:
+        if isinstance(inside, dict):
+            shorten(inside)
+    limit = UNLIMITED.get(case.operation.path)
+    if limit and case.body.get(limit) is None:
+        case.body[limit] = MAX_TOKENS
