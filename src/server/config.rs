@@ -21,6 +21,9 @@ const MAX_SESSIONS: usize = 1 << 16;
 /// Each is a request of its connection.
 const MAX_LANES: usize = 1 << 12;
 
+/// What asks so often that its lines would be all of the log.
+const PROBES: [&str; 4] = ["/health", "/health_generate", "/ready", "/metrics"];
+
 const SERVER: Flag = Flag::under("Server");
 const RARE: Flag = SERVER.rare();
 const WEBSOCKET: Flag = Flag::under("WebSocket").rare();
@@ -126,6 +129,12 @@ keys! {
         /// Seconds that running requests may go on once the server is told to stop.
         #[flag(SERVER.takes("SECONDS").alias("shutdown-timeout-s"))]
         shutdown_deadline_s: u32 = 30,
+        /// Whether each HTTP request gets a line in the log, at level info, with its id, status and duration.
+        #[flag(SERVER)]
+        access_log: bool = true,
+        /// Comma-separated routes that are left out of the access log and of traces.
+        #[flag(RARE.takes("ROUTES").alias("disable-access-log-for-endpoints"))]
+        access_log_exclude: Vec<String> = PROBES.map(str::to_owned).into(),
         /// Comma-separated web origins, besides the server's own, whose pages may send requests, such as
         /// `https://chat.example`; * allows all.
         #[flag(SERVER.takes("ORIGINS"))]

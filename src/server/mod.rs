@@ -16,6 +16,7 @@ mod constraint;
 mod debug;
 mod encode;
 mod error;
+mod exchange;
 mod fields;
 mod flush;
 mod generate;
@@ -39,6 +40,7 @@ mod spelling;
 mod sse;
 mod state;
 mod tokenize;
+mod traces;
 mod track;
 mod transcript;
 mod whole;
@@ -59,6 +61,7 @@ pub use error::ApiError;
 pub use key::ApiKey;
 use openai::responses;
 pub use state::{AppState, EngineSlot, RenderMetrics};
+pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish};
 
 /// Mounts all endpoints. Those that probes and Prometheus ask need no key. Pages of other sites and hosts that are not
 /// the server's own are refused on all of them, as the state's configuration says.
@@ -240,6 +243,7 @@ pub async fn run(
     let app_state = state.clone();
     let app = move || {
         let fallback = web::to(error::not_found).wrap(from_fn(guard::check));
+        let fallback = fallback.wrap(from_fn(track::track));
         App::new()
             .app_data(app_state.clone())
             .configure(routes)

@@ -17,6 +17,7 @@ mod openai;
 mod overload;
 mod pause;
 mod policy;
+mod request_ids;
 mod responses;
 mod responses_websocket;
 #[allow(dead_code, reason = "shared with the tests of clients")]
