@@ -29,6 +29,8 @@ mod methods;
 mod native;
 mod open_requests;
 mod openai;
+#[cfg(feature = "otlp")]
+pub mod otlp;
 mod pause;
 mod policy;
 mod probe;

@@ -14,6 +14,8 @@ mod messages;
 mod misses;
 mod native;
 mod openai;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod overload;
 mod pause;
 mod policy;
