@@ -1,6 +1,7 @@
 //! What a client asks for and what it gets back: the engine's public data types.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::error::RequestError;
 use crate::ids::RequestId;
@@ -236,6 +237,19 @@ pub struct Usage {
     pub num_retractions: u32,
 }
 
+/// When a request passed its stations in the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timings {
+    /// Its prompt was encoded, and it went to the queue.
+    pub queued: Instant,
+    /// It left the queue for the first time.
+    pub admitted: Option<Instant>,
+    /// Its first token was there.
+    pub first_token: Option<Instant>,
+    /// Its terminal event was made.
+    pub ended: Instant,
+}
+
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
@@ -245,6 +259,8 @@ pub struct Finished {
     pub reason: FinishReason,
     /// Seconds from intake to the end.
     pub e2e_latency_s: f64,
+    /// When the request passed its stations; none if it was cancelled before its prompt was encoded.
+    pub timings: Option<Timings>,
     /// The prompt's tokens; none if the request was cancelled before they were known.
     pub prompt: Arc<[u32]>,
     /// The embedding of the prompt, if the request asked for it and was not cancelled: one value for each of the hidden size,

@@ -3,6 +3,7 @@
 //! Messages are plain data. Buffers, pages, rows and locks move inside them; `Debug` prints counts.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use actix::{Message, Recipient};
 use serde::Serialize;
@@ -10,7 +11,7 @@ use serde::Serialize;
 use crate::actors::call::Prompts;
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
-use crate::ids::{RequestId, StepId};
+use crate::ids::{IntakeId, RequestId, StepId};
 use crate::request::{CancelFlag, GenerateRequest};
 use crate::sink::EventSink;
 use crate::state::cache::namespace::Namespace;
@@ -76,6 +77,8 @@ pub struct TokensReady {
     pub batch: Vec<RequestTokens>,
     /// For the diagnosis of misses: admissions and evictions since the last such message, in their order.
     pub prefixes: Vec<PrefixEvent>,
+    /// Requests that left the queue for the first time since the last such message, and when.
+    pub admissions: Vec<(IntakeId, Instant)>,
 }
 
 /// Host or server -> Tokenizer, rare: where a request's prompt left the tree, and why. `None` for an id that is

@@ -16,6 +16,7 @@ use crate::actors::messages::{
     SetPolicy, StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix, UnpinSoftly,
 };
 use crate::error::RequestError;
+use crate::ids::IntakeId;
 use crate::metrics::SchedulerMetrics;
 use crate::record::RecordedScheduler;
 use crate::state::scheduler::{CacheFlushed, Next};
@@ -52,6 +53,8 @@ pub struct Scheduler {
     /// By number, in order.
     flushes_asked: Vec<(u64, oneshot::Sender<CacheFlushed>)>,
     drains: Vec<oneshot::Sender<()>>,
+    /// To be told with the next tokens, which come later than an admission.
+    admissions: Vec<(IntakeId, Instant)>,
     /// Query tokens of the steps under way: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
     /// There was work since the last step ended: the executor's wait for the next one is overhead.
@@ -75,6 +78,7 @@ impl Scheduler {
             pins_asked: FxHashMap::default(),
             flushes_asked: Vec::new(),
             drains: Vec::new(),
+            admissions: Vec::new(),
             step_tokens: std::collections::VecDeque::new(),
             had_work: false,
             started: Instant::now(),
@@ -107,6 +111,19 @@ impl Scheduler {
         std::ops::ControlFlow::Continue(())
     }
 
+    fn note_first_admissions(&mut self) {
+        let admitted = self.state.take_first_admissions();
+        if admitted.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let now_s = (now - self.started).as_secs_f64();
+        for first in admitted {
+            self.metrics.queue_time(now_s - first.submitted_s);
+            self.admissions.push((first.intake, now));
+        }
+    }
+
     /// One plan carries out every flush up to a number.
     fn tell_flushed(&mut self) {
         for (number, flushed) in self.state.take_flushed() {
@@ -123,7 +140,12 @@ impl Scheduler {
         let batch = self.state.take_news();
         let prefixes = self.state.take_prefix_events();
         if !batch.is_empty() || !prefixes.is_empty() {
-            self.links.tokenizer.post(TokensReady { batch, prefixes });
+            let admissions = std::mem::take(&mut self.admissions);
+            self.links.tokenizer.post(TokensReady {
+                batch,
+                prefixes,
+                admissions,
+            });
         }
         if self.state.is_idle() {
             self.had_work = false;
@@ -224,10 +246,7 @@ impl Handler<Posted<Box<StepPlanned>>> for Scheduler {
         let next = self.state.step_planned(*planned);
         // `Nothing` here closes the plan; there may be another one to open all the same.
         let _ = self.dispatch(next);
-        let now_s = self.started.elapsed().as_secs_f64();
-        for submitted_s in self.state.take_first_admissions() {
-            self.metrics.queue_time(now_s - submitted_s);
-        }
+        self.note_first_admissions();
         for (pin, tokens) in self.state.take_pinned() {
             if let Some(asked) = self.pins_asked.remove(&pin) {
                 let _ = asked.send(tokens);

@@ -33,6 +33,7 @@ mod signals;
 mod simulate;
 mod statistics;
 mod telemetry;
+mod traces;
 
 const ORDER: &str = "\
 Every flag except --config can also be set by an environment variable (--page-size: SOUFFLEUR_PAGE_SIZE) or by a key in

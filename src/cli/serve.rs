@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use super::failure::Failure;
 use super::output::say;
 use super::signals::Signals;
+use super::traces::{self, Tracing};
 use super::{local, plan, telemetry};
 use crate::cli::settings::Settings;
 
@@ -29,7 +30,12 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let metrics = telemetry::install_recorder()?;
     let listener = listen(&settings.server)?;
     let start = || start_on_thread(settings.engine);
-    System::new().block_on(serve(settings.server, start, listener, metrics, began))
+    let traces = traces::start(&settings.server)?;
+    let traced = traces.clone();
+    let serving = serve(settings.server, start, listener, metrics, traced, began);
+    let served = System::new().block_on(serving);
+    traces.end();
+    served
 }
 
 fn listen(config: &ServerConfig) -> Result<TcpListener, Failure> {
@@ -49,6 +55,7 @@ async fn serve(
     start: impl FnOnce() -> Starting,
     listener: TcpListener,
     metrics: PrometheusHandle,
+    traces: Tracing,
     began: Instant,
 ) -> Result<(), Failure> {
     let mut signals =
@@ -58,7 +65,8 @@ async fn serve(
     keep_up(metrics.clone());
     let slot = EngineSlot::default();
     let render = Arc::new(move || with_counter_types(&metrics.render()));
-    let state = Data::new(AppState::new(server_config, slot.clone(), render));
+    let state = AppState::new(server_config, slot.clone(), render);
+    let state = Data::new(traces.installed_in(state));
     let (stop, stopped) = oneshot::channel::<()>();
     let mut serving = rt::spawn(server::run(listener, state, async {
         let _ = stopped.await;
@@ -255,7 +263,8 @@ mod tests {
             }
         });
         let began = Instant::now();
-        let served = serve(server_config, start, listener, metrics, began);
+        let traces = Tracing::default();
+        let served = serve(server_config, start, listener, metrics, traces, began);
         let Err(Failure::Failed(reason)) = System::new().block_on(served) else {
             panic!("it must not end well");
         };

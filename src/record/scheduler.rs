@@ -17,7 +17,7 @@ use crate::state::cache::prefix_history::PrefixEvent;
 use crate::state::control::Plans;
 use crate::state::plan::StepPlanned;
 use crate::state::plan::probe::PrefixesProbed;
-use crate::state::scheduler::news::RequestTokens;
+use crate::state::scheduler::news::{FirstAdmission, RequestTokens};
 use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
 use crate::state::step::{RowResult, StepOutput};
@@ -254,7 +254,7 @@ impl RecordedScheduler {
     }
 
     /// See [`Scheduler::take_first_admissions`]. Decides nothing, and is not written.
-    pub fn take_first_admissions(&mut self) -> Vec<f64> {
+    pub fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         self.state.take_first_admissions()
     }
 

@@ -1,5 +1,6 @@
 //! The server's configuration.
 
+use actix_web::http::Uri;
 use actix_web::http::uri::Authority;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,9 @@ const MAX_SESSIONS: usize = 1 << 16;
 
 /// Each is a request of its connection.
 const MAX_LANES: usize = 1 << 12;
+
+/// What asks so often that its lines would be all of the log.
+const PROBES: [&str; 4] = ["/health", "/health_generate", "/ready", "/metrics"];
 
 const SERVER: Flag = Flag::under("Server");
 const RARE: Flag = SERVER.rare();
@@ -137,6 +141,22 @@ keys! {
         /// Seconds that running requests may go on once the server is told to stop.
         #[flag(SERVER.takes("SECONDS").alias("shutdown-timeout-s"))]
         shutdown_deadline_s: u32 = 30,
+        /// Whether each HTTP request gets a line in the log, at level info, with its id, status and duration.
+        #[flag(SERVER)]
+        access_log: bool = true,
+        /// Comma-separated routes that are left out of the access log and of traces.
+        #[flag(RARE.takes("ROUTES").alias("disable-access-log-for-endpoints"))]
+        access_log_exclude: Vec<String> = PROBES.map(str::to_owned).into(),
+        /// Whether each HTTP request becomes a trace, which goes to an OpenTelemetry collector; needs a build with the
+        /// feature `otlp`.
+        ///
+        /// Without `--otlp-traces-endpoint`, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT say where it
+        /// is; the default is `http://localhost:4318`.
+        #[flag(RARE)]
+        enable_trace: bool = false,
+        /// URL to which traces are sent as protobuf, such as `http://localhost:4318/v1/traces`; turns `--enable-trace` on.
+        #[flag(RARE.takes("URL"))]
+        otlp_traces_endpoint: Option<String> = None,
         /// Comma-separated web origins, besides the server's own, whose pages may send requests, such as
         /// `https://chat.example`; * allows all.
         #[flag(SERVER.takes("ORIGINS"))]
@@ -196,7 +216,38 @@ impl ServerConfig {
                 format!("is {bodies}, must be at least four times max_body_bytes: {least}");
             return Err(out_of_range("max_bodies_bytes", reason));
         }
+        self.validate_traces()?;
         self.validate_guards()
+    }
+
+    /// True if requests are to be traced.
+    pub fn traces_requests(&self) -> bool {
+        self.enable_trace || self.otlp_traces_endpoint.is_some()
+    }
+
+    fn validate_traces(&self) -> Result<(), ConfigError> {
+        if self.traces_requests() && !cfg!(feature = "otlp") {
+            let key = match self.enable_trace {
+                true => "enable_trace",
+                false => "otlp_traces_endpoint",
+            };
+            let reason = "needs a build with traces: cargo build --release --features otlp";
+            return Err(out_of_range(key, reason.to_owned()));
+        }
+        let Some(endpoint) = &self.otlp_traces_endpoint else {
+            return Ok(());
+        };
+        let url = endpoint.parse::<Uri>().ok();
+        let is_url = url.is_some_and(|url| {
+            matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some()
+        });
+        match is_url {
+            true => Ok(()),
+            false => Err(out_of_range(
+                "otlp_traces_endpoint",
+                format!("is {endpoint:?}, must be a URL such as http://localhost:4318/v1/traces"),
+            )),
+        }
     }
 
     fn validate_guards(&self) -> Result<(), ConfigError> {
@@ -272,6 +323,33 @@ mod tests {
                 assert!(error.reason.contains(part), "{}", error.reason);
             }
             (error, expected) => panic!("{error:?} instead of {expected:?}"),
+        }
+    }
+
+    #[test]
+    #[cfg(not(feature = "otlp"))]
+    fn traces_are_refused_by_a_build_without_them() {
+        let expected = |key| Some((key, "--features otlp"));
+        check(
+            |config| config.enable_trace = true,
+            expected("enable_trace"),
+        );
+        let endpoint = Some("http://localhost:4318/v1/traces".to_owned());
+        let expected = expected("otlp_traces_endpoint");
+        check(|config| config.otlp_traces_endpoint = endpoint, expected);
+    }
+
+    #[test]
+    #[cfg(feature = "otlp")]
+    fn an_endpoint_of_traces_is_a_url() {
+        let with = |endpoint: &str| {
+            let endpoint = Some(endpoint.to_owned());
+            move |config: &mut ServerConfig| config.otlp_traces_endpoint = endpoint
+        };
+        check(with("http://localhost:4318/v1/traces"), None);
+        check(with("https://[::1]/"), None);
+        for bad in ["localhost:4317", "grpc://localhost:4317", "/v1/traces", ""] {
+            check(with(bad), Some(("otlp_traces_endpoint", "must be a URL")));
         }
     }
 

@@ -10,6 +10,7 @@ use futures_util::stream::{self, SelectAll, Stream};
 use super::answers::AnswerCharge;
 use super::budget::{BodyCharge, Charges};
 use super::error::ApiError;
+use super::exchange::Observed;
 use super::open_requests::Listed;
 use super::state::AppState;
 use super::transcript::{News, Transcript};
@@ -28,6 +29,7 @@ pub(super) struct Lane {
     _request_charge: Option<Arc<BodyCharge>>,
     /// The memory of the call's answers.
     answer: Option<AnswerCharge>,
+    observed: Observed,
     _listed: Listed,
 }
 
@@ -42,16 +44,20 @@ impl Lane {
         let answer = state
             .answers()
             .charge(&requests, engine.model().context_length)?;
-        let generations = engine.generate_all(requests)?;
-        let lane = |generation: Generation| Self {
+        let mut observed = Observed::open_all(&requests, &engine.model().served_model_name);
+        let generations = engine.generate_all(requests).inspect_err(|error| {
+            observed.iter_mut().for_each(|one| one.fail(error));
+        })?;
+        let lane = |(generation, observed): (Generation, Observed)| Self {
             _listed: state.open_requests().list(generation.canceller()),
             prompt_charge: None,
             _request_charge: None,
             answer: answer.clone(),
             generation,
             max_logprob_entries,
+            observed,
         };
-        Ok(generations.into_iter().map(lane).collect())
+        Ok(generations.into_iter().zip(observed).map(lane).collect())
     }
 
     pub(super) fn max_logprob_entries(&self) -> usize {
@@ -82,7 +88,9 @@ impl Lane {
         let lost = || Event::Failed(RequestError::EngineDown("the request was lost".to_owned()));
         let event = self.generation.next().await;
         self.prompt_charge = None;
-        event.unwrap_or_else(lost)
+        let event = event.unwrap_or_else(lost);
+        self.observed.hear(&event);
+        event
     }
 
     /// Keeps what comes until the end. `kept` counts the log probabilities of all lanes of the call.

@@ -17,6 +17,7 @@ mod debug;
 mod encode;
 mod endpoints;
 mod error;
+mod exchange;
 mod fields;
 mod flush;
 mod generate;
@@ -30,6 +31,8 @@ mod native;
 mod open_requests;
 mod openai;
 mod openapi;
+#[cfg(feature = "otlp")]
+pub mod otlp;
 mod pause;
 mod policy;
 mod probe;
@@ -41,6 +44,7 @@ mod spelling;
 mod sse;
 mod state;
 mod tokenize;
+mod traces;
 mod track;
 mod transcript;
 mod whole;
@@ -60,6 +64,7 @@ pub use config::{ReasoningField, ServerConfig};
 pub use error::ApiError;
 pub use key::ApiKey;
 pub use state::{AppState, EngineSlot, RenderMetrics};
+pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish};
 
 /// Mounts all endpoints. Those that probes and Prometheus ask need no key. Pages of other sites and hosts that are not
 /// the server's own are refused on all of them, as the state's configuration says.
@@ -185,6 +190,7 @@ pub async fn run(
     let app_state = state.clone();
     let app = move || {
         let fallback = web::to(error::not_found).wrap(from_fn(guard::check));
+        let fallback = fallback.wrap(from_fn(track::track));
         App::new()
             .app_data(app_state.clone())
             .configure(routes)

@@ -16,6 +16,7 @@ use super::openai::responses::ResponseStore;
 use super::probe::Probe;
 use super::sessions::SessionStore;
 use super::spelling::Spelling;
+use super::traces::Traces;
 use crate::engine::EngineHandle;
 use crate::error::RequestError;
 use crate::metrics::in_order;
@@ -76,6 +77,7 @@ pub struct AppState {
     counting: Semaphore,
     websockets: AtomicUsize,
     probe: Probe,
+    traces: Option<Arc<dyn Traces>>,
     draining: watch::Sender<bool>,
     started_unix_s: u64,
 }
@@ -97,8 +99,17 @@ impl AppState {
             open_requests: OpenRequests::default(),
             websockets: AtomicUsize::new(0),
             probe: Probe::default(),
+            traces: None,
             draining: watch::Sender::new(false),
             started_unix_s: now.map_or(0, |now| now.as_secs()),
+        }
+    }
+
+    /// The same, whose requests are traced.
+    pub fn with_traces(self, traces: Arc<dyn Traces>) -> Self {
+        Self {
+            traces: Some(traces),
+            ..self
         }
     }
 
@@ -140,6 +151,10 @@ impl AppState {
 
     pub(super) fn drain_signal(&self) -> watch::Receiver<bool> {
         self.draining.subscribe()
+    }
+
+    pub(super) fn traces(&self) -> Option<&dyn Traces> {
+        self.traces.as_deref()
     }
 
     pub(super) fn render_metrics(&self) -> String {

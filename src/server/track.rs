@@ -1,45 +1,65 @@
-//! SGLang's HTTP metrics: requests, responses and requests under way, by route and method.
+//! What surrounds every request: its id, SGLang's HTTP metrics by route and method, its line in the access log, its trace.
 
+use std::cell::Cell;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use actix_web::HttpResponse;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::Method;
+use actix_web::http::header::HeaderValue;
 use actix_web::middleware::Next;
 use actix_web::web::Bytes;
 use metrics::{Gauge, counter, gauge};
 
-/// Counts one request. Its body counts as part of it, so a stream is under way until its end.
+use super::exchange::{Ended, Exchange, X_REQUEST_ID};
+
+/// Counts one request and gives its answer an id. Its body counts as part of it, so a stream is under way until its end.
 pub(super) async fn track(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
     // The route's pattern, never the path: labels must be bounded.
-    let endpoint = request.match_pattern();
-    let endpoint = endpoint.map_or_else(|| "unknown".to_owned(), |pattern| label(&pattern));
+    let route = request.match_pattern().map(|pattern| label(&pattern));
+    let exchange = Exchange::begin(&request, route.as_deref());
+    let mut open = Open::new(exchange.clone());
+    let endpoint = route.unwrap_or_else(|| "unknown".to_owned());
     let method = method_label(request.method());
     let labels = [
         ("endpoint", endpoint.clone()),
         ("method", method.to_owned()),
     ];
     counter!("sglang:http_requests_total", &labels).increment(1);
-    let active = Active::enter(gauge!("sglang:http_requests_active", &labels));
-    let result = next.call(request).await;
+    open.active = Some(Active::enter(gauge!(
+        "sglang:http_requests_active",
+        &labels
+    )));
+    let result = exchange.scope(next.call(request)).await;
     let status = match &result {
         Ok(response) => response.status(),
         Err(error) => error.as_response_error().status_code(),
     };
+    open.ended.status = Some(status.as_u16());
     let status = ("status_code", status.as_str().to_owned());
     let [endpoint, method] = labels;
     counter!("sglang:http_responses_total", &[endpoint, status, method]).increment(1);
-    Ok(result?.map_body(|_, body| {
-        Tracked {
-            body: body.boxed(),
-            _active: active,
+    match result {
+        Ok(response) => {
+            let (request, response) = response.into_parts();
+            Ok(ServiceResponse::new(request, open.into_body_of(response)))
         }
-        .boxed()
-    }))
+        // Refused on the way to the handler; the answer is made further out.
+        Err(mut error) => {
+            let open = Cell::new(Some(open));
+            error.add_response_mapper(move |response| match open.take() {
+                Some(open) => open.into_body_of(response),
+                None => response,
+            });
+            Err(error)
+        }
+    }
 }
 
 /// The pattern with `{id}` in place of `{id:.*}`: what a name may look like says nothing on a metrics page.
@@ -84,9 +104,53 @@ impl Drop for Active {
     }
 }
 
+/// Until the last byte is with the connection, or nobody wants it: then it tells the exchange.
+struct Open {
+    exchange: Arc<Exchange>,
+    ended: Ended,
+    active: Option<Active>,
+}
+
+impl Open {
+    fn new(exchange: Arc<Exchange>) -> Self {
+        let ended = Ended {
+            status: None,
+            bytes: 0,
+            is_whole: false,
+        };
+        Self {
+            exchange,
+            ended,
+            active: None,
+        }
+    }
+
+    /// The answer with its id, and open until the end of its body.
+    fn into_body_of(mut self, response: HttpResponse<impl MessageBody + 'static>) -> HttpResponse {
+        response.map_body(|head, body| {
+            let id = HeaderValue::from_str(self.exchange.request_id());
+            let id = id.expect("ids are printable ASCII");
+            head.headers.insert(X_REQUEST_ID, id);
+            self.ended.is_whole = matches!(body.size(), BodySize::None | BodySize::Sized(0));
+            Tracked {
+                body: body.boxed(),
+                open: self,
+            }
+            .boxed()
+        })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.exchange.end(self.ended);
+    }
+}
+
+/// Its fields are dropped in this order: what works for the body has ended before the exchange does.
 struct Tracked {
     body: BoxBody,
-    _active: Active,
+    open: Open,
 }
 
 impl MessageBody for Tracked {
@@ -100,7 +164,19 @@ impl MessageBody for Tracked {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        Pin::new(&mut self.body).poll_next(cx)
+        let size = self.body.size();
+        let polled = Pin::new(&mut self.body).poll_next(cx);
+        let ended = &mut self.open.ended;
+        match &polled {
+            Poll::Ready(Some(Ok(bytes))) => {
+                ended.bytes += bytes.len() as u64;
+                // Nobody asks for more when all of a known size is there.
+                ended.is_whole = size == BodySize::Sized(bytes.len() as u64);
+            }
+            Poll::Ready(None) => ended.is_whole = true,
+            Poll::Ready(Some(Err(_))) | Poll::Pending => (),
+        }
+        polled
     }
 }
 

@@ -94,6 +94,18 @@ fn values_out_of_range_are_one_line_and_exit_code_2() {
 }
 
 #[test]
+#[cfg(not(feature = "otlp"))]
+fn traces_in_a_build_without_them_are_refused_with_the_feature() {
+    let endpoint = "http://localhost:4318/v1/traces";
+    for args in [
+        &["--enable-trace"][..],
+        &["--otlp-traces-endpoint", endpoint],
+    ] {
+        check_failure(args, 2, &[args[0], "--features otlp"]);
+    }
+}
+
+#[test]
 fn unknown_policies_are_refused_before_anything_is_printed() {
     for (flag, value, known) in [
         ("--schedule-policy", "sjf", "fcfs, lpm"),

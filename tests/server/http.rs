@@ -120,6 +120,16 @@ pub fn read_response(stream: TcpStream) -> Response {
     response
 }
 
+/// The head of a response, whose body is left alone.
+pub fn read_head_of(stream: TcpStream) -> Response {
+    let (status, headers) = read_head(&mut BufReader::new(stream));
+    Response {
+        status,
+        headers,
+        body: String::new(),
+    }
+}
+
 fn read_head(reader: &mut BufReader<TcpStream>) -> (u16, Vec<(String, String)>) {
     let mut line = String::new();
     reader.read_line(&mut line).expect("a status line arrives");

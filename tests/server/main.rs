@@ -17,9 +17,12 @@ mod misses;
 mod native;
 mod openai;
 mod openapi;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod overload;
 mod pause;
 mod policy;
+mod request_ids;
 mod responses;
 mod responses_websocket;
 #[allow(dead_code, reason = "shared with the tests of clients")]

@@ -41,6 +41,19 @@ impl World {
 
     /// A server with an engine, both configured by the test.
     pub fn with(configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig)) -> Self {
+        Self::built(configure, |state| state)
+    }
+
+    /// A server with an engine, whose requests are traced.
+    #[cfg(feature = "otlp")]
+    pub fn traced(traces: Arc<dyn server::Traces>) -> Self {
+        Self::built(|_, _| (), |state| state.with_traces(traces))
+    }
+
+    fn built(
+        configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
+        adapt: impl FnOnce(AppState) -> AppState,
+    ) -> Self {
         // The engine's metrics go to the recorder that is there when it starts.
         recorder();
         let model = long_model();
@@ -54,7 +67,7 @@ impl World {
         };
         let mut config = ServerConfig::default();
         configure(&mut engine, &mut config);
-        let mut world = Self::without_engine(config);
+        let mut world = Self::serving(config, adapt);
         let engine = Engine::start(engine).unwrap_or_else(|error| panic!("{error}"));
         world.state.slot().fill(engine);
         world._model = Some(model);
@@ -90,9 +103,14 @@ impl World {
 
     /// A server whose engine is not loaded.
     pub fn without_engine(config: ServerConfig) -> Self {
+        Self::serving(config, |state| state)
+    }
+
+    fn serving(config: ServerConfig, adapt: impl FnOnce(AppState) -> AppState) -> Self {
         let recorder = recorder();
         let render = Arc::new(move || recorder.render());
-        let state = Data::new(AppState::new(config, EngineSlot::default(), render));
+        let state = AppState::new(config, EngineSlot::default(), render);
+        let state = Data::new(adapt(state));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let addr = listener.local_addr().expect("the socket is bound");
         let (stop, stopped) = oneshot::channel();

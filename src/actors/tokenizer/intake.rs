@@ -304,6 +304,7 @@ impl Tokenizer {
                 delta: Default::default(),
                 reason: FinishReason::Abort,
                 e2e_latency_s: 0.0,
+                timings: None,
                 prompt: Arc::default(),
                 embedding: None,
             })));

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::metrics::RequestMetrics;
-use crate::request::{Delta, Event, FinishReason, Finished, OutputParsing, Usage};
+use crate::request::{Delta, Event, FinishReason, Finished, OutputParsing, Timings, Usage};
 use crate::sink::{Delivery, EventSink};
 use crate::state::detok::StopTable;
 use crate::state::output::OutputStart;
@@ -68,6 +68,7 @@ pub(super) struct Live {
     is_stalled: bool,
     max_backlog_bytes: usize,
     started: Instant,
+    admitted: Option<Instant>,
     last_token: Option<Instant>,
     first_token: Option<Instant>,
 }
@@ -113,6 +114,7 @@ impl Live {
             is_stalled: false,
             max_backlog_bytes: share.backlog_bytes,
             started: Instant::now(),
+            admitted: None,
             last_token: None,
             first_token: None,
         }
@@ -120,6 +122,11 @@ impl Live {
 
     pub(super) fn rid(&self) -> &RequestId {
         &self.rid
+    }
+
+    /// Notes when it left the queue.
+    pub(super) fn admitted(&mut self, at: Instant) {
+        self.admitted = Some(at);
     }
 
     pub(super) fn into_rid(self) -> RequestId {
@@ -305,10 +312,18 @@ impl Live {
     }
 
     fn finished(&self, delta: Delta, reason: FinishReason) -> Finished {
+        let ended = Instant::now();
+        let timings = Timings {
+            queued: self.started,
+            admitted: self.admitted,
+            first_token: self.first_token,
+            ended,
+        };
         Finished {
             delta,
             reason,
-            e2e_latency_s: self.started.elapsed().as_secs_f64(),
+            e2e_latency_s: (ended - self.started).as_secs_f64(),
+            timings: Some(timings),
             prompt: self.prompt.clone(),
             embedding: self.embedding.clone(),
         }

@@ -161,7 +161,17 @@ impl Handler<Posted<TokensReady>> for Tokenizer {
     type Result = ();
 
     fn handle(&mut self, posted: Posted<TokensReady>, _: &mut Context<Self>) {
-        let (TokensReady { batch, prefixes }, _timer) = posted.open();
+        let (ready, _timer) = posted.open();
+        let TokensReady {
+            batch,
+            prefixes,
+            admissions,
+        } = ready;
+        for (intake, at) in admissions {
+            if let Some(live) = self.live.get_mut(&intake) {
+                live.admitted(at);
+            }
+        }
         let mut stops = Vec::new();
         for news in batch {
             stops.extend(self.pass_on(news));

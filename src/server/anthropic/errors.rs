@@ -5,28 +5,27 @@ use std::sync::Arc;
 
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::http::header::HeaderValue;
 use actix_web::http::{StatusCode, header};
 use actix_web::middleware::Next;
 use actix_web::{HttpMessage, HttpResponse};
 use serde::Serialize;
 
 use crate::server::error::ApiError;
+use crate::server::exchange::{Exchange, REQUEST_ID};
 
-/// The header in which a call's id is told.
-const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
-
-/// The id of one HTTP request. Of the client's names for requests it knows nothing: those may come twice.
+/// The id of one HTTP request, as every answer carries it.
 #[derive(Clone)]
 pub(in crate::server) struct CallId(Arc<str>);
 
 impl CallId {
-    fn random() -> Self {
-        Self(format!("req_{}", uuid::Uuid::new_v4().simple()).into())
+    fn current() -> Self {
+        let exchange = Exchange::current();
+        Self(exchange.map_or_else(Arc::default, |exchange| exchange.request_id().clone()))
     }
 
     fn header(&self) -> HeaderValue {
-        HeaderValue::from_str(&self.0).expect("it is made of letters and digits")
+        HeaderValue::from_str(&self.0).expect("ids are printable ASCII")
     }
 }
 
@@ -84,7 +83,7 @@ pub(in crate::server) async fn adapt<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    let id = CallId::random();
+    let id = CallId::current();
     request.extensions_mut().insert(id.clone());
     match next.call(request).await {
         Ok(response) => {

@@ -16,6 +16,7 @@ use actix_web::web::Data;
 
 use super::config::ServerConfig;
 use super::error::ApiError;
+use super::exchange::{REQUEST_ID, X_REQUEST_ID};
 use super::state::AppState;
 
 /// A browser's word on a page's relation to the address that it asks; pages cannot set or drop it.
@@ -41,7 +42,12 @@ pub(super) fn cors() -> Cors {
         .allow_any_origin()
         .allow_any_method()
         .allow_any_header()
-        .expose_headers([header::RETRY_AFTER, header::WWW_AUTHENTICATE])
+        .expose_headers([
+            header::RETRY_AFTER,
+            header::WWW_AUTHENTICATE,
+            X_REQUEST_ID,
+            REQUEST_ID,
+        ])
         .max_age(PREFLIGHT_MAX_AGE_S)
 }
 

@@ -24,6 +24,7 @@ use connection::{Connection, Talk};
 use inbound::Inbound;
 
 use super::error::ApiError;
+use super::exchange::Exchange;
 use super::openapi::Facts;
 use super::openapi::operation::{Group, describe};
 use super::state::AppState;
@@ -64,7 +65,11 @@ async fn start(
     let inbound = Inbound::new(limit_bytes, message_timeout, state.bodies().open());
     let (response, wire) = wire::accept(request, payload, inbound, limit_bytes).await?;
     let state = state.clone().into_inner();
-    rt::spawn(Connection::new(state, wire, limit_bytes, open).run(talk));
+    let serving = Connection::new(state, wire, limit_bytes, open).run(talk);
+    match Exchange::current() {
+        Some(exchange) => rt::spawn(exchange.scope(serving)),
+        None => rt::spawn(serving),
+    };
     Ok(response)
 }
 

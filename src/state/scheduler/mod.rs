@@ -67,7 +67,7 @@ use crate::state::step::StepPlan;
 use batch::Batch;
 use hosts::Hosts;
 use memory::{Census, Memory};
-use news::{RequestEnd, RequestTokens};
+use news::{FirstAdmission, RequestEnd, RequestTokens};
 use order::QueueOrder;
 use outbox::{Counter, Outbox};
 use pipeline::Pipeline;
@@ -189,8 +189,8 @@ impl Scheduler {
         self.outbox.take_news()
     }
 
-    /// Takes the `submitted_s` of the requests that were admitted for the first time since the last call.
-    pub fn take_first_admissions(&mut self) -> Vec<f64> {
+    /// Takes the requests that were admitted for the first time since the last call.
+    pub fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         self.outbox.take_first_admissions()
     }
 

@@ -25,6 +25,15 @@ pub struct RequestTokens {
     pub end: Option<Box<RequestEnd>>,
 }
 
+/// A request left the queue for the first time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FirstAdmission {
+    /// The request, by the Tokenizer's number.
+    pub intake: IntakeId,
+    /// When it came in, as its submission says.
+    pub submitted_s: f64,
+}
+
 /// How the scheduler saw a request end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEnd {

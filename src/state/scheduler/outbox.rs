@@ -2,9 +2,10 @@
 
 use smallvec::SmallVec;
 
-use super::news::{RequestEnd, RequestTokens};
+use super::news::{FirstAdmission, RequestEnd, RequestTokens};
 use super::sequence::Sequence;
 use super::stats::EngineStats;
+use super::submission::Submission;
 use crate::ids::IntakeId;
 use crate::state::cache::prefix_history::PrefixEvent;
 use crate::state::sampling::RowLogprobs;
@@ -14,8 +15,8 @@ use crate::state::sampling::RowLogprobs;
 pub(super) struct Outbox {
     news: Vec<RequestTokens>,
     prefix_events: Vec<PrefixEvent>,
-    /// When the requests came in that were admitted for the first time since this was last taken.
-    first_admissions: Vec<f64>,
+    /// Since this was last taken.
+    first_admissions: Vec<FirstAdmission>,
     counts: [u64; Counter::StaleMessages as usize + 1],
 }
 
@@ -102,12 +103,15 @@ impl Outbox {
     }
 
     #[inline]
-    pub(super) fn note_first_admission(&mut self, submitted_s: f64) {
-        self.first_admissions.push(submitted_s);
+    pub(super) fn note_first_admission(&mut self, request: &Submission) {
+        self.first_admissions.push(FirstAdmission {
+            intake: request.intake,
+            submitted_s: request.submitted_s,
+        });
     }
 
     #[inline]
-    pub(super) fn take_first_admissions(&mut self) -> Vec<f64> {
+    pub(super) fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         std::mem::take(&mut self.first_admissions)
     }
 

@@ -202,7 +202,7 @@ impl Scheduler {
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(prefix_len as u32);
             let outbox = &mut self.outbox;
-            outbox.note_first_admission(sequence.request.submitted_s);
+            outbox.note_first_admission(&sequence.request);
             outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
             outbox.count(Counter::CachedTokens, prefix_len);
         }

@@ -1,0 +1,62 @@
+//! The exporter of traces, in builds that have one. Elsewhere the configuration asks for none.
+
+use souffleur::server::{AppState, ServerConfig};
+
+use super::failure::Failure;
+
+#[cfg(feature = "otlp")]
+type Exporter = std::sync::Arc<souffleur::server::otlp::Otlp>;
+#[cfg(not(feature = "otlp"))]
+type Exporter = std::convert::Infallible;
+
+/// Time for the last spans to be sent.
+#[cfg(feature = "otlp")]
+const FLUSH_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// The traces of a server.
+#[derive(Clone, Default)]
+pub struct Tracing(Option<Exporter>);
+
+/// Starts the exporter that the configuration asks for.
+pub fn start(config: &ServerConfig) -> Result<Tracing, Failure> {
+    match config.traces_requests() {
+        true => exporter(config).map(|exporter| Tracing(Some(exporter))),
+        false => Ok(Tracing::default()),
+    }
+}
+
+#[cfg(feature = "otlp")]
+fn exporter(config: &ServerConfig) -> Result<Exporter, Failure> {
+    let otlp = souffleur::server::otlp::Otlp::start(config.otlp_traces_endpoint.as_deref());
+    let otlp = otlp.map_err(|error| Failure::Usage(format!("traces: {error}")))?;
+    Ok(otlp.into())
+}
+
+#[cfg(not(feature = "otlp"))]
+fn exporter(_: &ServerConfig) -> Result<Exporter, Failure> {
+    let reason = "traces need a build with the feature otlp";
+    Err(Failure::Usage(reason.to_owned()))
+}
+
+impl Tracing {
+    /// The state of a server whose requests are traced, if they are to be.
+    pub fn installed_in(&self, state: AppState) -> AppState {
+        match &self.0 {
+            #[cfg(feature = "otlp")]
+            Some(exporter) => state.with_traces(exporter.clone()),
+            #[cfg(not(feature = "otlp"))]
+            Some(never) => match *never {},
+            None => state,
+        }
+    }
+
+    /// Sends what waits, for a while.
+    pub fn end(&self) {
+        #[cfg(feature = "otlp")]
+        if let Some(exporter) = &self.0
+            && let Err(error) = exporter.shutdown(FLUSH_LIMIT)
+        {
+            tracing::warn!(%error, "the last traces were not sent");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The access log: one line for each HTTP request, at its end.
+//!
+//! What clients chose is written so that it cannot end a line or look like another field. Neither queries nor bodies are
+//! in it.
+
+use std::fmt::{self, Write};
+use std::sync::PoisonError;
+
+use super::{Ended, Exchange};
+use crate::ids::RequestId;
+
+/// Characters of a client's text that are shown.
+const MAX_SHOWN: usize = 128;
+/// The status of a request whose client left before it had an answer, as nginx has it.
+const LEFT_EARLY: u16 = 499;
+
+pub(super) fn log(exchange: &Exchange, ended: Ended) {
+    if !tracing::enabled!(target: "souffleur::access", tracing::Level::INFO) {
+        return;
+    }
+    let requests = exchange.engine_requests.lock();
+    let requests = requests.unwrap_or_else(PoisonError::into_inner);
+    let rids = (requests.count > 0).then(|| Names {
+        names: &requests.names,
+        count: requests.count,
+    });
+    tracing::info!(
+        target: "souffleur::access",
+        method = %Shown(exchange.method.as_str()),
+        path = %Shown(&exchange.path),
+        status = ended.status.unwrap_or(LEFT_EARLY),
+        bytes = ended.bytes,
+        ms = exchange.duration().as_millis() as u64,
+        request_id = &*exchange.ids.request_id,
+        client_request_id = exchange.ids.client_request_id.as_deref(),
+        rids = rids.map(tracing::field::display),
+        client = exchange.client.map(tracing::field::display),
+        ended = if ended.is_whole { "whole" } else { "client_left" },
+    );
+}
+
+/// A client's text: as it is where it is plain, otherwise in quotes and escaped.
+struct Shown<'a>(&'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-/{}".contains(&byte);
+        if (1..=MAX_SHOWN).contains(&self.0.len()) && self.0.bytes().all(is_plain) {
+            return f.write_str(self.0);
+        }
+        f.write_char('"')?;
+        for character in self.0.chars().take(MAX_SHOWN) {
+            write!(f, "{}", character.escape_default())?;
+        }
+        f.write_str(match self.0.chars().nth(MAX_SHOWN) {
+            Some(_) => "...\"",
+            None => "\"",
+        })
+    }
+}
+
+/// The engine's names of requests, with commas between them.
+struct Names<'a> {
+    names: &'a [RequestId],
+    count: usize,
+}
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, name) in self.names.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{}", Shown(name.as_str()))?;
+        }
+        match self.count - self.names.len() {
+            0 => Ok(()),
+            more => write!(f, ",+{more}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_can_neither_end_a_line_nor_begin_a_field() {
+        for plain in ["/generate", "/v1/responses/{id}", "a-0_1:x.y"] {
+            assert_eq!(Shown(plain).to_string(), plain);
+        }
+        for (text, shown) in [
+            ("a\nINFO b", r#""a\nINFO b""#),
+            ("a status=200", r#""a status=200""#),
+            ("\u{1b}[2J", r#""\u{1b}[2J""#),
+            ("a\"b", r#""a\"b""#),
+            ("ü", r#""\u{fc}""#),
+            ("", r#""""#),
+        ] {
+            assert_eq!(Shown(text).to_string(), shown);
+        }
+        let long = Shown(&"x".repeat(10_000)).to_string();
+        assert_eq!(long, format!("\"{}...\"", "x".repeat(MAX_SHOWN)));
+    }
+
+    #[test]
+    fn of_many_requests_the_first_are_named() {
+        let names = ["a-0", "a 1"].map(RequestId::new);
+        let shown = |count| {
+            let names = &names[..];
+            Names { names, count }.to_string()
+        };
+        assert_eq!(shown(2), r#"a-0,"a 1""#);
+        assert_eq!(shown(9), r#"a-0,"a 1",+7"#);
+    }
+}

@@ -1,0 +1,160 @@
+//! One HTTP request from its head to the end of its answer: its ids, its line in the access log, its trace.
+//!
+//! What works for a request finds its exchange as a task-local: the requests that it has in the engine are noted there.
+
+mod access;
+mod ids;
+mod observed;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use actix_web::dev::ServiceRequest;
+use actix_web::http::Method;
+use actix_web::http::header::HeaderMap;
+use actix_web::web::Data;
+
+pub(super) use ids::{REQUEST_ID, X_REQUEST_ID};
+pub(super) use observed::Observed;
+
+use super::state::AppState;
+use super::traces::{CallEnd, CallStart, RequestTrace, Trace};
+use crate::ids::RequestId;
+use ids::Ids;
+
+/// Ids of the engine's requests that a line of the access log names.
+const MAX_NAMED: usize = 8;
+
+tokio::task_local! {
+    static CURRENT: Arc<Exchange>;
+}
+
+/// What is known of an HTTP request.
+pub(super) struct Exchange {
+    ids: Ids,
+    method: Method,
+    /// The route, whose variables are not filled in: who knows a response's id can read it.
+    path: String,
+    client: Option<SocketAddr>,
+    began: Instant,
+    is_logged: bool,
+    trace: Option<Box<dyn Trace>>,
+    engine_requests: Mutex<EngineRequests>,
+}
+
+/// The requests that it has in the engine.
+#[derive(Default)]
+struct EngineRequests {
+    names: Vec<RequestId>,
+    count: usize,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    /// None if the client left before there was one.
+    pub(super) status: Option<u16>,
+    /// Bytes of the body that the connection took.
+    pub(super) bytes: u64,
+    /// The connection took all of it.
+    pub(super) is_whole: bool,
+}
+
+impl Exchange {
+    /// Begins that of a request, whose route is `label`; without one the path itself is shown.
+    pub(super) fn begin(request: &ServiceRequest, label: Option<&str>) -> Arc<Self> {
+        let path = label.unwrap_or_else(|| request.path()).to_owned();
+        let ids = Ids::of(request.headers());
+        let state = request.app_data::<Data<AppState>>();
+        let config = state.map(|state| state.config());
+        let is_left_out = config.is_some_and(|config| {
+            let mut left_out = config.access_log_exclude.iter();
+            left_out.any(|excluded| *excluded == path)
+        });
+        let traces = state.and_then(|state| state.traces());
+        let traces = traces.filter(|_| !is_left_out);
+        let trace = traces.map(|traces| {
+            traces.begin(&CallStart {
+                method: request.method().as_str(),
+                route: label,
+                request_id: &ids.request_id,
+                traceparent: text(request.headers(), "traceparent"),
+                tracestate: text(request.headers(), "tracestate"),
+            })
+        });
+        Arc::new(Self {
+            ids,
+            method: request.method().clone(),
+            client: request.peer_addr(),
+            began: Instant::now(),
+            is_logged: !is_left_out && config.is_some_and(|config| config.access_log),
+            trace,
+            engine_requests: Mutex::default(),
+            path,
+        })
+    }
+
+    /// That of the task at work, if it works for one.
+    pub(super) fn current() -> Option<Arc<Self>> {
+        CURRENT.try_with(Arc::clone).ok()
+    }
+
+    /// Runs `work` for it.
+    pub(super) fn scope<F: Future>(
+        self: &Arc<Self>,
+        work: F,
+    ) -> impl Future<Output = F::Output> + use<F> {
+        CURRENT.scope(self.clone(), work)
+    }
+
+    /// The id that its answer carries.
+    pub(super) fn request_id(&self) -> &Arc<str> {
+        &self.ids.request_id
+    }
+
+    /// Notes a request that was sent to the engine.
+    fn note(&self, rid: &RequestId) {
+        let requests = self.engine_requests.lock();
+        let mut requests = requests.unwrap_or_else(PoisonError::into_inner);
+        requests.count += 1;
+        if requests.names.len() < MAX_NAMED {
+            requests.names.push(rid.clone());
+        }
+    }
+
+    fn request_ended(&self, request: &RequestTrace<'_>) {
+        if let Some(trace) = &self.trace {
+            trace.request_ended(request);
+        }
+    }
+
+    /// Ends it. To be called once.
+    pub(super) fn end(&self, ended: Ended) {
+        if self.is_logged {
+            access::log(self, ended);
+        }
+        if let Some(trace) = &self.trace {
+            let Ended {
+                status,
+                bytes,
+                is_whole,
+            } = ended;
+            trace.end(&CallEnd {
+                status,
+                bytes,
+                is_whole,
+                client: self.client,
+            });
+        }
+    }
+
+    fn duration(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}

@@ -1,0 +1,87 @@
+//! A request that an exchange has in the engine, as its events tell of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Exchange;
+use crate::error::RequestError;
+use crate::ids::RequestId;
+use crate::request::{Event, GenerateRequest};
+use crate::server::traces::{Outcome, RequestTrace, Wish};
+
+/// Tells its exchange of its end, at the latest when it is dropped.
+pub(in crate::server) struct Observed(Option<Open>);
+
+struct Open {
+    exchange: Arc<Exchange>,
+    rid: RequestId,
+    model: Arc<str>,
+    wish: Wish,
+    opened: Instant,
+    first_news: Option<Instant>,
+}
+
+impl Observed {
+    /// Begins with requests that are on their way to the engine, which are noted. Without an exchange there is nobody to tell.
+    pub(in crate::server) fn open_all(requests: &[GenerateRequest], model: &str) -> Vec<Self> {
+        let exchange = Exchange::current();
+        let opened = Instant::now();
+        let model: Arc<str> = model.into();
+        let open = |request: &GenerateRequest| {
+            let exchange = exchange.clone()?;
+            exchange.note(&request.rid);
+            exchange.trace.is_some().then(|| Open {
+                exchange: exchange.clone(),
+                rid: request.rid.clone(),
+                model: model.clone(),
+                wish: Wish::of(request),
+                opened,
+                first_news: None,
+            })
+        };
+        requests.iter().map(open).map(Self).collect()
+    }
+
+    /// Takes note of an event.
+    pub(in crate::server) fn hear(&mut self, event: &Event) {
+        let Some(open) = &mut self.0 else {
+            return;
+        };
+        let outcome = match event {
+            Event::Delta(_) => {
+                open.first_news.get_or_insert_with(Instant::now);
+                return;
+            }
+            Event::Finished(finished) | Event::Cancelled(finished) => Outcome::Ended(finished),
+            Event::Failed(error) => return self.fail(error),
+        };
+        self.end(outcome);
+    }
+
+    /// Takes note of a failure.
+    pub(in crate::server) fn fail(&mut self, error: &RequestError) {
+        self.end(Outcome::Failed(error.code()));
+    }
+
+    fn end(&mut self, outcome: Outcome<'_>) {
+        let Some(open) = self.0.take() else {
+            return;
+        };
+        open.exchange.request_ended(&RequestTrace {
+            rid: open.rid.as_str(),
+            model: &open.model,
+            path: &open.exchange.path,
+            wish: &open.wish,
+            opened: open.opened,
+            first_news: open.first_news,
+            ended: Instant::now(),
+            outcome,
+        });
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        self.end(Outcome::ClientLeft);
+    }
+}

@@ -1,0 +1,121 @@
+//! Traces for an OpenTelemetry collector, as protobuf over HTTP. Behind the feature `otlp`.
+//!
+//! Spans go through a bounded queue to a thread of the exporter's: where the collector is slow or away, spans are lost,
+//! and no request waits. The variables of OpenTelemetry's specification hold: `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`
+//! and `_TIMEOUT`, `OTEL_BSP_*`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
+
+mod client;
+mod spans;
+
+use std::time::Duration;
+
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::trace::{SpanKind, TraceContextExt, Tracer, TracerProvider};
+use opentelemetry::{Context, InstrumentationScope, Key, KeyValue};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+
+use super::traces::{CallStart, Trace, Traces};
+use client::Client;
+use spans::CallTrace;
+
+const SERVICE: &str = "souffleur";
+/// What the SDK calls a service without a name.
+const NAMELESS: &str = "unknown_service";
+
+/// Makes spans of requests and sends them to a collector.
+pub struct Otlp {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+}
+
+impl Otlp {
+    /// Starts the exporter's thread. Without an endpoint, the environment says where the collector is, or it is on this
+    /// machine.
+    ///
+    /// # Errors
+    /// What is wrong with the endpoint or with a variable. Nobody is asked at the endpoint yet.
+    pub fn start(endpoint: Option<&str>) -> Result<Self, String> {
+        let exporter = SpanExporter::builder().with_http();
+        let exporter = exporter
+            .with_protocol(Protocol::HttpBinary)
+            .with_http_client(Client::new());
+        let exporter = match endpoint {
+            Some(endpoint) => exporter.with_endpoint(endpoint),
+            None => exporter,
+        };
+        let exporter = exporter.build().map_err(|error| error.to_string())?;
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource())
+            .with_batch_exporter(exporter)
+            .build();
+        let scope = InstrumentationScope::builder(SERVICE);
+        let scope = scope.with_version(env!("CARGO_PKG_VERSION")).build();
+        let tracer = provider.tracer_with_scope(scope);
+        Ok(Self { provider, tracer })
+    }
+
+    /// Sends what waits, for at most `limit`, and takes no more. Blocks.
+    ///
+    /// # Errors
+    /// Why spans were lost.
+    pub fn shutdown(&self, limit: Duration) -> Result<(), String> {
+        let sent = self.provider.shutdown_with_timeout(limit);
+        sent.map_err(|error| error.to_string())
+    }
+}
+
+fn resource() -> Resource {
+    let found = Resource::builder().build();
+    let name = found.get(&Key::from_static_str("service.name"));
+    let is_named = name.is_some_and(|name| !name.as_str().starts_with(NAMELESS));
+    if is_named {
+        return found;
+    }
+    Resource::builder()
+        .with_attribute(KeyValue::new("service.name", SERVICE))
+        .build()
+}
+
+impl Traces for Otlp {
+    fn begin(&self, call: &CallStart<'_>) -> Box<dyn Trace> {
+        let parent =
+            TraceContextPropagator::new().extract_with_context(&Context::new(), &Sent(call));
+        let name = match call.route {
+            Some(route) => format!("{} {route}", call.method),
+            None => call.method.to_owned(),
+        };
+        let mut attributes = vec![
+            KeyValue::new("http.request.method", call.method.to_owned()),
+            KeyValue::new("souffleur.request_id", call.request_id.to_owned()),
+        ];
+        let route = call.route.map(str::to_owned);
+        attributes.extend(route.map(|route| KeyValue::new("http.route", route)));
+        let span = self.tracer.span_builder(name);
+        let span = span.with_kind(SpanKind::Server).with_attributes(attributes);
+        let span = self.tracer.build_with_context(span, &parent);
+        Box::new(CallTrace {
+            tracer: self.tracer.clone(),
+            context: Context::new().with_span(span),
+        })
+    }
+}
+
+/// The headers of W3C's trace context.
+struct Sent<'a>(&'a CallStart<'a>);
+
+impl Extractor for Sent<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        match key {
+            "traceparent" => self.0.traceparent,
+            "tracestate" => self.0.tracestate,
+            _ => None,
+        }
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        vec!["traceparent", "tracestate"]
+    }
+}
