@@ -129,7 +129,7 @@ impl Shape {
             RefOr::T(Schema::Object(object)) => object.description = Some(text),
             RefOr::T(Schema::Array(array)) => array.description = Some(text),
             RefOr::T(Schema::AnyOf(any)) => any.description = Some(text),
-            RefOr::T(Schema::OneOf(_) | Schema::AllOf(_)) => (),
+            RefOr::T(_) => (),
         }
         self
     }
@@ -142,7 +142,7 @@ impl Shape {
             RefOr::T(Schema::Object(object)) => object.default = default,
             RefOr::T(Schema::Array(array)) => array.default = default,
             RefOr::T(Schema::AnyOf(any)) => any.default = default,
-            RefOr::T(Schema::OneOf(_) | Schema::AllOf(_)) => (),
+            RefOr::T(_) => (),
         }
         self
     }
@@ -229,7 +229,7 @@ impl Shape {
                     None => any,
                 }
             }
-            RefOr::T(Schema::OneOf(_) | Schema::AllOf(_)) => self,
+            RefOr::T(_) => self,
         }
     }
 
