@@ -425,7 +425,7 @@ fn anchors(prompt: &[u32], number: usize) -> Vec<u32> {
     match number % 3 {
         0 => Vec::new(),
         1 => vec![len.saturating_sub(3)],
-        _ => vec![len / 2, len],
+        _ => vec![len / 2, len + 1],
     }
 }
 

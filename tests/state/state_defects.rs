@@ -436,7 +436,7 @@ fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     world.turn();
     let query = [&system[..], &tokens(313, 100)].concat();
     let prompt = [&query[..], &tokens(314, 20)].concat();
-    let chat = ask(prompt.clone(), &[160, 260, prompt.len() as u32]);
+    let chat = ask(prompt.clone(), &[160, 260, prompt.len() as u32 + 1]);
     let first = world.lives.len();
     world.submit_all(&mut [chat.clone(), chat].into_iter());
     while !world.lives[first].holds_memory {

@@ -154,7 +154,7 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
     let mut samples = Conversation::new(&system);
     samples.say(&tokens(50, 300));
     let mut sample = samples.ask(25);
-    sample.anchors.push(sample.prompt.len() as u32);
+    sample.anchors.push(sample.prompt.len() as u32 + 1);
     let before = world.lives.len();
     let four = std::iter::repeat_n(sample, 4);
     world.submit_all(&mut four.into_iter());

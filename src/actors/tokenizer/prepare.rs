@@ -59,8 +59,8 @@ impl Prepared {
     /// prompt without anchors leaves one there anyhow.
     pub(super) fn anchor_end(&mut self) {
         if !self.anchors.is_empty() {
-            let end = self.tokens.len() as u32;
-            self.anchors = self.anchors.iter().copied().chain([end]).collect();
+            let beyond = self.tokens.len() as u32 + 1;
+            self.anchors = self.anchors.iter().copied().chain([beyond]).collect();
         }
     }
 }

@@ -224,8 +224,8 @@ pub struct Candidate {
     pub wants_logprobs: bool,
     /// For the chunked one: tokens whose K/V it has (cached, written or under way).
     pub continues_at: Option<usize>,
-    /// Positions that other prompts are likely to leave this one at, ascending: ends of turns, and the end of the prompt
-    /// if other outputs of it are asked for.
+    /// Positions that other prompts are likely to leave this one at, ascending: ends of turns, and one beyond the prompt's
+    /// end if other outputs of it are asked for.
     pub anchors: Arc<[u32]>,
     /// Its K/V neither comes from the cache nor goes there: its tokens are placeholders.
     pub bypasses_cache: bool,
@@ -237,7 +237,7 @@ impl Candidate {
     /// Other outputs of the prompt are asked for: they go on from a state before its last token.
     fn has_siblings(&self) -> bool {
         let last = self.anchors.last();
-        last.is_some_and(|anchor| *anchor as usize == self.tokens.len())
+        last.is_some_and(|anchor| *anchor as usize > self.tokens.len())
     }
 
     /// How many of the anchors are ends of turns.

@@ -47,8 +47,12 @@ impl StateRules {
         let branch = admitted.kv_tokens;
         let is_branch = branch >= admitted.prefix_len + MIN_BRANCH_TOKENS;
         let last = candidate.tokens.len().saturating_sub(1);
-        let anchors = candidate.anchors.iter();
-        let anchors = anchors.map(|anchor| (*anchor as usize).min(last));
+        let anchors = candidate.anchors.iter().map(|anchor| *anchor as usize);
+        // One beyond the end stands for other outputs, which compute the last token.
+        let anchors = anchors.map(|anchor| match anchor > candidate.tokens.len() {
+            true => last,
+            false => anchor,
+        });
         let at = |position: usize| Place::At(floor(position));
         let tail = (self.page_size > 1 && candidate.continues_at.is_none()).then_some(Place::Tail);
         // Behind the answer of a tool the next prompt goes on from the reply, and hardly any from before it.

@@ -30,8 +30,8 @@ pub struct Submission {
     /// Tokens that its output begins with, fewer than its longest output; usually none. They are computed with the prompt
     /// and count as output.
     pub opening: Arc<[u32]>,
-    /// Positions of the prompt that other prompts are likely to leave it at, ascending: ends of turns, and its own end if
-    /// other outputs of it are asked for. They decide where states are kept; none where no layer keeps any.
+    /// Positions of the prompt that other prompts are likely to leave it at, ascending: ends of turns, and one beyond its
+    /// end if other outputs of it are asked for. They decide where states are kept; none where no layer keeps any.
     pub anchors: Arc<[u32]>,
     /// The grammar of its output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
