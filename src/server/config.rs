@@ -237,6 +237,10 @@ impl ServerConfig {
         let Some(endpoint) = &self.otlp_traces_endpoint else {
             return Ok(());
         };
+        if endpoint.contains('@') {
+            let reason = "holds a user or a key, which /server_info would show: put it into OTEL_EXPORTER_OTLP_HEADERS";
+            return Err(out_of_range("otlp_traces_endpoint", reason.to_owned()));
+        }
         let url = endpoint.parse::<Uri>().ok();
         let is_url = url.is_some_and(|url| {
             matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some()
@@ -351,6 +355,8 @@ mod tests {
         for bad in ["localhost:4317", "grpc://localhost:4317", "/v1/traces", ""] {
             check(with(bad), Some(("otlp_traces_endpoint", "must be a URL")));
         }
+        let secret = with("http://user:secret@localhost:4318/v1/traces");
+        check(secret, Some(("otlp_traces_endpoint", "OTLP_HEADERS")));
     }
 
     #[test]
