@@ -62,7 +62,8 @@ fn prompt() -> ObjectShape {
         )
         .takes(
             "display",
-            name_of(["summarized", "omitted"]).about("`omitted` sends thoughts without their text"),
+            name_of(["summarized", "updates", "omitted"])
+                .about("`omitted` sends thoughts without their text"),
         );
     let config = object()
         .takes("effort", name_of(EFFORTS))

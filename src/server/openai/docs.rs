@@ -73,6 +73,7 @@ pub(in crate::server) fn components(_: &Facts) -> Vec<(&'static str, Shape)> {
         .has("created", count())
         .has("model", text())
         .has("choices", list(choice.shape()))
-        .has("usage", named("Usage").or_null());
+        .has("usage", named("Usage").or_null())
+        .may_have("sglext", shared::sglext());
     vec![("Completion", completion.shape())]
 }

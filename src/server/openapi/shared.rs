@@ -228,6 +228,12 @@ pub(in crate::server) fn common(facts: &Facts) -> ObjectShape {
             "return_token_ids",
             flag().or(false).about("`token_ids` in every choice"),
         )
+        .takes(
+            "return_cached_tokens_details",
+            flag()
+                .or(false)
+                .about("`sglext.cached_tokens_details`: the cached tokens, by the memory that they were in"),
+        )
         .takes("rid", rid())
         .and(namespace(facts))
         .and(urgency())
@@ -345,4 +351,11 @@ pub(super) fn usage() -> Shape {
             object().has("reasoning_tokens", count()).shape(),
         )
         .shape()
+}
+
+/// What SGLang tells of an answer in addition to OpenAI.
+pub(in crate::server) fn sglext() -> Shape {
+    let cached = object().has("device", count()).has("host", count());
+    let fields = object().has("cached_tokens_details", cached.shape());
+    fields.shape().about("with `return_cached_tokens_details`")
 }

@@ -1,7 +1,7 @@
 //! WebSockets: `/v1/ws/generate`, many requests on one connection, and `/v1/responses`, as OpenAI's clients speak it (see
 //! [`responses`]).
 //!
-//! On `/v1/ws/generate` the client sends `{"op": "generate", ...}` with the fields of `/generate`, `{"op": "abort", "rid"}` and
+//! On `/v1/ws/generate` the client sends `{"op": "generate", ...}` with the fields of `/generate`, those of sessions among them, `{"op": "abort", "rid"}` and
 //! `{"op": "ping"}`. The server sends `{"rid", "delta", "output_ids", "meta"}` with what is new, then
 //! `{"rid", "done": true, "meta"}` or `{"rid", "error"}`. A prompt list or `n` above 1 answers under the ids `rid-i`.
 //! When the connection ends, whatever is under way on it is cancelled. Close codes are the standard's: 1002 for frames

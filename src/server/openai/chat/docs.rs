@@ -248,6 +248,7 @@ fn completion() -> Shape {
     head("chat.completion")
         .has("choices", list(choice.shape()))
         .has("usage", named("Usage"))
+        .may_have("sglext", shared::sglext())
         .shape()
 }
 
@@ -270,6 +271,7 @@ fn chunk() -> Shape {
     head("chat.completion.chunk")
         .has("choices", list(choice.shape()))
         .has("usage", named("Usage").or_null())
+        .may_have("sglext", shared::sglext())
         .shape()
 }
 

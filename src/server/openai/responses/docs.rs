@@ -58,11 +58,24 @@ pub(in crate::server) fn read_operation(_: &Facts) -> Operation {
         .query(
             "stream",
             name_of(["true", "false"]),
-            "`true` gets 400: events are not kept",
+            "`true` tells its events again",
         )
-        .answers(named("Response"), "the response")
-        .fails(400, "its events are asked for")
+        .query(
+            "starting_after",
+            whole().at_least(0),
+            "with `stream=true`: the number of the last event that is known",
+        )
+        .answers(named("Response"), "the response, or its events")
+        .streams(
+            "ResponseEvent",
+            "With `stream=true`: its events, with the numbers that they had.",
+        )
+        .fails(
+            400,
+            "a parameter of the query has a value that it cannot have",
+        )
         .fails(404, UNKNOWN)
+        .fails(503, "overloaded")
         .done()
 }
 
