@@ -60,7 +60,7 @@ impl Otlp {
     /// Sends what waits, for at most `limit`, and takes no more. Blocks.
     ///
     /// # Errors
-    /// Why spans were lost.
+    /// The time was over. (A collector that refuses spans, or is not there, is in the log.)
     pub fn shutdown(&self, limit: Duration) -> Result<(), String> {
         let sent = self.provider.shutdown_with_timeout(limit);
         sent.map_err(|error| error.to_string())

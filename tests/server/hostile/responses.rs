@@ -43,7 +43,8 @@ fn lasting<'a>(response: &'a Response, path: &str) -> Vec<(&'a str, &'a str)> {
     let counts = ["/metrics", "/server_info", "/get_server_info"].contains(&path);
     let headers = response.headers.iter();
     let mut headers: Vec<_> = headers
-        .filter(|(name, _)| name != "date" && !(counts && name == "content-length"))
+        .filter(|(name, _)| name != "date" && name != "x-request-id")
+        .filter(|(name, _)| !(counts && name == "content-length"))
         // A set, in no order.
         .filter(|(name, _)| name != "access-control-expose-headers")
         .map(|(name, value)| (name.as_str(), value.as_str()))
