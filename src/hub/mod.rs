@@ -8,6 +8,7 @@
 //! | `id` | which paths are ids |
 //! | `settings` | the variables of `huggingface_hub`, and the token |
 //! | `files` | which files of a repository make a model |
+//! | `roots` | the certificates that TLS trusts |
 //! | `client` | requests, redirects, and what refusals mean |
 //! | `cache` | the folder that `huggingface_hub` shares |
 //! | `download`, `digest` | one file: goes on where it stopped, and is compared with its hash |
@@ -22,6 +23,7 @@ mod download;
 mod error;
 mod files;
 mod id;
+mod roots;
 mod settings;
 
 use std::collections::BTreeSet;
@@ -38,6 +40,7 @@ pub use error::HubError;
 pub use files::Extent;
 use files::{Choice, WeightFiles};
 pub use id::{HubModel, RepoId, Wish};
+pub use roots::trusted_roots;
 pub use settings::{HubSettings, Token};
 
 const MAIN: &str = "main";

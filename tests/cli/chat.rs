@@ -242,8 +242,26 @@ fn a_server_that_fails_ends_a_chat_without_a_person() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(
-        text.contains("the stream ended before the answer did"),
-        "{text}"
-    );
+    assert!(text.contains("the stream broke off"), "{text}");
+}
+
+#[test]
+fn answers_that_end_with_their_connection_are_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let serving = std::thread::spawn(move || {
+        let model = json!({"data": [{"id": "m"}]}).to_string();
+        let said = json!({"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]});
+        for body in [model, format!("data: {said}\n\ndata: [DONE]\n\n")] {
+            let (mut stream, _) = listener.accept().expect("somebody asks");
+            read_body(&stream);
+            // Neither a length nor chunks, as some Python servers and proxies do.
+            let sent = write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{body}");
+            sent.expect("it reads");
+        }
+    });
+    let output = say(&mut chat(&["--url", &url]), "Well?\n");
+    assert_eq!(stdout(&output), "Yes.\n", "{}", stderr(&output));
+    assert!(output.status.success());
+    serving.join().expect("it ends");
 }
