@@ -265,3 +265,53 @@ fn answers_that_end_with_their_connection_are_read() {
     assert!(output.status.success());
     serving.join().expect("it ends");
 }
+
+#[cfg(target_os = "linux")]
+mod on_a_terminal {
+    use std::fs::File;
+
+    use rustix::fs::{Mode, OFlags};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::*;
+
+    /// A terminal: the end of the person, and that of programs.
+    fn terminal() -> (File, File) {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let person = openpt(flags).expect("there are terminals");
+        grantpt(&person).expect("it is ours");
+        unlockpt(&person).expect("it is ours");
+        let name = ptsname(&person, Vec::new()).expect("it has a name");
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let program = rustix::fs::open(name, flags, Mode::empty()).expect("it opens");
+        (person.into(), program.into())
+    }
+
+    #[test]
+    fn a_signal_at_the_prompt_gives_the_terminal_back() {
+        for (signal, code) in [("TERM", 143), ("HUP", 129)] {
+            let (mut person, program) = terminal();
+            let modes = || tcgetattr(&program).expect("a terminal").local_modes;
+            let before = modes();
+            assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO));
+            let end = || Stdio::from(program.try_clone().expect("it can be shared"));
+            let mut command = chat(&["--url", "http://127.0.0.1:9", "--model-path", "m"]);
+            command.stdin(end()).stdout(end()).stderr(Stdio::null());
+            let mut child = command.env("TERM", "xterm").spawn().expect("it runs");
+            let mut shown = Vec::new();
+            while !shown.ends_with(b"> ") {
+                let mut byte = [0];
+                person.read_exact(&mut byte).expect("it prompts");
+                shown.extend(byte);
+            }
+            assert!(!modes().contains(LocalModes::ICANON), "a line is edited");
+            let id = child.id().to_string();
+            let killed = Command::new("kill").args(["-s", signal, &id]).status();
+            assert!(killed.expect("there is a kill").success());
+            let status = child.wait().expect("it ends");
+            assert_eq!(status.code(), Some(code), "{signal}");
+            assert_eq!(modes(), before, "{signal}");
+        }
+    }
+}
