@@ -59,10 +59,12 @@ fn code(line: &str) -> &str {
     }
 }
 
-/// The names that follow `prefix` as path segments in the code of a file.
+/// The names that follow `prefix` as path segments in the code of a file. What begins a text in quotes is none.
 fn named_after<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().map(code).flat_map(move |line| {
-        line.match_indices(prefix).map(move |(at, _)| {
+        let places = line.match_indices(prefix).map(|(at, _)| at);
+        let places = places.filter(move |at| !line[..*at].ends_with('"'));
+        places.map(move |at| {
             let rest = &line[at + prefix.len()..];
             let is_name = |c: char| c.is_alphanumeric() || c == '_';
             assert!(

@@ -4,6 +4,8 @@ use std::io;
 use std::process;
 
 #[cfg(unix)]
+use futures_util::future::OptionFuture;
+#[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A signal that asks to stop.
@@ -13,6 +15,8 @@ pub enum StopSignal {
     Interrupt,
     /// From a service manager.
     Terminate,
+    /// From a terminal that is gone.
+    HangUp,
 }
 
 impl StopSignal {
@@ -21,6 +25,7 @@ impl StopSignal {
         match self {
             Self::Interrupt => "SIGINT",
             Self::Terminate => "SIGTERM",
+            Self::HangUp => "SIGHUP",
         }
     }
 
@@ -29,6 +34,7 @@ impl StopSignal {
         process::exit(match self {
             Self::Interrupt => 130,
             Self::Terminate => 143,
+            Self::HangUp => 129,
         })
     }
 }
@@ -38,6 +44,7 @@ impl StopSignal {
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    hang_up: Option<Signal>,
 }
 
 #[cfg(unix)]
@@ -48,14 +55,25 @@ impl Signals {
         Ok(Self {
             interrupt,
             terminate: signal(SignalKind::terminate())?,
+            hang_up: None,
+        })
+    }
+
+    /// With the one of a terminal that is gone, which stays as it was otherwise: `nohup` has it ignored.
+    pub fn with_hang_up(self) -> io::Result<Self> {
+        Ok(Self {
+            hang_up: Some(signal(SignalKind::hangup())?),
+            ..self
         })
     }
 
     /// The next one.
     pub async fn next(&mut self) -> StopSignal {
+        let hang_up = OptionFuture::from(self.hang_up.as_mut().map(Signal::recv));
         tokio::select! {
             _ = self.interrupt.recv() => StopSignal::Interrupt,
             _ = self.terminate.recv() => StopSignal::Terminate,
+            Some(_) = hang_up => StopSignal::HangUp,
         }
     }
 }
@@ -69,6 +87,11 @@ impl Signals {
     /// Takes it over from now on.
     pub fn install() -> io::Result<Self> {
         Ok(Self)
+    }
+
+    /// There is no other.
+    pub fn with_hang_up(self) -> io::Result<Self> {
+        Ok(self)
     }
 
     /// The next one.

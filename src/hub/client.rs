@@ -2,19 +2,18 @@
 //!
 //! Redirects are followed here and not by the HTTP client, because the token must go to the endpoint's own origin only.
 
-use std::path::Path;
-
 use serde::Deserialize;
 use ureq::http::header::{
     AUTHORIZATION, CONTENT_RANGE, HeaderMap, HeaderValue, LOCATION, RANGE, USER_AGENT,
 };
 use ureq::http::{Response, StatusCode, Uri};
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
 
 use super::digest::Etag;
 use super::error::HubError;
 use super::id::RepoId;
+use super::roots;
 use super::settings::HubSettings;
 
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
@@ -93,6 +92,7 @@ pub(super) struct Client<'a> {
 impl<'a> Client<'a> {
     pub fn new(settings: &'a HubSettings, repo: &'a RepoId, revision: &'a str) -> Self {
         let idle = Some(settings.idle_timeout);
+        let tls = TlsConfig::builder().root_certs(roots::of(settings.roots.as_deref()));
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -100,7 +100,7 @@ impl<'a> Client<'a> {
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_recv_response(idle)
             .timeout_per_read(idle)
-            .tls_config(tls(settings.roots.as_deref()));
+            .tls_config(tls.build());
         Self {
             settings,
             agent: config.build().new_agent(),
@@ -375,25 +375,6 @@ fn escaped(text: &str, kept: &[char]) -> String {
         }
     }
     escaped
-}
-
-/// TLS with Mozilla's roots, or with those of a file, where a company's proxy needs its own.
-fn tls(roots: Option<&Path>) -> TlsConfig {
-    let builder = TlsConfig::builder();
-    let Some(file) = roots else {
-        return builder.build();
-    };
-    let pem = std::fs::read(file).unwrap_or_default();
-    let certificates = parse_pem(&pem).filter_map(|item| match item {
-        Ok(PemItem::Certificate(certificate)) => Some(certificate),
-        _ => None,
-    });
-    let certificates: Vec<_> = certificates.collect();
-    if certificates.is_empty() {
-        tracing::warn!(file = %file.display(), "no certificates in this file, Mozilla's roots are trusted instead");
-        return builder.build();
-    }
-    builder.root_certs(RootCerts::from(certificates)).build()
 }
 
 #[cfg(test)]

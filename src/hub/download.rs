@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::cache::RepoCache;
 use super::client::{Client, RemoteFile, unreachable_host};
@@ -59,35 +59,48 @@ impl Downloads<'_> {
     }
 
     fn fetch(&self, file: &RemoteFile, at: &mut dyn FnMut(u64)) -> Result<(), HubError> {
-        let path = self.cache.partial(&file.etag);
-        let resumed = size_of_file(&path).is_some_and(|bytes| bytes > 0);
-        match self.fetch_once(file, &path, at) {
+        let mut fetch = Fetch {
+            downloads: self,
+            file,
+            path: self.cache.partial(&file.etag),
+            at,
+        };
+        let resumed = size_of_file(&fetch.path).is_some_and(|bytes| bytes > 0);
+        match fetch.once() {
             // What was there before may be what is damaged.
-            Err(HubError::Checksum { .. }) if resumed => self.fetch_once(file, &path, at),
+            Err(HubError::Checksum { .. }) if resumed => fetch.once(),
             Err(HubError::Status {
                 status: NO_SUCH_PART,
                 ..
             }) => {
-                fs::remove_file(&path).map_err(HubError::io(&path))?;
-                self.fetch_once(file, &path, at)
+                fetch.throw_away()?;
+                fetch.once()
             }
             fetched => fetched,
         }
     }
+}
 
+/// A file on its way into the cache.
+struct Fetch<'a> {
+    downloads: &'a Downloads<'a>,
+    file: &'a RemoteFile,
+    /// Where it is written until it is whole.
+    path: PathBuf,
+    /// Hears how many of its bytes are here.
+    at: &'a mut dyn FnMut(u64),
+}
+
+impl Fetch<'_> {
     /// Downloads what is missing, and gives the file its name if it is right. A wrong one is removed.
-    fn fetch_once(
-        &self,
-        file: &RemoteFile,
-        path: &Path,
-        at: &mut dyn FnMut(u64),
-    ) -> Result<(), HubError> {
-        let mut partial = Partial::open(path, file).map_err(HubError::io(path))?;
-        at(partial.bytes);
-        self.complete(&mut partial, file, path, at)?;
+    fn once(&mut self) -> Result<(), HubError> {
+        let file = self.file;
+        let mut partial = Partial::open(&self.path, file).map_err(self.io())?;
+        (self.at)(partial.bytes);
+        self.complete(&mut partial)?;
         if let Some((algorithm, got)) = partial.hasher.finish() {
             if got != file.etag.as_str() {
-                fs::remove_file(path).map_err(HubError::io(path))?;
+                self.throw_away()?;
                 return Err(HubError::Checksum {
                     file: file.path.clone(),
                     algorithm,
@@ -102,25 +115,21 @@ impl Downloads<'_> {
             );
         }
         // A name that is there after a power cut must stand for contents that are there too.
+        let blob = self.downloads.cache.blob(&file.etag);
         let named = partial
             .file
             .sync_all()
-            .and_then(|()| fs::rename(path, self.cache.blob(&file.etag)));
-        named.map_err(HubError::io(path))
+            .and_then(|()| fs::rename(&self.path, blob));
+        named.map_err(self.io())
     }
 
     /// Asks again, from where it broke off, until all bytes are here.
-    fn complete(
-        &self,
-        partial: &mut Partial,
-        file: &RemoteFile,
-        path: &Path,
-        at: &mut dyn FnMut(u64),
-    ) -> Result<(), HubError> {
+    fn complete(&mut self, partial: &mut Partial) -> Result<(), HubError> {
+        let file = self.file;
         let mut attempts = 0;
         let mut most_bytes = partial.bytes;
         while partial.bytes < file.bytes {
-            let outcome = self.append(partial, file, path, at);
+            let outcome = self.append(partial);
             // A host that begins again each time brings nothing, however much it sends.
             if partial.bytes > most_bytes {
                 most_bytes = partial.bytes;
@@ -147,32 +156,29 @@ impl Downloads<'_> {
                 reason,
                 "the download broke off and is asked for again"
             );
-            wait(self.settings, attempts);
+            wait(self.downloads.settings, attempts);
         }
         Ok(())
     }
 
     /// Appends what one answer brings.
-    fn append(
-        &self,
-        partial: &mut Partial,
-        file: &RemoteFile,
-        path: &Path,
-        at: &mut dyn FnMut(u64),
-    ) -> Result<(), HubError> {
-        let part = self.client.part(self.commit, file, partial.bytes)?;
+    fn append(&mut self, partial: &mut Partial) -> Result<(), HubError> {
+        let file = self.file;
+        let Downloads {
+            settings,
+            client,
+            commit,
+            ..
+        } = self.downloads;
+        let part = client.part(commit, file, partial.bytes)?;
         if part.from != partial.bytes {
             // The host does not do parts: it begins again.
-            partial.restart(file).map_err(HubError::io(path))?;
+            partial.restart(file).map_err(self.io())?;
         }
         // One byte more than there should be tells that it is another file.
         let most = (file.bytes - partial.bytes).saturating_add(1);
-        let mut body = part
-            .body
-            .into_with_config()
-            .limit(u64::MAX)
-            .reader()
-            .take(most);
+        let body = part.body.into_with_config().limit(u64::MAX);
+        let mut body = body.reader().take(most);
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             let read = match body.read(&mut buffer) {
@@ -180,23 +186,28 @@ impl Downloads<'_> {
                 Ok(read) => &buffer[..read],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
-                    return Err(unreachable_host(
-                        &self.settings.endpoint,
-                        &error.to_string(),
-                    ));
+                    return Err(unreachable_host(&settings.endpoint, &error.to_string()));
                 }
             };
-            partial.append(read).map_err(HubError::io(path))?;
+            partial.append(read).map_err(self.io())?;
             if partial.bytes > file.bytes {
-                fs::remove_file(path).map_err(HubError::io(path))?;
+                self.throw_away()?;
                 return Err(HubError::Protocol {
-                    host: self.settings.endpoint.clone(),
+                    host: settings.endpoint.clone(),
                     what: file.path.clone(),
                     reason: format!("more bytes came than the {} that it has", file.bytes),
                 });
             }
-            at(partial.bytes);
+            (self.at)(partial.bytes);
         }
+    }
+
+    fn throw_away(&self) -> Result<(), HubError> {
+        fs::remove_file(&self.path).map_err(self.io())
+    }
+
+    fn io(&self) -> impl FnOnce(io::Error) -> HubError + use<> {
+        HubError::io(self.path.clone())
     }
 }
 

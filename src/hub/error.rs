@@ -180,6 +180,12 @@ impl HubError {
         }
     }
 
+    /// True if the hub did not say what a revision holds: a model in the cache may still be the one that is asked for, as for
+    /// `huggingface_hub`.
+    pub(super) fn leaves_open(&self) -> bool {
+        !matches!(self, Self::NoRevision { .. })
+    }
+
     /// True if what was asked for cannot be used as it stands, whatever the hub says.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Setting { .. } | Self::BadToken { .. })

@@ -8,6 +8,7 @@
 //! | `id` | which paths are ids |
 //! | `settings` | the variables of `huggingface_hub`, and the token |
 //! | `files` | which files of a repository make a model |
+//! | `roots` | the certificates that TLS trusts |
 //! | `client` | requests, redirects, and what refusals mean |
 //! | `cache` | the folder that `huggingface_hub` shares |
 //! | `download`, `digest` | one file: goes on where it stopped, and is compared with its hash |
@@ -22,6 +23,7 @@ mod download;
 mod error;
 mod files;
 mod id;
+mod roots;
 mod settings;
 
 use std::collections::BTreeSet;
@@ -38,6 +40,7 @@ pub use error::HubError;
 pub use files::Extent;
 use files::{Choice, WeightFiles};
 pub use id::{HubModel, RepoId, Wish};
+pub use roots::trusted_roots;
 pub use settings::{HubSettings, Token};
 
 const MAIN: &str = "main";
@@ -102,7 +105,7 @@ impl Hub {
     /// Makes sure that a model is in the cache: the path of its folder, or of its GGUF file.
     ///
     /// The hub is asked which commit the revision is at, unless the revision is one and the cache certainly has its model.
-    /// If the hub cannot be reached, a complete model in the cache is taken.
+    /// If the hub cannot be reached or refuses, a complete model in the cache is taken, unless the hub has no such revision.
     ///
     /// # Errors
     /// [`HubError`].
@@ -128,10 +131,11 @@ impl Hub {
         }
         let client = Client::new(&self.settings, &model.repo, revision);
         let listing = match self.listing(&client) {
-            Err(error) if error.may_pass() => {
-                let why = format!("the hub cannot be asked ({error}): try again later");
-                let found = find().ok_or_else(|| self.not_cached(model, revision, &why))?;
-                tracing::warn!(%error, "the hub cannot be asked, the model in the cache is used");
+            Err(error) if error.leaves_open() => {
+                let Some(found) = find() else {
+                    return Err(self.neither(error, model, revision));
+                };
+                tracing::warn!(%error, "the hub does not say which files the model has, the ones in the cache are used");
                 return Ok(found.taken_unasked());
             }
             listing => listing?,
@@ -163,6 +167,17 @@ impl Hub {
                 }
                 listing => return listing,
             }
+        }
+    }
+
+    /// Explains that neither the hub nor the cache has the model.
+    fn neither(&self, error: HubError, model: &HubModel, revision: &str) -> HubError {
+        match error.may_pass() {
+            true => {
+                let why = format!("the hub cannot be asked ({error}): try again later");
+                self.not_cached(model, revision, &why)
+            }
+            false => error,
         }
     }
 

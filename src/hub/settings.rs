@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::error::HubError;
+use super::roots;
 
 const ENDPOINT: &str = "https://huggingface.co";
 /// How long nothing may come before a download is tried again.
@@ -53,7 +54,7 @@ pub struct HubSettings {
     pub token: Option<Token>,
     /// Nothing is asked of any host.
     pub is_offline: bool,
-    /// PEM file with the roots that TLS trusts instead of Mozilla's.
+    /// PEM file with the roots that TLS trusts instead of the system's.
     pub roots: Option<PathBuf>,
     /// How long nothing may come before a download is tried again.
     pub idle_timeout: Duration,
@@ -121,7 +122,7 @@ impl HubSettings {
         Ok(Self {
             token,
             is_offline: is_set(&["HF_HUB_OFFLINE"]) || is_set(&["TRANSFORMERS_OFFLINE"]),
-            roots: path(&["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]),
+            roots: path(&roots::VARIABLES),
             idle_timeout: timeout_s.unwrap_or(IDLE_TIMEOUT),
             ..Self::new(
                 checked_endpoint(endpoint)?,

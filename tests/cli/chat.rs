@@ -242,8 +242,76 @@ fn a_server_that_fails_ends_a_chat_without_a_person() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(
-        text.contains("the stream ended before the answer did"),
-        "{text}"
-    );
+    assert!(text.contains("the stream broke off"), "{text}");
+}
+
+#[test]
+fn answers_that_end_with_their_connection_are_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let serving = std::thread::spawn(move || {
+        let model = json!({"data": [{"id": "m"}]}).to_string();
+        let said = json!({"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]});
+        for body in [model, format!("data: {said}\n\ndata: [DONE]\n\n")] {
+            let (mut stream, _) = listener.accept().expect("somebody asks");
+            read_body(&stream);
+            // Neither a length nor chunks, as some Python servers and proxies do.
+            let sent = write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{body}");
+            sent.expect("it reads");
+        }
+    });
+    let output = say(&mut chat(&["--url", &url]), "Well?\n");
+    assert_eq!(stdout(&output), "Yes.\n", "{}", stderr(&output));
+    assert!(output.status.success());
+    serving.join().expect("it ends");
+}
+
+#[cfg(target_os = "linux")]
+mod on_a_terminal {
+    use std::fs::File;
+
+    use rustix::fs::{Mode, OFlags};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::*;
+
+    /// A terminal: the end of the person, and that of programs.
+    fn terminal() -> (File, File) {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let person = openpt(flags).expect("there are terminals");
+        grantpt(&person).expect("it is ours");
+        unlockpt(&person).expect("it is ours");
+        let name = ptsname(&person, Vec::new()).expect("it has a name");
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let program = rustix::fs::open(name, flags, Mode::empty()).expect("it opens");
+        (person.into(), program.into())
+    }
+
+    #[test]
+    fn a_signal_at_the_prompt_gives_the_terminal_back() {
+        for (signal, code) in [("TERM", 143), ("HUP", 129)] {
+            let (mut person, program) = terminal();
+            let modes = || tcgetattr(&program).expect("a terminal").local_modes;
+            let before = modes();
+            assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO));
+            let end = || Stdio::from(program.try_clone().expect("it can be shared"));
+            let mut command = chat(&["--url", "http://127.0.0.1:9", "--model-path", "m"]);
+            command.stdin(end()).stdout(end()).stderr(Stdio::null());
+            let mut child = command.env("TERM", "xterm").spawn().expect("it runs");
+            let mut shown = Vec::new();
+            while !shown.ends_with(b"> ") {
+                let mut byte = [0];
+                person.read_exact(&mut byte).expect("it prompts");
+                shown.extend(byte);
+            }
+            assert!(!modes().contains(LocalModes::ICANON), "a line is edited");
+            let id = child.id().to_string();
+            let killed = Command::new("kill").args(["-s", signal, &id]).status();
+            assert!(killed.expect("there is a kill").success());
+            let status = child.wait().expect("it ends");
+            assert_eq!(status.code(), Some(code), "{signal}");
+            assert_eq!(modes(), before, "{signal}");
+        }
+    }
 }

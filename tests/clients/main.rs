@@ -9,6 +9,10 @@ mod codex;
 mod documented;
 #[path = "../common/python_environment.rs"]
 mod environment;
+#[allow(dead_code, reason = "shared with the tests of the command line")]
+#[path = "../cli/hub/fake.rs"]
+mod fake_hub;
+mod hub;
 mod npm;
 mod python;
 mod schemathesis;

@@ -6,11 +6,13 @@
 //! | [`partner`] | who answers: an engine, or a server's `/v1/chat/completions` |
 //! | [`sampling`] | the flags of an answer |
 //! | [`screen`] | what is shown of an answer |
+//! | [`terminal`] | what an editor changes, and how it was before |
 
 mod lines;
 mod partner;
 mod sampling;
 mod screen;
+mod terminal;
 
 use std::time::Duration;
 
@@ -29,6 +31,7 @@ use lines::{Line, Lines};
 use partner::{Partner, Piece};
 use sampling::AnswerFlags;
 use screen::Screen;
+use terminal::Terminal;
 
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -86,7 +89,11 @@ pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
 /// Reads lines and answers them until there are no more.
 async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
     let mut signals = Signals::install().map_err(Failure::failed)?;
+    let terminal = Terminal::now();
     let mut lines = Lines::start()?;
+    if lines.is_edited() {
+        signals = signals.with_hang_up().map_err(Failure::failed)?;
+    }
     let mut screen = Screen::new();
     let mut conversation = Conversation::new(args.system.as_deref());
     if lines.is_edited() {
@@ -98,7 +105,12 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
     while !screen.is_gone() {
         let line = tokio::select! {
             line = lines.next() => line,
-            signal = signals.next() => signal.exit(),
+            signal = signals.next() => {
+                if lines.is_edited() {
+                    terminal.restore();
+                }
+                signal.exit()
+            }
         };
         let text = match line {
             Line::Text(text) if text.trim().is_empty() => continue,

@@ -1,35 +1,36 @@
 //! Servers with OpenAI's API, for the commands that talk to one: addresses, keys, and streams of events.
 
+mod connection;
 pub mod secret;
 
 use std::pin::Pin;
-use std::time::Duration;
 
-use actix_web::http::header::{AUTHORIZATION, HeaderValue};
-use actix_web::http::{StatusCode, Uri};
-use actix_web::web::Bytes;
-use awc::error::SendRequestError;
-use awc::{Client, Connector};
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, TryStreamExt};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use serde_json::Value;
 
 use super::failure::Failure;
+use connection::{Answer, Connector, explained};
 
 /// Longest part of a server's own words that is shown.
 const SHOWN_CHARS: usize = 300;
 /// Largest answer without a stream that is read.
 const BODY_BYTES: usize = 16 << 20;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const AGENT: &str = concat!("souffleur/", env!("CARGO_PKG_VERSION"));
 /// The event that ends a stream.
 pub const DONE: &str = "[DONE]";
 
 /// The bytes of an answer as they come.
 pub type Body = Pin<Box<dyn Stream<Item = Result<Bytes, String>>>>;
 
-/// A server at an address.
+/// A server at an address. Redirects are not followed: another host must not see the key.
 #[derive(Clone)]
 pub struct Remote {
-    client: Client,
+    connector: Connector,
+    bearer: Option<HeaderValue>,
     /// Without `/v1`, and without a slash at the end.
     pub url: String,
 }
@@ -40,16 +41,13 @@ impl Remote {
     /// # Errors
     /// An address that cannot be used.
     pub fn new(flag: &str, url: &str, bearer: Option<HeaderValue>) -> Result<Self, Failure> {
-        let url = checked(flag, url)?;
-        let connector = Connector::new().limit(0).timeout(CONNECT_TIMEOUT);
-        let client = Client::builder().connector(connector).disable_timeout();
-        // Another host that a redirect names must not see the key.
-        let mut client = client.disable_redirects();
-        if let Some(bearer) = bearer {
-            client = client.add_default_header((AUTHORIZATION, bearer));
-        }
-        let client = client.finish();
-        Ok(Self { client, url })
+        let (url, uri) = checked(flag, url)?;
+        let connector = Connector::new(&uri).map_err(Failure::Failed)?;
+        Ok(Self {
+            connector,
+            bearer,
+            url,
+        })
     }
 
     /// The model that requests name: the given one, else the first that the server lists; and the size of the listed one's
@@ -73,15 +71,18 @@ impl Remote {
     /// Reads JSON.
     pub async fn get(&self, path: &str) -> Result<Value, String> {
         let url = format!("{}{path}", self.url);
-        let sent = self.client.get(&url).force_close().send().await;
-        let mut response = sent.map_err(|error| format!("{url}: {}", reason(error)))?;
-        let status = response.status();
-        let body = response.body().limit(BODY_BYTES).await;
-        let body = body.map_err(|error| format!("{url}: {error}"))?;
+        let read = self.read(path).await;
+        let (status, body) = read.map_err(|reason| format!("{url}: {reason}"))?;
         if !status.is_success() {
             return Err(format!("{url}: {status}: {}", shown(&body)));
         }
         serde_json::from_slice(&body).map_err(|error| format!("{url}: {error}: {}", shown(&body)))
+    }
+
+    async fn read(&self, path: &str) -> Result<(StatusCode, Bytes), String> {
+        let answer = self.send(Method::GET, path, String::new()).await?;
+        let status = answer.status();
+        Ok((status, answer.into_body().read(BODY_BYTES).await?))
     }
 
     /// Sends a body of JSON; the bytes of the answer as they come.
@@ -89,27 +90,46 @@ impl Remote {
     /// # Errors
     /// Why there is no answer, or the server's own words where it refuses.
     pub async fn post(&self, path: &str, body: String) -> Result<Body, String> {
-        let post = self.client.post(format!("{}{path}", self.url));
-        let post = post.force_close().content_type("application/json");
-        let mut response = post.send_body(body).await.map_err(reason)?;
-        if response.status() != StatusCode::OK {
-            let status = response.status();
-            let said = response.body().limit(BODY_BYTES).await.unwrap_or_default();
+        let answer = self.send(Method::POST, path, body).await?;
+        let (status, body) = (answer.status(), answer.into_body());
+        if status != StatusCode::OK {
+            let said = body.read(BODY_BYTES).await.unwrap_or_default();
             return Err(format!("{status}: {}", shown(&said)));
         }
-        let body = response.map(|read| read.map_err(|error| error.to_string()));
-        Ok(Box::pin(body))
+        let bytes = body.into_data_stream();
+        Ok(Box::pin(bytes.map_err(|error| explained(&error))))
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: String,
+    ) -> Result<Response<Answer>, String> {
+        let mut request = Request::builder()
+            .method(&method)
+            .uri(format!("{}{path}", self.url))
+            .header(USER_AGENT, AGENT);
+        if method == Method::POST {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(bearer) = &self.bearer {
+            request = request.header(AUTHORIZATION, bearer);
+        }
+        let request = request.body(Full::from(body));
+        let request = request.map_err(|error| explained(&error))?;
+        self.connector.send(request).await
     }
 }
 
-/// The URL without what requests add to it.
-fn checked(flag: &str, url: &str) -> Result<String, Failure> {
+/// The URL without what requests add to it, as text and in parts.
+fn checked(flag: &str, url: &str) -> Result<(String, Uri), Failure> {
     let unusable = |reason: &str| Failure::Usage(format!("{flag} is {url:?}, {reason}"));
     let uri: Uri = url
         .parse()
         .map_err(|_| unusable("must be like http://127.0.0.1:30000"))?;
-    match (uri.scheme_str(), uri.authority()) {
-        (Some("http" | "https"), Some(_)) => (),
+    match (uri.scheme_str(), uri.host()) {
+        (Some("http" | "https"), Some(host)) if !host.is_empty() => (),
         _ => {
             return Err(unusable(
                 "must begin with http:// or https:// and name a host",
@@ -117,7 +137,7 @@ fn checked(flag: &str, url: &str) -> Result<String, Failure> {
         }
     }
     let url = url.trim_end_matches('/');
-    Ok(url.strip_suffix("/v1").unwrap_or(url).to_owned())
+    Ok((url.strip_suffix("/v1").unwrap_or(url).to_owned(), uri))
 }
 
 /// The first model that `/v1/models` lists, and its vocabulary as llama.cpp names it.
@@ -131,10 +151,6 @@ fn first_model(models: &Value) -> (Option<String>, Option<u32>) {
 pub fn size(value: &Value) -> Option<u32> {
     let size = value.as_u64().and_then(|size| u32::try_from(size).ok());
     size.filter(|size| *size > 0)
-}
-
-fn reason(error: SendRequestError) -> String {
-    error.to_string()
 }
 
 /// A server's own words, in one line of bounded length that cannot steer a terminal.
@@ -155,7 +171,7 @@ mod tests {
     use super::*;
 
     fn checked(url: &str) -> Result<String, Failure> {
-        super::checked("--url", url)
+        super::checked("--url", url).map(|(url, _)| url)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use actix_web::http::header::HeaderValue;
+use hyper::header::HeaderValue;
 use souffleur::server::ApiKey;
 
 use crate::cli::failure::Failure;

@@ -311,8 +311,14 @@ impl<'a> Metadata<'a> {
             .ok_or_else(|| self.error(key, "is missing"))
     }
 
-    /// The id of a token.
+    /// The id of a token; -1, signed or not, says that there is none.
     pub fn token_id(&self, key: &str) -> Result<Option<u32>, LoadError> {
+        const NONE: [i128; 2] = [-1, u32::MAX as i128];
+        if let Some(Value::Integer(id)) = self.value(key)
+            && NONE.contains(id)
+        {
+            return Ok(None);
+        }
         let id = self.size(key, 0..=u32::MAX as usize)?;
         Ok(id.map(|id| id as u32))
     }

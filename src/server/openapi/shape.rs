@@ -334,6 +334,7 @@ impl ObjectShape {
     pub(in crate::server) fn without(mut self, names: &[&str]) -> Self {
         self.fields
             .retain(|(name, _)| !names.contains(&name.as_str()));
+        self.required.retain(|name| !names.contains(&name.as_str()));
         self
     }
 

@@ -439,6 +439,35 @@ fn refusals_say_what_to_do() {
 }
 
 #[test]
+fn a_hub_that_refuses_leaves_what_is_in_the_cache() {
+    let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
+    let cache = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = fetch(&hub, cache.path(), "owner/tiny").expect("it is downloaded");
+    let at = |revision| fetch_by(settings(&hub, cache.path()), "owner/tiny", revision);
+    for (status, code) in [
+        (401, "GatedRepo"),
+        (403, "GatedRepo"),
+        (401, "RepoNotFound"),
+        (403, ""),
+        (404, "RepoNotFound"),
+        (404, ""),
+        (418, ""),
+        (500, ""),
+    ] {
+        hub.behaviour().refusal = Some((status, code));
+        for revision in [None, Some(COMMIT)] {
+            let found = at(revision).unwrap_or_else(|error| panic!("{status} {code}: {error}"));
+            assert_eq!(found, folder, "{status} {code}");
+        }
+    }
+    hub.behaviour().refusal = Some((404, "RevisionNotFound"));
+    for revision in [None, Some(COMMIT)] {
+        let error = at(revision).expect_err("there is no such revision");
+        assert!(error.to_string().contains("has no revision"), "{error}");
+    }
+}
+
+#[test]
 fn without_the_hub_the_cache_is_used_if_it_is_complete() {
     let hub = FakeHub::with("owner/tiny", bare_files(b"weights"));
     let cache = tempfile::tempdir().expect("a temporary folder can be made");

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use actix_web::http::header::HeaderValue;
 use eventsource_stream::Eventsource;
 use futures_util::{Stream, StreamExt};
+use hyper::header::HeaderValue;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

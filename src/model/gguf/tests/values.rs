@@ -15,6 +15,8 @@ fn integers_of_any_width_are_sizes_within_their_limits() {
         .pair("h", Value::I64(7))
         .pair("negative", Value::I8(-1))
         .pair("huge", Value::U64(u64::MAX))
+        .pair("no token", Value::I32(-1))
+        .pair("no unsigned token", Value::U32(u32::MAX))
         .pair("float", Value::F32(7.0))
         .number("number", 0.5);
     let gguf = open(&file).expect("whole");
@@ -47,6 +49,9 @@ fn integers_of_any_width_are_sizes_within_their_limits() {
         "number is 0.5, expected a number from 1 to 2",
     );
     assert_eq!(metadata.token_id("a").expect("an id"), Some(7));
+    for key in ["no token", "no unsigned token", "absent"] {
+        assert_eq!(metadata.token_id(key).expect("no error"), None, "{key}");
+    }
     refused(metadata.token_id("huge"), "huge is 18446744073709551615");
 }
 

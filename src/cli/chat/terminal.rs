@@ -1,0 +1,43 @@
+//! The terminal as it was before a line was edited on it.
+
+/// Settings of the terminal, which an editor changes while a line is written.
+#[cfg(unix)]
+pub struct Terminal(Option<rustix::termios::Termios>);
+
+#[cfg(unix)]
+impl Terminal {
+    /// The settings as they are now.
+    pub fn now() -> Self {
+        Self(rustix::termios::tcgetattr(std::io::stdin()).ok())
+    }
+
+    /// Gives the terminal back in the middle of a line, before this process ends.
+    pub fn restore(&self) {
+        use std::io::Write;
+
+        use rustix::termios::{OptionalActions, tcsetattr};
+
+        let Some(settings) = &self.0 else {
+            return;
+        };
+        // A terminal that is gone needs none of it.
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, settings);
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(b"\x1b[?2004l\n").and_then(|()| out.flush());
+    }
+}
+
+/// The system does it when a process ends.
+#[cfg(not(unix))]
+pub struct Terminal;
+
+#[cfg(not(unix))]
+impl Terminal {
+    /// The settings as they are now.
+    pub fn now() -> Self {
+        Self
+    }
+
+    /// Nothing.
+    pub fn restore(&self) {}
+}

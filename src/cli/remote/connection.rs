@@ -1,0 +1,193 @@
+//! One request to a server, over a connection of its own: HTTP/1.1, within TLS where the address says so.
+
+use std::error::Error;
+use std::fmt::Write;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use actix_web::rt;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::client::conn::http1;
+use hyper::header::{CONNECTION, HOST, HeaderValue};
+use hyper::{Request, Response, Uri};
+use hyper_util::rt::TokioIo;
+use souffleur::hub;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The bytes of a connection.
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+
+/// Opens connections.
+#[derive(Clone)]
+pub struct Connector {
+    /// For addresses that begin with `https`.
+    tls: Option<TlsConnector>,
+}
+
+impl Connector {
+    /// For the servers of an address, which TLS trusts as `souffleur::hub` trusts the hub.
+    ///
+    /// # Errors
+    /// Why there can be no TLS.
+    pub fn new(uri: &Uri) -> Result<Self, String> {
+        let is_secure = uri.scheme_str() == Some("https");
+        let tls = is_secure.then(tls).transpose()?;
+        Ok(Self { tls })
+    }
+
+    /// Sends a request to an address with a host; its answer, whose body comes bit by bit.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn send(
+        &self,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<Answer>, String> {
+        let uri = request.uri().clone();
+        let opened = rt::time::timeout(CONNECT_TIMEOUT, self.open(&uri)).await;
+        let stream = opened.map_err(|_| {
+            let limit_s = CONNECT_TIMEOUT.as_secs();
+            format!("no connection within {limit_s} s")
+        })??;
+        let shaken = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = shaken.map_err(|error| explained(&error))?;
+        let connection = Connection(rt::spawn(async move {
+            // What goes wrong is told to the request and to the body.
+            let _ = connection.await;
+        }));
+        let headers = request.headers_mut();
+        headers.insert(HOST, host_header(&uri)?);
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        *request.uri_mut() = path_of(&uri)?;
+        let answer = sender.send_request(request).await;
+        let answer = answer.map_err(|error| explained(&error))?;
+        Ok(answer.map(|body| Answer { body, connection }))
+    }
+
+    async fn open(&self, uri: &Uri) -> Result<Box<dyn Stream>, String> {
+        let host = uri.host().ok_or("the address names no host")?;
+        let port = uri
+            .port_u16()
+            .unwrap_or(if self.tls.is_some() { 443 } else { 80 });
+        let connected = TcpStream::connect(format!("{host}:{port}")).await;
+        let stream = connected.map_err(|error| format!("cannot connect: {error}"))?;
+        // An answer's pieces are small and each is waited for.
+        stream
+            .set_nodelay(true)
+            .map_err(|error| error.to_string())?;
+        let Some(tls) = &self.tls else {
+            return Ok(Box::new(stream));
+        };
+        let name = host.trim_start_matches('[').trim_end_matches(']');
+        let name = ServerName::try_from(name.to_owned());
+        let name = name.map_err(|_| format!("{host:?} is no name of a host"))?;
+        let secured = tls.connect(name, stream).await;
+        Ok(Box::new(
+            secured.map_err(|error| format!("TLS: {}", explained(&error)))?,
+        ))
+    }
+}
+
+/// Ends with the value.
+struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The body of an answer. Dropping it closes the connection, so that the server sees that nobody reads on.
+pub struct Answer {
+    body: Incoming,
+    #[expect(dead_code, reason = "held for its end")]
+    connection: Connection,
+}
+
+impl Answer {
+    /// Reads all of it, up to so many bytes.
+    ///
+    /// # Errors
+    /// Why there is no more.
+    pub async fn read(self, limit_bytes: usize) -> Result<Bytes, String> {
+        let read = Limited::new(self, limit_bytes).collect().await;
+        read.map(|body| body.to_bytes())
+            .map_err(|error| explained(&*error))
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// An error and those behind it: hyper's own words leave out the reason.
+pub fn explained(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let _ = write!(text, ": {source}");
+        next = source.source();
+    }
+    text
+}
+
+/// The host and the port, without a password before them.
+fn host_header(uri: &Uri) -> Result<HeaderValue, String> {
+    let host = uri.host().unwrap_or_default();
+    let text = match uri.port_u16() {
+        Some(port) => format!("{host}:{port}"),
+        None => host.to_owned(),
+    };
+    HeaderValue::try_from(text).map_err(|error| error.to_string())
+}
+
+/// The part of an address that a server is sent.
+fn path_of(uri: &Uri) -> Result<Uri, String> {
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    path.parse()
+        .map_err(|error: hyper::http::uri::InvalidUri| error.to_string())
+}
+
+fn tls() -> Result<TlsConnector, String> {
+    let mut roots = RootCertStore::empty();
+    let trusted = hub::trusted_roots().into_iter().map(CertificateDer::from);
+    roots.add_parsable_certificates(trusted);
+    if roots.is_empty() {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    let provider = Arc::new(ring::default_provider());
+    let config =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(|error| error.to_string())?;
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}

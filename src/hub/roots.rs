@@ -1,0 +1,66 @@
+//! The certificates that TLS trusts, here and in commands that talk to other servers.
+
+use std::path::{Path, PathBuf};
+
+use rustls_native_certs::{load_certs_from_paths, load_native_certs};
+use ureq::tls::{Certificate, RootCerts};
+
+/// Names a PEM file with the certificates to trust, such as a company's; the first that is set counts.
+pub(super) const VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
+
+/// The certificates that TLS trusts, each in DER: those of the file that `SSL_CERT_FILE` or its kin name, else the
+/// system's. There may be none, as in a bare container: Mozilla's are meant then.
+pub fn trusted_roots() -> Vec<Vec<u8>> {
+    let mut files = VARIABLES.iter().filter_map(std::env::var_os);
+    let file = files.find(|file| !file.is_empty()).map(PathBuf::from);
+    found(file.as_deref())
+}
+
+/// The certificates that the client trusts, with or without a file of them.
+pub(super) fn of(file: Option<&Path>) -> RootCerts {
+    let found = found(file);
+    if found.is_empty() {
+        return RootCerts::WebPki;
+    }
+    let certificates = found
+        .iter()
+        .map(|der| Certificate::from_der(der).to_owned());
+    RootCerts::from(certificates.collect::<Vec<_>>())
+}
+
+fn found(file: Option<&Path>) -> Vec<Vec<u8>> {
+    let read = match file {
+        Some(file) => load_certs_from_paths(Some(file), None),
+        None => load_native_certs(),
+    };
+    for error in &read.errors {
+        tracing::debug!(%error, "certificates that cannot be read");
+    }
+    if let (Some(file), true) = (file, read.certs.is_empty()) {
+        tracing::warn!(file = %file.display(), "no certificates in this file, Mozilla's roots are trusted instead");
+    }
+    read.certs.iter().map(|der| der.to_vec()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_certificates_leaves_mozillas() {
+        let dir = tempfile::tempdir().expect("a temporary folder can be made");
+        let file = dir.path().join("roots.pem");
+        for text in [
+            "",
+            "nonsense",
+            "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n",
+        ] {
+            std::fs::write(&file, text).expect("writable");
+            assert!(matches!(of(Some(&file)), RootCerts::WebPki), "{text:?}");
+        }
+        let one = "-----BEGIN CERTIFICATE-----\nAQID\n-----END CERTIFICATE-----\n";
+        std::fs::write(&file, one).expect("writable");
+        assert_eq!(found(Some(&file)), [[1, 2, 3]]);
+        assert!(matches!(of(Some(&file)), RootCerts::Specific(_)));
+    }
+}
