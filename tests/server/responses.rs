@@ -281,7 +281,7 @@ fn custom_tools_and_namespaces_are_called_by_the_clients_names_and_hosted_tools_
 fn a_continuation_has_everything_cached_whatever_was_sampled() {
     let world = traveller();
     let first = ask(&world, &json!({"input": "compare", "tools": [weather()]}));
-    let results = results_of(&first);
+    let results = results_of(&first, "sunny");
     assert_eq!(results.len(), 2);
     let next = json!({
         "input": results, "previous_response_id": first["id"], "tools": [weather()],
@@ -306,7 +306,7 @@ fn a_continuation_has_everything_cached_whatever_was_sampled() {
     world.wait_until_whole();
 }
 
-/// Twelve turns, of which every other one answers with thoughts and with calls that no template would write so.
+/// Twelve turns of a loop of tools, each answered with thoughts and with calls that no template would write so.
 #[test]
 fn continuations_have_everything_cached_in_pages_of_any_size() {
     for page in [1, 16] {
@@ -314,8 +314,8 @@ fn continuations_have_everything_cached_in_pages_of_any_size() {
         let mut before: Option<Value> = None;
         for turn in 0..12 {
             let input = match &before {
-                Some(response) if turn % 2 == 1 => results_of(response).into(),
-                _ => json!(format!("compare {turn}")),
+                Some(response) => results_of(response, &format!("compare {turn}")).into(),
+                None => json!("compare"),
             };
             let mut body = json!({"input": input, "tools": [weather()]});
             if let Some(response) = &before {
@@ -335,13 +335,13 @@ fn continuations_have_everything_cached_in_pages_of_any_size() {
     }
 }
 
-/// What the tools answer to the calls of a response.
-fn results_of(response: &Value) -> Vec<Value> {
+/// What the tools answer to the calls of a response: `text`.
+fn results_of(response: &Value, text: &str) -> Vec<Value> {
     let items = response["output"].as_array().expect("items").iter();
     let calls = items.filter(|item| item["type"] == "function_call");
     calls
         .map(|item| {
-            let output = json!([{"type": "input_text", "text": "sunny"}]);
+            let output = json!([{"type": "input_text", "text": text}]);
             json!({"type": "function_call_output", "call_id": item["call_id"], "output": output})
         })
         .collect()

@@ -166,6 +166,7 @@ fn they_hold_half_of_the_pool_and_so_many_at_most() {
         .collect();
     assert_eq!(held(&world), (3, 45), "four would hold 60 of 100");
     assert!(!world.unpin_softly(names[0]) && world.unpin_softly(names[1]));
+    world.assert_clean();
     let mut world = World::new(small(400));
     for family in 0..6 {
         pinned(&mut world, family, 10, false);

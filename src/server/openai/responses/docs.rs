@@ -34,7 +34,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-pub(in crate::server) fn count_operation(facts: &Facts) -> Operation {
+pub(in crate::server) fn count_operation(_: &Facts) -> Operation {
     let counted = object()
         .has("object", name_of(["response.input_tokens"]))
         .has("input_tokens", count());
@@ -42,7 +42,8 @@ pub(in crate::server) fn count_operation(facts: &Facts) -> Operation {
         Group::OpenAi,
         "Count the tokens that a response's prompt would have",
     )
-    .takes(call(facts).shape(), example())
+    .about("Fields that do not make the prompt may be there as well.")
+    .takes(prompt().takes("model", shared::model()).shape(), example())
     .answers(counted.shape(), "the count")
     .fails(
         404,
@@ -140,6 +141,11 @@ fn example() -> serde_json::Value {
 
 /// The fields of a request.
 fn call(facts: &Facts) -> ObjectShape {
+    prompt().and(shared::common(facts).without(&["n"]))
+}
+
+/// What makes the prompt, and fields of Responses alone.
+fn prompt() -> ObjectShape {
     let text_settings = object()
         .takes("format", named("TextFormat"))
         .takes("verbosity", shared::ignored());
@@ -218,7 +224,6 @@ fn call(facts: &Facts) -> ObjectShape {
             anything().about("repeated in the response"),
         )
         .and(reasoning())
-        .and(shared::common(facts).without(&["n"]))
 }
 
 fn tool() -> Shape {
