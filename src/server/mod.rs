@@ -170,7 +170,11 @@ fn resource(path: &str, route: actix_web::Route, allow: &'static str) -> actix_w
     let refuse = move |request: HttpRequest| async move {
         Err::<&str, ApiError>(error::method_not_allowed(&request, allow))
     };
+    // Queries that cannot be read get an error in the form of all others.
+    let queries = web::QueryConfig::default()
+        .error_handler(|error, _| ApiError::invalid(format!("the query: {error}")).into());
     web::resource(path)
+        .app_data(queries)
         .route(route)
         .default_service(web::to(refuse))
 }

@@ -5,7 +5,7 @@ use utoipa::openapi::path::{Operation, OperationBuilder, ParameterBuilder, Param
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
 
-use super::shape::{Shape, named, text};
+use super::shape::{Shape, named, object, text};
 
 /// The groups that operations are shown in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,8 @@ impl Describe {
     /// With `stream`, it answers with server-sent events, each of which holds such JSON.
     pub(in crate::server) fn streams(mut self, event: &str, about: &str) -> Self {
         let about = format!("{about} The `data` of each is JSON of the schema `{event}`.");
-        let content = ContentBuilder::new().schema(Some(text().about(&about)));
+        let shape = object().has("data", text()).takes("event", text());
+        let content = ContentBuilder::new().schema(Some(shape.shape().about(&about)));
         self.answer = self.answer.content(EVENTS, content.build());
         self
     }

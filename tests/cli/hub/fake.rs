@@ -247,7 +247,10 @@ fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
     let parts: Vec<&str> = path.trim_start_matches('/').splitn(5, '/').collect();
     let (repo, revision, file) = match parts.as_slice() {
         ["api", "models", owner, name, rest] => {
-            let revision = rest.strip_prefix("revision/").unwrap_or_default();
+            let revision = ["revision/", "tree/"]
+                .iter()
+                .find_map(|way| rest.strip_prefix(way));
+            let revision = revision.unwrap_or_default();
             (
                 format!("{owner}/{name}"),
                 revision.replace("%2F", "/"),
@@ -269,6 +272,10 @@ fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
         return not_found("RevisionNotFound");
     };
     let Some(path) = file else {
+        // What huggingface_hub asks for.
+        if request.path.contains("/tree/") {
+            return Reply::new(200, &[], tree(files).to_string());
+        }
         let listing = listing(commit, files, behaviour.lists_names_only);
         return Reply::new(200, &[], listing.to_string());
     };
@@ -315,6 +322,20 @@ fn listing(commit: &str, files: &Files, names_only: bool) -> Value {
         }
     });
     json!({"id": "x", "sha": commit, "siblings": siblings.collect::<Vec<_>>()})
+}
+
+fn tree(files: &Files) -> Value {
+    let entries = files.iter().map(|(name, file)| {
+        let (etag, size) = (file.etag(), file.size());
+        match file.is_large {
+            false => json!({"type": "file", "path": name, "size": size, "oid": etag}),
+            true => json!({
+                "type": "file", "path": name, "size": size, "oid": "0".repeat(40),
+                "lfs": {"oid": etag, "size": size, "pointerSize": 130},
+            }),
+        }
+    });
+    entries.collect()
 }
 
 fn of_cdn(request: &Asked, behaviour: &mut Behaviour) -> Reply {

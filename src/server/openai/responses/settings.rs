@@ -155,6 +155,9 @@ fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     let Some(raw) = fields.peek(NAME).cloned() else {
         return Ok(None);
     };
+    if raw.asks_for_nothing() {
+        return Ok(None);
+    }
     let as_sent = repeated(fields, &raw)?;
     if !raw.is_list() {
         return Ok(Some(as_sent));
