@@ -20,6 +20,8 @@ BEYOND = {
     "response_text_done_event.LogprobTopLogprob.bytes",
     "ResponseFunctionCallArgumentsDoneEvent.name",
     "ResponseCustomToolCall.status",
+    # Whether it is kept.
+    "Response.store",
     # On named lanes of a WebSocket.
     "stream_id",
 }
