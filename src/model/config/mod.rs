@@ -261,6 +261,7 @@ impl ModelConfig {
             heads: self.num_key_value_heads,
             key_dim,
             values,
+            labels: 0,
             dtype: dtype.into(),
         };
         let layer = |layer| match self.states_in(layer) {

@@ -75,7 +75,9 @@ pub struct PagedKv {
     pub key_dim: usize,
     /// A head's values.
     pub values: Values,
-    /// Element type of both.
+    /// Elements of a head's key that are stored once more, as labels by which keys are chosen; 0 where none are.
+    pub labels: usize,
+    /// Element type of all.
     pub dtype: KvDtype,
 }
 
@@ -93,7 +95,11 @@ impl PagedKv {
     /// The buffers of a layer, in the order in which a token's parts are written.
     pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> + use<> {
         let Self { heads, dtype, .. } = *self;
-        let parts = [("k", self.key_dim), ("v", self.values.stored_dim())];
+        let parts = [
+            ("k", self.key_dim),
+            ("v", self.values.stored_dim()),
+            ("label", self.labels),
+        ];
         let stored = parts.into_iter().filter(|(_, dim)| *dim > 0);
         stored.map(move |(name, dim)| KvBuffer {
             name,
@@ -111,6 +117,9 @@ impl fmt::Display for PagedKv {
         match self.values {
             Values::Own { dim } => write!(f, "values of {dim}")?,
             Values::InKeys { dim } => write!(f, "their first {dim} the values")?,
+        }
+        if self.labels > 0 {
+            write!(f, ", labels of {}", self.labels)?;
         }
         write!(f, ", {}", self.dtype.name())
     }
@@ -164,7 +173,7 @@ impl fmt::Display for LayerKv {
 /// token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// Its content: `k` or `v`.
+    /// Its content: `k`, `v` or `label`.
     pub name: &'static str,
     /// Elements that one token takes.
     pub elements_per_token: usize,
@@ -180,7 +189,7 @@ impl KvBuffer {
 }
 
 /// The memory that all layers keep.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvLayout {
     layers: Vec<LayerKv>,
 }
@@ -199,6 +208,16 @@ impl KvLayout {
     /// The memory that each layer keeps, in order.
     pub fn layers(&self) -> &[LayerKv] {
         &self.layers
+    }
+
+    /// The same, where some layers also store labels: as many elements of a head's key as `labels` says of a layer.
+    pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            if let LayerKv::Pages(pages) = layer {
+                pages.labels = labels(index);
+            }
+        }
+        self
     }
 
     /// Bytes that one token takes in all layers (the seeds' cell size).
@@ -233,6 +252,7 @@ mod tests {
             heads,
             key_dim,
             values,
+            labels: 0,
             dtype: KvDtype::BF16,
         }
     }
@@ -276,6 +296,22 @@ mod tests {
             [("k", 2 * 96 * 2), ("v", 2 * 64 * 2)]
         );
         assert_eq!(buffers(Values::InKeys { dim: 64 }), [("k", 2 * 96 * 2)]);
+    }
+
+    #[test]
+    fn labels_are_a_third_buffer_of_the_layers_that_have_them() {
+        let layout = hybrid().with_labels(|layer| if layer == 7 { 32 } else { 0 });
+        let labels = 4 * 32 * 2;
+        assert_eq!(layout.bytes_per_token(), 32_768 + labels);
+        let buffers = |layer: usize| layout.layers()[layer].pages().map(PagedKv::buffers);
+        let names: Vec<&str> = buffers(7).into_iter().flatten().map(|b| b.name).collect();
+        assert_eq!(names, ["k", "v", "label"]);
+        assert_eq!(buffers(3).into_iter().flatten().count(), 2);
+        let described = layout.layers()[7].to_string();
+        assert_eq!(
+            described,
+            "4 heads, keys of 256, values of 256, labels of 32, bfloat16"
+        );
     }
 
     #[test]

@@ -124,6 +124,7 @@ mod tests {
             heads: 2,
             key_dim,
             values,
+            labels: 0,
             dtype: KvDtype::BF16,
         })
     }
