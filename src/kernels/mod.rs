@@ -2,7 +2,7 @@
 //!
 //! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
 //! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`latent`], [`tensor_view`],
-//! [`random`], [`rope`] and [`shape`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
+//! [`random`], [`rope`], [`shape`] and [`sparsity`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
 
 pub mod blocks;
 pub mod cpu;
@@ -14,6 +14,7 @@ pub mod recurrent;
 pub mod rope;
 pub mod routing;
 pub mod shape;
+pub mod sparsity;
 pub mod tensor_view;
 
 use self::blocks::BlockType;

@@ -3,27 +3,40 @@
 //! A token's K/V lies at slot `page * page_size + offset`; page 0 is the dummy page and holds nothing.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::element::Storage;
+use super::element::{Element, Storage, with_elements};
+use super::labels::{self, Labels};
 use crate::ids::{PageId, RowId};
 use crate::kernels::HeadShape;
 use crate::kernels::dtype::Dtype;
+use crate::kernels::sparsity::DoubleSparsity;
 use crate::state::pool::kv_layout::{KvLayout, LayerKv, Values};
 
 /// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
+    labels: Vec<Option<Labels>>,
+    hides_labels: bool,
 }
 
 impl KvPool {
     /// Allocates what the layers keep of `n_slots` tokens; the system commits memory on first use.
-    pub fn new(layout: &KvLayout, n_slots: usize) -> Self {
+    ///
+    /// # Panics
+    /// If labels are not those of the layout.
+    pub fn new(layout: &KvLayout, n_slots: usize, sparsity: Option<&Arc<DoubleSparsity>>) -> Self {
         let storage = |layer: &LayerKv| match layer.pages() {
-            Some(pages) => Storage::zeros(pages.dtype.into(), n_slots * pages.elements_per_token()),
+            Some(pages) => {
+                let elements = pages.elements_per_token() - pages.heads * pages.labels;
+                Storage::zeros(pages.dtype.into(), n_slots * elements)
+            }
             None => Storage::zeros(Dtype::F32, 0),
         };
         Self {
             layers: layout.layers().iter().map(storage).collect(),
+            labels: labels::of_layers(sparsity, layout, n_slots),
+            hides_labels: false,
         }
     }
 
@@ -35,6 +48,42 @@ impl KvPool {
     /// Keys and values of a layer, to write.
     pub fn layer_mut(&mut self, layer: usize) -> &mut Storage {
         &mut self.layers[layer]
+    }
+
+    /// The labels of a layer's keys, unless they are hidden.
+    pub fn labels(&self, layer: usize) -> Option<&Labels> {
+        self.labels[layer].as_ref().filter(|_| !self.hides_labels)
+    }
+
+    /// For measurements: hides all labels, or none.
+    pub fn hide_labels(&mut self, hides: bool) {
+        self.hides_labels = hides;
+    }
+
+    /// For measurements: fills everything with noise, with labels that are as their keys would be, and not of them.
+    pub fn fill_with_noise(&mut self) {
+        let labels = self.labels.iter_mut().flatten().map(Labels::storage_mut);
+        for storage in self.layers.iter_mut().chain(labels) {
+            with_elements!(storage, elements => fill_with_noise(elements));
+        }
+    }
+
+    /// Copies the labels of the keys that were just written at some slots, if the layer has labels.
+    pub fn store_labels(&mut self, layer: usize, heads: &HeadShape, slots: &[u32]) {
+        if let Some(labels) = &mut self.labels[layer] {
+            labels.store(&self.layers[layer], heads, slots);
+        }
+    }
+}
+
+/// Numbers in [-1, 1).
+fn fill_with_noise<E: Element>(elements: &mut [E]) {
+    let mut state = 0x9e37_79b9_u32;
+    for element in elements {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        *element = E::narrow((state >> 8) as f32 / (1 << 23) as f32 - 1.0);
     }
 }
 

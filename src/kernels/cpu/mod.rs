@@ -12,6 +12,7 @@ mod activations;
 mod attention;
 mod batch;
 mod block32;
+pub mod calibration;
 mod cores;
 mod element;
 mod experts;
@@ -19,6 +20,7 @@ mod format;
 mod gates;
 mod k_quants;
 pub(crate) mod kv;
+mod labels;
 mod latent;
 mod matmul;
 mod matrix;
@@ -39,11 +41,14 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use self::activations::{Activations, PackedRows};
 use self::attention::Attention;
 pub use self::batch::{CpuBatch, Segment};
+use self::calibration::Calibration;
 pub use self::cores::{allowed_cores, default_threads};
 use self::experts::{Experts, Routes};
 use self::format::Encoding;
@@ -63,6 +68,7 @@ use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::kernels::rope::Rope;
+use crate::kernels::sparsity::DoubleSparsity;
 use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::StateStart;
@@ -92,6 +98,8 @@ pub struct CpuSizes {
     pub n_state_slots: usize,
     /// Whether attention reads pages that rows of a step have in common once for all of them.
     pub shared_prefix: bool,
+    /// Which queries attend to some keys only; the layout has its labels.
+    pub sparsity: Option<Arc<DoubleSparsity>>,
 }
 
 /// Activations in each encoding that the products of a stack read.
@@ -122,6 +130,7 @@ pub struct CpuBackend {
     states: StatePool,
     table: PageTable,
     attention: Attention,
+    calibration: Option<Calibration>,
     /// Empty, kept for their memory.
     routes: Routes,
     expert_items: Vec<ItemRun>,
@@ -147,10 +156,11 @@ impl CpuBackend {
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
-            kv: KvPool::new(&sizes.kv, n_slots),
+            kv: KvPool::new(&sizes.kv, n_slots, sizes.sparsity.as_ref()),
             states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
+            calibration: None,
             routes: Routes::default(),
             expert_items: Vec::new(),
         })
@@ -176,6 +186,21 @@ impl CpuBackend {
     /// Bytes of keys and values that attention has read since the start.
     pub fn kv_bytes_read(&self) -> usize {
         self.attention.kv_bytes()
+    }
+
+    /// From now on notes how much the channels of queries and keys matter; returns what was noted until now.
+    pub fn calibrate(&mut self) -> Option<Calibration> {
+        self.calibration.replace(Calibration::default())
+    }
+
+    /// For measurements: fills keys, values and labels with noise.
+    pub fn fill_with_noise(&mut self) {
+        self.kv.fill_with_noise();
+    }
+
+    /// For measurements: lets all queries see all keys, as if there were no labels, until it is called again.
+    pub fn attend_to_all(&mut self, is_on: bool) {
+        self.kv.hide_labels(is_on);
     }
 
     /// The page table.
@@ -214,6 +239,9 @@ impl CpuBackend {
         layer: usize,
         batch: &CpuBatch,
     ) -> Tensor {
+        if let Some(calibration) = &mut self.calibration {
+            calibration.add((layer, heads), q, self.kv.layer(layer), batch);
+        }
         let out = self.scratch.tensor(q.rows(), heads.attended_width());
         let history = (&self.kv, layer, &self.table);
         let threads = (&mut self.pool, self.isa);
@@ -314,7 +342,9 @@ impl Backend for CpuBackend {
             rotations,
         };
         let store = (self.kv.layer_mut(layer), batch.slots.as_slice());
-        rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store)
+        let q = rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store);
+        self.kv.store_labels(layer, heads, &batch.slots);
+        q
     }
 
     fn attend(

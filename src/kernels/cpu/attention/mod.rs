@@ -18,6 +18,7 @@ mod prefix;
 mod product;
 mod records;
 mod space;
+mod sparse;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -29,15 +30,16 @@ use self::kv_element::KvElement;
 use self::plan::{AttentionPlan, Target, Tile};
 use self::prefix::Prefixes;
 use self::space::Workspace;
+use self::sparse::SparseAttention;
 use self::state::{finish, merge, record_len};
 use self::tile::{Step, Work};
-use super::CpuBatch;
 use super::element::with_elements;
 use super::kv::{KvPool, PageTable, Planes};
 use super::memory::Lines;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
+use super::{CpuBatch, Segment};
 use crate::kernels::HeadShape;
 
 /// Keys in a block.
@@ -72,11 +74,14 @@ impl Seen {
 /// Plans, buffers and counts of all layers' attention.
 pub struct Attention {
     shares_prefixes: bool,
-    /// The plans of the step `serial`, one for each window among the layers.
-    plans: Vec<(HeadShape, AttentionPlan)>,
+    /// The plans of the step `serial`, one for each window among the layers and position at which queries become sparse.
+    plans: Vec<((HeadShape, usize), AttentionPlan)>,
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
+    /// Parts of the step's segments that are not sparse, where some are.
+    dense: Vec<Segment>,
+    sparse: SparseAttention,
     states: Lines<f32>,
     /// One for each thread, all of the same size: who computes what never makes one grow.
     spaces: Vec<Workspace>,
@@ -92,6 +97,8 @@ impl Attention {
             n_plans: 0,
             serial: 0,
             prefixes: Prefixes::default(),
+            dense: Vec::new(),
+            sparse: SparseAttention::default(),
             states: Lines::default(),
             spaces: Vec::new(),
             kv_bytes: AtomicUsize::new(0),
@@ -116,7 +123,16 @@ impl Attention {
         batch: &CpuBatch,
         mut out: Tensor,
     ) -> Tensor {
-        let plan = self.plan(heads, table, batch, pool.n_threads());
+        let labels = kv.labels(layer);
+        let dense_until = labels.map_or(usize::MAX, |labels| labels.rules().first_position());
+        if let Some(labels) = labels {
+            let history = (kv.layer(layer), labels, table);
+            let bytes =
+                self.sparse
+                    .attend((pool, isa), q, (heads, sinks), history, batch, &mut out);
+            self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        let plan = self.plan((*heads, dense_until), table, batch, pool.n_threads());
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv => {
@@ -149,10 +165,10 @@ impl Attention {
         out
     }
 
-    /// Index of the plan for a head shape.
+    /// Index of the plan for a head shape, of the queries at positions below a limit.
     fn plan(
         &mut self,
-        heads: &HeadShape,
+        kind: (HeadShape, usize),
         table: &PageTable,
         batch: &CpuBatch,
         n_threads: usize,
@@ -162,16 +178,34 @@ impl Attention {
             self.n_plans = 0;
         }
         let plans = &self.plans[..self.n_plans];
-        if let Some(known) = plans.iter().position(|(shape, _)| shape == heads) {
+        if let Some(known) = plans.iter().position(|(planned, _)| *planned == kind) {
             return known;
         }
         if self.n_plans == self.plans.len() {
-            self.plans.push((*heads, AttentionPlan::default()));
+            self.plans.push((kind, AttentionPlan::default()));
         }
-        let (shape, plan) = &mut self.plans[self.n_plans];
-        *shape = *heads;
+        let (planned, plan) = &mut self.plans[self.n_plans];
+        *planned = kind;
+        let (heads, dense_until) = kind;
+        let mut segments = batch.segments();
+        if segments
+            .iter()
+            .any(|segment| segment.end_position() > dense_until)
+        {
+            self.dense.clear();
+            let below = |segment: &Segment| Segment {
+                n_tokens: segment
+                    .n_tokens
+                    .min(dense_until.saturating_sub(segment.first_position)),
+                ..*segment
+            };
+            let dense = segments.iter().map(below);
+            self.dense
+                .extend(dense.filter(|segment| segment.n_tokens > 0));
+            segments = &self.dense;
+        }
         let prefixes = self.shares_prefixes.then_some(&mut self.prefixes);
-        plan.make(batch.segments(), table, heads, n_threads, prefixes);
+        plan.make(segments, table, &heads, n_threads, prefixes);
         self.n_plans += 1;
         self.n_plans - 1
     }

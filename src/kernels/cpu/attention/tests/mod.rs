@@ -1,5 +1,6 @@
 //! Attention against a plain double-precision one, and against itself cut otherwise.
 
+mod sparse;
 mod widths;
 mod world;
 

@@ -1,5 +1,7 @@
 //! Rows of noise in a pool of keys and values, and what attention gives of them by the book.
 
+use std::sync::Arc;
+
 use half::bf16;
 
 use super::super::*;
@@ -7,6 +9,7 @@ use crate::ids::{PageId, RowId};
 use crate::kernels::cpu::element::Element;
 use crate::kernels::cpu::tensor::Scratch;
 use crate::kernels::dtype::Dtype;
+use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
 use crate::state::pool::kv_layout::{KvLayout, PagedKv, Values};
 
 /// A number in [-1, 1] that depends on all of the arguments.
@@ -46,6 +49,15 @@ pub(super) struct Setup {
     pub page_size: usize,
     pub threads: usize,
     pub shares: bool,
+    pub sparse: Option<Sparse>,
+}
+
+/// Which queries are sparse, and how many channels their labels have.
+#[derive(Clone, Copy)]
+pub(super) struct Sparse {
+    pub threshold: usize,
+    pub tokens: usize,
+    pub channels: usize,
 }
 
 pub(super) const HEADS: HeadShape = HeadShape {
@@ -65,7 +77,22 @@ pub(super) fn setup() -> Setup {
         page_size: 1,
         threads: 1,
         shares: true,
+        sparse: None,
     }
+}
+
+/// The channels of labels: not in order, and other ones for each head.
+fn rules(heads: &HeadShape, sparse: Sparse) -> Arc<DoubleSparsity> {
+    let of_head = |head: usize| {
+        let channels = (0..sparse.channels).map(|i| (i * 5 + head) % heads.key_dim);
+        channels.map(|channel| channel as u16).collect()
+    };
+    let channels = LabelChannels::new((0..heads.n_kv_heads).map(of_head).collect());
+    Arc::new(DoubleSparsity {
+        threshold: sparse.threshold,
+        tokens: sparse.tokens,
+        layers: vec![Some(channels)],
+    })
 }
 
 /// Slots of the pools.
@@ -77,13 +104,15 @@ impl World {
             heads: setup.heads.n_kv_heads,
             key_dim: setup.heads.key_dim,
             values: setup.heads.values,
+            labels: setup.sparse.map_or(0, |sparse| sparse.channels),
             dtype: setup.dtype.into(),
         };
+        let rules = setup.sparse.map(|sparse| rules(&setup.heads, sparse));
         Self {
             pool: ThreadPool::new(setup.threads).expect("threads start"),
             isa: setup.isa,
             heads: setup.heads,
-            kv: KvPool::new(&KvLayout::uniform(1, pages), SLOTS),
+            kv: KvPool::new(&KvLayout::uniform(1, pages), SLOTS, rules.as_ref()),
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
             contents: vec![Vec::new(); 40],
@@ -122,7 +151,44 @@ impl World {
                     kv[at] = Element::narrow(noise(1, content, i));
                 }
             });
+            self.kv.store_labels(0, &self.heads, &[slot as u32]);
         }
+    }
+
+    /// Gives a row these contents, in pages of its own.
+    pub(super) fn place(&mut self, row: u32, contents: Vec<u64>) {
+        self.grow(row, (0, 0), contents.len());
+        self.contents[row as usize] = contents;
+        self.write(row);
+    }
+
+    /// Writes the key of a head at a position; its value stays.
+    pub(super) fn set_key(&mut self, row: u32, position: usize, head: usize, key: &[f32]) {
+        let slot = self.table.slot(RowId::new(row), position);
+        let places: Vec<usize> = places(&self.heads, slot).collect();
+        let first = head * self.heads.key_dim;
+        with_elements!(self.kv.layer_mut(0), kv => {
+            for (at, value) in places[first..].iter().zip(key) {
+                kv[*at] = Element::narrow(*value);
+            }
+        });
+        self.kv.store_labels(0, &self.heads, &[slot as u32]);
+    }
+
+    /// The query of a head at a position.
+    pub(super) fn query(&self, row: u32, position: usize, head: usize) -> Vec<f32> {
+        let content = self.contents[row as usize][position];
+        let dim = self.heads.key_dim;
+        let elements = head * dim..(head + 1) * dim;
+        elements.map(|i| noise(2, content, i) * 3.0).collect()
+    }
+
+    /// The key of a head at a position, before it is rounded.
+    pub(super) fn key(&self, row: u32, position: usize, head: usize) -> Vec<f32> {
+        let content = self.contents[row as usize][position];
+        let dim = self.heads.key_dim;
+        let elements = head * dim..(head + 1) * dim;
+        elements.map(|i| noise(1, content, i)).collect()
     }
 
     /// The bits of each token's result.

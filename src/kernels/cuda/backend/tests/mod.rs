@@ -55,6 +55,7 @@ impl Case {
             heads,
             key_dim,
             values: Values::Own { dim: key_dim },
+            labels: 0,
             dtype: self.dtype().into(),
         };
         KvLayout::uniform(1, pages)
@@ -309,6 +310,7 @@ fn cpu(case: &Case) -> CpuBackend {
         n_rows: ROWS,
         n_state_slots: 0,
         shared_prefix: false,
+        sparsity: None,
     })
     .unwrap();
     for row in 1..ROWS as u32 {
