@@ -28,6 +28,7 @@ pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod random;
 pub mod rope;
+pub mod sparsity;
 pub mod state_mixer;
 pub mod text;
 pub mod weights;
