@@ -88,6 +88,7 @@ pub fn logits(
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),
+        sparsity: None,
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     for (index, prompt) in prompts.iter().enumerate() {

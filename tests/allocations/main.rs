@@ -187,6 +187,7 @@ fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
         isa: None,
         shared_prefix: true,
         eos_token_ids: [1].into(),
+        sparsity: None,
     };
     CpuExecutor::load(&model_dir(model), &options, &mut |_, _| {}).unwrap()
 }

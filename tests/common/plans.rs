@@ -25,6 +25,7 @@ pub fn cpu_options() -> CpuOptions {
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),
+        sparsity: None,
     }
 }
 

@@ -30,6 +30,7 @@ mod quantised;
 #[path = "../common/random_models.rs"]
 mod random_models;
 mod shapes;
+mod sparse;
 mod states;
 mod steps;
 mod vectors;

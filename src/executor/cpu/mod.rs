@@ -15,11 +15,13 @@ use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::kernels::cpu::Isa;
+use crate::kernels::cpu::calibration::Calibration;
 use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, FormatRule};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
+use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
 use crate::state::pool::kv_layout::KvLayout;
@@ -57,6 +59,8 @@ pub struct CpuOptions {
     pub shared_prefix: bool,
     /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
     pub eos_token_ids: Arc<[u32]>,
+    /// Which queries attend to some keys only, as [`CpuDescription::sparsify`] returned it for this model.
+    pub sparsity: Option<ModelSparsity>,
 }
 
 /// What a model needs, known before memory is taken.
@@ -72,6 +76,22 @@ pub struct CpuDescription {
     pub decoded_weights_bytes: u64,
     /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,
+}
+
+impl CpuDescription {
+    /// Gives the layers of the layout labels, as double sparsity needs them.
+    ///
+    /// # Errors
+    /// A file of channels that cannot be used, a model that cannot be sparse.
+    pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {
+        let sparsity = wish.read(LayersToLabel {
+            layout: &self.kv_layout,
+            windows: &self.config.windows,
+            n_heads: self.config.num_attention_heads,
+        })?;
+        self.kv_layout = sparsity.label(std::mem::take(&mut self.kv_layout));
+        Ok(sparsity)
+    }
 }
 
 /// Describes the model in a folder for the memory plan; every tensor's name, shape and dtype is checked.
@@ -164,7 +184,11 @@ impl CpuExecutor {
                 "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
             );
         }
-        let kv = checkpoint.kv_layout();
+        let mut kv = checkpoint.kv_layout();
+        if let Some(sparsity) = &options.sparsity {
+            pool::check_sparsity(sparsity, &kv, &config.windows)?;
+            kv = sparsity.label(kv);
+        }
         pool::check(options, &kv)?;
         let keeps_states = kv.state_bytes() > 0;
         let sizes = CpuSizes {
@@ -182,6 +206,10 @@ impl CpuExecutor {
             n_rows: options.max_rows + 1,
             n_state_slots: options.n_state_slots,
             shared_prefix: options.shared_prefix,
+            sparsity: options
+                .sparsity
+                .as_ref()
+                .map(|sparsity| sparsity.rules.clone()),
         };
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
@@ -320,6 +348,28 @@ impl CpuExecutor {
             plan.table.clear();
         }
         Ok(())
+    }
+
+    /// For measurements: fills keys, values and labels of all pages with noise.
+    pub fn fill_with_noise(&mut self) {
+        self.backend.fill_with_noise();
+    }
+
+    /// For measurements: lets all queries see all keys, as if there were no double sparsity, until it is called again.
+    pub fn attend_to_all(&mut self, is_on: bool) {
+        self.backend.attend_to_all(is_on);
+    }
+
+    /// Runs texts one after another, as [`Self::score`] does, and sums up how much the channels of queries and keys matter.
+    ///
+    /// # Errors
+    /// Like [`Self::score`].
+    pub fn calibrate(&mut self, texts: &[&[u32]], chunk: usize) -> Result<Calibration, StepError> {
+        self.backend.calibrate();
+        for text in texts {
+            self.score(text, chunk, &mut |_, _| {})?;
+        }
+        Ok(self.backend.calibrate().unwrap_or_default())
     }
 
     /// Returns the residual stream of the tokens that are read, in their order.
