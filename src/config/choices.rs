@@ -8,6 +8,7 @@ use super::keys::{Form, KeyType};
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::loader::LoadFormat;
+use crate::model::sparsity::ChannelType;
 
 /// Storage of weights and KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +97,10 @@ impl KeyType for Quantization {
 
 impl KeyType for LoadFormat {
     const FORM: Form = Form::Name(&["auto", "dummy"]);
+}
+
+impl KeyType for ChannelType {
+    const FORM: Form = Form::Name(&["qk", "q", "k"]);
 }
 
 impl KeyType for GemmWish {

@@ -13,12 +13,13 @@ use std::path::PathBuf;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::Quantization;
 use crate::model::loader::LoadFormat;
+use crate::model::sparsity::ChannelType;
 use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 pub use choices::{Device, DtypeChoice};
 use keys::Flag;
 use validate::{
-    MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS,
-    MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MIN_RECORD_BYTES,
+    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S,
+    MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -108,6 +109,32 @@ keys::keys! {
         #[flag(MEMORY.takes("TOKENS"))]
         #[range(..=MAX_STATE_INTERVAL_TOKENS)]
         mamba_track_interval: Option<usize> = None,
+        /// Lets queries with a long context attend to some tokens only, which they choose by a few channels of the keys;
+        /// CPU only, needs `--ds-channel-config-path`.
+        ///
+        /// Outputs change. Layers with a window or a state stay as they are; models with latent attention are refused.
+        #[flag(MEMORY)]
+        enable_double_sparsity: bool = false,
+        /// With `--enable-double-sparsity`: JSON file of the keys' channels by importance, made by `souffleur calibrate`.
+        #[flag(MEMORY.takes("FILE"))]
+        ds_channel_config_path: Option<PathBuf> = None,
+        /// With `--enable-double-sparsity`: number of channels of each key by which tokens are chosen.
+        #[flag(MEMORY.takes("N").rare())]
+        #[range(1..)]
+        ds_heavy_channel_num: usize = 32,
+        /// With `--enable-double-sparsity`: number of tokens that each query head attends to, the query's own among them.
+        #[flag(MEMORY.takes("TOKENS"))]
+        #[range(1..=MAX_CHOSEN_TOKENS)]
+        ds_heavy_token_num: usize = 256,
+        /// With `--enable-double-sparsity`: by what the file ranks channels, by queries and keys (qk), queries (q) or keys
+        /// (k).
+        #[flag(MEMORY.rare())]
+        ds_heavy_channel_type: ChannelType = ChannelType::Qk,
+        /// With `--enable-double-sparsity`: number of tokens, its own among them, that a query must see to be sparse; in
+        /// prefill too.
+        #[flag(MEMORY.takes("TOKENS"))]
+        #[range(1..)]
+        ds_sparse_decode_threshold: usize = 4096,
         /// Longest sequence in tokens; the model's own limit if not given.
         #[flag(MODEL.takes("TOKENS"))]
         context_length: Option<usize> = None,

@@ -19,6 +19,7 @@ use crate::executor::memory_plan::MemoryPlan;
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
+use crate::model::sparsity::ModelSparsity;
 use crate::model::text::{TextModel, TurnMarks};
 use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
@@ -102,12 +103,14 @@ impl EngineParts {
         };
         // Beside the rest: looking for a library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
-        let model = cpu::describe(
+        let mut model = cpu::describe(
             dir,
             config.dtype.named(),
             config.quantization,
             config.load_format,
         )?;
+        let sparsity = config.double_sparsity();
+        let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let TextSide { text, generation } = text_side(config)?;
         let text = text.map(Arc::new);
@@ -123,7 +126,7 @@ impl EngineParts {
                 &eos_token_ids,
                 progress,
             )?,
-            None => cpu_executor(config, &memory, &eos_token_ids, progress),
+            None => cpu_executor(config, (&memory, sparsity), &eos_token_ids, progress),
         };
         let info = ModelInfo {
             served_model_name: config.model_name(),
@@ -294,7 +297,7 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
 
 fn cpu_executor(
     config: &EngineConfig,
-    memory: &MemoryPlan,
+    (memory, sparsity): (&MemoryPlan, Option<ModelSparsity>),
     eos_token_ids: &[u32],
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
@@ -313,6 +316,7 @@ fn cpu_executor(
         isa: None,
         shared_prefix: true,
         eos_token_ids: eos_token_ids.into(),
+        sparsity,
     };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);
