@@ -13,7 +13,7 @@ use crate::state::pool::pages::PageSize;
 
 use super::SimulateError;
 use super::hardware::Hardware;
-use super::roofline::{Storage, weights_bytes};
+use super::roofline::{Sparsity, Storage, weights_bytes};
 
 /// What weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
@@ -21,6 +21,11 @@ pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     Storage {
         dtype: dtype.unwrap_or(Dtype::BF16),
         quantization: config.quantization,
+        sparsity: config.enable_double_sparsity.then_some(Sparsity {
+            channels: config.ds_heavy_channel_num,
+            tokens: config.ds_heavy_token_num,
+            threshold: config.ds_sparse_decode_threshold,
+        }),
     }
 }
 
@@ -37,7 +42,7 @@ pub fn model_info(
     kv_tokens: Option<usize>,
 ) -> Result<ModelInfo, SimulateError> {
     let storage = storage(config, model);
-    let layout = model.kv_layout(storage.dtype);
+    let layout = storage.layout(model)?;
     let context_length = config
         .context_length
         .unwrap_or_else(|| model.context_tokens());
