@@ -6,6 +6,7 @@ use souffleur::error::StartError;
 use souffleur::executor::cpu::widening_bytes;
 use souffleur::executor::memory_plan::Bytes;
 use souffleur::model::loader::Checkpoint;
+use souffleur::model::sparsity::LayersToLabel;
 use souffleur::model::weights::TypeCount;
 
 use super::failure::Failure;
@@ -45,7 +46,17 @@ fn show_tokenizer(text: Result<(), StartError>) {
 fn show_files(config: &EngineConfig) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
-    for (index, (count, kind)) in checkpoint.kv_layout().kinds().iter().enumerate() {
+    let mut layout = checkpoint.kv_layout();
+    if let Some(wish) = config.double_sparsity() {
+        let layers = LayersToLabel {
+            layout: &layout,
+            windows: &checkpoint.config.windows,
+            n_heads: checkpoint.config.num_attention_heads,
+        };
+        let labels = layers.labels(wish.channels).map_err(Failure::failed)?;
+        layout = layout.with_labels(|layer| labels[layer]);
+    }
+    for (index, (count, kind)) in layout.kinds().iter().enumerate() {
         let label = if index == 0 { "KV layers" } else { "" };
         say(format_args!("{label:<21} {count} with {kind}"));
     }
