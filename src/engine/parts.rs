@@ -111,6 +111,9 @@ impl EngineParts {
         )?;
         let sparsity = config.double_sparsity();
         let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
+        if let Some(sparsity) = &sparsity {
+            tracing::info!(kv = &*sparsity.tag, "long contexts are attended to in part");
+        }
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let TextSide { text, generation } = text_side(config)?;
         let text = text.map(Arc::new);
