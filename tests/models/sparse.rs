@@ -13,6 +13,7 @@ use souffleur::model::text::TextModel;
 use crate::common::{fixture, load, options, tokens};
 use crate::invariance::{
     PROMPT_TOKENS, VOCAB, alone, alone_read_from, among_others, assert_same, behind_prefix,
+    check_retraction,
 };
 
 /// The first sparse query is in the middle of every chunk size that is tried.
@@ -79,6 +80,7 @@ fn no_cut_neighbour_page_thread_or_cached_prefix_changes_a_bit() {
             }
             let got = among_others(&mut load(name, &base));
             assert_same(&got, &expected, &format!("{name}, {dtype:?}, among others"));
+            check_retraction(&mut load(name, &base), &format!("{name}, {dtype:?}"));
             let got = alone_read_from(&mut load(name, &base), 1, 20, 70);
             assert_same(&got, &expected, &format!("{name}, {dtype:?}, read from 70"));
             for (page_size, threads, cached) in [(1, 2, 37), (16, 3, 32), (16, 1, 64)] {

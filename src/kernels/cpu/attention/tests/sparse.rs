@@ -220,6 +220,37 @@ fn neither_chunks_nor_neighbours_nor_pages_nor_threads_change_a_bit_across_the_t
 }
 
 #[test]
+fn instruction_sets_agree_bit_for_bit_where_their_products_do() {
+    for (heads, dtype) in CASES {
+        let differs = |isa: &Isa| match dtype {
+            Dtype::BF16 => matches!(isa, Isa::Portable | Isa::Avx512Bf16),
+            _ => matches!(isa, Isa::Portable),
+        };
+        let results = Isa::available().into_iter().filter(|isa| !differs(isa));
+        let results = results.map(|isa| {
+            let mut world = World::new(Setup {
+                isa,
+                dtype,
+                heads,
+                sparse: sparse(200, 40, 8),
+                ..setup()
+            });
+            world.grow(1, (1, 0), LEN);
+            (isa, world.attend(&[part(1, 0, LEN)]))
+        });
+        let results: Vec<_> = results.collect();
+        for pair in results.windows(2) {
+            assert!(
+                pair[0].1 == pair[1].1,
+                "{:?}, {:?}, {dtype:?}",
+                pair[0].0,
+                pair[1].0
+            );
+        }
+    }
+}
+
+#[test]
 fn fewer_channels_find_some_of_the_best_keys() {
     const TOKENS: usize = 64;
     let heads = shape(2, 1, 64, 64);
