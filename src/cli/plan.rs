@@ -45,7 +45,12 @@ fn show_tokenizer(text: Result<(), StartError>) {
 fn show_files(config: &EngineConfig) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
-    for (index, (count, kind)) in checkpoint.kv_layout().kinds().iter().enumerate() {
+    for (index, (count, kind)) in checkpoint
+        .kv_layout_in(config.kv_cache_dtype.named())
+        .kinds()
+        .iter()
+        .enumerate()
+    {
         let label = if index == 0 { "KV layers" } else { "" };
         say(format_args!("{label:<21} {count} with {kind}"));
     }

@@ -18,8 +18,10 @@ use super::roofline::{Storage, weights_bytes};
 /// What weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     let dtype = config.dtype.named().or(model.dtype);
+    let dtype = dtype.unwrap_or(Dtype::BF16);
     Storage {
-        dtype: dtype.unwrap_or(Dtype::BF16),
+        dtype,
+        kv_dtype: config.kv_cache_dtype.named().unwrap_or(dtype.into()),
         quantization: config.quantization,
     }
 }
@@ -37,7 +39,7 @@ pub fn model_info(
     kv_tokens: Option<usize>,
 ) -> Result<ModelInfo, SimulateError> {
     let storage = storage(config, model);
-    let layout = model.kv_layout(storage.dtype);
+    let layout = model.kv_layout(storage.kv_dtype);
     let context_length = config
         .context_length
         .unwrap_or_else(|| model.context_tokens());
@@ -85,6 +87,8 @@ pub fn model_info(
         eos_token_ids: Vec::new(),
         generation: GenerationConfig::default(),
         memory: Some(memory),
+        kv_cache_dtype: Some(storage.kv_dtype.name()),
+        attention_backend: None,
     })
 }
 

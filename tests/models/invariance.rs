@@ -137,7 +137,7 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
 }
 
 /// The prompt behind a prefix of `cached` tokens that another row has computed.
-fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
+pub fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
     let mut bits = Bits::new();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     let own = pages(4, page_size);

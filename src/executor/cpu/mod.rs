@@ -22,7 +22,7 @@ use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
 use crate::state::step::{
@@ -32,8 +32,10 @@ use crate::state::step::{
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Element type of matrices and KV; `None` for that of the file.
+    /// Element type of matrices; `None` for that of the file.
     pub dtype: Option<Dtype>,
+    /// Element type of KV; `None` for that of the matrices.
+    pub kv_dtype: Option<KvDtype>,
     /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
     /// Where weights come from.
@@ -64,8 +66,10 @@ pub struct CpuOptions {
 pub struct CpuDescription {
     /// What the model is.
     pub config: ModelConfig,
-    /// Element type of matrices and KV.
+    /// Element type of matrices.
     pub dtype: Dtype,
+    /// Element type of KV.
+    pub kv_dtype: KvDtype,
     /// What the loaded weights take, in bytes.
     pub weights_bytes: u64,
     /// The same on a device that has no kernels for blocks.
@@ -74,7 +78,18 @@ pub struct CpuDescription {
     pub kv_layout: KvLayout,
 }
 
-/// Describes the model in a folder for the memory plan; every tensor's name, shape and dtype is checked.
+impl CpuDescription {
+    /// The same with KV in `dtype`, if one is named.
+    pub fn with_kv(mut self, dtype: Option<KvDtype>) -> Self {
+        if let Some(dtype) = dtype {
+            self.kv_dtype = dtype;
+            self.kv_layout = self.config.kv_layout(dtype);
+        }
+        self
+    }
+}
+
+/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape and dtype is checked.
 ///
 /// # Errors
 /// Any [`LoadError`] but [`LoadError::Memory`].
@@ -87,6 +102,7 @@ pub fn describe(
     let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
+        kv_dtype: checkpoint.dtype.into(),
         weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
         decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
@@ -164,7 +180,7 @@ impl CpuExecutor {
                 "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
             );
         }
-        let kv = checkpoint.kv_layout();
+        let kv = checkpoint.kv_layout_in(options.kv_dtype);
         pool::check(options, &kv)?;
         let keeps_states = kv.state_bytes() > 0;
         let sizes = CpuSizes {

@@ -5,10 +5,10 @@
 use std::ops::Range;
 
 use super::element::Storage;
+use super::kept::Kept;
 use crate::ids::{PageId, RowId};
 use crate::kernels::HeadShape;
-use crate::kernels::dtype::Dtype;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, Values};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, Values};
 
 /// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
@@ -19,8 +19,12 @@ impl KvPool {
     /// Allocates what the layers keep of `n_slots` tokens; the system commits memory on first use.
     pub fn new(layout: &KvLayout, n_slots: usize) -> Self {
         let storage = |layer: &LayerKv| match layer.pages() {
-            Some(pages) => Storage::zeros(pages.dtype.into(), n_slots * pages.elements_per_token()),
-            None => Storage::zeros(Dtype::F32, 0),
+            Some(pages) => Storage::zeros(
+                pages.dtype,
+                n_slots * pages.elements_per_token(),
+                n_slots * pages.scales_per_token(),
+            ),
+            None => Storage::zeros(KvDtype::F32, 0, 0),
         };
         Self {
             layers: layout.layers().iter().map(storage).collect(),
@@ -43,6 +47,9 @@ impl KvPool {
 /// A head's keys of neighbouring slots lie side by side, so that reading a sequence is one stream for each head:
 /// `[n_kv_heads, n_slots, key_dim]`, and the values behind them likewise if they are as wide as the keys. Values of
 /// another width lie with their keys, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no room.
+///
+/// The scales of quantised elements lie apart, so that keys and values stay on whole cache lines:
+/// `[n_kv_heads, n_slots, key scales + value scales]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Planes {
     n_slots: usize,
@@ -53,10 +60,32 @@ pub struct Planes {
     to_values: usize,
     /// Elements of a slot of a head.
     head_elements: usize,
+    /// Scales of a head's key, and of its values beside the key.
+    key_scales: usize,
+    value_scales: usize,
 }
 
 impl Planes {
-    /// The planes of a layer with these heads whose storage has `len` elements.
+    /// The planes of a layer with these heads in `kv`.
+    ///
+    /// # Panics
+    /// As [`Self::of`].
+    pub fn over<E: Kept>(heads: &HeadShape, kv: &[E]) -> Self {
+        let scales = |dim| {
+            if E::SCALED {
+                KvDtype::Int8.scales(dim)
+            } else {
+                0
+            }
+        };
+        Self {
+            key_scales: scales(heads.key_dim),
+            value_scales: scales(heads.values.stored_dim()),
+            ..Self::of(heads, kv.len() - E::SLACK)
+        }
+    }
+
+    /// The planes of a layer with these heads whose storage has `len` elements, and no scales.
     ///
     /// # Panics
     /// If values in keys are longer than the keys.
@@ -83,6 +112,8 @@ impl Planes {
             head: n_slots * slot,
             to_values,
             head_elements,
+            key_scales: 0,
+            value_scales: 0,
         }
     }
 
@@ -112,6 +143,26 @@ impl Planes {
     #[inline(always)]
     pub fn values(&self, head: usize) -> usize {
         head * self.head + self.to_values
+    }
+
+    /// Scales of a slot of a head, keys and values together.
+    #[inline(always)]
+    pub fn n_scales(&self) -> usize {
+        self.key_scales + self.value_scales
+    }
+
+    /// The scales of a key.
+    #[inline(always)]
+    pub fn scales_of_key(&self, head: usize, slot: usize) -> Range<usize> {
+        let first = (head * self.n_slots + slot) * self.n_scales();
+        first..first + self.key_scales
+    }
+
+    /// The scales of the values beside a key.
+    #[inline(always)]
+    pub fn scales_of_value(&self, head: usize, slot: usize) -> Range<usize> {
+        let first = self.scales_of_key(head, slot).end;
+        first..first + self.value_scales
     }
 }
 

@@ -18,6 +18,7 @@ mod experts;
 mod format;
 mod gates;
 mod k_quants;
+mod kept;
 pub(crate) mod kv;
 mod latent;
 mod matmul;

@@ -20,7 +20,9 @@ impl Subject {
     pub fn read(config: &EngineConfig) -> Result<Self, Failure> {
         let (dir, dtype) = (&config.model_path, config.dtype.named());
         let described = describe(dir, dtype, config.quantization, config.load_format);
-        let description = described.map_err(Failure::failed)?;
+        let description = described
+            .map_err(Failure::failed)?
+            .with_kv(config.kv_cache_dtype.named());
         Ok(Self {
             place: Place::read(config, description.dtype)?,
             description,
@@ -30,8 +32,13 @@ impl Subject {
 
     /// The least that its steps cost.
     pub fn cost(&self) -> ModelCost {
-        let CpuDescription { config, dtype, .. } = &self.description;
-        ModelCost::new(config, *dtype, self.quantization)
+        let CpuDescription {
+            config,
+            dtype,
+            kv_layout,
+            ..
+        } = &self.description;
+        ModelCost::new(config, *dtype, self.quantization, kv_layout)
     }
 
     /// The peak for this model's types.
