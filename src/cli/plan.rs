@@ -46,7 +46,7 @@ fn show_tokenizer(text: Result<(), StartError>) {
 fn show_files(config: &EngineConfig) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
-    let mut layout = checkpoint.kv_layout();
+    let mut layout = checkpoint.kv_layout_in(config.kv_cache_dtype.named());
     if let Some(wish) = config.double_sparsity() {
         let layers = LayersToLabel {
             layout: &layout,

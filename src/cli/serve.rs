@@ -208,6 +208,8 @@ mod tests {
             eos_token_ids: Vec::new(),
             generation: Default::default(),
             memory: None,
+            kv_cache_dtype: None,
+            attention_backend: None,
         };
         let parts = EngineParts {
             info,

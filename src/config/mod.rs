@@ -15,7 +15,7 @@ use crate::kernels::dtype::Quantization;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
 use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
-pub use choices::{Device, DtypeChoice};
+pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype};
 use keys::Flag;
 use validate::{
     MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S,
@@ -47,6 +47,12 @@ keys::keys! {
         /// Data type in which weights and KV are stored; auto keeps the type of the weights.
         #[flag(MODEL)]
         dtype: DtypeChoice = DtypeChoice::Auto,
+        /// Data type in which keys and values are cached; auto is that of the weights.
+        ///
+        /// int8 takes half the memory of bfloat16 and is less precise: signed bytes, with one scale for each 64 elements of a
+        /// head's key or value. On a GPU, KV is always in the type of the weights.
+        #[flag(MODEL)]
+        kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto,
         /// Quantises matrices when they are loaded: int8 takes half the memory of bfloat16, int4 three tenths, but they are
         /// less precise.
         #[flag(MODEL)]
@@ -68,6 +74,9 @@ keys::keys! {
         /// GPU, so CUDA must be requested explicitly.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
+        /// What computes attention: auto or native, the only backend of each device.
+        #[flag(MODEL.takes("NAME").rare())]
+        attention_backend: AttentionBackend = AttentionBackend::Auto,
         /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, otherwise the built-in
         /// kernels (own).
         #[flag(MODEL.rare())]

@@ -76,6 +76,10 @@ pub struct ModelInfo {
     pub generation: GenerationConfig,
     /// How the memory is divided; `None` for an executor of the host's own.
     pub memory: Option<MemoryPlan>,
+    /// The type in which keys and values are cached, and what computes attention; `None` for such an executor.
+    pub kv_cache_dtype: Option<&'static str>,
+    /// See `kv_cache_dtype`.
+    pub attention_backend: Option<&'static str>,
 }
 
 /// What an engine runs on: the model's facts, its tokenizer, its executor.
@@ -108,7 +112,8 @@ impl EngineParts {
             config.dtype.named(),
             config.quantization,
             config.load_format,
-        )?;
+        )?
+        .with_kv(config.kv_cache_dtype.named());
         let sparsity = config.double_sparsity();
         let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
         let memory = memory_plan(config, &model, gpu.as_ref())?;
@@ -140,6 +145,8 @@ impl EngineParts {
             eos_token_ids,
             generation,
             memory: Some(memory),
+            kv_cache_dtype: Some(model.kv_dtype.name()),
+            attention_backend: Some(config.attention_backend.resolved()),
         };
         if let Some(notice) = notice {
             // It only writes to the log.
@@ -304,6 +311,7 @@ fn cpu_executor(
     let dir = config.model_path.clone();
     let options = CpuOptions {
         dtype: config.dtype.named(),
+        kv_dtype: config.kv_cache_dtype.named(),
         quantization: config.quantization,
         load_format: config.load_format,
         n_pages: memory.n_pages as usize,

@@ -66,6 +66,7 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<usize, LoadError> {
         shared_prefix: true,
         eos_token_ids: [].into(),
         sparsity: None,
+        kv_dtype: None,
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     let texts: Vec<&[u32]> = request.texts.iter().map(Vec::as_slice).collect();

@@ -40,16 +40,6 @@ impl Dtype {
     }
 }
 
-impl From<KvDtype> for Dtype {
-    fn from(dtype: KvDtype) -> Self {
-        match dtype {
-            KvDtype::F32 => Self::F32,
-            KvDtype::F16 => Self::F16,
-            KvDtype::BF16 => Self::BF16,
-        }
-    }
-}
-
 impl From<Dtype> for KvDtype {
     fn from(dtype: Dtype) -> Self {
         match dtype {

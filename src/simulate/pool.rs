@@ -18,8 +18,10 @@ use super::roofline::{Sparsity, Storage, weights_bytes};
 /// What weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     let dtype = config.dtype.named().or(model.dtype);
+    let dtype = dtype.unwrap_or(Dtype::BF16);
     Storage {
-        dtype: dtype.unwrap_or(Dtype::BF16),
+        dtype,
+        kv_dtype: config.kv_cache_dtype.named().unwrap_or(dtype.into()),
         quantization: config.quantization,
         sparsity: config.enable_double_sparsity.then_some(Sparsity {
             channels: config.ds_heavy_channel_num,
@@ -90,6 +92,8 @@ pub fn model_info(
         eos_token_ids: Vec::new(),
         generation: GenerationConfig::default(),
         memory: Some(memory),
+        kv_cache_dtype: Some(storage.kv_dtype.name()),
+        attention_backend: None,
     })
 }
 

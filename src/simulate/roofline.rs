@@ -16,7 +16,7 @@ use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::sparsity::LayersToLabel;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
@@ -24,8 +24,10 @@ use super::hardware::Hardware;
 /// The type that the weights are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// Type of weights and K/V.
+    /// Type of weights.
     pub dtype: Dtype,
+    /// Type of K/V.
+    pub kv_dtype: KvDtype,
     /// What matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Long contexts are read in part.
@@ -218,7 +220,7 @@ impl Roofline {
             false => table_bytes(MatrixRole::Inner),
         };
         let layout = storage.layout(model);
-        let layout = layout.unwrap_or_else(|_| model.kv_layout(storage.dtype));
+        let layout = layout.unwrap_or_else(|_| model.kv_layout(storage.kv_dtype));
         Self {
             flops_per_s: n * peak * hardware.flops_efficiency,
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
@@ -361,7 +363,7 @@ mod tests {
 
     use crate::ids::{RowId, SeqId, StateSlot, StepId};
     use crate::simulate::shape;
-    use crate::state::pool::kv_layout::{KvDtype, Values};
+    use crate::state::pool::kv_layout::Values;
     use crate::state::pool::pages::PageRun;
     use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
 
@@ -389,6 +391,7 @@ mod tests {
         let model = shape::load("llama-3.1-8b").expect("it is compiled in");
         let storage = Storage {
             dtype: Dtype::BF16,
+            kv_dtype: KvDtype::BF16,
             quantization: None,
             sparsity: None,
         };
@@ -552,6 +555,7 @@ mod tests {
         let model = model.expect("it can be parsed");
         let storage = Storage {
             dtype: Dtype::BF16,
+            kv_dtype: KvDtype::BF16,
             quantization: None,
             sparsity: None,
         };

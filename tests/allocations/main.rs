@@ -176,6 +176,7 @@ fn model_dir(model: &str) -> PathBuf {
 fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
     let options = CpuOptions {
         dtype: None,
+        kv_dtype: None,
         quantization: None,
         load_format: LoadFormat::Auto,
         n_pages: 8000,

@@ -69,6 +69,8 @@ impl Build {
             eos_token_ids: vec![EOS],
             generation: Default::default(),
             memory: None,
+            kv_cache_dtype: None,
+            attention_backend: None,
         };
         let options = FakeOptions {
             page_size,

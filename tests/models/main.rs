@@ -20,6 +20,7 @@ mod int4;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod kv_int8;
 mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]

@@ -13,8 +13,15 @@ use crate::common::{
 };
 
 #[derive(Deserialize)]
-struct Oracle {
+pub struct Oracle {
     prompts: Vec<Prompt>,
+}
+
+impl Oracle {
+    /// Whether tokens go through experts.
+    pub fn has_experts(&self) -> bool {
+        self.prompts[0].router_margins.is_some()
+    }
 }
 
 #[derive(Deserialize)]
@@ -80,7 +87,7 @@ impl Oracle {
 }
 
 /// Prompts with the oracle's f32 logits, `[position][vocab]`.
-fn oracle(name: &str) -> (Oracle, Vec<Vec<Vec<f32>>>) {
+pub fn oracle(name: &str) -> (Oracle, Vec<Vec<Vec<f32>>>) {
     let file = fixture(name).join("oracle.json");
     let oracle: Oracle = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let bytes = std::fs::read(fixture(name).join("oracle.safetensors")).unwrap();
@@ -104,10 +111,11 @@ fn ours(name: &str, dtype: Dtype, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
     run(&request(name, dtype), oracle)
 }
 
-fn request(name: &str, dtype: Dtype) -> LogitsRequest {
+pub fn request(name: &str, dtype: Dtype) -> LogitsRequest {
     LogitsRequest {
         model: fixture(name),
         dtype: Some(dtype),
+        kv_dtype: None,
         quantization: None,
         threads: 2,
         input: PathBuf::new(),
@@ -115,7 +123,7 @@ fn request(name: &str, dtype: Dtype) -> LogitsRequest {
     }
 }
 
-fn run(request: &LogitsRequest, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
+pub fn run(request: &LogitsRequest, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
     let prompts: Vec<Vec<u32>> = oracle
         .prompts
         .iter()
@@ -209,8 +217,7 @@ fn int8_logits_stay_near_those_of_bf16() {
         let relative = (errors / squares).sqrt();
         eprintln!("{name}: relative error of int8 logits {relative:.4}");
         // Rounding to int8 also makes some tokens choose other experts.
-        let has_experts = oracle.prompts[0].router_margins.is_some();
-        let most = if has_experts { 0.15 } else { 0.08 };
+        let most = if oracle.has_experts() { 0.15 } else { 0.08 };
         assert!(relative <= most, "{name}: {relative}");
         assert!(relative > 0.0, "{name}: nothing was quantised");
     }
@@ -378,6 +385,7 @@ fn logits_of_a_file_of_prompts_are_written_as_tools_ask_for_them() {
     let request = LogitsRequest {
         model: fixture("qwen2"),
         dtype: Some(Dtype::F32),
+        kv_dtype: None,
         quantization: None,
         threads: 1,
         input: dir.path().join("in.json"),

@@ -24,7 +24,7 @@ use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::{RowSampler, SamplingParams};
 use crate::state::step::{
@@ -34,8 +34,10 @@ use crate::state::step::{
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Element type of matrices and KV; `None` for that of the file.
+    /// Element type of matrices; `None` for that of the file.
     pub dtype: Option<Dtype>,
+    /// Element type of KV; `None` for that of the matrices.
+    pub kv_dtype: Option<KvDtype>,
     /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
     /// Where weights come from.
@@ -68,8 +70,10 @@ pub struct CpuOptions {
 pub struct CpuDescription {
     /// What the model is.
     pub config: ModelConfig,
-    /// Element type of matrices and KV.
+    /// Element type of matrices.
     pub dtype: Dtype,
+    /// Element type of KV.
+    pub kv_dtype: KvDtype,
     /// What the loaded weights take, in bytes.
     pub weights_bytes: u64,
     /// The same on a device that has no kernels for blocks.
@@ -79,6 +83,15 @@ pub struct CpuDescription {
 }
 
 impl CpuDescription {
+    /// The same with KV in `dtype`, if one is named.
+    pub fn with_kv(mut self, dtype: Option<KvDtype>) -> Self {
+        if let Some(dtype) = dtype {
+            self.kv_dtype = dtype;
+            self.kv_layout = self.config.kv_layout(dtype);
+        }
+        self
+    }
+
     /// Gives the layers of the layout labels, as double sparsity needs them.
     ///
     /// # Errors
@@ -94,7 +107,8 @@ impl CpuDescription {
     }
 }
 
-/// Describes the model in a folder for the memory plan; every tensor's name, shape and dtype is checked.
+/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape and
+/// dtype is checked.
 ///
 /// # Errors
 /// Any [`LoadError`] but [`LoadError::Memory`].
@@ -107,6 +121,7 @@ pub fn describe(
     let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
+        kv_dtype: checkpoint.dtype.into(),
         weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
         decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
@@ -184,7 +199,7 @@ impl CpuExecutor {
                 "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
             );
         }
-        let mut kv = checkpoint.kv_layout();
+        let mut kv = checkpoint.kv_layout_in(options.kv_dtype);
         if let Some(sparsity) = &options.sparsity {
             pool::check_sparsity(sparsity, &kv, &config.windows)?;
             kv = sparsity.label(kv);

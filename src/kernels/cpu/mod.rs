@@ -19,6 +19,7 @@ mod experts;
 mod format;
 mod gates;
 mod k_quants;
+mod kept;
 pub(crate) mod kv;
 mod labels;
 mod latent;

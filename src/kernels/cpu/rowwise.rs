@@ -1,7 +1,10 @@
 //! Kernels that treat each token's row by itself: embedding, norms, rotation, KV store, activation.
 
+use half::bf16;
+
 use super::batch::CpuBatch;
 use super::element::{Element, Storage, load_up_to, with_elements};
+use super::kept::Kept;
 use super::kv::Planes;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::stack::Stack;
@@ -297,9 +300,9 @@ pub fn rotate_and_store(
     assert_eq!(width, q_width + kv_width, "queries, keys and values");
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
-    with_elements!(kv, kv => {
-        let planes = Planes::of(heads, kv.len());
-        let kv = Shared::new(kv);
+    with_elements!(kv, kv, scales => {
+        let planes = Planes::over(heads, kv);
+        let store = (Shared::new(kv), Shared::new(scales));
         for_rows(pool, rows, width * ELEMENT_COST, |row| {
             // SAFETY: each row is read and written by one item.
             let (input, q) = unsafe {
@@ -308,8 +311,8 @@ pub fn rotate_and_store(
                     q_out.part(row * q_width, q_width),
                 )
             };
-            let slot = planes.slot(slots[row] as usize);
-            dispatch(isa, RotateRow { input, q, kv, planes, slot, rotation, turn: rotation.rotations.row(row) });
+            let (slot, turn) = (slots[row] as usize, rotation.rotations.row(row));
+            dispatch(isa, RotateRow { input, q, store, planes, slot, rotation, turn });
         });
     });
     q
@@ -318,26 +321,28 @@ pub fn rotate_and_store(
 struct RotateRow<'a, E> {
     input: &'a mut [f32],
     q: &'a mut [f32],
-    kv: Shared<'a, E>,
+    /// Keys and values, and their scales.
+    store: (Shared<'a, E>, Shared<'a, bf16>),
     planes: Planes,
-    /// How far the token's slot lies after the first one.
+    /// The token's slot.
     slot: usize,
     rotation: &'a Rotation<'a>,
     /// Cos and sin of the token's position.
     turn: &'a [f32],
 }
 
-impl<E: Element> Kernel for RotateRow<'_, E> {
+impl<E: Kept> Kernel for RotateRow<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let Self {
             planes,
-            slot,
             rotation,
+            store: (to, scales),
             ..
         } = self;
+        let slot = planes.slot(self.slot);
         let (key_dim, value_dim) = (rotation.heads.key_dim, rotation.heads.values.dim());
         let norms = rotation.norms;
         let (queries, kv) = self.input.split_at_mut(self.q.len());
@@ -345,10 +350,10 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
         // SAFETY: only hints; `dispatch` detected the instruction set.
         unsafe {
             for head in 0..rotation.heads.n_kv_heads {
-                S::prefetch_all_to_write(self.kv.at(planes.keys(head) + slot), key_dim);
+                S::prefetch_all_to_write(to.at(planes.keys(head) + slot), key_dim);
             }
             for head in 0..rotation.heads.n_kv_heads {
-                S::prefetch_all_to_write(self.kv.at(planes.values(head) + slot), value_dim);
+                S::prefetch_all_to_write(to.at(planes.values(head) + slot), value_dim);
             }
         }
         let heads = queries.chunks_exact_mut(key_dim);
@@ -360,14 +365,20 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
         // that row's alone, see `state::pool::page_pool`.
         for (i, key) in keys.chunks_exact_mut(key_dim).enumerate() {
             turn_head::<S>(key, norms.map(|n| (n.1, n.2)), self.turn);
-            // SAFETY: the slot is this item's.
-            let out = unsafe { self.kv.part(planes.keys(i) + slot, key_dim) };
-            narrow_into::<E, S>(key, out);
+            let scales_at = planes.scales_of_key(i, self.slot);
+            // SAFETY: the slot is this item's; `dispatch` detected the instruction set.
+            unsafe {
+                let out = to.part(planes.keys(i) + slot, key_dim);
+                E::keep::<S>(key, out, scales.part(scales_at.start, scales_at.len()));
+            }
         }
         for (i, value) in values.chunks_exact(value_dim).enumerate() {
-            // SAFETY: the slot is this item's.
-            let out = unsafe { self.kv.part(planes.values(i) + slot, value_dim) };
-            narrow_into::<E, S>(value, out);
+            let scales_at = planes.scales_of_value(i, self.slot);
+            // SAFETY: as above.
+            unsafe {
+                let out = to.part(planes.values(i) + slot, value_dim);
+                E::keep::<S>(value, out, scales.part(scales_at.start, scales_at.len()));
+            }
         }
     }
 }
@@ -418,7 +429,7 @@ mod tests {
     use super::*;
     use crate::kernels::cpu::element::Borrowed;
     use crate::kernels::cpu::tensor::Scratch;
-    use crate::kernels::dtype::Dtype;
+    use crate::state::pool::kv_layout::KvDtype;
 
     #[test]
     fn keys_and_values_of_other_widths_go_to_their_own_places() {
@@ -444,7 +455,7 @@ mod tests {
                 .copy_from_slice(&[0.0, 0.0, 1.0, 1.0]);
         }
         let mut pool = ThreadPool::new(1).expect("threads start");
-        let mut storage = Storage::zeros(Dtype::F32, SLOTS * 14);
+        let mut storage = Storage::zeros(KvDtype::F32, SLOTS * 14, 0);
         let rotation = Rotation {
             heads: &heads,
             norms: None,

@@ -30,7 +30,7 @@ use crate::kernels::dtype::Dtype;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{RopeConfig, theta};
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv, Values};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -252,7 +252,7 @@ impl ModelConfig {
     }
 
     /// The memory that each layer keeps of a sequence, with elements of `dtype`.
-    pub fn kv_layout(&self, dtype: Dtype) -> KvLayout {
+    pub fn kv_layout(&self, dtype: impl Into<KvDtype>) -> KvLayout {
         let (key_dim, values) = match &self.latent {
             Some(latent) => (latent.key_dim(), Values::InKeys { dim: latent.rank }),
             None => (self.head_dim, Values::Own { dim: self.head_dim }),

@@ -23,7 +23,7 @@ use crate::model::random::random_vector;
 use crate::model::weights::{
     Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights,
 };
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,9 +83,14 @@ impl Checkpoint {
         self.weights.as_ref()?.scheme()
     }
 
-    /// The memory that each layer keeps of a sequence.
+    /// The memory that each layer keeps of a sequence, with KV in the type of the weights.
     pub fn kv_layout(&self) -> KvLayout {
-        self.config.kv_layout(self.dtype)
+        self.kv_layout_in(None)
+    }
+
+    /// The same with KV in `dtype`, if one is named.
+    pub fn kv_layout_in(&self, dtype: Option<KvDtype>) -> KvLayout {
+        self.config.kv_layout(dtype.unwrap_or(self.dtype.into()))
     }
 
     /// The size of the loaded weights, in bytes: matrices in `dtype` or quantised, norms and biases in f32. `kept` tells the

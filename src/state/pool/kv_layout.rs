@@ -4,6 +4,11 @@
 
 use std::fmt;
 
+/// Elements of a key or a value that share a scale, where they are quantised; the last group of a head may have less.
+pub const SCALE_GROUP: usize = 64;
+/// Size of a scale, a 16-bit brain float, in bytes.
+pub const SCALE_BYTES: usize = 2;
+
 /// The element type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvDtype {
@@ -13,6 +18,8 @@ pub enum KvDtype {
     F16,
     /// 16-bit brain float.
     BF16,
+    /// Signed bytes, with a scale for each [`SCALE_GROUP`] of them.
+    Int8,
 }
 
 impl KvDtype {
@@ -21,6 +28,15 @@ impl KvDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Scales of a key or a value of `dim` elements.
+    pub fn scales(self, dim: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 0,
+            Self::Int8 => dim.div_ceil(SCALE_GROUP),
         }
     }
 
@@ -30,7 +46,15 @@ impl KvDtype {
             Self::F32 => "float32",
             Self::F16 => "float16",
             Self::BF16 => "bfloat16",
+            Self::Int8 => "int8",
         }
+    }
+
+    /// Finds the type of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::BF16, Self::Int8]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
     }
 }
 
@@ -82,9 +106,15 @@ pub struct PagedKv {
 }
 
 impl PagedKv {
-    /// Elements of a token.
+    /// Elements of a token, without scales.
     pub fn elements_per_token(&self) -> usize {
-        self.buffers().map(|buffer| buffer.elements_per_token).sum()
+        self.heads * (self.key_dim + self.values.stored_dim())
+    }
+
+    /// Scales of a token.
+    pub fn scales_per_token(&self) -> usize {
+        let dims = [self.key_dim, self.values.stored_dim()];
+        self.heads * dims.map(|dim| self.dtype.scales(dim)).iter().sum::<usize>()
     }
 
     /// Bytes of a token.
@@ -94,17 +124,18 @@ impl PagedKv {
 
     /// The buffers of a layer, in the order in which a token's parts are written.
     pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> + use<> {
-        let Self { heads, dtype, .. } = *self;
+        let (heads, bytes) = (self.heads, self.dtype.bytes());
         let parts = [
-            ("k", self.key_dim),
-            ("v", self.values.stored_dim()),
-            ("label", self.labels),
+            ("k", heads * self.key_dim, bytes),
+            ("v", heads * self.values.stored_dim(), bytes),
+            ("label", heads * self.labels, bytes),
+            ("scale", self.scales_per_token(), SCALE_BYTES),
         ];
-        let stored = parts.into_iter().filter(|(_, dim)| *dim > 0);
-        stored.map(move |(name, dim)| KvBuffer {
+        let stored = parts.into_iter().filter(|(_, elements, _)| *elements > 0);
+        stored.map(|(name, elements_per_token, element_bytes)| KvBuffer {
             name,
-            elements_per_token: heads * dim,
-            element_bytes: dtype.bytes(),
+            elements_per_token,
+            element_bytes,
         })
     }
 }
@@ -121,7 +152,11 @@ impl fmt::Display for PagedKv {
         if self.labels > 0 {
             write!(f, ", labels of {}", self.labels)?;
         }
-        write!(f, ", {}", self.dtype.name())
+        write!(f, ", {}", self.dtype.name())?;
+        match self.scales_per_token() {
+            0 => Ok(()),
+            scales => write!(f, " with {scales} scales of bfloat16 a token"),
+        }
     }
 }
 
@@ -173,7 +208,7 @@ impl fmt::Display for LayerKv {
 /// token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// Its content: `k`, `v` or `label`.
+    /// Its content: `k`, `v`, `label` or `scale`.
     pub name: &'static str,
     /// Elements that one token takes.
     pub elements_per_token: usize,
@@ -311,6 +346,32 @@ mod tests {
         assert_eq!(
             described,
             "4 heads, keys of 256, values of 256, labels of 32, bfloat16"
+        );
+    }
+
+    #[test]
+    fn quantised_layers_count_their_scales() {
+        let int8 = |pages: PagedKv| PagedKv {
+            dtype: KvDtype::Int8,
+            ..pages
+        };
+        let own = |dim| Values::Own { dim };
+        let table = [
+            // 0.516 of bfloat16: a byte an element and two bytes for 64 of them.
+            (pages(8, 128, own(128)), 8 * 2 * (128 + 2 * 2)),
+            (pages(1, 576, Values::InKeys { dim: 512 }), 576 + 9 * 2),
+            (pages(4, 80, own(96)), 4 * (80 + 96 + 4 * 2)),
+            (pages(2, 40, own(40)), 2 * 2 * (40 + 2)),
+        ];
+        for (pages, bytes) in table {
+            let pages = int8(pages);
+            assert_eq!(pages.bytes_per_token(), bytes, "{pages}");
+            let elements = bytes as usize - SCALE_BYTES * pages.scales_per_token();
+            assert_eq!(pages.elements_per_token(), elements, "{pages}");
+        }
+        assert_eq!(
+            int8(pages(1, 96, own(64))).to_string(),
+            "1 head, keys of 96, values of 64, int8 with 3 scales of bfloat16 a token"
         );
     }
 

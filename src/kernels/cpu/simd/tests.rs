@@ -311,3 +311,53 @@ fn say(line: &str) {
     let written = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     written.expect("the terminal takes it");
 }
+
+struct Bytes([[u32; LANES]; 4]);
+
+impl Kernel for Bytes {
+    type Output = ([[u32; LANES]; 4], [[u32; LANES]; 3]);
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Self::Output {
+        let (mut zipped, mut others) = ([[0; LANES]; 4], [[0; LANES]; 3]);
+        // SAFETY: whole vectors; `dispatch` detected the instruction set.
+        unsafe {
+            let rows = self.0.map(|row| S::load_words(row.as_ptr()));
+            for (to, words) in zipped.iter_mut().zip(S::zip_bytes(rows)) {
+                S::store_words(to.as_mut_ptr(), words);
+            }
+            let words = [
+                S::extend_bytes(rows[0]),
+                S::high_bytes(rows[0]),
+                S::add_words(rows[0], rows[1]),
+            ];
+            for (to, words) in others.iter_mut().zip(words) {
+                S::store_words(to.as_mut_ptr(), words);
+            }
+        }
+        (zipped, others)
+    }
+}
+
+#[test]
+fn bytes_of_four_rows_are_zipped_and_become_shorts() {
+    let rows: [[u32; LANES]; 4] = std::array::from_fn(|row| {
+        std::array::from_fn(|i| ((row * 100 + i) as u32).wrapping_mul(0x9e37_79b1))
+    });
+    let byte = |row: usize, i: usize| rows[row][i / 4].to_le_bytes()[i % 4];
+    let short = |byte: u8| u32::from(i16::from(byte as i8) as u16);
+    for isa in Isa::available() {
+        let (zipped, [low, high, sums]) = dispatch(isa, Bytes(rows));
+        for i in 0..LANES {
+            for (k, quads) in zipped.iter().enumerate() {
+                let at = i / 4 * 16 + 4 * k + i % 4;
+                let expected = [0, 1, 2, 3].map(|row| byte(row, at));
+                assert_eq!(quads[i].to_le_bytes(), expected, "{isa:?}: {k}, {i}");
+            }
+            let [b0, b1, b2, b3] = rows[0][i].to_le_bytes();
+            assert_eq!(low[i], short(b0) | short(b2) << 16, "{isa:?}");
+            assert_eq!(high[i], short(b1) | short(b3) << 16, "{isa:?}");
+            assert_eq!(sums[i], rows[0][i].wrapping_add(rows[1][i]), "{isa:?}");
+        }
+    }
+}
