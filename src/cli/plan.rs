@@ -27,7 +27,7 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     };
     let parts = EngineParts::from_model(&weights, Progress::silent())?;
     show(&parts.info);
-    show_files(&config)?;
+    show_files(&config, &parts.info)?;
     show_tokenizer(text);
     Ok(())
 }
@@ -42,10 +42,14 @@ fn show_tokenizer(text: Result<(), StartError>) {
 }
 
 /// Prints what the model's layers keep, and how many tensors of which element types its files hold.
-fn show_files(config: &EngineConfig) -> Result<(), Failure> {
+fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
-    for (index, (count, kind)) in checkpoint.kv_layout().kinds().iter().enumerate() {
+    let layout = checkpoint.kv_layout();
+    let has_windows = model.memory.as_ref().is_some_and(|plan| plan.window_pages > 0);
+    let windowed = layout.windowed(&checkpoint.config.windows);
+    let layout = windowed.filter(|_| has_windows).unwrap_or(layout);
+    for (index, (count, kind)) in layout.kinds().iter().enumerate() {
         let label = if index == 0 { "KV layers" } else { "" };
         say(format_args!("{label:<21} {count} with {kind}"));
     }

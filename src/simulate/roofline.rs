@@ -12,7 +12,7 @@
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv};
+use crate::state::pool::kv_layout::{KvLayout, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
@@ -66,7 +66,7 @@ impl Layers {
     fn of(model: &ModelConfig, layout: &KvLayout) -> Vec<Self> {
         let mut kinds: Vec<(Option<usize>, PagedKv, f64)> = Vec::new();
         for (layer, window) in layout.layers().iter().zip(&model.windows) {
-            let LayerKv::Pages(pages) = layer else {
+            let Some(pages) = layer.pages() else {
                 continue;
             };
             match kinds
@@ -272,7 +272,7 @@ mod tests {
 
     use crate::ids::{RowId, SeqId, StateSlot, StepId};
     use crate::simulate::shape;
-    use crate::state::pool::kv_layout::{KvDtype, Values};
+    use crate::state::pool::kv_layout::{KvDtype, LayerKv, Values};
     use crate::state::pool::pages::PageRun;
     use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
 

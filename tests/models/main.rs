@@ -33,6 +33,7 @@ mod shapes;
 mod states;
 mod steps;
 mod vectors;
+mod windows;
 
 #[test]
 fn every_kernel_path_passes_these_tests() {

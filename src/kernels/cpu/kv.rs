@@ -13,18 +13,34 @@ use crate::state::pool::kv_layout::{KvLayout, LayerKv, Values};
 /// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
+    /// Of each layer: its slots are those of window pages.
+    windowed: Vec<bool>,
 }
 
 impl KvPool {
-    /// Allocates what the layers keep of `n_slots` tokens; the system commits memory on first use.
-    pub fn new(layout: &KvLayout, n_slots: usize) -> Self {
+    /// Allocates what the layers keep of `n_slots` tokens, those with window pages of `n_window_slots`; the system commits
+    /// memory on first use.
+    pub fn new(layout: &KvLayout, n_slots: usize, n_window_slots: usize) -> Self {
+        let is_windowed = |layer: &LayerKv| matches!(layer, LayerKv::Window { .. });
         let storage = |layer: &LayerKv| match layer.pages() {
-            Some(pages) => Storage::zeros(pages.dtype.into(), n_slots * pages.elements_per_token()),
+            Some(pages) => {
+                let n_slots = match is_windowed(layer) {
+                    true => n_window_slots,
+                    false => n_slots,
+                };
+                Storage::zeros(pages.dtype.into(), n_slots * pages.elements_per_token())
+            }
             None => Storage::zeros(Dtype::F32, 0),
         };
         Self {
             layers: layout.layers().iter().map(storage).collect(),
+            windowed: layout.layers().iter().map(is_windowed).collect(),
         }
+    }
+
+    /// Whether the slots of a layer are those of window pages.
+    pub fn is_windowed(&self, layer: usize) -> bool {
+        self.windowed[layer]
     }
 
     /// Keys and values of a layer.

@@ -83,7 +83,7 @@ impl World {
             pool: ThreadPool::new(setup.threads).expect("threads start"),
             isa: setup.isa,
             heads: setup.heads,
-            kv: KvPool::new(&KvLayout::uniform(1, pages), SLOTS),
+            kv: KvPool::new(&KvLayout::uniform(1, pages), SLOTS, 0),
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
             contents: vec![Vec::new(); 40],
