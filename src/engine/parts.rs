@@ -206,6 +206,7 @@ impl EngineParts {
             },
             eos_token_ids: info.eos_token_ids.clone().into(),
             states: info.memory.as_ref().and_then(MemoryPlan::state_limits),
+            windows: info.memory.as_ref().and_then(MemoryPlan::window_limits),
         })
     }
 
@@ -225,9 +226,10 @@ impl EngineParts {
                 let (ends, limits) = (&info.eos_token_ids, GrammarLimits::default());
                 Arc::new(GrammarCompiler::new(text, ends, info.vocab_size, limits))
             }),
-            turns: limits
-                .states
-                .and_then(|_| Some(TurnMarks::learn(self.text.as_deref()?))),
+            turns: match limits.states.is_some() || limits.windows.is_some() {
+                true => self.text.as_deref().map(TurnMarks::learn),
+                false => None,
+            },
             vocab_size: info.vocab_size,
             hidden_size: info.hidden_size,
             limits: IntakeLimits {
@@ -321,6 +323,7 @@ fn cpu_executor(
         max_rows: memory.max_running_requests as usize,
         // One of the plan's is the dummy, which the pool adds.
         n_state_slots: memory.state_slots.saturating_sub(1) as usize,
+        n_window_pages: memory.window_pages as usize,
         isa: None,
         shared_prefix: true,
         eos_token_ids: eos_token_ids.into(),

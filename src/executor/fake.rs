@@ -3,7 +3,8 @@
 //! Its "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is
 //! freed too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole
 //! context is checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is
-//! copied at another position, from another sequence or before anything wrote it ends the step.
+//! copied at another position, from another sequence or before anything wrote it ends the step. Where layers have windows,
+//! the hash stands in a second table too, and each step looks at all of it that its queries see.
 
 use std::ops::Range;
 
@@ -15,6 +16,8 @@ use crate::executor::Executor;
 use crate::executor::scripted::Script;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::RowGrammar;
+use crate::state::pool::pages::{PageSize, Window};
+use crate::state::pool::window_pool::WindowLimits;
 use crate::state::pooling::PoolSum;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
 use crate::state::step::{
@@ -50,6 +53,8 @@ pub struct FakeExecutor {
     script: Option<Script>,
     /// One hash a slot.
     kv: Vec<u64>,
+    /// Where layers have windows: how far back they see, and one hash a slot of their pages.
+    windows: Option<(Window, Vec<u64>)>,
     /// One hash a state; `None` before anything is written.
     states: Vec<Option<u64>>,
     rows: FxHashMap<RowId, FakeRow>,
@@ -66,6 +71,8 @@ struct FakeRow {
     /// The script's answer to the prompt.
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
+    /// One for each of `pages`; the dummy where none is named.
+    window_pages: Vec<PageId>,
     state: Option<StateSlot>,
 }
 
@@ -92,8 +99,20 @@ impl FakeExecutor {
             states: vec![None; options.n_states + 1],
             options,
             script: None,
+            windows: None,
             kv: vec![0; slots],
             rows: FxHashMap::default(),
+        }
+    }
+
+    /// The same for a model some of whose layers see so many tokens, with so many pages for these.
+    pub fn with_windows(self, limits: WindowLimits) -> Self {
+        let page_size = PageSize::new(self.options.page_size as u32);
+        let window = limits.window(page_size.unwrap_or(PageSize::ONE));
+        let n_slots = (limits.total_pages + 1) * self.options.page_size;
+        Self {
+            windows: Some((window, vec![0; n_slots])),
+            ..self
         }
     }
 
@@ -126,6 +145,41 @@ impl FakeExecutor {
         Ok(page.index() * page_size + position % page_size)
     }
 
+    /// Reads what a row's queries from `first` on see of the tokens before it, in the pages of layers with windows, and
+    /// writes what they leave there.
+    fn attend_windows(&mut self, row: &FakeRow, positions: Range<u32>) -> Result<(), StepError> {
+        let Some((window, kv)) = &mut self.windows else {
+            return match row.window_pages.is_empty() {
+                true => Ok(()),
+                false => Err(rejected(row.seq, "has window pages, and no layer a window")),
+            };
+        };
+        let page_size = window.page_size.get();
+        let (first, end) = (positions.start as usize, positions.end as usize);
+        let seen = (first + 1).saturating_sub(window.tokens);
+        let mut hash = 0;
+        for (position, token) in row.tokens[..end].iter().enumerate() {
+            hash = mix(hash, *token);
+            if position < seen {
+                continue;
+            }
+            let page = row.window_pages.get(position / page_size);
+            let page = page.filter(|page| page.index() > 0).ok_or_else(|| {
+                rejected(row.seq, &format!("has no window page for position {position}"))
+            })?;
+            let slot = &mut kv[page.index() * page_size + position % page_size];
+            if position >= first {
+                *slot = hash;
+            } else if *slot != hash {
+                let seq = row.seq;
+                return Err(StepError::Lost(format!(
+                    "the window of {seq} is not its own at {position}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn start(&mut self, start: &RowStart) -> Result<(), StepError> {
         let state = self.begin_state(start)?;
         let prompt_tokens = start.prompt_tokens as usize;
@@ -147,6 +201,10 @@ impl FakeExecutor {
                 .map(PoolSum::new),
             answer: script.map(|script| script.answer(&start.tokens[..prompt_tokens])),
             pages: start.prefix.iter().collect(),
+            window_pages: match self.windows {
+                Some(_) => vec![PageId::new(0); start.prefix.len()],
+                None => Vec::new(),
+            },
             state,
         };
         self.rows.insert(start.row, row);
@@ -239,6 +297,13 @@ impl FakeExecutor {
                     *place = page;
                 }
             }
+            TableDelta::AppendWindows { pages, .. } => row.window_pages.extend_from_slice(pages),
+            TableDelta::Windows { from, pages, .. } => {
+                let places = row.window_pages.iter_mut().skip(*from as usize);
+                for (place, page) in places.zip(pages.iter()) {
+                    *place = page;
+                }
+            }
         }
         Ok(())
     }
@@ -269,6 +334,7 @@ impl FakeExecutor {
         self.verify(&row, positions.start as usize)?;
         self.verify_state(&row, positions.start as usize)?;
         self.feed_state(&row, work)?;
+        self.attend_windows(&row, positions.clone())?;
         let vocab_size = self.options.vocab_size;
         let mut logprobs = work
             .logprobs

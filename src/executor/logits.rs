@@ -89,6 +89,7 @@ pub fn logits(
         page_size: 1,
         max_rows: 1,
         n_state_slots: 1,
+        n_window_pages: 0,
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),

@@ -27,6 +27,9 @@ pub(super) struct Row {
     pool: Option<PoolSum>,
     /// Pages of the page table that are the row's.
     pub(super) n_pages: usize,
+    /// Window pages of its own page table, where layers have windows, and the index of the first one that is named.
+    pub(super) n_windows: usize,
+    pub(super) first_window: usize,
     /// Tokens that the steps launched since the row started sample.
     pub(super) sampled_tokens: usize,
     /// Positions whose K/V is stored once the steps launched so far have run: all below this.
@@ -67,6 +70,11 @@ impl Rows {
             vectors: start.vectors.clone(),
             pool: start.pooling.map(PoolSum::new),
             n_pages: start.prefix.len(),
+            n_windows: match self.limits.windows {
+                Some(_) => start.prefix.len(),
+                None => 0,
+            },
+            first_window: start.prefix.len(),
             sampled_tokens: 0,
             computed: start.prefix.len() * self.limits.page_size,
             live: start.state.map(|state| state.live),
@@ -82,6 +90,16 @@ impl Rows {
                 row.n_pages - pages.len()
             }
             TableDelta::Remap { from, .. } => *from as usize,
+            TableDelta::AppendWindows { row, pages } => {
+                let row = self.row_mut(*row);
+                row.n_windows += pages.len();
+                row.n_pages
+            }
+            TableDelta::Windows { row, from, .. } => {
+                let row = self.row_mut(*row);
+                row.first_window = row.first_window.min(*from as usize);
+                row.n_pages
+            }
         }
     }
 
@@ -133,6 +151,11 @@ impl Rows {
         let row = self.row_mut(work.row);
         row.computed = row.computed.max(work.work.positions().end as usize);
         row.sampled_tokens += usize::from(work.sample);
+    }
+
+    /// Whether layers have windows, and rows pages for these.
+    pub(super) fn have_windows(&self) -> bool {
+        self.limits.windows.is_some()
     }
 
     /// Whether rows have states.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::config::EngineConfig;
+use crate::config::{Device, EngineConfig};
 use crate::engine::ModelInfo;
+use crate::engine::memory::{window_wish, windowed};
 use crate::executor::cpu::LOGIT_ROWS;
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
 use crate::kernels::dtype::Dtype;
@@ -48,12 +49,19 @@ pub fn model_info(
     let context_length = config
         .context_length
         .unwrap_or_else(|| model.context_tokens());
+    let windowed = match config.device {
+        // As the engine has it there.
+        Device::Cuda(_) => None,
+        Device::Auto | Device::Cpu => windowed(config, model, &layout, context_length),
+    };
+    let layout = windowed.unwrap_or(layout);
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
     let given = kv_tokens
         .or(config.max_total_tokens)
         .map(|tokens| tokens as u64);
     let mut wish = MemoryWish {
         kv_bytes_per_token: layout.bytes_per_token(),
+        windows: window_wish(config, &layout),
         state_bytes: layout.state_bytes(),
         page_size: config.page_size,
         context_tokens: context_length as u64,

@@ -16,7 +16,7 @@ use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::sparsity::LayersToLabel;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
@@ -119,7 +119,7 @@ impl Layers {
     fn of(model: &ModelConfig, layout: &KvLayout, sparsity: Option<Sparsity>) -> Vec<Self> {
         let mut kinds: Vec<(Option<usize>, PagedKv, f64)> = Vec::new();
         for (layer, window) in layout.layers().iter().zip(&model.windows) {
-            let LayerKv::Pages(pages) = layer else {
+            let Some(pages) = layer.pages() else {
                 continue;
             };
             match kinds
@@ -363,7 +363,7 @@ mod tests {
 
     use crate::ids::{RowId, SeqId, StateSlot, StepId};
     use crate::simulate::shape;
-    use crate::state::pool::kv_layout::Values;
+    use crate::state::pool::kv_layout::{KvDtype, LayerKv, Values};
     use crate::state::pool::pages::PageRun;
     use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
 

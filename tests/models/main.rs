@@ -35,6 +35,7 @@ mod sparse;
 mod states;
 mod steps;
 mod vectors;
+mod windows;
 
 #[test]
 fn every_kernel_path_passes_these_tests() {

@@ -26,6 +26,7 @@ use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 use crate::state::pool::pages::PageRun;
+use crate::state::pool::window_pool::WindowLimits;
 use crate::state::sampling::{RowSampler, SamplingParams};
 use crate::state::step::{
     RowResult, RowStart, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
@@ -55,6 +56,9 @@ pub struct CpuOptions {
     /// States of sequences that can be granted, ids `1..=n_state_slots`; 0 where no layer keeps one. The pool has one more,
     /// the dummy.
     pub n_state_slots: usize,
+    /// Window pages that can be granted, ids `1..=n_window_pages`: layers with a window keep no more than its tokens. With
+    /// 0 they keep all of them. The pool has one more, the dummy.
+    pub n_window_pages: usize,
     /// Instruction set; `None` for [`Isa::chosen`].
     pub isa: Option<Isa>,
     /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
@@ -199,12 +203,16 @@ impl CpuExecutor {
                 "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
             );
         }
-        let mut kv = checkpoint.kv_layout_in(options.kv_dtype);
+        let mut kv = pool::layout(options, &checkpoint)?;
         if let Some(sparsity) = &options.sparsity {
             pool::check_sparsity(sparsity, &kv, &config.windows)?;
             kv = sparsity.label(kv);
         }
         pool::check(options, &kv)?;
+        let windows = kv.window().map(|tokens| WindowLimits {
+            tokens,
+            total_pages: options.n_window_pages,
+        });
         let keeps_states = kv.state_bytes() > 0;
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
@@ -220,6 +228,7 @@ impl CpuExecutor {
             page_size: options.page_size,
             n_rows: options.max_rows + 1,
             n_state_slots: options.n_state_slots,
+            n_window_pages: options.n_window_pages,
             shared_prefix: options.shared_prefix,
             sparsity: options
                 .sparsity
@@ -236,6 +245,7 @@ impl CpuExecutor {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
             n_state_slots: keeps_states.then_some(options.n_state_slots),
+            windows,
         };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
@@ -339,6 +349,10 @@ impl CpuExecutor {
             table: vec![TableDelta::Append { row, pages }],
             rows: Vec::new(),
         };
+        if self.rows.have_windows() {
+            let pages = (1..=n_pages as u32).map(PageId::new).collect();
+            plan.table.push(TableDelta::AppendWindows { row, pages });
+        }
         let wish = crate::state::sampling::LogprobWish {
             start: Some(0),
             ..Default::default()
@@ -410,6 +424,13 @@ impl CpuExecutor {
         pages.clear();
         pages.reserve(most_pages.min(self.n_pages));
         pages.extend(start.prefix.iter());
+        if self.rows.have_windows() {
+            let windows = self.backend.window_table_mut().row_mut(start.row);
+            windows.clear();
+            windows.reserve(most_pages.min(self.n_pages));
+            // Named by an edit of the table, as far as they are seen.
+            windows.resize(start.prefix.len(), PageId::new(0));
+        }
         let (prompt, output) = start.counted_tokens();
         let sampling = start.sampling.clone();
         let eos_ids = &self.eos_token_ids;
@@ -425,10 +446,17 @@ impl CpuExecutor {
     }
 
     fn edit_table(&mut self, delta: &TableDelta) {
-        let table = self.backend.table_mut();
+        let table = match delta {
+            TableDelta::Append { .. } | TableDelta::Remap { .. } => self.backend.table_mut(),
+            TableDelta::AppendWindows { .. } | TableDelta::Windows { .. } => {
+                self.backend.window_table_mut()
+            }
+        };
         match delta {
-            TableDelta::Append { row, pages } => table.row_mut(*row).extend(pages),
-            TableDelta::Remap { row, from, pages } => {
+            TableDelta::Append { row, pages } | TableDelta::AppendWindows { row, pages } => {
+                table.row_mut(*row).extend(pages);
+            }
+            TableDelta::Remap { row, from, pages } | TableDelta::Windows { row, from, pages } => {
                 let old = &mut table.row_mut(*row)[*from as usize..];
                 for (old, new) in old.iter_mut().zip(pages.iter()) {
                     *old = new;
@@ -449,6 +477,9 @@ impl CpuExecutor {
         let first_token = self.batch.n_tokens();
         self.batch
             .push(work.row, first, tokens, self.backend.table());
+        if self.rows.have_windows() {
+            self.batch.place_windows(self.backend.window_table());
+        }
         if let Some(run) = self.rows.take_vectors(work, first_token) {
             self.batch.place_vectors(run);
         }

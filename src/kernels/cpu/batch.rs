@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::kv::PageTable;
+use super::kv::{KvPool, PageTable};
 use crate::ids::{RowId, StateSlot};
 use crate::state::prompt_vectors::VectorRun;
 use crate::state::step::StateSave;
@@ -49,6 +49,8 @@ pub struct CpuBatch {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
     pub(super) slots: Vec<u32>,
+    /// Of window pages; none where no layer has those.
+    window_slots: Vec<u32>,
     segments: Vec<Segment>,
     /// The states of the segments, in their order; none where no layer keeps a state.
     states: Vec<SegmentState>,
@@ -65,6 +67,7 @@ impl CpuBatch {
         self.tokens.clear();
         self.positions.clear();
         self.slots.clear();
+        self.window_slots.clear();
         self.segments.clear();
         self.states.clear();
         self.saves.clear();
@@ -88,6 +91,26 @@ impl CpuBatch {
         for position in first_position..first_position + n_tokens {
             self.positions.push(position as u32);
             self.slots.push(table.slot(row, position) as u32);
+        }
+    }
+
+    /// Gives the tokens of the row that was added last their places in window pages.
+    ///
+    /// # Panics
+    /// If no row was added, or its window pages do not reach that far.
+    pub fn place_windows(&mut self, table: &PageTable) {
+        let segment = self.segments.last().expect("a row was added");
+        for position in segment.first_position..segment.end_position() {
+            let slot = table.slot(segment.row, position);
+            self.window_slots.push(slot as u32);
+        }
+    }
+
+    /// Where the tokens' keys and values stand in a layer.
+    pub(super) fn slots_in(&self, kv: &KvPool, layer: usize) -> &[u32] {
+        match kv.is_windowed(layer) {
+            true => &self.window_slots,
+            false => &self.slots,
         }
     }
 
@@ -164,6 +187,7 @@ impl CpuBatch {
             self.tokens.push(step.tokens[index]);
             self.positions.push(position);
             self.slots.push(step.slots[index]);
+            self.window_slots.extend(step.window_slots.get(index));
         }
     }
 

@@ -18,29 +18,49 @@ use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, Values};
 /// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
+    /// Of each layer: its slots are those of window pages.
+    windowed: Vec<bool>,
     labels: Vec<Option<Labels>>,
     hides_labels: bool,
 }
 
 impl KvPool {
-    /// Allocates what the layers keep of `n_slots` tokens; the system commits memory on first use.
+    /// Allocates what the layers keep of `n_slots` tokens, those with window pages of `n_window_slots`; the system commits
+    /// memory on first use.
     ///
     /// # Panics
     /// If labels are not those of the layout.
-    pub fn new(layout: &KvLayout, n_slots: usize, sparsity: Option<&Arc<DoubleSparsity>>) -> Self {
+    pub fn new(
+        layout: &KvLayout,
+        (n_slots, n_window_slots): (usize, usize),
+        sparsity: Option<&Arc<DoubleSparsity>>,
+    ) -> Self {
+        let is_windowed = |layer: &LayerKv| matches!(layer, LayerKv::Window { .. });
         let storage = |layer: &LayerKv| match layer.pages() {
-            Some(pages) => Storage::zeros(
-                pages.dtype,
-                n_slots * (pages.elements_per_token() - pages.heads * pages.labels),
-                n_slots * pages.scales_per_token(),
-            ),
+            Some(pages) => {
+                let n_slots = match is_windowed(layer) {
+                    true => n_window_slots,
+                    false => n_slots,
+                };
+                Storage::zeros(
+                    pages.dtype,
+                    n_slots * (pages.elements_per_token() - pages.heads * pages.labels),
+                    n_slots * pages.scales_per_token(),
+                )
+            }
             None => Storage::zeros(KvDtype::F32, 0, 0),
         };
         Self {
             layers: layout.layers().iter().map(storage).collect(),
+            windowed: layout.layers().iter().map(is_windowed).collect(),
             labels: labels::of_layers(sparsity, layout, n_slots),
             hides_labels: false,
         }
+    }
+
+    /// Whether the slots of a layer are those of window pages.
+    pub fn is_windowed(&self, layer: usize) -> bool {
+        self.windowed[layer]
     }
 
     /// Keys and values of a layer.

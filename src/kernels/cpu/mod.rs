@@ -97,6 +97,8 @@ pub struct CpuSizes {
     pub n_rows: usize,
     /// States that can be granted; the pool has one more, the dummy.
     pub n_state_slots: usize,
+    /// Window pages that can be granted; the pool has one more, the dummy.
+    pub n_window_pages: usize,
     /// Whether attention reads pages that rows of a step have in common once for all of them.
     pub shared_prefix: bool,
     /// Which queries attend to some keys only; the layout has its labels.
@@ -130,6 +132,8 @@ pub struct CpuBackend {
     kv: KvPool,
     states: StatePool,
     table: PageTable,
+    /// Of the layers with window pages.
+    window_table: PageTable,
     attention: Attention,
     calibration: Option<Calibration>,
     /// Empty, kept for their memory.
@@ -144,6 +148,11 @@ impl CpuBackend {
     /// When the system refuses a thread.
     pub fn new(sizes: &CpuSizes) -> std::io::Result<Self> {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
+        let n_window_slots = (sizes.n_window_pages + 1) * sizes.page_size;
+        let n_window_rows = match sizes.kv.window() {
+            Some(_) => sizes.n_rows,
+            None => 0,
+        };
         let cores = sizes.pin_threads.then(allowed_cores);
         let cores = cores.filter(|cores| cores.len() == sizes.threads);
         let (own_core, worker_cores) = match cores.as_deref().and_then(<[_]>::split_first) {
@@ -157,9 +166,10 @@ impl CpuBackend {
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
-            kv: KvPool::new(&sizes.kv, n_slots, sizes.sparsity.as_ref()),
+            kv: KvPool::new(&sizes.kv, (n_slots, n_window_slots), sizes.sparsity.as_ref()),
             states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
+            window_table: PageTable::new(n_window_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
             calibration: None,
             routes: Routes::default(),
@@ -214,6 +224,16 @@ impl CpuBackend {
         &mut self.table
     }
 
+    /// The page table of the layers with window pages; without rows where no layer has any.
+    pub fn window_table(&self) -> &PageTable {
+        &self.window_table
+    }
+
+    /// The same, to edit.
+    pub fn window_table_mut(&mut self) -> &mut PageTable {
+        &mut self.window_table
+    }
+
     /// Begins the states of rows, each as another one is or zero. No slot is both read and written, and none is written
     /// twice.
     ///
@@ -244,7 +264,11 @@ impl CpuBackend {
             calibration.add((layer, heads), q, self.kv.layer(layer), batch);
         }
         let out = self.scratch.tensor(q.rows(), heads.attended_width());
-        let history = (&self.kv, layer, &self.table);
+        let table = match self.kv.is_windowed(layer) {
+            true => &self.window_table,
+            false => &self.table,
+        };
+        let history = (&self.kv, layer, table);
         let threads = (&mut self.pool, self.isa);
         self.attention
             .attend(threads, q, (heads, sinks), history, batch, out)
@@ -342,9 +366,10 @@ impl Backend for CpuBackend {
             norms,
             rotations,
         };
-        let store = (self.kv.layer_mut(layer), batch.slots.as_slice());
+        let slots = batch.slots_in(&self.kv, layer);
+        let store = (self.kv.layer_mut(layer), slots);
         let q = rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store);
-        self.kv.store_labels(layer, heads, &batch.slots);
+        self.kv.store_labels(layer, heads, slots);
         q
     }
 
@@ -370,7 +395,8 @@ impl Backend for CpuBackend {
         layer: usize,
         batch: &CpuBatch,
     ) -> Tensor {
-        latent::project(self, x, (weights, shape), rotations, layer, &batch.slots)
+        let slots = batch.slots_in(&self.kv, layer);
+        latent::project(self, x, (weights, shape), rotations, layer, slots)
     }
 
     fn attend_latent(

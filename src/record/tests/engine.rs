@@ -27,6 +27,10 @@ impl Engine {
             hidden_size: 0,
             faults: Vec::new(),
         });
+        let executor = match setup.limits.windows {
+            Some(windows) => executor.with_windows(windows),
+            None => executor,
+        };
         Self {
             states: states.with_scheduler(|state| RecordedScheduler::new(state, recorder)),
             executor,

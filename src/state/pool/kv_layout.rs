@@ -165,6 +165,13 @@ impl fmt::Display for PagedKv {
 pub enum LayerKv {
     /// Keys and values of every token, in pages.
     Pages(PagedKv),
+    /// Keys and values of the last tokens, in window pages.
+    Window {
+        /// Of each of those tokens.
+        pages: PagedKv,
+        /// How many of them a query sees, its own among them.
+        tokens: usize,
+    },
     /// A state of fixed size for each sequence, however long that is.
     State {
         /// Size of a sequence's state.
@@ -176,20 +183,31 @@ impl LayerKv {
     /// The part of it in pages.
     pub fn pages(&self) -> Option<&PagedKv> {
         match self {
-            Self::Pages(pages) => Some(pages),
+            Self::Pages(pages) | Self::Window { pages, .. } => Some(pages),
             Self::State { .. } => None,
         }
     }
 
-    /// Bytes that one token takes.
+    /// Bytes that one token takes for good: none in window pages.
     pub fn bytes_per_token(&self) -> u64 {
-        self.pages().map_or(0, PagedKv::bytes_per_token)
+        match self {
+            Self::Pages(pages) => pages.bytes_per_token(),
+            Self::Window { .. } | Self::State { .. } => 0,
+        }
+    }
+
+    /// Bytes that one token takes in window pages.
+    pub fn window_bytes_per_token(&self) -> u64 {
+        match self {
+            Self::Window { pages, .. } => pages.bytes_per_token(),
+            Self::Pages(_) | Self::State { .. } => 0,
+        }
     }
 
     /// Bytes that one sequence takes, whatever its length.
     pub fn state_bytes(&self) -> u64 {
         match self {
-            Self::Pages(_) => 0,
+            Self::Pages(_) | Self::Window { .. } => 0,
             Self::State { bytes } => *bytes,
         }
     }
@@ -199,6 +217,7 @@ impl fmt::Display for LayerKv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pages(pages) => pages.fmt(f),
+            Self::Window { pages, tokens } => write!(f, "{pages}, of the last {tokens} tokens"),
             Self::State { bytes } => write!(f, "a state of {bytes} bytes a sequence"),
         }
     }
@@ -255,7 +274,37 @@ impl KvLayout {
         self
     }
 
-    /// Bytes that one token takes in all layers (the seeds' cell size).
+    /// The same with window pages for the layers that have a window. `None` where that saves nothing, or is not possible:
+    /// no layer has one, they differ, or other layers keep states.
+    pub fn windowed(&self, windows: &[Option<usize>]) -> Option<Self> {
+        let mut given = windows.iter().flatten();
+        let window = *given.next()?;
+        if given.any(|other| *other != window) || self.state_bytes() > 0 {
+            return None;
+        }
+        let layers = self.layers.iter().zip(windows);
+        let layers = layers.map(|(layer, window)| match (*layer, *window) {
+            (LayerKv::Pages(pages), Some(tokens)) => LayerKv::Window { pages, tokens },
+            (layer, _) => layer,
+        });
+        Some(Self::new(layers.collect()))
+    }
+
+    /// How many tokens a query of the layers with windows sees, where those have window pages.
+    pub fn window(&self) -> Option<usize> {
+        self.layers.iter().find_map(|layer| match layer {
+            LayerKv::Window { tokens, .. } => Some(*tokens),
+            LayerKv::Pages(_) | LayerKv::State { .. } => None,
+        })
+    }
+
+    /// Bytes that one token takes in the window pages of all layers.
+    pub fn window_bytes_per_token(&self) -> u64 {
+        let layers = self.layers.iter();
+        layers.map(LayerKv::window_bytes_per_token).sum()
+    }
+
+    /// Bytes that one token takes in all layers (the seeds' cell size), window pages aside.
     pub fn bytes_per_token(&self) -> u64 {
         self.layers.iter().map(LayerKv::bytes_per_token).sum()
     }
@@ -316,6 +365,27 @@ mod tests {
             assert_eq!(layout.bytes_per_token(), bytes_per_token, "{layout:?}");
             assert_eq!(layout.state_bytes(), state_bytes, "{layout:?}");
         }
+    }
+
+    #[test]
+    fn windows_of_one_size_have_pages_of_their_own() {
+        let own = pages(4, 256, Values::Own { dim: 256 });
+        let gemma = KvLayout::uniform(34, own);
+        // Gemma 3 4B: five layers with a window, then one without.
+        let windows: Vec<Option<usize>> = (1..=34)
+            .map(|layer| (layer % 6 != 0).then_some(1024))
+            .collect();
+        let windowed = gemma.windowed(&windows).expect("they have one size");
+        assert_eq!((gemma.bytes_per_token(), gemma.window()), (139_264, None));
+        assert_eq!(windowed.bytes_per_token(), 20_480);
+        assert_eq!(windowed.window_bytes_per_token() * 1024, 116 << 20);
+        assert_eq!(windowed.window(), Some(1024));
+        assert_eq!(windowed.kinds().len(), 2);
+        let mut others = windows;
+        others[0] = Some(512);
+        assert_eq!(gemma.windowed(&others), None);
+        assert_eq!(gemma.windowed(&[None; 34]), None);
+        assert_eq!(hybrid().windowed(&[Some(8); 32]), None);
     }
 
     #[test]

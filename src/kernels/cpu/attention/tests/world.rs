@@ -113,7 +113,7 @@ impl World {
             pool: ThreadPool::new(setup.threads).expect("threads start"),
             isa: setup.isa,
             heads: setup.heads,
-            kv: KvPool::new(&KvLayout::uniform(1, pages), SLOTS, rules.as_ref()),
+            kv: KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), rules.as_ref()),
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
             contents: vec![Vec::new(); 40],
@@ -333,11 +333,11 @@ pub(super) fn part(row: u32, first: usize, n_tokens: usize) -> Part {
     }
 }
 
-/// Where the elements of a slot lie in the pool: the keys of all heads, then the values that are not among them.
 fn set<E: Element>(kv: &mut [E], values: impl Iterator<Item = (usize, f32)>) {
     values.for_each(|(at, value)| kv[at] = E::narrow(value));
 }
 
+/// Where the elements of a slot lie in the pool: the keys of all heads, then the values that are not among them.
 pub(super) fn places(heads: &HeadShape, slot: usize) -> impl Iterator<Item = usize> + use<> {
     let HeadShape {
         n_kv_heads,

@@ -309,6 +309,7 @@ fn cpu(case: &Case) -> CpuBackend {
         page_size: case.page_size,
         n_rows: ROWS,
         n_state_slots: 0,
+        n_window_pages: 0,
         shared_prefix: false,
         sparsity: None,
     })
