@@ -76,9 +76,9 @@ pub struct ModelInfo {
     pub generation: GenerationConfig,
     /// How the memory is divided; `None` for an executor of the host's own.
     pub memory: Option<MemoryPlan>,
-    /// The type in which keys and values are cached, and what computes attention; `None` for such an executor.
+    /// The type in which keys and values are cached; `None` for such an executor.
     pub kv_cache_dtype: Option<&'static str>,
-    /// See `kv_cache_dtype`.
+    /// What computes attention; `None` for such an executor.
     pub attention_backend: Option<&'static str>,
 }
 

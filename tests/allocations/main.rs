@@ -21,6 +21,7 @@ use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
 use souffleur::kernels::cuda::params::ElementType;
 use souffleur::model::loader::LoadFormat;
+use souffleur::state::pool::kv_layout::KvDtype;
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
@@ -173,10 +174,10 @@ fn model_dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(model)
 }
 
-fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
+fn on_cpu(model: &str, threads: usize, kv_dtype: Option<KvDtype>) -> CpuExecutor {
     let options = CpuOptions {
         dtype: None,
-        kv_dtype: None,
+        kv_dtype,
         quantization: None,
         load_format: LoadFormat::Auto,
         n_pages: 8000,
@@ -280,11 +281,15 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/qwen3-next"), few),
         ("models/souffleur-tiny".to_owned(), SHARED_ROWS),
     ] {
-        for threads in [1, 2, 3] {
-            let executor = on_cpu(&model, threads);
+        let int8 = Some(KvDtype::Int8);
+        for (threads, kv_dtype) in [(1, None), (2, None), (3, None), (2, int8)] {
+            let executor = on_cpu(&model, threads, kv_dtype);
             let keeps_states = executor.keeps_states();
             let allocations = allocations(executor, n_rows, keeps_states);
-            assert_eq!(allocations, 0, "{model}, {threads} threads, {STEPS} steps");
+            assert_eq!(
+                allocations, 0,
+                "{model}, {threads} threads, {kv_dtype:?}, {STEPS} steps"
+            );
         }
     }
     for graph_rows in [0, 8] {

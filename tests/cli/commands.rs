@@ -210,10 +210,9 @@ fn the_plan_counts_kv_in_int8_with_its_scales() {
             .lines()
             .find(|line| line.contains("KV bytes per token"));
         let words = line.unwrap_or_default().split_whitespace();
-        let numbers = words.filter_map(|word| word.replace(',', "").parse().ok());
-        let bytes = numbers
-            .last()
-            .unwrap_or_else(|| panic!("no bytes in\n{text}"));
+        let mut numbers = words.filter_map(|word| word.replace(',', "").parse().ok());
+        let bytes = numbers.next();
+        let bytes = bytes.unwrap_or_else(|| panic!("no bytes in\n{text}"));
         assert_eq!(text.contains(", int8 with "), !args.is_empty(), "{text}");
         bytes
     };
