@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use souffleur::config::EngineConfig;
 use souffleur::engine::EngineParts;
-use souffleur::executor::calibration::{CalibrationRequest, calibrate};
+use souffleur::executor::calibration::{CalibrationRequest, RecallRequest, calibrate};
 use souffleur::kernels::cpu::default_threads;
 use souffleur::kernels::dtype::{Dtype, Quantization};
 
@@ -44,6 +44,12 @@ pub struct CalibrateArgs {
     /// Tokens of each piece into which the text is cut
     #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     piece_tokens: u32,
+    /// Channels by which tokens are chosen where the recall is measured
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    ds_heavy_channel_num: u32,
+    /// Tokens to choose where the recall is measured: how many of the best that the whole key would choose are found
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
+    ds_heavy_token_num: u32,
     /// JSON file to write, for --ds-channel-config-path
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -67,7 +73,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
             args.text.display()
         )));
     }
-    let pieces = tokens.chunks(args.piece_tokens as usize);
+    let n_tokens = tokens.len();
     let request = CalibrationRequest {
         model: config.model_path,
         dtype: Dtype::from_name(&args.dtype),
@@ -80,15 +86,29 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
             0 => default_threads(),
             threads => threads,
         },
-        texts: pieces.map(<[u32]>::to_vec).collect(),
+        tokens,
+        piece_tokens: args.piece_tokens as usize,
         output: args.output.clone(),
+        recall: Some(RecallRequest {
+            channels: args.ds_heavy_channel_num as usize,
+            tokens: args.ds_heavy_token_num as usize,
+        }),
     };
-    let n_layers = calibrate(&request).map_err(Failure::failed)?;
+    let calibrated = calibrate(&request).map_err(Failure::failed)?;
     say(format_args!(
-        "{}: channels of {n_layers} layers by {} tokens",
+        "{}: channels of {} layers by {} tokens",
         args.output.display(),
-        tokens.len()
+        calibrated.n_layers,
+        n_tokens
     ));
+    for (ranked_by, share) in calibrated.recall {
+        say(format_args!(
+            "ranked by {:<3} recall {share:.3} of the best {} tokens with {} channels",
+            ranked_by.name(),
+            args.ds_heavy_token_num,
+            args.ds_heavy_channel_num
+        ));
+    }
     Ok(())
 }
 

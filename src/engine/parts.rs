@@ -116,6 +116,9 @@ impl EngineParts {
         .with_kv(config.kv_cache_dtype.named());
         let sparsity = config.double_sparsity();
         let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
+        if let Some(sparsity) = &sparsity {
+            tracing::info!(kv = &*sparsity.tag, "long contexts are attended to in part");
+        }
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let TextSide { text, generation } = text_side(config)?;
         let text = text.map(Arc::new);

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use souffleur::executor::calibration::{CalibrationRequest, calibrate};
+use souffleur::executor::calibration::{CalibrationRequest, RecallRequest, calibrate};
 use souffleur::executor::cpu::{CpuOptions, describe};
 use souffleur::kernels::cpu::Isa;
 use souffleur::kernels::dtype::Dtype;
 use souffleur::model::loader::LoadFormat;
 use souffleur::model::sparsity::{ChannelType, ModelSparsity, SparsityWish};
+use souffleur::model::text::TextModel;
 
 use crate::common::{fixture, load, options, tokens};
 use crate::invariance::{
@@ -28,10 +29,12 @@ fn channels(name: &str, dir: &Path) -> PathBuf {
         quantization: None,
         load_format: LoadFormat::Auto,
         threads: 1,
-        texts: vec![tokens(9, 60, VOCAB), tokens(10, 33, VOCAB)],
+        tokens: tokens(9, 93, VOCAB),
+        piece_tokens: 60,
         output: output.clone(),
+        recall: None,
     };
-    assert!(calibrate(&request).unwrap() > 0);
+    assert!(calibrate(&request).unwrap().n_layers > 0);
     output
 }
 
@@ -123,6 +126,47 @@ fn only_queries_from_the_threshold_on_differ_from_dense_ones() {
             }
         }
     }
+}
+
+/// The bundled model, which was trained, on dialogues that it was not trained with, one after another.
+#[test]
+fn recall_against_the_exact_choice_is_measured() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/souffleur-tiny");
+    let lines = std::fs::read_to_string(model.join("eval/held_out.jsonl")).unwrap();
+    let texts = lines.lines().map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line["text"].as_str().unwrap().to_owned()
+    });
+    let tokenizer = TextModel::load(&model).unwrap();
+    let mut text = tokenizer.encode(&texts.collect::<String>()).unwrap();
+    text.truncate(1500);
+    let dir = tempfile::tempdir().unwrap();
+    let mut shares = Vec::new();
+    for channels in [4, 8, 16, 32] {
+        let calibrated = calibrate(&CalibrationRequest {
+            model: model.clone(),
+            dtype: Some(Dtype::BF16),
+            quantization: None,
+            load_format: LoadFormat::Auto,
+            threads: 1,
+            tokens: text.clone(),
+            piece_tokens: text.len(),
+            output: dir.path().join("channels.json"),
+            recall: Some(RecallRequest {
+                channels,
+                tokens: 64,
+            }),
+        });
+        let recall = calibrated.unwrap().recall;
+        eprintln!("recall of 64 among up to 1500 tokens, {channels} of 32 channels: {recall:.3?}");
+        assert_eq!(
+            recall.iter().map(|(by, _)| *by).collect::<Vec<_>>(),
+            ChannelType::ALL
+        );
+        shares.push(recall[0].1);
+    }
+    assert!(shares.is_sorted(), "{shares:?}");
+    assert!(shares[0] > 0.1 && shares[3] == 1.0, "{shares:?}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::executor::rows::Rows;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::calibration::Calibration;
+use crate::kernels::cpu::recall::Recall;
 use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, FormatRule};
 use crate::kernels::dtype::{Dtype, Quantization};
@@ -399,6 +400,24 @@ impl CpuExecutor {
             self.score(text, chunk, &mut |_, _| {})?;
         }
         Ok(self.backend.calibrate().unwrap_or_default())
+    }
+
+    /// Runs texts as [`Self::calibrate`] does, and counts how many of the best keys labels find.
+    ///
+    /// # Errors
+    /// Like [`Self::score`].
+    pub fn recall(
+        &mut self,
+        texts: &[&[u32]],
+        chunk: usize,
+        recall: Recall,
+    ) -> Result<Option<f64>, StepError> {
+        self.backend.count_recall(Some(recall));
+        for text in texts {
+            self.score(text, chunk, &mut |_, _| {})?;
+        }
+        let counted = self.backend.count_recall(None);
+        Ok(counted.and_then(|recall| recall.share()))
     }
 
     /// Returns the residual stream of the tokens that are read, in their order.

@@ -31,6 +31,7 @@ mod portable;
 pub mod probe;
 mod quantise;
 pub(crate) mod readout;
+pub mod recall;
 mod recurrent;
 mod rowwise;
 mod simd;
@@ -58,6 +59,7 @@ use self::kv::{KvPool, PageTable};
 use self::latent::HeadMatrices;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
+use self::recall::Recall;
 use self::recurrent::StatePool;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
@@ -136,6 +138,7 @@ pub struct CpuBackend {
     window_table: PageTable,
     attention: Attention,
     calibration: Option<Calibration>,
+    recall: Option<Recall>,
     /// Empty, kept for their memory.
     routes: Routes,
     expert_items: Vec<ItemRun>,
@@ -172,6 +175,7 @@ impl CpuBackend {
             window_table: PageTable::new(n_window_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
             calibration: None,
+            recall: None,
             routes: Routes::default(),
             expert_items: Vec::new(),
         })
@@ -202,6 +206,11 @@ impl CpuBackend {
     /// From now on notes how much the channels of queries and keys matter; returns what was noted until now.
     pub fn calibrate(&mut self) -> Option<Calibration> {
         self.calibration.replace(Calibration::default())
+    }
+
+    /// From now on counts what labels find, or no more; returns what was counted until now.
+    pub fn count_recall(&mut self, recall: Option<Recall>) -> Option<Recall> {
+        std::mem::replace(&mut self.recall, recall)
     }
 
     /// For measurements: fills keys, values and labels with noise.
@@ -262,6 +271,10 @@ impl CpuBackend {
     ) -> Tensor {
         if let Some(calibration) = &mut self.calibration {
             calibration.add((layer, heads), q, self.kv.layer(layer), batch);
+        }
+        if let Some(recall) = &mut self.recall {
+            let keys = (self.kv.layer(layer), &self.table);
+            recall.add((layer, heads), q, keys, batch);
         }
         let out = self.scratch.tensor(q.rows(), heads.attended_width());
         let table = match self.kv.is_windowed(layer) {

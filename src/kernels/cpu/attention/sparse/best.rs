@@ -81,18 +81,33 @@ impl Best {
     }
 
     fn prune(&mut self) {
-        let last = self.wanted - 1;
+        let Some(last) = self.wanted.checked_sub(1) else {
+            self.entries.clear();
+            return;
+        };
         let (.., least, _) = self.entries.select_nth_unstable_by(last, |a, b| b.cmp(a));
         self.floor = score_of(*least);
         self.is_pruned = true;
         self.entries.truncate(self.wanted);
     }
 
-    /// Chooses the best keys and one more, ascending.
-    pub fn choose(&mut self, own: usize) {
+    /// The best of what came by; what [`Self::add`] takes.
+    pub fn entries(&mut self) -> &[u64] {
         if self.entries.len() > self.wanted {
             self.prune();
         }
+        &self.entries
+    }
+
+    /// Takes the best of a part of the keys; zeros stand for keys that there are not.
+    pub fn add(&mut self, entries: &[u64]) {
+        let entries = entries.iter().copied();
+        self.entries.extend(entries.filter(|entry| *entry != 0));
+    }
+
+    /// Chooses the best keys and one more, ascending.
+    pub fn choose(&mut self, own: usize) {
+        self.entries();
         self.chosen.clear();
         self.chosen.reserve(self.wanted + 1);
         let positions = self.entries.iter().map(|entry| position_of(*entry));
@@ -126,7 +141,7 @@ mod tests {
     }
 
     fn check(scores: &[f32], what: &str) {
-        let mut best = Best::default();
+        let (mut best, mut part) = (Best::default(), Best::default());
         for wanted in [0, 1, 2, 15, 16, 100, scores.len(), scores.len() + 7] {
             for cut in [scores.len().max(1), 128, 7] {
                 best.begin(wanted);
@@ -135,6 +150,23 @@ mod tests {
                 }
                 best.choose(scores.len());
                 let expected = sorted(scores, wanted);
+                let parts: Vec<Vec<u64>> = (0..scores.len())
+                    .step_by(cut)
+                    .map(|first| {
+                        part.begin(wanted);
+                        part.take(&scores[first..scores.len().min(first + cut)], first);
+                        part.entries().to_vec()
+                    })
+                    .collect();
+                part.begin(wanted);
+                parts.iter().for_each(|entries| part.add(entries));
+                part.add(&[0; 3]);
+                part.choose(scores.len());
+                assert_eq!(
+                    part.chosen(),
+                    expected,
+                    "{what}, {wanted} of parts of {cut}"
+                );
                 assert_eq!(
                     best.chosen(),
                     expected,

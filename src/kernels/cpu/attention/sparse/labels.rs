@@ -1,5 +1,7 @@
 //! Scores of queries and labels: those of attention, over some of the channels.
 
+use std::ops::Range;
+
 use super::super::super::element::load_up_to;
 use super::super::kv_element::KvElement;
 use super::super::pack::{Ahead, pack_keys};
@@ -11,7 +13,7 @@ use super::{LANES, Lanes, Work};
 type Slots<F> = [*const F; BLOCK];
 
 impl<F: KvElement> Work<'_, F> {
-    fn n_rows(&self) -> usize {
+    pub(super) fn n_rows(&self) -> usize {
         self.tile.n_tokens * self.step.heads.group()
     }
 
@@ -41,19 +43,16 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Scores the labels of all keys before the last query's own, block by block; returns the bytes of them.
+    /// Scores the labels of some keys before the last query's own, from the beginning of a block on; returns the bytes of
+    /// them.
     #[inline(always)]
-    pub(super) fn score_labels<S: Lanes>(&mut self) -> usize {
+    pub(super) fn score_labels<S: Lanes>(&mut self, keys: Range<usize>) -> usize {
         let (n_rows, group) = (self.n_rows(), self.step.heads.group());
         let first_position = self.tile.first_position;
-        for best in &mut self.space.best[..n_rows] {
-            best.begin(self.step.n_chosen - 1);
-        }
-        let n_keys = self.slots().len() - 1;
-        let mut slots = self.label_slots(0, n_keys);
-        for start in (0..n_keys).step_by(BLOCK) {
-            let next = self.label_slots(start + BLOCK, n_keys);
-            let n_in_block = BLOCK.min(n_keys - start);
+        let mut slots = self.label_slots(keys.start, keys.end);
+        for start in keys.clone().step_by(BLOCK) {
+            let next = self.label_slots(start + BLOCK, keys.end);
+            let n_in_block = BLOCK.min(keys.end - start);
             self.score_block::<S>((&slots, n_in_block), &next);
             for row in 0..n_rows {
                 let before = first_position + row / group;
@@ -63,16 +62,16 @@ impl<F: KvElement> Work<'_, F> {
             }
             slots = next;
         }
-        n_keys * self.step.channels.per_head() * size_of::<F>()
+        keys.len() * self.step.channels.per_head() * size_of::<F>()
     }
 
     /// The labels of the keys from `start` on; that of the dummy slot stands for those beyond the last.
     #[inline(always)]
-    fn label_slots(&self, start: usize, n_keys: usize) -> Slots<F> {
+    fn label_slots(&self, start: usize, end: usize) -> Slots<F> {
         let labels = self.step.labels[self.kv_head * self.step.label_plane..].as_ptr();
         let (width, n_slots) = (self.step.channels.per_head(), self.step.planes.n_slots());
         let mut slots = [labels; BLOCK];
-        let end = n_keys.min(start + BLOCK);
+        let end = end.min(start + BLOCK);
         let of_block = self.slots().get(start..end).unwrap_or_default();
         for (to, slot) in slots.iter_mut().zip(of_block) {
             let slot = *slot as usize;

@@ -9,6 +9,7 @@ mod best;
 mod chosen;
 mod labels;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::best::Best;
@@ -24,6 +25,10 @@ use crate::kernels::sparsity::LabelChannels;
 
 /// Queries of a key head that score a block of labels together.
 const TILE_ROWS: usize = 32;
+/// Items for each thread below which the keys of a tile are scored in parts.
+const ITEMS_PER_THREAD: usize = 2;
+/// Least keys of a part, whole blocks.
+const PART_KEYS: usize = 2 * BLOCK;
 
 /// Neighbouring query tokens of a row.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +51,8 @@ pub struct SparseAttention {
     slots: Vec<u32>,
     /// Keys that the tiles' queries see, one by one.
     pairs: usize,
+    /// The best keys of each part where there are parts, `[items, parts, rows, n_chosen - 1]`.
+    candidates: Vec<u64>,
     spaces: Vec<Space>,
 }
 
@@ -67,12 +74,26 @@ struct Step<'a, F> {
     out: Shared<'a, f32>,
 }
 
-/// An item: a tile and a key head.
+/// An item: a tile and a key head, or a part of its work.
 struct Work<'a, F> {
     step: Step<'a, F>,
     tile: Tile,
     kv_head: usize,
+    stage: Stage<'a>,
     space: &'a mut Space,
+}
+
+/// What an item does. Which keys score best does not depend on the parts in which they are scored.
+enum Stage<'a> {
+    /// Everything.
+    Whole,
+    /// Scores some keys and leaves the best of them for each row.
+    Part {
+        keys: Range<usize>,
+        best: &'a mut [u64],
+    },
+    /// Attends to the best of all parts.
+    Rest { parts: &'a [u64], part_len: usize },
 }
 
 /// Buffers of one item at a time; they only grow.
@@ -173,24 +194,58 @@ impl SparseAttention {
             n_chosen: labels.rules().tokens,
             out: Shared::new(out.values_mut()),
         };
-        let (tiles, n_bytes) = (&self.tiles, AtomicUsize::new(0));
-        let cost = self.pairs * heads.n_heads * channels.per_head();
-        // Tiles of a head follow each other: a thread finds its labels and keys in the cache.
-        let item = |space: &mut Space, index: usize| {
-            let (kv_head, tile) = (index / tiles.len(), tiles[index % tiles.len()]);
-            let bytes = dispatch(
-                isa,
-                Work {
-                    step,
-                    tile,
-                    kv_head,
-                    space,
-                },
-            );
-            n_bytes.fetch_add(bytes, Ordering::Relaxed);
-        };
+        let tiles = &self.tiles;
         let n_items = heads.n_kv_heads * tiles.len();
-        pool.for_each_in_runs_with(&mut self.spaces, n_items, cost, &item);
+        let most_tokens = tiles.iter().map(|tile| tile.n_tokens).max().unwrap_or(0);
+        let longest = tiles.iter().map(Tile::end).max().unwrap_or(0);
+        let wanted = ITEMS_PER_THREAD * pool.n_threads();
+        let n_parts = match n_items < wanted {
+            true => wanted.div_ceil(n_items).min(longest.div_ceil(PART_KEYS)),
+            false => 1,
+        };
+        let cost = self.pairs * heads.n_heads * channels.per_head();
+        let n_bytes = AtomicUsize::new(0);
+        // Tiles of a head follow each other: a thread finds its labels and keys in the cache.
+        let of_item = |item: usize| (item / tiles.len(), tiles[item % tiles.len()]);
+        let work = |space: &mut Space, item: usize, stage: Stage<'_>| {
+            let (kv_head, tile) = of_item(item);
+            let work = Work {
+                step,
+                tile,
+                kv_head,
+                stage,
+                space,
+            };
+            n_bytes.fetch_add(dispatch(isa, work), Ordering::Relaxed);
+        };
+        let spaces = &mut self.spaces;
+        if n_parts == 1 {
+            let whole = |space: &mut Space, item: usize| work(space, item, Stage::Whole);
+            pool.for_each_in_runs_with(spaces, n_items, cost, &whole);
+            return n_bytes.into_inner();
+        }
+        let part_len = most_tokens * heads.group() * (step.n_chosen - 1);
+        let item_len = n_parts * part_len;
+        self.candidates.clear();
+        self.candidates.resize(n_items * item_len, 0);
+        let candidates = Shared::new(&mut self.candidates);
+        let part = |space: &mut Space, index: usize| {
+            let (item, part) = (index / n_parts, index % n_parts);
+            let n_keys = of_item(item).1.end() - 1;
+            let n_in_part = n_keys.div_ceil(n_parts).next_multiple_of(BLOCK);
+            let first = (part * n_in_part).min(n_keys);
+            // SAFETY: each part belongs to one item.
+            let best = unsafe { candidates.part(index * part_len, part_len) };
+            let keys = first..n_keys.min(first + n_in_part);
+            work(space, item, Stage::Part { keys, best });
+        };
+        pool.for_each_in_runs_with(spaces, n_items * n_parts, cost, &part);
+        let candidates = &self.candidates;
+        let rest = |space: &mut Space, item: usize| {
+            let parts = &candidates[item * item_len..][..item_len];
+            work(space, item, Stage::Rest { parts, part_len });
+        };
+        pool.for_each_in_runs_with(spaces, n_items, cost, &rest);
         n_bytes.into_inner()
     }
 
@@ -253,26 +308,82 @@ impl<F: KvElement> Kernel for Work<'_, F> {
 
     #[inline(always)]
     fn run<S: Lanes>(mut self) -> usize {
-        let group = self.step.heads.group();
-        self.load_label_queries::<S>();
-        let mut bytes = self.score_labels::<S>();
-        for token in 0..self.tile.n_tokens {
-            for best in &mut self.space.best[token * group..(token + 1) * group] {
-                best.choose(self.tile.first_position + token);
-                let n_elements = best.chosen().len() * self.step.planes.head_elements();
-                bytes += n_elements * size_of::<F>();
-            }
+        for best in &mut self.space.best[..self.tile.n_tokens * self.step.heads.group()] {
+            best.begin(self.step.n_chosen - 1);
         }
-        self.attend_chosen::<S>();
-        bytes
+        let labels = match std::mem::replace(&mut self.stage, Stage::Whole) {
+            Stage::Whole => self.score::<S>(0..self.tile.end() - 1),
+            Stage::Part { keys, best } => {
+                let bytes = self.score::<S>(keys);
+                self.leave(best);
+                return bytes;
+            }
+            Stage::Rest { parts, part_len } => {
+                parts
+                    .chunks(part_len.max(1))
+                    .for_each(|part| self.take_up(part));
+                0
+            }
+        };
+        labels + self.choose_and_attend::<S>()
+    }
+}
+
+impl Tile {
+    /// The position behind its last token.
+    fn end(&self) -> usize {
+        self.first_position + self.n_tokens
     }
 }
 
 impl<F: KvElement> Work<'_, F> {
+    #[inline(always)]
+    fn score<S: Lanes>(&mut self, keys: Range<usize>) -> usize {
+        self.load_label_queries::<S>();
+        self.score_labels::<S>(keys)
+    }
+
+    /// Returns the bytes of the keys and values that were attended to.
+    #[inline(always)]
+    fn choose_and_attend<S: Lanes>(&mut self) -> usize {
+        let group = self.step.heads.group();
+        let mut n_chosen = 0;
+        for token in 0..self.tile.n_tokens {
+            for best in &mut self.space.best[token * group..(token + 1) * group] {
+                best.choose(self.tile.first_position + token);
+                n_chosen += best.chosen().len();
+            }
+        }
+        self.attend_chosen::<S>();
+        n_chosen * self.step.planes.head_elements() * size_of::<F>()
+    }
+
+    /// Leaves the best keys of each row; where there are fewer, zeros stay.
+    fn leave(&mut self, to: &mut [u64]) {
+        let wanted = self.step.n_chosen - 1;
+        if wanted == 0 {
+            return;
+        }
+        let n_rows = self.n_rows();
+        let best = self.space.best.iter_mut().take(n_rows);
+        for (to, best) in to.chunks_mut(wanted).zip(best) {
+            let entries = best.entries();
+            to[..entries.len()].copy_from_slice(entries);
+        }
+    }
+
+    /// Takes up the best keys that a part has left.
+    fn take_up(&mut self, part: &[u64]) {
+        let (wanted, n_rows) = (self.step.n_chosen - 1, self.n_rows());
+        let rows = part.chunks(wanted.max(1)).take(n_rows);
+        for (best, entries) in self.space.best.iter_mut().zip(rows) {
+            best.add(entries);
+        }
+    }
+
     /// Slots of the row's tokens, by position.
     fn slots(&self) -> &[u32] {
-        let end = self.tile.first_position + self.tile.n_tokens;
-        &self.step.slots[self.tile.slots..][..end]
+        &self.step.slots[self.tile.slots..][..self.tile.end()]
     }
 
     /// The query of a row of the tile.
