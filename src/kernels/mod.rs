@@ -91,11 +91,17 @@ pub trait Backend {
     /// Takes the matrices of a layer's heads, all of equal shapes, by head.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
-    /// Looks up the embedding of each token of the step; where the batch has a vector in a token's place, takes that.
+    /// Looks up the embedding of each token of the step, and multiplies it with `factor` if there is one; where the batch
+    /// has a vector in a token's place, takes that as it is.
     ///
     /// # Shapes
     /// `table: [vocab, hidden]`, result `[n_tokens, hidden]`.
-    fn embed(&mut self, table: &Self::Matrix, batch: &Self::Batch) -> Self::Tensor;
+    fn embed(
+        &mut self,
+        table: &Self::Matrix,
+        factor: Option<f32>,
+        batch: &Self::Batch,
+    ) -> Self::Tensor;
 
     /// Computes cos and sin of each token's position, once for all layers.
     ///
@@ -197,14 +203,15 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Computes `silu(x gate^T + bias) * (x up^T + bias)`. `reader` is multiplied with the result.
+    /// Computes `g(x gate^T + bias, x up^T + bias)`, where `g` is the [`Gate`]. `reader` is multiplied with the result.
     ///
     /// # Shapes
     /// `gate_up: [2 * intermediate, hidden]`, gate first; result `[n_tokens, intermediate]`.
-    fn gated_silu(
+    fn gated(
         &mut self,
         x: &Self::Operand,
         gate_up: &Linear<Self>,
+        gate: Gate,
         reader: &Self::Matrix,
     ) -> Self::Operand
     where
@@ -218,6 +225,18 @@ pub trait Backend {
         linear: &Linear<Self>,
     ) where
         Self: Sized;
+
+    /// Adds the rows of `x`, normed, to those of the residual stream.
+    fn add_normed(
+        &mut self,
+        residual: &mut Self::Tensor,
+        x: &Self::Tensor,
+        norm: &Self::Vector,
+        eps: f32,
+    );
+
+    /// Replaces each element by `cap * tanh(element / cap)`.
+    fn soft_cap(&mut self, x: &mut Self::Tensor, cap: f32);
 
     /// Encodes activations for products with `reader`.
     fn operand(&mut self, x: &Self::Tensor, reader: &Self::Matrix) -> Self::Operand;
@@ -330,6 +349,8 @@ pub struct Linear<B: Backend> {
 pub enum Gate {
     /// `silu(gate) * up`.
     Silu,
+    /// `gelu(gate) * up`, where gelu is the approximation by tanh.
+    GeluTanh,
     /// `g / (1 + e^(-slope g)) * (u + 1)`, where g is the gate and at most `limit`, u is up and from `-limit` to `limit`.
     Clamped {
         /// Bound of both.
@@ -380,6 +401,8 @@ pub struct HeadShape {
     pub values: Values,
     /// Factor on the scores.
     pub scale: f32,
+    /// Scores beyond this bend: each becomes `cap * tanh(score / cap)`.
+    pub score_cap: Option<f32>,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
 }

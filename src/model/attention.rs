@@ -2,7 +2,7 @@
 
 use crate::error::LoadError;
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
-use crate::model::blocks::Mixed;
+use crate::model::blocks::{Mixed, Norm, Rotations};
 use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
 use crate::state::pool::kv_layout::Values;
@@ -18,6 +18,8 @@ pub struct AttentionSpec {
     pub qk_norm: bool,
     /// Every query head has a score without a value.
     pub sinks: bool,
+    /// What it adds to the residual stream is normed first.
+    pub post_norm: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
 }
@@ -30,6 +32,7 @@ impl AttentionSpec {
             o_bias: config.bias.o,
             qk_norm: false,
             sinks: false,
+            post_norm: false,
             window: config.windows[layer],
         }
     }
@@ -44,6 +47,8 @@ pub struct Attention<B: Backend> {
     gate: Option<Linear<B>>,
     sinks: Option<B::Vector>,
     o: Linear<B>,
+    /// Norms what it adds.
+    post_norm: Option<Norm<B>>,
 }
 
 impl<B: Backend> Attention<B> {
@@ -62,6 +67,7 @@ impl<B: Backend> Attention<B> {
             key_dim: head_dim,
             values: Values::Own { dim: head_dim },
             scale: config.attention_scale(),
+            score_cap: config.gemma.as_ref().and_then(|gemma| gemma.score_cap),
             window: spec.window,
         };
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
@@ -91,6 +97,13 @@ impl<B: Backend> Attention<B> {
             false => None,
         };
         let o = loader.linear(&[(name("o_proj"), hidden)], q, spec.o_bias)?;
+        let post_norm = match spec.post_norm {
+            true => {
+                let name = format!("model.layers.{layer}.post_attention_layernorm");
+                Some(Norm::load(loader, &name, hidden)?)
+            }
+            false => None,
+        };
         Ok(Self {
             layer,
             heads,
@@ -98,6 +111,7 @@ impl<B: Backend> Attention<B> {
             gate,
             sinks,
             o,
+            post_norm,
         })
     }
 
@@ -111,9 +125,10 @@ impl<B: Backend> Attention<B> {
         &self,
         backend: &mut B,
         normed: &B::Operand,
-        rotations: &B::Tensor,
+        rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
+        let rotations = rotations.within(self.heads.window);
         Mixed {
             rows: backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch),
             gate: self.gate.as_ref().map(|gate| backend.project(normed, gate)),
@@ -130,6 +145,12 @@ impl<B: Backend> Attention<B> {
             }
             Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
         };
-        backend.project_add(x, &attended, &self.o);
+        match &self.post_norm {
+            None => backend.project_add(x, &attended, &self.o),
+            Some(norm) => {
+                let projected = backend.project(&attended, &self.o);
+                norm.add(backend, x, &projected);
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The parts that decoder families share.
 
 use crate::error::LoadError;
-use crate::kernels::{Backend, Expert, Linear, Router};
+use crate::kernels::{Backend, Expert, Gate, Linear, Router};
 use crate::model::attention::{Attention, AttentionSpec};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
@@ -94,14 +94,26 @@ pub enum FeedForwardSpec {
         /// Its projections add a bias.
         bias: bool,
     },
+    /// A gated MLP between two norms: that of its input has a name of its own, as the usual one norms what attention adds.
+    NormedMlp,
     /// Experts, as the configuration has them in some or all layers; a gated MLP in the others.
     Experts,
+}
+
+impl FeedForwardSpec {
+    /// The name of the norm of its input.
+    fn input_norm(self) -> &'static str {
+        match self {
+            Self::Mlp { .. } | Self::Experts => "post_attention_layernorm",
+            Self::NormedMlp => "pre_feedforward_layernorm",
+        }
+    }
 }
 
 struct Layer<B: Backend> {
     input_norm: Norm<B>,
     mixer: Mixer<B>,
-    post_attention_norm: Norm<B>,
+    feed_forward_norm: Norm<B>,
     feed_forward: FeedForward<B>,
 }
 
@@ -126,7 +138,7 @@ impl<B: Backend> Mixer<B> {
         backend: &mut B,
         norm: &Norm<B>,
         x: &B::Tensor,
-        rotations: &B::Tensor,
+        rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
         match self {
@@ -136,7 +148,7 @@ impl<B: Backend> Mixer<B> {
             }
             Self::Latent(attention) => {
                 let normed = norm.forward(backend, x, attention.reader());
-                Mixed::plain(attention.queries(backend, &normed, rotations, batch))
+                Mixed::plain(attention.queries(backend, &normed, &rotations.all, batch))
             }
             Self::State(state) => {
                 let normed = norm.forward(backend, x, state.reader());
@@ -169,6 +181,14 @@ impl<B: Backend> FeedForward<B> {
         let experts = loader.config().experts.as_ref();
         Ok(match spec {
             FeedForwardSpec::Mlp { bias } => Self::Mlp(Mlp::load(loader, layer, bias)?),
+            FeedForwardSpec::NormedMlp => {
+                let hidden = loader.config().hidden_size;
+                let norm = format!("model.layers.{layer}.post_feedforward_layernorm");
+                Self::Mlp(Mlp {
+                    post_norm: Some(Norm::load(loader, &norm, hidden)?),
+                    ..Mlp::load(loader, layer, false)?
+                })
+            }
             FeedForwardSpec::Experts => match experts.filter(|all| all.are_in(layer)) {
                 Some(experts) => Self::Experts(Mixture::load(loader, layer, experts)?),
                 None => Self::Mlp(Mlp::load(loader, layer, loader.config().bias.mlp)?),
@@ -220,7 +240,7 @@ impl<B: Backend> Layer<B> {
                 Some(_) => Mixer::State(StateMixer::load(loader, layer)?),
                 None => Mixer::load(loader, layer, spec.mixer)?,
             },
-            post_attention_norm: Norm::load(loader, &norm("post_attention_layernorm"), hidden)?,
+            feed_forward_norm: Norm::load(loader, &norm(spec.feed_forward.input_norm()), hidden)?,
             feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
         })
     }
@@ -230,7 +250,7 @@ impl<B: Backend> Layer<B> {
         &self,
         backend: &mut B,
         x: &B::Tensor,
-        rotations: &B::Tensor,
+        rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
         self.mixer
@@ -240,17 +260,40 @@ impl<B: Backend> Layer<B> {
     /// Adds the rest of the layer to `x`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
         self.mixer.add(backend, x, mixed, batch);
-        self.feed_forward.add(backend, &self.post_attention_norm, x);
+        self.feed_forward.add(backend, &self.feed_forward_norm, x);
     }
 }
 
 /// What stands before the first layer and after the last one.
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
+    embedding_scale: Option<f32>,
     rope: B::Rope,
+    /// That of layers with windows, where it is another one.
+    window_rope: Option<B::Rope>,
     norm: Norm<B>,
     /// `None` when the output projection is the embedding.
     lm_head: Option<B::Matrix>,
+    /// Logits bend towards this.
+    logits_cap: Option<f32>,
+}
+
+/// The rotations of the tokens of a step.
+pub struct Rotations<B: Backend> {
+    /// Those in all layers, or in those without windows.
+    pub all: B::Tensor,
+    /// Those in layers with windows, where they are others.
+    windowed: Option<B::Tensor>,
+}
+
+impl<B: Backend> Rotations<B> {
+    /// Those in layers with a window, or with none.
+    pub fn within(&self, window: Option<usize>) -> &B::Tensor {
+        match &self.windowed {
+            Some(windowed) if window.is_some() => windowed,
+            _ => &self.all,
+        }
+    }
 }
 
 impl<B: Backend> Ends<B> {
@@ -260,27 +303,38 @@ impl<B: Backend> Ends<B> {
         let tied = loader.config().tie_word_embeddings;
         Ok(Self {
             embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
+            embedding_scale: loader.embedding_scale(),
             rope: loader.rope(),
+            window_rope: loader.window_rope(),
             norm: Norm::load(loader, "model.norm", hidden)?,
             lm_head: match tied {
                 true => None,
                 false => Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?),
             },
+            logits_cap: loader.config().gemma.as_ref().and_then(|gemma| gemma.logits_cap),
         })
     }
 
     /// Begins a step: the embedded tokens, and the rotations of their positions.
-    pub fn embed(&self, backend: &mut B, batch: &B::Batch) -> (B::Tensor, B::Tensor) {
+    pub fn embed(&self, backend: &mut B, batch: &B::Batch) -> (B::Tensor, Rotations<B>) {
+        let windowed = self.window_rope.as_ref();
         (
-            backend.embed(&self.embedding, batch),
-            backend.rotations(&self.rope, batch),
+            backend.embed(&self.embedding, self.embedding_scale, batch),
+            Rotations {
+                all: backend.rotations(&self.rope, batch),
+                windowed: windowed.map(|rope| backend.rotations(rope, batch)),
+            },
         )
     }
 
     /// Ends a step for the rows `tokens` of the residual stream.
     pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         let vocab = self.lm_head.as_ref().unwrap_or(&self.embedding);
-        backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab)
+        let mut logits = backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab);
+        if let Some(cap) = self.logits_cap {
+            backend.soft_cap(&mut logits, cap);
+        }
+        logits
     }
 
     /// The rows `tokens` of the residual stream, normed.
@@ -310,16 +364,24 @@ impl<B: Backend> Norm<B> {
         backend.rms_norm(x, &self.weight, self.eps, reader)
     }
 
+    /// Norms each row of `x` and adds it to that of the residual stream.
+    pub fn add(&self, backend: &mut B, residual: &mut B::Tensor, x: &B::Tensor) {
+        backend.add_normed(residual, x, &self.weight, self.eps);
+    }
+
     /// Norms each row.
     pub fn rows(&self, backend: &mut B, x: &B::Tensor) -> B::Tensor {
         backend.norm_rows(x, &self.weight, self.eps)
     }
 }
 
-/// The gated MLP: `down(silu(gate(x)) * up(x))`.
+/// The gated MLP: `down(g(gate(x), up(x)))`, where `g` is mostly `silu(gate) * up`.
 pub struct Mlp<B: Backend> {
     gate_up: Linear<B>,
+    gate: Gate,
     down: Linear<B>,
+    /// Norms what it adds.
+    post_norm: Option<Norm<B>>,
 }
 
 impl<B: Backend> Mlp<B> {
@@ -341,14 +403,27 @@ impl<B: Backend> Mlp<B> {
         let gate_up = [(name("gate_proj"), width), (name("up_proj"), width)];
         Ok(Self {
             gate_up: loader.linear(&gate_up, hidden, bias)?,
+            gate: loader.config().gate(),
             down: loader.linear(&[(name("down_proj"), hidden)], width, bias)?,
+            post_norm: None,
         })
     }
 
     /// Adds the MLP of `normed` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
-        let gated = backend.gated_silu(normed, &self.gate_up, &self.down.weight);
-        backend.project_add(x, &gated, &self.down);
+        let gated = self.gated(backend, normed);
+        match &self.post_norm {
+            None => backend.project_add(x, &gated, &self.down),
+            Some(norm) => {
+                let projected = backend.project(&gated, &self.down);
+                norm.add(backend, x, &projected);
+            }
+        }
+    }
+
+    /// What goes on to the projection down.
+    fn gated(&self, backend: &mut B, normed: &B::Operand) -> B::Operand {
+        backend.gated(normed, &self.gate_up, self.gate, &self.down.weight)
     }
 }
 
@@ -407,7 +482,7 @@ impl<B: Backend> Mixture<B> {
         let normed = norm.rows(backend, x);
         let shared = self.shared.as_ref().map(|shared| {
             let normed = norm.forward(backend, x, &shared.gate_up.weight);
-            backend.gated_silu(&normed, &shared.gate_up, &shared.down.weight)
+            shared.gated(backend, &normed)
         });
         let routes = backend.route(&normed, &self.router);
         backend.add_experts(x, &normed, routes, &self.experts);

@@ -1,6 +1,6 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
-//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`glm4_moe_lite`], [`gpt_oss`], [`lfm2`], [`llama`],
+//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`gemma2`], [`gemma3`], [`glm4_moe_lite`], [`gpt_oss`], [`lfm2`], [`llama`],
 //! [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`], [`qwen3_moe`]) says what its layers are made of; the parts
 //! that families share are in [`blocks`], [`attention`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
 //! nothing of devices, requests or steps.
@@ -10,6 +10,8 @@ pub mod blocks;
 pub mod config;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
+pub mod gemma2;
+pub mod gemma3;
 pub mod generation;
 pub mod gguf;
 pub mod glm4_moe_lite;
@@ -91,6 +93,8 @@ pub fn load<B: Backend + 'static>(
         Architecture::DeepseekV2 => Box::new(blocks::Decoder::load(loader, deepseek_v2::layer)?),
         Architecture::DeepseekV3 => Box::new(blocks::Decoder::load(loader, deepseek_v3::layer)?),
         Architecture::GptOss => Box::new(blocks::Decoder::load(loader, gpt_oss::layer)?),
+        Architecture::Gemma2 => Box::new(blocks::Decoder::load(loader, gemma2::layer)?),
+        Architecture::Gemma3 => Box::new(blocks::Decoder::load(loader, gemma3::layer)?),
         Architecture::Glm4MoeLite => Box::new(blocks::Decoder::load(loader, glm4_moe_lite::layer)?),
     })
 }

@@ -272,6 +272,7 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/deepseek-v2"), few),
         (format!("{fixtures}/deepseek-v3"), SHARED_ROWS),
         (format!("{fixtures}/gpt-oss"), few),
+        (format!("{fixtures}/gemma3"), SHARED_ROWS),
         (format!("{fixtures}/lfm2"), few),
         (format!("{fixtures}/lfm2-moe"), SHARED_ROWS),
         (format!("{fixtures}/qwen3-5"), SHARED_ROWS),

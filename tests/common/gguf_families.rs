@@ -6,6 +6,13 @@ use super::writer::Tensor;
 /// The number of MXFP4 in files.
 const MXFP4: u32 = 39;
 
+/// Norms of Gemma's families: parts of names in checkpoints and in files.
+pub const GEMMA: [(&str, &str); 3] = [
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
 /// A tensor in a checkpoint.
 pub struct Source<'a> {
     pub name: &'a str,

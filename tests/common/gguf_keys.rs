@@ -60,6 +60,7 @@ impl Model<'_> {
                 self.size("sliding_window"),
             ),
             _ if self.has_delta_nets() => self.delta_net(file),
+            _ if self.is_gemma() => self.gemma(file),
             _ => file,
         };
         match self.rope_type() {
@@ -178,6 +179,37 @@ impl Model<'_> {
         match self.config["shared_expert_intermediate_size"].as_u64() {
             None => file,
             Some(width) => file.size(&key("expert_shared_feed_forward_length"), width as usize),
+        }
+    }
+
+    /// The keys of Gemma's families. Which layers have windows, and the base of their rotation, stand only where they are
+    /// not the usual ones.
+    fn gemma(&self, file: File) -> File {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let mut file = file.size(
+            &key("attention.sliding_window"),
+            self.size("sliding_window"),
+        );
+        for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if let Some(cap) = self.config[name].as_f64() {
+                file = file.number(&key(name), cap as f32);
+            }
+        }
+        if self.architecture == "gemma2" {
+            return file;
+        }
+        let pattern = key("attention.sliding_window_pattern");
+        if let Some(period) = self.config["sliding_window_pattern"].as_u64() {
+            file = file.size(&pattern, period as usize);
+        }
+        if let Some(kinds) = self.config["layer_types"].as_array() {
+            let slides = kinds.iter().map(|kind| u8::from(kind == "sliding_attention"));
+            let slides: Vec<u8> = slides.collect();
+            file = file.pair(&pattern, writer::list(7, slides.len() as u64, &slides));
+        }
+        match self.config["rope_parameters"]["sliding_attention"]["rope_theta"].as_f64() {
+            Some(theta) => file.number(&key("rope.freq_base_swa"), theta as f32),
+            None => file,
         }
     }
 

@@ -88,6 +88,8 @@ fn unknown_architecture_lists_the_known_ones() {
             for known in [
                 "DeepseekV2ForCausalLM",
                 "DeepseekV3ForCausalLM",
+                "Gemma2ForCausalLM",
+                "Gemma3ForConditionalGeneration",
                 "Glm4MoeLiteForCausalLM",
                 "GptOssForCausalLM",
                 "LlamaForCausalLM",

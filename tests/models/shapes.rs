@@ -142,6 +142,11 @@ fn heads_of_any_size() {
             json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
         ),
         ("gpt-oss", json!({"head_dim": 2, "sliding_window": 1})),
+        ("gemma2", json!({"head_dim": 2, "sliding_window": 1})),
+        (
+            "gemma3-wrapped",
+            json!({"head_dim": 34, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 5}),
+        ),
         (
             "gpt-oss",
             json!({"num_attention_heads": 3, "num_key_value_heads": 1}),

@@ -72,7 +72,23 @@ QWEN3_5 = DELTA_NET | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "q
 QWEN3_5_MOE = DELTA_NET | {"model_type": "qwen3_5_moe_text"}
 QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
 # Families whose norms are written as what is added to one.
-NORMS_FROM_ONE = ("qwen3_5", "qwen3_next")
+NORMS_FROM_ONE = ("qwen3_5", "qwen3_next", "gemma2", "gemma3")
+
+# Published files have both keys of the activation.
+GEMMA = BASE | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 24,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": 1e-6,
+}
+GEMMA2 = GEMMA | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+GEMMA3 = GEMMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    # Heads are normed: their scores spread less.
+    "query_pre_attn_scalar": 3,
+}
 
 DEEPSEEK_V2 = BASE | {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -114,6 +130,17 @@ YARN = {
     "beta_slow": 0.5,
     "mscale": 1.0,
     "mscale_all_dim": 0.6,
+}
+
+# Models that also see are loaded whole by transformers; none of this is stored.
+TINY_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
 }
 
 # How far the logits of a router spread. Sigmoids of far ones would all be nearly 0 or 1.
@@ -690,6 +717,74 @@ MODELS = {
                 "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
             },
             "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma2": (
+        GEMMA2
+        | {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 10,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+            "rope_theta": 10000.0,
+            "eos_token_id": [EOS, 2],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma2-plain": (
+        GEMMA2
+        | {
+            "num_hidden_layers": 3,
+            "intermediate_size": 80,
+            "rms_norm_eps": WIDE_EPS,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma3": (
+        GEMMA3
+        | {
+            "num_hidden_layers": 3,
+            "intermediate_size": 80,
+            "sliding_window_pattern": 2,
+            "rope_theta": 20000.0,
+            "rope_local_base_freq": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "eos_token_id": [EOS, 2],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma3-wrapped": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "eos_token_id": EOS,
+            "vision_config": TINY_VISION,
+            "text_config": GEMMA3
+            | {
+                "rms_norm_eps": WIDE_EPS,
+                "layer_types": ["full_attention", "sliding_attention"],
+                "attention_bias": True,
+                "attn_logit_softcapping": 5.0,
+                "final_logit_softcapping": 10.0,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                },
+                "dtype": "bfloat16",
+            },
         },
         torch.bfloat16,
         1,

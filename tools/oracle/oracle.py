@@ -52,7 +52,7 @@ class RouterProbe:
         self.scores, self.layers = [], []
         config = model.config.get_text_config()
         self.n_used = getattr(config, "num_experts_per_tok", None)
-        for layer in model.model.layers:
+        for layer in getattr(model.model, "language_model", model.model).layers:
             routers = [module for module in layer.modules() if type(module).__name__.lower().endswith("topkrouter")]
             # How many tokens a short convolution mixes, and the router behind it.
             taps = config.conv_L_cache if hasattr(layer, "conv") else 1

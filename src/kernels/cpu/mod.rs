@@ -12,6 +12,7 @@ mod activations;
 mod attention;
 mod batch;
 mod block32;
+mod caps;
 mod cores;
 mod element;
 mod experts;
@@ -270,9 +271,9 @@ impl Backend for CpuBackend {
         HeadMatrices::new(heads)
     }
 
-    fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
+    fn embed(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::embed(&mut self.pool, table, batch, out)
+        rowwise::embed(&mut self.pool, table, factor, batch, out)
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
@@ -375,13 +376,19 @@ impl Backend for CpuBackend {
         out
     }
 
-    fn gated_silu(&mut self, x: &Operand, gate_up: &Linear<Self>, reader: &Stack) -> Operand {
+    fn gated(
+        &mut self,
+        x: &Operand,
+        gate_up: &Linear<Self>,
+        gate: Gate,
+        reader: &Stack,
+    ) -> Operand {
         let width = gate_up.weight.outputs / 2;
-        if !gate_up.weight.alternates() {
+        if !gate_up.weight.alternates() || gate != Gate::Silu {
             let mut both = self.scratch.tensor(x.rows(), 2 * width);
             self.product(x, gate_up, &mut both, Write::Store);
             let out = self.scratch.tensor(x.rows(), width);
-            let out = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
+            let out = rowwise::gated(&mut self.pool, self.isa, gate, &both, out);
             return self.pack(Activations::plain(out.values(), width), reader);
         }
         let packed = match reader.encodings() {
@@ -402,6 +409,14 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn add_normed(&mut self, residual: &mut Tensor, x: &Tensor, norm: &Vec<f32>, eps: f32) {
+        rowwise::add_normed(&mut self.pool, self.isa, residual, x, (norm, eps));
+    }
+
+    fn soft_cap(&mut self, x: &mut Tensor, cap: f32) {
+        caps::cap_all(&mut self.pool, self.isa, x, cap);
     }
 
     fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {

@@ -2,6 +2,7 @@
 
 use super::batch::CpuBatch;
 use super::element::{Element, Storage, load_up_to, with_elements};
+use super::gates::GatedGelu;
 use super::kv::Planes;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::stack::Stack;
@@ -26,14 +27,23 @@ pub fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(us
     });
 }
 
-/// Copies the rows of `table` that the batch's tokens name, and the vectors that stand in the place of some.
-pub fn embed(pool: &mut ThreadPool, table: &Stack, batch: &CpuBatch, mut out: Tensor) -> Tensor {
+/// Copies the rows of `table` that the batch's tokens name, times a factor, and the vectors that stand in the place of some.
+pub fn embed(
+    pool: &mut ThreadPool,
+    table: &Stack,
+    factor: Option<f32>,
+    batch: &CpuBatch,
+    mut out: Tensor,
+) -> Tensor {
     let (width, tokens) = (table.inputs, &batch.tokens);
     let shared = Shared::new(out.values_mut());
     for_rows(pool, tokens.len(), width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         table.read_row(tokens[row] as usize, out);
+        if let Some(factor) = factor {
+            out.iter_mut().for_each(|value| *value *= factor);
+        }
     });
     for run in batch.vectors() {
         let (first, values) = (run.first_token * width, run.values());
@@ -58,6 +68,7 @@ pub fn gated(
         let (gates, ups) = both.row(row).split_at(width);
         match gate {
             Gate::Silu => dispatch(isa, GatedSilu { gates, ups, out }),
+            Gate::GeluTanh => dispatch(isa, GatedGelu { gates, ups, out }),
             Gate::Clamped { limit, slope } => {
                 let bounds = (limit, slope);
                 dispatch(
@@ -178,6 +189,50 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out:
         }
     });
     out
+}
+
+/// Adds rows, normed with a weight and what is added to the mean square, to those of `to`.
+pub fn add_normed(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    to: &mut Tensor,
+    x: &Tensor,
+    (weight, eps): (&[f32], f32),
+) {
+    let width = x.width();
+    assert_eq!([to.rows(), to.width()], [x.rows(), width], "rows of one shape");
+    let shared = Shared::new(to.values_mut());
+    for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let to = unsafe { shared.part(row * width, width) };
+        let x = x.row(row);
+        dispatch(isa, AddNormed { to, x, weight, eps });
+    });
+}
+
+struct AddNormed<'a> {
+    to: &'a mut [f32],
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for AddNormed<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let scale = norm_scale::<S>(self.x, self.eps);
+        let vectors = self.x.chunks(LANES).zip(self.weight.chunks(LANES));
+        for ((x, weight), to) in vectors.zip(self.to.chunks_mut(LANES)) {
+            // SAFETY: `load_up_to` and `store_up_to` stay within their slices; `dispatch` detected the instruction set.
+            unsafe {
+                let scaled = S::mul(load_up_to::<S>(x), S::splat(scale));
+                let normed = S::mul(scaled, load_up_to::<S>(weight));
+                store_up_to::<S>(S::add(load_up_to::<S>(to), normed), to);
+            }
+        }
+    }
 }
 
 /// Norms each row with a weight and what is added to the mean square.
@@ -429,6 +484,7 @@ mod tests {
             key_dim: 4,
             values: Values::Own { dim: 3 },
             scale: 1.0,
+            score_cap: None,
             window: None,
         };
         let (q_width, width) = (8, 8 + 8 + 6);

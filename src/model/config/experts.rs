@@ -66,7 +66,9 @@ impl ExpertsConfig {
             | Architecture::Llama
             | Architecture::Mistral
             | Architecture::Qwen2
-            | Architecture::Qwen3 => return Ok(None),
+            | Architecture::Qwen3
+            | Architecture::Gemma2
+            | Architecture::Gemma3 => return Ok(None),
         };
         let Some(experts) = read.filter(|experts| experts.layers.contains(&true)) else {
             return Ok(None);

@@ -6,6 +6,7 @@
 mod architecture;
 pub(crate) mod deepseek;
 pub mod experts;
+pub(crate) mod gemma;
 pub(crate) mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
@@ -18,14 +19,16 @@ use std::path::Path;
 
 pub use self::architecture::Architecture;
 use self::experts::ExpertsConfig;
+use self::gemma::GemmaConfig;
 use self::latent::LatentConfig;
 use self::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB};
-use self::recurrent::RecurrentConfig;
+use self::recurrent::{RecurrentConfig, Written};
 use self::sizes::{
     eps_key, head_dim, intermediate_size, key_value_heads, rotary_dim, ties_embeddings,
 };
 
 use crate::error::LoadError;
+use crate::kernels::Gate;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
@@ -81,6 +84,12 @@ pub struct ModelConfig {
     pub recurrent: Option<RecurrentConfig>,
     /// The first elements of a head, which rotate; even.
     pub rotary_dim: usize,
+    /// Factor on embeddings.
+    pub embedding_scale: Option<f32>,
+    /// Factor on attention's scores, in the place of 1/sqrt of a query's elements.
+    pub score_scale: Option<f32>,
+    /// What only the families of Gemma have.
+    pub gemma: Option<GemmaConfig>,
     /// Every query head has a score without a value.
     pub sinks: bool,
     /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
@@ -118,10 +127,13 @@ impl ModelConfig {
         let architecture = Architecture::read(json)?;
         // Models that also see describe their decoder apart.
         let json = &json.with_nested("text_config")?;
-        refuse_unsupported(json)?;
+        refuse_unsupported(json, architecture)?;
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
         let num_hidden_layers = json.required_size("num_hidden_layers", LAYERS)?;
-        let num_attention_heads = json.required_size("num_attention_heads", HEADS)?;
+        let num_attention_heads = match json.size("num_attention_heads", HEADS)? {
+            None if architecture.is_gemma() => gemma::HEADS,
+            _ => json.required_size("num_attention_heads", HEADS)?,
+        };
         let latent = LatentConfig::from_json(json, architecture)?;
         let (num_key_value_heads, head_dim) = match &latent {
             Some(latent) => (1, latent.rotary_dim),
@@ -138,6 +150,8 @@ impl ModelConfig {
             Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 32_768,
             Architecture::Lfm2 | Architecture::Lfm2Moe => 128_000,
             Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
+            Architecture::Gemma2 => 8192,
+            Architecture::Gemma3 => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral | Architecture::Lfm2 | Architecture::Lfm2Moe => (1e-5, 1e6),
@@ -151,6 +165,8 @@ impl ModelConfig {
         let default_special = |id| match architecture {
             _ if architecture.is_qwen() || architecture == Architecture::GptOss => None,
             Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
+            // The end comes before the beginning.
+            _ if architecture.is_gemma() => Some(3 - id),
             _ => Some(id),
         };
         let bos = json
@@ -159,7 +175,10 @@ impl ModelConfig {
         let eos = json.token_ids("eos_token_id")?;
         Ok(Self {
             architecture,
-            vocab_size: json.required_size("vocab_size", VOCAB)?,
+            vocab_size: match json.size("vocab_size", VOCAB)? {
+                None if architecture.is_gemma() => gemma::vocab_size(architecture),
+                _ => json.required_size("vocab_size", VOCAB)?,
+            },
             hidden_size,
             intermediate_size: intermediate_size(json, architecture)?,
             experts: ExpertsConfig::from_json(json, architecture, num_hidden_layers)?,
@@ -176,6 +195,14 @@ impl ModelConfig {
             qk_norm: architecture.has_qk_norm(),
             recurrent: RecurrentConfig::from_json(json, architecture, num_hidden_layers)?,
             rotary_dim: rotary_dim(json, architecture, head_dim)?,
+            embedding_scale: architecture
+                .is_gemma()
+                .then(|| gemma::embedding_scale(hidden_size)),
+            score_scale: match architecture.is_gemma() {
+                true => Some(gemma::score_scale(json)?),
+                false => None,
+            },
+            gemma: GemmaConfig::from_json(json, architecture, max_position_embeddings)?,
             sinks: architecture == Architecture::GptOss,
             windows: windows::read(json, architecture, num_hidden_layers)?,
             max_position_embeddings,
@@ -183,6 +210,7 @@ impl ModelConfig {
                 Architecture::GptOss if RopeConfig::is_absent(json)? => {
                     gpt_oss::rope(theta(json)?.unwrap_or(default_theta))
                 }
+                Architecture::Gemma3 => gemma::full_rope(json, max_position_embeddings)?,
                 _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
             },
             bos_token_id: if json.has("bos_token_id") {
@@ -207,9 +235,13 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on every attention score: 1/sqrt of a query's elements, and with latent attention what YaRN adds to it.
+    /// Factor on every attention score: that of the family, or 1/sqrt of a query's elements, and with latent attention
+    /// what YaRN adds to it.
     pub fn attention_scale(&self) -> f32 {
         let query = |dim: usize| (dim as f32).sqrt().recip();
+        if let Some(scale) = self.score_scale {
+            return scale;
+        }
         match &self.latent {
             Some(latent) => {
                 let by_yarn = self.rope.score_factor() as f32;
@@ -277,6 +309,21 @@ impl ModelConfig {
         self.recurrent.as_ref().filter(|states| states.is_in(layer))
     }
 
+    /// The gate of layers without experts.
+    pub fn gate(&self) -> Gate {
+        match self.gemma {
+            Some(_) => gemma::GATE,
+            None => Gate::Silu,
+        }
+    }
+
+    /// Whether norms are written as how far they are from one.
+    pub fn writes_norms_from_one(&self) -> bool {
+        let states = self.recurrent.as_ref().map(|states| states.written);
+        states == Some(Written::FromOne)
+            || self.gemma.as_ref().is_some_and(|gemma| gemma.norms_from_one)
+    }
+
     /// Whether attention's result goes through a gate.
     pub fn gates_attention(&self) -> bool {
         self.recurrent
@@ -285,8 +332,9 @@ impl ModelConfig {
     }
 }
 
-fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
+fn refuse_unsupported(json: &JsonFile, architecture: Architecture) -> Result<(), LoadError> {
     match json.text("hidden_act")? {
+        _ if architecture.is_gemma() => Ok(()),
         None | Some("silu" | "swish") => Ok(()),
         Some(other) => {
             Err(json.error("hidden_act", format!("is {other:?}, supported is \"silu\"")))
@@ -330,7 +378,9 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next
         | Architecture::DeepseekV3
-        | Architecture::Glm4MoeLite => BiasConfig {
+        | Architecture::Glm4MoeLite
+        | Architecture::Gemma2
+        | Architecture::Gemma3 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,

@@ -51,6 +51,10 @@ impl ModelConfig {
             TensorSpec::new(format!("model.layers.{layer}.{name}"), shape)
         };
         specs.push(named("post_attention_layernorm.weight", &[hidden]));
+        if self.gemma.is_some() {
+            specs.push(named("pre_feedforward_layernorm.weight", &[hidden]));
+            specs.push(named("post_feedforward_layernorm.weight", &[hidden]));
+        }
         let shared = self.recurrent.as_ref().and_then(|own| own.shared_expert);
         let (module, width) = match self.experts.as_ref().filter(|all| all.are_in(layer)) {
             None => ("mlp", mlp),

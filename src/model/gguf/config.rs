@@ -13,8 +13,9 @@ use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
-use super::{vocabulary, windows};
+use super::{gemma, vocabulary, windows};
 use crate::error::LoadError;
+use crate::model::config::gemma::embedding_scale;
 use crate::model::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
     even_head_dim,
@@ -22,7 +23,7 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 11] = [
+const ARCHITECTURES: [(&str, Architecture); 13] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -34,6 +35,8 @@ const ARCHITECTURES: [(&str, Architecture); 11] = [
     ("lfm2moe", Architecture::Lfm2Moe),
     ("deepseek2", Architecture::DeepseekV3),
     ("gpt-oss", Architecture::GptOss),
+    ("gemma2", Architecture::Gemma2),
+    ("gemma3", Architecture::Gemma3),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -136,7 +139,7 @@ impl<'a> Keys<'a> {
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
     let (keys, architecture) = architecture(metadata)?;
-    refuse_unsupported(&keys)?;
+    refuse_unsupported(&keys, architecture)?;
     let num_hidden_layers = recurrent::layers(&keys)?;
     let experts = experts(gguf, &keys, architecture, num_hidden_layers)?;
     // Mixtral's files differ from Llama's in having experts.
@@ -198,6 +201,14 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent,
         rotary_dim,
+        embedding_scale: architecture
+            .is_gemma()
+            .then(|| embedding_scale(hidden_size)),
+        score_scale: architecture.is_gemma().then(|| {
+            let heads = (num_attention_heads, head_dim);
+            gemma::score_scale(num_hidden_layers, hidden_size, heads)
+        }),
+        gemma: gemma::read(&keys, architecture)?,
         sinks: architecture == Architecture::GptOss,
         windows: windows::read(&keys, architecture, num_hidden_layers)?,
         max_position_embeddings,
@@ -236,7 +247,7 @@ fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), Load
     Ok((keys, *architecture))
 }
 
-fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
+fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(), LoadError> {
     for (name, supported) in CHOICES {
         let choice = keys.metadata.flag(&keys.key(name))?;
         if let Some(choice) = choice.filter(|choice| *choice != supported) {
@@ -244,7 +255,8 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
             return Err(keys.error(name, reason));
         }
     }
-    for (name, neutral) in NEUTRAL {
+    let is_read = |name: &str| architecture.is_gemma() && gemma::CAPS.contains(&name);
+    for (name, neutral) in NEUTRAL.into_iter().filter(|(name, _)| !is_read(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
             return Err(keys.error(

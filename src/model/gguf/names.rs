@@ -45,11 +45,13 @@ const OTHER_NORMS: [(&str, &str); 2] = [
     ("ffn_norm.weight", "post_attention_norm.weight"),
     ("output_norm.weight", "token_embd_norm.weight"),
 ];
+/// The norm of what attention adds, in families whose feed-forward blocks have norms of their own: ours, the file's.
+const POST_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 /// The rates of delta nets, in one tensor.
 const FUSED_RATES: &str = "ssm_ba";
 
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 40] = [
+const LAYER: [(&str, &str); 42] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_a_proj", "attn_q_a"),
     ("self_attn.q_a_layernorm", "attn_q_a_norm"),
@@ -69,6 +71,8 @@ const LAYER: [(&str, &str); 40] = [
     ("self_attn.k_norm", "attn_k_norm"),
     ("self_attn.o_proj", "attn_output"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
@@ -168,7 +172,14 @@ pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 ///
 /// # Panics
 /// If no configuration asks for a tensor of this name.
-pub(super) fn file_name(ours: &str) -> String {
+pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
+    let (norm, file) = POST_ATTENTION;
+    if config.gemma.is_some()
+        && let Some((before, suffix)) = ours.split_once(norm)
+        && let Some(layer) = before.strip_prefix("model.layers.")
+    {
+        return format!("blk.{layer}{file}{suffix}");
+    }
     if let Some(part) = ExpertPart::of(ours) {
         return part.file_name();
     }
@@ -217,7 +228,7 @@ pub(super) fn find<'a>(
     if let (Some(part), Some(experts)) = (ExpertPart::of(&spec.name), &config.experts) {
         return part.find(gguf, experts.count(), &spec.shape);
     }
-    let name = file_name(&spec.name);
+    let name = file_name(config, &spec.name);
     if let Some(place) = part_of_hybrid(gguf, config, spec, &name) {
         return Some(place);
     }

@@ -279,14 +279,11 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads a norm's factors. Some families write how far they are from one.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
-        let recurrent = self.config().recurrent.as_ref();
-        match recurrent.map(|recurrent| recurrent.written) {
-            Some(Written::FromOne) if self.checkpoint.weights.is_some() => {
-                self.mapped_vector(name, &[width], |values| {
-                    values.iter_mut().for_each(|value| *value += 1.0);
-                })
-            }
-            _ => self.vector(&[(name, width)]),
+        match self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
+            true => self.mapped_vector(name, &[width], |values| {
+                values.iter_mut().for_each(|value| *value += 1.0);
+            }),
+            false => self.vector(&[(name, width)]),
         }
     }
 
@@ -388,6 +385,22 @@ impl<'a, B: Backend> Loader<'a, B> {
         let config = self.config();
         self.backend
             .rope(&config.rope.frequencies(config.rotary_dim))
+    }
+
+    /// Makes the rotation of layers with windows, where it is another one.
+    pub fn window_rope(&mut self) -> Option<B::Rope> {
+        let config = self.config();
+        let rope = config.gemma.as_ref()?.window_rope.as_ref()?;
+        Some(self.backend.rope(&rope.frequencies(config.rotary_dim)))
+    }
+
+    /// The factor on embeddings; Gemma's is rounded to what the model runs in.
+    pub fn embedding_scale(&self) -> Option<f32> {
+        let scale = self.config().embedding_scale?;
+        match self.config().gemma {
+            Some(_) => Some(self.checkpoint.dtype.rounded(scale)),
+            None => Some(scale),
+        }
     }
 
     fn report(&mut self, bytes: usize) {

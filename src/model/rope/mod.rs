@@ -113,6 +113,25 @@ impl RopeConfig {
         })
     }
 
+    /// Reads the rotation of one kind of layers, of which `own` says what it says.
+    pub(crate) fn of_kind(
+        outer: &JsonFile,
+        own: Option<&JsonFile>,
+        default_theta: f64,
+        max_positions: usize,
+    ) -> Result<Self, LoadError> {
+        let Some(own) = own else {
+            return Ok(Self {
+                theta: default_theta,
+                scaling: RopeScaling::Default,
+            });
+        };
+        Ok(Self {
+            theta: theta(own)?.unwrap_or(default_theta),
+            scaling: RopeScaling::from_json(outer, own, max_positions)?,
+        })
+    }
+
     /// Whether a configuration says nothing of the rotation, but for its base. An empty `rope_parameters` asks for the
     /// default one.
     pub(crate) fn is_absent(json: &JsonFile) -> Result<bool, LoadError> {

@@ -54,6 +54,7 @@ pub(super) const HEADS: HeadShape = HeadShape {
     key_dim: 24,
     values: Values::Own { dim: 24 },
     scale: 0.4,
+    score_cap: None,
     window: None,
 };
 
@@ -168,6 +169,7 @@ impl World {
             key_dim,
             values,
             scale,
+            score_cap,
             window,
         } = self.heads;
         let round = |x: f32| match dtype {
@@ -194,7 +196,9 @@ impl World {
                     let score: f64 = (0..key_dim)
                         .map(|i| q[i] * at(key, kv_head * key_dim, i))
                         .sum();
-                    (score * f64::from(scale)).exp()
+                    let score = score * f64::from(scale);
+                    let bent = |cap: f32| (score / f64::from(cap)).tanh() * f64::from(cap);
+                    score_cap.map_or(score, bent).exp()
                 })
                 .collect();
             let sum: f64 = weights.iter().sum();
