@@ -91,6 +91,24 @@ pub trait Backend {
     /// Takes the matrices of a layer's heads, all of equal shapes, by head.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
+    /// Looks up the row of each token of the step, and multiplies it with `factor` if there is one; where the batch has a
+    /// vector in a token's place, that of the placeholder.
+    ///
+    /// # Shapes
+    /// `table: [vocab, width]`, result `[n_tokens, width]`.
+    fn look_up(
+        &mut self,
+        table: &Self::Matrix,
+        factor: Option<f32>,
+        batch: &Self::Batch,
+    ) -> Self::Tensor;
+
+    /// Multiplies every element with a number.
+    fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
+
+    /// Makes zeros in the shape of a tensor.
+    fn zeros_like(&mut self, x: &Self::Tensor) -> Self::Tensor;
+
     /// Looks up the embedding of each token of the step, and multiplies it with `factor` if there is one; where the batch
     /// has a vector in a token's place, takes that as it is.
     ///
@@ -135,6 +153,21 @@ pub trait Backend {
         rotations: &Self::Tensor,
         layer: usize,
         batch: &Self::Batch,
+    ) -> Self::Tensor
+    where
+        Self: Sized;
+
+    /// Projects to queries, norms the heads where the model does, and rotates them: for layers that read the keys and values
+    /// of another one.
+    ///
+    /// # Shapes
+    /// As of [`Self::project_qkv`].
+    fn project_queries(
+        &mut self,
+        x: &Self::Operand,
+        weights: &QueryWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Self::Tensor,
     ) -> Self::Tensor
     where
         Self: Sized;
@@ -226,7 +259,19 @@ pub trait Backend {
     ) where
         Self: Sized;
 
-    /// Adds the rows of `x`, normed, to those of the residual stream.
+    /// Lets parts of the rows of `inputs` through gates: `g(gate, input)`, where `g` is the [`Gate`]. `reader` is multiplied
+    /// with the result.
+    ///
+    /// # Shapes
+    /// `gates: [n_tokens, width]`, `inputs: [n_tokens, n * width]`, of which the part of that number is read.
+    fn gated_part(
+        &mut self,
+        gates: (&Self::Tensor, Gate),
+        inputs: (&Self::Tensor, usize),
+        reader: &Self::Matrix,
+    ) -> Self::Operand;
+
+    /// Adds the rows of `x`, normed, to those of the residual stream; or parts of rows, as wide as the norm.
     fn add_normed(
         &mut self,
         residual: &mut Self::Tensor,
@@ -374,6 +419,8 @@ pub struct Router<B: Backend> {
     pub logits: Linear<B>,
     /// Added to each expert's score for the choice only, `[n_experts]`.
     pub correction: Option<B::Vector>,
+    /// Factors on the weights of the chosen, by expert.
+    pub factors: Option<B::Vector>,
     /// The formula for the logits.
     pub routing: Routing,
 }
@@ -384,7 +431,19 @@ pub struct QkvWeights<B: Backend> {
     pub projection: Linear<B>,
     /// Weight of the norm of each query head, `[key_dim]`, and of each key head.
     pub head_norms: Option<(B::Vector, B::Vector)>,
+    /// Every value head is normed, without a weight.
+    pub norms_values: bool,
     /// Added to the mean square in the head norms.
+    pub eps: f32,
+}
+
+/// What [`Backend::project_queries`] multiplies and norms with.
+pub struct QueryWeights<B: Backend> {
+    /// `[n_heads * key_dim, hidden]`.
+    pub projection: Linear<B>,
+    /// Weight of the norm of each query head, `[key_dim]`.
+    pub head_norm: Option<B::Vector>,
+    /// Added to the mean square in the head norm.
     pub eps: f32,
 }
 

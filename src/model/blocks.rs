@@ -6,7 +6,9 @@ use crate::model::attention::{Attention, AttentionSpec};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::latent::LatentAttention;
+use crate::model::layer_inputs::{InputTable, LayerInput};
 use crate::model::loader::Loader;
+use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::{GatedExpert, StateMixer, load_gated_expert};
 use crate::model::{Model, Reads};
 
@@ -38,23 +40,35 @@ impl<B: Backend> Decoder<B> {
 
 impl<B: Backend> Model<B> for Decoder<B> {
     fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor {
-        let (mut x, rotations) = self.ends.embed(backend, batch);
-        let Some((last, layers)) = self.layers.split_last() else {
+        let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
+        // Layers that keep nothing of their own have no use for tokens that are not read.
+        let keeps = |layer: &Layer<B>| layer.keeps_something();
+        let Some(last) = self.layers.iter().rposition(keeps) else {
             return x;
         };
+        let (layers, after) = self.layers.split_at(last);
         for layer in layers {
             let mixed = layer.mix(backend, &x, &rotations, batch);
-            layer.add(backend, &mut x, &mixed, batch);
+            layer.add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
         }
-        let mixed = last.mix(backend, &x, &rotations, batch);
-        let Some(reads) = reads else {
-            last.add(backend, &mut x, &mixed, batch);
-            return x;
-        };
-        x = backend.pick(&x, reads.tokens);
-        if reads.n_tokens > 0 {
-            let mixed = mixed.pick(backend, reads.tokens);
-            last.add(backend, &mut x, &mixed, reads.batch);
+        let mut mixed = after[0].mix(backend, &x, &rotations, batch);
+        let mut batch = batch;
+        if let Some(reads) = reads {
+            x = backend.pick(&x, reads.tokens);
+            if reads.n_tokens == 0 {
+                return x;
+            }
+            mixed = mixed.pick(backend, reads.tokens);
+            inputs = inputs.map(|inputs| backend.pick(&inputs, reads.tokens));
+            batch = reads.batch;
+            if after.len() > 1 {
+                rotations = self.ends.rotations(backend, batch);
+            }
+        }
+        after[0].add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
+        for layer in &after[1..] {
+            let mixed = layer.mix(backend, &x, &rotations, batch);
+            layer.add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
         }
         x
     }
@@ -115,6 +129,10 @@ struct Layer<B: Backend> {
     mixer: Mixer<B>,
     feed_forward_norm: Norm<B>,
     feed_forward: FeedForward<B>,
+    /// What it adds of its inputs, and the function of the gate on them.
+    input: Option<(LayerInput<B>, Gate)>,
+    /// Factor on the residual stream behind it.
+    factor: Option<f32>,
 }
 
 enum Mixer<B: Backend> {
@@ -186,6 +204,10 @@ impl<B: Backend> FeedForward<B> {
                 let norm = format!("model.layers.{layer}.post_feedforward_layernorm");
                 Self::Mlp(Mlp {
                     post_norm: Some(Norm::load(loader, &norm, hidden)?),
+                    side: match experts.filter(|all| all.are_in(layer)) {
+                        Some(experts) => Some(SideExperts::load(loader, layer, experts)?),
+                        None => None,
+                    },
                     ..Mlp::load(loader, layer, false)?
                 })
             }
@@ -242,7 +264,26 @@ impl<B: Backend> Layer<B> {
             },
             feed_forward_norm: Norm::load(loader, &norm(spec.feed_forward.input_norm()), hidden)?,
             feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
+            input: match loader.config().layer_inputs() {
+                Some(inputs) => {
+                    let input = LayerInput::load(loader, layer, inputs)?;
+                    Some((input, loader.config().gate()))
+                }
+                None => None,
+            },
+            factor: match loader.config().fourth() {
+                Some(_) => Some(loader.number(&norm("layer_scalar"))?),
+                None => None,
+            },
         })
+    }
+
+    /// Whether it keeps something of a sequence.
+    fn keeps_something(&self) -> bool {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.keeps_kv(),
+            Mixer::Latent(_) | Mixer::State(_) => true,
+        }
     }
 
     /// Stores what the layer keeps of the residual stream `x`, and returns what goes on from there.
@@ -257,10 +298,22 @@ impl<B: Backend> Layer<B> {
             .mix(backend, &self.input_norm, x, rotations, batch)
     }
 
-    /// Adds the rest of the layer to `x`.
-    fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
+    /// Adds the rest of the layer to `x`, with the tokens' inputs of all layers if there are some.
+    fn add(
+        &self,
+        backend: &mut B,
+        x: &mut B::Tensor,
+        mixed: &Mixed<B>,
+        (batch, inputs): (&B::Batch, Option<&B::Tensor>),
+    ) {
         self.mixer.add(backend, x, mixed, batch);
         self.feed_forward.add(backend, &self.feed_forward_norm, x);
+        if let (Some((input, gate)), Some(inputs)) = (&self.input, inputs) {
+            input.add(backend, x, inputs, *gate);
+        }
+        if let Some(factor) = self.factor {
+            backend.scale(x, factor);
+        }
     }
 }
 
@@ -268,6 +321,8 @@ impl<B: Backend> Layer<B> {
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
     embedding_scale: Option<f32>,
+    /// What makes inputs of all layers beside the embedding.
+    inputs: Option<InputTable<B>>,
     rope: B::Rope,
     /// That of layers with windows, where it is another one.
     window_rope: Option<B::Rope>,
@@ -304,6 +359,10 @@ impl<B: Backend> Ends<B> {
         Ok(Self {
             embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
             embedding_scale: loader.embedding_scale(),
+            inputs: match loader.config().layer_inputs() {
+                Some(inputs) => Some(InputTable::load(loader, inputs)?),
+                None => None,
+            },
             rope: loader.rope(),
             window_rope: loader.window_rope(),
             norm: Norm::load(loader, "model.norm", hidden)?,
@@ -311,20 +370,33 @@ impl<B: Backend> Ends<B> {
                 true => None,
                 false => Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?),
             },
-            logits_cap: loader.config().gemma.as_ref().and_then(|gemma| gemma.logits_cap),
+            logits_cap: loader
+                .config()
+                .gemma
+                .as_ref()
+                .and_then(|gemma| gemma.logits_cap),
         })
     }
 
-    /// Begins a step: the embedded tokens, and the rotations of their positions.
-    pub fn embed(&self, backend: &mut B, batch: &B::Batch) -> (B::Tensor, Rotations<B>) {
+    /// Begins a step: the embedded tokens, the rotations of their positions, and the inputs of layers that have some.
+    pub fn embed(
+        &self,
+        backend: &mut B,
+        batch: &B::Batch,
+    ) -> (B::Tensor, Rotations<B>, Option<B::Tensor>) {
+        let x = backend.embed(&self.embedding, self.embedding_scale, batch);
+        let table = self.inputs.as_ref();
+        let inputs = table.map(|table| table.inputs(backend, &x, batch));
+        (x, self.rotations(backend, batch), inputs)
+    }
+
+    /// The rotations of the positions of tokens.
+    pub fn rotations(&self, backend: &mut B, batch: &B::Batch) -> Rotations<B> {
         let windowed = self.window_rope.as_ref();
-        (
-            backend.embed(&self.embedding, self.embedding_scale, batch),
-            Rotations {
-                all: backend.rotations(&self.rope, batch),
-                windowed: windowed.map(|rope| backend.rotations(rope, batch)),
-            },
-        )
+        Rotations {
+            all: backend.rotations(&self.rope, batch),
+            windowed: windowed.map(|rope| backend.rotations(rope, batch)),
+        }
     }
 
     /// Ends a step for the rows `tokens` of the residual stream.
@@ -359,6 +431,19 @@ impl<B: Backend> Norm<B> {
         })
     }
 
+    /// Loads the factors of a norm that are each multiplied with a number, under their own name.
+    pub fn scaled(
+        loader: &mut Loader<'_, B>,
+        name: &str,
+        width: usize,
+        factor: f32,
+    ) -> Result<Self, LoadError> {
+        Ok(Self {
+            weight: loader.scaled_norm(name, width, factor)?,
+            eps: loader.config().rms_norm_eps,
+        })
+    }
+
     /// Norms each row, for products with `reader`.
     pub fn forward(&self, backend: &mut B, x: &B::Tensor, reader: &B::Matrix) -> B::Operand {
         backend.rms_norm(x, &self.weight, self.eps, reader)
@@ -382,12 +467,14 @@ pub struct Mlp<B: Backend> {
     down: Linear<B>,
     /// Norms what it adds.
     post_norm: Option<Norm<B>>,
+    /// What is added to its result before that.
+    side: Option<SideExperts<B>>,
 }
 
 impl<B: Backend> Mlp<B> {
     /// Loads `model.layers.{layer}.mlp`.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize, bias: bool) -> Result<Self, LoadError> {
-        let width = loader.config().intermediate_size;
+        let width = loader.config().intermediate_in(layer);
         Self::of_module(loader, &format!("model.layers.{layer}.mlp"), width, bias)
     }
 
@@ -406,6 +493,7 @@ impl<B: Backend> Mlp<B> {
             gate: loader.config().gate(),
             down: loader.linear(&[(name("down_proj"), hidden)], width, bias)?,
             post_norm: None,
+            side: None,
         })
     }
 
@@ -416,7 +504,11 @@ impl<B: Backend> Mlp<B> {
             None => backend.project_add(x, &gated, &self.down),
             Some(norm) => {
                 let projected = backend.project(&gated, &self.down);
-                norm.add(backend, x, &projected);
+                let made = match &self.side {
+                    Some(side) => side.sum(backend, x, &projected),
+                    None => projected,
+                };
+                norm.add(backend, x, &made);
             }
         }
     }
@@ -453,6 +545,7 @@ impl<B: Backend> Mixture<B> {
                 true => Some(loader.vector(&[(&config.names.correction(layer), config.count())])?),
                 false => None,
             },
+            factors: None,
             routing: config.routing,
         };
         let bias = loader.config().bias.mlp;

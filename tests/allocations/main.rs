@@ -273,6 +273,8 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/deepseek-v3"), SHARED_ROWS),
         (format!("{fixtures}/gpt-oss"), few),
         (format!("{fixtures}/gemma3"), SHARED_ROWS),
+        (format!("{fixtures}/gemma4"), SHARED_ROWS),
+        (format!("{fixtures}/gemma4-experts"), few),
         (format!("{fixtures}/lfm2"), few),
         (format!("{fixtures}/lfm2-moe"), SHARED_ROWS),
         (format!("{fixtures}/qwen3-5"), SHARED_ROWS),

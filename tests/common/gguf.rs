@@ -67,6 +67,7 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
         };
         let own = match model.architecture {
             "gpt-oss" => families::gpt_oss(&source),
+            "gemma4" => families::gemma4(&source),
             _ => families::delta_net(&model, &source),
         };
         if let Some(own) = own {
@@ -251,6 +252,7 @@ impl<'a> Model<'a> {
             "GptOssForCausalLM" => "gpt-oss",
             "Gemma2ForCausalLM" => "gemma2",
             "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" => "gemma3",
+            "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" => "gemma4",
             other => panic!("{other}"),
         };
         let config = match &config["text_config"] {
@@ -314,7 +316,8 @@ impl<'a> Model<'a> {
     /// Norms of these families are written as what is added to one.
     fn applied(&self, name: &str, mut values: Vec<f32>) -> Vec<f32> {
         let is_norm = name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
-        if (self.has_delta_nets() || self.is_gemma()) && is_norm {
+        let from_one = self.has_delta_nets() || ["gemma2", "gemma3"].contains(&self.architecture);
+        if from_one && is_norm {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
         values
@@ -350,7 +353,7 @@ impl<'a> Model<'a> {
     fn theta(&self) -> f64 {
         let own = self.rope["rope_theta"].as_f64();
         let default = match self.config["model_type"].as_str() {
-            Some("mixtral" | "lfm2" | "lfm2_moe" | "gemma3_text") => 1e6,
+            Some("mixtral" | "lfm2" | "lfm2_moe" | "gemma3_text" | "gemma4_text") => 1e6,
             _ => 1e4,
         };
         own.or(self.config["rope_theta"].as_f64())
@@ -396,8 +399,16 @@ impl<'a> Model<'a> {
         rows.copied().collect()
     }
 
-    /// The numbers by which the converter divides the frequencies of Llama 3.1.
+    /// The numbers by which the converter divides the frequencies of Llama 3.1, and of Gemma 4's layers without windows.
     fn divisors(&self) -> Option<Vec<f32>> {
+        if self.architecture == "gemma4" {
+            // The others do not turn.
+            let part = self.rope["partial_rotary_factor"].as_f64().unwrap_or(0.25);
+            let pairs = self.size("global_head_dim") / 2;
+            let turning = (part * pairs as f64) as usize;
+            let divisor = |pair| if pair < turning { 1.0 } else { 1e30 };
+            return Some((0..pairs).map(divisor).collect());
+        }
         if self.rope_type() != "llama3" {
             return None;
         }

@@ -90,6 +90,7 @@ fn unknown_architecture_lists_the_known_ones() {
                 "DeepseekV3ForCausalLM",
                 "Gemma2ForCausalLM",
                 "Gemma3ForConditionalGeneration",
+                "Gemma4ForConditionalGeneration",
                 "Glm4MoeLiteForCausalLM",
                 "GptOssForCausalLM",
                 "LlamaForCausalLM",

@@ -334,6 +334,8 @@ fn every_instruction_set_is_invariant() {
                     "gpt-oss",
                     "gemma2",
                     "gemma3",
+                    "gemma4",
+                    "gemma4-experts",
                     "lfm2",
                     "qwen3-5",
                 ]

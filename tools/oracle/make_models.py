@@ -132,6 +132,14 @@ YARN = {
     "mscale_all_dim": 0.6,
 }
 
+GEMMA4 = {name: value for name, value in GEMMA.items() if name != "hidden_act"} | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+}
+
 # Models that also see are loaded whole by transformers; none of this is stored.
 TINY_VISION = {
     "model_type": "siglip_vision_model",
@@ -789,6 +797,64 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "gemma4": (
+        GEMMA4
+        | {
+            "intermediate_size": 48,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 10.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+            },
+            "eos_token_id": [EOS, 2],
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4-experts": (
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "vision_config": None,
+            "audio_config": None,
+            "text_config": GEMMA4
+            | {
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "enable_moe_block": True,
+                "num_experts": 5,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 24,
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4-plain": (
+        GEMMA4
+        | {
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "mistral": (
         MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
         torch.bfloat16,
@@ -864,6 +930,11 @@ def fill(name, tensor, config, generator):
         return between(-1.0, 1.0)
     if name.endswith(("in_proj_b.weight", "in_proj_ba.weight", "shared_expert_gate.weight")):
         return normal(2 / math.sqrt(HIDDEN))
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return between(0.5, 1.5)
+    if name.endswith(".router.proj.weight"):
+        # What it reads is divided by the root of the width.
+        return normal(ROUTER_GAIN)
     if name.endswith("expert_bias"):
         return normal(0.3)
     if "norm" in name and config.model_type.startswith(NORMS_FROM_ONE) and "linear_attn" not in name:

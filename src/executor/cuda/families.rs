@@ -38,6 +38,7 @@ mod tests {
             ("gpt-oss", "GptOssForCausalLM"),
             ("gemma2", "Gemma2ForCausalLM"),
             ("gemma3", "Gemma3ForConditionalGeneration"),
+            ("gemma4", "Gemma4ForConditionalGeneration"),
             ("lfm2", "Lfm2ForCausalLM"),
             ("qwen3-next", "Qwen3NextForCausalLM"),
         ] {

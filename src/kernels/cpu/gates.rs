@@ -124,14 +124,25 @@ mod tests {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                 let expected = 0.5 * x * (1.0 + inner.tanh()) * (1.0 + i as f64 / 250.0);
                 let error = (f64::from(*got) - expected).abs();
-                assert!(error < 1e-6 * (1.0 + expected.abs()), "{isa:?}: gelu({x}): {error}");
+                assert!(
+                    error < 1e-6 * (1.0 + expected.abs()),
+                    "{isa:?}: gelu({x}): {error}"
+                );
             }
             seen.push((isa, out.row(0).iter().map(|x| x.to_bits()).collect()));
         }
         // Those that round products and sums once agree in all bits.
-        let fused: Vec<_> = seen.iter().filter(|(isa, _)| *isa != Isa::Portable).collect();
+        let fused: Vec<_> = seen
+            .iter()
+            .filter(|(isa, _)| *isa != Isa::Portable)
+            .collect();
         for pair in fused.windows(2) {
-            assert!(pair[0].1 == pair[1].1, "{:?} and {:?}", pair[0].0, pair[1].0);
+            assert!(
+                pair[0].1 == pair[1].1,
+                "{:?} and {:?}",
+                pair[0].0,
+                pair[1].0
+            );
         }
     }
 }

@@ -59,7 +59,7 @@ use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::blocks::BlockType;
-use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
+use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
@@ -271,9 +271,26 @@ impl Backend for CpuBackend {
         HeadMatrices::new(heads)
     }
 
+    fn look_up(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
+        let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
+        rowwise::look_up(&mut self.pool, table, factor, batch, out)
+    }
+
+    fn scale(&mut self, x: &mut Tensor, factor: f32) {
+        rowwise::scale(&mut self.pool, x, factor);
+    }
+
+    fn zeros_like(&mut self, x: &Tensor) -> Tensor {
+        let mut out = self.scratch.tensor(x.rows(), x.width());
+        out.values_mut().fill(0.0);
+        out
+    }
+
     fn embed(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::embed(&mut self.pool, table, factor, batch, out)
+        let mut out = rowwise::look_up(&mut self.pool, table, factor, batch, out);
+        rowwise::place_vectors(batch, &mut out);
+        out
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
@@ -312,10 +329,25 @@ impl Backend for CpuBackend {
         let rotation = rowwise::Rotation {
             heads,
             norms,
+            value_eps: weights.norms_values.then_some(weights.eps),
             rotations,
         };
         let store = (self.kv.layer_mut(layer), batch.slots.as_slice());
         rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store)
+    }
+
+    fn project_queries(
+        &mut self,
+        x: &Operand,
+        weights: &QueryWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Tensor,
+    ) -> Tensor {
+        let mut q = self.project(x, &weights.projection);
+        let norm = weights.head_norm.as_deref();
+        let norm = norm.map(|norm| (norm, weights.eps));
+        rowwise::rotate_queries(&mut self.pool, self.isa, &mut q, (heads, norm), rotations);
+        q
     }
 
     fn attend(
@@ -409,6 +441,18 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn gated_part(
+        &mut self,
+        (gates, gate): (&Tensor, Gate),
+        (inputs, part): (&Tensor, usize),
+        reader: &Stack,
+    ) -> Operand {
+        let out = self.scratch.tensor(gates.rows(), gates.width());
+        let gates = (gates, gate);
+        let out = rowwise::gated_part(&mut self.pool, self.isa, gates, (inputs, part), out);
+        self.pack(Activations::plain(out.values(), out.width()), reader)
     }
 
     fn add_normed(&mut self, residual: &mut Tensor, x: &Tensor, norm: &Vec<f32>, eps: f32) {

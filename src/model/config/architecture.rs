@@ -40,11 +40,13 @@ pub enum Architecture {
     Gemma2,
     /// Gemma 3: norms on each head of q and k, two rotations.
     Gemma3,
+    /// Gemma 4: heads of two sizes, inputs for each layer or experts beside the MLPs.
+    Gemma4,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
@@ -62,6 +64,7 @@ impl Architecture {
         Self::GptOss,
         Self::Gemma2,
         Self::Gemma3,
+        Self::Gemma4,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -84,6 +87,7 @@ impl Architecture {
             Self::GptOss => "GptOssForCausalLM",
             Self::Gemma2 => "Gemma2ForCausalLM",
             Self::Gemma3 => "Gemma3ForConditionalGeneration",
+            Self::Gemma4 => "Gemma4ForConditionalGeneration",
         }
     }
 
@@ -102,7 +106,7 @@ impl Architecture {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 | Self::Lfm2Moe => false,
             Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
-            Self::Gemma2 | Self::Gemma3 => false,
+            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
@@ -112,7 +116,7 @@ impl Architecture {
     pub fn has_qk_norm(self) -> bool {
         match self {
             Self::Gemma2 => false,
-            Self::Gemma3 => true,
+            Self::Gemma3 | Self::Gemma4 => true,
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
             Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
             Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 | Self::Lfm2Moe => true,
@@ -122,7 +126,7 @@ impl Architecture {
 
     /// Whether it is one of Gemma's.
     pub(crate) fn is_gemma(self) -> bool {
-        matches!(self, Self::Gemma2 | Self::Gemma3)
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4)
     }
 
     /// Whether attention is latent.

@@ -1,12 +1,15 @@
 //! What the families of Gemma have in common: caps, norms around each block, embeddings that are scaled, a rotation for
 //! layers with windows.
 
+use serde_json::Value;
+
 use super::Architecture;
+use super::gemma4::Gemma4Config;
 use super::limits::FACTORS;
 use crate::error::LoadError;
 use crate::kernels::Gate;
 use crate::model::json_file::JsonFile;
-use crate::model::rope::{RopeConfig, theta};
+use crate::model::rope::{RopeConfig, RopeScaling, theta};
 
 /// The gate of their feed-forward blocks.
 pub(crate) const GATE: Gate = Gate::GeluTanh;
@@ -22,6 +25,7 @@ pub(super) const HEADS: usize = 8;
 pub(super) fn vocab_size(architecture: Architecture) -> usize {
     match architecture {
         Architecture::Gemma2 => 256_000,
+        Architecture::Gemma4 => 262_144,
         _ => 262_208,
     }
 }
@@ -37,6 +41,8 @@ pub struct GemmaConfig {
     pub norms_from_one: bool,
     /// The rotation in layers with windows, where it is another one.
     pub window_rope: Option<RopeConfig>,
+    /// What only Gemma 4 has.
+    pub fourth: Option<Gemma4Config>,
 }
 
 impl GemmaConfig {
@@ -55,13 +61,17 @@ impl GemmaConfig {
             Ok(json.number(key, FACTORS)?.or(absent).map(|cap| cap as f32))
         };
         Ok(Some(Self {
-            score_cap: cap("attn_logit_softcapping", 50.0)?,
+            score_cap: match architecture {
+                Architecture::Gemma4 => None,
+                _ => cap("attn_logit_softcapping", 50.0)?,
+            },
             logits_cap: cap("final_logit_softcapping", 30.0)?,
-            norms_from_one: true,
+            norms_from_one: architecture != Architecture::Gemma4,
             window_rope: match is_second {
                 true => None,
                 false => Some(window_rope(json, max_positions)?),
             },
+            fourth: None,
         }))
     }
 }
@@ -75,17 +85,23 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
             return Err(json.error("hidden_activation", reason));
         }
     }
-    match json.flag("use_bidirectional_attention")? {
-        Some(true) => Err(json.error(
-            "use_bidirectional_attention",
-            "is true, supported is false: tokens see those before them",
-        )),
-        _ => Ok(()),
+    // Gemma 4 names what sees what comes after it; images are not run.
+    const BOTH_WAYS: &str = "use_bidirectional_attention";
+    match json.value(BOTH_WAYS) {
+        None | Some(Value::Bool(false)) => Ok(()),
+        Some(Value::String(what)) if what == "vision" => Ok(()),
+        Some(other) => {
+            let reason = format!("is {other}, supported is false: tokens see those before them");
+            Err(json.error(BOTH_WAYS, reason))
+        }
     }
 }
 
-/// The factor on scores: 1/sqrt of what stands in the place of a head's size.
-pub(super) fn score_scale(json: &JsonFile) -> Result<f32, LoadError> {
+/// The factor on scores: 1/sqrt of what stands in the place of a head's size, or none.
+pub(super) fn score_scale(json: &JsonFile, architecture: Architecture) -> Result<f32, LoadError> {
+    if architecture == Architecture::Gemma4 {
+        return Ok(1.0);
+    }
     let scalar = json.number("query_pre_attn_scalar", FACTORS)?;
     Ok(scalar.unwrap_or(256.0).powf(-0.5) as f32)
 }
@@ -96,8 +112,21 @@ pub(crate) fn embedding_scale(hidden: usize) -> f32 {
 }
 
 /// The rotation of layers without windows: `rope_parameters` for their kind, or the older keys.
-pub(super) fn full_rope(json: &JsonFile, max_positions: usize) -> Result<RopeConfig, LoadError> {
+pub(super) fn full_rope(
+    json: &JsonFile,
+    architecture: Architecture,
+    max_positions: usize,
+) -> Result<RopeConfig, LoadError> {
     let theta = theta(json)?.unwrap_or(FULL_THETA);
+    if architecture == Architecture::Gemma4 && json.value("rope_parameters").is_none() {
+        return Ok(RopeConfig {
+            theta: FULL_THETA,
+            scaling: RopeScaling::Proportional {
+                part: 0.25,
+                factor: 1.0,
+            },
+        });
+    }
     let scaling = json.object("rope_scaling")?;
     let own = match scaling.filter(|scaling| !scaling.entries().is_empty()) {
         None => of_kind(json, "full_attention")?,

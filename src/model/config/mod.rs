@@ -7,6 +7,7 @@ mod architecture;
 pub(crate) mod deepseek;
 pub mod experts;
 pub(crate) mod gemma;
+pub mod gemma4;
 pub(crate) mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
@@ -20,6 +21,7 @@ use std::path::Path;
 pub use self::architecture::Architecture;
 use self::experts::ExpertsConfig;
 use self::gemma::GemmaConfig;
+use self::gemma4::Gemma4Config;
 use self::latent::LatentConfig;
 use self::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB};
 use self::recurrent::{RecurrentConfig, Written};
@@ -151,7 +153,7 @@ impl ModelConfig {
             Architecture::Lfm2 | Architecture::Lfm2Moe => 128_000,
             Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
             Architecture::Gemma2 => 8192,
-            Architecture::Gemma3 => 131_072,
+            Architecture::Gemma3 | Architecture::Gemma4 => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral | Architecture::Lfm2 | Architecture::Lfm2Moe => (1e-5, 1e6),
@@ -173,6 +175,7 @@ impl ModelConfig {
             .token_ids("bos_token_id")?
             .and_then(|ids| ids.first().copied());
         let eos = json.token_ids("eos_token_id")?;
+        let windows = windows::read(json, architecture, num_hidden_layers)?;
         Ok(Self {
             architecture,
             vocab_size: match json.size("vocab_size", VOCAB)? {
@@ -199,18 +202,32 @@ impl ModelConfig {
                 .is_gemma()
                 .then(|| gemma::embedding_scale(hidden_size)),
             score_scale: match architecture.is_gemma() {
-                true => Some(gemma::score_scale(json)?),
+                true => Some(gemma::score_scale(json, architecture)?),
                 false => None,
             },
-            gemma: GemmaConfig::from_json(json, architecture, max_position_embeddings)?,
+            gemma: GemmaConfig::from_json(json, architecture, max_position_embeddings)?
+                .map(|gemma| match architecture {
+                    Architecture::Gemma4 => {
+                        let heads = (num_attention_heads, num_key_value_heads);
+                        let fourth = Gemma4Config::from_json(json, &windows, heads)?;
+                        Ok(GemmaConfig {
+                            fourth: Some(fourth),
+                            ..gemma
+                        })
+                    }
+                    _ => Ok(gemma),
+                })
+                .transpose()?,
             sinks: architecture == Architecture::GptOss,
-            windows: windows::read(json, architecture, num_hidden_layers)?,
+            windows,
             max_position_embeddings,
             rope: match architecture {
                 Architecture::GptOss if RopeConfig::is_absent(json)? => {
                     gpt_oss::rope(theta(json)?.unwrap_or(default_theta))
                 }
-                Architecture::Gemma3 => gemma::full_rope(json, max_position_embeddings)?,
+                Architecture::Gemma3 | Architecture::Gemma4 => {
+                    gemma::full_rope(json, architecture, max_position_embeddings)?
+                }
                 _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
             },
             bos_token_id: if json.has("bos_token_id") {
@@ -251,22 +268,60 @@ impl ModelConfig {
         }
     }
 
-    /// Width of all query heads of a token as attention reads them, in elements.
+    /// Width of all query heads of a token as attention reads them, in elements; in the layers where they are the widest.
     pub fn q_width(&self) -> usize {
-        self.num_attention_heads
-            * self
-                .latent
-                .as_ref()
-                .map_or(self.head_dim, LatentConfig::key_dim)
+        let (_, dims) = self.kinds_of_heads();
+        self.num_attention_heads * dims.into_iter().fold(0, usize::max)
     }
 
-    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys.
+    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys. In the layers where
+    /// they are the widest.
     pub fn kv_width(&self) -> usize {
-        self.num_key_value_heads
-            * self
-                .latent
-                .as_ref()
-                .map_or(self.head_dim, LatentConfig::key_dim)
+        let (heads, dims) = self.kinds_of_heads();
+        (heads[0] * dims[0]).max(heads[1] * dims[1])
+    }
+
+    /// Key heads, and elements of a key, in layers with windows and in the others.
+    fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
+        let dim = self.latent.as_ref();
+        let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
+        match self.fourth() {
+            None => ([self.num_key_value_heads; 2], [dim; 2]),
+            Some(own) => (
+                [self.num_key_value_heads, own.full_kv_heads],
+                [dim, own.full_head_dim],
+            ),
+        }
+    }
+
+    /// Key heads of a layer, and elements of a key.
+    pub fn heads_in(&self, layer: usize) -> (usize, usize) {
+        let (heads, dims) = self.kinds_of_heads();
+        let kind = usize::from(self.windows[layer].is_none());
+        (heads[kind], dims[kind])
+    }
+
+    /// What only Gemma 4 has.
+    pub fn fourth(&self) -> Option<&Gemma4Config> {
+        self.gemma.as_ref()?.fourth.as_ref()
+    }
+
+    /// The layer whose keys and values a layer reads: mostly its own.
+    pub fn kv_source(&self, layer: usize) -> usize {
+        let source = self
+            .fourth()
+            .and_then(|own| own.source(&self.windows, layer));
+        source.unwrap_or(layer)
+    }
+
+    /// Width of the MLP of a layer, where it has one.
+    pub fn intermediate_in(&self, layer: usize) -> usize {
+        match self.fourth() {
+            Some(own) if own.double_wide && self.kv_source(layer) != layer => {
+                2 * self.intermediate_size
+            }
+            _ => self.intermediate_size,
+        }
     }
 
     /// The sizes that a backend makes room for.
@@ -285,21 +340,25 @@ impl ModelConfig {
 
     /// The memory that each layer keeps of a sequence, with elements of `dtype`.
     pub fn kv_layout(&self, dtype: Dtype) -> KvLayout {
-        let (key_dim, values) = match &self.latent {
-            Some(latent) => (latent.key_dim(), Values::InKeys { dim: latent.rank }),
-            None => (self.head_dim, Values::Own { dim: self.head_dim }),
+        let pages = |layer| {
+            let (heads, key_dim) = self.heads_in(layer);
+            let values = match &self.latent {
+                Some(latent) => Values::InKeys { dim: latent.rank },
+                None => Values::Own { dim: key_dim },
+            };
+            PagedKv {
+                heads,
+                key_dim,
+                values,
+                dtype: dtype.into(),
+            }
         };
-        let pages = PagedKv {
-            heads: self.num_key_value_heads,
-            key_dim,
-            values,
-            dtype: dtype.into(),
-        };
-        let layer = |layer| match self.states_in(layer) {
-            Some(states) => LayerKv::State {
+        let layer = |layer| match (self.states_in(layer), self.kv_source(layer)) {
+            (Some(states), _) => LayerKv::State {
                 bytes: states.state_bytes(self.hidden_size),
             },
-            None => LayerKv::Pages(pages),
+            (None, source) if source != layer => LayerKv::Shared(source),
+            _ => LayerKv::Pages(pages(layer)),
         };
         KvLayout::new((0..self.num_hidden_layers).map(layer).collect())
     }
@@ -321,7 +380,10 @@ impl ModelConfig {
     pub fn writes_norms_from_one(&self) -> bool {
         let states = self.recurrent.as_ref().map(|states| states.written);
         states == Some(Written::FromOne)
-            || self.gemma.as_ref().is_some_and(|gemma| gemma.norms_from_one)
+            || self
+                .gemma
+                .as_ref()
+                .is_some_and(|gemma| gemma.norms_from_one)
     }
 
     /// Whether attention's result goes through a gate.
@@ -380,7 +442,8 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
         | Architecture::DeepseekV3
         | Architecture::Glm4MoeLite
         | Architecture::Gemma2
-        | Architecture::Gemma3 => BiasConfig {
+        | Architecture::Gemma3
+        | Architecture::Gemma4 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,

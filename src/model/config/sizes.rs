@@ -116,7 +116,7 @@ pub(super) fn key_value_heads(
             8
         }
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
-        Architecture::Gemma2 | Architecture::Gemma3 if !json.has("num_key_value_heads") => 4,
+        _ if architecture.is_gemma() && !json.has("num_key_value_heads") => 4,
         Architecture::Qwen3Moe | Architecture::Qwen35 if !json.has("num_key_value_heads") => 4,
         Architecture::Qwen35Moe | Architecture::Qwen3Next if !json.has("num_key_value_heads") => 2,
         Architecture::Lfm2 | Architecture::Lfm2Moe if !json.has("num_key_value_heads") => 8,
@@ -153,6 +153,7 @@ fn has_wide_heads(architecture: Architecture) -> bool {
         Architecture::Qwen3Next,
         Architecture::Gemma2,
         Architecture::Gemma3,
+        Architecture::Gemma4,
     ];
     wide.contains(&architecture)
 }

@@ -11,6 +11,22 @@ pub(super) fn read(
     architecture: Architecture,
     layers: usize,
 ) -> Result<Vec<Option<usize>>, LoadError> {
+    let mut windows = as_given(json, architecture, layers)?;
+    if let Some(last) = windows
+        .last_mut()
+        .filter(|_| architecture == Architecture::Gemma4)
+    {
+        // Whatever the file says of it.
+        *last = None;
+    }
+    Ok(windows)
+}
+
+fn as_given(
+    json: &JsonFile,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, LoadError> {
     let slides = match architecture {
         Architecture::Llama
         | Architecture::Qwen35
@@ -22,7 +38,7 @@ pub(super) fn read(
         | Architecture::DeepseekV3
         | Architecture::Glm4MoeLite => false,
         Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => true,
-        Architecture::Gemma2 | Architecture::Gemma3 => true,
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 => true,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             json.flag("use_sliding_window")?.unwrap_or(false)
         }
@@ -33,6 +49,7 @@ pub(super) fn read(
         None if architecture == Architecture::Mixtral => None,
         None if !json.has("sliding_window") => match architecture {
             Architecture::GptOss => Some(128),
+            Architecture::Gemma4 => Some(512),
             _ => Some(4096),
         },
         given => given,
@@ -79,6 +96,7 @@ fn period(json: &JsonFile, architecture: Architecture) -> Result<Option<usize>, 
             let given = json.size("sliding_window_pattern", LAYERS)?;
             Some(given.unwrap_or(6))
         }
+        Architecture::Gemma4 => Some(6),
         _ => None,
     })
 }

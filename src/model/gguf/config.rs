@@ -15,7 +15,7 @@ use super::recurrent;
 use super::rope::rope;
 use super::{gemma, vocabulary, windows};
 use crate::error::LoadError;
-use crate::model::config::gemma::embedding_scale;
+use crate::model::config::gemma::{GemmaConfig, embedding_scale};
 use crate::model::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
     even_head_dim,
@@ -23,7 +23,7 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 13] = [
+const ARCHITECTURES: [(&str, Architecture); 14] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -37,6 +37,7 @@ const ARCHITECTURES: [(&str, Architecture); 13] = [
     ("gpt-oss", Architecture::GptOss),
     ("gemma2", Architecture::Gemma2),
     ("gemma3", Architecture::Gemma3),
+    ("gemma4", Architecture::Gemma4),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -158,7 +159,18 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         false => None,
     };
     let recurrent = recurrent::read(&keys, architecture, num_hidden_layers)?;
+    let windows = windows::read(&keys, architecture, num_hidden_layers)?;
+    let fourth = match architecture {
+        Architecture::Gemma4 => Some(gemma::read_fourth(
+            gguf,
+            &keys,
+            &windows,
+            num_attention_heads,
+        )?),
+        _ => None,
+    };
     let num_key_value_heads = match (&latent, &recurrent) {
+        _ if fourth.is_some() => fourth.as_ref().map(|own| own.kv_heads),
         (Some(_), _) => Some(1),
         (None, Some(_)) => recurrent::kv_heads(&keys)?,
         (None, None) => keys.size("attention.head_count_kv", HEADS)?,
@@ -167,9 +179,10 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let heads_key = keys.key("attention.head_count");
     check_kv_heads(num_key_value_heads, (&heads_key, num_attention_heads))
         .map_err(|reason| keys.error("attention.head_count_kv", reason))?;
-    let (head_dim, rotary_dim) = match &latent {
-        Some(latent) => (latent.rotary_dim, latent.rotary_dim),
-        None => head_dims(&keys, architecture, hidden_size, num_attention_heads)?,
+    let (head_dim, rotary_dim) = match (&latent, &fourth) {
+        (Some(latent), _) => (latent.rotary_dim, latent.rotary_dim),
+        (None, Some(own)) => (own.head_dim, own.head_dim),
+        (None, None) => head_dims(&keys, architecture, hidden_size, num_attention_heads)?,
     };
     let max_position_embeddings = keys.required("context_length", CONTEXT)?;
     let eps = keys.number("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
@@ -184,9 +197,10 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         architecture,
         vocab_size,
         hidden_size,
-        intermediate_size: match architecture {
+        intermediate_size: match &fourth {
             // All layers have experts.
-            Architecture::Qwen35Moe => 0,
+            _ if architecture == Architecture::Qwen35Moe => 0,
+            Some(own) => own.intermediate_size,
             _ => keys.required("feed_forward_length", INTERMEDIATE)?,
         },
         experts,
@@ -206,13 +220,20 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
             .then(|| embedding_scale(hidden_size)),
         score_scale: architecture.is_gemma().then(|| {
             let heads = (num_attention_heads, head_dim);
-            gemma::score_scale(num_hidden_layers, hidden_size, heads)
+            gemma::score_scale(architecture, num_hidden_layers, hidden_size, heads)
         }),
-        gemma: gemma::read(&keys, architecture)?,
+        rope: {
+            let wide = fourth.as_ref().map(|own| own.config.full_head_dim);
+            let dim = wide.unwrap_or(rotary_dim);
+            rope(gguf, &keys, dim, max_position_embeddings)?
+        },
+        gemma: gemma::read(&keys, architecture)?.map(|own| GemmaConfig {
+            fourth: fourth.map(|own| own.config),
+            ..own
+        }),
         sinks: architecture == Architecture::GptOss,
-        windows: windows::read(&keys, architecture, num_hidden_layers)?,
+        windows,
         max_position_embeddings,
-        rope: rope(gguf, &keys, rotary_dim, max_position_embeddings)?,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: vocabulary::end_token_ids(metadata, vocab_size)?,
         dtype: Some(gguf.dtype()),

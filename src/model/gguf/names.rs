@@ -13,6 +13,8 @@ use crate::model::weights::TensorSpec;
 pub(super) const EMBEDDING: &str = "token_embd.weight";
 /// The output projection, absent where the embedding is it.
 pub(super) const OUTPUT: &str = "output.weight";
+/// The inputs of all layers, by token.
+pub(super) const INPUT_TABLE: &str = "per_layer_token_embd.weight";
 /// Divisors of the rotation's frequencies.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
@@ -27,14 +29,20 @@ const FUSED_EXPERTS: &str = "ffn_gate_up_exps";
 pub(super) const ROUTER: &str = "ffn_gate_inp";
 
 /// Names outside of layers: ours, the file's.
-const ENDS: [(&str, &str); 3] = [
+const ENDS: [(&str, &str); 6] = [
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
 ];
 
 /// Names of tensors that are not as the others: ours, the file's within a layer.
-const WHOLE: [(&str, &str); 4] = [
+const WHOLE: [(&str, &str); 7] = [
+    ("layer_scalar", "layer_output_scale.weight"),
+    ("moe.router.scale", "ffn_gate_inp.scale"),
+    ("moe.router.per_expert_scale", "ffn_down_exps.scale"),
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
     ("self_attn.sinks", "attn_sinks.weight"),
@@ -51,7 +59,7 @@ const POST_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attentio
 const FUSED_RATES: &str = "ssm_ba";
 
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 42] = [
+const LAYER: [(&str, &str); 49] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_a_proj", "attn_q_a"),
     ("self_attn.q_a_layernorm", "attn_q_a_norm"),
@@ -73,6 +81,13 @@ const LAYER: [(&str, &str); 42] = [
     ("post_attention_layernorm", "ffn_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("moe.router.proj", ROUTER),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),

@@ -16,7 +16,8 @@ pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError>
     let mut entries = Vec::new();
     let mut used = BTreeSet::from([ROPE_FREQS.to_owned()]);
     for spec in config.tensors() {
-        let place = names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, config, &spec))?;
+        let place =
+            names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, config, &spec))?;
         used.insert(place.tensor.info.name.clone());
         let entry = entry(&place, &spec)?;
         entries.push((spec.name, entry));

@@ -20,7 +20,7 @@ pub(super) fn read(
             let slides = pattern(keys, layers, 2)?.into_iter();
             Ok(slides.map(|slides| slides.then_some(window)).collect())
         }
-        Architecture::Gemma2 | Architecture::Gemma3 => {
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 => {
             let (absent, period) = match architecture {
                 Architecture::Gemma2 => (Some(4096), 2),
                 _ => (None, 6),

@@ -383,8 +383,9 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Makes the rotation that the configuration asks for.
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
-        self.backend
-            .rope(&config.rope.frequencies(config.rotary_dim))
+        let wide = config.fourth().map(|own| own.full_head_dim);
+        let dim = wide.unwrap_or(config.rotary_dim);
+        self.backend.rope(&config.rope.frequencies(dim))
     }
 
     /// Makes the rotation of layers with windows, where it is another one.
@@ -398,9 +399,37 @@ impl<'a, B: Backend> Loader<'a, B> {
     pub fn embedding_scale(&self) -> Option<f32> {
         let scale = self.config().embedding_scale?;
         match self.config().gemma {
-            Some(_) => Some(self.checkpoint.dtype.rounded(scale)),
+            Some(_) => Some(self.rounded(scale)),
             None => Some(scale),
         }
+    }
+
+    /// A number as the model's element type has it.
+    pub fn rounded(&self, number: f32) -> f32 {
+        self.checkpoint.dtype.rounded(number)
+    }
+
+    /// Loads a tensor of one number.
+    pub fn number(&mut self, name: &str) -> Result<f32, LoadError> {
+        let Some(weights) = &self.checkpoint.weights else {
+            return Ok(1.0);
+        };
+        let view = weights.tensor(name, &[1])?;
+        let (number, bytes) = (view.to_f32()[0], view.bytes.len());
+        self.report(bytes);
+        Ok(number)
+    }
+
+    /// Loads a norm's factors, each times a number.
+    pub fn scaled_norm(
+        &mut self,
+        name: &str,
+        width: usize,
+        factor: f32,
+    ) -> Result<B::Vector, LoadError> {
+        self.mapped_vector(name, &[width], |values| {
+            values.iter_mut().for_each(|value| *value *= factor);
+        })
     }
 
     fn report(&mut self, bytes: usize) {

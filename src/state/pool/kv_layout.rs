@@ -126,6 +126,8 @@ pub enum LayerKv {
         /// Size of a sequence's state.
         bytes: u64,
     },
+    /// Nothing of its own: it reads the keys and values of the layer of this number.
+    Shared(usize),
 }
 
 impl LayerKv {
@@ -133,7 +135,7 @@ impl LayerKv {
     pub fn pages(&self) -> Option<&PagedKv> {
         match self {
             Self::Pages(pages) => Some(pages),
-            Self::State { .. } => None,
+            Self::State { .. } | Self::Shared(_) => None,
         }
     }
 
@@ -145,7 +147,7 @@ impl LayerKv {
     /// Bytes that one sequence takes, whatever its length.
     pub fn state_bytes(&self) -> u64 {
         match self {
-            Self::Pages(_) => 0,
+            Self::Pages(_) | Self::Shared(_) => 0,
             Self::State { bytes } => *bytes,
         }
     }
@@ -156,6 +158,7 @@ impl fmt::Display for LayerKv {
         match self {
             Self::Pages(pages) => pages.fmt(f),
             Self::State { bytes } => write!(f, "a state of {bytes} bytes a sequence"),
+            Self::Shared(layer) => write!(f, "nothing, reads layer {layer}"),
         }
     }
 }
@@ -199,6 +202,14 @@ impl KvLayout {
     /// The memory that each layer keeps, in order.
     pub fn layers(&self) -> &[LayerKv] {
         &self.layers
+    }
+
+    /// The pages that a layer reads: its own, or those of another one.
+    pub fn read_by(&self, layer: usize) -> Option<&PagedKv> {
+        match &self.layers[layer] {
+            LayerKv::Shared(source) => self.layers[*source].pages(),
+            own => own.pages(),
+        }
     }
 
     /// Bytes that one token takes in all layers (the seeds' cell size).

@@ -372,7 +372,8 @@ pub trait Lanes: Copy + 'static {
         const BOUND: f32 = 7.998_811_7;
         // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
         unsafe {
-            let clamped = |bound: f32, v| Self::min(Self::splat(bound), Self::max(Self::splat(-bound), v));
+            let clamped =
+                |bound: f32, v| Self::min(Self::splat(bound), Self::max(Self::splat(-bound), v));
             let x = clamped(BOUND, x);
             let square = Self::mul(x, x);
             let mut p = Self::splat(-2.760_768_5e-16);

@@ -12,7 +12,7 @@ use crate::kernels::random::RandomTensor;
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
+use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
 /// A weight matrix.
 pub struct Matrix {
@@ -258,6 +258,32 @@ impl Backend for CudaBackend {
             half: rope.inv_freq.len(),
             scale: rope.attention_scale,
         }
+    }
+
+    fn look_up(&mut self, _: &Matrix, _: Option<f32>, _: &CudaBatch) -> Tensor {
+        unreachable!("models with inputs for each layer are refused")
+    }
+
+    fn scale(&mut self, _: &mut Tensor, _: f32) {
+        unreachable!("models with factors on layers are refused")
+    }
+
+    fn zeros_like(&mut self, _: &Tensor) -> Tensor {
+        unreachable!("models with experts are refused")
+    }
+
+    fn project_queries(
+        &mut self,
+        _: &Tensor,
+        _: &QueryWeights<Self>,
+        _: &HeadShape,
+        _: &Tensor,
+    ) -> Tensor {
+        unreachable!("models whose layers share keys and values are refused")
+    }
+
+    fn gated_part(&mut self, _: (&Tensor, Gate), _: (&Tensor, usize), _: &Matrix) -> Tensor {
+        unreachable!("models with inputs for each layer are refused")
     }
 
     fn embed(&mut self, table: &Matrix, factor: Option<f32>, batch: &CudaBatch) -> Tensor {

@@ -95,7 +95,14 @@ fn caps_bend_scores_and_no_bit_depends_on_the_cut() {
             check_cuts(dtype, heads);
             check_unseen(dtype, heads);
         }
-        check_shared(Dtype::BF16, HeadShape { window: None, ..heads }, 16);
+        check_shared(
+            Dtype::BF16,
+            HeadShape {
+                window: None,
+                ..heads
+            },
+            16,
+        );
     }
 }
 

@@ -68,6 +68,7 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
             head_norms: case
                 .head_norms
                 .then(|| (backend.vector(&[q_norm]), backend.vector(&[k_norm]))),
+            norms_values: false,
             eps: 1e-5,
         },
         o: Linear {
