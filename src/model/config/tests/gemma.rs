@@ -223,3 +223,53 @@ fn what_gemma_4_cannot_do_here_is_refused() {
     }
     assert!(fourth(json!({"use_bidirectional_attention": "vision"})).is_ok());
 }
+
+#[test]
+fn published_configurations_have_the_sizes_of_their_models() {
+    let kinds = |layers: usize, period: usize| -> Vec<&str> {
+        let kind = |layer: usize| match (layer + 1).is_multiple_of(period) {
+            true => "full_attention",
+            false => "sliding_attention",
+        };
+        (0..layers).map(kind).collect()
+    };
+    // They say little: the rest are defaults.
+    let third = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    });
+    let small = json!({
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {
+            "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_key_value_heads": 1,
+            "num_kv_shared_layers": 20, "layer_types": kinds(35, 5), "use_double_wide_mlp": true,
+        },
+    });
+    let large = json!({
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {
+            "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+            "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": true,
+            "hidden_size_per_layer_input": 0,
+        },
+    });
+    let second = json!({
+        "architectures": ["Gemma2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 14336,
+        "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+    });
+    for (config, bytes_per_token) in [
+        (second, 344_064),
+        (third, 139_264),
+        (small, 18_432),
+        (large, 901_120),
+    ] {
+        let read = parse(&config).expect("supported");
+        let layout = read.kv_layout(Dtype::BF16);
+        assert_eq!(layout.bytes_per_token(), bytes_per_token, "{config}");
+        let full = read.windows.iter().filter(|window| window.is_none());
+        assert!(full.count() * 7 > read.num_hidden_layers, "{config}");
+    }
+}
