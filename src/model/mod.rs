@@ -1,8 +1,8 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
-//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`glm4_moe_lite`], [`gpt_oss`], [`lfm2`], [`llama`],
+//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`gemma2`], [`gemma3`], [`gemma4`], [`glm4_moe_lite`], [`gpt_oss`], [`lfm2`], [`llama`],
 //! [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`], [`qwen3_moe`]) says what its layers are made of; the parts
-//! that families share are in [`blocks`], [`attention`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
+//! that families share are in [`blocks`], [`attention`], [`latent`], [`layer_inputs`], [`side_experts`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
 //! nothing of devices, requests or steps.
 
 pub mod attention;
@@ -10,12 +10,16 @@ pub mod blocks;
 pub mod config;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
+pub mod gemma2;
+pub mod gemma3;
+pub mod gemma4;
 pub mod generation;
 pub mod gguf;
 pub mod glm4_moe_lite;
 pub mod gpt_oss;
 pub(crate) mod json_file;
 pub mod latent;
+pub mod layer_inputs;
 pub mod lfm2;
 pub mod llama;
 pub mod loader;
@@ -28,6 +32,7 @@ pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod random;
 pub mod rope;
+pub mod side_experts;
 pub mod sparsity;
 pub mod state_mixer;
 pub mod text;
@@ -92,6 +97,9 @@ pub fn load<B: Backend + 'static>(
         Architecture::DeepseekV2 => Box::new(blocks::Decoder::load(loader, deepseek_v2::layer)?),
         Architecture::DeepseekV3 => Box::new(blocks::Decoder::load(loader, deepseek_v3::layer)?),
         Architecture::GptOss => Box::new(blocks::Decoder::load(loader, gpt_oss::layer)?),
+        Architecture::Gemma2 => Box::new(blocks::Decoder::load(loader, gemma2::layer)?),
+        Architecture::Gemma3 => Box::new(blocks::Decoder::load(loader, gemma3::layer)?),
+        Architecture::Gemma4 => Box::new(blocks::Decoder::load(loader, gemma4::layer)?),
         Architecture::Glm4MoeLite => Box::new(blocks::Decoder::load(loader, glm4_moe_lite::layer)?),
     })
 }

@@ -118,8 +118,8 @@ impl Layers {
     /// The layers of a model that have K/V.
     fn of(model: &ModelConfig, layout: &KvLayout, sparsity: Option<Sparsity>) -> Vec<Self> {
         let mut kinds: Vec<(Option<usize>, PagedKv, f64)> = Vec::new();
-        for (layer, window) in layout.layers().iter().zip(&model.windows) {
-            let Some(pages) = layer.pages() else {
+        for (layer, window) in model.windows.iter().enumerate() {
+            let Some(pages) = layout.read_by(layer) else {
                 continue;
             };
             match kinds
@@ -210,7 +210,12 @@ impl Roofline {
         let used = model.experts.as_ref().map_or(0.0, |experts| {
             experts.routing.n_used as f64 / experts.count() as f64
         });
-        let body_weights = model.parameters() as f64 - n_tables * table - all_experts;
+        // Of the inputs of layers each token reads a row.
+        let inputs = model.layer_inputs();
+        let inputs = inputs.map(|own| [own.vocab_size, model.num_hidden_layers * own.width]);
+        let input_weights = inputs.map_or(0.0, |[rows, width]| rows as f64 * width as f64);
+        let body_weights =
+            model.parameters() as f64 - n_tables * table - all_experts - input_weights;
         let all_bytes = weights_bytes(model, storage) as f64;
         let table_bytes =
             |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
@@ -219,6 +224,10 @@ impl Roofline {
             true => 0.0,
             false => table_bytes(MatrixRole::Inner),
         };
+        let looked_up_bytes = looked_up_bytes
+            + inputs.map_or(0.0, |shape| {
+                matrix_bytes(storage, MatrixRole::Inner, shape) as f64
+            });
         let layout = storage.layout(model);
         let layout = layout.unwrap_or_else(|_| model.kv_layout(storage.kv_dtype));
         Self {

@@ -17,7 +17,7 @@ impl Model<'_> {
             .size(&key("block_count"), self.size("num_hidden_layers"))
             .size(&key("context_length"), self.size("max_position_embeddings"))
             .size(&key("embedding_length"), self.size("hidden_size"))
-            .size(&key("feed_forward_length"), self.feed_forward())
+            .pair(&key("feed_forward_length"), self.feed_forwards())
             .size(
                 &key("attention.head_count"),
                 self.size("num_attention_heads"),
@@ -29,7 +29,7 @@ impl Model<'_> {
             None => file,
             Some(count) => file
                 .size(&key("expert_count"), count)
-                .size(&key("expert_used_count"), self.size("num_experts_per_tok"))
+                .size(&key("expert_used_count"), self.experts_used())
                 .size(&key("expert_feed_forward_length"), self.expert_width()),
         };
         let says_sum = ["llama", "qwen3moe", "deepseek2"].contains(&self.architecture);
@@ -43,6 +43,7 @@ impl Model<'_> {
         let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
         let file = match self.architecture {
             "deepseek2" => self.latent(file),
+            "gemma4" => self.two_sizes(file),
             architecture => {
                 if architecture.starts_with("lfm2") {
                     self.short_conv(file)
@@ -60,6 +61,7 @@ impl Model<'_> {
                 self.size("sliding_window"),
             ),
             _ if self.has_delta_nets() => self.delta_net(file),
+            _ if self.is_gemma() => self.gemma(file),
             _ => file,
         };
         match self.rope_type() {
@@ -98,6 +100,67 @@ impl Model<'_> {
             }
             _ => file,
         }
+    }
+
+    /// The width of MLPs, for each layer where they differ.
+    fn feed_forwards(&self) -> Value {
+        let width = self.feed_forward();
+        if self.config["use_double_wide_mlp"] != true {
+            return Value::U32(width as u32);
+        }
+        let (layers, sharing) = (
+            self.size("num_hidden_layers"),
+            self.size("num_kv_shared_layers"),
+        );
+        let widths = (0..layers).map(|layer| match layer + sharing < layers {
+            true => width as i32,
+            false => 2 * width as i32,
+        });
+        Value::I32s(widths.collect())
+    }
+
+    fn experts_used(&self) -> usize {
+        match self.config["top_k_experts"].as_u64() {
+            Some(used) => used as usize,
+            None => self.size("num_experts_per_tok"),
+        }
+    }
+
+    /// The sizes of Gemma 4's heads in both kinds of layers, and which share keys and values.
+    fn two_sizes(&self, file: File) -> File {
+        let key = |name: &str| format!("gemma4.{name}");
+        let (wide, narrow) = (self.size("global_head_dim"), self.head_dim());
+        let heads = self.size("num_key_value_heads");
+        let kinds = self.config["layer_types"].as_array().unwrap();
+        let global = self.config["num_global_key_value_heads"].as_u64();
+        let of_kind = |kind: &serde_json::Value| match (kind == "sliding_attention", global) {
+            (false, Some(global)) => global as i32,
+            _ => heads as i32,
+        };
+        let last = kinds.len() - 1;
+        let full = serde_json::json!("full_attention");
+        let kinds = kinds.iter().enumerate();
+        // The last one is full whatever its configuration says.
+        let kinds = kinds.map(|(i, kind)| if i == last { &full } else { kind });
+        let inputs = self.config["hidden_size_per_layer_input"]
+            .as_u64()
+            .unwrap_or(0);
+        let sharing = self.config["num_kv_shared_layers"].as_u64().unwrap_or(0);
+        let sizes = [
+            ("attention.key_length", wide),
+            ("attention.value_length", wide),
+            ("attention.key_length_swa", narrow),
+            ("attention.value_length_swa", narrow),
+            ("attention.shared_kv_layers", sharing as usize),
+            ("embedding_length_per_layer_input", inputs as usize),
+            ("rope.dimension_count", wide),
+            ("rope.dimension_count_swa", narrow),
+        ];
+        let heads = Value::I32s(kinds.map(of_kind).collect());
+        let file = file.pair(&key("attention.head_count_kv"), heads);
+        sizes
+            .into_iter()
+            .fold(file, |file, (name, size)| file.size(&key(name), size))
     }
 
     /// The width of layers without experts; LFM2's is two thirds of it, stretched and rounded up.
@@ -178,6 +241,42 @@ impl Model<'_> {
         match self.config["shared_expert_intermediate_size"].as_u64() {
             None => file,
             Some(width) => file.size(&key("expert_shared_feed_forward_length"), width as usize),
+        }
+    }
+
+    /// The keys of Gemma's families. Which layers have windows, and the base of their rotation, stand only where they are
+    /// not the usual ones.
+    fn gemma(&self, file: File) -> File {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let mut file = file.size(
+            &key("attention.sliding_window"),
+            self.size("sliding_window"),
+        );
+        for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if let Some(cap) = self.config[name].as_f64() {
+                file = file.number(&key(name), cap as f32);
+            }
+        }
+        if self.architecture == "gemma2" {
+            return file;
+        }
+        let pattern = key("attention.sliding_window_pattern");
+        if let Some(period) = self.config["sliding_window_pattern"].as_u64() {
+            file = file.size(&pattern, period as usize);
+        }
+        if let Some(kinds) = self.config["layer_types"].as_array() {
+            let slides = kinds
+                .iter()
+                .map(|kind| u8::from(kind == "sliding_attention"));
+            let mut slides: Vec<u8> = slides.collect();
+            if let Some(last) = slides.last_mut().filter(|_| self.architecture == "gemma4") {
+                *last = 0;
+            }
+            file = file.pair(&pattern, writer::list(7, slides.len() as u64, &slides));
+        }
+        match self.config["rope_parameters"]["sliding_attention"]["rope_theta"].as_f64() {
+            Some(theta) => file.number(&key("rope.freq_base_swa"), theta as f32),
+            None => file,
         }
     }
 

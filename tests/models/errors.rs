@@ -88,6 +88,9 @@ fn unknown_architecture_lists_the_known_ones() {
             for known in [
                 "DeepseekV2ForCausalLM",
                 "DeepseekV3ForCausalLM",
+                "Gemma2ForCausalLM",
+                "Gemma3ForConditionalGeneration",
+                "Gemma4ForConditionalGeneration",
                 "Glm4MoeLiteForCausalLM",
                 "GptOssForCausalLM",
                 "LlamaForCausalLM",

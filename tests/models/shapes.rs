@@ -142,6 +142,19 @@ fn heads_of_any_size() {
             json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
         ),
         ("gpt-oss", json!({"head_dim": 2, "sliding_window": 1})),
+        ("gemma2", json!({"head_dim": 2, "sliding_window": 1})),
+        (
+            "gemma4",
+            json!({"head_dim": 2, "global_head_dim": 66, "hidden_size_per_layer_input": 1, "num_kv_shared_layers": 4}),
+        ),
+        (
+            "gemma4-experts",
+            json!({"head_dim": 34, "global_head_dim": 6, "moe_intermediate_size": 1, "top_k_experts": 5}),
+        ),
+        (
+            "gemma3-wrapped",
+            json!({"head_dim": 34, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 5}),
+        ),
         (
             "gpt-oss",
             json!({"num_attention_heads": 3, "num_key_value_heads": 1}),

@@ -72,7 +72,23 @@ QWEN3_5 = DELTA_NET | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "q
 QWEN3_5_MOE = DELTA_NET | {"model_type": "qwen3_5_moe_text"}
 QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
 # Families whose norms are written as what is added to one.
-NORMS_FROM_ONE = ("qwen3_5", "qwen3_next")
+NORMS_FROM_ONE = ("qwen3_5", "qwen3_next", "gemma2", "gemma3")
+
+# Published files have both keys of the activation.
+GEMMA = BASE | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 24,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": 1e-6,
+}
+GEMMA2 = GEMMA | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+GEMMA3 = GEMMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    # Heads are normed: their scores spread less.
+    "query_pre_attn_scalar": 3,
+}
 
 DEEPSEEK_V2 = BASE | {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -114,6 +130,25 @@ YARN = {
     "beta_slow": 0.5,
     "mscale": 1.0,
     "mscale_all_dim": 0.6,
+}
+
+GEMMA4 = {name: value for name, value in GEMMA.items() if name != "hidden_act"} | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+}
+
+# Models that also see are loaded whole by transformers; none of this is stored.
+TINY_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
 }
 
 # How far the logits of a router spread. Sigmoids of far ones would all be nearly 0 or 1.
@@ -694,6 +729,132 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "gemma2": (
+        GEMMA2
+        | {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 10,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+            "rope_theta": 10000.0,
+            "eos_token_id": [EOS, 2],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma2-plain": (
+        GEMMA2
+        | {
+            "num_hidden_layers": 3,
+            "intermediate_size": 80,
+            "rms_norm_eps": WIDE_EPS,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma3": (
+        GEMMA3
+        | {
+            "num_hidden_layers": 3,
+            "intermediate_size": 80,
+            "sliding_window_pattern": 2,
+            "rope_theta": 20000.0,
+            "rope_local_base_freq": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "eos_token_id": [EOS, 2],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma3-wrapped": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "eos_token_id": EOS,
+            "vision_config": TINY_VISION,
+            "text_config": GEMMA3
+            | {
+                "rms_norm_eps": WIDE_EPS,
+                "layer_types": ["full_attention", "sliding_attention"],
+                "attention_bias": True,
+                "attn_logit_softcapping": 5.0,
+                "final_logit_softcapping": 10.0,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                },
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4": (
+        GEMMA4
+        | {
+            "intermediate_size": 48,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 10.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+            },
+            "eos_token_id": [EOS, 2],
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4-experts": (
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "vision_config": None,
+            "audio_config": None,
+            "text_config": GEMMA4
+            | {
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "enable_moe_block": True,
+                "num_experts": 5,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 24,
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4-plain": (
+        GEMMA4
+        | {
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "mistral": (
         MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
         torch.bfloat16,
@@ -769,6 +930,11 @@ def fill(name, tensor, config, generator):
         return between(-1.0, 1.0)
     if name.endswith(("in_proj_b.weight", "in_proj_ba.weight", "shared_expert_gate.weight")):
         return normal(2 / math.sqrt(HIDDEN))
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return between(0.5, 1.5)
+    if name.endswith(".router.proj.weight"):
+        # What it reads is divided by the root of the width.
+        return normal(ROUTER_GAIN)
     if name.endswith("expert_bias"):
         return normal(0.3)
     if "norm" in name and config.model_type.startswith(NORMS_FROM_ONE) and "linear_attn" not in name:

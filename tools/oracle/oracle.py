@@ -51,9 +51,9 @@ class RouterProbe:
     def __init__(self, model):
         self.scores, self.layers = [], []
         config = model.config.get_text_config()
-        self.n_used = getattr(config, "num_experts_per_tok", None)
-        for layer in model.model.layers:
-            routers = [module for module in layer.modules() if type(module).__name__.lower().endswith("topkrouter")]
+        self.n_used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+        for layer in getattr(model.model, "language_model", model.model).layers:
+            routers = [module for module in layer.modules() if type(module).__name__.lower().endswith(("topkrouter", "textrouter"))]
             # How many tokens a short convolution mixes, and the router behind it.
             taps = config.conv_L_cache if hasattr(layer, "conv") else 1
             self.layers.append((taps, next(iter(routers), None)))
@@ -90,6 +90,9 @@ class RouterProbe:
 def choice(router, inputs, output):
     """The numbers by which a router chooses: its logits, or their sigmoids and a correction."""
     logits, correction = output[0].float(), getattr(router, "e_score_correction_bias", None)
+    if hasattr(router, "per_expert_scale"):
+        # Gemma 4's gives probabilities.
+        logits = logits.log()
     if correction is None and len(inputs) > 1:
         correction = inputs[1]
     return logits if correction is None else logits.sigmoid() + correction.float()

@@ -6,9 +6,10 @@ use crate::model::config::ModelConfig;
 /// Refuses a model that there are no kernels for.
 ///
 /// # Errors
-/// [`LoadError::Device`] for a family with experts or latent attention, or whose layers keep states.
+/// [`LoadError::Device`] for one of Gemma's families, or one with experts or latent attention, or whose layers keep states.
 pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
     let lacking = match (&config.recurrent, &config.latent, &config.experts) {
+        _ if config.gemma.is_some() => "Gemma's gates and norms",
         (Some(_), ..) => "layers with states",
         (_, Some(_), _) => "latent attention",
         (.., Some(_)) => "experts",
@@ -35,6 +36,9 @@ mod tests {
             ("deepseek-v3", "DeepseekV3ForCausalLM"),
             ("glm4-moe-lite", "Glm4MoeLiteForCausalLM"),
             ("gpt-oss", "GptOssForCausalLM"),
+            ("gemma2", "Gemma2ForCausalLM"),
+            ("gemma3", "Gemma3ForConditionalGeneration"),
+            ("gemma4", "Gemma4ForConditionalGeneration"),
             ("lfm2", "Lfm2ForCausalLM"),
             ("qwen3-next", "Qwen3NextForCausalLM"),
         ] {

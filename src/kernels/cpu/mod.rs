@@ -13,6 +13,7 @@ mod attention;
 mod batch;
 mod block32;
 pub mod calibration;
+mod caps;
 mod cores;
 mod element;
 mod experts;
@@ -66,7 +67,7 @@ use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::blocks::BlockType;
-use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
+use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
@@ -336,9 +337,26 @@ impl Backend for CpuBackend {
         HeadMatrices::new(heads)
     }
 
-    fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
+    fn look_up(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::embed(&mut self.pool, table, batch, out)
+        rowwise::look_up(&mut self.pool, table, factor, batch, out)
+    }
+
+    fn scale(&mut self, x: &mut Tensor, factor: f32) {
+        rowwise::scale(&mut self.pool, x, factor);
+    }
+
+    fn zeros_like(&mut self, x: &Tensor) -> Tensor {
+        let mut out = self.scratch.tensor(x.rows(), x.width());
+        out.values_mut().fill(0.0);
+        out
+    }
+
+    fn embed(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
+        let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
+        let mut out = rowwise::look_up(&mut self.pool, table, factor, batch, out);
+        rowwise::place_vectors(batch, &mut out);
+        out
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
@@ -377,12 +395,27 @@ impl Backend for CpuBackend {
         let rotation = rowwise::Rotation {
             heads,
             norms,
+            value_eps: weights.norms_values.then_some(weights.eps),
             rotations,
         };
         let slots = batch.slots_in(&self.kv, layer);
         let store = (self.kv.layer_mut(layer), slots);
         let q = rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store);
         self.kv.store_labels(layer, heads, slots);
+        q
+    }
+
+    fn project_queries(
+        &mut self,
+        x: &Operand,
+        weights: &QueryWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Tensor,
+    ) -> Tensor {
+        let mut q = self.project(x, &weights.projection);
+        let norm = weights.head_norm.as_deref();
+        let norm = norm.map(|norm| (norm, weights.eps));
+        rowwise::rotate_queries(&mut self.pool, self.isa, &mut q, (heads, norm), rotations);
         q
     }
 
@@ -445,13 +478,19 @@ impl Backend for CpuBackend {
         out
     }
 
-    fn gated_silu(&mut self, x: &Operand, gate_up: &Linear<Self>, reader: &Stack) -> Operand {
+    fn gated(
+        &mut self,
+        x: &Operand,
+        gate_up: &Linear<Self>,
+        gate: Gate,
+        reader: &Stack,
+    ) -> Operand {
         let width = gate_up.weight.outputs / 2;
-        if !gate_up.weight.alternates() {
+        if !gate_up.weight.alternates() || gate != Gate::Silu {
             let mut both = self.scratch.tensor(x.rows(), 2 * width);
             self.product(x, gate_up, &mut both, Write::Store);
             let out = self.scratch.tensor(x.rows(), width);
-            let out = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
+            let out = rowwise::gated(&mut self.pool, self.isa, gate, &both, out);
             return self.pack(Activations::plain(out.values(), width), reader);
         }
         let packed = match reader.encodings() {
@@ -472,6 +511,26 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn gated_part(
+        &mut self,
+        (gates, gate): (&Tensor, Gate),
+        (inputs, part): (&Tensor, usize),
+        reader: &Stack,
+    ) -> Operand {
+        let out = self.scratch.tensor(gates.rows(), gates.width());
+        let gates = (gates, gate);
+        let out = rowwise::gated_part(&mut self.pool, self.isa, gates, (inputs, part), out);
+        self.pack(Activations::plain(out.values(), out.width()), reader)
+    }
+
+    fn add_normed(&mut self, residual: &mut Tensor, x: &Tensor, norm: &Vec<f32>, eps: f32) {
+        rowwise::add_normed(&mut self.pool, self.isa, residual, x, (norm, eps));
+    }
+
+    fn soft_cap(&mut self, x: &mut Tensor, cap: f32) {
+        caps::cap_all(&mut self.pool, self.isa, x, cap);
     }
 
     fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {

@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::batch::CpuBatch;
 use super::element::{Element, Storage, load_up_to, with_elements};
+use super::gates::GatedGelu;
 use super::kept::Kept;
 use super::kv::Planes;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
@@ -29,20 +30,45 @@ pub fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(us
     });
 }
 
-/// Copies the rows of `table` that the batch's tokens name, and the vectors that stand in the place of some.
-pub fn embed(pool: &mut ThreadPool, table: &Stack, batch: &CpuBatch, mut out: Tensor) -> Tensor {
+/// Copies the rows of `table` that the batch's tokens name, times a factor.
+pub fn look_up(
+    pool: &mut ThreadPool,
+    table: &Stack,
+    factor: Option<f32>,
+    batch: &CpuBatch,
+    mut out: Tensor,
+) -> Tensor {
     let (width, tokens) = (table.inputs, &batch.tokens);
     let shared = Shared::new(out.values_mut());
     for_rows(pool, tokens.len(), width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         table.read_row(tokens[row] as usize, out);
+        if let Some(factor) = factor {
+            out.iter_mut().for_each(|value| *value *= factor);
+        }
     });
+    out
+}
+
+/// Copies the batch's vectors into the rows of the tokens in whose place they stand.
+pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
+    let width = out.width();
     for run in batch.vectors() {
         let (first, values) = (run.first_token * width, run.values());
         out.values_mut()[first..first + values.len()].copy_from_slice(values);
     }
-    out
+}
+
+/// Multiplies all elements with a factor.
+pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: f32) {
+    let (rows, width) = (x.rows(), x.width());
+    let shared = Shared::new(x.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let values = unsafe { shared.part(row * width, width) };
+        values.iter_mut().for_each(|value| *value *= factor);
+    });
 }
 
 /// The products of gates and what they are for: rows hold the gates in their first half, the rest in the second.
@@ -59,23 +85,47 @@ pub fn gated(
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         let (gates, ups) = both.row(row).split_at(width);
-        match gate {
-            Gate::Silu => dispatch(isa, GatedSilu { gates, ups, out }),
-            Gate::Clamped { limit, slope } => {
-                let bounds = (limit, slope);
-                dispatch(
-                    isa,
-                    GatedClamped {
-                        gates,
-                        ups,
-                        bounds,
-                        out,
-                    },
-                );
-            }
-        }
+        gate_row(isa, gate, (gates, ups), out);
     });
     out
+}
+
+/// The products of gates and one of the parts of the same rows of `inputs`, each as wide as those of the gates.
+pub fn gated_part(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    (gates, gate): (&Tensor, Gate),
+    (inputs, part): (&Tensor, usize),
+    mut out: Tensor,
+) -> Tensor {
+    let width = out.width();
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, gates.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        let ups = &inputs.row(row)[part * width..(part + 1) * width];
+        gate_row(isa, gate, (gates.row(row), ups), out);
+    });
+    out
+}
+
+fn gate_row(isa: Isa, gate: Gate, (gates, ups): (&[f32], &[f32]), out: &mut [f32]) {
+    match gate {
+        Gate::Silu => dispatch(isa, GatedSilu { gates, ups, out }),
+        Gate::GeluTanh => dispatch(isa, GatedGelu { gates, ups, out }),
+        Gate::Clamped { limit, slope } => {
+            let bounds = (limit, slope);
+            dispatch(
+                isa,
+                GatedClamped {
+                    gates,
+                    ups,
+                    bounds,
+                    out,
+                },
+            );
+        }
+    }
 }
 
 struct GatedSilu<'a> {
@@ -183,6 +233,59 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out:
     out
 }
 
+/// Adds rows, or parts of them as wide as the weight, normed with it and what is added to the mean square, to those of `to`.
+pub fn add_normed(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    to: &mut Tensor,
+    x: &Tensor,
+    (weight, eps): (&[f32], f32),
+) {
+    let (width, part) = (x.width(), weight.len());
+    assert_eq!(
+        [to.rows(), to.width()],
+        [x.rows(), width],
+        "rows of one shape"
+    );
+    assert!(
+        width.is_multiple_of(part),
+        "parts of {part} in rows of {width}"
+    );
+    let shared = Shared::new(to.values_mut());
+    for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let to = unsafe { shared.part(row * width, width) };
+        for (to, x) in to.chunks_exact_mut(part).zip(x.row(row).chunks_exact(part)) {
+            dispatch(isa, AddNormed { to, x, weight, eps });
+        }
+    });
+}
+
+struct AddNormed<'a> {
+    to: &'a mut [f32],
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for AddNormed<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let scale = norm_scale::<S>(self.x, self.eps);
+        let vectors = self.x.chunks(LANES).zip(self.weight.chunks(LANES));
+        for ((x, weight), to) in vectors.zip(self.to.chunks_mut(LANES)) {
+            // SAFETY: `load_up_to` and `store_up_to` stay within their slices; `dispatch` detected the instruction set.
+            unsafe {
+                let scaled = S::mul(load_up_to::<S>(x), S::splat(scale));
+                let normed = S::mul(scaled, load_up_to::<S>(weight));
+                store_up_to::<S>(S::add(load_up_to::<S>(to), normed), to);
+            }
+        }
+    }
+}
+
 /// Norms each row with a weight and what is added to the mean square.
 pub fn norm(
     pool: &mut ThreadPool,
@@ -270,6 +373,8 @@ pub struct Rotation<'a> {
     pub heads: &'a HeadShape,
     /// Weights of the norms of query and key heads, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
+    /// Values are normed without a weight, with this added to the mean square.
+    pub value_eps: Option<f32>,
     /// Cos and sin, `[n_tokens, rotary width]`, which is at most `key_dim`.
     pub rotations: &'a Tensor,
 }
@@ -372,13 +477,62 @@ impl<E: Kept> Kernel for RotateRow<'_, E> {
                 E::keep::<S>(key, out, scales.part(scales_at.start, scales_at.len()));
             }
         }
-        for (i, value) in values.chunks_exact(value_dim).enumerate() {
+        for (i, value) in values.chunks_exact_mut(value_dim).enumerate() {
+            if let Some(eps) = rotation.value_eps {
+                let scale = norm_scale::<S>(value, eps);
+                value.iter_mut().for_each(|value| *value *= scale);
+            }
             let scales_at = planes.scales_of_value(i, self.slot);
             // SAFETY: as above.
             unsafe {
                 let out = to.part(planes.values(i) + slot, value_dim);
                 E::keep::<S>(value, out, scales.part(scales_at.start, scales_at.len()));
             }
+        }
+    }
+}
+
+/// Norms and rotates queries, in place.
+pub fn rotate_queries(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    q: &mut Tensor,
+    (heads, norm): (&HeadShape, Option<(&[f32], f32)>),
+    rotations: &Tensor,
+) {
+    let (rows, width) = (q.rows(), q.width());
+    assert_eq!(width, heads.q_width(), "queries of all heads");
+    let shared = Shared::new(q.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let queries = unsafe { shared.part(row * width, width) };
+        let (turn, dim) = (rotations.row(row), heads.key_dim);
+        dispatch(
+            isa,
+            RotateQueries {
+                queries,
+                dim,
+                norm,
+                turn,
+            },
+        );
+    });
+}
+
+struct RotateQueries<'a> {
+    queries: &'a mut [f32],
+    dim: usize,
+    norm: Option<(&'a [f32], f32)>,
+    turn: &'a [f32],
+}
+
+impl Kernel for RotateQueries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        for head in self.queries.chunks_exact_mut(self.dim) {
+            turn_head::<S>(head, self.norm, self.turn);
         }
     }
 }
@@ -440,6 +594,7 @@ mod tests {
             key_dim: 4,
             values: Values::Own { dim: 3 },
             scale: 1.0,
+            score_cap: None,
             window: None,
         };
         let (q_width, width) = (8, 8 + 8 + 6);
@@ -459,6 +614,7 @@ mod tests {
         let rotation = Rotation {
             heads: &heads,
             norms: None,
+            value_eps: None,
             rotations: &rotations,
         };
         let store = (&mut storage, &[3, 1][..]);

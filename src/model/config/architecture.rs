@@ -36,11 +36,17 @@ pub enum Architecture {
     Glm4MoeLite,
     /// gpt-oss: attention sinks, experts with biases and clamped gates.
     GptOss,
+    /// Gemma 2: norms around each block, caps on scores and logits.
+    Gemma2,
+    /// Gemma 3: norms on each head of q and k, two rotations.
+    Gemma3,
+    /// Gemma 4: heads of two sizes, inputs for each layer or experts beside the MLPs.
+    Gemma4,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
@@ -56,6 +62,9 @@ impl Architecture {
         Self::DeepseekV3,
         Self::Glm4MoeLite,
         Self::GptOss,
+        Self::Gemma2,
+        Self::Gemma3,
+        Self::Gemma4,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -76,6 +85,9 @@ impl Architecture {
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
             Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
             Self::GptOss => "GptOssForCausalLM",
+            Self::Gemma2 => "Gemma2ForCausalLM",
+            Self::Gemma3 => "Gemma3ForConditionalGeneration",
+            Self::Gemma4 => "Gemma4ForConditionalGeneration",
         }
     }
 
@@ -94,6 +106,7 @@ impl Architecture {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 | Self::Lfm2Moe => false,
             Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
+            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
@@ -102,11 +115,18 @@ impl Architecture {
     /// Whether every head of q and k is normed before the rotation.
     pub fn has_qk_norm(self) -> bool {
         match self {
+            Self::Gemma2 => false,
+            Self::Gemma3 | Self::Gemma4 => true,
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
             Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
             Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 | Self::Lfm2Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
+    }
+
+    /// Whether it is one of Gemma's.
+    pub(crate) fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4)
     }
 
     /// Whether attention is latent.

@@ -6,6 +6,8 @@
 mod architecture;
 pub(crate) mod deepseek;
 pub mod experts;
+pub(crate) mod gemma;
+pub mod gemma4;
 pub(crate) mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
@@ -18,14 +20,17 @@ use std::path::Path;
 
 pub use self::architecture::Architecture;
 use self::experts::ExpertsConfig;
+use self::gemma::GemmaConfig;
+use self::gemma4::Gemma4Config;
 use self::latent::LatentConfig;
 use self::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB};
-use self::recurrent::RecurrentConfig;
+use self::recurrent::{RecurrentConfig, Written};
 use self::sizes::{
     eps_key, head_dim, intermediate_size, key_value_heads, rotary_dim, ties_embeddings,
 };
 
 use crate::error::LoadError;
+use crate::kernels::Gate;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
@@ -81,6 +86,12 @@ pub struct ModelConfig {
     pub recurrent: Option<RecurrentConfig>,
     /// The first elements of a head, which rotate; even.
     pub rotary_dim: usize,
+    /// Factor on embeddings.
+    pub embedding_scale: Option<f32>,
+    /// Factor on attention's scores, in the place of 1/sqrt of a query's elements.
+    pub score_scale: Option<f32>,
+    /// What only the families of Gemma have.
+    pub gemma: Option<GemmaConfig>,
     /// Every query head has a score without a value.
     pub sinks: bool,
     /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
@@ -118,10 +129,13 @@ impl ModelConfig {
         let architecture = Architecture::read(json)?;
         // Models that also see describe their decoder apart.
         let json = &json.with_nested("text_config")?;
-        refuse_unsupported(json)?;
+        refuse_unsupported(json, architecture)?;
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
         let num_hidden_layers = json.required_size("num_hidden_layers", LAYERS)?;
-        let num_attention_heads = json.required_size("num_attention_heads", HEADS)?;
+        let num_attention_heads = match json.size("num_attention_heads", HEADS)? {
+            None if architecture.is_gemma() => gemma::HEADS,
+            _ => json.required_size("num_attention_heads", HEADS)?,
+        };
         let latent = LatentConfig::from_json(json, architecture)?;
         let (num_key_value_heads, head_dim) = match &latent {
             Some(latent) => (1, latent.rotary_dim),
@@ -138,6 +152,8 @@ impl ModelConfig {
             Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 32_768,
             Architecture::Lfm2 | Architecture::Lfm2Moe => 128_000,
             Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
+            Architecture::Gemma2 => 8192,
+            Architecture::Gemma3 | Architecture::Gemma4 => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral | Architecture::Lfm2 | Architecture::Lfm2Moe => (1e-5, 1e6),
@@ -151,15 +167,21 @@ impl ModelConfig {
         let default_special = |id| match architecture {
             _ if architecture.is_qwen() || architecture == Architecture::GptOss => None,
             Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
+            // The end comes before the beginning.
+            _ if architecture.is_gemma() => Some(3 - id),
             _ => Some(id),
         };
         let bos = json
             .token_ids("bos_token_id")?
             .and_then(|ids| ids.first().copied());
         let eos = json.token_ids("eos_token_id")?;
+        let windows = windows::read(json, architecture, num_hidden_layers)?;
         Ok(Self {
             architecture,
-            vocab_size: json.required_size("vocab_size", VOCAB)?,
+            vocab_size: match json.size("vocab_size", VOCAB)? {
+                None if architecture.is_gemma() => gemma::vocab_size(architecture),
+                _ => json.required_size("vocab_size", VOCAB)?,
+            },
             hidden_size,
             intermediate_size: intermediate_size(json, architecture)?,
             experts: ExpertsConfig::from_json(json, architecture, num_hidden_layers)?,
@@ -176,12 +198,35 @@ impl ModelConfig {
             qk_norm: architecture.has_qk_norm(),
             recurrent: RecurrentConfig::from_json(json, architecture, num_hidden_layers)?,
             rotary_dim: rotary_dim(json, architecture, head_dim)?,
+            embedding_scale: architecture
+                .is_gemma()
+                .then(|| gemma::embedding_scale(hidden_size)),
+            score_scale: match architecture.is_gemma() {
+                true => Some(gemma::score_scale(json, architecture)?),
+                false => None,
+            },
+            gemma: GemmaConfig::from_json(json, architecture, max_position_embeddings)?
+                .map(|gemma| match architecture {
+                    Architecture::Gemma4 => {
+                        let heads = (num_attention_heads, num_key_value_heads);
+                        let fourth = Gemma4Config::from_json(json, &windows, heads)?;
+                        Ok(GemmaConfig {
+                            fourth: Some(fourth),
+                            ..gemma
+                        })
+                    }
+                    _ => Ok(gemma),
+                })
+                .transpose()?,
             sinks: architecture == Architecture::GptOss,
-            windows: windows::read(json, architecture, num_hidden_layers)?,
+            windows,
             max_position_embeddings,
             rope: match architecture {
                 Architecture::GptOss if RopeConfig::is_absent(json)? => {
                     gpt_oss::rope(theta(json)?.unwrap_or(default_theta))
+                }
+                Architecture::Gemma3 | Architecture::Gemma4 => {
+                    gemma::full_rope(json, architecture, max_position_embeddings)?
                 }
                 _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
             },
@@ -207,9 +252,13 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on every attention score: 1/sqrt of a query's elements, and with latent attention what YaRN adds to it.
+    /// Factor on every attention score: that of the family, or 1/sqrt of a query's elements, and with latent attention
+    /// what YaRN adds to it.
     pub fn attention_scale(&self) -> f32 {
         let query = |dim: usize| (dim as f32).sqrt().recip();
+        if let Some(scale) = self.score_scale {
+            return scale;
+        }
         match &self.latent {
             Some(latent) => {
                 let by_yarn = self.rope.score_factor() as f32;
@@ -219,22 +268,60 @@ impl ModelConfig {
         }
     }
 
-    /// Width of all query heads of a token as attention reads them, in elements.
+    /// Width of all query heads of a token as attention reads them, in elements; in the layers where they are the widest.
     pub fn q_width(&self) -> usize {
-        self.num_attention_heads
-            * self
-                .latent
-                .as_ref()
-                .map_or(self.head_dim, LatentConfig::key_dim)
+        let (_, dims) = self.kinds_of_heads();
+        self.num_attention_heads * dims.into_iter().fold(0, usize::max)
     }
 
-    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys.
+    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys. In the layers where
+    /// they are the widest.
     pub fn kv_width(&self) -> usize {
-        self.num_key_value_heads
-            * self
-                .latent
-                .as_ref()
-                .map_or(self.head_dim, LatentConfig::key_dim)
+        let (heads, dims) = self.kinds_of_heads();
+        (heads[0] * dims[0]).max(heads[1] * dims[1])
+    }
+
+    /// Key heads, and elements of a key, in layers with windows and in the others.
+    fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
+        let dim = self.latent.as_ref();
+        let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
+        match self.fourth() {
+            None => ([self.num_key_value_heads; 2], [dim; 2]),
+            Some(own) => (
+                [self.num_key_value_heads, own.full_kv_heads],
+                [dim, own.full_head_dim],
+            ),
+        }
+    }
+
+    /// Key heads of a layer, and elements of a key.
+    pub fn heads_in(&self, layer: usize) -> (usize, usize) {
+        let (heads, dims) = self.kinds_of_heads();
+        let kind = usize::from(self.windows[layer].is_none());
+        (heads[kind], dims[kind])
+    }
+
+    /// What only Gemma 4 has.
+    pub fn fourth(&self) -> Option<&Gemma4Config> {
+        self.gemma.as_ref()?.fourth.as_ref()
+    }
+
+    /// The layer whose keys and values a layer reads: mostly its own.
+    pub fn kv_source(&self, layer: usize) -> usize {
+        let source = self
+            .fourth()
+            .and_then(|own| own.source(&self.windows, layer));
+        source.unwrap_or(layer)
+    }
+
+    /// Width of the MLP of a layer, where it has one.
+    pub fn intermediate_in(&self, layer: usize) -> usize {
+        match self.fourth() {
+            Some(own) if own.double_wide && self.kv_source(layer) != layer => {
+                2 * self.intermediate_size
+            }
+            _ => self.intermediate_size,
+        }
     }
 
     /// The sizes that a backend makes room for.
@@ -253,22 +340,27 @@ impl ModelConfig {
 
     /// The memory that each layer keeps of a sequence, with elements of `dtype`.
     pub fn kv_layout(&self, dtype: impl Into<KvDtype>) -> KvLayout {
-        let (key_dim, values) = match &self.latent {
-            Some(latent) => (latent.key_dim(), Values::InKeys { dim: latent.rank }),
-            None => (self.head_dim, Values::Own { dim: self.head_dim }),
+        let dtype = dtype.into();
+        let pages = |layer| {
+            let (heads, key_dim) = self.heads_in(layer);
+            let values = match &self.latent {
+                Some(latent) => Values::InKeys { dim: latent.rank },
+                None => Values::Own { dim: key_dim },
+            };
+            PagedKv {
+                heads,
+                key_dim,
+                values,
+                labels: 0,
+                dtype,
+            }
         };
-        let pages = PagedKv {
-            heads: self.num_key_value_heads,
-            key_dim,
-            values,
-            labels: 0,
-            dtype: dtype.into(),
-        };
-        let layer = |layer| match self.states_in(layer) {
-            Some(states) => LayerKv::State {
+        let layer = |layer| match (self.states_in(layer), self.kv_source(layer)) {
+            (Some(states), _) => LayerKv::State {
                 bytes: states.state_bytes(self.hidden_size),
             },
-            None => LayerKv::Pages(pages),
+            (None, source) if source != layer => LayerKv::Shared(source),
+            _ => LayerKv::Pages(pages(layer)),
         };
         KvLayout::new((0..self.num_hidden_layers).map(layer).collect())
     }
@@ -276,6 +368,24 @@ impl ModelConfig {
     /// The computation of a layer that keeps a state.
     pub fn states_in(&self, layer: usize) -> Option<&RecurrentConfig> {
         self.recurrent.as_ref().filter(|states| states.is_in(layer))
+    }
+
+    /// The gate of layers without experts.
+    pub fn gate(&self) -> Gate {
+        match self.gemma {
+            Some(_) => gemma::GATE,
+            None => Gate::Silu,
+        }
+    }
+
+    /// Whether norms are written as how far they are from one.
+    pub fn writes_norms_from_one(&self) -> bool {
+        let states = self.recurrent.as_ref().map(|states| states.written);
+        states == Some(Written::FromOne)
+            || self
+                .gemma
+                .as_ref()
+                .is_some_and(|gemma| gemma.norms_from_one)
     }
 
     /// Whether attention's result goes through a gate.
@@ -286,8 +396,9 @@ impl ModelConfig {
     }
 }
 
-fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
+fn refuse_unsupported(json: &JsonFile, architecture: Architecture) -> Result<(), LoadError> {
     match json.text("hidden_act")? {
+        _ if architecture.is_gemma() => Ok(()),
         None | Some("silu" | "swish") => Ok(()),
         Some(other) => {
             Err(json.error("hidden_act", format!("is {other:?}, supported is \"silu\"")))
@@ -331,7 +442,10 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next
         | Architecture::DeepseekV3
-        | Architecture::Glm4MoeLite => BiasConfig {
+        | Architecture::Glm4MoeLite
+        | Architecture::Gemma2
+        | Architecture::Gemma3
+        | Architecture::Gemma4 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,

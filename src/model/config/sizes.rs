@@ -76,7 +76,8 @@ pub(super) fn ties_embeddings(
     if let Some(ties) = json.flag("tie_embedding")?.filter(|_| is_lfm2) {
         return Ok(ties);
     }
-    Ok(json.flag("tie_word_embeddings")?.unwrap_or(is_lfm2))
+    let absent = is_lfm2 || architecture.is_gemma();
+    Ok(json.flag("tie_word_embeddings")?.unwrap_or(absent))
 }
 
 /// The whole head, or in the families of Qwen3.5 the part that is configured, rounded down.
@@ -115,6 +116,7 @@ pub(super) fn key_value_heads(
             8
         }
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
+        _ if architecture.is_gemma() && !json.has("num_key_value_heads") => 4,
         Architecture::Qwen3Moe | Architecture::Qwen35 if !json.has("num_key_value_heads") => 4,
         Architecture::Qwen35Moe | Architecture::Qwen3Next if !json.has("num_key_value_heads") => 2,
         Architecture::Lfm2 | Architecture::Lfm2Moe if !json.has("num_key_value_heads") => 8,
@@ -149,6 +151,9 @@ fn has_wide_heads(architecture: Architecture) -> bool {
         Architecture::Qwen35,
         Architecture::Qwen35Moe,
         Architecture::Qwen3Next,
+        Architecture::Gemma2,
+        Architecture::Gemma3,
+        Architecture::Gemma4,
     ];
     wide.contains(&architecture)
 }

@@ -1,12 +1,28 @@
 //! The sliding windows of a model's layers.
 
 use super::Architecture;
-use super::limits::CONTEXT;
+use super::limits::{CONTEXT, LAYERS};
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
 /// Reads for each layer how many tokens a query sees, itself included; `None` for all of them.
 pub(super) fn read(
+    json: &JsonFile,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, LoadError> {
+    let mut windows = as_given(json, architecture, layers)?;
+    if let Some(last) = windows
+        .last_mut()
+        .filter(|_| architecture == Architecture::Gemma4)
+    {
+        // Whatever the file says of it.
+        *last = None;
+    }
+    Ok(windows)
+}
+
+fn as_given(
     json: &JsonFile,
     architecture: Architecture,
     layers: usize,
@@ -22,6 +38,7 @@ pub(super) fn read(
         | Architecture::DeepseekV3
         | Architecture::Glm4MoeLite => false,
         Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => true,
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 => true,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
             json.flag("use_sliding_window")?.unwrap_or(false)
         }
@@ -32,17 +49,21 @@ pub(super) fn read(
         None if architecture == Architecture::Mixtral => None,
         None if !json.has("sliding_window") => match architecture {
             Architecture::GptOss => Some(128),
+            Architecture::Gemma4 => Some(512),
             _ => Some(4096),
         },
         given => given,
     };
-    let alternates = architecture == Architecture::GptOss;
-    if !alternates && !matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3) {
+    if window.is_none() && architecture.is_gemma() {
+        return Err(json.error("sliding_window", "is null, expected a number of tokens"));
+    }
+    let period = period(json, architecture)?;
+    if period.is_none() && !matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3) {
         return Ok(vec![window; layers]);
     }
     let Some(kinds) = json.texts("layer_types")? else {
-        if alternates {
-            let slides = |layer: usize| layer.is_multiple_of(2);
+        if let Some(period) = period {
+            let slides = |layer: usize| !(layer + 1).is_multiple_of(period);
             return Ok((0..layers)
                 .map(|layer| window.filter(|_| slides(layer)))
                 .collect());
@@ -65,6 +86,19 @@ pub(super) fn read(
         .into_iter()
         .map(|kind| layer_window(json, kind, window))
         .collect()
+}
+
+/// The layers of a period, all of which have windows but for the last, in families where nothing else says it.
+fn period(json: &JsonFile, architecture: Architecture) -> Result<Option<usize>, LoadError> {
+    Ok(match architecture {
+        Architecture::GptOss | Architecture::Gemma2 => Some(2),
+        Architecture::Gemma3 => {
+            let given = json.size("sliding_window_pattern", LAYERS)?;
+            Some(given.unwrap_or(6))
+        }
+        Architecture::Gemma4 => Some(6),
+        _ => None,
+    })
 }
 
 fn layer_window(

@@ -12,6 +12,7 @@ mod cursor;
 mod element;
 mod experts;
 mod file;
+mod gemma;
 mod latent;
 mod metadata;
 mod names;

@@ -16,7 +16,8 @@ pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError>
     let mut entries = Vec::new();
     let mut used = BTreeSet::from([ROPE_FREQS.to_owned()]);
     for spec in config.tensors() {
-        let place = names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, &spec))?;
+        let place =
+            names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, config, &spec))?;
         used.insert(place.tensor.info.name.clone());
         let entry = entry(&place, &spec)?;
         entries.push((spec.name, entry));
@@ -36,10 +37,10 @@ pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError>
     ))
 }
 
-fn missing(gguf: &Gguf, spec: &TensorSpec) -> LoadError {
+fn missing(gguf: &Gguf, config: &ModelConfig, spec: &TensorSpec) -> LoadError {
     LoadError::MissingTensor {
         file: gguf.files[0].path().to_owned(),
-        tensor: names::file_name(&spec.name),
+        tensor: names::file_name(config, &spec.name),
         expected: spec.shape.clone(),
     }
 }

@@ -17,19 +17,29 @@ pub(super) fn read(
     match architecture {
         Architecture::GptOss => {
             let window = keys.required(WINDOW, CONTEXT)?;
-            let slides = pattern(keys, layers)?.into_iter();
+            let slides = pattern(keys, layers, 2)?.into_iter();
             Ok(slides.map(|slides| slides.then_some(window)).collect())
+        }
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 => {
+            let (absent, period) = match architecture {
+                Architecture::Gemma2 => (Some(4096), 2),
+                _ => (None, 6),
+            };
+            let given = keys.size(WINDOW, 0..=*CONTEXT.end())?.or(absent);
+            let window = given.filter(|window| *window > 0);
+            let slides = pattern(keys, layers, period)?.into_iter();
+            Ok(slides.map(|slides| window.filter(|_| slides)).collect())
         }
         _ => refuse(keys).map(|()| vec![None; layers]),
     }
 }
 
-/// Which layers have the window: those that a list names, or all but the last one of each period, which is two.
-fn pattern(keys: &Keys<'_>, layers: usize) -> Result<Vec<bool>, LoadError> {
+/// Which layers have the window: those that a list names, or all but the last one of each period.
+fn pattern(keys: &Keys<'_>, layers: usize, usual: usize) -> Result<Vec<bool>, LoadError> {
     if keys.metadata.is_list(&keys.key(PATTERN)) {
         return Ok(keys.flags(PATTERN, layers)?.unwrap_or_default());
     }
-    let period = keys.size(PATTERN, 0..=*LAYERS.end())?.unwrap_or(2);
+    let period = keys.size(PATTERN, 0..=*LAYERS.end())?.unwrap_or(usual);
     let slides = |layer: usize| period == 0 || layer % period < period - 1;
     Ok((0..layers).map(slides).collect())
 }

@@ -284,14 +284,11 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads a norm's factors. Some families write how far they are from one.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
-        let recurrent = self.config().recurrent.as_ref();
-        match recurrent.map(|recurrent| recurrent.written) {
-            Some(Written::FromOne) if self.checkpoint.weights.is_some() => {
-                self.mapped_vector(name, &[width], |values| {
-                    values.iter_mut().for_each(|value| *value += 1.0);
-                })
-            }
-            _ => self.vector(&[(name, width)]),
+        match self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
+            true => self.mapped_vector(name, &[width], |values| {
+                values.iter_mut().for_each(|value| *value += 1.0);
+            }),
+            false => self.vector(&[(name, width)]),
         }
     }
 
@@ -391,8 +388,53 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Makes the rotation that the configuration asks for.
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
-        self.backend
-            .rope(&config.rope.frequencies(config.rotary_dim))
+        let wide = config.fourth().map(|own| own.full_head_dim);
+        let dim = wide.unwrap_or(config.rotary_dim);
+        self.backend.rope(&config.rope.frequencies(dim))
+    }
+
+    /// Makes the rotation of layers with windows, where it is another one.
+    pub fn window_rope(&mut self) -> Option<B::Rope> {
+        let config = self.config();
+        let rope = config.gemma.as_ref()?.window_rope.as_ref()?;
+        Some(self.backend.rope(&rope.frequencies(config.rotary_dim)))
+    }
+
+    /// The factor on embeddings; Gemma's is rounded to what the model runs in.
+    pub fn embedding_scale(&self) -> Option<f32> {
+        let scale = self.config().embedding_scale?;
+        match self.config().gemma {
+            Some(_) => Some(self.rounded(scale)),
+            None => Some(scale),
+        }
+    }
+
+    /// A number as the model's element type has it.
+    pub fn rounded(&self, number: f32) -> f32 {
+        self.checkpoint.dtype.rounded(number)
+    }
+
+    /// Loads a tensor of one number.
+    pub fn number(&mut self, name: &str) -> Result<f32, LoadError> {
+        let Some(weights) = &self.checkpoint.weights else {
+            return Ok(1.0);
+        };
+        let view = weights.tensor(name, &[1])?;
+        let (number, bytes) = (view.to_f32()[0], view.bytes.len());
+        self.report(bytes);
+        Ok(number)
+    }
+
+    /// Loads a norm's factors, each times a number.
+    pub fn scaled_norm(
+        &mut self,
+        name: &str,
+        width: usize,
+        factor: f32,
+    ) -> Result<B::Vector, LoadError> {
+        self.mapped_vector(name, &[width], |values| {
+            values.iter_mut().for_each(|value| *value *= factor);
+        })
     }
 
     fn report(&mut self, bytes: usize) {

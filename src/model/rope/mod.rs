@@ -47,6 +47,13 @@ pub enum RopeScaling {
         /// Context of the training before scaling, in tokens.
         original_max_position_embeddings: usize,
     },
+    /// All are divided, and only the first pairs of a head turn.
+    Proportional {
+        /// The part of them that turns.
+        part: f64,
+        /// The divisor.
+        factor: f64,
+    },
     /// YaRN: blends by dimension, and scales the attention.
     Yarn(Yarn),
     /// Each is divided by a number of its own, as many as there are pairs: the form in which GGUF files hold Llama 3.1's.
@@ -113,6 +120,38 @@ impl RopeConfig {
         })
     }
 
+    /// Reads the rotation of one kind of layers, of which `own` says what it says.
+    pub(crate) fn of_kind(
+        outer: &JsonFile,
+        own: Option<&JsonFile>,
+        default_theta: f64,
+        max_positions: usize,
+    ) -> Result<Self, LoadError> {
+        let Some(own) = own else {
+            return Ok(Self {
+                theta: default_theta,
+                scaling: RopeScaling::Default,
+            });
+        };
+        let part = own.number("partial_rotary_factor", 0.0..=1.0)?;
+        let scaling = match (own.text("rope_type")?, part) {
+            (Some("proportional"), part) => RopeScaling::Proportional {
+                part: part.unwrap_or(1.0),
+                factor: own.number("factor", 1e-6..=1e6)?.unwrap_or(1.0),
+            },
+            (_, None | Some(1.0)) => RopeScaling::from_json(outer, own, max_positions)?,
+            (_, Some(part)) => {
+                let reason =
+                    format!("is {part}, supported is 1 but for rope_type \"proportional\"");
+                return Err(own.error("partial_rotary_factor", reason));
+            }
+        };
+        Ok(Self {
+            theta: theta(own)?.unwrap_or(default_theta),
+            scaling,
+        })
+    }
+
     /// Whether a configuration says nothing of the rotation, but for its base. An empty `rope_parameters` asks for the
     /// default one.
     pub(crate) fn is_absent(json: &JsonFile) -> Result<bool, LoadError> {
@@ -156,6 +195,12 @@ impl RopeConfig {
             match &self.scaling {
                 RopeScaling::Default => plain,
                 RopeScaling::Linear { factor } => plain / factor,
+                RopeScaling::Proportional { part, factor } => {
+                    match pair < (part * dim / 2.0) as usize {
+                        true => plain / factor,
+                        false => 0.0,
+                    }
+                }
                 RopeScaling::Divided(divisors) => plain / f64::from(divisors[pair]),
                 RopeScaling::Llama3 {
                     factor,

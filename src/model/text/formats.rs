@@ -20,6 +20,10 @@ impl TextModel {
                 false => ToolFormat::DeepSeekV31,
             });
         }
+        let braced = ToolFormat::Gemma4.opening();
+        if self.has_token(braced) && self.template_mentions(braced) {
+            return Some(ToolFormat::Gemma4);
+        }
         // A vocabulary may be that of a model of another format, from which this one was trained.
         let of_vocabulary = [ToolFormat::Lfm2, ToolFormat::Mistral]
             .into_iter()
@@ -53,7 +57,11 @@ impl TextModel {
         if self.writes_messages() {
             return Some(ReasoningFormat::GptOss);
         }
-        let known = [ReasoningFormat::Think, ReasoningFormat::MistralThink];
+        let known = [
+            ReasoningFormat::Think,
+            ReasoningFormat::MistralThink,
+            ReasoningFormat::Gemma4,
+        ];
         let find = |knows: &dyn Fn(&str) -> bool| {
             let mut known = known.into_iter();
             known.find(|format| knows(format.closing()))

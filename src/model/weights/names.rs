@@ -33,6 +33,9 @@ const LFM2: [(&str, &str); 12] = [
     (".feed_forward.experts.", ".mlp.experts."),
 ];
 
+/// Parts of Gemma 4's names, whose experts stand on their layers, and ours.
+const GEMMA4: [(&str, &str); 2] = [(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
+
 /// Words for the projections of experts, ours and LFM2's.
 const LFM2_EXPERTS: [(&str, &str); 3] = [
     (".gate_proj.", ".w1."),
@@ -59,16 +62,16 @@ impl Weights {
             let mut prefixes = PREFIXES.iter();
             prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
         });
-        if matches!(
-            config.architecture,
-            Architecture::Lfm2 | Architecture::Lfm2Moe
-        ) {
-            self.own_names.extend(LFM2);
-            self.rename(|name| {
-                let (from, to) = LFM2.iter().find(|(from, _)| name.contains(from))?;
-                Some(name.replacen(from, to, 1))
-            });
-        }
+        let own: &[(&str, &str)] = match config.architecture {
+            Architecture::Lfm2 | Architecture::Lfm2Moe => &LFM2,
+            Architecture::Gemma4 => &GEMMA4,
+            _ => &[],
+        };
+        self.own_names.extend(own);
+        self.rename(|name| {
+            let (from, to) = own.iter().find(|(from, _)| name.contains(from))?;
+            Some(name.replacen(from, to, 1))
+        });
         for layer in 0..config.num_hidden_layers {
             self.split_layer(config, layer)?;
         }

@@ -177,6 +177,8 @@ pub enum LayerKv {
         /// Size of a sequence's state.
         bytes: u64,
     },
+    /// Nothing of its own: it reads the keys and values of the layer of this number.
+    Shared(usize),
 }
 
 impl LayerKv {
@@ -184,7 +186,7 @@ impl LayerKv {
     pub fn pages(&self) -> Option<&PagedKv> {
         match self {
             Self::Pages(pages) | Self::Window { pages, .. } => Some(pages),
-            Self::State { .. } => None,
+            Self::State { .. } | Self::Shared(_) => None,
         }
     }
 
@@ -207,7 +209,7 @@ impl LayerKv {
     /// Bytes that one sequence takes, whatever its length.
     pub fn state_bytes(&self) -> u64 {
         match self {
-            Self::Pages(_) | Self::Window { .. } => 0,
+            Self::Pages(_) | Self::Window { .. } | Self::Shared(_) => 0,
             Self::State { bytes } => *bytes,
         }
     }
@@ -219,6 +221,7 @@ impl fmt::Display for LayerKv {
             Self::Pages(pages) => pages.fmt(f),
             Self::Window { pages, tokens } => write!(f, "{pages}, of the last {tokens} tokens"),
             Self::State { bytes } => write!(f, "a state of {bytes} bytes a sequence"),
+            Self::Shared(layer) => write!(f, "nothing, reads layer {layer}"),
         }
     }
 }
@@ -264,6 +267,14 @@ impl KvLayout {
         &self.layers
     }
 
+    /// The pages that a layer reads: its own, or those of another one.
+    pub fn read_by(&self, layer: usize) -> Option<&PagedKv> {
+        match &self.layers[layer] {
+            LayerKv::Shared(source) => self.layers[*source].pages(),
+            own => own.pages(),
+        }
+    }
+
     /// The same, where some layers also store labels: as many elements of a head's key as `labels` says of a layer.
     pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
         for (index, layer) in self.layers.iter_mut().enumerate() {
@@ -294,7 +305,7 @@ impl KvLayout {
     pub fn window(&self) -> Option<usize> {
         self.layers.iter().find_map(|layer| match layer {
             LayerKv::Window { tokens, .. } => Some(*tokens),
-            LayerKv::Pages(_) | LayerKv::State { .. } => None,
+            LayerKv::Pages(_) | LayerKv::State { .. } | LayerKv::Shared(_) => None,
         })
     }
 

@@ -285,6 +285,27 @@ pub fn glm47(calls: &[Call]) -> String {
     glm(calls, "")
 }
 
+pub fn gemma4(calls: &[Call]) -> String {
+    each(calls, "", |call| {
+        let pair = |key: &str, value: &Value| format!("{key}:{}", braced(value));
+        let (name, pairs) = (call.name, call.joined(",", pair));
+        format!("<|tool_call>call:{name}{{{pairs}}}<tool_call|>")
+    })
+}
+
+fn braced(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(",");
+    match value {
+        Value::String(text) => format!("<|\"|>{text}<|\"|>"),
+        Value::Array(items) => format!("[{}]", joined(items.iter().map(braced).collect())),
+        Value::Object(map) => {
+            let pair = |(key, value): (&String, &Value)| format!("{key}:{}", braced(value));
+            format!("{{{}}}", joined(map.iter().map(pair).collect()))
+        }
+        other => other.to_string(),
+    }
+}
+
 /// Each part in a message of its own, the first of which the prompt begins.
 fn messages(said: &Said) -> String {
     let mut messages = Vec::new();

@@ -6,7 +6,7 @@ use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
 /// Pieces of garbage.
-const PARTS: [&str; 75] = [
+const PARTS: [&str; 81] = [
     "a",
     "é",
     "😀",
@@ -82,9 +82,15 @@ const PARTS: [&str; 75] = [
     "assistant",
     "analysis",
     "to=functions.f",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "call:f{",
+    "<|channel>",
+    "<channel|>",
 ];
 
-const TOOLS: [ToolFormat; 11] = [
+const TOOLS: [ToolFormat; 12] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
@@ -96,6 +102,7 @@ const TOOLS: [ToolFormat; 11] = [
     ToolFormat::DeepSeekV3,
     ToolFormat::DeepSeekV31,
     ToolFormat::GptOss,
+    ToolFormat::Gemma4,
 ];
 
 fn garbage(rng: &mut fastrand::Rng) -> String {

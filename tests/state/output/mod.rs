@@ -146,6 +146,11 @@ fn deepseekv31() {
 }
 
 #[test]
+fn gemma4() {
+    check_format(with(ToolFormat::Gemma4, ReasoningFormat::Gemma4));
+}
+
+#[test]
 fn gpt_oss() {
     check_format(with(ToolFormat::GptOss, ReasoningFormat::GptOss));
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::super::caps::soft_cap;
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::product::Product;
@@ -30,6 +31,18 @@ fn seen_end(seen: &[Seen]) -> usize {
         false => seen.end,
     });
     ends.max().unwrap_or(0) as usize
+}
+
+/// Scales scores, whole vectors of them, and bends them.
+#[inline(always)]
+fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
+    for scores in scores.chunks_exact_mut(LANES) {
+        // SAFETY: sixteen values; `dispatch` detected the instruction set.
+        unsafe {
+            let scaled = S::mul(S::load(scores.as_ptr()), S::splat(scale));
+            S::store(scores.as_mut_ptr(), soft_cap::<S>(scaled, cap));
+        }
+    }
 }
 
 impl<F: KvElement> Work<'_, F> {
@@ -133,13 +146,22 @@ impl<F: KvElement> Work<'_, F> {
     pub fn fold<S: Lanes>(&mut self, sizes: Sizes, head: usize, rows: Range<usize>) {
         let first = (head * sizes.rows + rows.start) * sizes.record;
         let space = &mut *self.space;
+        let heads = self.step.heads;
+        let scale = match heads.score_cap {
+            None => heads.scale,
+            Some(cap) => {
+                let scores = &mut space.scores[..rows.len() * BLOCK];
+                cap_scores::<S>(scores, heads.scale, cap);
+                1.0
+            }
+        };
         let fold = Fold {
             scores: space.scores.as_ptr(),
             weights: space.weights.as_mut_ptr(),
             decay: space.decay.as_mut_ptr(),
             records: space.span.as_mut_ptr().wrapping_add(first),
             record: sizes.record,
-            scale: self.step.heads.scale * std::f32::consts::LOG2_E,
+            scale: scale * std::f32::consts::LOG2_E,
             scales: space.scales(sizes, head * sizes.rows + rows.start),
         };
         // SAFETY: `fit` made room for whole chunks; `dispatch` detected the instruction set.

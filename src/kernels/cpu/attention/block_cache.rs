@@ -111,6 +111,7 @@ mod tests {
             key_dim: 64,
             values: Values::Own { dim: 64 },
             scale: 1.0,
+            score_cap: None,
             window: None,
         };
         let mut blocks = BlockCache::default();

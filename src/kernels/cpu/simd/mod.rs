@@ -395,6 +395,38 @@ pub trait Lanes: Copy + 'static {
         }
     }
 
+    /// tanh(x) within four units in the last place, from -1 to 1; NaN stays NaN.
+    ///
+    /// # Source
+    /// The quotient of polynomials of degree 13 and 6 of Eigen's `ptanh`, which is 1 at the bound that x is clamped to.
+    #[inline(always)]
+    unsafe fn tanh(x: Self::V) -> Self::V {
+        const BOUND: f32 = 7.998_811_7;
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe {
+            let clamped =
+                |bound: f32, v| Self::min(Self::splat(bound), Self::max(Self::splat(-bound), v));
+            let x = clamped(BOUND, x);
+            let square = Self::mul(x, x);
+            let mut p = Self::splat(-2.760_768_5e-16);
+            for c in [
+                2.000_188e-13,
+                -8.604_672e-11,
+                5.122_297_3e-8,
+                1.485_722_4e-5,
+                6.372_619_4e-4,
+                4.893_524_6e-3,
+            ] {
+                p = Self::mul_add(p, square, Self::splat(c));
+            }
+            let mut q = Self::splat(1.198_258_4e-6);
+            for c in [1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3] {
+                q = Self::mul_add(q, square, Self::splat(c));
+            }
+            clamped(1.0, Self::div(Self::mul(x, p), q))
+        }
+    }
+
     /// e^x within two units in the last place; x is clamped to [-87.3, 88.3], NaN stays NaN.
     ///
     /// # Source

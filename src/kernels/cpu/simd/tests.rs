@@ -50,6 +50,48 @@ fn exp_keeps_nan_and_stays_finite_elsewhere() {
     }
 }
 
+struct Tanh([f32; LANES]);
+
+impl Kernel for Tanh {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: both arrays hold sixteen values; `dispatch` detected the instruction set.
+        unsafe { S::store(out.as_mut_ptr(), S::tanh(S::load(self.0.as_ptr()))) };
+        out
+    }
+}
+
+#[test]
+fn tanh_is_right_to_four_units_in_the_last_place_and_never_beyond_one() {
+    for isa in Isa::available() {
+        for step in 0..20_000 {
+            // Near zero too, where only the relative error counts.
+            let far = |i: usize| -10.0 + (step * LANES + i) as f32 * 6.25e-5;
+            let near = |i: usize| 1e-6 * 1.000_05f32.powi((step * LANES + i) as i32);
+            let x: [f32; LANES] = std::array::from_fn(|i| match i % 2 {
+                0 => far(i),
+                _ => near(i).min(9.0),
+            });
+            for (x, got) in x.into_iter().zip(dispatch(isa, Tanh(x))) {
+                let expected = f64::from(x).tanh();
+                let error = (f64::from(got) - expected).abs();
+                assert!(
+                    error <= 4.8e-7 * expected.abs() && got.abs() <= 1.0,
+                    "{isa:?}: tanh({x}) is {got}, expected {expected}, error {error}"
+                );
+            }
+        }
+        let mut x = [0.0; LANES];
+        x[..4].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1e30]);
+        let got = dispatch(isa, Tanh(x));
+        assert!(got[0].is_nan(), "{isa:?}");
+        assert_eq!(got[1..5], [1.0, -1.0, -1.0, 0.0], "{isa:?}");
+    }
+}
+
 struct Exp2([f32; LANES]);
 
 impl Kernel for Exp2 {

@@ -84,6 +84,12 @@ fn templates_and_vocabularies_tell_the_formats() {
         ),
         ("[THINK][/THINK]", &[], None, Some(Thoughts::MistralThink)),
         (
+            "<|tool_call>call:<|channel>thought\n<channel|>",
+            &["<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>"],
+            Some(Calls::Gemma4),
+            Some(Thoughts::Gemma4),
+        ),
+        (
             "{{ tools }}",
             &["<|channel|>", "<|message|>", "<|call|>"],
             Some(Calls::GptOss),

@@ -1,4 +1,5 @@
 mod deepseek;
+mod gemma4;
 mod glm;
 mod gpt_oss;
 mod hermes;

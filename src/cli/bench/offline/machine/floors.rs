@@ -180,9 +180,9 @@ impl ModelCost {
             layer_elements +=
                 expert_elements / experts.count() as u64 * experts.routing.n_used as u64;
         }
-        let layers = layout.layers().iter().zip(&config.windows);
+        let layers = config.windows.iter().enumerate();
         let attention = layers.filter_map(|(layer, window)| {
-            let pages = layer.pages()?;
+            let pages = layout.read_by(layer)?;
             Some(AttentionCost::new(
                 pages,
                 config.num_attention_heads,

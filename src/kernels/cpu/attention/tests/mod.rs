@@ -22,6 +22,7 @@ fn attention_is_right_on_every_instruction_set() {
             key_dim: 64,
             values: Values::Own { dim: 64 },
             scale: 0.125,
+            score_cap: None,
             window: Some(100),
         },
         HeadShape {
@@ -30,6 +31,7 @@ fn attention_is_right_on_every_instruction_set() {
             key_dim: 42,
             values: Values::Own { dim: 42 },
             scale: 0.2,
+            score_cap: Some(0.7),
             window: Some(1),
         },
         HeadShape {
@@ -38,6 +40,7 @@ fn attention_is_right_on_every_instruction_set() {
             key_dim: 128,
             values: Values::Own { dim: 128 },
             scale: 0.1,
+            score_cap: Some(1.5),
             window: None,
         },
     ];
@@ -77,6 +80,34 @@ fn check_right(heads: HeadShape, positions: &[usize]) {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn caps_bend_scores_and_no_bit_depends_on_the_cut() {
+    // A decode of few heads reads from the pool, others pack.
+    for (n_heads, key_dim) in [(4, 32), (12, 24)] {
+        let heads = HeadShape {
+            n_heads,
+            key_dim,
+            values: Values::Own { dim: key_dim },
+            score_cap: Some(2.0),
+            window: Some(90),
+            ..HEADS
+        };
+        check_right(heads, &[0, 31, 130, 300]);
+        for dtype in [Dtype::BF16, Dtype::F32] {
+            check_cuts(dtype, heads);
+            check_unseen(dtype, heads);
+        }
+        check_shared(
+            Dtype::BF16,
+            HeadShape {
+                window: None,
+                ..heads
+            },
+            16,
+        );
     }
 }
 

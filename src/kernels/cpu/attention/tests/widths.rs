@@ -21,6 +21,7 @@ const fn shape((n_heads, n_kv_heads): (usize, usize), key_dim: usize, values: Va
         key_dim,
         values,
         scale: 0.2,
+        score_cap: None,
         window: None,
     }
 }

@@ -67,6 +67,7 @@ pub(super) const HEADS: HeadShape = HeadShape {
     key_dim: 24,
     values: Values::Own { dim: 24 },
     scale: 0.4,
+    score_cap: None,
     window: None,
 };
 
@@ -234,6 +235,7 @@ impl World {
             key_dim,
             values,
             scale,
+            score_cap,
             window,
         } = self.heads;
         let contents = &self.contents[row as usize];
@@ -258,7 +260,9 @@ impl World {
                 .map(|key| {
                     let key = kept(key, kv_head * key_dim, key_dim);
                     let score: f64 = q.iter().zip(key).map(|(q, key)| q * key).sum();
-                    (score * f64::from(scale)).exp()
+                    let score = score * f64::from(scale);
+                    let bent = |cap: f32| (score / f64::from(cap)).tanh() * f64::from(cap);
+                    score_cap.map_or(score, bent).exp()
                 })
                 .collect();
             let sum: f64 = weights.iter().sum();

@@ -69,6 +69,7 @@ impl Case {
             key_dim: head_dim,
             values: Values::Own { dim: head_dim },
             scale: (head_dim as f32).powf(-0.5),
+            score_cap: None,
             window: self.window,
         }
     }
