@@ -35,7 +35,7 @@ fn seen_end(seen: &[Seen]) -> usize {
 
 /// Scales scores, whole vectors of them, and bends them.
 #[inline(always)]
-fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
+pub fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
     for scores in scores.chunks_exact_mut(LANES) {
         // SAFETY: sixteen values; `dispatch` detected the instruction set.
         unsafe {

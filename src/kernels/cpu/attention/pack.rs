@@ -84,7 +84,7 @@ pub unsafe fn pack_floats<F: FloatKv, S: Lanes>(packing: &mut Packing<'_, F>, n_
 /// # Safety
 /// The slots hold `key_dim` elements at `at`, `to` has room for them; the instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_keys<F: FloatKv, S: Lanes>(
+pub unsafe fn pack_keys<F: FloatKv, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
     key_dim: usize,
@@ -121,7 +121,7 @@ unsafe fn pack_keys<F: FloatKv, S: Lanes>(
 /// # Safety
 /// As for keys, with `value_dim` elements.
 #[inline(always)]
-unsafe fn pack_values<F: FloatKv, S: Lanes>(
+pub unsafe fn pack_values<F: FloatKv, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
     value_dim: usize,

@@ -26,6 +26,16 @@ pub struct Scales {
 }
 
 impl Scales {
+    /// Those of floats.
+    pub const NONE: Self = Self {
+        keys: std::ptr::null(),
+        values: std::ptr::null(),
+        are_finite: true,
+        queries: std::ptr::null(),
+        weights: std::ptr::null_mut(),
+        value_groups: 0,
+    };
+
     /// The same without the rows before `row`.
     #[inline(always)]
     pub fn starting_at(self, row: usize) -> Self {
