@@ -47,7 +47,10 @@ fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
     let layout = checkpoint.kv_layout_in(config.kv_cache_dtype.named());
-    let has_windows = model.memory.as_ref().is_some_and(|plan| plan.window_pages > 0);
+    let has_windows = model
+        .memory
+        .as_ref()
+        .is_some_and(|plan| plan.window_pages > 0);
     let windowed = layout.windowed(&checkpoint.config.windows);
     let mut layout = windowed.filter(|_| has_windows).unwrap_or(layout);
     if let Some(wish) = config.double_sparsity() {

@@ -63,7 +63,11 @@ fn a_prompt_goes_on_at_every_page_around_the_window() {
                 prompt.push((long[len] + 1) % VOCAB);
                 prompt.extend(tokens(seed, 9));
                 let (cached, _) = run(&mut world, &prompt, 2);
-                assert_eq!(cached, len / page * page, "window {window}, pages of {page}");
+                assert_eq!(
+                    cached,
+                    len / page * page,
+                    "window {window}, pages of {page}"
+                );
             }
             world.assert_clean();
         }
@@ -95,7 +99,10 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
                 true => (page + 8).div_ceil(page),
                 false => 0,
             };
-            assert!(most <= seen + spare, "{most} of {window} in pages of {page}");
+            assert!(
+                most <= seen + spare,
+                "{most} of {window} in pages of {page}"
+            );
             assert_eq!(last, 0, "the prompt's end is nobody's to keep");
             world.assert_clean();
         }
@@ -199,7 +206,8 @@ impl Tree {
             page_size,
         };
         Self {
-            tree: RadixTree::new(page_size, EvictionPolicy::Lru, ledger.clone()).with_windows(window),
+            tree: RadixTree::new(page_size, EvictionPolicy::Lru, ledger.clone())
+                .with_windows(window),
             pages: PagePool::new(4096, page_size, ledger.clone()),
             windows: WindowPool::new(4096, page_size, ledger.clone()),
             page_size,
@@ -210,7 +218,10 @@ impl Tree {
     fn check(&self) {
         assert_eq!(self.tree.check_integrity(), Ok(()));
         let cached = self.tree.evictable_windows() + self.tree.protected_windows();
-        assert_eq!(self.windows.free_pages() + cached, self.windows.total_pages());
+        assert_eq!(
+            self.windows.free_pages() + cached,
+            self.windows.total_pages()
+        );
     }
 
     pub fn lock(&mut self, tokens: &[u32]) -> LockedPrefix {
@@ -355,8 +366,19 @@ fn a_match_falls_back_to_the_deepest_end_that_is_whole() {
         }
         let tail = 19_usize.div_ceil(page) + 1;
         world.leave(3 * tail);
-        for (len, expected) in [(192, 192), (176, 112), (112, 112), (96, 48), (48, 48), (32, 0)] {
-            assert_eq!(world.peek(&prompt[..len]), expected, "{len} in pages of {page}");
+        for (len, expected) in [
+            (192, 192),
+            (176, 112),
+            (112, 112),
+            (96, 48),
+            (48, 48),
+            (32, 0),
+        ] {
+            assert_eq!(
+                world.peek(&prompt[..len]),
+                expected,
+                "{len} in pages of {page}"
+            );
             let locked = world.lock(&prompt[..len]);
             assert_eq!((locked.tokens, locked.kv_tokens), (expected, len));
             world.unlock(locked);

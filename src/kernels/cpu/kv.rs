@@ -92,7 +92,11 @@ impl KvPool {
                 Storage::F16(elements) => fill_with_noise(elements.slice()),
                 Storage::BF16(elements) => fill_with_noise(elements.slice()),
                 Storage::I8(codes, scales) => {
-                    codes.slice().iter_mut().zip(noise()).for_each(|(to, noise)| *to = (noise * 127.0) as i8);
+                    codes
+                        .slice()
+                        .iter_mut()
+                        .zip(noise())
+                        .for_each(|(to, noise)| *to = (noise * 127.0) as i8);
                     scales.slice().fill(bf16::from_f32(1.0 / 127.0));
                 }
             }
@@ -119,7 +123,10 @@ fn noise() -> impl Iterator<Item = f32> {
 }
 
 fn fill_with_noise<E: Element>(elements: &mut [E]) {
-    elements.iter_mut().zip(noise()).for_each(|(to, noise)| *to = E::narrow(noise));
+    elements
+        .iter_mut()
+        .zip(noise())
+        .for_each(|(to, noise)| *to = E::narrow(noise));
 }
 
 /// Where the keys and values of a layer lie, in elements.

@@ -170,7 +170,11 @@ impl CpuBackend {
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
-            kv: KvPool::new(&sizes.kv, (n_slots, n_window_slots), sizes.sparsity.as_ref()),
+            kv: KvPool::new(
+                &sizes.kv,
+                (n_slots, n_window_slots),
+                sizes.sparsity.as_ref(),
+            ),
             states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             window_table: PageTable::new(n_window_rows, sizes.page_size),

@@ -79,7 +79,10 @@ mod tests {
         };
         let none = || std::iter::empty();
         let mut budget = WindowBudget::new(window, none());
-        assert!(budget.fits(95, 5000, 100), "nobody else gives anything back");
+        assert!(
+            budget.fits(95, 5000, 100),
+            "nobody else gives anything back"
+        );
         assert!(!budget.fits(101, 0, 100));
         budget.take(95, 5000);
         // 100 at once, 120 to come, as much for the second one, and a page.

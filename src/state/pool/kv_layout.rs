@@ -194,7 +194,7 @@ impl LayerKv {
     pub fn bytes_per_token(&self) -> u64 {
         match self {
             Self::Pages(pages) => pages.bytes_per_token(),
-            Self::Window { .. } | Self::State { .. } => 0,
+            Self::Window { .. } | Self::State { .. } | Self::Shared(_) => 0,
         }
     }
 
@@ -202,7 +202,7 @@ impl LayerKv {
     pub fn window_bytes_per_token(&self) -> u64 {
         match self {
             Self::Window { pages, .. } => pages.bytes_per_token(),
-            Self::Pages(_) | Self::State { .. } => 0,
+            Self::Pages(_) | Self::State { .. } | Self::Shared(_) => 0,
         }
     }
 

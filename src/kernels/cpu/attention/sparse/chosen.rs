@@ -3,10 +3,10 @@
 use std::f32::consts::LOG2_E;
 
 use super::super::super::element::load_up_to;
+use super::super::block::cap_scores;
 use super::super::direct::{Direct, Fetch};
 use super::super::kv_element::FloatKv;
 use super::super::pack::{Ahead, pack_keys, pack_values};
-use super::super::block::cap_scores;
 use super::super::product::Product;
 use super::super::scales::Scales;
 use super::super::space::Sizes;

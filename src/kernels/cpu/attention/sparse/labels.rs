@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::super::super::element::load_up_to;
+use super::super::BLOCK;
 use super::super::kv_element::{FloatKv, KvElement};
 use super::super::pack::{Ahead, pack_keys};
 use super::super::product::Product;
 use super::super::scales::Scales;
-use super::super::BLOCK;
 use super::{LANES, Lanes, Work};
 
 /// Where the labels of a block lie.

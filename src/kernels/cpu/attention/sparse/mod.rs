@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use self::best::Best;
 use super::super::element::{Borrowed, Storage};
 use super::super::labels::Labels;
+use super::super::simd::{LANES, dispatch};
 use super::kv_element::{FloatKv, KvElement};
 use super::space::Sizes;
 use super::{
-    BLOCK, CpuBatch, HeadShape, Isa, Kernel, LANES, Lanes, Lines, PageTable, Planes, Shared,
-    Tensor, ThreadPool, dispatch,
+    BLOCK, CpuBatch, HeadShape, Isa, Kernel, Lanes, Lines, PageTable, Planes, Shared, Tensor,
+    ThreadPool,
 };
 use crate::kernels::sparsity::LabelChannels;
 
