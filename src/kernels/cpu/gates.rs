@@ -87,7 +87,7 @@ impl Kernel for GatedGelu<'_> {
 #[inline(always)]
 pub unsafe fn gelu<S: Lanes>(x: S::V) -> S::V {
     /// Twice the square root of 2 / pi.
-    const SLOPE: f32 = 1.595_769_1;
+    const SLOPE: f32 = 1.595_769;
     // SAFETY: the caller's promise.
     unsafe {
         let cubic = S::mul_add(S::mul(x, x), S::splat(0.044_715), S::splat(1.0));

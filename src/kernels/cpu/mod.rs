@@ -34,6 +34,7 @@ mod quantise;
 pub(crate) mod readout;
 pub mod recall;
 mod recurrent;
+mod residual;
 mod rowwise;
 mod simd;
 mod stack;
@@ -347,7 +348,7 @@ impl Backend for CpuBackend {
     }
 
     fn scale(&mut self, x: &mut Tensor, factor: f32) {
-        rowwise::scale(&mut self.pool, x, factor);
+        residual::scale(&mut self.pool, x, factor);
     }
 
     fn zeros_like(&mut self, x: &Tensor) -> Tensor {
@@ -530,7 +531,7 @@ impl Backend for CpuBackend {
     }
 
     fn add_normed(&mut self, residual: &mut Tensor, x: &Tensor, norm: &Vec<f32>, eps: f32) {
-        rowwise::add_normed(&mut self.pool, self.isa, residual, x, (norm, eps));
+        residual::add_normed(&mut self.pool, self.isa, residual, x, (norm, eps));
     }
 
     fn soft_cap(&mut self, x: &mut Tensor, cap: f32) {

@@ -60,17 +60,6 @@ pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
     }
 }
 
-/// Multiplies all elements with a factor.
-pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: f32) {
-    let (rows, width) = (x.rows(), x.width());
-    let shared = Shared::new(x.values_mut());
-    for_rows(pool, rows, width * ELEMENT_COST, |row| {
-        // SAFETY: each row is written by one item.
-        let values = unsafe { shared.part(row * width, width) };
-        values.iter_mut().for_each(|value| *value *= factor);
-    });
-}
-
 /// The products of gates and what they are for: rows hold the gates in their first half, the rest in the second.
 pub fn gated(
     pool: &mut ThreadPool,
@@ -231,59 +220,6 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out:
         }
     });
     out
-}
-
-/// Adds rows, or parts of them as wide as the weight, normed with it and what is added to the mean square, to those of `to`.
-pub fn add_normed(
-    pool: &mut ThreadPool,
-    isa: Isa,
-    to: &mut Tensor,
-    x: &Tensor,
-    (weight, eps): (&[f32], f32),
-) {
-    let (width, part) = (x.width(), weight.len());
-    assert_eq!(
-        [to.rows(), to.width()],
-        [x.rows(), width],
-        "rows of one shape"
-    );
-    assert!(
-        width.is_multiple_of(part),
-        "parts of {part} in rows of {width}"
-    );
-    let shared = Shared::new(to.values_mut());
-    for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
-        // SAFETY: each row is written by one item.
-        let to = unsafe { shared.part(row * width, width) };
-        for (to, x) in to.chunks_exact_mut(part).zip(x.row(row).chunks_exact(part)) {
-            dispatch(isa, AddNormed { to, x, weight, eps });
-        }
-    });
-}
-
-struct AddNormed<'a> {
-    to: &'a mut [f32],
-    x: &'a [f32],
-    weight: &'a [f32],
-    eps: f32,
-}
-
-impl Kernel for AddNormed<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Lanes>(self) {
-        let scale = norm_scale::<S>(self.x, self.eps);
-        let vectors = self.x.chunks(LANES).zip(self.weight.chunks(LANES));
-        for ((x, weight), to) in vectors.zip(self.to.chunks_mut(LANES)) {
-            // SAFETY: `load_up_to` and `store_up_to` stay within their slices; `dispatch` detected the instruction set.
-            unsafe {
-                let scaled = S::mul(load_up_to::<S>(x), S::splat(scale));
-                let normed = S::mul(scaled, load_up_to::<S>(weight));
-                store_up_to::<S>(S::add(load_up_to::<S>(to), normed), to);
-            }
-        }
-    }
 }
 
 /// Norms each row with a weight and what is added to the mean square.

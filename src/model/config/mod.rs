@@ -281,49 +281,6 @@ impl ModelConfig {
         (heads[0] * dims[0]).max(heads[1] * dims[1])
     }
 
-    /// Key heads, and elements of a key, in layers with windows and in the others.
-    fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
-        let dim = self.latent.as_ref();
-        let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
-        match self.fourth() {
-            None => ([self.num_key_value_heads; 2], [dim; 2]),
-            Some(own) => (
-                [self.num_key_value_heads, own.full_kv_heads],
-                [dim, own.full_head_dim],
-            ),
-        }
-    }
-
-    /// Key heads of a layer, and elements of a key.
-    pub fn heads_in(&self, layer: usize) -> (usize, usize) {
-        let (heads, dims) = self.kinds_of_heads();
-        let kind = usize::from(self.windows[layer].is_none());
-        (heads[kind], dims[kind])
-    }
-
-    /// What only Gemma 4 has.
-    pub fn fourth(&self) -> Option<&Gemma4Config> {
-        self.gemma.as_ref()?.fourth.as_ref()
-    }
-
-    /// The layer whose keys and values a layer reads: mostly its own.
-    pub fn kv_source(&self, layer: usize) -> usize {
-        let source = self
-            .fourth()
-            .and_then(|own| own.source(&self.windows, layer));
-        source.unwrap_or(layer)
-    }
-
-    /// Width of the MLP of a layer, where it has one.
-    pub fn intermediate_in(&self, layer: usize) -> usize {
-        match self.fourth() {
-            Some(own) if own.double_wide && self.kv_source(layer) != layer => {
-                2 * self.intermediate_size
-            }
-            _ => self.intermediate_size,
-        }
-    }
-
     /// The sizes that a backend makes room for.
     pub fn shape(&self) -> DecoderShape {
         DecoderShape {
