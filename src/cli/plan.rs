@@ -46,7 +46,10 @@ fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
     let layout = checkpoint.kv_layout();
-    let has_windows = model.memory.as_ref().is_some_and(|plan| plan.window_pages > 0);
+    let has_windows = model
+        .memory
+        .as_ref()
+        .is_some_and(|plan| plan.window_pages > 0);
     let windowed = layout.windowed(&checkpoint.config.windows);
     let layout = windowed.filter(|_| has_windows).unwrap_or(layout);
     for (index, (count, kind)) in layout.kinds().iter().enumerate() {

@@ -165,7 +165,10 @@ impl FakeExecutor {
             }
             let page = row.window_pages.get(position / page_size);
             let page = page.filter(|page| page.index() > 0).ok_or_else(|| {
-                rejected(row.seq, &format!("has no window page for position {position}"))
+                rejected(
+                    row.seq,
+                    &format!("has no window page for position {position}"),
+                )
             })?;
             let slot = &mut kv[page.index() * page_size + position % page_size];
             if position >= first {

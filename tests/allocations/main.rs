@@ -184,6 +184,7 @@ fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
         pin_threads: false,
         max_rows: SHARED_ROWS,
         n_state_slots: 2 * SHARED_ROWS,
+        n_window_pages: 0,
         isa: None,
         shared_prefix: true,
         eos_token_ids: [1].into(),

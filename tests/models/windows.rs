@@ -250,9 +250,21 @@ fn an_executor_refuses_windows_with_holes() {
         (0, vec![windows(&[1, 2, 3, 9])], "window page 9"),
         (0, vec![windows(&[0, 2, 3, 4])], "window page 0"),
         (2, vec![windows(&[1, 2])], "sees the tokens from 9 on"),
-        (2, vec![named(1, &[3]), windows(&[1, 2])], "sees the tokens from 9 on"),
-        (2, vec![named(0, &[3]), windows(&[1, 2])], "cannot be remapped"),
-        (2, vec![named(1, &[3, 4]), windows(&[1, 2])], "cannot be remapped"),
+        (
+            2,
+            vec![named(1, &[3]), windows(&[1, 2])],
+            "sees the tokens from 9 on",
+        ),
+        (
+            2,
+            vec![named(0, &[3]), windows(&[1, 2])],
+            "cannot be remapped",
+        ),
+        (
+            2,
+            vec![named(1, &[3, 4]), windows(&[1, 2])],
+            "cannot be remapped",
+        ),
     ];
     for (prefix, table, reason) in refused {
         let found = try_step(prefix, table.clone()).unwrap_or_default();
@@ -261,11 +273,22 @@ fn an_executor_refuses_windows_with_holes() {
     let whole = vec![windows(&[1, 2, 3, 4])];
     assert_eq!(try_step(0, whole), None);
     assert_eq!(try_step(2, vec![named(0, &[1, 2]), windows(&[3, 4])]), None);
-    let mut plain = load("qwen3", &CpuOptions { n_window_pages: 0, ..options });
+    let mut plain = load(
+        "qwen3",
+        &CpuOptions {
+            n_window_pages: 0,
+            ..options
+        },
+    );
     let mut step = plan(1);
     step.starts = vec![start(1, &prompt, 60, &greedy())];
     step.table = vec![append(1, 10..14), windows(&[1])];
     step.rows = vec![prefill(1, 0..60, true)];
     let error = plain.run(&step).expect_err("no layer has a window");
-    assert!(error.to_string().contains("no layer of the model has a window"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("no layer of the model has a window"),
+        "{error}"
+    );
 }

@@ -38,7 +38,11 @@ fn the_next_turn_goes_on_at_the_last_whole_page_of_every_length() {
             let known = prompt.len() + said.len() - 1;
             let next = [&prompt[..], &said, &tokens(9, 12)].concat();
             let (cached, _) = run(&mut world, &next, 1);
-            assert_eq!(cached, known / page * page, "{known} tokens, window {window}");
+            assert_eq!(
+                cached,
+                known / page * page,
+                "{known} tokens, window {window}"
+            );
         }
         world.assert_clean();
     }
@@ -52,7 +56,9 @@ fn the_next_turn_goes_on_where_a_stop_string_left_the_output() {
         for cut in 1..6 {
             let mut world = World::new(setup(page_size, window, 8192));
             let prompt = tokens(7, 75);
-            let number = world.submit(Ask::exactly(prompt.clone(), 200)).expect("it fits");
+            let number = world
+                .submit(Ask::exactly(prompt.clone(), 200))
+                .expect("it fits");
             while world.lives[number].delivered.len() < 100 {
                 assert!(world.turn());
             }

@@ -31,9 +31,10 @@ impl RowWindows {
         check_pages(pages.iter().copied(), limits)?;
         self.n_pages += pages.len();
         match limits.row_pages {
-            most if self.n_pages > most => {
-                Err(format!("to {} window pages, rows hold {most}", self.n_pages))
-            }
+            most if self.n_pages > most => Err(format!(
+                "to {} window pages, rows hold {most}",
+                self.n_pages
+            )),
             _ => Ok(()),
         }
     }

@@ -47,10 +47,7 @@ fn check_pages(n_pages: usize, page_size: usize, bytes_per_token: u64) -> Result
 }
 
 /// The memory that layers keep: with window pages, those with a window keep no more than its tokens.
-pub(super) fn layout(
-    options: &CpuOptions,
-    checkpoint: &Checkpoint,
-) -> Result<KvLayout, LoadError> {
+pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<KvLayout, LoadError> {
     let layout = checkpoint.kv_layout();
     if options.n_window_pages == 0 {
         return Ok(layout);

@@ -7,8 +7,8 @@ mod slots;
 mod windows;
 
 pub use self::explain::Bytes;
-pub use self::windows::WindowWish;
 use self::slots::StateSlots;
+pub use self::windows::WindowWish;
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
 use crate::state::pool::state_pool::StateLimits;

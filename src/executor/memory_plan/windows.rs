@@ -36,7 +36,9 @@ impl MemoryWish {
     /// Pages for windows beside those for `tokens` tokens, the dummy not among them.
     pub(super) fn window_pages(&self, tokens: u64) -> u64 {
         let page_size = u64::from(self.page_size);
-        let windows = self.windows.map(|windows| windows.beside(tokens, page_size));
+        let windows = self
+            .windows
+            .map(|windows| windows.beside(tokens, page_size));
         windows.map_or(0, |tokens| tokens / page_size)
     }
 
@@ -105,12 +107,7 @@ mod tests {
     fn windows_take_a_share_but_never_less_than_one_sequence_needs() {
         let wish = gemma();
         let least = 2048 + 2 * 1024 + 8 * 16;
-        for (tokens, in_windows) in [
-            (160, 160),
-            (4096, 4096),
-            (8192, least),
-            (1 << 20, 1 << 18),
-        ] {
+        for (tokens, in_windows) in [(160, 160), (4096, 4096), (8192, least), (1 << 20, 1 << 18)] {
             assert_eq!(wish.window_pages(tokens) * 16, in_windows);
         }
         let mut all = wish;

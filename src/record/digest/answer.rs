@@ -8,7 +8,8 @@ use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::plan::probe::Matched;
 use crate::state::plan::probe::PrefixesProbed;
 use crate::state::plan::{
-    Admitted, CacheCounts, CheckpointedSeq, Grant, Growth, Preempt, Reservation, StepPlanned, Verdict,
+    Admitted, CacheCounts, CheckpointedSeq, Grant, Growth, Preempt, Reservation, StepPlanned,
+    Verdict,
 };
 
 /// Of a [`StepPlanned`]: what tree and pools decided.

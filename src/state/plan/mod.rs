@@ -20,11 +20,11 @@ use smallvec::SmallVec;
 use crate::ids::{RowId, SeqId, StateSlot, StepId};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
 use crate::state::plan::preemption::{Preemption, Rank};
 use crate::state::plan::prefill_adder::{Budget, PrefillAdder};
 use crate::state::plan::probe::ProbeKey;
-use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::plan::saves::{SaveAt, StateRules};
 use crate::state::plan::window_budget::WindowBudget;
 use crate::state::pool::pages::{

@@ -75,7 +75,12 @@ impl Memory {
 
     /// The pools have told what is free.
     #[inline]
-    pub(super) fn take_free(&mut self, (pages, windows): (usize, usize), rows: usize, states: usize) {
+    pub(super) fn take_free(
+        &mut self,
+        (pages, windows): (usize, usize),
+        rows: usize,
+        states: usize,
+    ) {
         self.free_pages = pages;
         self.free_windows = windows;
         self.free_rows = rows;

@@ -251,7 +251,9 @@ impl Scheduler {
         let sequences = self.requests.iter();
         let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.windows.as_ref());
         let left = self.left_windows.ids().iter().copied();
-        holds.flat_map(|windows| windows.pages.ids().iter().copied()).chain(left)
+        holds
+            .flat_map(|windows| windows.pages.ids().iter().copied())
+            .chain(left)
     }
 
     /// States that belong to single sequences: for slot-by-slot accounts in tests.

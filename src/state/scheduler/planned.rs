@@ -6,12 +6,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::ids::{SeqId, StepId};
+use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::plan::prefill_adder::Budget;
 use crate::state::plan::saves::SaveAt;
 use crate::state::plan::{
     Admitted, CheckpointedSeq, Grant, Growth, Reservation, StepPlanned, Verdict,
 };
-use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::pool::pages::{Pages, RowWindows, WindowPages};
 use crate::state::sampling::LogprobWish;
 use crate::state::scheduler::row_states::RowStates;

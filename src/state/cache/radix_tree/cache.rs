@@ -156,7 +156,9 @@ impl PrefixCache for RadixTree {
 
     fn for_each_window_page(&self, visit: &mut dyn FnMut(PageId)) {
         let windows = self.windows.iter();
-        windows.flat_map(|windows| windows.iter_pages()).for_each(visit);
+        windows
+            .flat_map(|windows| windows.iter_pages())
+            .for_each(visit);
     }
 
     fn clear(&mut self) -> Pages {

@@ -63,7 +63,10 @@ impl RadixTree {
         }
         let new_lock = self.lock_node(node);
         self.unlock_node(lock);
-        if let Some(windows) = windows.as_deref_mut().filter(|it| !it.duplicates.is_empty()) {
+        if let Some(windows) = windows
+            .as_deref_mut()
+            .filter(|it| !it.duplicates.is_empty())
+        {
             windows.remap = self.window_run(node);
         }
         Checkpointed {

@@ -14,7 +14,9 @@ use super::arena::NO_NODE;
 use super::{Key, KeyUse, RadixTree};
 use crate::ids::PageId;
 use crate::state::cache::prefix_cache::CheckpointedWindows;
-use crate::state::pool::pages::{PageIds, PageRun, Pages, RowWindows, Window, WindowPages, WindowRun};
+use crate::state::pool::pages::{
+    PageIds, PageRun, Pages, RowWindows, Window, WindowPages, WindowRun,
+};
 
 /// The window pages of a tree, by node.
 pub(super) struct Windows {
@@ -281,7 +283,10 @@ impl RadixTree {
         let ids: Vec<PageId> = path.skip(skipped).collect();
         debug_assert_eq!(ids.len(), self.page_size.full_pages(end - start));
         let mut pages = PageRun::empty();
-        pages.push(&ids.into(), 0..self.page_size.full_pages(end - start) as u32);
+        pages.push(
+            &ids.into(),
+            0..self.page_size.full_pages(end - start) as u32,
+        );
         WindowRun {
             from: self.page_size.full_pages(start),
             pages,
@@ -301,7 +306,9 @@ impl RadixTree {
         let (mut at, mut end) = (node, own.first + own.pages.len());
         debug_assert!(own.pages.is_empty() || self.end_of(node) == self.page_size.tokens_in(end));
         while !own.pages.is_empty() {
-            let start = self.page_size.full_pages(self.arena.usage(at).start_tokens as usize);
+            let start = self
+                .page_size
+                .full_pages(self.arena.usage(at).start_tokens as usize);
             let from = start.max(own.first);
             let pages = own.take_from(from);
             if self.windows.as_ref().is_some_and(|windows| windows.has(at)) {
@@ -386,10 +393,14 @@ impl RadixTree {
                 self.page_size.full_pages(self.arena[node].edge.len()),
             );
             if n_held > 0 && n_held != n_pages {
-                return Err(format!("node {node} has {n_pages} pages and {n_held} of windows"));
+                return Err(format!(
+                    "node {node} has {n_pages} pages and {n_held} of windows"
+                ));
             }
             if held.locks > self.arena[node].lock_ref {
-                return Err(format!("node {node} has more locks on windows than on itself"));
+                return Err(format!(
+                    "node {node} has more locks on windows than on itself"
+                ));
             }
             if let Some(page) = held.pages.iter().find(|page| !seen.insert(**page)) {
                 return Err(format!("window page {page} is cached twice"));
@@ -400,7 +411,9 @@ impl RadixTree {
             }
             let may_go = n_held > 0 && held.locks == 0;
             if may_go != windows.order.contains(&(held.worth, node)) {
-                return Err(format!("the windows of node {node} have a wrong place in the order"));
+                return Err(format!(
+                    "the windows of node {node} have a wrong place in the order"
+                ));
             }
             ordered += usize::from(may_go);
         }

@@ -271,7 +271,8 @@ impl Planning<'_> {
     /// Takes the window pages that have left the cache.
     fn take_freed_windows(&mut self) {
         if self.has_windows {
-            self.returned_windows.append(self.cache.take_freed_windows());
+            self.returned_windows
+                .append(self.cache.take_freed_windows());
         }
     }
 
