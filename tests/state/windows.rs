@@ -327,6 +327,30 @@ fn what_no_prompt_ends_with_goes_first_and_the_oldest_end_before_the_youngest() 
 }
 
 #[test]
+fn boundaries_go_before_ends_of_paths() {
+    for page_size in [1, 4] {
+        let tail = 15_usize.div_ceil(page_size as usize) + 1;
+        let mut world = Tree::new(page_size, 16);
+        let (old, young) = (tokens(5, 120), tokens(6, 160));
+        world.publish(&old);
+        world.publish(&young[..80]);
+        assert_eq!(world.publish(&young), 80);
+        world.leave(3 * tail);
+        let ends = |world: &Tree| [&old[..], &young[..80], &young].map(|key| world.peek(key));
+        assert_eq!(ends(&world), [120, 80, 160]);
+        world.leave(2 * tail);
+        assert_eq!(
+            ends(&world),
+            [120, 0, 160],
+            "it is younger than the old end"
+        );
+        world.leave(tail);
+        assert_eq!(ends(&world), [0, 0, 160]);
+        world.close();
+    }
+}
+
+#[test]
 fn a_lock_keeps_the_end_of_its_prefix_and_nothing_before() {
     for page_size in [1, 4, 16] {
         let page = page_size as usize;
