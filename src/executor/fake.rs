@@ -6,17 +6,19 @@
 //! copied at another position, from another sequence or before anything wrote it ends the step. Where layers have windows,
 //! the hash stands in a second table too, and each step looks at all of it that its queries see.
 
+mod windows;
+
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
+use self::windows::FakeWindows;
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::executor::scripted::Script;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::pages::{PageSize, Window};
 use crate::state::pool::window_pool::WindowLimits;
 use crate::state::pooling::PoolSum;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
@@ -53,8 +55,8 @@ pub struct FakeExecutor {
     script: Option<Script>,
     /// One hash a slot.
     kv: Vec<u64>,
-    /// Where layers have windows: how far back they see, and one hash a slot of their pages.
-    windows: Option<(Window, Vec<u64>)>,
+    /// Where layers have windows.
+    windows: Option<FakeWindows>,
     /// One hash a state; `None` before anything is written.
     states: Vec<Option<u64>>,
     rows: FxHashMap<RowId, FakeRow>,
@@ -107,11 +109,8 @@ impl FakeExecutor {
 
     /// The same for a model some of whose layers see so many tokens, with so many pages for these.
     pub fn with_windows(self, limits: WindowLimits) -> Self {
-        let page_size = PageSize::new(self.options.page_size as u32);
-        let window = limits.window(page_size.unwrap_or(PageSize::ONE));
-        let n_slots = (limits.total_pages + 1) * self.options.page_size;
         Self {
-            windows: Some((window, vec![0; n_slots])),
+            windows: Some(FakeWindows::new(limits, self.options.page_size)),
             ..self
         }
     }
@@ -143,44 +142,6 @@ impl FakeExecutor {
             StepError::Rejected(format!("{} has no page for position {position}", row.seq))
         })?;
         Ok(page.index() * page_size + position % page_size)
-    }
-
-    /// Reads what a row's queries from `first` on see of the tokens before it, in the pages of layers with windows, and
-    /// writes what they leave there.
-    fn attend_windows(&mut self, row: &FakeRow, positions: Range<u32>) -> Result<(), StepError> {
-        let Some((window, kv)) = &mut self.windows else {
-            return match row.window_pages.is_empty() {
-                true => Ok(()),
-                false => Err(rejected(row.seq, "has window pages, and no layer a window")),
-            };
-        };
-        let page_size = window.page_size.get();
-        let (first, end) = (positions.start as usize, positions.end as usize);
-        let seen = (first + 1).saturating_sub(window.tokens);
-        let mut hash = 0;
-        for (position, token) in row.tokens[..end].iter().enumerate() {
-            hash = mix(hash, *token);
-            if position < seen {
-                continue;
-            }
-            let page = row.window_pages.get(position / page_size);
-            let page = page.filter(|page| page.index() > 0).ok_or_else(|| {
-                rejected(
-                    row.seq,
-                    &format!("has no window page for position {position}"),
-                )
-            })?;
-            let slot = &mut kv[page.index() * page_size + position % page_size];
-            if position >= first {
-                *slot = hash;
-            } else if *slot != hash {
-                let seq = row.seq;
-                return Err(StepError::Lost(format!(
-                    "the window of {seq} is not its own at {position}"
-                )));
-            }
-        }
-        Ok(())
     }
 
     fn start(&mut self, start: &RowStart) -> Result<(), StepError> {
@@ -337,7 +298,16 @@ impl FakeExecutor {
         self.verify(&row, positions.start as usize)?;
         self.verify_state(&row, positions.start as usize)?;
         self.feed_state(&row, work)?;
-        self.attend_windows(&row, positions.clone())?;
+        match &mut self.windows {
+            Some(windows) => {
+                let pages = (&row.tokens[..], &row.window_pages[..]);
+                windows.attend(row.seq, pages, positions.clone())?;
+            }
+            None if !row.window_pages.is_empty() => {
+                return Err(rejected(row.seq, "has window pages, and no layer a window"));
+            }
+            None => {}
+        }
         let vocab_size = self.options.vocab_size;
         let mut logprobs = work
             .logprobs

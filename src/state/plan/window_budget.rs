@@ -46,21 +46,21 @@ impl WindowBudget {
         if !self.has_running && self.taken == 0 {
             return at_once <= available;
         }
-        let to_come = self.to_come(max_new_tokens) as f64 + self.reserved;
+        let to_come = self.for_decode(max_new_tokens) as f64 + self.reserved;
         (at_once + self.window.page_size.get()) as f64 + to_come <= available as f64
     }
 
     /// Takes a prefill in.
     pub fn take(&mut self, extend: usize, max_new_tokens: usize) {
         self.taken += self.in_pages(extend);
-        self.reserved += self.to_come(max_new_tokens) as f64;
+        self.reserved += self.for_decode(max_new_tokens) as f64;
     }
 
     fn in_pages(&self, tokens: usize) -> usize {
         tokens.next_multiple_of(self.window.page_size.get())
     }
 
-    fn to_come(&self, max_new_tokens: usize) -> usize {
+    fn for_decode(&self, max_new_tokens: usize) -> usize {
         let most = max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
         most.min(self.window.tail_tokens())
     }

@@ -157,21 +157,6 @@ impl Scheduler {
         }
     }
 
-    fn attach_windows(&mut self, seqs: &[SeqId], windows: WindowPages) {
-        let mut windows = windows.one_by_one();
-        for seq in seqs {
-            let sequence = &mut self.requests[*seq];
-            let is_alive = !sequence.has_ended;
-            let kv = sequence.held_kv_mut();
-            let own = kv.windows.as_mut();
-            let page = own.and_then(|own| own.take_next(&mut windows));
-            let page = page.expect("a window page was granted to each");
-            if is_alive {
-                self.pipeline.append_windows(kv.row, &[page]);
-            }
-        }
-    }
-
     fn append_pages(&mut self, seq: SeqId, pages: Pages, windows: WindowPages) {
         let sequence = &mut self.requests[seq];
         let is_alive = !sequence.has_ended;

@@ -73,6 +73,22 @@ impl Scheduler {
         std::mem::take(&mut self.left_windows)
     }
 
+    /// Gives those that grow the window page that comes with their page.
+    pub(super) fn attach_windows(&mut self, seqs: &[SeqId], windows: WindowPages) {
+        let mut windows = windows.one_by_one();
+        for seq in seqs {
+            let sequence = &mut self.requests[*seq];
+            let is_alive = !sequence.has_ended;
+            let kv = sequence.held_kv_mut();
+            let own = kv.windows.as_mut();
+            let page = own.and_then(|own| own.take_next(&mut windows));
+            let page = page.expect("a window page was granted to each");
+            if is_alive {
+                self.pipeline.append_windows(kv.row, &[page]);
+            }
+        }
+    }
+
     /// Window pages that a plan could be granted now, beside those that it gives back.
     pub(super) fn has_windows_for(&self, growing: usize) -> bool {
         let free = self.memory.free_windows() + self.left_windows.len();

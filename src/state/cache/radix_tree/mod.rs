@@ -328,6 +328,9 @@ impl RadixTree {
         };
         let edge = Edge::new(new, pages, n_given, self.page_size);
         let leaf = self.add_leaf(deepest, walk.tag, edge, key_use, tokens.len());
+        if self.windows.is_some() {
+            self.outgrow(deepest);
+        }
         (leaf, walk.tokens)
     }
 

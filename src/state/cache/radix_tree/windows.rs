@@ -4,7 +4,8 @@
 //! - A node may lose its window pages and keep the others. A match ends at the deepest node behind which everything is
 //!   there that a sequence sees of the prefix when it goes on.
 //! - A lock keeps the window pages at the end of its path only. Whoever takes one makes a node begin where these begin.
-//! - Window pages that are at the end of nothing go first, then those that were not used for longest.
+//! - Window pages that are at the end of nothing go first, then those before boundaries that prompts are likely to go on
+//!   from, last those before the ends of paths; in each part those that were not used for longest.
 
 use std::collections::BTreeSet;
 
@@ -42,10 +43,21 @@ struct NodeWindow {
 /// What a node's window pages are kept for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
-    /// A prompt is likely to go on from where they end, or not far behind.
-    is_tail: bool,
+    place: Place,
     /// A reading of the tree's clock.
     last_used: u64,
+}
+
+/// Where on a path window pages are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// Before nothing that a prompt is known to go on from.
+    #[default]
+    Inside,
+    /// Before a place where prompts have ended or parted.
+    Boundary,
+    /// Before the end of a path.
+    End,
 }
 
 impl Windows {
@@ -218,16 +230,7 @@ impl RadixTree {
 
     /// Keeps the window pages at the end of a node's path, which are young now.
     pub(super) fn lock_windows(&mut self, node: u32) {
-        let now = self.clock;
-        for at in self.tail_of(node) {
-            self.change_windows(at, |held| {
-                held.locks += 1;
-                held.worth = Worth {
-                    is_tail: true,
-                    last_used: now,
-                };
-            });
-        }
+        self.use_tail(node, 1);
     }
 
     pub(super) fn unlock_windows(&mut self, node: u32) {
@@ -239,18 +242,30 @@ impl RadixTree {
         }
     }
 
-    /// Prompts are likely to go on from the end of a node.
-    fn value_tail(&mut self, node: u32) {
-        if node == NO_NODE || self.arena[node].is_root() {
-            return;
-        }
-        let now = self.clock;
+    /// Prompts are likely to go on from the end of a node, or one that locks it does.
+    fn use_tail(&mut self, node: u32, locks: u32) {
+        let last_used = self.clock;
+        let place = match self.arena[node].n_children {
+            0 => Place::End,
+            _ => Place::Boundary,
+        };
         for at in self.tail_of(node) {
             self.change_windows(at, |held| {
-                held.worth = Worth {
-                    is_tail: true,
-                    last_used: now,
-                };
+                held.locks += locks;
+                let place = place.max(held.worth.place);
+                held.worth = Worth { place, last_used };
+            });
+        }
+    }
+
+    /// A path goes on behind a node that was its end.
+    pub(super) fn outgrow(&mut self, node: u32) {
+        if self.windows.is_none() || self.arena[node].is_root() || self.arena[node].n_children > 1 {
+            return;
+        }
+        for at in self.tail_of(node) {
+            self.change_windows(at, |held| {
+                held.worth.place = held.worth.place.min(Place::Boundary);
             });
         }
     }
@@ -350,7 +365,9 @@ impl RadixTree {
             if let Some(tokens) = key.tokens.get(..self.page_size.floor(*boundary)) {
                 let key = Key { tokens, ..key };
                 let (node, _) = self.insert_key(key, 0, &mut Pages::empty(), uncounted);
-                self.value_tail(node);
+                if node != NO_NODE && !self.arena[node].is_root() {
+                    self.use_tail(node, 0);
+                }
             }
         }
     }
