@@ -55,7 +55,7 @@ keys::keys! {
         #[flag(MODEL)]
         load_format: LoadFormat = LoadFormat::Auto,
         /// Format in which the model writes tool calls: qwen25, qwen, hermes, qwen3_coder, llama3, pythonic, mistral, lfm2,
-        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss; auto chooses by the model's chat template and vocabulary,
+        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss, granite, phi4_mini_json; auto chooses by the model's chat template and vocabulary,
         /// none leaves calls in the text.
         #[flag(MODEL.takes("NAME"))]
         tool_call_parser: String = "auto".to_owned(),

@@ -26,6 +26,7 @@ pub(super) fn trigger(format: ToolFormat) -> &'static str {
         ToolFormat::Lfm2 => "<|tool_call_start|>",
         ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => "<｜tool▁calls▁begin｜>",
         ToolFormat::GptOss => "<|channel|>",
+        ToolFormat::Granite | ToolFormat::Phi4Mini => "<|tool_call|>",
         ToolFormat::Mistral => "[TOOL_CALLS]",
         ToolFormat::Llama3 => "<|python_tag|>",
         ToolFormat::Pythonic => "<|python_start|>",
@@ -136,6 +137,14 @@ impl Calls<'_> {
                     Part::text("<｜tool▁calls▁end｜>"),
                 ]))
             }
+            ToolFormat::Granite | ToolFormat::Phi4Mini => {
+                let calls = choice(self.each(&mut |tool| self.object(tool, "arguments"))?);
+                Ok(Part::Sequence(vec![
+                    Part::text("["),
+                    self.in_parallel(calls, ", "),
+                    Part::text(self.end_of_list()),
+                ]))
+            }
             ToolFormat::GptOss => Err(messages::alone()),
             ToolFormat::Pythonic => {
                 let calls = choice(self.each(&mut |tool| self.pythonic(tool, ""))?);
@@ -224,6 +233,13 @@ impl Calls<'_> {
                 separator: Part::text(self.between_deepseeks()),
                 end: Part::text("<｜tool▁calls▁end｜>"),
             },
+            ToolFormat::Granite | ToolFormat::Phi4Mini => Form {
+                begin: Part::text("<|tool_call|>["),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
+                separator: Part::text(", "),
+                end: Part::text(self.end_of_list()),
+            },
             ToolFormat::GptOss => return Err(messages::alone()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
@@ -300,6 +316,14 @@ impl Calls<'_> {
             self.arguments(tool)?,
             Part::text(format!("{end}<｜tool▁call▁end｜>")),
         ]))
+    }
+
+    /// The end of a list of objects after `<|tool_call|>`.
+    fn end_of_list(&self) -> &'static str {
+        match self.format {
+            ToolFormat::Phi4Mini => "]<|/tool_call|>",
+            _ => "]",
+        }
     }
 
     fn between_deepseeks(&self) -> &'static str {

@@ -29,6 +29,10 @@ pub enum ToolFormat {
     DeepSeekV31,
     /// Messages to `functions.NAME`: gpt-oss.
     GptOss,
+    /// A list of JSON objects after `<|tool_call|>`: Granite 3.
+    Granite,
+    /// The same, up to `<|/tool_call|>`: Phi-4-mini.
+    Phi4Mini,
 }
 
 /// How a model writes its thoughts.
@@ -53,18 +57,20 @@ pub struct OutputFormats {
     pub reasoning: Option<ReasoningFormat>,
 }
 
-/// SGLang's names for `--tool-call-parser`.
-const TOOL_NAMES: [(&str, ToolFormat); 14] = [
+/// SGLang's names for `--tool-call-parser`, and vLLM's where SGLang has none.
+const TOOL_NAMES: [(&str, ToolFormat); 16] = [
     ("deepseekv3", ToolFormat::DeepSeekV3),
     ("deepseekv31", ToolFormat::DeepSeekV31),
     ("glm", ToolFormat::Glm45),
     ("glm45", ToolFormat::Glm45),
     ("glm47", ToolFormat::Glm47),
     ("gpt-oss", ToolFormat::GptOss),
+    ("granite", ToolFormat::Granite),
     ("hermes", ToolFormat::Hermes),
     ("lfm2", ToolFormat::Lfm2),
     ("llama3", ToolFormat::Llama3),
     ("mistral", ToolFormat::Mistral),
+    ("phi4_mini_json", ToolFormat::Phi4Mini),
     ("pythonic", ToolFormat::Pythonic),
     ("qwen", ToolFormat::Hermes),
     ("qwen25", ToolFormat::Hermes),
@@ -131,6 +137,8 @@ impl ToolFormat {
             // The text after the separator tells which of the two it is.
             Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,
             Self::GptOss => &syntax::HARMONY,
+            // Either may close its list or not.
+            Self::Granite | Self::Phi4Mini => &syntax::TAGGED_LIST,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
 /// Pieces of garbage.
-const PARTS: [&str; 75] = [
+const PARTS: [&str; 77] = [
     "a",
     "é",
     "😀",
@@ -79,12 +79,14 @@ const PARTS: [&str; 75] = [
     "<|end|>",
     "<|call|>",
     "<|return|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
     "assistant",
     "analysis",
     "to=functions.f",
 ];
 
-const TOOLS: [ToolFormat; 11] = [
+const TOOLS: [ToolFormat; 13] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
@@ -96,6 +98,8 @@ const TOOLS: [ToolFormat; 11] = [
     ToolFormat::DeepSeekV3,
     ToolFormat::DeepSeekV31,
     ToolFormat::GptOss,
+    ToolFormat::Granite,
+    ToolFormat::Phi4Mini,
 ];
 
 fn garbage(rng: &mut fastrand::Rng) -> String {

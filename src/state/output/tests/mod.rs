@@ -1,6 +1,7 @@
 mod deepseek;
 mod glm;
 mod gpt_oss;
+mod granite;
 mod hermes;
 mod lfm2;
 mod llama3;
