@@ -1,8 +1,9 @@
 //! Grouped-query attention, as most families have it.
 
 use crate::error::LoadError;
+use crate::kernels::rope::{PositionScale, Rope};
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
-use crate::model::blocks::Mixed;
+use crate::model::blocks::{Mixed, add_projected};
 use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
 use crate::state::pool::kv_layout::Values;
@@ -20,10 +21,14 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
+    /// Positions rotate queries and keys.
+    pub rotates: bool,
+    /// Factor on queries, by their positions.
+    pub query_scale: Option<PositionScale>,
 }
 
 impl AttentionSpec {
-    /// Biases and window as the configuration has them for a layer, and nothing more.
+    /// Biases, window and rotation as the configuration has them for a layer, and nothing more.
     pub fn plain(config: &ModelConfig, layer: usize) -> Self {
         Self {
             qkv_bias: config.bias.qkv,
@@ -31,6 +36,8 @@ impl AttentionSpec {
             qk_norm: false,
             sinks: false,
             window: config.windows[layer],
+            rotates: config.rotated[layer],
+            query_scale: None,
         }
     }
 }
@@ -40,6 +47,10 @@ pub struct Attention<B: Backend> {
     layer: usize,
     heads: HeadShape,
     qkv: QkvWeights<B>,
+    /// The rotation that turns nothing, in a layer that has no other.
+    unrotated: Option<B::Rope>,
+    query_scale: Option<PositionScale>,
+    residual_scale: Option<f32>,
     /// The projection to gates on the result.
     gate: Option<Linear<B>>,
     sinks: Option<B::Vector>,
@@ -95,6 +106,12 @@ impl<B: Backend> Attention<B> {
             layer,
             heads,
             qkv,
+            unrotated: match spec.rotates {
+                true => None,
+                false => Some(loader.rope_of(&Rope::none())),
+            },
+            query_scale: spec.query_scale,
+            residual_scale: loader.config().residual_scale,
             gate,
             sinks,
             o,
@@ -114,8 +131,16 @@ impl<B: Backend> Attention<B> {
         rotations: &B::Tensor,
         batch: &B::Batch,
     ) -> Mixed<B> {
+        let none = self.unrotated.as_ref();
+        let none = none.map(|none| backend.rotations(none, batch));
+        let rotations = none.as_ref().unwrap_or(rotations);
+        let (qkv, heads) = (&self.qkv, &self.heads);
+        let mut rows = backend.project_qkv(normed, qkv, heads, rotations, self.layer, batch);
+        if let Some(scale) = self.query_scale {
+            backend.scale_by_position(&mut rows, scale, batch);
+        }
         Mixed {
-            rows: backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch),
+            rows,
             gate: self.gate.as_ref().map(|gate| backend.project(normed, gate)),
         }
     }
@@ -130,6 +155,6 @@ impl<B: Backend> Attention<B> {
             }
             Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
         };
-        backend.project_add(x, &attended, &self.o);
+        add_projected(backend, x, &attended, &self.o, self.residual_scale);
     }
 }

@@ -249,6 +249,8 @@ pub struct Ends<B: Backend> {
     embedding: B::Matrix,
     rope: B::Rope,
     norm: Norm<B>,
+    embedding_scale: Option<f32>,
+    logits_divisor: Option<f32>,
     /// `None` when the output projection is the embedding.
     lm_head: Option<B::Matrix>,
 }
@@ -262,6 +264,8 @@ impl<B: Backend> Ends<B> {
             embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
             rope: loader.rope(),
             norm: Norm::load(loader, "model.norm", hidden)?,
+            embedding_scale: loader.config().embedding_scale,
+            logits_divisor: loader.config().logits_divisor,
             lm_head: match tied {
                 true => None,
                 false => Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?),
@@ -271,16 +275,21 @@ impl<B: Backend> Ends<B> {
 
     /// Begins a step: the embedded tokens, and the rotations of their positions.
     pub fn embed(&self, backend: &mut B, batch: &B::Batch) -> (B::Tensor, B::Tensor) {
-        (
-            backend.embed(&self.embedding, batch),
-            backend.rotations(&self.rope, batch),
-        )
+        let mut x = backend.embed(&self.embedding, batch);
+        if let Some(scale) = self.embedding_scale {
+            backend.scale(&mut x, scale);
+        }
+        (x, backend.rotations(&self.rope, batch))
     }
 
     /// Ends a step for the rows `tokens` of the residual stream.
     pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         let vocab = self.lm_head.as_ref().unwrap_or(&self.embedding);
-        backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab)
+        let mut logits = backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab);
+        if let Some(divisor) = self.logits_divisor {
+            backend.scale(&mut logits, divisor.recip());
+        }
+        logits
     }
 
     /// The rows `tokens` of the residual stream, normed.
@@ -320,6 +329,7 @@ impl<B: Backend> Norm<B> {
 pub struct Mlp<B: Backend> {
     gate_up: Linear<B>,
     down: Linear<B>,
+    residual_scale: Option<f32>,
 }
 
 impl<B: Backend> Mlp<B> {
@@ -342,13 +352,31 @@ impl<B: Backend> Mlp<B> {
         Ok(Self {
             gate_up: loader.linear(&gate_up, hidden, bias)?,
             down: loader.linear(&[(name("down_proj"), hidden)], width, bias)?,
+            residual_scale: loader.config().residual_scale,
         })
     }
 
     /// Adds the MLP of `normed` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
         let gated = backend.gated_silu(normed, &self.gate_up, &self.down.weight);
-        backend.project_add(x, &gated, &self.down);
+        add_projected(backend, x, &gated, &self.down, self.residual_scale);
+    }
+}
+
+/// Adds a projection, times a factor if there is one, to the residual stream `x`.
+pub fn add_projected<B: Backend>(
+    backend: &mut B,
+    x: &mut B::Tensor,
+    operand: &B::Operand,
+    projection: &Linear<B>,
+    scale: Option<f32>,
+) {
+    match scale {
+        None => backend.project_add(x, operand, projection),
+        Some(scale) => {
+            let projected = backend.project(operand, projection);
+            backend.add_scaled(x, &projected, scale);
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 14] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
@@ -39,6 +39,8 @@ const MODELS: [&str; 12] = [
     "tests/fixtures/models/deepseek-v2",
     "tests/fixtures/models/glm4-moe-lite",
     "tests/fixtures/models/gpt-oss",
+    "tests/fixtures/models/granite",
+    "tests/fixtures/models/phi3-longrope",
 ];
 
 /// Layers of these keep a state, and a prompt goes on only where one was saved.

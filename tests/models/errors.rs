@@ -90,12 +90,16 @@ fn unknown_architecture_lists_the_known_ones() {
                 "DeepseekV3ForCausalLM",
                 "Glm4MoeLiteForCausalLM",
                 "GptOssForCausalLM",
+                "GraniteForCausalLM",
                 "LlamaForCausalLM",
+                "Ministral3ForCausalLM",
                 "MistralForCausalLM",
                 "MixtralForCausalLM",
+                "Phi3ForCausalLM",
                 "Qwen2ForCausalLM",
                 "Qwen3ForCausalLM",
                 "Qwen3MoeForCausalLM",
+                "SmolLM3ForCausalLM",
             ] {
                 assert!(supported.contains(known), "{supported}");
             }

@@ -334,6 +334,9 @@ fn every_instruction_set_is_invariant() {
                     "gpt-oss",
                     "lfm2",
                     "qwen3-5",
+                    "granite",
+                    "phi3-longrope",
+                    "ministral3",
                 ]
                 .map(|name| (name, quantization))
             });

@@ -20,6 +20,7 @@ mod int4;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod longrope;
 mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]

@@ -20,6 +20,8 @@ pub(super) struct Limits {
     pub(super) hidden_size: usize,
     /// States that can be granted; `None` where no layer keeps one.
     pub(super) n_state_slots: Option<usize>,
+    /// The length above which a row rotates as long ones do; `None` where all rotate alike.
+    pub(super) long_above: Option<usize>,
 }
 
 /// What a row will be once the plan's starts and table edits are applied.

@@ -193,6 +193,7 @@ impl CpuExecutor {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
             n_state_slots: keeps_states.then_some(options.n_state_slots),
+            long_above: config.rope.long_above(),
         };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
@@ -272,6 +273,8 @@ impl CpuExecutor {
         let n_pages = prompt.len().div_ceil(self.page_size);
         let greedy = SamplingParams {
             temperature: 0.0,
+            // The prompt is all that there will be.
+            max_new_tokens: 0,
             ..Default::default()
         };
         let start = RowStart {
@@ -386,6 +389,9 @@ impl CpuExecutor {
             .push(work.row, first, tokens, self.backend.table());
         if let Some(run) = self.rows.take_vectors(work, first_token) {
             self.batch.place_vectors(run);
+        }
+        if self.rows.row(work.row).is_long {
+            self.batch.rotate_long();
         }
         if let Some(live) = self.rows.row(work.row).live {
             self.batch.keep_state(live, &work.saves);

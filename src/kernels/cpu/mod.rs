@@ -62,7 +62,7 @@ use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::Rope;
+use crate::kernels::rope::{PositionScale, Rope};
 use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::StateStart;
@@ -275,11 +275,19 @@ impl Backend for CpuBackend {
         rowwise::embed(&mut self.pool, table, batch, out)
     }
 
+    fn scale(&mut self, x: &mut Tensor, factor: f32) {
+        rowwise::scale(&mut self.pool, x, |_| factor);
+    }
+
+    fn scale_by_position(&mut self, x: &mut Tensor, scale: PositionScale, batch: &CpuBatch) {
+        rowwise::scale(&mut self.pool, x, |row| scale.at(batch.positions[row]));
+    }
+
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
         let out = self
             .scratch
             .tensor(batch.n_tokens(), 2 * rope.inv_freq.len());
-        rowwise::rotations(&mut self.pool, rope, &batch.positions, out)
+        rowwise::rotations(&mut self.pool, rope, batch, out)
     }
 
     fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32, reader: &Stack) -> Operand {
@@ -402,6 +410,10 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn add_scaled(&mut self, residual: &mut Tensor, x: &Tensor, factor: f32) {
+        rowwise::add_scaled(&mut self.pool, residual, x, factor);
     }
 
     fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {

@@ -66,7 +66,11 @@ impl ExpertsConfig {
             | Architecture::Llama
             | Architecture::Mistral
             | Architecture::Qwen2
-            | Architecture::Qwen3 => return Ok(None),
+            | Architecture::Qwen3
+            | Architecture::Granite
+            | Architecture::SmolLm3
+            | Architecture::Phi3
+            | Architecture::Ministral3 => return Ok(None),
         };
         let Some(experts) = read.filter(|experts| experts.layers.contains(&true)) else {
             return Ok(None);

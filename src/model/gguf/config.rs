@@ -13,7 +13,7 @@ use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
-use super::{vocabulary, windows};
+use super::{scales, vocabulary, windows};
 use crate::error::LoadError;
 use crate::model::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
@@ -22,7 +22,7 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 11] = [
+const ARCHITECTURES: [(&str, Architecture); 15] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -34,6 +34,10 @@ const ARCHITECTURES: [(&str, Architecture); 11] = [
     ("lfm2moe", Architecture::Lfm2Moe),
     ("deepseek2", Architecture::DeepseekV3),
     ("gpt-oss", Architecture::GptOss),
+    ("granite", Architecture::Granite),
+    ("smollm3", Architecture::SmolLm3),
+    ("phi3", Architecture::Phi3),
+    ("mistral3", Architecture::Ministral3),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -136,7 +140,7 @@ impl<'a> Keys<'a> {
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
     let (keys, architecture) = architecture(metadata)?;
-    refuse_unsupported(&keys)?;
+    refuse_unsupported(&keys, architecture)?;
     let num_hidden_layers = recurrent::layers(&keys)?;
     let experts = experts(gguf, &keys, architecture, num_hidden_layers)?;
     // Mixtral's files differ from Llama's in having experts.
@@ -177,6 +181,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         )
     };
     let vocab_size = vocab_size(gguf)?;
+    let scales = scales::read(&keys, architecture, max_position_embeddings)?;
     Ok(ModelConfig {
         architecture,
         vocab_size,
@@ -198,6 +203,12 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent,
         rotary_dim,
+        rotated: windows::rotated(architecture, num_hidden_layers),
+        embedding_scale: scales.embedding,
+        residual_scale: scales.residual,
+        score_scale: scales.scores,
+        logits_divisor: scales.logits_divisor,
+        query_scale: scales.queries,
         sinks: architecture == Architecture::GptOss,
         windows: windows::read(&keys, architecture, num_hidden_layers)?,
         max_position_embeddings,
@@ -236,7 +247,7 @@ fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), Load
     Ok((keys, *architecture))
 }
 
-fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
+fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(), LoadError> {
     for (name, supported) in CHOICES {
         let choice = keys.metadata.flag(&keys.key(name))?;
         if let Some(choice) = choice.filter(|choice| *choice != supported) {
@@ -244,7 +255,8 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
             return Err(keys.error(name, reason));
         }
     }
-    for (name, neutral) in NEUTRAL {
+    let own = scales::keys_of(architecture);
+    for (name, neutral) in NEUTRAL.iter().filter(|(name, _)| !own.contains(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
             return Err(keys.error(
@@ -257,7 +269,7 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
 }
 
 /// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in the families of
-/// Qwen3.5 the first elements.
+/// Qwen3.5 and in Phi-3 the first elements.
 fn head_dims(
     keys: &Keys<'_>,
     architecture: Architecture,
@@ -273,7 +285,10 @@ fn head_dims(
     const ROTARY: &str = "rope.dimension_count";
     let partial = matches!(
         architecture,
-        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next
+        Architecture::Qwen35
+            | Architecture::Qwen35Moe
+            | Architecture::Qwen3Next
+            | Architecture::Phi3
     );
     let rotary_dim = match keys.size(ROTARY, 0..=head_dim)?.filter(|_| partial) {
         None => head_dim,

@@ -13,6 +13,7 @@ use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
+use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 use crate::kernels::{Backend, Expert, Gate, Linear};
 use crate::model::config::ModelConfig;
@@ -388,6 +389,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         let config = self.config();
         self.backend
             .rope(&config.rope.frequencies(config.rotary_dim))
+    }
+
+    /// Makes another rotation.
+    pub fn rope_of(&mut self, rope: &Rope) -> B::Rope {
+        self.backend.rope(rope)
     }
 
     fn report(&mut self, bytes: usize) {
