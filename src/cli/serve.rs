@@ -205,6 +205,7 @@ mod tests {
             max_running_requests: 4,
             vocab_size: 100,
             hidden_size: None,
+            long_above: None,
             eos_token_ids: Vec::new(),
             generation: Default::default(),
             memory: None,

@@ -62,8 +62,8 @@ keys::keys! {
         #[flag(MODEL)]
         load_format: LoadFormat = LoadFormat::Auto,
         /// Format in which the model writes tool calls: qwen25, qwen, hermes, qwen3_coder, llama3, pythonic, mistral, lfm2,
-        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss, gemma4; auto chooses by the model's chat template and
-        /// vocabulary, none leaves calls in the text.
+        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss, gemma4, granite, phi4_mini_json; auto chooses by the model's
+        /// chat template and vocabulary, none leaves calls in the text.
         #[flag(MODEL.takes("NAME"))]
         tool_call_parser: String = "auto".to_owned(),
         /// Format in which the model writes its reasoning: qwen3, qwen3-thinking, deepseek-r1, deepseek-v3, glm45, gpt-oss,

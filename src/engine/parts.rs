@@ -70,6 +70,9 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// Values in a vector that stands in the place of a token; `None` for an executor that takes none.
     pub hidden_size: Option<usize>,
+    /// The length above which the executor rotates a sequence as long ones, prompt and longest output together; `None` where
+    /// all rotate alike.
+    pub long_above: Option<usize>,
     /// Tokens that end an output.
     pub eos_token_ids: Vec<u32>,
     /// The model's own sampling defaults.
@@ -145,6 +148,7 @@ impl EngineParts {
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
             hidden_size: Some(model.config.hidden_size),
+            long_above: model.config.rope.long_above(),
             eos_token_ids,
             generation,
             memory: Some(memory),
@@ -240,6 +244,7 @@ impl EngineParts {
                 capacity_tokens: page_size.tokens_in(limits.total_pages),
                 page_size,
             },
+            long_above: info.long_above,
             client_backlog_bytes: config.client_backlog_bytes,
             max_logprob_entries: config.max_logprob_entries,
             timeouts: config.request_timeouts(),

@@ -22,7 +22,7 @@ use self::dtype::MatrixRole;
 use self::latent::{LatentShape, LatentWeights};
 use self::random::RandomTensor;
 use self::recurrent::{DeltaNetWeights, GatedConvWeights};
-use self::rope::Rope;
+use self::rope::{PositionScale, Rope};
 use self::routing::Routing;
 use self::tensor_view::TensorView;
 use crate::state::pool::kv_layout::Values;
@@ -122,11 +122,22 @@ pub trait Backend {
         batch: &Self::Batch,
     ) -> Self::Tensor;
 
+    /// Multiplies every element with a number.
+    fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
+
+    /// Multiplies each token's row with what its position asks for.
+    fn scale_by_position(
+        &mut self,
+        x: &mut Self::Tensor,
+        scale: PositionScale,
+        batch: &Self::Batch,
+    );
+
     /// Computes cos and sin of each token's position, once for all layers.
     ///
     /// # Shapes
     /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. The width is
-    /// that of a head, or of its first elements, where only these rotate.
+    /// that of a head, or of its first elements, where only these rotate; zero where none does.
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
     /// Divides each row by its root mean square and multiplies it by `weight`. `reader` is multiplied with the result.
@@ -283,6 +294,9 @@ pub trait Backend {
 
     /// Replaces each element by `cap * tanh(element / cap)`.
     fn soft_cap(&mut self, x: &mut Self::Tensor, cap: f32);
+
+    /// Adds `x` times a number to the residual stream.
+    fn add_scaled(&mut self, residual: &mut Self::Tensor, x: &Self::Tensor, factor: f32);
 
     /// Encodes activations for products with `reader`.
     fn operand(&mut self, x: &Self::Tensor, reader: &Self::Matrix) -> Self::Operand;

@@ -1,8 +1,9 @@
 //! Grouped-query attention, as most families have it.
 
 use crate::error::LoadError;
+use crate::kernels::rope::{PositionScale, Rope};
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights, QueryWeights};
-use crate::model::blocks::{Mixed, Norm, Rotations};
+use crate::model::blocks::{Mixed, Norm, Rotations, add_projected};
 use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
 use crate::state::pool::kv_layout::Values;
@@ -24,10 +25,14 @@ pub struct AttentionSpec {
     pub post_norm: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
+    /// Positions rotate queries and keys.
+    pub rotates: bool,
+    /// Factor on queries, by their positions.
+    pub query_scale: Option<PositionScale>,
 }
 
 impl AttentionSpec {
-    /// Biases and window as the configuration has them for a layer, and nothing more.
+    /// Biases, window and rotation as the configuration has them for a layer, and nothing more.
     pub fn plain(config: &ModelConfig, layer: usize) -> Self {
         Self {
             qkv_bias: config.bias.qkv,
@@ -37,6 +42,8 @@ impl AttentionSpec {
             sinks: false,
             post_norm: false,
             window: config.windows[layer],
+            rotates: config.rotated[layer],
+            query_scale: None,
         }
     }
 }
@@ -47,6 +54,10 @@ pub struct Attention<B: Backend> {
     layer: usize,
     heads: HeadShape,
     input: Input<B>,
+    /// The rotation that turns nothing, in a layer that has no other.
+    unrotated: Option<B::Rope>,
+    query_scale: Option<PositionScale>,
+    residual_scale: Option<f32>,
     /// The projection to gates on the result.
     gate: Option<Linear<B>>,
     sinks: Option<B::Vector>,
@@ -153,6 +164,12 @@ impl<B: Backend> Attention<B> {
             layer: source,
             heads,
             input,
+            unrotated: match spec.rotates {
+                true => None,
+                false => Some(loader.rope_of(&Rope::none())),
+            },
+            query_scale: spec.query_scale,
+            residual_scale: loader.config().residual_scale,
             gate,
             sinks,
             o,
@@ -179,16 +196,23 @@ impl<B: Backend> Attention<B> {
         rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
-        let rotations = rotations.within(self.heads.window);
+        let none = self.unrotated.as_ref();
+        let none = none.map(|none| backend.rotations(none, batch));
+        let rotations = none
+            .as_ref()
+            .unwrap_or_else(|| rotations.within(self.heads.window));
+        let heads = &self.heads;
+        let mut rows = match &self.input {
+            Input::Qkv(weights) => {
+                backend.project_qkv(normed, weights, heads, rotations, self.layer, batch)
+            }
+            Input::Queries(weights) => backend.project_queries(normed, weights, heads, rotations),
+        };
+        if let Some(scale) = self.query_scale {
+            backend.scale_by_position(&mut rows, scale, batch);
+        }
         Mixed {
-            rows: match &self.input {
-                Input::Qkv(weights) => {
-                    backend.project_qkv(normed, weights, &self.heads, rotations, self.layer, batch)
-                }
-                Input::Queries(weights) => {
-                    backend.project_queries(normed, weights, &self.heads, rotations)
-                }
-            },
+            rows,
             gate: self.gate.as_ref().map(|gate| backend.project(normed, gate)),
         }
     }
@@ -204,7 +228,7 @@ impl<B: Backend> Attention<B> {
             Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
         };
         match &self.post_norm {
-            None => backend.project_add(x, &attended, &self.o),
+            None => add_projected(backend, x, &attended, &self.o, self.residual_scale),
             Some(norm) => {
                 let projected = backend.project(&attended, &self.o);
                 norm.add(backend, x, &projected);

@@ -320,6 +320,7 @@ impl<B: Backend> Layer<B> {
 /// What stands before the first layer and after the last one.
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
+    /// Factor on embeddings of tokens, and not on vectors of a prompt.
     embedding_scale: Option<f32>,
     /// What makes inputs of all layers beside the embedding.
     inputs: Option<InputTable<B>>,
@@ -327,6 +328,9 @@ pub struct Ends<B: Backend> {
     /// That of layers with windows, where it is another one.
     window_rope: Option<B::Rope>,
     norm: Norm<B>,
+    /// Factor on embeddings of tokens and on vectors of a prompt.
+    input_scale: Option<f32>,
+    logits_divisor: Option<f32>,
     /// `None` when the output projection is the embedding.
     lm_head: Option<B::Matrix>,
     /// Logits bend towards this.
@@ -356,9 +360,10 @@ impl<B: Backend> Ends<B> {
     pub fn load(loader: &mut Loader<'_, B>) -> Result<Self, LoadError> {
         let (vocab, hidden) = (loader.config().vocab_size, loader.config().hidden_size);
         let tied = loader.config().tie_word_embeddings;
+        let is_gemma = loader.config().gemma.is_some();
         Ok(Self {
             embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
-            embedding_scale: loader.embedding_scale(),
+            embedding_scale: loader.embedding_scale().filter(|_| is_gemma),
             inputs: match loader.config().layer_inputs() {
                 Some(inputs) => Some(InputTable::load(loader, inputs)?),
                 None => None,
@@ -366,6 +371,8 @@ impl<B: Backend> Ends<B> {
             rope: loader.rope(),
             window_rope: loader.window_rope(),
             norm: Norm::load(loader, "model.norm", hidden)?,
+            input_scale: loader.embedding_scale().filter(|_| !is_gemma),
+            logits_divisor: loader.config().logits_divisor,
             lm_head: match tied {
                 true => None,
                 false => Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?),
@@ -384,7 +391,10 @@ impl<B: Backend> Ends<B> {
         backend: &mut B,
         batch: &B::Batch,
     ) -> (B::Tensor, Rotations<B>, Option<B::Tensor>) {
-        let x = backend.embed(&self.embedding, self.embedding_scale, batch);
+        let mut x = backend.embed(&self.embedding, self.embedding_scale, batch);
+        if let Some(scale) = self.input_scale {
+            backend.scale(&mut x, scale);
+        }
         let table = self.inputs.as_ref();
         let inputs = table.map(|table| table.inputs(backend, &x, batch));
         (x, self.rotations(backend, batch), inputs)
@@ -405,6 +415,9 @@ impl<B: Backend> Ends<B> {
         let mut logits = backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab);
         if let Some(cap) = self.logits_cap {
             backend.soft_cap(&mut logits, cap);
+        }
+        if let Some(divisor) = self.logits_divisor {
+            backend.scale(&mut logits, divisor.recip());
         }
         logits
     }
@@ -469,6 +482,7 @@ pub struct Mlp<B: Backend> {
     post_norm: Option<Norm<B>>,
     /// What is added to its result before that.
     side: Option<SideExperts<B>>,
+    residual_scale: Option<f32>,
 }
 
 impl<B: Backend> Mlp<B> {
@@ -494,6 +508,7 @@ impl<B: Backend> Mlp<B> {
             down: loader.linear(&[(name("down_proj"), hidden)], width, bias)?,
             post_norm: None,
             side: None,
+            residual_scale: loader.config().residual_scale,
         })
     }
 
@@ -501,7 +516,7 @@ impl<B: Backend> Mlp<B> {
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
         let gated = self.gated(backend, normed);
         match &self.post_norm {
-            None => backend.project_add(x, &gated, &self.down),
+            None => add_projected(backend, x, &gated, &self.down, self.residual_scale),
             Some(norm) => {
                 let projected = backend.project(&gated, &self.down);
                 let made = match &self.side {
@@ -516,6 +531,23 @@ impl<B: Backend> Mlp<B> {
     /// What goes on to the projection down.
     fn gated(&self, backend: &mut B, normed: &B::Operand) -> B::Operand {
         backend.gated(normed, &self.gate_up, self.gate, &self.down.weight)
+    }
+}
+
+/// Adds a projection, times a factor if there is one, to the residual stream `x`.
+pub fn add_projected<B: Backend>(
+    backend: &mut B,
+    x: &mut B::Tensor,
+    operand: &B::Operand,
+    projection: &Linear<B>,
+    scale: Option<f32>,
+) {
+    match scale {
+        None => backend.project_add(x, operand, projection),
+        Some(scale) => {
+            let projected = backend.project(operand, projection);
+            backend.add_scaled(x, &projected, scale);
+        }
     }
 }
 

@@ -97,6 +97,7 @@ pub fn model_info(
         max_running_requests: memory.max_running_requests as usize,
         vocab_size: model.vocab_size,
         hidden_size: None,
+        long_above: None,
         eos_token_ids: Vec::new(),
         generation: GenerationConfig::default(),
         memory: Some(memory),

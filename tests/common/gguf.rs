@@ -53,7 +53,8 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
                 file = file.tensor(tensor);
             }
         }
-        let stored = name.replacen("model.language_model.", "model.", 1);
+        let stored = name.strip_prefix("language_model.").unwrap_or(name);
+        let stored = stored.replacen("model.language_model.", "model.", 1);
         let name = stored.as_str();
         if model.leaves_out(name) {
             continue;
@@ -109,14 +110,21 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
         let values = model.in_file_order(name, view.shape(), values);
         file = file.tensor(Tensor::f32(&model.file_name(name), &shape, &values));
     }
-    match model.divisors() {
-        Some(divisors) => file.tensor(Tensor::f32(
-            "rope_freqs.weight",
-            &[divisors.len()],
-            &divisors,
-        )),
-        None => file,
-    }
+    let both = ["short", "long"].into_iter().filter_map(|length| {
+        let divisors = model.rope[format!("{length}_factor")].as_array()?;
+        let divisors = divisors
+            .iter()
+            .map(|number| number.as_f64().unwrap() as f32);
+        Some((
+            format!("rope_factors_{length}.weight"),
+            divisors.collect::<Vec<f32>>(),
+        ))
+    });
+    let own = model.divisors();
+    let own = own.map(|divisors| ("rope_freqs.weight".to_owned(), divisors));
+    both.chain(own).fold(file, |file, (name, divisors)| {
+        file.tensor(Tensor::f32(&name, &[divisors.len()], &divisors))
+    })
 }
 
 /// Gates, and what they let through.
@@ -169,7 +177,7 @@ pub fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Parts of names in checkpoints and in files.
-const NAMES: [(&str, &str); 55] = [
+const NAMES: [(&str, &str); 57] = [
     ("model.embed_tokens", "token_embd"),
     ("model.embedding_norm", "token_embd_norm"),
     ("model.norm", "output_norm"),
@@ -203,6 +211,8 @@ const NAMES: [(&str, &str); 55] = [
     ("self_attn.k_layernorm", "attn_k_norm"),
     ("self_attn.sinks", "attn_sinks.weight"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
@@ -253,6 +263,10 @@ impl<'a> Model<'a> {
             "Gemma2ForCausalLM" => "gemma2",
             "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" => "gemma3",
             "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" => "gemma4",
+            "GraniteForCausalLM" => "granite",
+            "SmolLM3ForCausalLM" => "smollm3",
+            "Phi3ForCausalLM" => "phi3",
+            "Ministral3ForCausalLM" | "Mistral3ForConditionalGeneration" => "mistral3",
             other => panic!("{other}"),
         };
         let config = match &config["text_config"] {
@@ -354,6 +368,7 @@ impl<'a> Model<'a> {
         let own = self.rope["rope_theta"].as_f64();
         let default = match self.config["model_type"].as_str() {
             Some("mixtral" | "lfm2" | "lfm2_moe" | "gemma3_text" | "gemma4_text") => 1e6,
+            Some("smollm3") => 2e6,
             _ => 1e4,
         };
         own.or(self.config["rope_theta"].as_f64())
@@ -385,9 +400,12 @@ impl<'a> Model<'a> {
             .unwrap_or("default")
     }
 
-    /// Files of arch llama hold the two halves of a head of q and k as pairs.
+    /// Files of arch llama and its like hold the two halves of a head of q and k as pairs.
     fn in_file_order(&self, name: &str, shape: &[usize], values: Vec<f32>) -> Vec<f32> {
-        if self.architecture != "llama" || !(name.contains("q_proj") || name.contains("k_proj")) {
+        let paired = ["llama", "granite", "smollm3", "mistral3"];
+        if !paired.contains(&self.architecture)
+            || !(name.contains("q_proj") || name.contains("k_proj"))
+        {
             return values;
         }
         let (head, width) = (self.head_dim(), values.len() / shape[0]);

@@ -44,6 +44,7 @@ impl Model<'_> {
         let file = match self.architecture {
             "deepseek2" => self.latent(file),
             "gemma4" => self.two_sizes(file),
+            "phi3" => self.phi3(file),
             architecture => {
                 if architecture.starts_with("lfm2") {
                     self.short_conv(file)
@@ -60,6 +61,11 @@ impl Model<'_> {
                 &key("attention.sliding_window"),
                 self.size("sliding_window"),
             ),
+            "granite" => self.factors(file),
+            "mistral3" => {
+                let slope = self.rope["llama_4_scaling_beta"].as_f64().unwrap();
+                file.number(&key("attention.temperature_scale"), slope as f32)
+            }
             _ if self.has_delta_nets() => self.delta_net(file),
             _ if self.is_gemma() => self.gemma(file),
             _ => file,
@@ -82,11 +88,20 @@ impl Model<'_> {
                 let numbers = [
                     ("beta_fast", "yarn_beta_fast", 1.0),
                     ("beta_slow", "yarn_beta_slow", 1.0),
-                    // For this architecture alone.
-                    ("mscale_all_dim", "yarn_log_multiplier", 0.1),
+                    // For these architectures alone.
+                    (
+                        "mscale_all_dim",
+                        "yarn_log_multiplier",
+                        if self.architecture == "mistral3" {
+                            1.0
+                        } else {
+                            0.1
+                        },
+                    ),
                 ];
                 let written = numbers.into_iter().filter(|(ours, ..)| {
-                    *ours != "mscale_all_dim" || self.architecture == "deepseek2"
+                    let has_it = ["deepseek2", "mistral3"].contains(&self.architecture);
+                    *ours != "mscale_all_dim" || has_it
                 });
                 written.fold(file, |file, (ours, theirs, times)| {
                     match self.rope[ours].as_f64() {
@@ -161,6 +176,47 @@ impl Model<'_> {
         sizes
             .into_iter()
             .fold(file, |file, (name, size)| file.size(&key(name), size))
+    }
+
+    /// Granite's factors, those that are in the configuration.
+    fn factors(&self, file: File) -> File {
+        let factors = [
+            ("attention.scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ];
+        let given = factors
+            .into_iter()
+            .filter_map(|(name, ours)| Some((name, self.config[ours].as_f64()?)));
+        given.fold(file, |file, (name, factor)| {
+            file.number(&format!("granite.{name}"), factor as f32)
+        })
+    }
+
+    /// The keys of Phi-3, which has none for the size of a head.
+    fn phi3(&self, file: File) -> File {
+        let part = self.config["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+        let heads = self.size("num_attention_heads");
+        let rotary = (part * self.size("hidden_size") as f64) as usize / heads;
+        let context = self.size("max_position_embeddings");
+        let original = self.config["original_max_position_embeddings"].as_u64();
+        let original = original.map_or(4096, |original| original as usize);
+        let window = self.config["sliding_window"].as_u64().unwrap_or(0);
+        let file = file
+            .size(
+                "phi3.attention.head_count_kv",
+                self.size("num_key_value_heads"),
+            )
+            .size("phi3.rope.scaling.original_context_length", original)
+            .size("phi3.rope.dimension_count", rotary)
+            .size("phi3.attention.sliding_window", window as usize);
+        if self.rope["long_factor"].is_null() {
+            return file;
+        }
+        let scale = context as f64 / original as f64;
+        let factor = (1.0 + scale.ln() / (original as f64).ln()).sqrt();
+        file.number("phi3.rope.scaling.attn_factor", factor as f32)
     }
 
     /// The width of layers without experts; LFM2's is two thirds of it, stretched and rounded up.

@@ -26,7 +26,7 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 14] = [
+const MODELS: [&str; 16] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
@@ -41,6 +41,8 @@ const MODELS: [&str; 14] = [
     "tests/fixtures/models/gpt-oss",
     "tests/fixtures/models/gemma2",
     "tests/fixtures/models/gemma4",
+    "tests/fixtures/models/granite",
+    "tests/fixtures/models/phi3-longrope",
 ];
 
 /// Layers of these keep a state, and a prompt goes on only where one was saved.

@@ -66,6 +66,7 @@ impl Build {
             max_running_requests: self.rows,
             vocab_size: VOCAB as usize,
             hidden_size: self.hidden_size,
+            long_above: None,
             eos_token_ids: vec![EOS],
             generation: Default::default(),
             memory: None,

@@ -93,12 +93,16 @@ fn unknown_architecture_lists_the_known_ones() {
                 "Gemma4ForConditionalGeneration",
                 "Glm4MoeLiteForCausalLM",
                 "GptOssForCausalLM",
+                "GraniteForCausalLM",
                 "LlamaForCausalLM",
+                "Ministral3ForCausalLM",
                 "MistralForCausalLM",
                 "MixtralForCausalLM",
+                "Phi3ForCausalLM",
                 "Qwen2ForCausalLM",
                 "Qwen3ForCausalLM",
                 "Qwen3MoeForCausalLM",
+                "SmolLM3ForCausalLM",
             ] {
                 assert!(supported.contains(known), "{supported}");
             }

@@ -338,6 +338,9 @@ fn every_instruction_set_is_invariant() {
                     "gemma4-experts",
                     "lfm2",
                     "qwen3-5",
+                    "granite",
+                    "phi3-longrope",
+                    "ministral3",
                 ]
                 .map(|name| (name, quantization))
             });

@@ -21,6 +21,7 @@ mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
 mod kv_int8;
+mod longrope;
 mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]

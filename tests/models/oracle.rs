@@ -1,12 +1,14 @@
 //! Every family and rope variant against what transformers computed (tools/oracle).
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
 use souffleur::kernels::cpu::Isa;
 use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::state::sampling::SamplingParams;
 
 use crate::common::{
     append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start, with_states,
@@ -327,7 +329,12 @@ fn decoding_step_by_step_follows_the_oracle_until_its_first_unclear_token() {
             let row = index as u32 + 1;
             let n_prompt = prompt.tokens.len() as u32;
             let mut step = plan(0);
-            step.starts = vec![start(row, &prompt.tokens, prompt.tokens.len(), &greedy())];
+            // The longest that the sequence may become decides how it rotates.
+            let sampling = Arc::new(SamplingParams {
+                max_new_tokens: prompt.greedy.len() as u32,
+                ..(*greedy()).clone()
+            });
+            step.starts = vec![start(row, &prompt.tokens, prompt.tokens.len(), &sampling)];
             step.table = vec![append(row, row * 500..row * 500 + n_prompt + 32)];
             step.rows = vec![prefill(row, 0..n_prompt, true)];
             for (n, (token, margin)) in prompt.greedy.iter().zip(&prompt.margins).enumerate() {

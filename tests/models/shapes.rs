@@ -141,6 +141,17 @@ fn heads_of_any_size() {
             "glm4-moe-lite",
             json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
         ),
+        ("phi3-partial", json!({"partial_rotary_factor": 0})),
+        (
+            "phi3",
+            json!({"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 5}),
+        ),
+        ("smollm3", json!({"no_rope_layers": [0, 0], "head_dim": 6})),
+        (
+            "granite",
+            json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
+        ),
+        ("ministral3", json!({"head_dim": 2, "sliding_window": 1})),
         ("gpt-oss", json!({"head_dim": 2, "sliding_window": 1})),
         ("gemma2", json!({"head_dim": 2, "sliding_window": 1})),
         (

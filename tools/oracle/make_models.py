@@ -132,6 +132,18 @@ YARN = {
     "mscale_all_dim": 0.6,
 }
 
+GRANITE = BASE | {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+SMOLLM3 = BASE | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+# Its default, 32000, is beyond the vocabulary.
+PHI3 = BASE | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": EOS}
+MINISTRAL3 = BASE | {
+    "architectures": ["Ministral3ForCausalLM"],
+    "model_type": "ministral3",
+    "head_dim": 24,
+    "rope_parameters": YARN | {"rope_type": "yarn", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.4},
+    "pad_token_id": EOS,
+}
+
 GEMMA4 = {name: value for name, value in GEMMA.items() if name != "hidden_act"} | {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
@@ -729,6 +741,136 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "granite": (
+        GRANITE
+        | {
+            "embedding_multiplier": 2.5,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.7,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "granite-bias": (
+        GRANITE
+        | {
+            "num_key_value_heads": 1,
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "residual_multiplier": 1.3,
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+            "rope_theta": 5000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "smollm3": (
+        SMOLLM3 | {"no_rope_layers": [0, 1], "rope_theta": 10000.0, "pad_token_id": EOS, "torch_dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
+    "smollm3-window": (
+        SMOLLM3
+        | {
+            "num_hidden_layers": 5,
+            "intermediate_size": 48,
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "pad_token_id": EOS,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "phi3": (
+        PHI3 | {"sliding_window": WINDOW, "rope_theta": 10000.0, "torch_dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
+    "phi3-partial": (
+        PHI3
+        | {
+            "num_key_value_heads": 1,
+            "rms_norm_eps": WIDE_EPS,
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+            "rope_theta": 5000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "phi3-longrope": (
+        PHI3
+        | {
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.05, 1.2, 1.4, 1.9, 2.5],
+                "long_factor": [1.1, 1.6, 3.0, 7.0, 15.0, 30.0],
+            },
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "phi3-longrope-su": (
+        PHI3
+        | {
+            "num_key_value_heads": 4,
+            "sliding_window": WINDOW,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": {
+                "type": "su",
+                # Under the old name transformers looks for it here too.
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.1,
+                "short_factor": [1.0, 1.02, 1.1, 1.2, 1.4, 1.7, 2.0, 2.2],
+                "long_factor": [1.2, 1.5, 2.5, 4.0, 9.0, 14.0, 25.0, 40.0],
+            },
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "ministral3": (MINISTRAL3 | {"torch_dtype": "bfloat16"}, torch.bfloat16, 1),
+    "mistral3": (
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "text_config": {name: value for name, value in MINISTRAL3.items() if name != "architectures"}
+            | {"num_key_value_heads": 1, "sliding_window": WINDOW, "tie_word_embeddings": False},
+            # Of the vision tower nothing is stored.
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "head_dim": 8,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "tie_word_embeddings": False,
+            "eos_token_id": EOS,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "gemma2": (
         GEMMA2
         | {
@@ -961,7 +1103,7 @@ def fill(name, tensor, config, generator):
         return normal(1 / math.sqrt(tensor.shape[1]))
     if name.endswith("e_score_correction_bias"):
         return normal(0.5)
-    peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
+    peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj", "qkv_proj")
     gain = 1.4 if any(part in name for part in peaked) else 1.0
     # The inputs stand last, also where experts are stacked.
     return normal(gain / math.sqrt(tensor.shape[-1]))
@@ -1053,7 +1195,10 @@ def make(name, directory):
         weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(stored).contiguous()
     if whole is not read_back:
         # As in models that also see.
-        weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
+        if whole.model_type == "mistral3":
+            weights = {f"language_model.{name}": tensor for name, tensor in weights.items()}
+        else:
+            weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
     if name in EXPERT_NAMES:
         weights = unstacked(weights, EXPERT_NAMES[name])
     if name in EXTRA_LAYERS:

@@ -247,6 +247,7 @@ impl CpuExecutor {
             hidden_size: config.hidden_size,
             n_state_slots: keeps_states.then_some(options.n_state_slots),
             windows,
+            long_above: config.rope.long_above(),
         };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
@@ -326,6 +327,8 @@ impl CpuExecutor {
         let n_pages = prompt.len().div_ceil(self.page_size);
         let greedy = SamplingParams {
             temperature: 0.0,
+            // The prompt is all that there will be.
+            max_new_tokens: 0,
             ..Default::default()
         };
         let start = RowStart {
@@ -501,6 +504,9 @@ impl CpuExecutor {
         }
         if let Some(run) = self.rows.take_vectors(work, first_token) {
             self.batch.place_vectors(run);
+        }
+        if self.rows.row(work.row).is_long {
+            self.batch.rotate_long();
         }
         if let Some(live) = self.rows.row(work.row).live {
             self.batch.keep_state(live, &work.saves);

@@ -426,8 +426,11 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
 /// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
 /// whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
-    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
+    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product. An output
+    // that is scaled before it is added stands beside the residual.
+    let own_outputs = usize::from(config.residual_scale.is_some()) * config.hidden_size;
     let widths = 3 * config.hidden_size
+        + own_outputs
         + mixer_width(config)
         + latent_width(config)
         + inputs_width(config)

@@ -12,7 +12,7 @@ use crate::error::RequestError;
 use crate::state::grammar::{Grammar, GrammarProgress};
 use crate::state::output::{OutputStart, Tool, ToolChoice, ToolFormat, ToolUse};
 
-const FORMATS: [ToolFormat; 11] = [
+const FORMATS: [ToolFormat; 13] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
@@ -24,6 +24,8 @@ const FORMATS: [ToolFormat; 11] = [
     ToolFormat::DeepSeekV3,
     ToolFormat::DeepSeekV31,
     ToolFormat::Gemma4,
+    ToolFormat::Granite,
+    ToolFormat::Phi4Mini,
 ];
 
 fn seat(strict: bool) -> Tool {
@@ -142,6 +144,16 @@ fn example(format: ToolFormat, has_args: bool) -> [&'static str; 5] {
             "",
             "",
             "",
+        ],
+        ToolFormat::Granite | ToolFormat::Phi4Mini => [
+            "{\"name\": \"seat\", \"arguments\": {\"row\": 4, \"kind\": \"aisle\"}}",
+            "{\"name\": \"ping\", \"arguments\": {}}",
+            ", ",
+            "<|tool_call|>[",
+            match format {
+                ToolFormat::Phi4Mini => "]<|/tool_call|>",
+                _ => "]",
+            },
         ],
         ToolFormat::GptOss => unreachable!("it writes messages"),
         ToolFormat::Pythonic => ["seat(row=4, kind=\"aisle\")", "ping()", ", ", "[", "]"],

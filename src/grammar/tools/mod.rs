@@ -28,6 +28,7 @@ pub(super) fn trigger(format: ToolFormat) -> &'static str {
         ToolFormat::Gemma4 => "<|tool_call>",
         ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => "<｜tool▁calls▁begin｜>",
         ToolFormat::GptOss => "<|channel|>",
+        ToolFormat::Granite | ToolFormat::Phi4Mini => "<|tool_call|>",
         ToolFormat::Mistral => "[TOOL_CALLS]",
         ToolFormat::Llama3 => "<|python_tag|>",
         ToolFormat::Pythonic => "<|python_start|>",
@@ -139,6 +140,14 @@ impl Calls<'_> {
                 ]))
             }
             ToolFormat::Gemma4 => Ok(choice(self.each(&mut |tool| self.braced(tool, ""))?)),
+            ToolFormat::Granite | ToolFormat::Phi4Mini => {
+                let calls = choice(self.each(&mut |tool| self.object(tool, "arguments"))?);
+                Ok(Part::Sequence(vec![
+                    Part::text("["),
+                    self.in_parallel(calls, ", "),
+                    Part::text(self.end_of_list()),
+                ]))
+            }
             ToolFormat::GptOss => Err(messages::alone()),
             ToolFormat::Pythonic => {
                 let calls = choice(self.each(&mut |tool| self.pythonic(tool, ""))?);
@@ -234,6 +243,13 @@ impl Calls<'_> {
                 separator: nothing(),
                 end: nothing(),
             },
+            ToolFormat::Granite | ToolFormat::Phi4Mini => Form {
+                begin: Part::text("<|tool_call|>["),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
+                separator: Part::text(", "),
+                end: Part::text(self.end_of_list()),
+            },
             ToolFormat::GptOss => return Err(messages::alone()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
@@ -328,6 +344,14 @@ impl Calls<'_> {
             arguments,
             Part::text("}<tool_call|>"),
         ]))
+    }
+
+    /// The end of a list of objects after `<|tool_call|>`.
+    fn end_of_list(&self) -> &'static str {
+        match self.format {
+            ToolFormat::Phi4Mini => "]<|/tool_call|>",
+            _ => "]",
+        }
     }
 
     fn between_deepseeks(&self) -> &'static str {

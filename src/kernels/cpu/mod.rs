@@ -72,7 +72,7 @@ use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, 
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::Rope;
+use crate::kernels::rope::{PositionScale, Rope};
 use crate::kernels::sparsity::DoubleSparsity;
 use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
@@ -347,10 +347,6 @@ impl Backend for CpuBackend {
         rowwise::look_up(&mut self.pool, table, factor, batch, out)
     }
 
-    fn scale(&mut self, x: &mut Tensor, factor: f32) {
-        residual::scale(&mut self.pool, x, factor);
-    }
-
     fn zeros_like(&mut self, x: &Tensor) -> Tensor {
         let mut out = self.scratch.tensor(x.rows(), x.width());
         out.values_mut().fill(0.0);
@@ -364,11 +360,19 @@ impl Backend for CpuBackend {
         out
     }
 
+    fn scale(&mut self, x: &mut Tensor, factor: f32) {
+        rowwise::scale(&mut self.pool, x, |_| factor);
+    }
+
+    fn scale_by_position(&mut self, x: &mut Tensor, scale: PositionScale, batch: &CpuBatch) {
+        rowwise::scale(&mut self.pool, x, |row| scale.at(batch.positions[row]));
+    }
+
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
         let out = self
             .scratch
             .tensor(batch.n_tokens(), 2 * rope.inv_freq.len());
-        rowwise::rotations(&mut self.pool, rope, &batch.positions, out)
+        rowwise::rotations(&mut self.pool, rope, batch, out)
     }
 
     fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32, reader: &Stack) -> Operand {
@@ -536,6 +540,10 @@ impl Backend for CpuBackend {
 
     fn soft_cap(&mut self, x: &mut Tensor, cap: f32) {
         caps::cap_all(&mut self.pool, self.isa, x, cap);
+    }
+
+    fn add_scaled(&mut self, residual: &mut Tensor, x: &Tensor, factor: f32) {
+        rowwise::add_scaled(&mut self.pool, residual, x, factor);
     }
 
     fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {

@@ -9,17 +9,6 @@ use super::threads::ThreadPool;
 /// Multiply-adds that an element costs about: most of it is waiting for memory.
 const ELEMENT_COST: usize = 64;
 
-/// Multiplies all elements with a factor.
-pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: f32) {
-    let (rows, width) = (x.rows(), x.width());
-    let shared = Shared::new(x.values_mut());
-    for_rows(pool, rows, width * ELEMENT_COST, |row| {
-        // SAFETY: each row is written by one item.
-        let values = unsafe { shared.part(row * width, width) };
-        values.iter_mut().for_each(|value| *value *= factor);
-    });
-}
-
 /// Adds rows, or parts of them as wide as the weight, normed with it and what is added to the mean square, to those of `to`.
 pub fn add_normed(
     pool: &mut ThreadPool,

@@ -206,20 +206,51 @@ pub unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
     }
 }
 
-/// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each.
-pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out: Tensor) -> Tensor {
+/// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each. Tokens of long sequences
+/// have frequencies of their own, where the rotation has such.
+pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: Tensor) -> Tensor {
     let half = rope.inv_freq.len();
+    let long = rope.long_inv_freq.as_ref().unwrap_or(&rope.inv_freq);
     let shared = Shared::new(out.values_mut());
-    for_rows(pool, positions.len(), 2 * half * ANGLE_COST, |row| {
+    for_rows(pool, batch.n_tokens(), 2 * half * ANGLE_COST, |row| {
         // SAFETY: each row is written by one item.
         let (cos, sin) = unsafe { shared.part(row * 2 * half, 2 * half) }.split_at_mut(half);
-        for (i, frequency) in rope.inv_freq.iter().enumerate() {
-            let angle = positions[row] as f32 * frequency;
+        let frequencies = match batch.is_long(row) {
+            true => long,
+            false => &rope.inv_freq,
+        };
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let angle = batch.positions[row] as f32 * frequency;
             cos[i] = angle.cos() * rope.attention_scale;
             sin[i] = angle.sin() * rope.attention_scale;
         }
     });
     out
+}
+
+/// Multiplies each row with its factor.
+pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: impl Fn(usize) -> f32 + Sync) {
+    let (rows, width) = (x.rows(), x.width());
+    let shared = Shared::new(x.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        let factor = factor(row);
+        // SAFETY: each row is written by one item.
+        let values = unsafe { shared.part(row * width, width) };
+        values.iter_mut().for_each(|value| *value *= factor);
+    });
+}
+
+/// Adds `x` times a factor, rounded before it is added.
+pub fn add_scaled(pool: &mut ThreadPool, to: &mut Tensor, x: &Tensor, factor: f32) {
+    let width = x.width();
+    let shared = Shared::new(to.values_mut());
+    for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let to = unsafe { shared.part(row * width, width) };
+        for (to, value) in to.iter_mut().zip(x.row(row)) {
+            *to += value * factor;
+        }
+    });
 }
 
 /// Norms each row with a weight and what is added to the mean square.

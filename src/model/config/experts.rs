@@ -72,7 +72,11 @@ impl ExpertsConfig {
             | Architecture::Qwen2
             | Architecture::Qwen3
             | Architecture::Gemma2
-            | Architecture::Gemma3 => return Ok(None),
+            | Architecture::Gemma3
+            | Architecture::Granite
+            | Architecture::SmolLm3
+            | Architecture::Phi3
+            | Architecture::Ministral3 => return Ok(None),
         };
         let Some(experts) = read.filter(|experts| experts.layers.contains(&true)) else {
             return Ok(None);

@@ -11,10 +11,12 @@ pub mod gemma4;
 pub(crate) mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
+pub(crate) mod ministral3;
 pub mod recurrent;
+pub(crate) mod scales;
 mod sizes;
 mod tensors;
-mod windows;
+pub(crate) mod windows;
 
 use std::path::Path;
 
@@ -25,6 +27,7 @@ use self::gemma4::Gemma4Config;
 use self::latent::LatentConfig;
 use self::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB};
 use self::recurrent::{RecurrentConfig, Written};
+use self::scales::Scales;
 use self::sizes::{
     eps_key, head_dim, intermediate_size, key_value_heads, rotary_dim, ties_embeddings,
 };
@@ -32,9 +35,10 @@ use self::sizes::{
 use crate::error::LoadError;
 use crate::kernels::Gate;
 use crate::kernels::dtype::Dtype;
+use crate::kernels::rope::PositionScale;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
-use crate::model::rope::{RopeConfig, theta};
+use crate::model::rope::{RopeConfig, RopeScaling, theta};
 use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Largest `config.json` read.
@@ -86,10 +90,18 @@ pub struct ModelConfig {
     pub recurrent: Option<RecurrentConfig>,
     /// The first elements of a head, which rotate; even.
     pub rotary_dim: usize,
+    /// For each layer: whether positions rotate its queries and keys.
+    pub rotated: Vec<bool>,
     /// Factor on embeddings.
     pub embedding_scale: Option<f32>,
+    /// Factor on what a block adds to the residual stream.
+    pub residual_scale: Option<f32>,
     /// Factor on attention's scores, in the place of 1/sqrt of a query's elements.
     pub score_scale: Option<f32>,
+    /// What logits are divided by.
+    pub logits_divisor: Option<f32>,
+    /// Factor on queries, by their positions.
+    pub query_scale: Option<PositionScale>,
     /// What only the families of Gemma have.
     pub gemma: Option<GemmaConfig>,
     /// Every query head has a score without a value.
@@ -145,10 +157,12 @@ impl ModelConfig {
             ),
         };
         let default_context = match architecture {
-            Architecture::Llama | Architecture::DeepseekV2 => 2048,
-            Architecture::DeepseekV3 => 4096,
+            Architecture::Llama | Architecture::DeepseekV2 | Architecture::Granite => 2048,
+            Architecture::DeepseekV3 | Architecture::Phi3 => 4096,
+            Architecture::Ministral3 => 262_144,
             Architecture::Glm4MoeLite => 202_752,
             Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
+            Architecture::SmolLm3 => 32_768,
             Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 32_768,
             Architecture::Lfm2 | Architecture::Lfm2Moe => 128_000,
             Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
@@ -157,7 +171,10 @@ impl ModelConfig {
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral | Architecture::Lfm2 | Architecture::Lfm2Moe => (1e-5, 1e6),
-            Architecture::Glm4MoeLite => (1e-5, 1e4),
+            Architecture::Glm4MoeLite | Architecture::Phi3 | Architecture::Ministral3 => {
+                (1e-5, 1e4)
+            }
+            Architecture::SmolLm3 => (1e-6, 2e6),
             Architecture::GptOss => (1e-5, 150_000.0),
             _ => (1e-6, 1e4),
         };
@@ -169,6 +186,8 @@ impl ModelConfig {
             Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
             // The end comes before the beginning.
             _ if architecture.is_gemma() => Some(3 - id),
+            Architecture::SmolLm3 => Some(127_999 + id),
+            Architecture::Phi3 if id == 2 => Some(32_000),
             _ => Some(id),
         };
         let bos = json
@@ -176,6 +195,9 @@ impl ModelConfig {
             .and_then(|ids| ids.first().copied());
         let eos = json.token_ids("eos_token_id")?;
         let windows = windows::read(json, architecture, num_hidden_layers)?;
+        let rotary_dim = rotary_dim(json, architecture, head_dim)?;
+        let scales = Scales::from_json(json, architecture, max_position_embeddings)?;
+        let original_context = (architecture == Architecture::Phi3).then_some(4096);
         Ok(Self {
             architecture,
             vocab_size: match json.size("vocab_size", VOCAB)? {
@@ -197,13 +219,14 @@ impl ModelConfig {
             bias: bias(json, architecture)?,
             qk_norm: architecture.has_qk_norm(),
             recurrent: RecurrentConfig::from_json(json, architecture, num_hidden_layers)?,
-            rotary_dim: rotary_dim(json, architecture, head_dim)?,
-            embedding_scale: architecture
-                .is_gemma()
-                .then(|| gemma::embedding_scale(hidden_size)),
+            rotary_dim,
+            embedding_scale: match architecture.is_gemma() {
+                true => Some(gemma::embedding_scale(hidden_size)),
+                false => scales.embedding,
+            },
             score_scale: match architecture.is_gemma() {
                 true => Some(gemma::score_scale(json, architecture)?),
-                false => None,
+                false => scales.scores,
             },
             gemma: GemmaConfig::from_json(json, architecture, max_position_embeddings)?
                 .map(|gemma| match architecture {
@@ -218,6 +241,10 @@ impl ModelConfig {
                     _ => Ok(gemma),
                 })
                 .transpose()?,
+            rotated: windows::rotated(json, architecture, num_hidden_layers)?,
+            residual_scale: scales.residual,
+            logits_divisor: scales.logits_divisor,
+            query_scale: scales.queries,
             sinks: architecture == Architecture::GptOss,
             windows,
             max_position_embeddings,
@@ -228,7 +255,14 @@ impl ModelConfig {
                 Architecture::Gemma3 | Architecture::Gemma4 => {
                     gemma::full_rope(json, architecture, max_position_embeddings)?
                 }
-                _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
+                Architecture::Ministral3 if RopeConfig::is_absent(json)? => ministral3::rope(),
+                _ => {
+                    let contexts = (max_position_embeddings, original_context);
+                    let rope = RopeConfig::from_json(json, default_theta, contexts)?;
+                    rope.check_pairs(json, rotary_dim)?;
+                    refuse_rope(json, architecture, &rope)?;
+                    rope
+                }
             },
             bos_token_id: if json.has("bos_token_id") {
                 bos
@@ -353,6 +387,25 @@ impl ModelConfig {
     }
 }
 
+/// Phi-3 has one way to reach longer contexts.
+fn refuse_rope(
+    json: &JsonFile,
+    architecture: Architecture,
+    rope: &RopeConfig,
+) -> Result<(), LoadError> {
+    let is_known = matches!(
+        rope.scaling,
+        RopeScaling::Default | RopeScaling::LongRope(_)
+    );
+    match architecture == Architecture::Phi3 && !is_known {
+        false => Ok(()),
+        true => Err(json.error(
+            "rope_scaling",
+            "is not one of Phi-3's, supported are default and longrope",
+        )),
+    }
+}
+
 fn refuse_unsupported(json: &JsonFile, architecture: Architecture) -> Result<(), LoadError> {
     match json.text("hidden_act")? {
         _ if architecture.is_gemma() => Ok(()),
@@ -367,7 +420,10 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
     let attention = json.flag("attention_bias")?.unwrap_or(false);
     let mlp = json.flag("mlp_bias")?.unwrap_or(false);
     Ok(match architecture {
-        Architecture::Llama | Architecture::DeepseekV2 => BiasConfig {
+        Architecture::Llama
+        | Architecture::DeepseekV2
+        | Architecture::Granite
+        | Architecture::SmolLm3 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp,
@@ -375,7 +431,9 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
         Architecture::Mistral
         | Architecture::Mixtral
         | Architecture::Lfm2
-        | Architecture::Lfm2Moe => BiasConfig {
+        | Architecture::Lfm2Moe
+        | Architecture::Phi3
+        | Architecture::Ministral3 => BiasConfig {
             qkv: false,
             o: false,
             mlp: false,

@@ -1,4 +1,4 @@
-//! The sliding windows of a model's layers.
+//! The sliding windows of a model's layers, and which of them positions rotate.
 
 use super::Architecture;
 use super::limits::{CONTEXT, LAYERS};
@@ -36,17 +36,20 @@ fn as_given(
         | Architecture::Lfm2Moe
         | Architecture::DeepseekV2
         | Architecture::DeepseekV3
-        | Architecture::Glm4MoeLite => false,
+        | Architecture::Glm4MoeLite
+        | Architecture::Granite => false,
         Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => true,
         Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 => true,
-        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => {
-            json.flag("use_sliding_window")?.unwrap_or(false)
-        }
+        Architecture::Phi3 | Architecture::Ministral3 => true,
+        Architecture::Qwen2
+        | Architecture::Qwen3
+        | Architecture::Qwen3Moe
+        | Architecture::SmolLm3 => json.flag("use_sliding_window")?.unwrap_or(false),
     };
     let given = json.size("sliding_window", CONTEXT)?;
     let window = match given {
         _ if !slides => None,
-        None if architecture == Architecture::Mixtral => None,
+        None if has_none_by_default(architecture) => None,
         None if !json.has("sliding_window") => match architecture {
             Architecture::GptOss => Some(128),
             Architecture::Gemma4 => Some(512),
@@ -58,10 +61,17 @@ fn as_given(
         return Err(json.error("sliding_window", "is null, expected a number of tokens"));
     }
     let period = period(json, architecture)?;
-    if period.is_none() && !matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3) {
+    let is_smollm3 = architecture == Architecture::SmolLm3;
+    let says_kinds = matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3);
+    if period.is_none() && !is_smollm3 && !says_kinds {
         return Ok(vec![window; layers]);
     }
     let Some(kinds) = json.texts("layer_types")? else {
+        if is_smollm3 {
+            // Where nothing rotates.
+            let rotated = rotated(json, architecture, layers)?.into_iter();
+            return Ok(rotated.map(|rotates| window.filter(|_| !rotates)).collect());
+        }
         if let Some(period) = period {
             let slides = |layer: usize| !(layer + 1).is_multiple_of(period);
             return Ok((0..layers)
@@ -99,6 +109,51 @@ fn period(json: &JsonFile, architecture: Architecture) -> Result<Option<usize>, 
         Architecture::Gemma4 => Some(6),
         _ => None,
     })
+}
+
+fn has_none_by_default(architecture: Architecture) -> bool {
+    matches!(
+        architecture,
+        Architecture::Mixtral
+            | Architecture::SmolLm3
+            | Architecture::Phi3
+            | Architecture::Ministral3
+    )
+}
+
+/// Reads for each layer whether positions rotate its queries and keys. `no_rope_layers` has a 1 where they do.
+pub(super) fn rotated(
+    json: &JsonFile,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Vec<bool>, LoadError> {
+    if architecture != Architecture::SmolLm3 {
+        return Ok(vec![true; layers]);
+    }
+    const KEY: &str = "no_rope_layers";
+    let Some(marks) = json.numbers(KEY, "zeros and ones")? else {
+        let interval = json.size("no_rope_layer_interval", LAYERS)?.unwrap_or(4);
+        return Ok(every_but(interval, layers));
+    };
+    if marks.len() < layers {
+        let reason = format!(
+            "has {} entries, expected at least num_hidden_layers, {layers}",
+            marks.len()
+        );
+        return Err(json.error(KEY, reason));
+    }
+    match marks.iter().find(|mark| **mark > 1) {
+        Some(other) => Err(json.error(KEY, format!("holds {other}, expected zeros and ones"))),
+        None => Ok(marks.iter().take(layers).map(|mark| *mark == 1).collect()),
+    }
+}
+
+/// All layers but the last of each `interval`.
+pub(crate) fn every_but(interval: usize, layers: usize) -> Vec<bool> {
+    let numbers = 1..=layers;
+    numbers
+        .map(|number| !number.is_multiple_of(interval))
+        .collect()
 }
 
 fn layer_window(

@@ -13,7 +13,7 @@ use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
-use super::{gemma, vocabulary, windows};
+use super::{gemma, scales, vocabulary, windows};
 use crate::error::LoadError;
 use crate::model::config::gemma::{GemmaConfig, embedding_scale};
 use crate::model::config::limits::{
@@ -23,7 +23,7 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 14] = [
+const ARCHITECTURES: [(&str, Architecture); 18] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -38,6 +38,10 @@ const ARCHITECTURES: [(&str, Architecture); 14] = [
     ("gemma2", Architecture::Gemma2),
     ("gemma3", Architecture::Gemma3),
     ("gemma4", Architecture::Gemma4),
+    ("granite", Architecture::Granite),
+    ("smollm3", Architecture::SmolLm3),
+    ("phi3", Architecture::Phi3),
+    ("mistral3", Architecture::Ministral3),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -193,6 +197,7 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         )
     };
     let vocab_size = vocab_size(gguf)?;
+    let scales = scales::read(&keys, architecture, max_position_embeddings)?;
     Ok(ModelConfig {
         architecture,
         vocab_size,
@@ -215,13 +220,17 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent,
         rotary_dim,
-        embedding_scale: architecture
-            .is_gemma()
-            .then(|| embedding_scale(hidden_size)),
-        score_scale: architecture.is_gemma().then(|| {
-            let heads = (num_attention_heads, head_dim);
-            gemma::score_scale(architecture, num_hidden_layers, hidden_size, heads)
-        }),
+        embedding_scale: match architecture.is_gemma() {
+            true => Some(embedding_scale(hidden_size)),
+            false => scales.embedding,
+        },
+        score_scale: match architecture.is_gemma() {
+            true => {
+                let heads = (num_attention_heads, head_dim);
+                Some(gemma::score_scale(architecture, num_hidden_layers, hidden_size, heads))
+            }
+            false => scales.scores,
+        },
         rope: {
             let wide = fourth.as_ref().map(|own| own.config.full_head_dim);
             let dim = wide.unwrap_or(rotary_dim);
@@ -231,6 +240,10 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
             fourth: fourth.map(|own| own.config),
             ..own
         }),
+        rotated: windows::rotated(architecture, num_hidden_layers),
+        residual_scale: scales.residual,
+        logits_divisor: scales.logits_divisor,
+        query_scale: scales.queries,
         sinks: architecture == Architecture::GptOss,
         windows,
         max_position_embeddings,
@@ -276,7 +289,10 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(),
             return Err(keys.error(name, reason));
         }
     }
-    let is_read = |name: &str| architecture.is_gemma() && gemma::CAPS.contains(&name);
+    let own = scales::keys_of(architecture);
+    let is_read = |name: &str| {
+        own.contains(&name) || architecture.is_gemma() && gemma::CAPS.contains(&name)
+    };
     for (name, neutral) in NEUTRAL.into_iter().filter(|(name, _)| !is_read(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
@@ -290,7 +306,7 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(),
 }
 
 /// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in the families of
-/// Qwen3.5 the first elements.
+/// Qwen3.5 and in Phi-3 the first elements.
 fn head_dims(
     keys: &Keys<'_>,
     architecture: Architecture,
@@ -306,7 +322,10 @@ fn head_dims(
     const ROTARY: &str = "rope.dimension_count";
     let partial = matches!(
         architecture,
-        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next
+        Architecture::Qwen35
+            | Architecture::Qwen35Moe
+            | Architecture::Qwen3Next
+            | Architecture::Phi3
     );
     let rotary_dim = match keys.size(ROTARY, 0..=head_dim)?.filter(|_| partial) {
         None => head_dim,

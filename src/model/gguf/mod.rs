@@ -19,6 +19,7 @@ mod names;
 mod recurrent;
 mod rope;
 mod sampling;
+mod scales;
 mod split;
 mod tensors;
 mod vocabulary;

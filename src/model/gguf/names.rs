@@ -17,6 +17,9 @@ pub(super) const OUTPUT: &str = "output.weight";
 pub(super) const INPUT_TABLE: &str = "per_layer_token_embd.weight";
 /// Divisors of the rotation's frequencies.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+/// The same for short and for long sequences.
+pub(super) const ROPE_FACTORS: [&str; 2] =
+    ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 /// The tensors that a file may hold stacked in one.
 const FUSED: &str = "attn_qkv";
@@ -247,6 +250,9 @@ pub(super) fn find<'a>(
     if let Some(place) = part_of_hybrid(gguf, config, spec, &name) {
         return Some(place);
     }
+    if let Some(place) = half_of_mlp(gguf, config, spec, &name) {
+        return Some(place);
+    }
     if let Some(tensor) = gguf
         .tensor(&name)
         .or_else(|| other_norm(gguf, config, &name))
@@ -342,6 +348,33 @@ fn part_of_hybrid<'a>(
     Some(place(tensor, shape.key_heads, 2 * each, first * each, each))
 }
 
+/// Finds gates and what they let through where one tensor holds both, as in files of Phi-3.
+fn half_of_mlp<'a>(
+    gguf: &'a Gguf,
+    config: &ModelConfig,
+    spec: &TensorSpec,
+    name: &str,
+) -> Option<Place<'a>> {
+    if config.architecture != Architecture::Phi3 {
+        return None;
+    }
+    let halves = ["ffn_gate.weight", "ffn_up.weight"];
+    let half = halves.iter().position(|half| name.ends_with(half))?;
+    let before = name.strip_suffix(halves[half])?;
+    if gguf.tensor(&format!("{before}{}", halves[0])).is_some() {
+        return None;
+    }
+    let &[outputs, inputs] = spec.shape.as_slice() else {
+        return None;
+    };
+    Some(Place {
+        tensor: gguf.tensor(&format!("{before}{}", halves[1]))?,
+        whole: vec![2 * outputs, inputs],
+        rows: half * outputs..(half + 1) * outputs,
+        order: RowOrder::AsNumbered,
+    })
+}
+
 fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
     match is_paired(config.architecture, &spec.name) {
         true => RowOrder::Pairs {
@@ -352,9 +385,16 @@ fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
     }
 }
 
-/// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of this architecture do, and
-/// ours keep the halves of a head apart.
+/// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of these architectures do, also
+/// in layers that nothing rotates, and ours keep the halves of a head apart.
 fn is_paired(architecture: Architecture, ours: &str) -> bool {
     let rotates = ["q_proj", "k_proj"].iter().any(|name| ours.contains(name));
-    matches!(architecture, Architecture::Llama | Architecture::Mixtral) && rotates
+    let paired = [
+        Architecture::Llama,
+        Architecture::Mixtral,
+        Architecture::Granite,
+        Architecture::SmolLm3,
+        Architecture::Ministral3,
+    ];
+    paired.contains(&architecture) && rotates
 }

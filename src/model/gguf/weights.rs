@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Gguf;
-use super::names::{self, Place, ROPE_FREQS};
+use super::names::{self, Place, ROPE_FACTORS, ROPE_FREQS};
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
@@ -14,7 +14,8 @@ use crate::model::weights::{Entry, TensorSpec, Weights};
 /// Finds every tensor of the configuration, and nothing else.
 pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError> {
     let mut entries = Vec::new();
-    let mut used = BTreeSet::from([ROPE_FREQS.to_owned()]);
+    let rotations = ROPE_FACTORS.into_iter().chain([ROPE_FREQS]);
+    let mut used: BTreeSet<String> = rotations.map(str::to_owned).collect();
     for spec in config.tensors() {
         let place =
             names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, config, &spec))?;

@@ -1,9 +1,10 @@
-//! The sliding windows that a file describes.
+//! The sliding windows that a file describes, and the layers that positions rotate.
 
 use super::config::Keys;
 use crate::error::LoadError;
 use crate::model::config::Architecture;
 use crate::model::config::limits::{CONTEXT, LAYERS};
+use crate::model::config::windows::every_but;
 
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
@@ -30,7 +31,20 @@ pub(super) fn read(
             let slides = pattern(keys, layers, period)?.into_iter();
             Ok(slides.map(|slides| window.filter(|_| slides)).collect())
         }
+        // In every layer; zero where there is none. llama.cpp's own runs of these files leave it out.
+        Architecture::Phi3 => {
+            let window = keys.size(WINDOW, 0..=*CONTEXT.end())?;
+            Ok(vec![window.filter(|window| *window > 0); layers])
+        }
         _ => refuse(keys).map(|()| vec![None; layers]),
+    }
+}
+
+/// Which layers positions rotate: files of SmolLM3 do not say it, and in all models of theirs every fourth does not.
+pub(super) fn rotated(architecture: Architecture, layers: usize) -> Vec<bool> {
+    match architecture {
+        Architecture::SmolLm3 => every_but(4, layers),
+        _ => vec![true; layers],
     }
 }
 

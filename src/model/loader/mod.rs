@@ -13,6 +13,7 @@ use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
+use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 use crate::kernels::{Backend, Expert, Gate, Linear};
 use crate::model::config::ModelConfig;
@@ -435,6 +436,11 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.mapped_vector(name, &[width], |values| {
             values.iter_mut().for_each(|value| *value *= factor);
         })
+    }
+
+    /// Makes another rotation.
+    pub fn rope_of(&mut self, rope: &Rope) -> B::Rope {
+        self.backend.rope(rope)
     }
 
     fn report(&mut self, bytes: usize) {

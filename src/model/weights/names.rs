@@ -133,6 +133,22 @@ impl Weights {
                 self.split(&module("in_proj_ba"), groups, &narrow, module)
             }
             Some(_) => Ok(()),
+            None if config.architecture == Architecture::Phi3 => {
+                let (q, kv, mlp) = (
+                    config.q_width(),
+                    config.kv_width(),
+                    config.intermediate_size,
+                );
+                let qkv = [("q_proj", 0, q), ("k_proj", q, kv), ("v_proj", q + kv, kv)];
+                let gate_up = [("gate_proj", 0, mlp), ("up_proj", mlp, mlp)];
+                let of = |module: &'static str| {
+                    move |part: &str| name(&format!("{module}.{part}.weight"))
+                };
+                let (attention, mlp) = (of("self_attn"), of("mlp"));
+                let one = (1, Some(hidden));
+                self.split(&attention("qkv_proj"), one, &qkv, attention)?;
+                self.split(&mlp("gate_up_proj"), one, &gate_up, mlp)
+            }
             None if config.gates_attention() => {
                 let (heads, dim) = (config.num_attention_heads, config.head_dim);
                 let parts = [("q_proj", 0, dim), ("gate_proj", dim, dim)];
@@ -192,7 +208,14 @@ impl Weights {
         for &(part, first, rows) in parts {
             let mut entry = whole.clone();
             entry.shape = shape(rows);
-            entry.order = order(first, rows);
+            if groups == 1 {
+                // They stand side by side.
+                let row_bytes = whole.range.len() / period;
+                let start = whole.range.start + first * row_bytes;
+                entry.range = start..start + rows * row_bytes;
+            } else {
+                entry.order = order(first, rows);
+            }
             self.entries.insert(name(part), entry);
         }
         Ok(())

@@ -31,6 +31,10 @@ pub enum ToolFormat {
     GptOss,
     /// A name and arguments in braces between `<|tool_call>` and `<tool_call|>`, strings between `<|"|>`: Gemma 4.
     Gemma4,
+    /// A list of JSON objects after `<|tool_call|>`: Granite 3.
+    Granite,
+    /// The same, up to `<|/tool_call|>`: Phi-4-mini.
+    Phi4Mini,
 }
 
 /// How a model writes its thoughts.
@@ -57,8 +61,8 @@ pub struct OutputFormats {
     pub reasoning: Option<ReasoningFormat>,
 }
 
-/// SGLang's names for `--tool-call-parser`.
-const TOOL_NAMES: [(&str, ToolFormat); 15] = [
+/// SGLang's names for `--tool-call-parser`, and vLLM's where SGLang has none.
+const TOOL_NAMES: [(&str, ToolFormat); 17] = [
     ("deepseekv3", ToolFormat::DeepSeekV3),
     ("deepseekv31", ToolFormat::DeepSeekV31),
     ("gemma4", ToolFormat::Gemma4),
@@ -66,10 +70,12 @@ const TOOL_NAMES: [(&str, ToolFormat); 15] = [
     ("glm45", ToolFormat::Glm45),
     ("glm47", ToolFormat::Glm47),
     ("gpt-oss", ToolFormat::GptOss),
+    ("granite", ToolFormat::Granite),
     ("hermes", ToolFormat::Hermes),
     ("lfm2", ToolFormat::Lfm2),
     ("llama3", ToolFormat::Llama3),
     ("mistral", ToolFormat::Mistral),
+    ("phi4_mini_json", ToolFormat::Phi4Mini),
     ("pythonic", ToolFormat::Pythonic),
     ("qwen", ToolFormat::Hermes),
     ("qwen25", ToolFormat::Hermes),
@@ -138,6 +144,8 @@ impl ToolFormat {
             Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,
             Self::GptOss => &syntax::HARMONY,
             Self::Gemma4 => &syntax::GEMMA4,
+            // Either may close its list or not.
+            Self::Granite | Self::Phi4Mini => &syntax::TAGGED_LIST,
         }
     }
 }

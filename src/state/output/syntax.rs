@@ -203,6 +203,15 @@ pub(super) static MISTRAL: ToolSyntax = ToolSyntax {
     bare: None,
 };
 
+pub(super) static TAGGED_LIST: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<|tool_call|>"),
+        (Tag::ToolClose, "<|/tool_call|>"),
+    ],
+    after_open: Expect::ListOrItem(&OBJECTS_IN_BRACKETS),
+    bare: None,
+};
+
 /// Objects and calls in Python have the same brackets around them.
 const MIXED_CALLS: CallList = CallList {
     item: Expect::PythonCallOrObject,

@@ -238,6 +238,15 @@ pub fn lfm2_objects(calls: &[Call]) -> String {
     format!("<|tool_call_start|>[{calls}]<|tool_call_end|>")
 }
 
+pub fn granite(calls: &[Call]) -> String {
+    let calls = each(calls, ", ", |call| call.object("arguments"));
+    format!("<|tool_call|>[{calls}]")
+}
+
+pub fn phi4_mini(calls: &[Call]) -> String {
+    format!("{}<|/tool_call|>", granite(calls))
+}
+
 pub fn mistral_list(calls: &[Call]) -> String {
     let calls = each(calls, ", ", |call| call.object("arguments"));
     format!("[TOOL_CALLS] [{calls}]")

@@ -188,6 +188,19 @@ fn lfm2_with_objects() {
 }
 
 #[test]
+fn granite() {
+    let tags = &["<think>", "\n</think>"];
+    let family = tagged(&["<|tool_call|>"], THINK, family::granite);
+    check(&with_tags(tags, family));
+}
+
+#[test]
+fn phi4_mini() {
+    let tokens = &["<|tool_call|>", "<|/tool_call|>"];
+    check(&tagged(tokens, Thoughts::None, family::phi4_mini));
+}
+
+#[test]
 fn mistral() {
     check(&tagged(
         &["[TOOL_CALLS]"],

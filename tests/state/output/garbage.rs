@@ -6,7 +6,7 @@ use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
 /// Pieces of garbage.
-const PARTS: [&str; 81] = [
+const PARTS: [&str; 83] = [
     "a",
     "é",
     "😀",
@@ -79,6 +79,8 @@ const PARTS: [&str; 81] = [
     "<|end|>",
     "<|call|>",
     "<|return|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
     "assistant",
     "analysis",
     "to=functions.f",
@@ -90,7 +92,7 @@ const PARTS: [&str; 81] = [
     "<channel|>",
 ];
 
-const TOOLS: [ToolFormat; 12] = [
+const TOOLS: [ToolFormat; 14] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
@@ -103,6 +105,8 @@ const TOOLS: [ToolFormat; 12] = [
     ToolFormat::DeepSeekV31,
     ToolFormat::GptOss,
     ToolFormat::Gemma4,
+    ToolFormat::Granite,
+    ToolFormat::Phi4Mini,
 ];
 
 fn garbage(rng: &mut fastrand::Rng) -> String {

@@ -126,6 +126,16 @@ fn lfm2() {
 }
 
 #[test]
+fn granite() {
+    check_format(with(ToolFormat::Granite, ReasoningFormat::Think));
+}
+
+#[test]
+fn phi4_mini() {
+    check_format(with(ToolFormat::Phi4Mini, ReasoningFormat::Think));
+}
+
+#[test]
 fn glm45() {
     check_format(with(ToolFormat::Glm45, ReasoningFormat::Think));
 }

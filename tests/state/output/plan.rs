@@ -157,6 +157,9 @@ impl Plan {
                 self.deepseek(n_calls, format, rng);
             }
             Some(ToolFormat::Gemma4) => self.gemma4(n_calls, rng),
+            Some(format @ (ToolFormat::Granite | ToolFormat::Phi4Mini)) => {
+                self.tagged_list(n_calls, format, rng);
+            }
             Some(ToolFormat::GptOss) | None => {}
         }
         let after = ["", "\n", " \n", "\nDone.\n", " Done <tool_c"][rng.usize(0..5)];
@@ -261,6 +264,20 @@ impl Plan {
         self.text("]");
         if is_tagged {
             self.transcript.tag("<|python_end|>");
+        }
+    }
+
+    fn tagged_list(&mut self, n_calls: usize, format: ToolFormat, rng: &mut fastrand::Rng) {
+        self.transcript.tag("<|tool_call|>");
+        let has_brackets = n_calls > 1 || rng.u8(0..4) > 0;
+        self.text(if has_brackets { "[" } else { "" });
+        for n in 0..n_calls {
+            self.text(["", ", ", ",\n"][if n == 0 { 0 } else { rng.usize(1..3) }]);
+            self.object("arguments", rng);
+        }
+        self.text(if has_brackets { "]" } else { "" });
+        if format == ToolFormat::Phi4Mini && rng.u8(0..4) > 0 {
+            self.transcript.tag("<|/tool_call|>");
         }
     }
 

@@ -10,7 +10,7 @@ use crate::kernels::dtype::MatrixRole;
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::Rope;
+use crate::kernels::rope::{PositionScale, Rope};
 use crate::kernels::tensor_view::TensorView;
 use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
@@ -181,7 +181,7 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, _: &Tensor, _: &Linear<Self>) -> Tensor {
-        unreachable!("models with states, or that norm what they add, are refused")
+        unreachable!("models with states, with scaled activations, or that norm what they add, are refused")
     }
 
     fn add_normed(&mut self, _: &mut Tensor, _: &Tensor, _: &Vector, _: f32) {
@@ -190,6 +190,18 @@ impl Backend for CudaBackend {
 
     fn soft_cap(&mut self, _: &mut Tensor, _: f32) {
         unreachable!("models with caps are refused")
+    }
+
+    fn scale(&mut self, _: &mut Tensor, _: f32) {
+        unreachable!("models with scaled activations are refused")
+    }
+
+    fn scale_by_position(&mut self, _: &mut Tensor, _: PositionScale, _: &CudaBatch) {
+        unreachable!("models with scaled queries are refused")
+    }
+
+    fn add_scaled(&mut self, _: &mut Tensor, _: &Tensor, _: f32) {
+        unreachable!("models with scaled activations are refused")
     }
 
     fn add_gated_expert(&mut self, _: &mut Tensor, _: &Tensor, _: &Linear<Self>, _: &Expert<Self>) {

@@ -101,6 +101,10 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
         json!({}),
         json!({"rope_type": "yarn", "factor": 1e6, "original_max_position_embeddings": 1 << 27}),
         json!({"rope_type": "llama3", "factor": 1e-6, "low_freq_factor": 1e-6, "high_freq_factor": 1e6}),
+        json!({"rope_type": "longrope", "factor": 1e6, "original_max_position_embeddings": 1,
+            "short_factor": [1e-6, 1, 1, 1, 1, 1, 1, 1], "long_factor": [1e6, 1, 1, 1, 1, 1, 1, 1]}),
+        json!({"rope_type": "longrope", "short_factor": [1], "long_factor": [-1, 0, null, "1"]}),
+        json!({"rope_type": "yarn", "llama_4_scaling_beta": 1e3, "original_max_position_embeddings": 1}),
         json!(true),
         json!(null),
     ];
@@ -209,6 +213,13 @@ const KEYS_OF_FAMILIES: &[&str] = &[
     "qk_rope_head_dim",
     "v_head_dim",
     "rope_interleave",
+    // Factors, and layers without rotation.
+    "embedding_multiplier",
+    "attention_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "no_rope_layers",
+    "no_rope_layer_interval",
 ];
 
 /// So few that all tensors of a model can be listed often.
@@ -225,7 +236,16 @@ fn check_bounds(config: &Value) {
     assert!(read.parameters() > 0, "{config}");
     assert!(read.context_tokens() <= MAX_POSITIONS, "{config}");
     let rope = read.rope.frequencies(read.rotary_dim);
-    assert!(rope.inv_freq.iter().all(|radians| radians.is_finite()));
+    let long = rope.long_inv_freq.iter().flatten();
+    assert!(
+        rope.inv_freq
+            .iter()
+            .chain(long)
+            .all(|radians| radians.is_finite())
+    );
+    assert!(rope.attention_scale.is_finite(), "{config}");
+    let by_position = read.query_scale.map_or(1.0, |scale| scale.at(u32::MAX));
+    assert!(by_position.is_finite(), "{config}");
     assert!(read.attention_scale().is_finite(), "{config}");
     let layout = read.kv_layout(Dtype::F32);
     assert_eq!(layout.layers().len(), read.num_hidden_layers);
