@@ -165,6 +165,7 @@ impl WorkerIndex {
             mixes: false,
             preemption: None,
             states: None,
+            windows: None,
         }
     }
 
@@ -181,12 +182,14 @@ impl WorkerIndex {
                 inserted_tokens: 0,
                 priority: 0,
                 written_by: self.next_step,
+                boundaries: Default::default(),
             }),
             protected_pages: admitted.prefix.len(),
             private: grant.pages,
             lock: admitted.lock.unwrap_or_default(),
             states: Vec::new(),
             returned_states: Vec::new(),
+            windows: None,
         }))
     }
 }

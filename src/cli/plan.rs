@@ -28,7 +28,7 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     };
     let parts = EngineParts::from_model(&weights, Progress::silent())?;
     show(&parts.info);
-    show_files(&config)?;
+    show_files(&config, &parts.info)?;
     show_tokenizer(text);
     Ok(())
 }
@@ -43,10 +43,16 @@ fn show_tokenizer(text: Result<(), StartError>) {
 }
 
 /// Prints what the model's layers keep, and how many tensors of which element types its files hold.
-fn show_files(config: &EngineConfig) -> Result<(), Failure> {
+fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
-    let mut layout = checkpoint.kv_layout();
+    let layout = checkpoint.kv_layout_in(config.kv_cache_dtype.named());
+    let has_windows = model
+        .memory
+        .as_ref()
+        .is_some_and(|plan| plan.window_pages > 0);
+    let windowed = layout.windowed(&checkpoint.config.windows);
+    let mut layout = windowed.filter(|_| has_windows).unwrap_or(layout);
     if let Some(wish) = config.double_sparsity() {
         let layers = LayersToLabel {
             layout: &layout,

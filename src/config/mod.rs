@@ -15,7 +15,7 @@ use crate::kernels::dtype::Quantization;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
 use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
-pub use choices::{Device, DtypeChoice};
+pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype};
 use keys::Flag;
 use validate::{
     MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S,
@@ -47,6 +47,12 @@ keys::keys! {
         /// Data type in which weights and KV are stored; auto keeps the type of the weights.
         #[flag(MODEL)]
         dtype: DtypeChoice = DtypeChoice::Auto,
+        /// Data type in which keys and values are cached; auto is that of the weights.
+        ///
+        /// int8 takes half the memory of bfloat16 and is less precise: signed bytes, with one scale for each 64 elements of a
+        /// head's key or value. On a GPU, KV is always in the type of the weights.
+        #[flag(MODEL)]
+        kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto,
         /// Quantises matrices when they are loaded: int8 takes half the memory of bfloat16, int4 three tenths, but they are
         /// less precise.
         #[flag(MODEL)]
@@ -56,18 +62,21 @@ keys::keys! {
         #[flag(MODEL)]
         load_format: LoadFormat = LoadFormat::Auto,
         /// Format in which the model writes tool calls: qwen25, qwen, hermes, qwen3_coder, llama3, pythonic, mistral, lfm2,
-        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss; auto chooses by the model's chat template and vocabulary,
-        /// none leaves calls in the text.
+        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss, gemma4, granite, phi4_mini_json; auto chooses by the model's
+        /// chat template and vocabulary, none leaves calls in the text.
         #[flag(MODEL.takes("NAME"))]
         tool_call_parser: String = "auto".to_owned(),
         /// Format in which the model writes its reasoning: qwen3, qwen3-thinking, deepseek-r1, deepseek-v3, glm45, gpt-oss,
-        /// interns1, mistral; auto chooses by the model's chat template and vocabulary, none leaves reasoning in the text.
+        /// interns1, mistral, gemma4; auto chooses by the model's chat template and vocabulary, none leaves reasoning in the text.
         #[flag(MODEL.takes("NAME"))]
         reasoning_parser: String = "auto".to_owned(),
         /// Where to compute: auto, cpu, cuda or cuda:N. auto means the CPU: the CUDA code has not yet been run on a
         /// GPU, so CUDA must be requested explicitly.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
+        /// What computes attention: auto or native, the only backend of each device.
+        #[flag(MODEL.takes("NAME").rare())]
+        attention_backend: AttentionBackend = AttentionBackend::Auto,
         /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, otherwise the built-in
         /// kernels (own).
         #[flag(MODEL.rare())]

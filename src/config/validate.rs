@@ -1,5 +1,6 @@
 //! The limits of the engine's keys: those of a single key stand with it, those that depend on others are checked here.
 
+use super::choices::KvCacheDtype;
 use super::keys::out_of_range;
 use super::{Device, EngineConfig};
 use crate::error::ConfigError;
@@ -165,6 +166,14 @@ impl EngineConfig {
             )
         })?;
         check(
+            self.kv_cache_dtype != KvCacheDtype::Int8,
+            "enable_double_sparsity",
+            || {
+                "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, leave one of the two out"
+                    .to_owned()
+            },
+        )?;
+        check(
             self.ds_channel_config_path.is_some(),
             "ds_channel_config_path",
             || {
@@ -256,6 +265,12 @@ mod tests {
             ..without
         };
         assert!(off.validate().is_ok());
+        let quantised = EngineConfig {
+            kv_cache_dtype: KvCacheDtype::Int8,
+            ..sparse.clone()
+        };
+        let reason = error(quantised);
+        assert!(reason.contains("kv_cache_dtype is int8"), "{reason}");
         let on_gpu = EngineConfig {
             device: Device::Cuda(1),
             ..sparse.clone()

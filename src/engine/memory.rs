@@ -5,8 +5,10 @@ use crate::engine::gpu::Gpu;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::{self, CpuDescription};
 use crate::executor::memory_plan::{
-    MemoryBudget, MemoryPlan, MemoryWish, Place, available_bytes, reserve_bytes,
+    MemoryBudget, MemoryPlan, MemoryWish, Place, WindowWish, available_bytes, reserve_bytes,
 };
+use crate::model::config::ModelConfig;
+use crate::state::pool::kv_layout::KvLayout;
 
 /// The longest sequence: the model's, or a shorter one that is asked for.
 pub(super) fn context_length(
@@ -35,8 +37,15 @@ pub(super) fn memory_plan(
         Some(gpu) => gpu.budget(config, model, context_tokens)?,
         None => host_budget(config, model)?,
     };
+    let windowed = match gpu {
+        // Its kernels have one page table: there, layers with windows keep all tokens.
+        Some(_) => None,
+        None => windowed(config, &model.config, &model.kv_layout, context_tokens),
+    };
+    let layout = windowed.as_ref().unwrap_or(&model.kv_layout);
     let wish = MemoryWish {
-        kv_bytes_per_token: model.kv_layout.bytes_per_token(),
+        kv_bytes_per_token: layout.bytes_per_token(),
+        windows: window_wish(config, layout),
         state_bytes: model.kv_layout.state_bytes(),
         page_size: config.page_size,
         context_tokens: context_tokens as u64,
@@ -58,6 +67,28 @@ pub(super) fn memory_plan(
         );
     }
     Ok(plan)
+}
+
+/// What layers keep where those with windows have pages of their own: in models that see further than the window, with
+/// chunked prefill, since a chunk's tokens are all in window pages at once.
+pub(crate) fn windowed(
+    config: &EngineConfig,
+    model: &ModelConfig,
+    layout: &KvLayout,
+    context_tokens: usize,
+) -> Option<KvLayout> {
+    let windowed = layout.windowed(&model.windows)?;
+    let is_shorter = windowed.window()? < context_tokens;
+    (is_shorter && config.chunk_tokens().is_some()).then_some(windowed)
+}
+
+/// What a layout asks for its window pages, if it has any.
+pub(crate) fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowWish> {
+    Some(WindowWish {
+        kv_bytes_per_token: layout.window_bytes_per_token(),
+        tokens: layout.window()? as u64,
+        chunk_tokens: config.chunk_tokens()? as u64,
+    })
 }
 
 fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBudget, LoadError> {

@@ -5,7 +5,7 @@
 
 mod gpu;
 mod handle;
-mod memory;
+pub(crate) mod memory;
 mod parts;
 mod pins;
 mod text;

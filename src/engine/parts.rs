@@ -70,12 +70,19 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// Values in a vector that stands in the place of a token; `None` for an executor that takes none.
     pub hidden_size: Option<usize>,
+    /// The length above which the executor rotates a sequence as long ones, prompt and longest output together; `None` where
+    /// all rotate alike.
+    pub long_above: Option<usize>,
     /// Tokens that end an output.
     pub eos_token_ids: Vec<u32>,
     /// The model's own sampling defaults.
     pub generation: GenerationConfig,
     /// How the memory is divided; `None` for an executor of the host's own.
     pub memory: Option<MemoryPlan>,
+    /// The type in which keys and values are cached; `None` for such an executor.
+    pub kv_cache_dtype: Option<&'static str>,
+    /// What computes attention; `None` for such an executor.
+    pub attention_backend: Option<&'static str>,
 }
 
 /// What an engine runs on: the model's facts, its tokenizer, its executor.
@@ -108,7 +115,8 @@ impl EngineParts {
             config.dtype.named(),
             config.quantization,
             config.load_format,
-        )?;
+        )?
+        .with_kv(config.kv_cache_dtype.named());
         let sparsity = config.double_sparsity();
         let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
         if let Some(sparsity) = &sparsity {
@@ -140,9 +148,12 @@ impl EngineParts {
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
             hidden_size: Some(model.config.hidden_size),
+            long_above: model.config.rope.long_above(),
             eos_token_ids,
             generation,
             memory: Some(memory),
+            kv_cache_dtype: Some(model.kv_dtype.name()),
+            attention_backend: Some(config.attention_backend.resolved()),
         };
         if let Some(notice) = notice {
             // It only writes to the log.
@@ -202,6 +213,7 @@ impl EngineParts {
             },
             eos_token_ids: info.eos_token_ids.clone().into(),
             states: info.memory.as_ref().and_then(MemoryPlan::state_limits),
+            windows: info.memory.as_ref().and_then(MemoryPlan::window_limits),
         })
     }
 
@@ -221,9 +233,10 @@ impl EngineParts {
                 let (ends, limits) = (&info.eos_token_ids, GrammarLimits::default());
                 Arc::new(GrammarCompiler::new(text, ends, info.vocab_size, limits))
             }),
-            turns: limits
-                .states
-                .and_then(|_| Some(TurnMarks::learn(self.text.as_deref()?))),
+            turns: match limits.states.is_some() || limits.windows.is_some() {
+                true => self.text.as_deref().map(TurnMarks::learn),
+                false => None,
+            },
             vocab_size: info.vocab_size,
             hidden_size: info.hidden_size,
             limits: IntakeLimits {
@@ -231,6 +244,7 @@ impl EngineParts {
                 capacity_tokens: page_size.tokens_in(limits.total_pages),
                 page_size,
             },
+            long_above: info.long_above,
             client_backlog_bytes: config.client_backlog_bytes,
             max_logprob_entries: config.max_logprob_entries,
             timeouts: config.request_timeouts(),
@@ -307,6 +321,7 @@ fn cpu_executor(
     let dir = config.model_path.clone();
     let options = CpuOptions {
         dtype: config.dtype.named(),
+        kv_dtype: config.kv_cache_dtype.named(),
         quantization: config.quantization,
         load_format: config.load_format,
         n_pages: memory.n_pages as usize,
@@ -316,6 +331,7 @@ fn cpu_executor(
         max_rows: memory.max_running_requests as usize,
         // One of the plan's is the dummy, which the pool adds.
         n_state_slots: memory.state_slots.saturating_sub(1) as usize,
+        n_window_pages: memory.window_pages as usize,
         isa: None,
         shared_prefix: true,
         eos_token_ids: eos_token_ids.into(),

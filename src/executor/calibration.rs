@@ -92,6 +92,8 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> 
         shared_prefix: true,
         eos_token_ids: [].into(),
         sparsity: None,
+        kv_dtype: None,
+        n_window_pages: 0,
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     let sums = executor

@@ -3,18 +3,23 @@
 //! Its "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is
 //! freed too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole
 //! context is checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is
-//! copied at another position, from another sequence or before anything wrote it ends the step.
+//! copied at another position, from another sequence or before anything wrote it ends the step. Where layers have windows,
+//! the hash stands in a second table too, and each step looks at all of it that its queries see.
+
+mod windows;
 
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
+use self::windows::FakeWindows;
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::executor::scripted::Script;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::RowGrammar;
+use crate::state::pool::window_pool::WindowLimits;
 use crate::state::pooling::PoolSum;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, TokenLogprobs, token_logprobs};
 use crate::state::step::{
@@ -50,6 +55,8 @@ pub struct FakeExecutor {
     script: Option<Script>,
     /// One hash a slot.
     kv: Vec<u64>,
+    /// Where layers have windows.
+    windows: Option<FakeWindows>,
     /// One hash a state; `None` before anything is written.
     states: Vec<Option<u64>>,
     rows: FxHashMap<RowId, FakeRow>,
@@ -66,6 +73,8 @@ struct FakeRow {
     /// The script's answer to the prompt.
     answer: Option<Vec<u32>>,
     pages: Vec<PageId>,
+    /// One for each of `pages`; the dummy where none is named.
+    window_pages: Vec<PageId>,
     state: Option<StateSlot>,
 }
 
@@ -92,8 +101,17 @@ impl FakeExecutor {
             states: vec![None; options.n_states + 1],
             options,
             script: None,
+            windows: None,
             kv: vec![0; slots],
             rows: FxHashMap::default(),
+        }
+    }
+
+    /// The same for a model some of whose layers see so many tokens, with so many pages for these.
+    pub fn with_windows(self, limits: WindowLimits) -> Self {
+        Self {
+            windows: Some(FakeWindows::new(limits, self.options.page_size)),
+            ..self
         }
     }
 
@@ -147,6 +165,10 @@ impl FakeExecutor {
                 .map(PoolSum::new),
             answer: script.map(|script| script.answer(&start.tokens[..prompt_tokens])),
             pages: start.prefix.iter().collect(),
+            window_pages: match self.windows {
+                Some(_) => vec![PageId::new(0); start.prefix.len()],
+                None => Vec::new(),
+            },
             state,
         };
         self.rows.insert(start.row, row);
@@ -239,6 +261,13 @@ impl FakeExecutor {
                     *place = page;
                 }
             }
+            TableDelta::AppendWindows { pages, .. } => row.window_pages.extend_from_slice(pages),
+            TableDelta::Windows { from, pages, .. } => {
+                let places = row.window_pages.iter_mut().skip(*from as usize);
+                for (place, page) in places.zip(pages.iter()) {
+                    *place = page;
+                }
+            }
         }
         Ok(())
     }
@@ -269,6 +298,16 @@ impl FakeExecutor {
         self.verify(&row, positions.start as usize)?;
         self.verify_state(&row, positions.start as usize)?;
         self.feed_state(&row, work)?;
+        match &mut self.windows {
+            Some(windows) => {
+                let pages = (&row.tokens[..], &row.window_pages[..]);
+                windows.attend(row.seq, pages, positions.clone())?;
+            }
+            None if !row.window_pages.is_empty() => {
+                return Err(rejected(row.seq, "has window pages, and no layer a window"));
+            }
+            None => {}
+        }
         let vocab_size = self.options.vocab_size;
         let mut logprobs = work
             .logprobs

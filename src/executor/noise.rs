@@ -11,6 +11,7 @@ use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ModelSparsity;
+use crate::state::pool::kv_layout::KvDtype;
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::SamplingParams;
 use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
@@ -24,6 +25,8 @@ pub struct NoiseRequest {
     pub dtype: Option<Dtype>,
     /// What matrices are quantised to.
     pub quantization: Option<Quantization>,
+    /// Element type of KV; `None` for that of the matrices.
+    pub kv_dtype: Option<KvDtype>,
     /// Where weights come from.
     pub load_format: LoadFormat,
     /// Threads that compute.
@@ -75,6 +78,8 @@ impl NoiseContext {
             shared_prefix: true,
             eos_token_ids: [].into(),
             sparsity: request.sparsity.clone(),
+            kv_dtype: request.kv_dtype,
+            n_window_pages: 0,
         };
         let mut executor = CpuExecutor::load(&request.model, &options, &mut |_, _| {})?;
         executor.fill_with_noise();

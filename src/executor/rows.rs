@@ -27,12 +27,17 @@ pub(super) struct Row {
     pool: Option<PoolSum>,
     /// Pages of the page table that are the row's.
     pub(super) n_pages: usize,
+    /// Window pages of its own page table, where layers have windows, and the index of the first one that is named.
+    pub(super) n_windows: usize,
+    pub(super) first_window: usize,
     /// Tokens that the steps launched since the row started sample.
     pub(super) sampled_tokens: usize,
     /// Positions whose K/V is stored once the steps launched so far have run: all below this.
     pub(super) computed: usize,
     /// The state that its layers go on with, where some keep one.
     pub(super) live: Option<StateSlot>,
+    /// It rotates as long ones do.
+    pub(super) is_long: bool,
 }
 
 /// The rows of an executor, by row id; row 0 is padding and stays empty.
@@ -59,6 +64,9 @@ impl Rows {
 
     /// Starts a row. The plan must have passed [`Self::check`], here and below.
     pub(super) fn start(&mut self, start: &RowStart) {
+        // Known from its first step to its last, retractions included: cached keys are of one rotation.
+        let longest = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
+        let long_above = self.limits.long_above;
         self.rows[start.row.index()] = Some(Row {
             seq: start.seq,
             tokens: start.tokens.clone(),
@@ -67,9 +75,15 @@ impl Rows {
             vectors: start.vectors.clone(),
             pool: start.pooling.map(PoolSum::new),
             n_pages: start.prefix.len(),
+            n_windows: match self.limits.windows {
+                Some(_) => start.prefix.len(),
+                None => 0,
+            },
+            first_window: start.prefix.len(),
             sampled_tokens: 0,
             computed: start.prefix.len() * self.limits.page_size,
             live: start.state.map(|state| state.live),
+            is_long: long_above.is_some_and(|above| longest > above),
         });
     }
 
@@ -82,6 +96,16 @@ impl Rows {
                 row.n_pages - pages.len()
             }
             TableDelta::Remap { from, .. } => *from as usize,
+            TableDelta::AppendWindows { row, pages } => {
+                let row = self.row_mut(*row);
+                row.n_windows += pages.len();
+                row.n_pages
+            }
+            TableDelta::Windows { row, from, .. } => {
+                let row = self.row_mut(*row);
+                row.first_window = row.first_window.min(*from as usize);
+                row.n_pages
+            }
         }
     }
 
@@ -133,6 +157,11 @@ impl Rows {
         let row = self.row_mut(work.row);
         row.computed = row.computed.max(work.work.positions().end as usize);
         row.sampled_tokens += usize::from(work.sample);
+    }
+
+    /// Whether layers have windows, and rows pages for these.
+    pub(super) fn have_windows(&self) -> bool {
+        self.limits.windows.is_some()
     }
 
     /// Whether rows have states.

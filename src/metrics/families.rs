@@ -86,7 +86,7 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 32] = [
+const GAUGES: [(&str, &str); 35] = [
     (
         "sglang:num_running_reqs",
         "Requests that prefill or decode.",
@@ -163,6 +163,18 @@ const GAUGES: [(&str, &str); 32] = [
     (
         "souffleur_states_max",
         "States that there is memory for; 0 where no layer keeps any.",
+    ),
+    (
+        "souffleur_window_pages_used",
+        "Pages of layers with windows that requests hold.",
+    ),
+    (
+        "souffleur_window_pages_cached",
+        "Pages of layers with windows in the prefix cache that no request needs.",
+    ),
+    (
+        "souffleur_window_pages_max",
+        "Pages of layers with windows; 0 where these keep all tokens, or no layer has a window.",
     ),
     ("sglang:context_len", "Longest sequence in tokens."),
     (

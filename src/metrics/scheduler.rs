@@ -159,6 +159,9 @@ struct PoolGauges {
     used_states: Gauge,
     cached_states: Gauge,
     max_states: Gauge,
+    used_windows: Gauge,
+    cached_windows: Gauge,
+    max_windows: Gauge,
 }
 
 impl PoolGauges {
@@ -176,6 +179,9 @@ impl PoolGauges {
             used_states: gauge!("souffleur_states_used"),
             cached_states: gauge!("souffleur_states_cached"),
             max_states: gauge!("souffleur_states_max"),
+            used_windows: gauge!("souffleur_window_pages_used"),
+            cached_windows: gauge!("souffleur_window_pages_cached"),
+            max_windows: gauge!("souffleur_window_pages_max"),
         }
     }
 
@@ -196,6 +202,10 @@ impl PoolGauges {
             .set(stats.total_states.saturating_sub(idle) as f64);
         self.cached_states.set(stats.cached_states as f64);
         self.max_states.set(stats.total_states as f64);
+        let windows = stats.private_windows + stats.protected_windows;
+        self.used_windows.set(windows as f64);
+        self.cached_windows.set(stats.evictable_windows as f64);
+        self.max_windows.set(stats.total_windows as f64);
     }
 }
 

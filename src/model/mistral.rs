@@ -1,7 +1,7 @@
 //! Mistral: Llama without biases, and with a sliding window in every layer where the configuration has one.
 //!
-//! The window is a mask: a query at position p sees the keys at positions above `p - window`. Keys that left the window
-//! keep their pages.
+//! A query at position p sees the keys at positions above `p - window`. Whether keys that left the window keep their pages
+//! is the executor's business.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

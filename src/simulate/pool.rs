@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::config::EngineConfig;
+use crate::config::{Device, EngineConfig};
 use crate::engine::ModelInfo;
+use crate::engine::memory::{window_wish, windowed};
 use crate::executor::cpu::LOGIT_ROWS;
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
 use crate::kernels::dtype::Dtype;
@@ -18,8 +19,10 @@ use super::roofline::{Sparsity, Storage, weights_bytes};
 /// What weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     let dtype = config.dtype.named().or(model.dtype);
+    let dtype = dtype.unwrap_or(Dtype::BF16);
     Storage {
-        dtype: dtype.unwrap_or(Dtype::BF16),
+        dtype,
+        kv_dtype: config.kv_cache_dtype.named().unwrap_or(dtype.into()),
         quantization: config.quantization,
         sparsity: config.enable_double_sparsity.then_some(Sparsity {
             channels: config.ds_heavy_channel_num,
@@ -46,12 +49,19 @@ pub fn model_info(
     let context_length = config
         .context_length
         .unwrap_or_else(|| model.context_tokens());
+    let windowed = match config.device {
+        // As the engine has it there.
+        Device::Cuda(_) => None,
+        Device::Auto | Device::Cpu => windowed(config, model, &layout, context_length),
+    };
+    let layout = windowed.unwrap_or(layout);
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
     let given = kv_tokens
         .or(config.max_total_tokens)
         .map(|tokens| tokens as u64);
     let mut wish = MemoryWish {
         kv_bytes_per_token: layout.bytes_per_token(),
+        windows: window_wish(config, &layout),
         state_bytes: layout.state_bytes(),
         page_size: config.page_size,
         context_tokens: context_length as u64,
@@ -87,9 +97,12 @@ pub fn model_info(
         max_running_requests: memory.max_running_requests as usize,
         vocab_size: model.vocab_size,
         hidden_size: None,
+        long_above: None,
         eos_token_ids: Vec::new(),
         generation: GenerationConfig::default(),
         memory: Some(memory),
+        kv_cache_dtype: Some(storage.kv_dtype.name()),
+        attention_backend: None,
     })
 }
 

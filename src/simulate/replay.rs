@@ -134,6 +134,8 @@ impl Replay {
             protected_pages: cached.pages.len(),
             private,
             states: Vec::new(),
+            windows: None,
+            boundaries: &[],
             lock: cached.lock,
             inserted_tokens: 0,
             priority: 0,

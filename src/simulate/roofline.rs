@@ -16,7 +16,7 @@ use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::sparsity::LayersToLabel;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
@@ -24,8 +24,10 @@ use super::hardware::Hardware;
 /// The type that the weights are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// Type of weights and K/V.
+    /// Type of weights.
     pub dtype: Dtype,
+    /// Type of K/V.
+    pub kv_dtype: KvDtype,
     /// What matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Long contexts are read in part.
@@ -116,8 +118,8 @@ impl Layers {
     /// The layers of a model that have K/V.
     fn of(model: &ModelConfig, layout: &KvLayout, sparsity: Option<Sparsity>) -> Vec<Self> {
         let mut kinds: Vec<(Option<usize>, PagedKv, f64)> = Vec::new();
-        for (layer, window) in layout.layers().iter().zip(&model.windows) {
-            let LayerKv::Pages(pages) = layer else {
+        for (layer, window) in model.windows.iter().enumerate() {
+            let Some(pages) = layout.read_by(layer) else {
                 continue;
             };
             match kinds
@@ -208,7 +210,12 @@ impl Roofline {
         let used = model.experts.as_ref().map_or(0.0, |experts| {
             experts.routing.n_used as f64 / experts.count() as f64
         });
-        let body_weights = model.parameters() as f64 - n_tables * table - all_experts;
+        // Of the inputs of layers each token reads a row.
+        let inputs = model.layer_inputs();
+        let inputs = inputs.map(|own| [own.vocab_size, model.num_hidden_layers * own.width]);
+        let input_weights = inputs.map_or(0.0, |[rows, width]| rows as f64 * width as f64);
+        let body_weights =
+            model.parameters() as f64 - n_tables * table - all_experts - input_weights;
         let all_bytes = weights_bytes(model, storage) as f64;
         let table_bytes =
             |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
@@ -217,8 +224,12 @@ impl Roofline {
             true => 0.0,
             false => table_bytes(MatrixRole::Inner),
         };
+        let looked_up_bytes = looked_up_bytes
+            + inputs.map_or(0.0, |shape| {
+                matrix_bytes(storage, MatrixRole::Inner, shape) as f64
+            });
         let layout = storage.layout(model);
-        let layout = layout.unwrap_or_else(|_| model.kv_layout(storage.dtype));
+        let layout = layout.unwrap_or_else(|_| model.kv_layout(storage.kv_dtype));
         Self {
             flops_per_s: n * peak * hardware.flops_efficiency,
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
@@ -361,7 +372,7 @@ mod tests {
 
     use crate::ids::{RowId, SeqId, StateSlot, StepId};
     use crate::simulate::shape;
-    use crate::state::pool::kv_layout::{KvDtype, Values};
+    use crate::state::pool::kv_layout::{KvDtype, LayerKv, Values};
     use crate::state::pool::pages::PageRun;
     use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
 
@@ -389,6 +400,7 @@ mod tests {
         let model = shape::load("llama-3.1-8b").expect("it is compiled in");
         let storage = Storage {
             dtype: Dtype::BF16,
+            kv_dtype: KvDtype::BF16,
             quantization: None,
             sparsity: None,
         };
@@ -552,6 +564,7 @@ mod tests {
         let model = model.expect("it can be parsed");
         let storage = Storage {
             dtype: Dtype::BF16,
+            kv_dtype: KvDtype::BF16,
             quantization: None,
             sparsity: None,
         };

@@ -235,8 +235,11 @@ impl ControlSetup {
         let n_rows = id_count("total_rows", limits.total_rows)?;
         let n_states = limits.states.map_or(0, |states| states.total_slots);
         let n_states = id_count("total_slots", n_states)?;
+        let n_windows = limits.windows.map_or(0, |windows| windows.total_pages);
+        let n_windows = id_count("window pages", n_windows)?;
         let pools = Pools::new(n_pages, n_rows, limits.page_size, ledger.clone())
-            .with_states(n_states, ledger.clone());
+            .with_states(n_states, ledger.clone())
+            .with_windows(n_windows, ledger.clone());
         let cache = self.cache(&ledger);
         Ok(ControlStates {
             scheduler: Scheduler::new(limits.clone(), policy, ledger.clone()),
@@ -251,9 +254,10 @@ impl ControlSetup {
         let page_size = self.limits.page_size;
         let tree = |policy| {
             let tree = RadixTree::new(page_size, policy, ledger.clone());
-            match self.limits.states {
-                Some(_) => tree.with_states(),
-                None => tree,
+            match (self.limits.states, self.limits.windows) {
+                (Some(_), _) => tree.with_states(),
+                (None, Some(windows)) => tree.with_windows(windows.window(page_size)),
+                (None, None) => tree,
             }
         };
         match (self.limits.queue.eviction_policy, self.diagnoses_misses) {

@@ -93,13 +93,33 @@ pub enum TableDelta {
         /// The pages to use from now on; apart, since most edits are the other kind.
         pages: Box<PageRun>,
     },
+    /// Appends window pages to a row, where layers have windows: each page comes with one.
+    AppendWindows {
+        /// The row.
+        row: RowId,
+        /// The pages, in sequence order.
+        pages: SmallVec<[PageId; 2]>,
+    },
+    /// Overwrites the window pages of a row from page index `from` on. A row that starts has the dummy page for each page
+    /// of its prefix, until this names those that it sees.
+    Windows {
+        /// The row.
+        row: RowId,
+        /// Index of the first page overwritten.
+        from: u32,
+        /// The cached pages to use from now on.
+        pages: Box<PageRun>,
+    },
 }
 
 impl TableDelta {
     /// The row that is edited.
     pub fn row(&self) -> RowId {
         match self {
-            Self::Append { row, .. } | Self::Remap { row, .. } => *row,
+            Self::Append { row, .. }
+            | Self::Remap { row, .. }
+            | Self::AppendWindows { row, .. }
+            | Self::Windows { row, .. } => *row,
         }
     }
 }

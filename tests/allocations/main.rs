@@ -21,6 +21,7 @@ use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
 use souffleur::kernels::cuda::params::ElementType;
 use souffleur::model::loader::LoadFormat;
+use souffleur::state::pool::kv_layout::KvDtype;
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
@@ -173,9 +174,10 @@ fn model_dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(model)
 }
 
-fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
+fn on_cpu(model: &str, threads: usize, kv_dtype: Option<KvDtype>, n_window_pages: usize) -> CpuExecutor {
     let options = CpuOptions {
         dtype: None,
+        kv_dtype,
         quantization: None,
         load_format: LoadFormat::Auto,
         n_pages: 8000,
@@ -184,6 +186,7 @@ fn on_cpu(model: &str, threads: usize) -> CpuExecutor {
         pin_threads: false,
         max_rows: SHARED_ROWS,
         n_state_slots: 2 * SHARED_ROWS,
+        n_window_pages,
         isa: None,
         shared_prefix: true,
         eos_token_ids: [1].into(),
@@ -216,10 +219,31 @@ fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
     CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
 }
 
+/// The memory of layers beside pages for all tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    Pages,
+    States,
+    Windows,
+}
+
+/// Gives a window page with each page.
+fn add_windows(plan: &mut StepPlan) {
+    for index in 0..plan.table.len() {
+        if let TableDelta::Append { row, pages } = &plan.table[index] {
+            let (row, pages) = (*row, pages.clone());
+            plan.table.push(TableDelta::AppendWindows { row, pages });
+        }
+    }
+}
+
 /// Allocations in decode steps of all rows together, once buffers have grown.
-fn allocations(mut executor: impl Executor, n_rows: usize, keeps_states: bool) -> usize {
+fn allocations(mut executor: impl Executor, n_rows: usize, keeps: Keeps) -> usize {
     let mut plan = opening(n_rows);
-    for start in plan.starts.iter_mut().filter(|_| keeps_states) {
+    if keeps == Keeps::Windows {
+        add_windows(&mut plan);
+    }
+    for start in plan.starts.iter_mut().filter(|_| keeps == Keeps::States) {
         start.state = Some(StateStart {
             live: StateSlot::new(start.row.get()),
             from: None,
@@ -229,6 +253,9 @@ fn allocations(mut executor: impl Executor, n_rows: usize, keeps_states: bool) -
     executor.recycle(output.rows);
     for step in 0..WARM_STEPS + STEPS {
         next(&mut plan, step);
+        if keeps == Keeps::Windows {
+            add_windows(&mut plan);
+        }
         COUNTS.store(step >= WARM_STEPS, Ordering::SeqCst);
         let output = executor.run(&plan).unwrap();
         let tokens = output.rows.iter().map(|row| row.tokens.len());
@@ -273,21 +300,37 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/deepseek-v2"), few),
         (format!("{fixtures}/deepseek-v3"), SHARED_ROWS),
         (format!("{fixtures}/gpt-oss"), few),
+        (format!("{fixtures}/gemma3"), SHARED_ROWS),
+        (format!("{fixtures}/gemma4"), SHARED_ROWS),
+        (format!("{fixtures}/gemma4-experts"), few),
         (format!("{fixtures}/lfm2"), few),
         (format!("{fixtures}/lfm2-moe"), SHARED_ROWS),
         (format!("{fixtures}/qwen3-5"), SHARED_ROWS),
         (format!("{fixtures}/qwen3-next"), few),
         ("models/souffleur-tiny".to_owned(), SHARED_ROWS),
     ] {
-        for threads in [1, 2, 3] {
-            let executor = on_cpu(&model, threads);
-            let keeps_states = executor.keeps_states();
-            let allocations = allocations(executor, n_rows, keeps_states);
-            assert_eq!(allocations, 0, "{model}, {threads} threads, {STEPS} steps");
+        let int8 = Some(KvDtype::Int8);
+        for (threads, kv_dtype) in [(1, None), (2, None), (3, None), (2, int8)] {
+            let executor = on_cpu(&model, threads, kv_dtype, 0);
+            let keeps = match executor.keeps_states() {
+                true => Keeps::States,
+                false => Keeps::Pages,
+            };
+            let allocations = allocations(executor, n_rows, keeps);
+            assert_eq!(
+                allocations, 0,
+                "{model}, {threads} threads, {kv_dtype:?}, {STEPS} steps"
+            );
         }
     }
+    for model in ["gpt-oss", "mistral"] {
+        let executor = on_cpu(&format!("{fixtures}/{model}"), 2, None, 8000);
+        let allocations = allocations(executor, few, Keeps::Windows);
+        assert_eq!(allocations, 0, "{model} with window pages, {STEPS} steps");
+    }
     for graph_rows in [0, 8] {
-        let allocations = allocations(on_gpu(&format!("{fixtures}/llama"), graph_rows), few, false);
+        let executor = on_gpu(&format!("{fixtures}/llama"), graph_rows);
+        let allocations = allocations(executor, few, Keeps::Pages);
         assert_eq!(allocations, 0, "graphs of {graph_rows} rows, {STEPS} steps");
     }
 }

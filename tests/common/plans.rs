@@ -14,6 +14,7 @@ use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 pub fn cpu_options() -> CpuOptions {
     CpuOptions {
         dtype: None,
+        kv_dtype: None,
         quantization: None,
         load_format: LoadFormat::Auto,
         n_pages: 4096,
@@ -22,6 +23,7 @@ pub fn cpu_options() -> CpuOptions {
         pin_threads: false,
         max_rows: 32,
         n_state_slots: 64,
+        n_window_pages: 0,
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),

@@ -328,8 +328,15 @@ fn every_instruction_set_is_invariant() {
                     "deepseek-v2-grouped",
                     "deepseek-v3",
                     "gpt-oss",
+                    "gemma2",
+                    "gemma3",
+                    "gemma4",
+                    "gemma4-experts",
                     "lfm2",
                     "qwen3-5",
+                    "granite",
+                    "phi3-longrope",
+                    "ministral3",
                 ]
                 .map(|name| (name, quantization))
             });

@@ -20,6 +20,8 @@ mod int4;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod kv_int8;
+mod longrope;
 mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
@@ -34,6 +36,7 @@ mod sparse;
 mod states;
 mod steps;
 mod vectors;
+mod windows;
 
 #[test]
 fn every_kernel_path_passes_these_tests() {

@@ -4,6 +4,7 @@ use souffleur::request::RequestTimeouts;
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::plan::preemption::PriorityRules;
 use souffleur::state::pool::state_pool::StateLimits;
+use souffleur::state::pool::window_pool::WindowLimits;
 use souffleur::state::scheduler::BatchRules;
 use souffleur::state::scheduler::policy::{PriorityOrder, schedule_policy_names};
 
@@ -131,6 +132,7 @@ impl Chaos {
         let talks = random.percent(50);
         let mut setup = setup(mix, talks, &mut random);
         setup.states = states(&setup, seed);
+        setup.windows = windows(&setup, seed);
         let family = |random: &mut Random| -> Vec<u32> {
             let tokens = (0..FAMILY_TOKENS).map(|_| random.below(VOCAB as usize) as u32);
             tokens.collect()
@@ -416,6 +418,20 @@ fn states(setup: &Setup, seed: u64) -> Option<StateLimits> {
     seed.is_multiple_of(2).then_some(StateLimits {
         total_slots,
         grid_tokens,
+    })
+}
+
+/// Of the others, every second one with chunks is of a model whose layers have windows, some with hardly more pages than
+/// one sequence needs.
+fn windows(setup: &Setup, seed: u64) -> Option<WindowLimits> {
+    let page = setup.page_size as usize;
+    let chunk = setup.chunk_tokens.filter(|_| seed % 4 == 1)?;
+    let tokens = [17, 40, 100][seed as usize / 4 % 3];
+    let least = (chunk + 2 * tokens).div_ceil(page) + 8;
+    let total_pages = [least, 2 * least][seed as usize / 12 % 2];
+    Some(WindowLimits {
+        tokens,
+        total_pages: total_pages.min(setup.n_pages as usize),
     })
 }
 

@@ -393,6 +393,8 @@ fn plain_cache_keeps_nothing_and_gives_everything_back() {
         inserted_tokens: 0,
         priority: 0,
         states: Vec::new(),
+        windows: None,
+        boundaries: &[],
     });
     assert!(plain.is_disabled() && !memory.tree.is_disabled());
     assert_eq!(

@@ -260,6 +260,8 @@ impl Engine {
             inserted_tokens: sequence.inserted_tokens,
             priority: 0,
             states: Vec::new(),
+            windows: None,
+            boundaries: &[],
         });
         let remapped: Vec<PageId> = done.remap.iter().collect();
         sequence.row[before..before + remapped.len()].copy_from_slice(&remapped);

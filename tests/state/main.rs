@@ -34,6 +34,8 @@ mod state_defects;
 mod states;
 mod tlru;
 mod warm_up;
+mod window_defects;
+mod windows;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -136,6 +138,8 @@ impl Memory {
             inserted_tokens: held.inserted_tokens,
             priority: 0,
             states: Vec::new(),
+            windows: None,
+            boundaries: &[],
         });
         self.check();
         done

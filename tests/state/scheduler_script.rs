@@ -17,6 +17,9 @@ fn appended(plan: &StepPlan) -> Vec<u32> {
     let pages = plan.table.iter().flat_map(|delta| match delta {
         TableDelta::Append { pages, .. } => pages.to_vec(),
         TableDelta::Remap { .. } => panic!("nothing is computed twice here"),
+        TableDelta::AppendWindows { .. } | TableDelta::Windows { .. } => {
+            panic!("no layer has a window here")
+        }
     });
     pages.map(PageId::get).collect()
 }

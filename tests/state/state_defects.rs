@@ -1,7 +1,6 @@
 //! Faults that users report of other engines' caches of states, as tests of this one. Names of issues are those of the
-//! engine's repository. Two kinds have no test here: windows of attention whose pages went too early or left holes (SGLang
-//! #35515, #31486, llama.cpp #13194) cannot be, since all pages stay; anchors at wrong places in a chat (llama.cpp #22929,
-//! #24176) are in the tests of `TurnMarks`.
+//! engine's repository. Two kinds are elsewhere: windows of attention whose pages went too early or left holes in
+//! `window_defects`, anchors at wrong places in a chat (llama.cpp #22929, #24176) in the tests of `TurnMarks`.
 
 use souffleur::state::pool::state_pool::StateLimits;
 

@@ -40,6 +40,7 @@ impl Shape {
             queue: QueueRules::default(),
             eos_token_ids: Arc::from([]),
             states: None,
+            windows: None,
         };
         let setup = ControlSetup {
             limits,

@@ -1,12 +1,15 @@
 //! Refuses a plan that contradicts itself or the rows, before anything is written.
 
 mod states;
+mod windows;
 
 use rustc_hash::FxHashMap;
 
 use crate::executor::check::states::Slots;
+use crate::executor::check::windows::RowWindows;
 use crate::executor::rows::Row;
 use crate::ids::{PageId, RowId, SeqId, StateSlot};
+use crate::state::pool::window_pool::WindowLimits;
 use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
 /// What ids and tokens a plan may name.
@@ -20,6 +23,10 @@ pub(super) struct Limits {
     pub(super) hidden_size: usize,
     /// States that can be granted; `None` where no layer keeps one.
     pub(super) n_state_slots: Option<usize>,
+    /// Window pages that can be granted; `None` where no layer has a window.
+    pub(super) windows: Option<WindowLimits>,
+    /// The length above which a row rotates as long ones do; `None` where all rotate alike.
+    pub(super) long_above: Option<usize>,
 }
 
 /// What a row will be once the plan's starts and table edits are applied.
@@ -32,6 +39,7 @@ struct Outlook {
     computed: usize,
     has_vectors: bool,
     live: Option<StateSlot>,
+    windows: RowWindows,
     starts: bool,
     has_work: bool,
 }
@@ -95,6 +103,10 @@ impl Check<'_> {
                 computed: known.computed,
                 has_vectors: known.has_vectors,
                 live: known.live,
+                windows: RowWindows {
+                    n_pages: known.n_windows,
+                    first: known.first_window,
+                },
                 starts: false,
                 has_work: false,
             });
@@ -142,6 +154,7 @@ impl Check<'_> {
             computed,
             has_vectors: start.vectors.is_some(),
             live: start.state.map(|state| state.live),
+            windows: RowWindows::behind(start.prefix.len(), self.limits),
             starts: true,
             has_work: false,
         };
@@ -203,12 +216,27 @@ impl Check<'_> {
                     ));
                 }
             }
+            TableDelta::AppendWindows { row, pages } => {
+                let limits = self.limits;
+                self.outlook(*row)?
+                    .windows
+                    .append(pages, limits)
+                    .map_err(|reason| format!("row {row} grows {reason}"))?;
+            }
+            TableDelta::Windows { row, from, pages } => {
+                let limits = self.limits;
+                self.outlook(*row)?
+                    .windows
+                    .name(*from as usize, pages, limits)
+                    .map_err(|reason| format!("row {row} {reason}"))?;
+            }
         }
         Ok(())
     }
 
     fn work(&mut self, work: &StepRow) -> Result<(), String> {
-        let page_size = self.limits.page_size;
+        let limits = self.limits;
+        let page_size = limits.page_size;
         let row = self.outlook(work.row)?;
         if row.seq != work.seq {
             return Err(format!("the row holds sequence {}", row.seq));
@@ -228,6 +256,7 @@ impl Check<'_> {
                 row.n_pages
             ));
         }
+        row.windows.check(first, end, limits)?;
         if row.has_vectors && first != row.computed {
             return Err(format!(
                 "position {first} after {} ones: a row computes each vector once",

@@ -25,8 +25,9 @@ use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 use crate::state::pool::pages::PageRun;
+use crate::state::pool::window_pool::WindowLimits;
 use crate::state::sampling::{RowSampler, SamplingParams};
 use crate::state::step::{
     RowResult, RowStart, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
@@ -35,8 +36,10 @@ use crate::state::step::{
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Element type of matrices and KV; `None` for that of the file.
+    /// Element type of matrices; `None` for that of the file.
     pub dtype: Option<Dtype>,
+    /// Element type of KV; `None` for that of the matrices.
+    pub kv_dtype: Option<KvDtype>,
     /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
     /// Where weights come from.
@@ -54,6 +57,9 @@ pub struct CpuOptions {
     /// States of sequences that can be granted, ids `1..=n_state_slots`; 0 where no layer keeps one. The pool has one more,
     /// the dummy.
     pub n_state_slots: usize,
+    /// Window pages that can be granted, ids `1..=n_window_pages`: layers with a window keep no more than its tokens. With
+    /// 0 they keep all of them. The pool has one more, the dummy.
+    pub n_window_pages: usize,
     /// Instruction set; `None` for [`Isa::chosen`].
     pub isa: Option<Isa>,
     /// Whether pages that rows of a step have in common are read once for all of them; the results are the same.
@@ -69,8 +75,10 @@ pub struct CpuOptions {
 pub struct CpuDescription {
     /// What the model is.
     pub config: ModelConfig,
-    /// Element type of matrices and KV.
+    /// Element type of matrices.
     pub dtype: Dtype,
+    /// Element type of KV.
+    pub kv_dtype: KvDtype,
     /// What the loaded weights take, in bytes.
     pub weights_bytes: u64,
     /// The same on a device that has no kernels for blocks.
@@ -80,6 +88,15 @@ pub struct CpuDescription {
 }
 
 impl CpuDescription {
+    /// The same with KV in `dtype`, if one is named.
+    pub fn with_kv(mut self, dtype: Option<KvDtype>) -> Self {
+        if let Some(dtype) = dtype {
+            self.kv_dtype = dtype;
+            self.kv_layout = self.config.kv_layout(dtype);
+        }
+        self
+    }
+
     /// Gives the layers of the layout labels, as double sparsity needs them.
     ///
     /// # Errors
@@ -95,7 +112,8 @@ impl CpuDescription {
     }
 }
 
-/// Describes the model in a folder for the memory plan; every tensor's name, shape and dtype is checked.
+/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape and
+/// dtype is checked.
 ///
 /// # Errors
 /// Any [`LoadError`] but [`LoadError::Memory`].
@@ -108,6 +126,7 @@ pub fn describe(
     let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
+        kv_dtype: checkpoint.dtype.into(),
         weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
         decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
@@ -185,12 +204,16 @@ impl CpuExecutor {
                 "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
             );
         }
-        let mut kv = checkpoint.kv_layout();
+        let mut kv = pool::layout(options, &checkpoint)?;
         if let Some(sparsity) = &options.sparsity {
             pool::check_sparsity(sparsity, &kv, &config.windows)?;
             kv = sparsity.label(kv);
         }
         pool::check(options, &kv)?;
+        let windows = kv.window().map(|tokens| WindowLimits {
+            tokens,
+            total_pages: options.n_window_pages,
+        });
         let keeps_states = kv.state_bytes() > 0;
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
@@ -206,6 +229,7 @@ impl CpuExecutor {
             page_size: options.page_size,
             n_rows: options.max_rows + 1,
             n_state_slots: options.n_state_slots,
+            n_window_pages: options.n_window_pages,
             shared_prefix: options.shared_prefix,
             sparsity: options
                 .sparsity
@@ -222,6 +246,8 @@ impl CpuExecutor {
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
             n_state_slots: keeps_states.then_some(options.n_state_slots),
+            windows,
+            long_above: config.rope.long_above(),
         };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
@@ -301,6 +327,8 @@ impl CpuExecutor {
         let n_pages = prompt.len().div_ceil(self.page_size);
         let greedy = SamplingParams {
             temperature: 0.0,
+            // The prompt is all that there will be.
+            max_new_tokens: 0,
             ..Default::default()
         };
         let start = RowStart {
@@ -325,6 +353,10 @@ impl CpuExecutor {
             table: vec![TableDelta::Append { row, pages }],
             rows: Vec::new(),
         };
+        if self.rows.have_windows() {
+            let pages = (1..=n_pages as u32).map(PageId::new).collect();
+            plan.table.push(TableDelta::AppendWindows { row, pages });
+        }
         let wish = crate::state::sampling::LogprobWish {
             start: Some(0),
             ..Default::default()
@@ -414,6 +446,13 @@ impl CpuExecutor {
         pages.clear();
         pages.reserve(most_pages.min(self.n_pages));
         pages.extend(start.prefix.iter());
+        if self.rows.have_windows() {
+            let windows = self.backend.window_table_mut().row_mut(start.row);
+            windows.clear();
+            windows.reserve(most_pages.min(self.n_pages));
+            // Named by an edit of the table, as far as they are seen.
+            windows.resize(start.prefix.len(), PageId::new(0));
+        }
         let (prompt, output) = start.counted_tokens();
         let sampling = start.sampling.clone();
         let eos_ids = &self.eos_token_ids;
@@ -429,10 +468,17 @@ impl CpuExecutor {
     }
 
     fn edit_table(&mut self, delta: &TableDelta) {
-        let table = self.backend.table_mut();
+        let table = match delta {
+            TableDelta::Append { .. } | TableDelta::Remap { .. } => self.backend.table_mut(),
+            TableDelta::AppendWindows { .. } | TableDelta::Windows { .. } => {
+                self.backend.window_table_mut()
+            }
+        };
         match delta {
-            TableDelta::Append { row, pages } => table.row_mut(*row).extend(pages),
-            TableDelta::Remap { row, from, pages } => {
+            TableDelta::Append { row, pages } | TableDelta::AppendWindows { row, pages } => {
+                table.row_mut(*row).extend(pages);
+            }
+            TableDelta::Remap { row, from, pages } | TableDelta::Windows { row, from, pages } => {
                 let old = &mut table.row_mut(*row)[*from as usize..];
                 for (old, new) in old.iter_mut().zip(pages.iter()) {
                     *old = new;
@@ -453,8 +499,14 @@ impl CpuExecutor {
         let first_token = self.batch.n_tokens();
         self.batch
             .push(work.row, first, tokens, self.backend.table());
+        if self.rows.have_windows() {
+            self.batch.place_windows(self.backend.window_table());
+        }
         if let Some(run) = self.rows.take_vectors(work, first_token) {
             self.batch.place_vectors(run);
+        }
+        if self.rows.row(work.row).is_long {
+            self.batch.rotate_long();
         }
         if let Some(live) = self.rows.row(work.row).live {
             self.batch.keep_state(live, &work.saves);

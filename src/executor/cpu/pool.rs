@@ -2,6 +2,7 @@
 
 use super::CpuOptions;
 use crate::error::LoadError;
+use crate::model::loader::Checkpoint;
 use crate::model::sparsity::ModelSparsity;
 use crate::state::pool::kv_layout::KvLayout;
 
@@ -12,6 +13,7 @@ pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadE
         page_size,
         max_rows,
         n_state_slots,
+        n_window_pages,
         ..
     } = *options;
     for (name, value) in [
@@ -25,18 +27,39 @@ pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadE
             )));
         }
     }
+    check_pages(n_pages, page_size, layout.bytes_per_token())?;
+    check_pages(n_window_pages, page_size, layout.window_bytes_per_token())?;
+    check_states(n_state_slots, layout)
+}
+
+fn check_pages(n_pages: usize, page_size: usize, bytes_per_token: u64) -> Result<(), LoadError> {
     let slots = (n_pages as u64)
         .checked_add(1)
         .and_then(|pages| pages.checked_mul(page_size as u64));
     let slots = slots.filter(|slots| *slots <= u64::from(u32::MAX));
-    let bytes = slots.and_then(|slots| slots.checked_mul(layout.bytes_per_token()));
-    if bytes.filter(|bytes| *bytes <= isize::MAX as u64).is_none() {
-        return Err(LoadError::Memory(format!(
+    let bytes = slots.and_then(|slots| slots.checked_mul(bytes_per_token));
+    match bytes.filter(|bytes| *bytes <= isize::MAX as u64) {
+        Some(_) => Ok(()),
+        None => Err(LoadError::Memory(format!(
             "a pool of {n_pages} pages of {page_size} tokens is too large: at most {} slots can be named",
             u32::MAX
-        )));
+        ))),
     }
-    check_states(n_state_slots, layout)
+}
+
+/// The memory that layers keep: with window pages, those with a window keep no more than its tokens.
+pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<KvLayout, LoadError> {
+    let layout = checkpoint.kv_layout_in(options.kv_dtype);
+    if options.n_window_pages == 0 {
+        return Ok(layout);
+    }
+    let windowed = layout.windowed(&checkpoint.config.windows);
+    windowed.ok_or_else(|| {
+        LoadError::Memory(format!(
+            "n_window_pages is {}, expected 0: no layer of the model has a window, or they differ",
+            options.n_window_pages
+        ))
+    })
 }
 
 /// Refuses labels that were made for another model.

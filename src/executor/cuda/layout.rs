@@ -218,6 +218,8 @@ impl Layout {
                     run(&mut self.runs, row, first_index, pages.len());
                     self.lists.extend(pages.iter().map(|page| page.get()));
                 }
+                // No layout of these executors has any: a plan with them is refused.
+                TableDelta::AppendWindows { .. } | TableDelta::Windows { .. } => {}
             }
         }
         let pages = self.lists.end(first_word);

@@ -25,6 +25,15 @@ impl MemoryPlan {
                 Bytes(wish.state_bytes)
             )
         });
+        let windows = wish.windows.map(|windows| {
+            format!(
+                "  of that             {} for the layers that see {} tokens: {} pages, {} bytes a token",
+                Bytes(wish.window_bytes(self.max_total_tokens)),
+                windows.tokens,
+                self.window_pages,
+                windows.kv_bytes_per_token
+            )
+        });
         let mut lines = vec![
             match budget.place {
                 Place::Host => format!("memory available      {}", Bytes(free_before)),
@@ -45,6 +54,7 @@ impl MemoryPlan {
             ),
         ];
         lines.extend(states);
+        lines.extend(windows);
         lines.extend([
             format!("  because             {}", self.why()),
             format!("left over             {}", Bytes(left)),

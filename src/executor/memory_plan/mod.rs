@@ -4,12 +4,15 @@
 
 mod explain;
 mod slots;
+mod windows;
 
 pub use self::explain::Bytes;
 use self::slots::StateSlots;
+pub use self::windows::WindowWish;
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
 use crate::state::pool::state_pool::StateLimits;
+use crate::state::pool::window_pool::WindowLimits;
 
 /// Share of the available memory that the KV pool takes by default on a CPU, in percent.
 const DEFAULT_SHARE_PERCENT: u64 = 25;
@@ -53,8 +56,10 @@ pub struct MemoryBudget {
 /// What the model needs and the user asks for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
-    /// K/V of one token in all layers, in bytes (the seeds' cell size).
+    /// K/V of one token in all layers, in bytes (the seeds' cell size), but for those with window pages.
     pub kv_bytes_per_token: u64,
+    /// Those with window pages, if there are any; no layer has a state then.
+    pub windows: Option<WindowWish>,
     /// States of one sequence in all layers, in bytes; 0 where no layer has one.
     pub state_bytes: u64,
     /// Tokens in a page.
@@ -105,9 +110,11 @@ pub struct MemoryPlan {
     pub max_total_tokens: u64,
     /// Pages that can be granted: one fewer than the pool has, for the dummy page.
     pub n_pages: u32,
+    /// Window pages that can be granted, likewise; 0 where layers with windows keep all tokens, or none has one.
+    pub window_pages: u32,
     /// States of sequences that the KV pool holds, a dummy among them; 0 where no layer has one.
     pub state_slots: u64,
-    /// Size of the KV pool with its dummy page and its states, in bytes.
+    /// Size of the KV pool with its dummy page, window pages and states, in bytes.
     pub kv_bytes: u64,
     /// What decided `max_total_tokens`.
     pub limit: PoolLimit,
@@ -152,7 +159,8 @@ impl MemoryPlan {
         if let Some(tokens) = wish.max_total_tokens {
             candidates.push((requested_tokens(&wish, tokens)?, PoolLimit::MaxTotalTokens));
         }
-        if wish.kv_bytes_per_token == 0 && wish.max_total_tokens.is_none() {
+        let takes_memory = wish.kv_bytes_per_token > 0 || wish.windows.is_some();
+        if !takes_memory && wish.max_total_tokens.is_none() {
             // Where no layer keeps keys, tokens take no memory, but the record of their pages does.
             candidates.push((wish.default_contexts(), PoolLimit::DefaultContexts));
         }
@@ -167,6 +175,7 @@ impl MemoryPlan {
             max_total_tokens: tokens,
             n_pages: (tokens / u64::from(wish.page_size)) as u32,
             state_slots: wish.state_slots(tokens),
+            window_pages: wish.window_pages(tokens) as u32,
             kv_bytes: wish.pool_bytes(tokens),
             limit,
             largest_safe_fraction: largest_safe_fraction(&budget),
@@ -228,6 +237,14 @@ impl MemoryPlan {
         })
     }
 
+    /// The pages of layers with windows; `None` where none has pages of its own.
+    pub fn window_limits(&self) -> Option<WindowLimits> {
+        self.wish.windows.map(|windows| WindowLimits {
+            tokens: usize::try_from(windows.tokens).unwrap_or(usize::MAX),
+            total_pages: self.window_pages as usize,
+        })
+    }
+
     /// The `max_total_tokens` that were asked for, if fewer fit.
     pub fn asked_in_vain(&self) -> Option<u64> {
         let asked = self.wish.max_total_tokens?;
@@ -236,11 +253,12 @@ impl MemoryPlan {
 }
 
 impl MemoryWish {
-    /// Size of a pool for `tokens` tokens: the dummy page and the states come on top.
+    /// Size of a pool for `tokens` tokens: the dummy page, window pages and states come on top.
     fn pool_bytes(&self, tokens: u64) -> u64 {
         let page_bytes = self.page_bytes(tokens);
         let states = StateSlots::of(self).map_or(0, |states| states.bytes_beside(page_bytes));
-        page_bytes.saturating_add(states)
+        let windows = self.window_bytes(tokens);
+        page_bytes.saturating_add(states).saturating_add(windows)
     }
 
     /// Size of the pages for `tokens` tokens, with the dummy page.
@@ -257,6 +275,10 @@ impl MemoryWish {
 
     /// Tokens, in whole pages, of a pool of `bytes` bytes.
     fn tokens_in(&self, bytes: u64) -> u64 {
+        if self.windows.is_some() {
+            let pages = self.pages_beside_windows(bytes, MAX_PAGES);
+            return pages.saturating_mul(u64::from(self.page_size));
+        }
         let states = StateSlots::of(self);
         let bytes = states.map_or(bytes, |states| states.page_bytes_in(bytes));
         let slots = bytes / self.kv_bytes_per_token.max(1);
@@ -404,10 +426,14 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
 /// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
 /// whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
-    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product.
+    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product. An output
+    // that is scaled before it is added stands beside the residual.
+    let own_outputs = usize::from(config.residual_scale.is_some()) * config.hidden_size;
     let widths = 3 * config.hidden_size
+        + own_outputs
         + mixer_width(config)
         + latent_width(config)
+        + inputs_width(config)
         + feed_forward_width(config);
     let elements = step_tokens
         .saturating_mul(widths as u64)
@@ -438,17 +464,31 @@ fn latent_width(config: &ModelConfig) -> usize {
     })
 }
 
+/// The widths of what a token has in use of the inputs that layers get beside the embedding: those of all layers and, while
+/// they are made, the projection that is added; in a layer gates and their product.
+fn inputs_width(config: &ModelConfig) -> usize {
+    let inputs = config.layer_inputs();
+    inputs.map_or(0, |inputs| {
+        2 * (config.num_hidden_layers + 1) * inputs.width
+    })
+}
+
 /// The widths of what a token has in use in a feed-forward block: gate, up and their product; with experts those of each
 /// that it goes through, what they read, the normed input that they share, and the router's logits.
 fn feed_forward_width(config: &ModelConfig) -> usize {
-    let mlp = 3 * config.intermediate_size;
+    let widths = (0..config.num_hidden_layers).map(|layer| config.intermediate_in(layer));
+    let mlp = 3 * widths.max().unwrap_or(0);
     let experts = config.experts.as_ref().map_or(0, |experts| {
         let each = config.hidden_size + 3 * experts.width;
         let behind_gate = config.recurrent.as_ref().and_then(|own| own.shared_expert);
         let shared = 3 * experts.shared_width.or(behind_gate).unwrap_or(0);
         config.hidden_size + experts.count() + shared + experts.routing.n_used * each
     });
-    mlp.max(experts)
+    match config.fourth() {
+        // They stand beside each other, and so do their results and the sum of both.
+        Some(_) => mlp + experts + 3 * config.hidden_size,
+        None => mlp.max(experts),
+    }
 }
 
 /// Memory that this process may still take, in bytes: the machine's, within the limit of its cgroup.

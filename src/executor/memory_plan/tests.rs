@@ -15,6 +15,7 @@ fn budget() -> MemoryBudget {
 fn wish() -> MemoryWish {
     MemoryWish {
         kv_bytes_per_token: 128 << 10,
+        windows: None,
         state_bytes: 0,
         page_size: 16,
         context_tokens: 8192,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::kv::PageTable;
+use super::kv::{KvPool, PageTable};
 use crate::ids::{RowId, StateSlot};
 use crate::state::prompt_vectors::VectorRun;
 use crate::state::step::StateSave;
@@ -18,6 +18,8 @@ pub struct Segment {
     pub n_tokens: usize,
     /// Position of its first token in the sequence.
     pub first_position: usize,
+    /// It rotates as rows of long sequences do.
+    pub is_long: bool,
 }
 
 impl Segment {
@@ -49,6 +51,8 @@ pub struct CpuBatch {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
     pub(super) slots: Vec<u32>,
+    /// Of window pages; none where no layer has those.
+    window_slots: Vec<u32>,
     segments: Vec<Segment>,
     /// The states of the segments, in their order; none where no layer keeps a state.
     states: Vec<SegmentState>,
@@ -65,6 +69,7 @@ impl CpuBatch {
         self.tokens.clear();
         self.positions.clear();
         self.slots.clear();
+        self.window_slots.clear();
         self.segments.clear();
         self.states.clear();
         self.saves.clear();
@@ -83,12 +88,48 @@ impl CpuBatch {
             first_token: self.tokens.len(),
             n_tokens,
             first_position,
+            is_long: false,
         });
         self.tokens.extend_from_slice(tokens);
         for position in first_position..first_position + n_tokens {
             self.positions.push(position as u32);
             self.slots.push(table.slot(row, position) as u32);
         }
+    }
+
+    /// Gives the tokens of the row that was added last their places in window pages.
+    ///
+    /// # Panics
+    /// If no row was added, or its window pages do not reach that far.
+    pub fn place_windows(&mut self, table: &PageTable) {
+        let segment = self.segments.last().expect("a row was added");
+        for position in segment.first_position..segment.end_position() {
+            let slot = table.slot(segment.row, position);
+            self.window_slots.push(slot as u32);
+        }
+    }
+
+    /// Where the tokens' keys and values stand in a layer.
+    pub(super) fn slots_in(&self, kv: &KvPool, layer: usize) -> &[u32] {
+        match kv.is_windowed(layer) {
+            true => &self.window_slots,
+            false => &self.slots,
+        }
+    }
+
+    /// Makes the row that was added last one of a long sequence.
+    pub fn rotate_long(&mut self) {
+        if let Some(last) = self.segments.last_mut() {
+            last.is_long = true;
+        }
+    }
+
+    /// Whether a token is of a long sequence.
+    pub(super) fn is_long(&self, token: usize) -> bool {
+        let after = self
+            .segments
+            .partition_point(|segment| segment.first_token <= token);
+        after > 0 && self.segments[after - 1].is_long
     }
 
     /// Puts vectors in the place of tokens that were added. They are read where tokens are looked up, which is never done
@@ -159,11 +200,13 @@ impl CpuBatch {
                     first_token: self.tokens.len(),
                     n_tokens: 1,
                     first_position: position as usize,
+                    is_long: whole.is_long,
                 }),
             }
             self.tokens.push(step.tokens[index]);
             self.positions.push(position);
             self.slots.push(step.slots[index]);
+            self.window_slots.extend(step.window_slots.get(index));
         }
     }
 

@@ -46,6 +46,7 @@ impl Calibration {
             Storage::F32(keys) => add(sums, heads, q, keys.slice(), batch),
             Storage::F16(keys) => add(sums, heads, q, keys.slice(), batch),
             Storage::BF16(keys) => add(sums, heads, q, keys.slice(), batch),
+            Storage::I8(..) => panic!("channels are chosen by keys that are not quantised"),
         }
     }
 }

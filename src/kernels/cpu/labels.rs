@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::element::{Borrowed, Storage};
 use super::kv::Planes;
 use crate::kernels::HeadShape;
-use crate::kernels::dtype::Dtype;
 use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
 use crate::state::pool::kv_layout::KvLayout;
 
@@ -34,7 +33,7 @@ pub(super) fn of_layers(
         Some(Labels {
             layer,
             rules: rules.clone(),
-            storage: Storage::zeros(Dtype::from(pages.dtype), len),
+            storage: Storage::zeros(pages.dtype, len, 0),
             n_slots,
         })
     };

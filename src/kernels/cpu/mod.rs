@@ -13,12 +13,14 @@ mod attention;
 mod batch;
 mod block32;
 pub mod calibration;
+mod caps;
 mod cores;
 mod element;
 mod experts;
 mod format;
 mod gates;
 mod k_quants;
+mod kept;
 pub(crate) mod kv;
 mod labels;
 mod latent;
@@ -32,6 +34,7 @@ mod quantise;
 pub(crate) mod readout;
 pub mod recall;
 mod recurrent;
+mod residual;
 mod rowwise;
 mod simd;
 mod stack;
@@ -65,11 +68,11 @@ use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::blocks::BlockType;
-use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
+use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::Rope;
+use crate::kernels::rope::{PositionScale, Rope};
 use crate::kernels::sparsity::DoubleSparsity;
 use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
@@ -98,6 +101,8 @@ pub struct CpuSizes {
     pub n_rows: usize,
     /// States that can be granted; the pool has one more, the dummy.
     pub n_state_slots: usize,
+    /// Window pages that can be granted; the pool has one more, the dummy.
+    pub n_window_pages: usize,
     /// Whether attention reads pages that rows of a step have in common once for all of them.
     pub shared_prefix: bool,
     /// Which queries attend to some keys only; the layout has its labels.
@@ -131,6 +136,8 @@ pub struct CpuBackend {
     kv: KvPool,
     states: StatePool,
     table: PageTable,
+    /// Of the layers with window pages.
+    window_table: PageTable,
     attention: Attention,
     calibration: Option<Calibration>,
     recall: Option<Recall>,
@@ -146,6 +153,11 @@ impl CpuBackend {
     /// When the system refuses a thread.
     pub fn new(sizes: &CpuSizes) -> std::io::Result<Self> {
         let n_slots = (sizes.n_pages + 1) * sizes.page_size;
+        let n_window_slots = (sizes.n_window_pages + 1) * sizes.page_size;
+        let n_window_rows = match sizes.kv.window() {
+            Some(_) => sizes.n_rows,
+            None => 0,
+        };
         let cores = sizes.pin_threads.then(allowed_cores);
         let cores = cores.filter(|cores| cores.len() == sizes.threads);
         let (own_core, worker_cores) = match cores.as_deref().and_then(<[_]>::split_first) {
@@ -159,9 +171,14 @@ impl CpuBackend {
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
-            kv: KvPool::new(&sizes.kv, n_slots, sizes.sparsity.as_ref()),
+            kv: KvPool::new(
+                &sizes.kv,
+                (n_slots, n_window_slots),
+                sizes.sparsity.as_ref(),
+            ),
             states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
+            window_table: PageTable::new(n_window_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
             calibration: None,
             recall: None,
@@ -222,6 +239,16 @@ impl CpuBackend {
         &mut self.table
     }
 
+    /// The page table of the layers with window pages; without rows where no layer has any.
+    pub fn window_table(&self) -> &PageTable {
+        &self.window_table
+    }
+
+    /// The same, to edit.
+    pub fn window_table_mut(&mut self) -> &mut PageTable {
+        &mut self.window_table
+    }
+
     /// Begins the states of rows, each as another one is or zero. No slot is both read and written, and none is written
     /// twice.
     ///
@@ -256,7 +283,11 @@ impl CpuBackend {
             recall.add((layer, heads), q, keys, batch);
         }
         let out = self.scratch.tensor(q.rows(), heads.attended_width());
-        let history = (&self.kv, layer, &self.table);
+        let table = match self.kv.is_windowed(layer) {
+            true => &self.window_table,
+            false => &self.table,
+        };
+        let history = (&self.kv, layer, table);
         let threads = (&mut self.pool, self.isa);
         self.attention
             .attend(threads, q, (heads, sinks), history, batch, out)
@@ -311,16 +342,37 @@ impl Backend for CpuBackend {
         HeadMatrices::new(heads)
     }
 
-    fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
+    fn look_up(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::embed(&mut self.pool, table, batch, out)
+        rowwise::look_up(&mut self.pool, table, factor, batch, out)
+    }
+
+    fn zeros_like(&mut self, x: &Tensor) -> Tensor {
+        let mut out = self.scratch.tensor(x.rows(), x.width());
+        out.values_mut().fill(0.0);
+        out
+    }
+
+    fn embed(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
+        let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
+        let mut out = rowwise::look_up(&mut self.pool, table, factor, batch, out);
+        rowwise::place_vectors(batch, &mut out);
+        out
+    }
+
+    fn scale(&mut self, x: &mut Tensor, factor: f32) {
+        rowwise::scale(&mut self.pool, x, |_| factor);
+    }
+
+    fn scale_by_position(&mut self, x: &mut Tensor, scale: PositionScale, batch: &CpuBatch) {
+        rowwise::scale(&mut self.pool, x, |row| scale.at(batch.positions[row]));
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
         let out = self
             .scratch
             .tensor(batch.n_tokens(), 2 * rope.inv_freq.len());
-        rowwise::rotations(&mut self.pool, rope, &batch.positions, out)
+        rowwise::rotations(&mut self.pool, rope, batch, out)
     }
 
     fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32, reader: &Stack) -> Operand {
@@ -352,11 +404,27 @@ impl Backend for CpuBackend {
         let rotation = rowwise::Rotation {
             heads,
             norms,
+            value_eps: weights.norms_values.then_some(weights.eps),
             rotations,
         };
-        let store = (self.kv.layer_mut(layer), batch.slots.as_slice());
+        let slots = batch.slots_in(&self.kv, layer);
+        let store = (self.kv.layer_mut(layer), slots);
         let q = rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store);
-        self.kv.store_labels(layer, heads, &batch.slots);
+        self.kv.store_labels(layer, heads, slots);
+        q
+    }
+
+    fn project_queries(
+        &mut self,
+        x: &Operand,
+        weights: &QueryWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Tensor,
+    ) -> Tensor {
+        let mut q = self.project(x, &weights.projection);
+        let norm = weights.head_norm.as_deref();
+        let norm = norm.map(|norm| (norm, weights.eps));
+        rowwise::rotate_queries(&mut self.pool, self.isa, &mut q, (heads, norm), rotations);
         q
     }
 
@@ -382,7 +450,8 @@ impl Backend for CpuBackend {
         layer: usize,
         batch: &CpuBatch,
     ) -> Tensor {
-        latent::project(self, x, (weights, shape), rotations, layer, &batch.slots)
+        let slots = batch.slots_in(&self.kv, layer);
+        latent::project(self, x, (weights, shape), rotations, layer, slots)
     }
 
     fn attend_latent(
@@ -418,13 +487,19 @@ impl Backend for CpuBackend {
         out
     }
 
-    fn gated_silu(&mut self, x: &Operand, gate_up: &Linear<Self>, reader: &Stack) -> Operand {
+    fn gated(
+        &mut self,
+        x: &Operand,
+        gate_up: &Linear<Self>,
+        gate: Gate,
+        reader: &Stack,
+    ) -> Operand {
         let width = gate_up.weight.outputs / 2;
-        if !gate_up.weight.alternates() {
+        if !gate_up.weight.alternates() || gate != Gate::Silu {
             let mut both = self.scratch.tensor(x.rows(), 2 * width);
             self.product(x, gate_up, &mut both, Write::Store);
             let out = self.scratch.tensor(x.rows(), width);
-            let out = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
+            let out = rowwise::gated(&mut self.pool, self.isa, gate, &both, out);
             return self.pack(Activations::plain(out.values(), width), reader);
         }
         let packed = match reader.encodings() {
@@ -445,6 +520,30 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn gated_part(
+        &mut self,
+        (gates, gate): (&Tensor, Gate),
+        (inputs, part): (&Tensor, usize),
+        reader: &Stack,
+    ) -> Operand {
+        let out = self.scratch.tensor(gates.rows(), gates.width());
+        let gates = (gates, gate);
+        let out = rowwise::gated_part(&mut self.pool, self.isa, gates, (inputs, part), out);
+        self.pack(Activations::plain(out.values(), out.width()), reader)
+    }
+
+    fn add_normed(&mut self, residual: &mut Tensor, x: &Tensor, norm: &Vec<f32>, eps: f32) {
+        residual::add_normed(&mut self.pool, self.isa, residual, x, (norm, eps));
+    }
+
+    fn soft_cap(&mut self, x: &mut Tensor, cap: f32) {
+        caps::cap_all(&mut self.pool, self.isa, x, cap);
+    }
+
+    fn add_scaled(&mut self, residual: &mut Tensor, x: &Tensor, factor: f32) {
+        rowwise::add_scaled(&mut self.pool, residual, x, factor);
     }
 
     fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {

@@ -56,6 +56,7 @@ impl Recall {
             Storage::F32(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
             Storage::F16(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
             Storage::BF16(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
+            Storage::I8(..) => panic!("labels are of keys that are not quantised"),
         }
     }
 

@@ -113,6 +113,13 @@ impl LayersToLabel<'_> {
             }
             match pages.dtype {
                 KvDtype::F32 | KvDtype::F16 | KvDtype::BF16 => {}
+                KvDtype::Int8 => {
+                    return refuse(
+                        "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, leave one of \
+                         the two out"
+                            .to_owned(),
+                    );
+                }
             }
             if channels > pages.key_dim {
                 return Err(LoadError::Device(format!(

@@ -4,10 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum, seqs};
 use crate::ids::{RowId, StepId};
+use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::plan::probe::Matched;
 use crate::state::plan::probe::PrefixesProbed;
 use crate::state::plan::{
-    Admitted, CheckpointedSeq, Grant, Growth, Preempt, Reservation, StepPlanned, Verdict,
+    Admitted, CacheCounts, CheckpointedSeq, Grant, Growth, Preempt, Reservation, StepPlanned,
+    Verdict,
 };
 
 /// Of a [`StepPlanned`]: what tree and pools decided.
@@ -34,6 +36,9 @@ pub struct PlannedDigest {
     cache: Option<(u64, u64)>,
     free_pages: u64,
     free_rows: u64,
+    /// Window pages: free, evictable, protected, and evicted by this plan; none where no layer has a window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    windows: Option<[u64; 4]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +49,16 @@ struct CheckpointedDigest {
     remap_from: u64,
     remap: PageRuns,
     inserted_tokens: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    windows: Option<WindowsDigest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct WindowsDigest {
+    first: u64,
+    own: PageRuns,
+    remap_from: u64,
+    remap: PageRuns,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +88,7 @@ impl From<&StepPlanned> for PlannedDigest {
             free_rows,
             // They show in what is granted later.
             free_states: _,
+            free_windows,
         } = planned;
         let Verdict {
             checkpointed,
@@ -84,6 +100,7 @@ impl From<&StepPlanned> for PlannedDigest {
             preempt,
             refused,
             evicted_tokens,
+            evicted_windows,
             evicted_nodes,
             // For whoever diagnoses misses; what is evicted shows in what is granted later.
             evicted_edges: _,
@@ -126,8 +143,21 @@ impl From<&StepPlanned> for PlannedDigest {
             }),
             free_pages: *free_pages as u64,
             free_rows: *free_rows as u64,
+            windows: window_counts(*free_windows, *evicted_windows, *cache),
         }
     }
+}
+
+fn window_counts(free: usize, evicted: usize, cache: Option<CacheCounts>) -> Option<[u64; 4]> {
+    let cache = cache.unwrap_or_default();
+    let counts = [
+        free,
+        cache.evictable_windows,
+        cache.protected_windows,
+        evicted,
+    ];
+    let counts = counts.map(|count| count as u64);
+    counts.iter().any(|count| *count > 0).then_some(counts)
 }
 
 fn sum_of(grants: &[Grant], growth: &Growth) -> Sum {
@@ -137,6 +167,7 @@ fn sum_of(grants: &[Grant], growth: &Growth) -> Sum {
         pages,
         row,
         states,
+        windows,
     } in grants
     {
         sum.add(seq.get());
@@ -146,7 +177,11 @@ fn sum_of(grants: &[Grant], growth: &Growth) -> Sum {
         for state in states {
             sum.add(u64::from(state.slot().get()));
         }
+        let windows = windows.ids().iter();
+        windows.for_each(|page| sum.add(u64::from(page.get())));
     }
+    let windows = growth.windows.ids().iter();
+    windows.for_each(|page| sum.add(u64::from(page.get())));
     // As a grant of a page and no row.
     for (seq, page) in growth.seqs.iter().zip(growth.pages.ids()) {
         sum.add(seq.get());
@@ -166,6 +201,7 @@ impl From<&CheckpointedSeq> for CheckpointedDigest {
             remap_from,
             remap,
             inserted_tokens,
+            windows,
         } = checkpointed;
         Self {
             seq: (*seq).into(),
@@ -174,6 +210,20 @@ impl From<&CheckpointedSeq> for CheckpointedDigest {
             remap_from: *remap_from as u64,
             remap: remap.iter().collect(),
             inserted_tokens: *inserted_tokens as u64,
+            windows: windows.as_deref().map(|windows| {
+                let CheckpointedWindows {
+                    own,
+                    // They are given back by now.
+                    duplicates: _,
+                    remap,
+                } = windows;
+                WindowsDigest {
+                    first: own.first as u64,
+                    own: own.pages.ids().iter().copied().collect(),
+                    remap_from: remap.from as u64,
+                    remap: remap.pages.iter().collect(),
+                }
+            }),
         }
     }
 }
@@ -193,6 +243,7 @@ impl From<&Admitted> for AdmittedDigest {
             state: _,
             saves: _,
             keeps_tail: _,
+            windows: _,
         } = admitted;
         Self {
             seq: (*seq).into(),
@@ -230,6 +281,7 @@ impl From<&PrefixesProbed> for ProbedDigest {
             returned_rows,
             // They show in what is granted later.
             returned_states: _,
+            returned_windows: _,
             matches,
         } = reply;
         let matches = matches.iter().map(|(seq, matched)| {

@@ -9,6 +9,7 @@ use crate::state::plan::{
     AdmitRequest, Candidate, DecodeDemand, Demand, PinDemand, PlanStep, PublishKey, ReservePages,
     Settle, SettleCheckpoint, SettleRelease,
 };
+use crate::state::pool::pages::RowWindows;
 use crate::state::pool::state_pool::SavedState;
 
 /// Of a [`PlanStep`].
@@ -20,6 +21,8 @@ pub struct PlanDigest {
     eviction_policy: Option<String>,
     returned: PageRuns,
     returned_rows: Vec<RowId>,
+    #[serde(default, skip_serializing_if = "PageRuns::is_empty")]
+    returned_windows: PageRuns,
     pins: Vec<u64>,
     touch: Vec<Seq>,
     admit: Option<AdmitDigest>,
@@ -47,6 +50,7 @@ impl From<&PlanStep> for PlanDigest {
             returned_rows,
             // They show in what is granted, as the free ones do.
             returned_states: _,
+            returned_windows,
             max_pinned_states: _,
             pins,
             touch,
@@ -56,6 +60,9 @@ impl From<&PlanStep> for PlanDigest {
             free_pages,
             free_rows,
             free_states: _,
+            free_windows: _,
+            // The log's header says so.
+            has_windows: _,
         } = request;
         let number_of = |demand: &PinDemand| demand.pin;
         let growing = |DecodeDemand { growing }: &DecodeDemand| seqs(growing);
@@ -66,6 +73,7 @@ impl From<&PlanStep> for PlanDigest {
             eviction_policy: eviction_policy.map(|policy| policy.name().to_owned()),
             returned: returned.ids().iter().copied().collect(),
             returned_rows: returned_rows.clone(),
+            returned_windows: returned_windows.ids().iter().copied().collect(),
             touch: touch.iter().map(|key| key.seq.into()).collect(),
             pins: pins.iter().map(number_of).collect(),
             admit: admit.as_ref().map(AdmitDigest::from),
@@ -145,6 +153,8 @@ impl From<&AdmitRequest> for AdmitDigest {
             preemption: _,
             // The log's header has them.
             states: _,
+            // What it lets in shows in what is admitted.
+            windows: _,
         } = request;
         let mut sum = Sum::default();
         for candidate in candidates {
@@ -197,6 +207,8 @@ enum SettleDigest {
         publish: PublishDigest,
         protected_pages: u64,
         private: PageRuns,
+        #[serde(default, skip_serializing_if = "PageRuns::is_empty")]
+        windows: PageRuns,
     },
     Release {
         seq: Seq,
@@ -204,6 +216,8 @@ enum SettleDigest {
         publish: Option<PublishDigest>,
         protected_pages: u64,
         private: PageRuns,
+        #[serde(default, skip_serializing_if = "PageRuns::is_empty")]
+        windows: PageRuns,
     },
     Unlock,
 }
@@ -219,12 +233,14 @@ impl From<&Settle> for SettleDigest {
                     private,
                     lock: _,
                     states,
+                    windows,
                 } = checkpoint.as_ref();
                 Self::Checkpoint {
                     seq: (*seq).into(),
                     publish: PublishDigest::of(key, states),
                     protected_pages: *protected_pages as u64,
                     private: private.ids().iter().copied().collect(),
+                    windows: own_windows(windows.as_deref()),
                 }
             }
             Settle::Release(release) => {
@@ -237,6 +253,7 @@ impl From<&Settle> for SettleDigest {
                     lock: _,
                     states,
                     returned_states: _,
+                    windows,
                 } = release.as_ref();
                 Self::Release {
                     seq: (*seq).into(),
@@ -244,11 +261,17 @@ impl From<&Settle> for SettleDigest {
                     publish: key.as_ref().map(|key| PublishDigest::of(key, states)),
                     protected_pages: *protected_pages as u64,
                     private: private.ids().iter().copied().collect(),
+                    windows: own_windows(windows.as_deref()),
                 }
             }
             Settle::Unlock(_) | Settle::Unpin(_) => Self::Unlock,
         }
     }
+}
+
+fn own_windows(windows: Option<&RowWindows>) -> PageRuns {
+    let pages = windows.into_iter().flat_map(|own| own.pages.ids());
+    pages.copied().collect()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -271,6 +294,8 @@ impl PublishDigest {
             inserted_tokens,
             priority,
             written_by,
+            // The submission has the anchors.
+            boundaries: _,
         } = key;
         let saved = states
             .iter()
@@ -286,7 +311,7 @@ impl PublishDigest {
     }
 }
 
-/// Of a [`ReservePages`] that the scheduler made itself: it returns nothing and its verdict is empty.
+/// Of a [`ReservePages`] that the scheduler made itself: it returns window pages at most, and its verdict is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReserveDigest {
     step: StepId,
@@ -309,6 +334,7 @@ impl From<&ReservePages> for ReserveDigest {
             evicted: _,
             returned_rows: _,
             returned_states: _,
+            returned_windows,
             demands,
             growing,
             verdict: _,
@@ -328,6 +354,8 @@ impl From<&ReservePages> for ReserveDigest {
             sum.add(seq.get());
             sum.add(1 << 1);
         }
+        let windows = returned_windows.ids().iter();
+        windows.for_each(|page| sum.add(u64::from(page.get())));
         Self {
             step: *step,
             demands: (demands.len() + growing.len()) as u64,

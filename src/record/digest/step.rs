@@ -42,6 +42,16 @@ enum EditDigest {
         from: u32,
         pages: PageRuns,
     },
+    /// Of window pages, as the others.
+    AppendWindows {
+        row: RowId,
+        pages: PageRuns,
+    },
+    Windows {
+        row: RowId,
+        from: u32,
+        pages: PageRuns,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,6 +154,15 @@ impl From<&TableDelta> for EditDigest {
                 },
             },
             TableDelta::Remap { row, from, pages } => Self::Remap {
+                row: *row,
+                from: *from,
+                pages: pages.iter().collect(),
+            },
+            TableDelta::AppendWindows { row, pages } => Self::AppendWindows {
+                row: *row,
+                pages: pages.iter().copied().collect(),
+            },
+            TableDelta::Windows { row, from, pages } => Self::Windows {
                 row: *row,
                 from: *from,
                 pages: pages.iter().collect(),

@@ -27,6 +27,10 @@ impl Engine {
             hidden_size: 0,
             faults: Vec::new(),
         });
+        let executor = match setup.limits.windows {
+            Some(windows) => executor.with_windows(windows),
+            None => executor,
+        };
         Self {
             states: states.with_scheduler(|state| RecordedScheduler::new(state, recorder)),
             executor,
@@ -58,7 +62,8 @@ impl Engine {
             rid,
             intake: IntakeId::new(self.n_submitted),
             prompt: prompt.into(),
-            namespace: Namespace::new(None, Some("salt")),
+            namespace: Namespace::new(None, Some("salt"))
+                .with_long_rotation(self.n_submitted % 6 == 1),
             sampling: Arc::new(SamplingParams {
                 max_new_tokens: max_new,
                 sampling_seed: Some(self.n_submitted),

@@ -26,6 +26,7 @@ use crate::state::control::{ControlSetup, ControlStates};
 use crate::state::plan::probe::ProbeKind;
 use crate::state::pool::pages::PageSize;
 use crate::state::pool::state_pool::StateLimits;
+use crate::state::pool::window_pool::WindowLimits;
 use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::policy::{Crowd, ProbeNeed, SchedulePolicy, Waiting};
 use crate::state::scheduler::submission::Submission;
@@ -71,6 +72,7 @@ fn setup_with(policy: &str) -> ControlSetup {
             rules: BatchRules::default(),
             eos_token_ids: Arc::from([0]),
             states: None,
+            windows: None,
         },
         schedule_policy: policy.to_owned(),
         diagnoses_misses: false,
@@ -262,6 +264,40 @@ fn plans_with_states_are_replayed_to_the_same_slots() {
         };
         let replayed = replay(log.as_slice(), &fewer).expect("it can be replayed");
         assert!(replayed.difference.is_some(), "{total_slots} slots");
+    }
+}
+
+#[test]
+fn plans_with_windows_are_replayed_to_the_same_pages() {
+    // A chunk of 24 tokens, a prefix that is kept and a decode, and a little more.
+    for total_pages in [60, 80, 160] {
+        let mut setup = setup();
+        setup.limits.windows = Some(WindowLimits {
+            tokens: 12,
+            total_pages,
+        });
+        let log = log_with(&setup, NO_LIMIT, |sink| {
+            let engine = Engine::with(&setup, Some(sink.recorder(1)));
+            let engine = submit_rounds_to(engine, 120);
+            let stats = engine.states.scheduler.stats();
+            assert!(stats.cached_tokens > 0 && stats.integrity_failures == 0);
+        });
+        let header = LogReader::open(log.as_slice()).expect("it is a log");
+        assert_eq!(header.header().format_version, file::FORMAT_VERSION);
+        let replayed = replay_of(&log).expect("it can be replayed");
+        assert_eq!(replayed.difference, None);
+        assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
+        // Another pool of windows makes other plans, and the first step that shows it is named.
+        let fewer = |setup: &ControlSetup| {
+            let mut setup = setup.clone();
+            setup.limits.windows = setup.limits.windows.map(|windows| WindowLimits {
+                total_pages: windows.total_pages - 1,
+                ..windows
+            });
+            setup.build()
+        };
+        let replayed = replay(log.as_slice(), &fewer).expect("it can be replayed");
+        assert!(replayed.difference.is_some(), "{total_pages} pages");
     }
 }
 

@@ -2,7 +2,9 @@
 
 use crate::ids::PageId;
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::{Checkpoint, Checkpointed, LockedPrefix, PrefixCache};
+use crate::state::cache::prefix_cache::{
+    Checkpoint, Checkpointed, CheckpointedWindows, LockedPrefix, PrefixCache,
+};
 use crate::state::cache::prefix_history::Departure;
 use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
 
@@ -58,6 +60,13 @@ impl PrefixCache for PlainCache {
             remap: PageRun::empty(),
             protected_pages: checkpoint.protected_pages,
             inserted_tokens: checkpoint.inserted_tokens,
+            windows: checkpoint.windows.map(|own| {
+                let own = *own;
+                Box::new(CheckpointedWindows {
+                    own,
+                    ..CheckpointedWindows::default()
+                })
+            }),
         }
     }
 

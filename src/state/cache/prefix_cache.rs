@@ -6,7 +6,9 @@ use crate::ids::{PageId, StateSlot};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
-use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
+use crate::state::pool::pages::{
+    EvictedPages, NodeLock, PageRun, PageSize, Pages, RowWindows, WindowPages, WindowRun,
+};
 use crate::state::pool::state_pool::{OwnedState, SaveReason, SavedState};
 
 /// A cache of computed KV by token prefix.
@@ -132,6 +134,27 @@ pub trait PrefixCache: Send {
     /// Calls `visit` with the slot of every cached state, in no order: for accounts in tests and dumps.
     fn for_each_state(&self, _visit: &mut dyn FnMut(StateSlot)) {}
 
+    /// Window pages that [`evict_windows`](Self::evict_windows) could free.
+    fn evictable_windows(&self) -> usize {
+        0
+    }
+
+    /// Window pages that locks keep.
+    fn protected_windows(&self) -> usize {
+        0
+    }
+
+    /// Drops at least `n_pages` window pages, or as many as no lock keeps; the pages that they belong to stay.
+    fn evict_windows(&mut self, _n_pages: usize) {}
+
+    /// The window pages that left the cache since this was last asked.
+    fn take_freed_windows(&mut self) -> WindowPages {
+        WindowPages::empty()
+    }
+
+    /// Calls `visit` with every cached window page, in no order: for accounts in tests and dumps.
+    fn for_each_window_page(&self, _visit: &mut dyn FnMut(PageId)) {}
+
     /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
     /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then tells the first
     /// pages of what it held.
@@ -177,9 +200,12 @@ pub struct LockedPrefix {
     pub lock: NodeLock,
     /// The pages of the prefix.
     pub pages: PageRun,
+    /// Of these, the window pages that whoever goes on sees, where layers have windows.
+    pub windows: WindowRun,
     /// Length of the prefix in tokens, a multiple of the page size.
     pub tokens: usize,
-    /// How many tokens have K/V in the cache: more than `tokens` where there is no state to go on with.
+    /// How many tokens have K/V in the cache: more than `tokens` where there is no state to go on with, or window pages
+    /// are missing.
     pub kv_tokens: usize,
 }
 
@@ -231,6 +257,11 @@ pub struct Checkpoint<'a> {
     /// States of the sequence within `tokens`, for a cache that keeps them. Those that it does not take are
     /// [freed](PrefixCache::take_freed_states).
     pub states: Vec<SavedState>,
+    /// The window pages behind those that the cache owns, as far as the sequence has not given them back; `None` where
+    /// layers have no windows.
+    pub windows: Option<Box<RowWindows>>,
+    /// Positions at which other prompts are likely to leave this one, for the window pages before them.
+    pub boundaries: &'a [usize],
 }
 
 /// What a sequence holds after a [`Checkpoint`].
@@ -249,4 +280,17 @@ pub struct Checkpointed {
     pub protected_pages: usize,
     /// Goes into the request's next checkpoint.
     pub inserted_tokens: usize,
+    /// The window pages, where layers have windows.
+    pub windows: Option<Box<CheckpointedWindows>>,
+}
+
+/// What a sequence has of window pages after a [`Checkpoint`].
+#[derive(Debug, Default)]
+pub struct CheckpointedWindows {
+    /// What stays the sequence's own.
+    pub own: RowWindows,
+    /// Pages whose content the cache held already.
+    pub duplicates: WindowPages,
+    /// The cache's pages that the sequence sees, if some of its own are among the duplicates.
+    pub remap: WindowRun,
 }

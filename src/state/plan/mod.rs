@@ -11,6 +11,7 @@ pub mod probe;
 mod reservation;
 pub mod saves;
 pub mod token_ratio;
+pub mod window_budget;
 
 use std::sync::Arc;
 
@@ -19,12 +20,16 @@ use smallvec::SmallVec;
 use crate::ids::{RowId, SeqId, StateSlot, StepId};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
 use crate::state::plan::preemption::{Preemption, Rank};
 use crate::state::plan::prefill_adder::{Budget, PrefillAdder};
 use crate::state::plan::probe::ProbeKey;
 use crate::state::plan::saves::{SaveAt, StateRules};
-use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, Pages};
+use crate::state::plan::window_budget::WindowBudget;
+use crate::state::pool::pages::{
+    EvictedPages, NodeLock, PageRun, Pages, RowWindows, WindowPages, WindowRun,
+};
 use crate::state::pool::state_pool::{OwnedState, SavedState};
 
 /// First leg: what the scheduler wants for one step.
@@ -45,6 +50,8 @@ pub struct PlanStep {
     pub returned_rows: Vec<RowId>,
     /// States likewise.
     pub returned_states: Vec<OwnedState>,
+    /// Window pages likewise, and those that no later query sees.
+    pub returned_windows: WindowPages,
     /// Locks prefixes for hosts.
     pub pins: Vec<PinDemand>,
     /// States that pins keep, at most.
@@ -63,6 +70,10 @@ pub struct PlanStep {
     pub free_rows: usize,
     /// States in the free list; 0 where no layer keeps any.
     pub free_states: usize,
+    /// Window pages in the free list; 0 where no layer has a window.
+    pub free_windows: usize,
+    /// Every page comes with a window page: some layers have windows.
+    pub has_windows: bool,
 }
 
 impl PlanStep {
@@ -76,6 +87,7 @@ impl PlanStep {
             returned: Pages::empty(),
             returned_rows: Vec::new(),
             returned_states: Vec::new(),
+            returned_windows: WindowPages::empty(),
             pins: Vec::new(),
             max_pinned_states: 0,
             touch: Vec::new(),
@@ -85,6 +97,8 @@ impl PlanStep {
             free_pages,
             free_rows,
             free_states: 0,
+            free_windows: 0,
+            has_windows: false,
         }
     }
 }
@@ -119,6 +133,8 @@ pub struct PublishKey {
     pub priority: i64,
     /// The step that writes the last of them.
     pub written_by: StepId,
+    /// Positions that other prompts are likely to leave this one at, where layers have windows.
+    pub boundaries: SmallVec<[usize; 4]>,
 }
 
 /// A checkpoint of an unfinished sequence.
@@ -136,6 +152,8 @@ pub struct SettleCheckpoint {
     pub lock: NodeLock,
     /// Copies of its state that the steps so far make.
     pub states: Vec<SavedState>,
+    /// Its own window pages, where layers have windows.
+    pub windows: Option<Box<RowWindows>>,
 }
 
 /// The end of a sequence's hold on memory.
@@ -157,6 +175,8 @@ pub struct SettleRelease {
     pub states: Vec<SavedState>,
     /// Its states besides.
     pub returned_states: Vec<OwnedState>,
+    /// Its own window pages, where layers have windows.
+    pub windows: Option<Box<RowWindows>>,
 }
 
 /// A host asks to keep a prefix in memory.
@@ -199,6 +219,8 @@ pub struct AdmitRequest {
     pub preemption: Option<Preemption>,
     /// Rows need a state each, and leave copies by these rules; `None` where no layer keeps any.
     pub states: Option<StateRules>,
+    /// Every page comes with a window page, which these are counted by; `None` where no layer has a window.
+    pub windows: Option<WindowBudget>,
 }
 
 /// One waiting request, or the one whose prefill goes on.
@@ -279,6 +301,8 @@ pub struct ReservePages {
     pub returned_rows: Vec<RowId>,
     /// States given back or dropped from the cache.
     pub returned_states: Vec<OwnedState>,
+    /// Window pages given back or dropped from the cache.
+    pub returned_windows: WindowPages,
     /// What is asked for: all of it is granted, or nothing.
     pub demands: Vec<Demand>,
     /// Sequences that need one more page each, behind the demands.
@@ -306,6 +330,8 @@ pub struct Verdict {
     pub budget: Option<Budget>,
     /// The candidate at which it stopped.
     pub refused: Option<SeqId>,
+    /// Window pages evicted, beside those of nodes that went.
+    pub evicted_windows: usize,
     /// Tokens evicted.
     pub evicted_tokens: usize,
     /// Nodes evicted.
@@ -336,6 +362,10 @@ pub struct CacheCounts {
     pub protected_tokens: usize,
     /// States of sequences.
     pub states: usize,
+    /// Window pages that could be evicted.
+    pub evictable_windows: usize,
+    /// Window pages that a lock keeps.
+    pub protected_windows: usize,
 }
 
 /// A sequence after its checkpoint.
@@ -355,6 +385,8 @@ pub struct CheckpointedSeq {
     pub remap: PageRun,
     /// Tokens of this request that counted as a hit.
     pub inserted_tokens: usize,
+    /// Its window pages, where layers have windows; the duplicates are given back.
+    pub windows: Option<Box<CheckpointedWindows>>,
 }
 
 /// A candidate with its prefix locked and its extent decided.
@@ -366,6 +398,8 @@ pub struct Admitted {
     pub lock: Option<NodeLock>,
     /// The cached pages; empty for the chunked one.
     pub prefix: PageRun,
+    /// Of these, the window pages that it sees.
+    pub windows: WindowRun,
     /// Tokens whose K/V exists before the extent.
     pub prefix_len: usize,
     /// End of the extent, in tokens.
@@ -400,6 +434,8 @@ pub struct StepPlanned {
     pub free_rows: usize,
     /// States in the free list.
     pub free_states: usize,
+    /// Window pages in the free list.
+    pub free_windows: usize,
 }
 
 /// Whether everything could be granted.
@@ -426,6 +462,8 @@ pub struct Growth {
     pub seqs: Vec<SeqId>,
     /// Their pages, in their order.
     pub pages: Pages,
+    /// As many window pages, where layers have windows.
+    pub windows: WindowPages,
 }
 
 /// What one sequence was granted.
@@ -439,4 +477,6 @@ pub struct Grant {
     pub row: Option<RowId>,
     /// Its states: the row's own first, if it begins.
     pub states: Vec<OwnedState>,
+    /// As many window pages as pages, where layers have windows.
+    pub windows: WindowPages,
 }

@@ -133,6 +133,11 @@ impl PrefillAdder {
         }
     }
 
+    /// Tokens of a chunk that are left: all there are with chunked prefill off.
+    pub fn rem_chunk(&self) -> usize {
+        self.rem_chunk.map_or(usize::MAX, |rem| rem.max(0) as usize)
+    }
+
     /// Judges a candidate with `prefix` cached of `len` tokens while its prefix is locked, and reserves what it
     /// takes if it is admitted. `is_first`: nothing is admitted in this step yet.
     pub fn add(

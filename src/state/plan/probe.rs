@@ -12,7 +12,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::plan::plan_step::plan_step;
 use crate::state::plan::{CheckpointedSeq, PlanStep, Settle};
-use crate::state::pool::pages::Pages;
+use crate::state::pool::pages::{Pages, WindowPages};
 use crate::state::pool::state_pool::OwnedState;
 
 /// Requests of which the cache holds more than this are not compared with each other (SGLang's
@@ -79,6 +79,8 @@ pub struct PrefixesProbed {
     pub returned_rows: Vec<RowId>,
     /// States given back.
     pub returned_states: Vec<OwnedState>,
+    /// Window pages given back.
+    pub returned_windows: WindowPages,
     /// One entry a key, in their order.
     pub matches: Vec<(SeqId, Matched)>,
 }
@@ -107,6 +109,7 @@ pub fn probe_prefixes(cache: &mut dyn PrefixCache, request: ProbePrefixes) -> Pr
         returned: settled.returned,
         returned_rows: settled.returned_rows,
         returned_states: settled.returned_states,
+        returned_windows: settled.returned_windows,
     }
 }
 

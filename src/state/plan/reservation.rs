@@ -1,6 +1,7 @@
 //! The pools' leg of a plan: take everything back, then grant everything asked for or nothing.
 
 use super::{Grant, Growth, Reservation, ReservePages, StepPlanned};
+use crate::state::pool::pages::WindowPages;
 use crate::state::pool::pools::Pools;
 
 impl Pools {
@@ -21,20 +22,36 @@ impl Pools {
             .map(|demand| demand.states as usize)
             .sum();
         let rows_wanted = request.demands.iter().filter(|demand| demand.row).count();
+        self.windows.free(request.returned_windows);
+        let has_windows = self.windows.is_used();
         let is_short = wanted > self.pages.free_pages()
+            || has_windows && wanted > self.windows.free_pages()
             || rows_wanted > self.rows.free_rows()
             || states_wanted > self.states.free_slots();
         let reservation = if is_short {
-            let missing_pages = wanted.saturating_sub(self.pages.free_pages());
+            let mut free = self.pages.free_pages();
+            if has_windows {
+                free = free.min(self.windows.free_pages());
+            }
+            let missing_pages = wanted.saturating_sub(free);
             Reservation::Short { missing_pages }
         } else {
             let mut alloc = |n: usize| {
                 let pages = self.pages.alloc(n);
                 pages.expect("the sum of the demands was compared with the free pages")
             };
+            let windows = &mut self.windows;
+            let mut alloc_windows = |n: usize| match has_windows {
+                false => WindowPages::empty(),
+                true => {
+                    let pages = windows.alloc(n);
+                    pages.expect("the sum of the demands was compared with the free window pages")
+                }
+            };
             let grants = request.demands.iter().map(|demand| Grant {
                 seq: demand.seq,
                 pages: alloc(demand.pages as usize),
+                windows: alloc_windows(demand.pages as usize),
                 row: demand.row.then(|| {
                     self.rows
                         .alloc()
@@ -44,10 +61,12 @@ impl Pools {
                     .filter_map(|_| self.states.alloc())
                     .collect(),
             });
+            let grants = grants.collect();
             Reservation::Granted {
-                grants: grants.collect(),
+                grants,
                 growth: Growth {
                     pages: alloc(request.growing.len()),
+                    windows: alloc_windows(request.growing.len()),
                     seqs: request.growing,
                 },
             }
@@ -59,6 +78,7 @@ impl Pools {
             free_pages: self.pages.free_pages(),
             free_rows: self.rows.free_rows(),
             free_states: self.states.free_slots(),
+            free_windows: self.windows.free_pages(),
         }
     }
 }

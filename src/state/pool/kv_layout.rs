@@ -4,6 +4,11 @@
 
 use std::fmt;
 
+/// Elements of a key or a value that share a scale, where they are quantised; the last group of a head may have less.
+pub const SCALE_GROUP: usize = 64;
+/// Size of a scale, a 16-bit brain float, in bytes.
+pub const SCALE_BYTES: usize = 2;
+
 /// The element type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvDtype {
@@ -13,6 +18,8 @@ pub enum KvDtype {
     F16,
     /// 16-bit brain float.
     BF16,
+    /// Signed bytes, with a scale for each [`SCALE_GROUP`] of them.
+    Int8,
 }
 
 impl KvDtype {
@@ -21,6 +28,15 @@ impl KvDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Scales of a key or a value of `dim` elements.
+    pub fn scales(self, dim: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 0,
+            Self::Int8 => dim.div_ceil(SCALE_GROUP),
         }
     }
 
@@ -30,7 +46,15 @@ impl KvDtype {
             Self::F32 => "float32",
             Self::F16 => "float16",
             Self::BF16 => "bfloat16",
+            Self::Int8 => "int8",
         }
+    }
+
+    /// Finds the type of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::BF16, Self::Int8]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
     }
 }
 
@@ -82,9 +106,15 @@ pub struct PagedKv {
 }
 
 impl PagedKv {
-    /// Elements of a token.
+    /// Elements of a token, without scales.
     pub fn elements_per_token(&self) -> usize {
-        self.buffers().map(|buffer| buffer.elements_per_token).sum()
+        self.heads * (self.key_dim + self.values.stored_dim())
+    }
+
+    /// Scales of a token.
+    pub fn scales_per_token(&self) -> usize {
+        let dims = [self.key_dim, self.values.stored_dim()];
+        self.heads * dims.map(|dim| self.dtype.scales(dim)).iter().sum::<usize>()
     }
 
     /// Bytes of a token.
@@ -94,17 +124,18 @@ impl PagedKv {
 
     /// The buffers of a layer, in the order in which a token's parts are written.
     pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> + use<> {
-        let Self { heads, dtype, .. } = *self;
+        let (heads, bytes) = (self.heads, self.dtype.bytes());
         let parts = [
-            ("k", self.key_dim),
-            ("v", self.values.stored_dim()),
-            ("label", self.labels),
+            ("k", heads * self.key_dim, bytes),
+            ("v", heads * self.values.stored_dim(), bytes),
+            ("label", heads * self.labels, bytes),
+            ("scale", self.scales_per_token(), SCALE_BYTES),
         ];
-        let stored = parts.into_iter().filter(|(_, dim)| *dim > 0);
-        stored.map(move |(name, dim)| KvBuffer {
+        let stored = parts.into_iter().filter(|(_, elements, _)| *elements > 0);
+        stored.map(|(name, elements_per_token, element_bytes)| KvBuffer {
             name,
-            elements_per_token: heads * dim,
-            element_bytes: dtype.bytes(),
+            elements_per_token,
+            element_bytes,
         })
     }
 }
@@ -121,7 +152,11 @@ impl fmt::Display for PagedKv {
         if self.labels > 0 {
             write!(f, ", labels of {}", self.labels)?;
         }
-        write!(f, ", {}", self.dtype.name())
+        write!(f, ", {}", self.dtype.name())?;
+        match self.scales_per_token() {
+            0 => Ok(()),
+            scales => write!(f, " with {scales} scales of bfloat16 a token"),
+        }
     }
 }
 
@@ -130,31 +165,51 @@ impl fmt::Display for PagedKv {
 pub enum LayerKv {
     /// Keys and values of every token, in pages.
     Pages(PagedKv),
+    /// Keys and values of the last tokens, in window pages.
+    Window {
+        /// Of each of those tokens.
+        pages: PagedKv,
+        /// How many of them a query sees, its own among them.
+        tokens: usize,
+    },
     /// A state of fixed size for each sequence, however long that is.
     State {
         /// Size of a sequence's state.
         bytes: u64,
     },
+    /// Nothing of its own: it reads the keys and values of the layer of this number.
+    Shared(usize),
 }
 
 impl LayerKv {
     /// The part of it in pages.
     pub fn pages(&self) -> Option<&PagedKv> {
         match self {
-            Self::Pages(pages) => Some(pages),
-            Self::State { .. } => None,
+            Self::Pages(pages) | Self::Window { pages, .. } => Some(pages),
+            Self::State { .. } | Self::Shared(_) => None,
         }
     }
 
-    /// Bytes that one token takes.
+    /// Bytes that one token takes for good: none in window pages.
     pub fn bytes_per_token(&self) -> u64 {
-        self.pages().map_or(0, PagedKv::bytes_per_token)
+        match self {
+            Self::Pages(pages) => pages.bytes_per_token(),
+            Self::Window { .. } | Self::State { .. } | Self::Shared(_) => 0,
+        }
+    }
+
+    /// Bytes that one token takes in window pages.
+    pub fn window_bytes_per_token(&self) -> u64 {
+        match self {
+            Self::Window { pages, .. } => pages.bytes_per_token(),
+            Self::Pages(_) | Self::State { .. } | Self::Shared(_) => 0,
+        }
     }
 
     /// Bytes that one sequence takes, whatever its length.
     pub fn state_bytes(&self) -> u64 {
         match self {
-            Self::Pages(_) => 0,
+            Self::Pages(_) | Self::Window { .. } | Self::Shared(_) => 0,
             Self::State { bytes } => *bytes,
         }
     }
@@ -164,7 +219,9 @@ impl fmt::Display for LayerKv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pages(pages) => pages.fmt(f),
+            Self::Window { pages, tokens } => write!(f, "{pages}, of the last {tokens} tokens"),
             Self::State { bytes } => write!(f, "a state of {bytes} bytes a sequence"),
+            Self::Shared(layer) => write!(f, "nothing, reads layer {layer}"),
         }
     }
 }
@@ -173,7 +230,7 @@ impl fmt::Display for LayerKv {
 /// token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// Its content: `k`, `v` or `label`.
+    /// Its content: `k`, `v`, `label` or `scale`.
     pub name: &'static str,
     /// Elements that one token takes.
     pub elements_per_token: usize,
@@ -210,6 +267,14 @@ impl KvLayout {
         &self.layers
     }
 
+    /// The pages that a layer reads: its own, or those of another one.
+    pub fn read_by(&self, layer: usize) -> Option<&PagedKv> {
+        match &self.layers[layer] {
+            LayerKv::Shared(source) => self.layers[*source].pages(),
+            own => own.pages(),
+        }
+    }
+
     /// The same, where some layers also store labels: as many elements of a head's key as `labels` says of a layer.
     pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
         for (index, layer) in self.layers.iter_mut().enumerate() {
@@ -220,7 +285,37 @@ impl KvLayout {
         self
     }
 
-    /// Bytes that one token takes in all layers (the seeds' cell size).
+    /// The same with window pages for the layers that have a window. `None` where that saves nothing, or is not possible:
+    /// no layer has one, they differ, or other layers keep states.
+    pub fn windowed(&self, windows: &[Option<usize>]) -> Option<Self> {
+        let mut given = windows.iter().flatten();
+        let window = *given.next()?;
+        if given.any(|other| *other != window) || self.state_bytes() > 0 {
+            return None;
+        }
+        let layers = self.layers.iter().zip(windows);
+        let layers = layers.map(|(layer, window)| match (*layer, *window) {
+            (LayerKv::Pages(pages), Some(tokens)) => LayerKv::Window { pages, tokens },
+            (layer, _) => layer,
+        });
+        Some(Self::new(layers.collect()))
+    }
+
+    /// How many tokens a query of the layers with windows sees, where those have window pages.
+    pub fn window(&self) -> Option<usize> {
+        self.layers.iter().find_map(|layer| match layer {
+            LayerKv::Window { tokens, .. } => Some(*tokens),
+            LayerKv::Pages(_) | LayerKv::State { .. } | LayerKv::Shared(_) => None,
+        })
+    }
+
+    /// Bytes that one token takes in the window pages of all layers.
+    pub fn window_bytes_per_token(&self) -> u64 {
+        let layers = self.layers.iter();
+        layers.map(LayerKv::window_bytes_per_token).sum()
+    }
+
+    /// Bytes that one token takes in all layers (the seeds' cell size), window pages aside.
     pub fn bytes_per_token(&self) -> u64 {
         self.layers.iter().map(LayerKv::bytes_per_token).sum()
     }
@@ -284,6 +379,27 @@ mod tests {
     }
 
     #[test]
+    fn windows_of_one_size_have_pages_of_their_own() {
+        let own = pages(4, 256, Values::Own { dim: 256 });
+        let gemma = KvLayout::uniform(34, own);
+        // Gemma 3 4B: five layers with a window, then one without.
+        let windows: Vec<Option<usize>> = (1..=34)
+            .map(|layer| (layer % 6 != 0).then_some(1024))
+            .collect();
+        let windowed = gemma.windowed(&windows).expect("they have one size");
+        assert_eq!((gemma.bytes_per_token(), gemma.window()), (139_264, None));
+        assert_eq!(windowed.bytes_per_token(), 20_480);
+        assert_eq!(windowed.window_bytes_per_token() * 1024, 116 << 20);
+        assert_eq!(windowed.window(), Some(1024));
+        assert_eq!(windowed.kinds().len(), 2);
+        let mut others = windows;
+        others[0] = Some(512);
+        assert_eq!(gemma.windowed(&others), None);
+        assert_eq!(gemma.windowed(&[None; 34]), None);
+        assert_eq!(hybrid().windowed(&[Some(8); 32]), None);
+    }
+
+    #[test]
     fn values_in_keys_have_no_buffer() {
         let buffers = |values| -> Vec<(&str, u64)> {
             let buffers = pages(2, 96, values).buffers();
@@ -311,6 +427,32 @@ mod tests {
         assert_eq!(
             described,
             "4 heads, keys of 256, values of 256, labels of 32, bfloat16"
+        );
+    }
+
+    #[test]
+    fn quantised_layers_count_their_scales() {
+        let int8 = |pages: PagedKv| PagedKv {
+            dtype: KvDtype::Int8,
+            ..pages
+        };
+        let own = |dim| Values::Own { dim };
+        let table = [
+            // 0.516 of bfloat16: a byte an element and two bytes for 64 of them.
+            (pages(8, 128, own(128)), 8 * 2 * (128 + 2 * 2)),
+            (pages(1, 576, Values::InKeys { dim: 512 }), 576 + 9 * 2),
+            (pages(4, 80, own(96)), 4 * (80 + 96 + 4 * 2)),
+            (pages(2, 40, own(40)), 2 * 2 * (40 + 2)),
+        ];
+        for (pages, bytes) in table {
+            let pages = int8(pages);
+            assert_eq!(pages.bytes_per_token(), bytes, "{pages}");
+            let elements = bytes as usize - SCALE_BYTES * pages.scales_per_token();
+            assert_eq!(pages.elements_per_token(), elements, "{pages}");
+        }
+        assert_eq!(
+            int8(pages(1, 96, own(64))).to_string(),
+            "1 head, keys of 96, values of 64, int8 with 3 scales of bfloat16 a token"
         );
     }
 

@@ -6,3 +6,4 @@ pub mod pages;
 pub mod pools;
 pub mod row_pool;
 pub mod state_pool;
+pub mod window_pool;

@@ -6,6 +6,7 @@ use crate::state::pool::page_pool::PagePool;
 use crate::state::pool::pages::{PageSize, PoolLedger};
 use crate::state::pool::row_pool::RowPool;
 use crate::state::pool::state_pool::StatePool;
+use crate::state::pool::window_pool::WindowPool;
 
 /// Free pages, rows and states.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub struct Pools {
     pub rows: RowPool,
     /// Free states; no slots where no layer keeps any.
     pub states: StatePool,
+    /// Free pages of layers with windows; none where those keep all their tokens.
+    pub windows: WindowPool,
 }
 
 impl Pools {
@@ -24,7 +27,17 @@ impl Pools {
         Self {
             pages: PagePool::new(n_pages, page_size, ledger.clone()),
             rows: RowPool::new(n_rows),
-            states: StatePool::new(0, ledger),
+            states: StatePool::new(0, ledger.clone()),
+            windows: WindowPool::new(0, page_size, ledger),
+        }
+    }
+
+    /// The same with free window pages.
+    pub fn with_windows(self, n_pages: u32, ledger: Arc<PoolLedger>) -> Self {
+        let page_size = self.pages.page_size();
+        Self {
+            windows: WindowPool::new(n_pages, page_size, ledger),
+            ..self
         }
     }
 

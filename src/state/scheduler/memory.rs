@@ -16,6 +16,8 @@ pub(super) struct Memory {
     free_rows: usize,
     total_states: usize,
     free_states: usize,
+    total_windows: usize,
+    free_windows: usize,
     cache: CacheCounts,
     census: Census,
     ledger: Arc<PoolLedger>,
@@ -30,11 +32,14 @@ pub(super) struct Census {
     pub(super) decode_tokens: usize,
     /// States of sequences.
     pub(super) states: usize,
+    /// Window pages that belong to single sequences.
+    pub(super) windows: usize,
 }
 
 impl Memory {
     /// Memory in which everything is free.
     pub(super) fn new(limits: &SchedulerLimits, ledger: Arc<PoolLedger>) -> Self {
+        let total_windows = limits.windows.map_or(0, |windows| windows.total_pages);
         let total_states = limits.states.map_or(0, |states| states.total_slots);
         Self {
             page_size: ledger.page_size(),
@@ -44,6 +49,8 @@ impl Memory {
             free_rows: limits.total_rows,
             total_states,
             free_states: total_states,
+            total_windows,
+            free_windows: total_windows,
             cache: CacheCounts::default(),
             census: Census::default(),
             ledger,
@@ -68,10 +75,21 @@ impl Memory {
 
     /// The pools have told what is free.
     #[inline]
-    pub(super) fn take_free(&mut self, pages: usize, rows: usize, states: usize) {
+    pub(super) fn take_free(
+        &mut self,
+        (pages, windows): (usize, usize),
+        rows: usize,
+        states: usize,
+    ) {
         self.free_pages = pages;
+        self.free_windows = windows;
         self.free_rows = rows;
         self.free_states = states;
+    }
+
+    #[inline]
+    pub(super) fn free_windows(&self) -> usize {
+        self.free_windows
     }
 
     #[inline]
@@ -86,7 +104,8 @@ impl Memory {
     }
 
     /// Takes the holdings of the sequences; true if every page is accounted for:
-    /// `free + evictable + protected + private == total`, and likewise every state: `free + cached + held == total`.
+    /// `free + evictable + protected + private == total`, and likewise every window page, and every state:
+    /// `free + cached + held == total`.
     #[inline]
     pub(super) fn take_census(&mut self, census: Census) -> bool {
         self.census = census;
@@ -95,7 +114,13 @@ impl Memory {
             + self.cache.protected_tokens
             + census.private_tokens;
         let states = self.free_states + self.cache.states + census.states;
-        accounted == self.page_size.tokens_in(self.total_pages) && states == self.total_states
+        let windows = self.free_windows
+            + self.cache.evictable_windows
+            + self.cache.protected_windows
+            + census.windows;
+        accounted == self.page_size.tokens_in(self.total_pages)
+            && states == self.total_states
+            && windows == self.total_windows
     }
 
     /// `stats` with the counts of memory.
@@ -114,6 +139,11 @@ impl Memory {
             total_states: self.total_states,
             free_states: self.free_states,
             cached_states: self.cache.states,
+            total_windows: self.total_windows,
+            free_windows: self.free_windows,
+            evictable_windows: self.cache.evictable_windows,
+            protected_windows: self.cache.protected_windows,
+            private_windows: self.census.windows,
             lost_pages: self.ledger.lost_pages()
                 + self.ledger.lost_locks()
                 + self.ledger.lost_states(),

@@ -20,6 +20,7 @@
 //! - soft pins: prefixes kept until their memory is needed
 //! - flush: the cache emptied for hosts
 //! - pause: no work is planned for as long as a host wishes
+//! - windows: the pages that nobody sees any more
 //! - misses: the notes for the diagnosis of misses
 
 mod batch;
@@ -49,6 +50,7 @@ pub mod sequence;
 mod soft_pins;
 pub mod stats;
 pub mod submission;
+mod windows;
 
 use std::sync::Arc;
 
@@ -61,8 +63,9 @@ use crate::state::plan::probe::ProbePrefixes;
 use crate::state::plan::saves::StateRules;
 use crate::state::plan::token_ratio::NewTokenRatio;
 use crate::state::plan::{PlanStep, ReservePages};
-use crate::state::pool::pages::{PageSize, PoolLedger};
+use crate::state::pool::pages::{PageSize, PoolLedger, WindowPages};
 use crate::state::pool::state_pool::StateLimits;
+use crate::state::pool::window_pool::WindowLimits;
 use crate::state::step::StepPlan;
 use batch::Batch;
 use hosts::Hosts;
@@ -110,6 +113,9 @@ pub struct SchedulerLimits {
     /// The states of sequences; `None` where no layer keeps any.
     #[serde(default)]
     pub states: Option<StateLimits>,
+    /// The pages of layers with windows; `None` where no layer has one.
+    #[serde(default)]
+    pub windows: Option<WindowLimits>,
 }
 
 impl SchedulerLimits {
@@ -153,6 +159,8 @@ pub struct Scheduler {
     pipeline: Pipeline,
     hosts: Hosts,
     outbox: Outbox,
+    /// Window pages that sequences have left, for the next plan to give back.
+    left_windows: WindowPages,
 }
 
 /// The fate of what a sequence has computed, when it gives its memory back.
@@ -180,6 +188,7 @@ impl Scheduler {
             pipeline: Pipeline::new(),
             hosts: Hosts::default(),
             outbox: Outbox::default(),
+            left_windows: WindowPages::empty(),
             limits,
         }
     }
@@ -237,6 +246,16 @@ impl Scheduler {
         holds.flat_map(|kv| kv.private.ids().iter().copied())
     }
 
+    /// Window pages that belong to single sequences, or are to be given back: for page-by-page accounts in tests.
+    pub fn private_windows(&self) -> impl Iterator<Item = PageId> + '_ {
+        let sequences = self.requests.iter();
+        let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.windows.as_ref());
+        let left = self.left_windows.ids().iter().copied();
+        holds
+            .flat_map(|windows| windows.pages.ids().iter().copied())
+            .chain(left)
+    }
+
     /// States that belong to single sequences: for slot-by-slot accounts in tests.
     pub fn held_states(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let sequences = self.requests.iter();
@@ -247,11 +266,13 @@ impl Scheduler {
     /// Only those that run, are chunked or have just ended hold memory: the queue may be long.
     fn census(&self) -> Census {
         let (mut private_pages, mut decode_tokens, mut states) = (0, 0, 0);
+        let mut windows = self.left_windows.len();
         for &seq in self.batch.running() {
             let sequence = &self.requests[seq];
             decode_tokens += sequence.request.prompt.len() + sequence.output.len();
             private_pages += sequence.private_pages();
             states += sequence.states();
+            windows += sequence.private_windows();
         }
         let others = self.batch.chunked().into_iter();
         let others = others.chain(self.batch.ended().iter().copied());
@@ -259,9 +280,11 @@ impl Scheduler {
             let sequence = &self.requests[seq];
             private_pages += sequence.private_pages();
             states += sequence.states();
+            windows += sequence.private_windows();
         }
         Census {
             states,
+            windows,
             private_tokens: self.limits.page_size.tokens_in(private_pages),
             decode_tokens,
         }

@@ -181,6 +181,7 @@ impl Scheduler {
                 pages: reply.returned,
                 rows: reply.returned_rows,
                 states: reply.returned_states,
+                windows: reply.returned_windows,
             },
         });
         self.requests.begin_sweep();

@@ -33,6 +33,8 @@ pub(super) enum Counter {
     PromptTokens,
     CachedTokens,
     EvictedTokens,
+    /// As in [`EngineStats::evicted_windows`].
+    EvictedWindows,
     /// Last: the number of counters depends on it.
     StaleMessages,
 }
@@ -141,6 +143,7 @@ impl Outbox {
             prompt_tokens: of(Counter::PromptTokens),
             cached_tokens: of(Counter::CachedTokens),
             evicted_tokens: of(Counter::EvictedTokens),
+            evicted_windows: of(Counter::EvictedWindows),
             ..stats
         }
     }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{PageId, RowId, SeqId, StepId};
 use crate::state::plan::probe::Matched;
-use crate::state::pool::pages::{PageRun, Pages};
+use crate::state::pool::pages::{PageRun, Pages, WindowPages, WindowRun};
 use crate::state::pool::state_pool::OwnedState;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, TableDelta};
 
@@ -58,6 +58,8 @@ pub(super) struct Returned {
     pub(super) rows: Vec<RowId>,
     /// States.
     pub(super) states: Vec<OwnedState>,
+    /// Window pages.
+    pub(super) windows: WindowPages,
 }
 
 /// The plan that is out.
@@ -152,8 +154,10 @@ impl Pipeline {
                     pages,
                     rows,
                     states,
+                    windows,
                 } = returned;
-                !pages.is_empty() || !rows.is_empty() || !states.is_empty()
+                let is_empty = pages.is_empty() && rows.is_empty() && states.is_empty();
+                !is_empty || !windows.is_empty()
             }
             _ => false,
         }
@@ -281,6 +285,25 @@ impl Pipeline {
                 row,
                 from: from as u32,
                 pages: Box::new(pages),
+            });
+        }
+    }
+
+    /// Appends window pages to a row, from the next step on.
+    pub(super) fn append_windows(&mut self, row: RowId, pages: &[PageId]) {
+        if !pages.is_empty() {
+            let pages = SmallVec::from_slice(pages);
+            self.deltas.push(TableDelta::AppendWindows { row, pages });
+        }
+    }
+
+    /// Has a row use the tree's window pages, from the next step on.
+    pub(super) fn use_windows(&mut self, row: RowId, windows: WindowRun) {
+        if !windows.pages.is_empty() {
+            self.deltas.push(TableDelta::Windows {
+                row,
+                from: windows.from as u32,
+                pages: Box::new(windows.pages),
             });
         }
     }

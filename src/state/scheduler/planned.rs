@@ -6,12 +6,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::ids::{SeqId, StepId};
+use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::plan::prefill_adder::Budget;
 use crate::state::plan::saves::SaveAt;
 use crate::state::plan::{
     Admitted, CheckpointedSeq, Grant, Growth, Reservation, StepPlanned, Verdict,
 };
-use crate::state::pool::pages::Pages;
+use crate::state::pool::pages::{Pages, RowWindows, WindowPages};
 use crate::state::sampling::LogprobWish;
 use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
@@ -32,10 +33,12 @@ impl Scheduler {
             free_pages,
             free_rows,
             free_states,
+            free_windows,
         } = planned;
         let open = self.pipeline.close_answered();
         debug_assert_eq!(open.step, step);
-        self.memory.take_free(free_pages, free_rows, free_states);
+        let free = (free_pages, free_windows);
+        self.memory.take_free(free, free_rows, free_states);
         self.take_verdict(&mut verdict);
         self.take_flushed_pages(&open, verdict.flushed_pages);
         let admitted = std::mem::take(&mut verdict.admitted);
@@ -83,6 +86,8 @@ impl Scheduler {
         }
         self.outbox
             .count(Counter::EvictedTokens, verdict.evicted_tokens);
+        self.outbox
+            .count(Counter::EvictedWindows, verdict.evicted_windows);
         for checkpointed in std::mem::take(&mut verdict.checkpointed) {
             self.take_checkpointed(checkpointed);
         }
@@ -113,6 +118,7 @@ impl Scheduler {
             remap_from,
             remap,
             inserted_tokens,
+            windows,
         } = checkpointed;
         let kv = self.requests[seq].held_kv_mut();
         kv.lock = lock;
@@ -120,11 +126,23 @@ impl Scheduler {
         kv.protected_pages = protected_pages;
         kv.inserted_tokens = inserted_tokens;
         self.pipeline.remap(kv.row, remap_from, remap);
+        if let Some(windows) = windows {
+            let CheckpointedWindows { own, remap, .. } = *windows;
+            kv.windows = Some(Box::new(own));
+            self.pipeline.use_windows(kv.row, remap);
+        }
     }
 
     fn attach_growth(&mut self, growth: Growth) {
-        let Growth { seqs, pages } = growth;
+        let Growth {
+            seqs,
+            pages,
+            windows,
+        } = growth;
         self.pipeline.expect_edits(seqs.len());
+        if !windows.is_empty() {
+            self.attach_windows(&seqs, windows);
+        }
         let mut pages = pages.one_by_one();
         for seq in seqs {
             let sequence = &mut self.requests[seq];
@@ -139,12 +157,16 @@ impl Scheduler {
         }
     }
 
-    fn append_pages(&mut self, seq: SeqId, pages: Pages) {
+    fn append_pages(&mut self, seq: SeqId, pages: Pages, windows: WindowPages) {
         let sequence = &mut self.requests[seq];
         let is_alive = !sequence.has_ended;
         let kv = sequence.held_kv_mut();
         if is_alive {
             self.pipeline.append_pages(kv.row, pages.ids());
+            self.pipeline.append_windows(kv.row, windows.ids());
+        }
+        if let Some(own) = &mut kv.windows {
+            own.pages.append(windows);
         }
         kv.private.append(pages);
     }
@@ -171,7 +193,7 @@ impl Scheduler {
                     rows.starts.push(row_start);
                 }
             } else {
-                self.append_pages(seq, grant.pages);
+                self.append_pages(seq, grant.pages, grant.windows);
                 if let Some(states) = &mut self.requests[seq].held_kv_mut().states {
                     states.take_granted(grant.states.into_iter());
                 }
@@ -194,6 +216,7 @@ impl Scheduler {
             kv_tokens,
             state,
             keeps_tail,
+            windows,
             ..
         } = admitted;
         self.note_departure(seq, departure);
@@ -217,6 +240,10 @@ impl Scheduler {
         });
         sequence.kv = Some(SequenceKv {
             states: states.map(Box::new),
+            windows: self
+                .limits
+                .windows
+                .map(|_| Box::new(RowWindows::behind(prefix.len()))),
             row,
             lock: lock.unwrap_or_default(),
             protected_pages: prefix.len(),
@@ -236,7 +263,10 @@ impl Scheduler {
             prefix,
             state: state_start,
         };
-        self.append_pages(seq, grant.pages);
+        if !self.requests[seq].has_ended {
+            self.pipeline.use_windows(row, windows);
+        }
+        self.append_pages(seq, grant.pages, grant.windows);
         start
     }
 

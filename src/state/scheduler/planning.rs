@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::ids::SeqId;
 use crate::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
 use crate::state::plan::{
@@ -55,7 +57,8 @@ impl Scheduler {
     pub(super) fn open_plan(&mut self) -> Next {
         let settle = self.take_settlements();
         let pins = self.hosts.pins_mut().take_demands();
-        let decode = self.decode_rows();
+        let has_left = self.has_left_windows();
+        let decode = self.plan_decode();
         if self.looks_at_queue(&decode.seqs) {
             self.order_queue();
         }
@@ -68,6 +71,7 @@ impl Scheduler {
             || !pins.is_empty()
             || admit.is_some()
             || self.pipeline.has_returned()
+            || has_left
             || self.queue.order().new_eviction_policy().is_some();
         if !needs_tree {
             return self.plan_decode_alone(decode);
@@ -96,12 +100,17 @@ impl Scheduler {
             pages: returned,
             rows: returned_rows,
             states: returned_states,
+            windows: mut returned_windows,
         } = self.pipeline.take_returned();
+        returned_windows.append(self.take_left_windows());
         let (free_pages, free_rows) = (self.memory.free_pages(), self.memory.free_rows());
         PlanStep {
             returned,
             returned_rows,
             returned_states,
+            returned_windows,
+            free_windows: self.memory.free_windows(),
+            has_windows: self.limits.windows.is_some(),
             free_states: self.memory.free_states(),
             max_pinned_states: self.limits.max_pinned_states(),
             eviction_policy: self.queue.order_mut().take_new_eviction_policy(),
@@ -122,7 +131,7 @@ impl Scheduler {
             return self.run_step(&seqs);
         }
         self.pipeline.open(seqs, None);
-        if growing.len() > self.memory.free_pages() {
+        if growing.len() > self.memory.free_pages() || !self.has_windows_for(growing.len()) {
             let request = PlanStep {
                 else_decode: Some(DecodeDemand { growing }),
                 ..self.empty_request()
@@ -135,6 +144,7 @@ impl Scheduler {
             evicted: EvictedPages::empty(),
             returned_rows: Vec::new(),
             returned_states: Vec::new(),
+            returned_windows: self.take_left_windows(),
             demands: Vec::new(),
             growing,
             verdict: Box::new(Verdict::default()),
@@ -145,19 +155,24 @@ impl Scheduler {
     pub(super) fn take_settlements(&mut self) -> Vec<Settle> {
         let mut settle = Vec::new();
         for seq in self.batch.take_extended() {
+            let boundaries = self.boundaries_of(seq);
+            if self.is_kept_from_cache(seq) {
+                self.leave_windows(seq);
+            }
             if let Some(sequence) = self.requests.get_mut(seq)
                 && !sequence.has_ended
-                && let Some(checkpoint) = checkpoint_of(seq, sequence)
+                && let Some(checkpoint) = checkpoint_of(seq, sequence, boundaries)
             {
                 settle.push(Settle::Checkpoint(Box::new(checkpoint)));
             }
         }
         for seq in self.batch.take_ended() {
+            let boundaries = self.boundaries_of(seq);
             if let Some(sequence) = self.requests.remove(seq) {
                 let page = self.limits.page_size;
                 self.pipeline
                     .forget_edits(sequence.kv.as_ref().map(|kv| kv.row));
-                settle.extend(release_of(seq, sequence, page));
+                settle.extend(release_of(seq, sequence, page, boundaries));
             }
         }
         settle.extend(self.hosts.pins_mut().take_released());
@@ -183,6 +198,17 @@ impl Scheduler {
             rows.seqs.push(seq);
             if page.pages_to_decode(sequence.held_kv().committed) > 0 {
                 rows.growing.push(seq);
+            }
+        }
+        rows
+    }
+
+    /// As [`Self::decode_rows`], for the plan that is being made: those that grow leave window pages behind.
+    pub(super) fn plan_decode(&mut self) -> DecodeRows {
+        let rows = self.decode_rows();
+        if self.limits.windows.is_some() {
+            for &seq in &rows.growing {
+                self.leave_windows(seq);
             }
         }
         rows
@@ -231,6 +257,7 @@ impl Scheduler {
             prefix_wait: self.limits.prefix_wait,
             mixes: mixed_rows > 0,
             states: self.limits.state_rules(),
+            windows: self.window_budget(),
             preemption: self.preemptible(decode),
         })
     }
@@ -279,7 +306,11 @@ impl DecodeRows {
     }
 }
 
-fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint> {
+fn checkpoint_of(
+    seq: SeqId,
+    sequence: &mut Sequence,
+    boundaries: SmallVec<[usize; 4]>,
+) -> Option<SettleCheckpoint> {
     if sequence.request.bypasses_cache {
         return None;
     }
@@ -293,6 +324,7 @@ fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint
         inserted_tokens: kv.inserted_tokens,
         priority: sequence.request.priority.unwrap_or(0),
         written_by: sequence.last_step,
+        boundaries,
     };
     Some(SettleCheckpoint {
         seq,
@@ -304,14 +336,23 @@ fn checkpoint_of(seq: SeqId, sequence: &mut Sequence) -> Option<SettleCheckpoint
             Some(states) => states.take_saved(),
             None => Vec::new(),
         },
+        windows: kv.windows.take(),
     })
 }
 
-fn release_of(seq: SeqId, mut sequence: Sequence, page: PageSize) -> Option<Settle> {
+fn release_of(
+    seq: SeqId,
+    mut sequence: Sequence,
+    page: PageSize,
+    boundaries: SmallVec<[usize; 4]>,
+) -> Option<Settle> {
     let mut kv = sequence.kv.take()?;
     let states = kv.states.take();
     let publishes = sequence.publish && !sequence.request.bypasses_cache;
-    let key = publishes.then(|| publish_key(&sequence, &kv, states.is_some()));
+    let key = publishes.then(|| PublishKey {
+        boundaries,
+        ..publish_key(&sequence, &kv, states.is_some())
+    });
     let (states, returned_states) = match (states, &key) {
         (None, _) => (Vec::new(), Vec::new()),
         (Some(states), None) => (Vec::new(), states.give_back()),
@@ -322,6 +363,7 @@ fn release_of(seq: SeqId, mut sequence: Sequence, page: PageSize) -> Option<Sett
         lock,
         protected_pages,
         private,
+        windows,
         ..
     } = kv;
     Some(Settle::Release(Box::new(SettleRelease {
@@ -333,6 +375,7 @@ fn release_of(seq: SeqId, mut sequence: Sequence, page: PageSize) -> Option<Sett
         lock,
         states,
         returned_states,
+        windows,
     })))
 }
 
@@ -354,6 +397,7 @@ fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> Publish
         inserted_tokens: kv.inserted_tokens,
         priority: sequence.request.priority.unwrap_or(0),
         written_by: sequence.last_step,
+        boundaries: SmallVec::new(),
     }
 }
 
@@ -367,6 +411,7 @@ pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> 
         protected_pages,
         private,
         states,
+        windows,
         ..
     } = kv;
     Some(Settle::Release(Box::new(SettleRelease {
@@ -378,5 +423,6 @@ pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> 
         lock,
         states: Vec::new(),
         returned_states: states.map_or_else(Vec::new, |states| states.give_back()),
+        windows,
     })))
 }

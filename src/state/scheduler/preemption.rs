@@ -94,7 +94,7 @@ impl Scheduler {
         self.batch.set_full(false);
         let mut settle = self.take_settlements();
         settle.extend(released);
-        let decode = self.decode_rows();
+        let decode = self.plan_decode();
         let admit = self.admit_request(&decode.seqs);
         let (decode, else_decode) = decode.into_demand();
         let request = PlanStep {

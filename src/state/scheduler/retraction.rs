@@ -40,7 +40,7 @@ impl Scheduler {
         self.pipeline.note_change();
         let mut settle = self.take_settlements();
         settle.extend(retracted);
-        let (decode, else_decode) = self.decode_rows().into_demand();
+        let (decode, else_decode) = self.plan_decode().into_demand();
         let request = PlanStep {
             settle,
             else_decode,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId, StepId};
-use crate::state::pool::pages::{NodeLock, Pages};
+use crate::state::pool::pages::{NodeLock, Pages, RowWindows};
 use crate::state::pooling::Pooling;
 use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::submission::Submission;
@@ -43,6 +43,8 @@ pub struct SequenceKv {
     pub inserted_tokens: usize,
     /// Its states, where layers keep any.
     pub states: Option<Box<RowStates>>,
+    /// Window pages behind those that the tree owns, as far as they are seen; `None` where layers have no windows.
+    pub windows: Option<Box<RowWindows>>,
 }
 
 /// One request inside the engine. What every step touches comes first and close together: a large batch is walked through
@@ -165,6 +167,12 @@ impl Sequence {
     /// Pages that are its own.
     pub fn private_pages(&self) -> usize {
         self.kv.as_ref().map_or(0, |kv| kv.private.len())
+    }
+
+    /// Window pages that are its own.
+    pub fn private_windows(&self) -> usize {
+        let windows = self.kv.as_ref().and_then(|kv| kv.windows.as_ref());
+        windows.map_or(0, |windows| windows.pages.len())
     }
 
     /// States that it holds.

@@ -39,6 +39,16 @@ pub struct EngineStats {
     pub free_states: usize,
     /// States in the cache.
     pub cached_states: usize,
+    /// Pages of layers with windows; 0 where no layer has one.
+    pub total_windows: usize,
+    /// Of those, pages that can be granted.
+    pub free_windows: usize,
+    /// Cached ones that could be evicted.
+    pub evictable_windows: usize,
+    /// Cached ones that a lock keeps.
+    pub protected_windows: usize,
+    /// Those that belong to single sequences.
+    pub private_windows: usize,
     /// Pins held for hosts.
     pub pins: usize,
     /// Pins that give way to requests.
@@ -71,6 +81,8 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// Tokens evicted from the tree.
     pub evicted_tokens: u64,
+    /// Window pages evicted while the pages that they belong to stayed.
+    pub evicted_windows: u64,
 }
 
 impl EngineStats {
@@ -83,6 +95,10 @@ impl EngineStats {
             && (self.pins + self.soft_pins > 0 || self.protected_tokens == 0)
             && self.free_tokens + self.evictable_tokens + self.protected_tokens == self.total_tokens
             && self.free_states + self.cached_states == self.total_states
+            && self.private_windows == 0
+            && (self.pins + self.soft_pins > 0 || self.protected_windows == 0)
+            && self.free_windows + self.evictable_windows + self.protected_windows
+                == self.total_windows
             && self.integrity_failures == 0
             && self.lost_pages == 0
     }

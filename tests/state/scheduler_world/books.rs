@@ -160,6 +160,11 @@ impl World {
         let free_and_cached = pools.free_slots() + self.states.cache.cached_states();
         let of_rows = self.states.scheduler.held_states().count();
         assert_eq!(free_and_cached + of_rows, slots);
+        let cache = &self.states.cache;
+        let cached = cache.evictable_windows() + cache.protected_windows();
+        let free = self.states.pools.windows.free_pages();
+        let private = self.states.scheduler.private_windows().count();
+        assert_eq!(free + cached + private, self.n_windows());
     }
 
     /// Every page is free, cached or one sequence's own.
@@ -187,6 +192,22 @@ impl World {
         assert_eq!(slots, all);
     }
 
+    fn n_windows(&self) -> usize {
+        self.setup.windows.map_or(0, |windows| windows.total_pages)
+    }
+
+    /// Every window page is free, cached or one sequence's own.
+    pub(super) fn check_windows(&self) {
+        let mut pages: Vec<PageId> = self.states.pools.windows.iter().collect();
+        self.states
+            .cache
+            .for_each_window_page(&mut |page| pages.push(page));
+        pages.extend(self.states.scheduler.private_windows());
+        pages.sort_unstable();
+        let all: Vec<PageId> = (1..=self.n_windows() as u32).map(PageId::new).collect();
+        assert_eq!(pages, all);
+    }
+
     pub fn assert_clean(&mut self) {
         self.drain();
         self.expire_pins(u64::MAX);
@@ -203,6 +224,7 @@ impl World {
         assert_eq!(self.states.cache.check_integrity(), Ok(()));
         self.check_pages();
         self.check_states();
+        self.check_windows();
         self.lives.iter().for_each(Life::check_end);
         // One that was cancelled while its plan was open is admitted after its end.
         let is_natural = |life: &&Life| {
@@ -223,6 +245,10 @@ impl World {
         for state in self.states.cache.take_freed_states() {
             self.states.pools.states.free(state);
         }
+        let windows = self.states.cache.take_freed_windows();
+        self.states.pools.windows.free(windows);
+        assert_eq!(self.states.pools.windows.free_pages(), self.n_windows());
+        assert_eq!(self.states.pools.windows.double_frees(), 0);
         let states = &self.states.pools.states;
         assert_eq!(states.free_slots(), states.total_slots());
         assert_eq!(

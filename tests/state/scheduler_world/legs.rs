@@ -51,6 +51,7 @@ impl World {
                 assert_eq!(plan.free_pages, self.states.pools.pages.free_pages());
                 assert_eq!(plan.free_rows, self.states.pools.rows.free_rows());
                 assert_eq!(plan.free_states, self.states.pools.states.free_slots());
+                assert_eq!(plan.free_windows, self.states.pools.windows.free_pages());
                 let is_flush = plan.flush;
                 Before::Plan { is_flush }
             }
@@ -93,6 +94,7 @@ impl World {
                 if self.looks_at_sets() {
                     self.check_pages();
                     self.check_states();
+                    self.check_windows();
                 }
             }
             self.plans += 1;

@@ -17,6 +17,7 @@ use souffleur::state::cache::prefix_history::{HistoryLimits, PrefixHistory, Pref
 use souffleur::state::control::{ControlSetup, ControlStates, Leg};
 use souffleur::state::pool::pages::PageSize;
 use souffleur::state::pool::state_pool::StateLimits;
+use souffleur::state::pool::window_pool::WindowLimits;
 use souffleur::state::scheduler::policy::{PriorityOrder, SchedulePolicy, schedule_policy};
 use souffleur::state::scheduler::stats::EngineStats;
 use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
@@ -50,6 +51,8 @@ pub struct Setup {
     pub eviction: &'static str,
     /// Of a model whose layers keep states.
     pub states: Option<StateLimits>,
+    /// Of a model whose layers have windows.
+    pub windows: Option<WindowLimits>,
     /// Plans between two looks at whole sets: each page, each node, the whole order of the queue.
     pub sets_every: usize,
 }
@@ -71,6 +74,7 @@ impl Default for Setup {
             priority: PriorityOrder::Ignored,
             eviction: "lru",
             states: None,
+            windows: None,
             sets_every: 1,
         }
     }
@@ -112,6 +116,7 @@ impl Setup {
             },
             eos_token_ids: Arc::from([EOS]),
             states: self.states,
+            windows: self.windows,
         }
     }
 
@@ -196,6 +201,10 @@ impl World {
             hidden_size: 0,
             faults: Vec::new(),
         });
+        let executor = match setup.windows {
+            Some(windows) => executor.with_windows(windows),
+            None => executor,
+        };
         Self {
             states,
             lives: Vec::new(),

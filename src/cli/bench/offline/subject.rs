@@ -22,7 +22,9 @@ impl Subject {
     pub fn read(config: &EngineConfig) -> Result<Self, Failure> {
         let (dir, dtype) = (&config.model_path, config.dtype.named());
         let described = describe(dir, dtype, config.quantization, config.load_format);
-        let mut description = described.map_err(Failure::failed)?;
+        let mut description = described
+            .map_err(Failure::failed)?
+            .with_kv(config.kv_cache_dtype.named());
         let sparsity = config.double_sparsity();
         let sparsity = sparsity.map(|wish| description.sparsify(&wish));
         Ok(Self {
@@ -41,7 +43,7 @@ impl Subject {
             kv_layout,
             ..
         } = &self.description;
-        let cost = ModelCost::new(config, *dtype, self.quantization);
+        let cost = ModelCost::new(config, *dtype, self.quantization, kv_layout);
         match &self.sparsity {
             None => cost,
             Some(sparsity) => cost.sparse(kv_layout, &sparsity.rules, config.num_attention_heads),

@@ -10,6 +10,7 @@
 
 mod block;
 mod block_cache;
+mod codes;
 mod direct;
 mod kv_element;
 mod pack;
@@ -17,6 +18,7 @@ mod plan;
 mod prefix;
 mod product;
 mod records;
+mod scales;
 mod space;
 mod sparse;
 mod state;
@@ -36,7 +38,7 @@ use self::tile::{Step, Work};
 use super::element::with_elements;
 use super::kv::{KvPool, PageTable, Planes};
 use super::memory::Lines;
-use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::simd::{Isa, Kernel, Lanes};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use super::{CpuBatch, Segment};
@@ -135,19 +137,19 @@ impl Attention {
         let plan = self.plan((*heads, dense_until), table, batch, pool.n_threads());
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
-        with_elements!(kv.layer(layer), kv => {
-            let record = record_len(padded(heads.values.dim()));
+        with_elements!(kv.layer(layer), kv, scales => {
+            let record = record_of(kv, heads);
             self.states.make_room(plan.n_records * record);
             let states = Shared::new(&mut self.states);
-            let planes = Planes::of(heads, kv.len());
-            let step = Step { heads, sinks, planes, q, kv, table, plan, states, out: shared };
+            let planes = Planes::over(heads, kv);
+            let step = Step { heads, sinks, planes, q, kv, scales, table, plan, states, out: shared };
             let (n_tokens, n_records) = plan.largest_item;
             self.spaces.resize_with(pool.n_threads(), Workspace::default);
             self.spaces.iter_mut().for_each(|space| fit(kv, space, heads, n_tokens, n_records));
             for (round, items) in plan.rounds() {
                 let work = |space: &mut Workspace, index: usize| {
                     let item = &items[index];
-                    let bytes = dispatch(isa, Work { step, item, space });
+                    let bytes = run(isa, step, Work { step, item, space });
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
                 };
                 let spaces = &mut self.spaces;
@@ -159,7 +161,7 @@ impl Attention {
             let (merges, cost) = plan.merges();
             pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {
                 let tile = &plan.tiles[merges[index / heads.n_kv_heads] as usize];
-                dispatch(isa, Merge { step, tile, kv_head: index % heads.n_kv_heads, record });
+                run(isa, step, Merge { step, tile, kv_head: index % heads.n_kv_heads, record });
             });
         });
         out
@@ -211,9 +213,14 @@ impl Attention {
     }
 }
 
-/// Elements of a head in whole pairs of vectors.
-const fn padded(dim: usize) -> usize {
-    dim.next_multiple_of(2 * LANES)
+/// f32 of a record.
+fn record_of<F: KvElement>(_: &[F], heads: &HeadShape) -> usize {
+    record_len(F::padded(heads.values.dim()))
+}
+
+/// Runs a kernel on elements of the step's type.
+fn run<F: KvElement, K: Kernel>(isa: Isa, _: Step<'_, F>, kernel: K) -> K::Output {
+    F::dispatch(isa, kernel)
 }
 
 fn fit<F: KvElement>(

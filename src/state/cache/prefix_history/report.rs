@@ -31,11 +31,14 @@ pub enum Cause {
     /// Its K/V is cached further on, but no state of the layers that keep one: none was saved there, or it was dropped for
     /// another.
     NoState,
+    /// Its K/V is cached further on, but not that of the layers with windows for the last tokens there: it gave way to
+    /// other prompts'.
+    NoWindow,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::MatchLimit,
         Self::PageFloor,
         Self::TooShort,
@@ -46,6 +49,7 @@ impl Cause {
         Self::CacheDisabled,
         Self::Flushed,
         Self::NoState,
+        Self::NoWindow,
     ];
 
     /// Its name in JSON and metric labels.
@@ -61,6 +65,7 @@ impl Cause {
             Self::CacheDisabled => "cache_disabled",
             Self::Flushed => "flushed",
             Self::NoState => "no_state",
+            Self::NoWindow => "no_window",
         }
     }
 }
@@ -88,7 +93,8 @@ pub struct PrefixReport {
     pub prompt_tokens: usize,
     /// Of those, tokens that came from the cache: whole pages.
     pub cached_tokens: usize,
-    /// Of those, tokens whose K/V was cached: more than `cached_tokens` where there was no state to go on with.
+    /// Of those, tokens whose K/V was cached: more than `cached_tokens` where there was no state to go on with, or where
+    /// that of layers with windows was gone.
     pub kv_tokens: usize,
     /// Why there was none, if the cause is [`Cause::NoState`].
     pub missing_state: Option<MissingState>,
@@ -273,7 +279,10 @@ fn cause_of(
     } else if matched >= reachable {
         Cause::PageFloor
     } else if departure.kv_tokens > matched {
-        Cause::NoState
+        match departure.missing_state {
+            Some(_) => Cause::NoState,
+            None => Cause::NoWindow,
+        }
     } else if let Some(lost) = lost {
         lost
     } else if departure.elsewhere.is_some() {

@@ -12,7 +12,7 @@ use crate::state::cache::prefix_cache::{
     Checkpoint, Checkpointed, LockedPrefix, PrefixCache, Thinning,
 };
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
-use crate::state::pool::pages::{EvictedPages, NodeLock, PageSize, Pages};
+use crate::state::pool::pages::{EvictedPages, NodeLock, PageSize, Pages, WindowPages};
 use crate::state::pool::state_pool::OwnedState;
 
 impl PrefixCache for RadixTree {
@@ -22,6 +22,7 @@ impl PrefixCache for RadixTree {
         LockedPrefix {
             lock: self.lock_node(node),
             pages: self.run_behind(node, 0),
+            windows: self.window_run(node),
             tokens,
             kv_tokens,
         }
@@ -135,6 +136,31 @@ impl PrefixCache for RadixTree {
         self.state_slots().for_each(visit);
     }
 
+    fn evictable_windows(&self) -> usize {
+        let windows = self.windows.as_ref();
+        windows.map_or(0, |windows| windows.evictable_pages())
+    }
+
+    fn protected_windows(&self) -> usize {
+        let windows = self.windows.as_ref();
+        windows.map_or(0, |windows| windows.protected_pages())
+    }
+
+    fn evict_windows(&mut self, n_pages: usize) {
+        self.evict_window_pages(n_pages);
+    }
+
+    fn take_freed_windows(&mut self) -> WindowPages {
+        self.take_freed_window_pages()
+    }
+
+    fn for_each_window_page(&self, visit: &mut dyn FnMut(PageId)) {
+        let windows = self.windows.iter();
+        windows
+            .flat_map(|windows| windows.iter_pages())
+            .for_each(visit);
+    }
+
     fn clear(&mut self) -> Pages {
         self.note_flush();
         if self.protected_tokens > 0 {
@@ -151,6 +177,9 @@ impl PrefixCache for RadixTree {
         self.victims = Victims::default();
         if let Some(states) = &mut self.states {
             states.clear();
+        }
+        if let Some(windows) = &mut self.windows {
+            windows.clear();
         }
         self.notes = self.notes.take().map(|_| Box::default());
         self.put_noted_back(noted);

@@ -22,6 +22,8 @@ impl RadixTree {
             protected_pages,
             lock,
             states,
+            windows,
+            boundaries,
             ..
         } = checkpoint;
         debug_assert!(
@@ -43,6 +45,8 @@ impl RadixTree {
         let (node, _) = self.insert_key(key, protected_pages, &mut given, key_use);
         self.publish_prompt(key, checkpoint.prompt_tokens, key_use);
         self.keep_states(key, states, key_use);
+        let mut windows = self.keep_windows(node, n_key_pages, windows);
+        self.value_boundaries(key, boundaries, key_use);
         let inserted_tokens = checkpoint.inserted_tokens.max(key.tokens.len());
         if n_key_pages < protected_pages {
             // The output was cut back into what is locked: the sequence goes on under its deeper lock.
@@ -54,10 +58,17 @@ impl RadixTree {
                 remap,
                 protected_pages,
                 inserted_tokens,
+                windows,
             };
         }
         let new_lock = self.lock_node(node);
         self.unlock_node(lock);
+        if let Some(windows) = windows
+            .as_deref_mut()
+            .filter(|it| !it.duplicates.is_empty())
+        {
+            windows.remap = self.window_run(node);
+        }
         Checkpointed {
             lock: new_lock,
             private,
@@ -65,6 +76,7 @@ impl RadixTree {
             remap: self.run_behind(node, protected_pages),
             protected_pages: n_key_pages,
             inserted_tokens,
+            windows,
         }
     }
 

@@ -124,6 +124,9 @@ impl RadixTree {
         if let Some(states) = &mut self.states {
             states.drop_of(leaf);
         }
+        if let Some(windows) = &mut self.windows {
+            windows.drop_of(leaf);
+        }
         self.evictable_tokens -= removed.edge.len();
         if removed.shares_buffer || removed.is_last {
             self.tidy_above(removed.parent, removed.shares_buffer);

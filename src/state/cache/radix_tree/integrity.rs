@@ -50,6 +50,7 @@ impl RadixTree {
             self.root_names.len(),
         )?;
         self.check_states()?;
+        self.check_windows()?;
         self.check_victims()
     }
 

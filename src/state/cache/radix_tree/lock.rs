@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::RadixTree;
 use super::arena::NO_NODE;
-use crate::state::pool::pages::{NodeLock, PageRun};
+use crate::state::pool::pages::{LockPart, NodeLock, PageRun};
 
 /// Paths of up to this many nodes are collected without allocating.
 const INLINE_PATH: usize = 32;
@@ -24,11 +24,23 @@ impl RadixTree {
             above.lock_ref += 1;
             at = above.parent;
         }
+        if self.windows.is_some() {
+            self.lock_windows(node);
+        }
         NodeLock::on(node, &self.ledger)
     }
 
     pub(super) fn unlock_node(&mut self, lock: NodeLock) {
+        let part = lock.part();
         let Some(node) = lock.surrender() else { return };
+        if self.windows.is_some() {
+            if part != LockPart::Path {
+                self.unlock_windows(node);
+            }
+            if part == LockPart::Windows {
+                return;
+            }
+        }
         let mut at = node;
         while !self.arena[at].is_root() {
             let above = &mut self.arena[at];

@@ -18,6 +18,7 @@ mod integrity;
 mod lock;
 mod notes;
 mod states;
+mod windows;
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use arena::{Arena, NO_NODE, Node, Past};
 use evict::Victims;
 use notes::Notes;
 use states::States;
+use windows::Windows;
 
 /// The radix cache of one KV pool.
 pub struct RadixTree {
@@ -54,6 +56,8 @@ pub struct RadixTree {
     notes: Option<Box<Notes>>,
     /// Where layers keep states.
     states: Option<Box<States>>,
+    /// Where layers have windows.
+    windows: Option<Box<Windows>>,
 }
 
 /// The result of [`RadixTree::match_prefix`].
@@ -164,6 +168,7 @@ impl RadixTree {
             protected_tokens: 0,
             notes: None,
             states: None,
+            windows: None,
         }
     }
 
@@ -257,6 +262,7 @@ impl RadixTree {
         let before = self.rank(lower);
         let upper = self.arena.split(lower, at, now);
         self.note_split(upper, lower);
+        self.split_windows(upper, lower);
         let after = self.rank(lower);
         self.order_is_stale |= self.arena[lower].is_queued && after < before;
         upper
@@ -322,6 +328,9 @@ impl RadixTree {
         };
         let edge = Edge::new(new, pages, n_given, self.page_size);
         let leaf = self.add_leaf(deepest, walk.tag, edge, key_use, tokens.len());
+        if self.windows.is_some() {
+            self.outgrow(deepest);
+        }
         (leaf, walk.tokens)
     }
 

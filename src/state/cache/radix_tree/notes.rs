@@ -165,7 +165,7 @@ impl RadixTree {
             matched_tokens,
             kv_tokens,
             missing_state: node
-                .filter(|_| kv_tokens > matched_tokens)
+                .filter(|_| kv_tokens > matched_tokens && self.windows.is_none())
                 .map(|node| self.missing_state(node, tokens, matched_tokens, kv_tokens)),
             match_limit: limit,
             is_cache_disabled: false,
@@ -254,6 +254,9 @@ impl RadixTree {
     /// Tokens of `key` that are cached below `root`, up to where a sequence can go on.
     pub(super) fn peek_from(&self, root: u32, key: &[u32]) -> usize {
         debug_assert!(root != NO_NODE);
+        if let Some(windows) = &self.windows {
+            return self.peek_in_windows(windows, root, key);
+        }
         let (mut node, mut matched, mut usable) = (root, 0, 0);
         let mut tag = self.arena.tag_below(root, key);
         while let Some(step) = self.arena.step(node, tag, &key[matched..]) {

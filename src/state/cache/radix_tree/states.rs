@@ -104,6 +104,9 @@ impl RadixTree {
 
     /// The deepest node on the path of a match of `tokens` tokens that a sequence can go on from, and where it ends.
     pub(super) fn usable(&self, node: u32, tokens: usize) -> (u32, usize) {
+        if let Some(windows) = &self.windows {
+            return self.usable_in_windows(windows, node);
+        }
         let Some(states) = &self.states else {
             return (node, tokens);
         };

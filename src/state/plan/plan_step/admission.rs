@@ -10,7 +10,7 @@ use crate::state::plan::preemption::Preemption;
 use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
 use crate::state::plan::saves::{Spare, StateRules, Wishes};
 use crate::state::plan::{AdmitRequest, Admitted, Candidate, Demand, Preempt};
-use crate::state::pool::pages::PageRun;
+use crate::state::pool::pages::{PageRun, WindowRun};
 
 /// Tokens that a candidate must share with a prefill in flight to be worth a wait.
 const MIN_SHARED_TOKENS: usize = 32;
@@ -23,6 +23,7 @@ impl Planning<'_> {
     pub(super) fn admit(&mut self, request: AdmitRequest) -> usize {
         self.take_freed_states();
         let mut adder = request.adder;
+        self.windows = request.windows;
         let mut in_flight: Vec<&Candidate> = Vec::new();
         let mut shared: Vec<(usize, usize)> = Vec::new();
         let mut new_rows = 0;
@@ -143,12 +144,40 @@ impl Planning<'_> {
             }
         }
         if let Some(prefix_len) = candidate.continues_at {
-            return Ok(self.continue_chunk(adder, candidate, prefix_len));
+            let admitted = self.continue_chunk(adder, candidate, prefix_len);
+            self.take_windows(candidate, &admitted);
+            return Ok(admitted);
         }
         if !has_row {
             return Err(NotNow::Refused(Refusal::NoRow));
         }
-        self.admit_one(adder, candidate, in_flight)
+        let admitted = self.admit_one(adder, candidate, in_flight)?;
+        self.take_windows(candidate, &admitted);
+        Ok(admitted)
+    }
+
+    /// Counts the window pages of an extent, and what its decode needs.
+    fn take_windows(&mut self, candidate: &Candidate, admitted: &Admitted) {
+        if let Some(windows) = &mut self.windows {
+            let max_new_tokens = match admitted.chunked {
+                true => 0,
+                false => candidate.max_new_tokens,
+            };
+            windows.take(admitted.extend_end - admitted.prefix_len, max_new_tokens);
+        }
+    }
+
+    /// Whether there are window pages for what a candidate misses, or a chunk of it.
+    fn fits_windows(&self, adder: &PrefillAdder, candidate: &Candidate, prefix_len: usize) -> bool {
+        self.windows.as_ref().is_none_or(|windows| {
+            let missing = candidate.tokens.len() - prefix_len;
+            let extend = missing.min(adder.rem_chunk());
+            let max_new_tokens = match extend < missing {
+                true => 0,
+                false => candidate.max_new_tokens,
+            };
+            windows.fits(extend, max_new_tokens, self.available_windows())
+        })
     }
 
     fn refuse(&mut self, candidate: &Candidate, refusal: Refusal) {
@@ -213,6 +242,7 @@ impl Planning<'_> {
             seq: candidate.seq,
             lock: None,
             prefix: PageRun::empty(),
+            windows: WindowRun::default(),
             prefix_len,
             extend_end: end,
             chunked,
@@ -242,6 +272,10 @@ impl Planning<'_> {
             return Err(NotNow::Held { by, at });
         }
         let (locked, state) = self.with_state(locked);
+        if !self.fits_windows(adder, candidate, locked.tokens) {
+            self.cache.unlock(locked.lock);
+            return Err(NotNow::Refused(Refusal::Budget(Budget::NoToken)));
+        }
         let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
         let decision = if candidate.ignore_eos && self.cache.is_disabled() {
             adder.add_ignoring_eos(len, locked.tokens, max_new, self.available())
@@ -264,6 +298,7 @@ impl Planning<'_> {
                 keeps_tail: false,
                 lock: Some(locked.lock),
                 prefix: locked.pages,
+                windows: locked.windows,
                 prefix_len: locked.tokens,
                 extend_end: end,
                 chunked,

@@ -6,12 +6,15 @@
 mod admission;
 
 use crate::ids::SeqId;
-use crate::state::cache::prefix_cache::{Checkpoint, Checkpointed, PrefixCache};
+use crate::state::cache::prefix_cache::{
+    Checkpoint, Checkpointed, CheckpointedWindows, PrefixCache,
+};
+use crate::state::plan::window_budget::WindowBudget;
 use crate::state::plan::{
     CacheCounts, CheckpointedSeq, Demand, PinDemand, Pinned, PlanStep, PublishKey, ReservePages,
     Settle, SettleCheckpoint, SettleRelease, Verdict,
 };
-use crate::state::pool::pages::{EvictedPages, PageRun, Pages};
+use crate::state::pool::pages::{EvictedPages, PageRun, Pages, RowWindows, WindowPages};
 use crate::state::pool::state_pool::{OwnedState, SavedState};
 
 /// Runs a plan against the tree and returns what the pools are to do.
@@ -22,13 +25,17 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         returned: request.returned,
         returned_rows: request.returned_rows,
         returned_states: request.returned_states,
+        returned_windows: request.returned_windows,
         max_pinned_states: request.max_pinned_states,
         demands: Vec::new(),
         growing: Vec::new(),
         verdict: Box::default(),
         free_pages: request.free_pages,
         free_states: request.free_states,
+        free_windows: request.free_windows,
+        has_windows: request.has_windows,
         mixes: false,
+        windows: None,
     };
     if let Some(policy) = request.eviction_policy {
         plan.cache.set_eviction_policy(policy);
@@ -56,10 +63,13 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         target_tokens = target_tokens.max(plan.decode(decode.growing));
     }
     let evicted = plan.evict_up_to(target_tokens);
+    plan.evict_windows();
     plan.verdict.cache = Some(CacheCounts {
         evictable_tokens: plan.cache.evictable_size(),
         protected_tokens: plan.cache.protected_size(),
         states: plan.cache.cached_states(),
+        evictable_windows: plan.cache.evictable_windows(),
+        protected_windows: plan.cache.protected_windows(),
     });
     plan.cache.forget_used_states();
     plan.take_freed_states();
@@ -69,6 +79,7 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         evicted,
         returned_rows: plan.returned_rows,
         returned_states: plan.returned_states,
+        returned_windows: plan.returned_windows,
         demands: plan.demands,
         growing: plan.growing,
         verdict: plan.verdict,
@@ -81,14 +92,20 @@ struct Planning<'a> {
     returned: Pages,
     returned_rows: Vec<crate::ids::RowId>,
     returned_states: Vec<OwnedState>,
+    returned_windows: WindowPages,
     max_pinned_states: usize,
     demands: Vec<Demand>,
     growing: Vec<SeqId>,
     verdict: Box<Verdict>,
     free_pages: usize,
     free_states: usize,
+    free_windows: usize,
+    /// Every page comes with a window page.
+    has_windows: bool,
     /// The decode may ride along with what is admitted.
     mixes: bool,
+    /// The window pages that are left for candidates.
+    windows: Option<WindowBudget>,
 }
 
 impl Planning<'_> {
@@ -112,11 +129,16 @@ impl Planning<'_> {
             private,
             lock,
             states,
+            windows,
         } = settle;
         let states = self.kept(states);
         let mut done =
             self.cache
-                .checkpoint(key.checkpoint(protected_pages, private, lock, states));
+                .checkpoint(key.checkpoint(protected_pages, private, lock, states, windows));
+        if let Some(windows) = &mut done.windows {
+            let duplicates = std::mem::take(&mut windows.duplicates);
+            self.returned_windows.append(duplicates);
+        }
         let remap = if done.duplicates.is_empty() {
             PageRun::empty()
         } else {
@@ -131,6 +153,7 @@ impl Planning<'_> {
             remap_from: protected_pages,
             remap,
             inserted_tokens: done.inserted_tokens,
+            windows: done.windows,
         });
     }
 
@@ -144,6 +167,7 @@ impl Planning<'_> {
             lock,
             states,
             returned_states,
+            windows,
         } = release;
         self.returned_rows.extend(row);
         self.returned_states.extend(returned_states);
@@ -152,16 +176,27 @@ impl Planning<'_> {
             debug_assert!(states.is_empty(), "a state without a key is given back");
             self.cache.unlock(lock);
             self.returned.append(private);
+            if let Some(windows) = windows {
+                self.returned_windows.append(windows.pages);
+            }
             return;
         };
         let Checkpointed {
             lock,
             private,
             duplicates,
+            windows,
             ..
         } = self
             .cache
-            .checkpoint(key.checkpoint(protected_pages, private, lock, states));
+            .checkpoint(key.checkpoint(protected_pages, private, lock, states, windows));
+        if let Some(windows) = windows {
+            let CheckpointedWindows {
+                own, duplicates, ..
+            } = *windows;
+            self.returned_windows.append(own.pages);
+            self.returned_windows.append(duplicates);
+        }
         self.cache.unlock(lock);
         self.returned.append(duplicates);
         self.returned.append(private);
@@ -171,10 +206,15 @@ impl Planning<'_> {
         let flushed = self.cache.clear();
         self.verdict.flushed_pages = Some(flushed.len());
         self.returned.append(flushed);
+        self.take_freed_windows();
     }
 
     fn pin(&mut self, demand: PinDemand) {
-        let locked = self.cache.lock_prefix(&demand.namespace, &demand.tokens);
+        let both = demand.namespace.of_both_rotations();
+        let cached = both.map(|namespace| (self.cache.peek(&namespace, &demand.tokens), namespace));
+        let [short, long] = &cached;
+        let (_, namespace) = if long.0 > short.0 { long } else { short };
+        let locked = self.cache.lock_prefix(namespace, &demand.tokens);
         self.cache.pin_state(&locked.lock, self.max_pinned_states);
         self.verdict.pinned.push(Pinned {
             pin: demand.pin,
@@ -213,7 +253,9 @@ impl Planning<'_> {
             .sum();
         let target_tokens = (prefill_pages + growing.len()) * self.page_size;
         if !self.verdict.admitted.is_empty() {
-            self.verdict.mixed = self.mixes && target_tokens <= self.available();
+            let has_room = target_tokens <= self.available()
+                && (!self.has_windows || target_tokens <= self.available_windows());
+            self.verdict.mixed = self.mixes && has_room;
             if !self.verdict.mixed {
                 return 0;
             }
@@ -222,6 +264,36 @@ impl Planning<'_> {
         }
         self.growing = growing;
         target_tokens
+    }
+
+    /// As [`Self::available`], of window pages.
+    fn available_windows(&self) -> usize {
+        let free = self.free_windows + self.returned_windows.len();
+        (free + self.cache.evictable_windows()) * self.page_size
+    }
+
+    /// Takes the window pages that have left the cache.
+    fn take_freed_windows(&mut self) {
+        if self.has_windows {
+            self.returned_windows
+                .append(self.cache.take_freed_windows());
+        }
+    }
+
+    /// Makes room for a window page beside each page that is asked for.
+    fn evict_windows(&mut self) {
+        if !self.has_windows {
+            return;
+        }
+        // Those of nodes that were evicted.
+        self.take_freed_windows();
+        let demanded = self.demands.iter().map(|demand| demand.pages as usize);
+        let wanted = demanded.sum::<usize>() + self.growing.len();
+        let free = self.free_windows + self.returned_windows.len();
+        self.cache.evict_windows(wanted.saturating_sub(free));
+        let before = self.returned_windows.len();
+        self.take_freed_windows();
+        self.verdict.evicted_windows = self.returned_windows.len() - before;
     }
 
     fn evict_up_to(&mut self, target_tokens: usize) -> EvictedPages {
@@ -241,6 +313,7 @@ impl PublishKey {
         private: Pages,
         lock: crate::state::pool::pages::NodeLock,
         states: Vec<SavedState>,
+        windows: Option<Box<RowWindows>>,
     ) -> Checkpoint<'_> {
         Checkpoint {
             namespace: &self.namespace,
@@ -253,6 +326,8 @@ impl PublishKey {
             inserted_tokens: self.inserted_tokens,
             priority: self.priority,
             states,
+            windows,
+            boundaries: &self.boundaries,
         }
     }
 }

@@ -7,11 +7,24 @@ use super::PoolLedger;
 
 /// A held `lock_ref` on a tree node and all its ancestors. Move-only, one per sequence.
 ///
-/// While it lives, the pages of the locked path are neither evicted nor moved.
+/// While it lives, the pages of the locked path are neither evicted nor moved; where layers have windows, nor are the
+/// window pages at the end of the path, unless that part was [taken out](Self::take_windows).
 #[must_use]
 pub struct NodeLock {
     node: Option<u32>,
+    part: LockPart,
     ledger: Option<Arc<PoolLedger>>,
+}
+
+/// What a lock keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::state) enum LockPart {
+    /// The path, and the window pages at its end.
+    Whole,
+    /// The path alone.
+    Path,
+    /// The window pages alone.
+    Windows,
 }
 
 impl NodeLock {
@@ -19,6 +32,7 @@ impl NodeLock {
     pub const fn root() -> Self {
         Self {
             node: None,
+            part: LockPart::Whole,
             ledger: None,
         }
     }
@@ -27,6 +41,7 @@ impl NodeLock {
     pub(in crate::state) fn on(node: u32, ledger: &Arc<PoolLedger>) -> Self {
         Self {
             node: Some(node),
+            part: LockPart::Whole,
             ledger: Some(ledger.clone()),
         }
     }
@@ -34,6 +49,24 @@ impl NodeLock {
     /// Returns the arena index of the locked node, `None` for the root.
     pub(in crate::state) fn node(&self) -> Option<u32> {
         self.node
+    }
+
+    /// What it keeps.
+    pub(in crate::state) fn part(&self) -> LockPart {
+        self.part
+    }
+
+    /// Takes the part out that keeps window pages: a lock of its own, to be given back too. `None` if it is not in it.
+    pub(in crate::state) fn take_windows(&mut self) -> Option<Self> {
+        if self.node.is_none() || self.part != LockPart::Whole {
+            return None;
+        }
+        self.part = LockPart::Path;
+        Some(Self {
+            node: self.node,
+            part: LockPart::Windows,
+            ledger: self.ledger.clone(),
+        })
     }
 
     /// Gives the lock up to the tree, which decrements `lock_ref`.

@@ -12,6 +12,7 @@ mod lock;
 mod one_by_one;
 mod page_size;
 mod run;
+mod windows;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,10 +23,12 @@ use crate::ids::PageId;
 pub(in crate::state) use edge::{Edge, EdgeBuffer, EdgeTokens};
 pub use evicted::EvictedPages;
 pub use ledger::PoolLedger;
+pub(in crate::state) use lock::LockPart;
 pub use lock::NodeLock;
 pub use one_by_one::OneByOne;
 pub use page_size::PageSize;
 pub use run::PageRun;
+pub use windows::{RowWindows, Window, WindowPages, WindowRun};
 
 /// Ids of pages; a few need no allocation.
 pub(in crate::state) type PageIds = SmallVec<[PageId; 4]>;
@@ -116,6 +119,19 @@ impl Pages {
             return Self::empty();
         }
         self.ids.truncate(at);
+        let ledger = self.ledger.clone();
+        Self { ids, ledger }
+    }
+
+    /// Takes the first `n` pages out.
+    ///
+    /// # Panics
+    /// If `n > len()`.
+    pub(in crate::state) fn take_front(&mut self, n: usize) -> Self {
+        if n == self.ids.len() {
+            return self.take();
+        }
+        let ids = self.ids.drain(..n).collect();
         let ledger = self.ledger.clone();
         Self { ids, ledger }
     }

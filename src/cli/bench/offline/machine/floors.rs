@@ -139,8 +139,13 @@ pub struct Peak {
 }
 
 impl ModelCost {
-    /// Counts a model's matrices, with K/V and unquantised weights in `dtype`.
-    pub fn new(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> Self {
+    /// Counts a model's matrices, unquantised ones in `dtype`, and what its layers keep.
+    pub fn new(
+        config: &ModelConfig,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        layout: &KvLayout,
+    ) -> Self {
         let bytes = |role: MatrixRole, shape| role.bytes(dtype, quantization, shape);
         let (vocab, hidden) = (config.vocab_size as u64, config.hidden_size as u64);
         let mut layer_elements = 0;
@@ -175,10 +180,9 @@ impl ModelCost {
             layer_elements +=
                 expert_elements / experts.count() as u64 * experts.routing.n_used as u64;
         }
-        let layout = config.kv_layout(dtype);
-        let layers = layout.layers().iter().zip(&config.windows);
+        let layers = config.windows.iter().enumerate();
         let attention = layers.filter_map(|(layer, window)| {
-            let pages = layer.pages()?;
+            let pages = layout.read_by(layer)?;
             Some(AttentionCost::new(
                 pages,
                 config.num_attention_heads,
@@ -341,6 +345,11 @@ mod tests {
         }
     }
 
+    /// With K/V in the type of the weights.
+    fn of(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> ModelCost {
+        ModelCost::new(config, dtype, quantization, &config.kv_layout(dtype))
+    }
+
     fn extent(cached_tokens: u64, new_tokens: u64) -> Extent {
         Extent {
             cached_tokens,
@@ -358,10 +367,19 @@ mod tests {
         let text = config.to_string();
         let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
         let config = config.expect("it can be parsed");
-        assert_eq!(ModelCost::new(&config, Dtype::BF16, None), cost(None));
-        let wide = ModelCost::new(&config, Dtype::F32, None);
+        assert_eq!(of(&config, Dtype::BF16, None), cost(None));
+        let wide = of(&config, Dtype::F32, None);
         assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
-        let int8 = ModelCost::new(&config, Dtype::BF16, Some(Quantization::Int8));
+        let layout = config.kv_layout(KvDtype::Int8);
+        let kept = ModelCost::new(&config, Dtype::BF16, None, &layout);
+        // Sixteen bytes and four scales a token, in each layer.
+        assert!(
+            kept.attention
+                .iter()
+                .all(|layer| layer.kv_bytes == 16 + 4 * 2)
+        );
+        assert_eq!(kept.matrix_bytes, cost(None).matrix_bytes);
+        let int8 = of(&config, Dtype::BF16, Some(Quantization::Int8));
         // A byte an element, and a scale of 4 bytes for each output: of q, k, v, o, gate, up and down, and the head.
         let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
         assert_eq!(int8.matrix_bytes, 2 * 768 + 100 * 8 + 4 * scales);
@@ -376,7 +394,7 @@ mod tests {
         });
         let text = config.to_string();
         let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-        let cost = ModelCost::new(&config.expect("it can be parsed"), Dtype::BF16, None);
+        let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
         // Each expert is as large as the MLP of `cost`; the router's 4x8 elements are f32.
         let (attention, router, expert) = (384, 32, 384);
         assert_eq!(cost.layer_elements, 2 * (attention + router + 2 * expert));
@@ -483,7 +501,7 @@ mod tests {
         });
         let text = config.to_string();
         let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-        let cost = ModelCost::new(&config.expect("it can be parsed"), Dtype::BF16, None);
+        let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
         let (channels, matrices) = (2 * 2 * 8 + 4 * 16, 4 * 8 * 16);
         assert_eq!(cost.state_bytes, 3 * 4 * (matrices + 3 * channels));
         let step = [extent(10, 2), extent(0, 5)];

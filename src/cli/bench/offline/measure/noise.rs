@@ -70,6 +70,7 @@ pub fn measure(
         model: config.model_path.clone(),
         dtype: config.dtype.named(),
         quantization: config.quantization,
+        kv_dtype: config.kv_cache_dtype.named(),
         load_format: config.load_format,
         threads,
         pin_threads: config.pin_threads,

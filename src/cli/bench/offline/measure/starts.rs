@@ -140,8 +140,12 @@ pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<
     let CpuDescription {
         weights_bytes,
         kv_layout,
+        config,
         ..
     } = &subject.description;
+    // Of layers with windows hardly a token may be left.
+    let windowed = kv_layout.windowed(&config.windows);
+    let kv_layout = windowed.as_ref().unwrap_or(kv_layout);
     let memory = |start: &Start| {
         let kv_bytes = start.computed_tokens * kv_layout.bytes_per_token();
         let floor = (weights_bytes + kv_bytes) as f64;

@@ -3,10 +3,12 @@
 use std::f32::consts::LOG2_E;
 
 use super::super::super::element::load_up_to;
+use super::super::block::cap_scores;
 use super::super::direct::{Direct, Fetch};
-use super::super::kv_element::KvElement;
+use super::super::kv_element::FloatKv;
 use super::super::pack::{Ahead, pack_keys, pack_values};
 use super::super::product::Product;
+use super::super::scales::Scales;
 use super::super::space::Sizes;
 use super::super::state::{Fold, clear, finish, merge};
 use super::super::{BLOCK, SPAN, Seen};
@@ -15,7 +17,7 @@ use super::{LANES, Lanes, Work};
 /// Where the keys of a block lie in the keys of the first head.
 type Slots<F> = [*const F; BLOCK];
 
-impl<F: KvElement> Work<'_, F> {
+impl<F: FloatKv> Work<'_, F> {
     /// Attends each query of the tile to its keys.
     #[inline(always)]
     pub(super) fn attend_chosen<S: Lanes>(&mut self) {
@@ -126,6 +128,7 @@ impl<F: KvElement> Work<'_, F> {
             decay: space.decay.as_ptr(),
             sums: space.span.as_mut_ptr(),
             record: sizes.record,
+            scales: Scales::NONE,
         };
         // SAFETY: `fit` made room for all operands; every slot holds keys and values of all heads, the dummy too;
         // `dispatch` detected the instruction set.
@@ -173,6 +176,7 @@ impl<F: KvElement> Work<'_, F> {
             ldc: BLOCK,
             depth: sizes.depth,
             decay: std::ptr::null(),
+            scales: Scales::NONE,
         };
         // SAFETY: as above.
         unsafe { scores.replace::<F, S>(1, n_keys.div_ceil(LANES)) };
@@ -186,6 +190,7 @@ impl<F: KvElement> Work<'_, F> {
             ldc: sizes.record,
             depth: n_keys.div_ceil(F::PER_WORD),
             decay: self.space.decay.as_ptr(),
+            scales: Scales::NONE,
         };
         // SAFETY: as above.
         unsafe { sums.add::<F, S>(1, sizes.width / LANES) };
@@ -193,14 +198,23 @@ impl<F: KvElement> Work<'_, F> {
 
     #[inline(always)]
     fn fold<S: Lanes>(&mut self, sizes: Sizes, n_keys: usize) {
+        let heads = self.step.heads;
         let space = &mut *self.space;
+        let scale = match heads.score_cap {
+            None => heads.scale,
+            Some(cap) => {
+                cap_scores::<S>(&mut space.scores[..BLOCK], heads.scale, cap);
+                1.0
+            }
+        };
         let fold = Fold {
             scores: space.scores.as_ptr(),
             weights: space.weights.as_mut_ptr(),
             decay: space.decay.as_mut_ptr(),
             records: space.span.as_mut_ptr(),
             record: sizes.record,
-            scale: self.step.heads.scale * LOG2_E,
+            scale: scale * LOG2_E,
+            scales: Scales::NONE,
         };
         let seen = Seen {
             start: 0,

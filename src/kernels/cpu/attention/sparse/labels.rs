@@ -3,22 +3,23 @@
 use std::ops::Range;
 
 use super::super::super::element::load_up_to;
-use super::super::kv_element::KvElement;
+use super::super::BLOCK;
+use super::super::kv_element::{FloatKv, KvElement};
 use super::super::pack::{Ahead, pack_keys};
 use super::super::product::Product;
-use super::super::{BLOCK, padded};
+use super::super::scales::Scales;
 use super::{LANES, Lanes, Work};
 
 /// Where the labels of a block lie.
 type Slots<F> = [*const F; BLOCK];
 
-impl<F: KvElement> Work<'_, F> {
+impl<F: FloatKv> Work<'_, F> {
     pub(super) fn n_rows(&self) -> usize {
         self.tile.n_tokens * self.step.heads.group()
     }
 
     fn label_words(&self) -> usize {
-        padded(self.step.channels.per_head()) / F::PER_WORD
+        F::padded(self.step.channels.per_head()) / F::PER_WORD
     }
 
     /// Reads the queries' channels as words.
@@ -112,6 +113,7 @@ impl<F: KvElement> Work<'_, F> {
             ldc: BLOCK,
             depth: channels.div_ceil(F::PER_WORD),
             decay: std::ptr::null(),
+            scales: Scales::NONE,
         };
         // SAFETY: as above.
         unsafe { scores.replace::<F, S>(n_rows, n_keys.div_ceil(LANES)) };

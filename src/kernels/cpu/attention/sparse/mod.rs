@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use self::best::Best;
 use super::super::element::{Borrowed, Storage};
 use super::super::labels::Labels;
-use super::kv_element::KvElement;
+use super::super::simd::{LANES, dispatch};
+use super::kv_element::{FloatKv, KvElement};
 use super::space::Sizes;
 use super::{
-    BLOCK, CpuBatch, HeadShape, Isa, Kernel, LANES, Lanes, Lines, PageTable, Planes, Shared,
-    Tensor, ThreadPool, dispatch,
+    BLOCK, CpuBatch, HeadShape, Isa, Kernel, Lanes, Lines, PageTable, Planes, Shared, Tensor,
+    ThreadPool,
 };
 use crate::kernels::sparsity::LabelChannels;
 
@@ -117,10 +118,10 @@ struct Space {
 }
 
 impl Space {
-    fn fit<F: KvElement>(&mut self, heads: &HeadShape, channels: usize) {
+    fn fit<F: FloatKv>(&mut self, heads: &HeadShape, channels: usize) {
         let sizes = Sizes::of::<F>(heads, 1);
         let rows = heads.group() * tile_tokens(heads.group());
-        let label_words = super::padded(channels) / F::PER_WORD;
+        let label_words = F::padded(channels) / F::PER_WORD;
         self.label_queries.make_room(rows * label_words);
         self.query.make_room(sizes.query_words);
         self.keys
@@ -170,7 +171,7 @@ impl SparseAttention {
         }
     }
 
-    fn run<F: KvElement>(
+    fn run<F: FloatKv>(
         &mut self,
         ((pool, isa), q, (heads, sinks), labels, out): Given<'_>,
         kv: &[F],
@@ -302,7 +303,7 @@ type Given<'a> = (
     &'a mut Tensor,
 );
 
-impl<F: KvElement> Kernel for Work<'_, F> {
+impl<F: FloatKv> Kernel for Work<'_, F> {
     /// Bytes that were read.
     type Output = usize;
 
@@ -336,7 +337,7 @@ impl Tile {
     }
 }
 
-impl<F: KvElement> Work<'_, F> {
+impl<F: FloatKv> Work<'_, F> {
     #[inline(always)]
     fn score<S: Lanes>(&mut self, keys: Range<usize>) -> usize {
         self.load_label_queries::<S>();

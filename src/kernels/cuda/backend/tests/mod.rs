@@ -69,6 +69,7 @@ impl Case {
             key_dim: head_dim,
             values: Values::Own { dim: head_dim },
             scale: (head_dim as f32).powf(-0.5),
+            score_cap: None,
             window: self.window,
         }
     }
@@ -309,6 +310,7 @@ fn cpu(case: &Case) -> CpuBackend {
         page_size: case.page_size,
         n_rows: ROWS,
         n_state_slots: 0,
+        n_window_pages: 0,
         shared_prefix: false,
         sparsity: None,
     })

@@ -1,0 +1,94 @@
+//! The window pages of a row: there for every token that a step writes, named for every one that it sees.
+
+use super::Limits;
+use crate::ids::PageId;
+use crate::state::pool::pages::PageRun;
+use crate::state::pool::window_pool::WindowLimits;
+
+/// The window pages of a row.
+#[derive(Clone, Copy)]
+pub(super) struct RowWindows {
+    pub(super) n_pages: usize,
+    /// Index of the first one that is named: those before it are the dummy, or were given back.
+    pub(super) first: usize,
+}
+
+impl RowWindows {
+    /// Those of a row that starts behind a prefix of so many pages.
+    pub(super) fn behind(n_prefix_pages: usize, limits: &Limits) -> Self {
+        let n_pages = match limits.windows {
+            Some(_) => n_prefix_pages,
+            None => 0,
+        };
+        Self {
+            n_pages,
+            first: n_prefix_pages,
+        }
+    }
+
+    /// Takes pages behind the others. The error is the end of a sentence about the row, here and below.
+    pub(super) fn append(&mut self, pages: &[PageId], limits: &Limits) -> Result<(), String> {
+        check_pages(pages.iter().copied(), limits)?;
+        self.n_pages += pages.len();
+        match limits.row_pages {
+            most if self.n_pages > most => Err(format!(
+                "to {} window pages, rows hold {most}",
+                self.n_pages
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes pages in the place of others, from an index on.
+    pub(super) fn name(
+        &mut self,
+        from: usize,
+        pages: &PageRun,
+        limits: &Limits,
+    ) -> Result<(), String> {
+        check_pages(pages.iter(), limits).map_err(|reason| format!("is remapped {reason}"))?;
+        let end = from + pages.len();
+        if end > self.n_pages || end < self.first {
+            return Err(format!(
+                "has window pages {} to {}, {from} to {end} cannot be remapped",
+                self.first, self.n_pages
+            ));
+        }
+        self.first = self.first.min(from);
+        Ok(())
+    }
+
+    /// Checks that a step can write at `first..end` and see what it sees of the tokens before.
+    pub(super) fn check(&self, first: usize, end: usize, limits: &Limits) -> Result<(), String> {
+        let Some(WindowLimits { tokens, .. }) = limits.windows else {
+            return Ok(());
+        };
+        let slots = self.n_pages * limits.page_size;
+        if end > slots {
+            return Err(format!(
+                "positions up to {end} need window pages, the row's {} hold {slots} tokens",
+                self.n_pages
+            ));
+        }
+        let seen = (first + 1).saturating_sub(tokens);
+        if seen < first && seen / limits.page_size < self.first {
+            return Err(format!(
+                "position {first} sees the tokens from {seen} on, the row's window pages begin with page {}",
+                self.first
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn check_pages(mut pages: impl Iterator<Item = PageId>, limits: &Limits) -> Result<(), String> {
+    let Some(WindowLimits { total_pages, .. }) = limits.windows else {
+        return Err("with window pages, and no layer of the model has a window".to_owned());
+    };
+    match pages.find(|page| !(1..=total_pages).contains(&page.index())) {
+        None => Ok(()),
+        Some(page) => Err(format!(
+            "with window page {page}, window pages are 1 to {total_pages}"
+        )),
+    }
+}

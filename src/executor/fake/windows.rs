@@ -1,0 +1,60 @@
+//! The second group of pages, of layers that see no further back than a window.
+
+use std::ops::Range;
+
+use super::{mix, rejected};
+use crate::error::StepError;
+use crate::ids::{PageId, SeqId};
+use crate::state::pool::pages::{PageSize, Window};
+use crate::state::pool::window_pool::WindowLimits;
+
+/// One hash a slot of these pages.
+pub(super) struct FakeWindows {
+    window: Window,
+    kv: Vec<u64>,
+}
+
+impl FakeWindows {
+    pub(super) fn new(limits: WindowLimits, page_size: usize) -> Self {
+        let size = PageSize::new(page_size as u32).unwrap_or(PageSize::ONE);
+        Self {
+            window: limits.window(size),
+            kv: vec![0; (limits.total_pages + 1) * page_size],
+        }
+    }
+
+    /// Reads what queries at these positions see of the tokens before them, and writes what they leave behind. `pages` are
+    /// the row's; the dummy stands for those that are not named.
+    pub(super) fn attend(
+        &mut self,
+        seq: SeqId,
+        (tokens, pages): (&[u32], &[PageId]),
+        positions: Range<u32>,
+    ) -> Result<(), StepError> {
+        let page_size = self.window.page_size.get();
+        let (first, end) = (positions.start as usize, positions.end as usize);
+        let seen = (first + 1).saturating_sub(self.window.tokens);
+        let mut hash = 0;
+        for (position, token) in tokens[..end].iter().enumerate() {
+            hash = mix(hash, *token);
+            if position < seen {
+                continue;
+            }
+            let page = pages.get(position / page_size);
+            let page = page.filter(|page| page.index() > 0).ok_or_else(|| {
+                rejected(seq, &format!("has no window page for position {position}"))
+            })?;
+            let slot = page.index() * page_size + position % page_size;
+            let kv = self.kv.get_mut(slot);
+            let kv = kv.ok_or_else(|| rejected(seq, &format!("has no window page {page}")))?;
+            if position >= first {
+                *kv = hash;
+            } else if *kv != hash {
+                return Err(StepError::Lost(format!(
+                    "the window of {seq} is not its own at {position}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}

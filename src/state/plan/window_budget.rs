@@ -1,0 +1,96 @@
+//! Whether a candidate still fits into the window pages: every page comes with one of these, and goes without it once
+//! nobody sees it any more.
+
+use super::prefill_adder::CLIP_MAX_NEW_TOKENS;
+use crate::state::pool::pages::Window;
+
+/// The window pages of one prefill step, in tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct WindowBudget {
+    window: Window,
+    /// What those that run may still need before their decodes give back as much as they take.
+    reserved: f64,
+    /// What the step's prefills take at once.
+    taken: usize,
+    /// Somebody gives window pages back when it ends.
+    has_running: bool,
+}
+
+impl WindowBudget {
+    /// Starts with the reservations of the running batch: tokens that each may still generate, and tokens of pages that
+    /// are its own.
+    pub fn new(window: Window, running: impl Iterator<Item = (f64, usize)>) -> Self {
+        let mut budget = Self {
+            window,
+            reserved: 0.0,
+            taken: 0,
+            has_running: false,
+        };
+        for (to_come, own) in running {
+            let room = window.tail_tokens().saturating_sub(own);
+            budget.reserved += to_come.min(room as f64);
+            budget.has_running = true;
+        }
+        budget
+    }
+
+    /// How far back the layers see.
+    pub fn window(&self) -> Window {
+        self.window
+    }
+
+    /// Whether `extend` tokens of a prefill fit, and what its decode needs behind them, with so many tokens free or
+    /// evictable. The only one must be let in if its prefill fits.
+    pub fn fits(&self, extend: usize, max_new_tokens: usize, available: usize) -> bool {
+        let at_once = self.taken + self.in_pages(extend);
+        if !self.has_running && self.taken == 0 {
+            return at_once <= available;
+        }
+        let to_come = self.for_decode(max_new_tokens) as f64 + self.reserved;
+        (at_once + self.window.page_size.get()) as f64 + to_come <= available as f64
+    }
+
+    /// Takes a prefill in.
+    pub fn take(&mut self, extend: usize, max_new_tokens: usize) {
+        self.taken += self.in_pages(extend);
+        self.reserved += self.for_decode(max_new_tokens) as f64;
+    }
+
+    fn in_pages(&self, tokens: usize) -> usize {
+        tokens.next_multiple_of(self.window.page_size.get())
+    }
+
+    fn for_decode(&self, max_new_tokens: usize) -> usize {
+        let most = max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
+        most.min(self.window.tail_tokens())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::pool::pages::PageSize;
+
+    #[test]
+    fn a_long_decode_needs_no_more_than_a_window() {
+        let window = Window {
+            tokens: 100,
+            page_size: PageSize::new(10).expect("it is positive"),
+        };
+        let none = || std::iter::empty();
+        let mut budget = WindowBudget::new(window, none());
+        assert!(
+            budget.fits(95, 5000, 100),
+            "nobody else gives anything back"
+        );
+        assert!(!budget.fits(101, 0, 100));
+        budget.take(95, 5000);
+        // 100 at once, 120 to come, as much for the second one, and a page.
+        assert!(budget.fits(95, 5000, 100 + 120 + 100 + 120 + 10));
+        assert!(!budget.fits(95, 5000, 100 + 120 + 100 + 120 + 9));
+        let running = [(50.0, 100), (300.0, 30), (300.0, 500)];
+        let budget = WindowBudget::new(window, running.into_iter());
+        assert!(budget.fits(10, 0, 20 + 90 + 20));
+        assert!(!budget.fits(10, 0, 20 + 90 + 19));
+    }
+}

@@ -1,0 +1,178 @@
+//! Pages of layers that see no further back than a window: a second group, whose ids count apart.
+
+use super::{OneByOne, PageRun, PageSize, Pages};
+use crate::ids::PageId;
+
+/// Owned window pages, in sequence order. Move-only like [`Pages`], and no [`Pages`]: the pool of each group takes back
+/// its own only.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct WindowPages(Pages);
+
+impl WindowPages {
+    /// Returns a value that owns nothing.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Pages that the pool of windows granted, or the tree held.
+    pub(in crate::state) fn of(pages: Pages) -> Self {
+        Self(pages)
+    }
+
+    /// For the pool of windows.
+    pub(in crate::state) fn into_pages(self) -> Pages {
+        self.0
+    }
+
+    /// Number of pages.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True when nothing is owned.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The owned pages, in order.
+    pub fn ids(&self) -> &[PageId] {
+        self.0.ids()
+    }
+
+    /// Moves all of `other` behind the own pages.
+    pub fn append(&mut self, other: Self) {
+        self.0.append(other.0);
+    }
+
+    /// Keeps the first `at` pages and returns the rest.
+    ///
+    /// # Panics
+    /// If `at > len()`.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        Self(self.0.split_off(at))
+    }
+
+    /// To hand them out one at a time.
+    pub(in crate::state) fn one_by_one(self) -> OneByOne {
+        self.0.one_by_one()
+    }
+}
+
+/// The window pages that a sequence owns: those of its pages from index `first` on.
+#[derive(Debug, Default)]
+pub struct RowWindows {
+    /// Index of the first page. Those before it are the cache's, or given back.
+    pub first: usize,
+    /// The pages.
+    pub pages: WindowPages,
+}
+
+impl RowWindows {
+    /// None yet, of a sequence that has so many pages.
+    pub fn behind(first: usize) -> Self {
+        Self {
+            first,
+            pages: WindowPages::empty(),
+        }
+    }
+
+    /// Takes those out whose index is below `end`.
+    pub fn take_below(&mut self, end: usize) -> WindowPages {
+        let n = end.saturating_sub(self.first).min(self.pages.len());
+        self.first += n;
+        WindowPages(self.pages.0.take_front(n))
+    }
+
+    /// Takes those out whose index is `start` or more.
+    pub fn take_from(&mut self, start: usize) -> WindowPages {
+        let at = start.saturating_sub(self.first).min(self.pages.len());
+        self.pages.split_off(at)
+    }
+
+    /// Takes a granted page.
+    pub(in crate::state) fn take_next(&mut self, pages: &mut OneByOne) -> Option<PageId> {
+        pages.next_to(&mut self.pages.0)
+    }
+}
+
+/// Cached window pages, those of a sequence's pages from index `from` on. Valid as a [`PageRun`] is.
+#[derive(Clone, Debug, Default)]
+pub struct WindowRun {
+    /// Index of the first page.
+    pub from: usize,
+    /// The pages in order.
+    pub pages: PageRun,
+}
+
+/// How far back layers with windows see, in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Tokens that a query sees, its own among them.
+    pub tokens: usize,
+    /// Tokens a page.
+    pub page_size: PageSize,
+}
+
+impl Window {
+    /// The first position that the query at `position`, and those after it, see.
+    fn first_seen(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.tokens)
+    }
+
+    /// Pages that neither the query at `position` nor any after it sees: page `j` if `(j + 1) * page_size` is at most
+    /// `position - tokens + 1`.
+    pub fn passed_pages(&self, position: usize) -> usize {
+        self.page_size.full_pages(self.first_seen(position))
+    }
+
+    /// Pages that neither the query at `position` nor any after it sees, nor whoever goes on behind the last whole page
+    /// before it.
+    pub fn passed_by_end(&self, position: usize) -> usize {
+        let end = self.page_size.floor(position);
+        self.page_size.full_pages(self.start_of(end))
+    }
+
+    /// Where the pages begin that whoever goes on behind a prefix of `end` tokens sees: a multiple of the page size, and
+    /// `end` if nobody sees any.
+    pub fn start_of(&self, end: usize) -> usize {
+        self.page_size.floor(self.first_seen(end)).min(end)
+    }
+
+    /// Where the pages begin that a prefix of `end` tokens keeps: those that are seen behind it, and one more, since a
+    /// prompt that is repeated goes on a page before its end.
+    pub fn tail_of(&self, end: usize) -> usize {
+        let seen = self.start_of(end);
+        seen.saturating_sub(self.page_size.get())
+    }
+
+    /// Most tokens of pages that a prefix keeps.
+    pub fn tail_tokens(&self) -> usize {
+        self.tokens + 2 * self.page_size.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_passed_when_no_later_query_sees_a_token_of_it() {
+        for (tokens, page) in [(1, 1), (5, 1), (4, 4), (5, 4), (7, 4), (24, 16)] {
+            let page_size = PageSize::new(page).expect("it is positive");
+            let window = Window { tokens, page_size };
+            for position in 0..100_usize {
+                let sees = |key: usize| key + tokens > position && key <= position;
+                let page = page as usize;
+                let first = (0..=position).find(|key| sees(*key)).expect("itself");
+                assert_eq!(window.passed_pages(position), first / page);
+                let needed = (0..position).find(|key| sees(*key));
+                let start = needed.map_or(position, |key| key / page * page);
+                if position % page == 0 {
+                    assert_eq!(window.start_of(position), start, "{window:?} {position}");
+                    assert_eq!(window.tail_of(position), start.saturating_sub(page));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Layers with windows say the same, bit for bit, with pages of their own for what they see and with pages for all tokens,
+//! whatever the cache holds, however short pages are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use souffleur::error::StepError;
+use souffleur::executor::Executor;
+use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
+use souffleur::ids::{IntakeId, PageId, RequestId, RowId, SeqId};
+use souffleur::kernels::dtype::Dtype;
+use souffleur::request::{CancelFlag, RequestTimeouts};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::control::{ControlSetup, ControlStates};
+use souffleur::state::pool::pages::{PageRun, PageSize};
+use souffleur::state::pool::window_pool::WindowLimits;
+use souffleur::state::sampling::SamplingParams;
+use souffleur::state::scheduler::submission::Submission;
+use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
+use souffleur::state::step::TableDelta;
+
+use crate::common::{append, greedy, load, options, plan, prefill, start, tokens};
+use crate::invariance::VOCAB;
+
+/// That of the tiny models.
+const WINDOW: usize = 24;
+const OUTPUT_TOKENS: usize = 40;
+/// Their layers with windows are all, the first of two, the second of two, all with experts.
+const MODELS: [&str; 5] = [
+    "mistral",
+    "gpt-oss",
+    "qwen3-window",
+    "qwen2-window",
+    "mixtral-window",
+];
+
+/// The bits of logits by request and position.
+type Bits = BTreeMap<(usize, u32), Vec<u32>>;
+
+fn limits(page_size: u32, chunk: usize, windows: Option<usize>) -> SchedulerLimits {
+    let page_size = PageSize::new(page_size).expect("it is positive");
+    SchedulerLimits {
+        page_size,
+        total_pages: 2048 / page_size.get(),
+        total_rows: 4,
+        max_prefill_tokens: 256,
+        chunk_tokens: Some(chunk),
+        prefix_wait: true,
+        rules: BatchRules::default(),
+        schedule_conservativeness: 0.1,
+        max_pins: 0,
+        queue: QueueRules {
+            eviction_policy: EvictionPolicy::from_name("lru").ok(),
+            ..QueueRules::default()
+        },
+        eos_token_ids: Arc::default(),
+        states: None,
+        windows: windows.map(|total_pages| WindowLimits {
+            tokens: WINDOW,
+            total_pages,
+        }),
+    }
+}
+
+/// A model at work for its own control states.
+struct Engine {
+    states: ControlStates,
+    executor: CpuExecutor,
+    prompts: usize,
+    said: Vec<Vec<u32>>,
+    bits: Bits,
+    cached_tokens: usize,
+}
+
+impl Engine {
+    fn new(model: &str, dtype: Dtype, limits: SchedulerLimits) -> Self {
+        let executor = load(
+            model,
+            &CpuOptions {
+                dtype: Some(dtype),
+                n_pages: limits.total_pages,
+                page_size: limits.page_size.get(),
+                max_rows: limits.total_rows,
+                n_window_pages: limits.windows.map_or(0, |windows| windows.total_pages),
+                ..options()
+            },
+        );
+        let setup = ControlSetup {
+            limits,
+            schedule_policy: "fcfs".to_owned(),
+            diagnoses_misses: false,
+        };
+        Self {
+            states: setup.build().expect("the pools are small"),
+            executor,
+            prompts: 0,
+            said: Vec::new(),
+            bits: Bits::new(),
+            cached_tokens: 0,
+        }
+    }
+
+    fn submit(&mut self, prompt: &[u32]) {
+        let number = self.prompts;
+        self.prompts += 1;
+        self.said.push(Vec::new());
+        self.states.scheduler.submit(Submission {
+            rid: RequestId::new(number.to_string()),
+            intake: IntakeId::new(number as u64),
+            prompt: prompt.into(),
+            namespace: Namespace::default(),
+            sampling: Arc::new(SamplingParams {
+                max_new_tokens: OUTPUT_TOKENS as u32,
+                ignore_eos: true,
+                sampling_seed: Some(0),
+                ..SamplingParams::clone(&greedy())
+            }),
+            logprobs: None,
+            opening: Arc::default(),
+            anchors: Arc::default(),
+            grammar: None,
+            vectors: None,
+            bypasses_cache: false,
+            pooling: None,
+            priority: None,
+            cancel: CancelFlag::default(),
+            submitted_s: 0.0,
+            timeouts: RequestTimeouts::default(),
+        });
+    }
+
+    /// Two steps under way at a time, as an engine has them.
+    fn drain(&mut self) {
+        let mut under_way = std::collections::VecDeque::new();
+        loop {
+            while let Some(step) = self.states.advance() {
+                under_way.push_back(step);
+            }
+            let Some(step) = under_way.pop_front() else {
+                break;
+            };
+            let bits = &mut self.bits;
+            let number = |seq: SeqId| (seq.get() >> 32) as usize - 1;
+            let output = self
+                .executor
+                .run_observed(&step, &mut |seq, position, logits| {
+                    let logits: Vec<u32> = logits.iter().map(|logit| logit.to_bits()).collect();
+                    let place = (number(seq), position);
+                    let known = bits.entry(place).or_insert_with(|| logits.clone());
+                    assert!(*known == logits, "{place:?} came out in two ways");
+                })
+                .expect("the plan is sound");
+            self.states.scheduler.step_done(step.step, Ok(output));
+            for news in self.states.scheduler.take_news() {
+                self.said[news.intake.index()].extend(news.tokens);
+            }
+        }
+        let stats = self.states.scheduler.stats();
+        assert!(stats.is_idle_and_whole(), "{stats:?}");
+        self.cached_tokens = stats.cached_tokens as usize;
+    }
+
+    /// Prompts that share prefixes, then the next turns of their conversations.
+    fn converse(mut self) -> (Vec<Vec<u32>>, Bits, usize) {
+        let shared = tokens(1, 60, VOCAB);
+        let prompts: Vec<Vec<u32>> = (0..6)
+            .map(|seed| {
+                let own = tokens(10 + seed, 20 + 9 * seed as usize, VOCAB);
+                [&shared[..10 * seed as usize], &own].concat()
+            })
+            .collect();
+        for prompt in &prompts {
+            self.submit(prompt);
+        }
+        self.drain();
+        for (number, prompt) in prompts.iter().enumerate() {
+            let next = tokens(30 + number as u64, 7, VOCAB);
+            let next = [&prompt[..], &self.said[number], &next].concat();
+            self.submit(&next);
+        }
+        self.drain();
+        for prompt in &prompts {
+            self.submit(prompt);
+        }
+        self.drain();
+        (self.said, self.bits, self.cached_tokens)
+    }
+}
+
+#[test]
+fn window_pages_give_the_bits_of_masks() {
+    for model in MODELS {
+        for dtype in [Dtype::F32, Dtype::BF16] {
+            let masked = Engine::new(model, dtype, limits(1, 64, None)).converse();
+            for (page_size, chunk) in [(1, 16), (4, 40), (16, 64)] {
+                let page = page_size as usize;
+                // As many as one sequence needs, and enough for all.
+                for tokens in [chunk + 2 * WINDOW + 8 * page, 1024] {
+                    let limits = limits(page_size, chunk, Some(tokens.div_ceil(page)));
+                    let (said, bits, cached) = Engine::new(model, dtype, limits).converse();
+                    assert_eq!(said, masked.0, "{model} with pages of {page_size}");
+                    assert!(bits == masked.1, "{model} with pages of {page_size}");
+                    assert!(cached > 0, "nothing was cached");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_executor_refuses_windows_with_holes() {
+    let options = CpuOptions {
+        n_window_pages: 8,
+        page_size: 16,
+        ..options()
+    };
+    let mut executor = load("qwen3-window", &options);
+    let row = RowId::new(1);
+    let prompt = tokens(1, 60, VOCAB);
+    let windows = |pages: &[u32]| TableDelta::AppendWindows {
+        row,
+        pages: pages.iter().copied().map(PageId::new).collect(),
+    };
+    let named = |from: u32, pages: &[u32]| {
+        let ids: Arc<[PageId]> = pages.iter().copied().map(PageId::new).collect();
+        let mut run = PageRun::empty();
+        run.push(&ids, 0..pages.len() as u32);
+        let pages = Box::new(run);
+        TableDelta::Windows { row, from, pages }
+    };
+    let mut try_step = |prefix: u32, table: Vec<TableDelta>| {
+        let mut step = plan(1);
+        let mut begun = start(1, &prompt, 60, &greedy());
+        let ids: Arc<[PageId]> = (1..=prefix).map(PageId::new).collect();
+        begun.prefix.push(&ids, 0..prefix);
+        step.starts = vec![begun];
+        step.table = vec![append(1, 10..14 - prefix)];
+        step.table.extend(table);
+        step.rows = vec![prefill(1, prefix * 16..60, true)];
+        match executor.run(&step) {
+            Ok(_) => None,
+            Err(StepError::Rejected(reason)) => Some(reason),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let refused = [
+        (0, vec![], "need window pages"),
+        (0, vec![windows(&[1, 2, 3])], "need window pages"),
+        (0, vec![windows(&[1, 2, 3, 9])], "window page 9"),
+        (0, vec![windows(&[0, 2, 3, 4])], "window page 0"),
+        (2, vec![windows(&[1, 2])], "sees the tokens from 9 on"),
+        (
+            2,
+            vec![named(1, &[3]), windows(&[1, 2])],
+            "sees the tokens from 9 on",
+        ),
+        (
+            2,
+            vec![named(0, &[3]), windows(&[1, 2])],
+            "cannot be remapped",
+        ),
+        (
+            2,
+            vec![named(1, &[3, 4]), windows(&[1, 2])],
+            "cannot be remapped",
+        ),
+    ];
+    for (prefix, table, reason) in refused {
+        let found = try_step(prefix, table.clone()).unwrap_or_default();
+        assert!(found.contains(reason), "{table:?}: {found}");
+    }
+    let whole = vec![windows(&[1, 2, 3, 4])];
+    assert_eq!(try_step(0, whole), None);
+    assert_eq!(try_step(2, vec![named(0, &[1, 2]), windows(&[3, 4])]), None);
+    let mut plain = load(
+        "qwen3",
+        &CpuOptions {
+            n_window_pages: 0,
+            ..options
+        },
+    );
+    let mut step = plan(1);
+    step.starts = vec![start(1, &prompt, 60, &greedy())];
+    step.table = vec![append(1, 10..14), windows(&[1])];
+    step.rows = vec![prefill(1, 0..60, true)];
+    let error = plain.run(&step).expect_err("no layer has a window");
+    assert!(
+        error
+            .to_string()
+            .contains("no layer of the model has a window"),
+        "{error}"
+    );
+}
