@@ -96,12 +96,12 @@ fn caps_bend_scores_and_no_bit_depends_on_the_cut() {
             ..HEADS
         };
         check_right(heads, &[0, 31, 130, 300]);
-        for dtype in [Dtype::BF16, Dtype::F32] {
+        for dtype in [KvDtype::BF16, KvDtype::F32] {
             check_cuts(dtype, heads);
             check_unseen(dtype, heads);
         }
         check_shared(
-            Dtype::BF16,
+            KvDtype::BF16,
             HeadShape {
                 window: None,
                 ..heads

@@ -22,16 +22,17 @@ const fn shape(n_heads: usize, n_kv_heads: usize, key_dim: usize, value_dim: usi
         key_dim,
         values: Values::Own { dim: value_dim },
         scale: 0.2,
+        score_cap: None,
         window: None,
     }
 }
 
 /// Heads that are whole vectors, and heads that are not; groups of one, two, three and eight.
-const CASES: [(HeadShape, Dtype); 4] = [
-    (HEADS, Dtype::BF16),
-    (shape(2, 2, 128, 128), Dtype::BF16),
-    (shape(3, 1, 42, 16), Dtype::F16),
-    (shape(8, 1, 64, 64), Dtype::F32),
+const CASES: [(HeadShape, KvDtype); 4] = [
+    (HEADS, KvDtype::BF16),
+    (shape(2, 2, 128, 128), KvDtype::BF16),
+    (shape(3, 1, 42, 16), KvDtype::F16),
+    (shape(8, 1, 64, 64), KvDtype::F32),
 ];
 
 #[test]
@@ -59,15 +60,15 @@ fn enough_tokens_give_the_bits_of_attention_to_all() {
 }
 
 /// Scores of all keys before a position, with factors rounded as the kernels round them.
-fn scores(world: &World, dtype: Dtype, position: usize, heads: (usize, usize)) -> Vec<f64> {
+fn scores(world: &World, dtype: KvDtype, position: usize, heads: (usize, usize)) -> Vec<f64> {
     let narrow = |x: f32| match dtype {
-        Dtype::F32 => x,
-        Dtype::F16 => f16::from_f32(x).to_f32(),
-        Dtype::BF16 => bf16::from_f32(x).to_f32(),
+        KvDtype::F32 | KvDtype::Int8 => x,
+        KvDtype::F16 => f16::from_f32(x).to_f32(),
+        KvDtype::BF16 => bf16::from_f32(x).to_f32(),
     };
     let query = world.query(1, position, heads.0).into_iter();
     let query: Vec<f32> = match dtype {
-        Dtype::BF16 => query.map(narrow).collect(),
+        KvDtype::BF16 => query.map(narrow).collect(),
         _ => query.collect(),
     };
     let score = |key: usize| {
@@ -94,9 +95,9 @@ fn all_channels_choose_the_best_keys_and_attend_to_them_as_if_they_were_all() {
     const TOKENS: usize = 300;
     for isa in Isa::available() {
         for (dtype, heads) in [
-            (Dtype::BF16, shape(2, 1, 64, 64)),
-            (Dtype::F32, shape(3, 1, 42, 16)),
-            (Dtype::F16, shape(1, 1, 32, 32)),
+            (KvDtype::BF16, shape(2, 1, 64, 64)),
+            (KvDtype::F32, shape(3, 1, 42, 16)),
+            (KvDtype::F16, shape(1, 1, 32, 32)),
         ] {
             let mut world = World::new(Setup {
                 isa,
@@ -168,7 +169,7 @@ fn a_needle_is_found() {
 #[test]
 fn neither_chunks_nor_neighbours_nor_pages_nor_threads_change_a_bit_across_the_threshold() {
     let cases = Isa::available().into_iter();
-    for (isa, dtype) in cases.flat_map(|isa| [(isa, Dtype::BF16), (isa, Dtype::F32)]) {
+    for (isa, dtype) in cases.flat_map(|isa| [(isa, KvDtype::BF16), (isa, KvDtype::F32)]) {
         let base = Setup {
             isa,
             dtype,
@@ -223,7 +224,7 @@ fn neither_chunks_nor_neighbours_nor_pages_nor_threads_change_a_bit_across_the_t
 fn instruction_sets_agree_bit_for_bit_where_their_products_do() {
     for (heads, dtype) in CASES {
         let differs = |isa: &Isa| match dtype {
-            Dtype::BF16 => matches!(isa, Isa::Portable | Isa::Avx512Bf16),
+            KvDtype::BF16 => matches!(isa, Isa::Portable | Isa::Avx512Bf16),
             _ => matches!(isa, Isa::Portable),
         };
         let results = Isa::available().into_iter().filter(|isa| !differs(isa));
@@ -257,7 +258,7 @@ fn fewer_channels_find_some_of_the_best_keys() {
     let mut found = Vec::new();
     for channels in [8, 16, 32, 64] {
         let mut world = World::new(Setup {
-            dtype: Dtype::F32,
+            dtype: KvDtype::F32,
             heads,
             sparse: sparse(64, TOKENS, channels),
             ..setup()
@@ -267,7 +268,7 @@ fn fewer_channels_find_some_of_the_best_keys() {
         for position in (400..LEN).step_by(10) {
             world.attend(&[part(1, position, 1)]);
             for (head, chosen) in world.attention.sparse.chosen(2).into_iter().enumerate() {
-                let (exact, _) = best(&scores(&world, Dtype::F32, position, (head, 0)), TOKENS);
+                let (exact, _) = best(&scores(&world, KvDtype::F32, position, (head, 0)), TOKENS);
                 hits += exact.iter().filter(|at| chosen.contains(at)).count();
                 all += exact.len();
             }
