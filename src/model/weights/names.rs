@@ -54,8 +54,13 @@ impl Weights {
     /// one that is not there.
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
+            // A tensor that is missing is named as its neighbours are.
+            let beside = match *from {
+                "language_model.lm_head." => "language_model.model.",
+                from => from,
+            };
             let mut names = self.entries.keys();
-            names.any(|name| name.starts_with(from))
+            names.any(|name| name.starts_with(beside))
         });
         self.own_names = used.copied().collect();
         self.rename(|name| {
