@@ -104,9 +104,6 @@ pub trait Backend {
         batch: &Self::Batch,
     ) -> Self::Tensor;
 
-    /// Multiplies every element with a number.
-    fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
-
     /// Makes zeros in the shape of a tensor.
     fn zeros_like(&mut self, x: &Self::Tensor) -> Self::Tensor;
 

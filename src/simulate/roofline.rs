@@ -428,6 +428,7 @@ mod tests {
         let model = shape::load("llama-3.1-8b").expect("it is compiled in");
         let storage = Storage {
             dtype: Dtype::BF16,
+            kv_dtype: KvDtype::BF16,
             quantization: None,
             sparsity: Some(Sparsity {
                 channels: 32,

@@ -174,7 +174,12 @@ fn model_dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(model)
 }
 
-fn on_cpu(model: &str, threads: usize, kv_dtype: Option<KvDtype>, n_window_pages: usize) -> CpuExecutor {
+fn on_cpu(
+    model: &str,
+    threads: usize,
+    kv_dtype: Option<KvDtype>,
+    n_window_pages: usize,
+) -> CpuExecutor {
     let options = CpuOptions {
         dtype: None,
         kv_dtype,

@@ -121,6 +121,7 @@ fn a_sequence_of_32768_tokens_takes_the_memory_of_its_windows() {
         heads: 4,
         key_dim: 256,
         values: Values::Own { dim: 256 },
+        labels: 0,
         dtype: KvDtype::BF16,
     };
     let layout = KvLayout::uniform(34, layer).windowed(&windows);

@@ -76,8 +76,7 @@ pub(super) fn ties_embeddings(
     if let Some(ties) = json.flag("tie_embedding")?.filter(|_| is_lfm2) {
         return Ok(ties);
     }
-    let by_default =
-        is_lfm2 || architecture.is_gemma() || architecture == Architecture::SmolLm3;
+    let by_default = is_lfm2 || architecture.is_gemma() || architecture == Architecture::SmolLm3;
     Ok(json.flag("tie_word_embeddings")?.unwrap_or(by_default))
 }
 

@@ -227,7 +227,12 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         score_scale: match architecture.is_gemma() {
             true => {
                 let heads = (num_attention_heads, head_dim);
-                Some(gemma::score_scale(architecture, num_hidden_layers, hidden_size, heads))
+                Some(gemma::score_scale(
+                    architecture,
+                    num_hidden_layers,
+                    hidden_size,
+                    heads,
+                ))
             }
             false => scales.scores,
         },
@@ -290,9 +295,8 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(),
         }
     }
     let own = scales::keys_of(architecture);
-    let is_read = |name: &str| {
-        own.contains(&name) || architecture.is_gemma() && gemma::CAPS.contains(&name)
-    };
+    let is_read =
+        |name: &str| own.contains(&name) || architecture.is_gemma() && gemma::CAPS.contains(&name);
     for (name, neutral) in NEUTRAL.into_iter().filter(|(name, _)| !is_read(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {

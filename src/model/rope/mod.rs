@@ -145,7 +145,7 @@ impl RopeConfig {
                 part: part.unwrap_or(1.0),
                 factor: own.number("factor", 1e-6..=1e6)?.unwrap_or(1.0),
             },
-            (_, None | Some(1.0)) => RopeScaling::from_json(outer, own, max_positions)?,
+            (_, None | Some(1.0)) => RopeScaling::from_json(outer, own, (max_positions, None))?,
             (_, Some(part)) => {
                 let reason =
                     format!("is {part}, supported is 1 but for rope_type \"proportional\"");

@@ -101,7 +101,7 @@ impl LayersToLabel<'_> {
         };
         let n_layers = self.layout.layers().len();
         let mut labels = vec![0; n_layers];
-        for layer in 0..n_layers {
+        for (layer, label) in labels.iter_mut().enumerate() {
             let Some(pages) = self.labelled(layer) else {
                 continue;
             };
@@ -127,7 +127,7 @@ impl LayersToLabel<'_> {
                     pages.key_dim
                 )));
             }
-            labels[layer] = channels;
+            *label = channels;
         }
         match labels.iter().all(|labels| *labels == 0) {
             true => refuse(

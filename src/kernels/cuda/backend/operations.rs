@@ -181,7 +181,9 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, _: &Tensor, _: &Linear<Self>) -> Tensor {
-        unreachable!("models with states, with scaled activations, or that norm what they add, are refused")
+        unreachable!(
+            "models with states, with scaled activations, or that norm what they add, are refused"
+        )
     }
 
     fn add_normed(&mut self, _: &mut Tensor, _: &Tensor, _: &Vector, _: f32) {
@@ -274,10 +276,6 @@ impl Backend for CudaBackend {
 
     fn look_up(&mut self, _: &Matrix, _: Option<f32>, _: &CudaBatch) -> Tensor {
         unreachable!("models with inputs for each layer are refused")
-    }
-
-    fn scale(&mut self, _: &mut Tensor, _: f32) {
-        unreachable!("models with factors on layers are refused")
     }
 
     fn zeros_like(&mut self, _: &Tensor) -> Tensor {

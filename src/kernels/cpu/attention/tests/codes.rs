@@ -26,6 +26,7 @@ const SHAPES: [HeadShape; 2] = [
         key_dim: 128,
         values: Values::Own { dim: 128 },
         scale: 0.1,
+        score_cap: None,
         window: None,
     },
     HeadShape {
@@ -34,6 +35,7 @@ const SHAPES: [HeadShape; 2] = [
         key_dim: 80,
         values: Values::Own { dim: 96 },
         scale: 0.1,
+        score_cap: None,
         window: None,
     },
 ];
