@@ -84,7 +84,9 @@ impl Handler<PeekPrefix> for RadixCache {
     type Result = usize;
 
     fn handle(&mut self, peek: PeekPrefix, _: &mut Context<Self>) -> usize {
-        self.cache.peek(&peek.namespace, &peek.tokens)
+        let both = peek.namespace.of_both_rotations();
+        let cached = both.map(|namespace| self.cache.peek(&namespace, &peek.tokens));
+        cached[0].max(cached[1])
     }
 }
 

@@ -7,6 +7,7 @@ use souffleur::config::EngineConfig;
 use souffleur::executor::logits::{LogitsRequest, write_logits};
 use souffleur::kernels::cpu::default_threads;
 use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::state::pool::kv_layout::KvDtype;
 
 use super::failure::Failure;
 use super::local;
@@ -20,9 +21,12 @@ pub struct LogitsArgs {
     /// Branch, tag or commit of a model on the Hugging Face hub
     #[arg(long)]
     revision: Option<String>,
-    /// Data type in which weights and KV are stored
+    /// Data type in which weights are stored
     #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16"])]
     dtype: String,
+    /// Data type in which keys and values are cached
+    #[arg(long, default_value = "auto", value_parser = ["auto", "float32", "float16", "bfloat16", "int8"])]
+    kv_cache_dtype: String,
     /// Quantises matrices when they are loaded
     #[arg(long, value_parser = ["int8", "int4"])]
     quantization: Option<String>,
@@ -51,6 +55,7 @@ pub fn run(args: &LogitsArgs) -> Result<(), Failure> {
     let request = LogitsRequest {
         model: named.model_path,
         dtype: Dtype::from_name(&args.dtype),
+        kv_dtype: KvDtype::from_name(&args.kv_cache_dtype),
         quantization: args
             .quantization
             .as_deref()

@@ -14,6 +14,7 @@ use flags::{AllFlags, LocalFlags};
 
 mod bench;
 mod bundled;
+mod calibrate;
 mod chat;
 mod failure;
 pub mod flags;
@@ -80,6 +81,8 @@ enum Command {
     /// Replay a log written by --record through the scheduler and compare every decision with the one in the log;
     /// exits with code 1 at the first difference
     ReplayLog(Box<replay_log::ReplayLogArgs>),
+    /// Find the channels of a model's keys that matter, for --enable-double-sparsity
+    Calibrate(Box<calibrate::CalibrateArgs>),
     /// Write the logits of prompts to a file, for comparison with other implementations
     #[command(hide = true)]
     Logits(Box<logits::LogitsArgs>),
@@ -116,6 +119,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Some(Command::Bench(args)) => bench::run(&args, settings(&args.flags.clone().into())?),
         Some(Command::Simulate(args)) => simulate::run(&args, settings(&args.settings_flags())?),
         Some(Command::ReplayLog(args)) => replay_log::run(&args),
+        Some(Command::Calibrate(args)) => calibrate::run(&args),
         Some(Command::Logits(args)) => logits::run(&args),
         Some(Command::Gpu(args)) => gpu::run(&args),
     }

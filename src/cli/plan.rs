@@ -6,6 +6,7 @@ use souffleur::error::StartError;
 use souffleur::executor::cpu::widening_bytes;
 use souffleur::executor::memory_plan::Bytes;
 use souffleur::model::loader::Checkpoint;
+use souffleur::model::sparsity::LayersToLabel;
 use souffleur::model::weights::TypeCount;
 
 use super::failure::Failure;
@@ -45,13 +46,22 @@ fn show_tokenizer(text: Result<(), StartError>) {
 fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;
-    let layout = checkpoint.kv_layout();
+    let layout = checkpoint.kv_layout_in(config.kv_cache_dtype.named());
     let has_windows = model
         .memory
         .as_ref()
         .is_some_and(|plan| plan.window_pages > 0);
     let windowed = layout.windowed(&checkpoint.config.windows);
-    let layout = windowed.filter(|_| has_windows).unwrap_or(layout);
+    let mut layout = windowed.filter(|_| has_windows).unwrap_or(layout);
+    if let Some(wish) = config.double_sparsity() {
+        let layers = LayersToLabel {
+            layout: &layout,
+            windows: &checkpoint.config.windows,
+            n_heads: checkpoint.config.num_attention_heads,
+        };
+        let labels = layers.labels(wish.channels).map_err(Failure::failed)?;
+        layout = layout.with_labels(|layer| labels[layer]);
+    }
     for (index, (count, kind)) in layout.kinds().iter().enumerate() {
         let label = if index == 0 { "KV layers" } else { "" };
         say(format_args!("{label:<21} {count} with {kind}"));

@@ -205,9 +205,12 @@ mod tests {
             max_running_requests: 4,
             vocab_size: 100,
             hidden_size: None,
+            long_above: None,
             eos_token_ids: Vec::new(),
             generation: Default::default(),
             memory: None,
+            kv_cache_dtype: None,
+            attention_backend: None,
         };
         let parts = EngineParts {
             info,

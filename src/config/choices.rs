@@ -8,6 +8,8 @@ use super::keys::{Form, KeyType};
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::loader::LoadFormat;
+use crate::model::sparsity::ChannelType;
+use crate::state::pool::kv_layout::KvDtype;
 
 /// Storage of weights and KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +24,77 @@ pub enum DtypeChoice {
     Float16,
     /// bfloat16.
     Bfloat16,
+}
+
+/// Storage of keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCacheDtype {
+    /// The type of the weights.
+    #[default]
+    Auto,
+    /// 32-bit floats.
+    Float32,
+    /// IEEE half precision.
+    Float16,
+    /// bfloat16, which SGLang also calls bf16.
+    #[serde(alias = "bf16")]
+    Bfloat16,
+    /// Signed bytes with scales.
+    Int8,
+}
+
+/// What computes attention: `auto` or `native`. Other engines' backends are refused by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum AttentionBackend {
+    /// The best one of the device.
+    #[default]
+    Auto,
+    /// This project's own kernels, on either device.
+    Native,
+}
+
+impl FromStr for AttentionBackend {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "native" => Ok(Self::Native),
+            _ => Err(format!(
+                "is {name:?}, must be auto or native: there is one backend for each device, native, which is this \
+                 project's own kernels (on cpu for every supported model and KV dtype, on cuda for models with equal heads \
+                 in all layers and KV in the dtype of the weights)"
+            )),
+        }
+    }
+}
+
+impl TryFrom<String> for AttentionBackend {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+impl From<AttentionBackend> for String {
+    fn from(backend: AttentionBackend) -> Self {
+        match backend {
+            AttentionBackend::Auto => "auto".to_owned(),
+            AttentionBackend::Native => backend.resolved().to_owned(),
+        }
+    }
+}
+
+impl AttentionBackend {
+    /// The name of the backend that computes.
+    pub fn resolved(self) -> &'static str {
+        match self {
+            Self::Auto | Self::Native => "native",
+        }
+    }
 }
 
 /// Where to compute: `auto`, `cpu`, `cuda` or `cuda:N`.
@@ -86,6 +159,27 @@ impl DtypeChoice {
     }
 }
 
+impl KvCacheDtype {
+    /// The type that was asked for; `None` for that of the weights.
+    pub fn named(self) -> Option<KvDtype> {
+        match self {
+            Self::Auto => None,
+            Self::Float32 => Some(KvDtype::F32),
+            Self::Float16 => Some(KvDtype::F16),
+            Self::Bfloat16 => Some(KvDtype::BF16),
+            Self::Int8 => Some(KvDtype::Int8),
+        }
+    }
+}
+
+impl KeyType for KvCacheDtype {
+    const FORM: Form = Form::Name(&["auto", "float32", "float16", "bfloat16", "bf16", "int8"]);
+}
+
+impl KeyType for AttentionBackend {
+    const FORM: Form = Form::Checked(|name| name.parse::<AttentionBackend>().map(drop));
+}
+
 impl KeyType for DtypeChoice {
     const FORM: Form = Form::Name(&["auto", "float32", "float16", "bfloat16"]);
 }
@@ -96,6 +190,10 @@ impl KeyType for Quantization {
 
 impl KeyType for LoadFormat {
     const FORM: Form = Form::Name(&["auto", "dummy"]);
+}
+
+impl KeyType for ChannelType {
+    const FORM: Form = Form::Name(&["qk", "q", "k"]);
 }
 
 impl KeyType for GemmWish {

@@ -7,6 +7,7 @@ use super::validate::MAX_REBUILD_BACKOFF_S;
 use crate::actors::rebuild::RebuildRules;
 use crate::error::ConfigError;
 use crate::model::gguf;
+use crate::model::sparsity::SparsityWish;
 use crate::request::RequestTimeouts;
 use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};
 use crate::state::plan::preemption::PriorityRules;
@@ -49,6 +50,17 @@ impl EngineConfig {
             })?;
         let policy = policy.with_parameters(parameters);
         Ok((!self.disable_radix_cache).then_some(policy))
+    }
+
+    /// Double sparsity as it is asked for; `None` where it is off.
+    pub fn double_sparsity(&self) -> Option<SparsityWish> {
+        self.enable_double_sparsity.then(|| SparsityWish {
+            file: self.ds_channel_config_path.clone().unwrap_or_default(),
+            ranked_by: self.ds_heavy_channel_type,
+            channels: self.ds_heavy_channel_num,
+            tokens: self.ds_heavy_token_num,
+            threshold: self.ds_sparse_decode_threshold,
+        })
     }
 
     /// Whether priorities count, and which way round.

@@ -13,12 +13,13 @@ use std::path::PathBuf;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::Quantization;
 use crate::model::loader::LoadFormat;
+use crate::model::sparsity::ChannelType;
 use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
-pub use choices::{Device, DtypeChoice};
+pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype};
 use keys::Flag;
 use validate::{
-    MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS,
-    MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MIN_RECORD_BYTES,
+    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S,
+    MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -46,6 +47,12 @@ keys::keys! {
         /// Data type in which weights and KV are stored; auto keeps the type of the weights.
         #[flag(MODEL)]
         dtype: DtypeChoice = DtypeChoice::Auto,
+        /// Data type in which keys and values are cached; auto is that of the weights.
+        ///
+        /// int8 takes half the memory of bfloat16 and is less precise: signed bytes, with one scale for each 64 elements of a
+        /// head's key or value. On a GPU, KV is always in the type of the weights.
+        #[flag(MODEL)]
+        kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto,
         /// Quantises matrices when they are loaded: int8 takes half the memory of bfloat16, int4 three tenths, but they are
         /// less precise.
         #[flag(MODEL)]
@@ -55,18 +62,21 @@ keys::keys! {
         #[flag(MODEL)]
         load_format: LoadFormat = LoadFormat::Auto,
         /// Format in which the model writes tool calls: qwen25, qwen, hermes, qwen3_coder, llama3, pythonic, mistral, lfm2,
-        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss; auto chooses by the model's chat template and vocabulary,
-        /// none leaves calls in the text.
+        /// glm, glm45, glm47, deepseekv3, deepseekv31, gpt-oss, gemma4, granite, phi4_mini_json; auto chooses by the model's
+        /// chat template and vocabulary, none leaves calls in the text.
         #[flag(MODEL.takes("NAME"))]
         tool_call_parser: String = "auto".to_owned(),
         /// Format in which the model writes its reasoning: qwen3, qwen3-thinking, deepseek-r1, deepseek-v3, glm45, gpt-oss,
-        /// interns1, mistral; auto chooses by the model's chat template and vocabulary, none leaves reasoning in the text.
+        /// interns1, mistral, gemma4; auto chooses by the model's chat template and vocabulary, none leaves reasoning in the text.
         #[flag(MODEL.takes("NAME"))]
         reasoning_parser: String = "auto".to_owned(),
         /// Where to compute: auto, cpu, cuda or cuda:N. auto means the CPU: the CUDA code has not yet been run on a
         /// GPU, so CUDA must be requested explicitly.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
+        /// What computes attention: auto or native, the only backend of each device.
+        #[flag(MODEL.takes("NAME").rare())]
+        attention_backend: AttentionBackend = AttentionBackend::Auto,
         /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, otherwise the built-in
         /// kernels (own).
         #[flag(MODEL.rare())]
@@ -108,6 +118,32 @@ keys::keys! {
         #[flag(MEMORY.takes("TOKENS"))]
         #[range(..=MAX_STATE_INTERVAL_TOKENS)]
         mamba_track_interval: Option<usize> = None,
+        /// Lets queries with a long context attend to some tokens only, which they choose by a few channels of the keys;
+        /// CPU only, needs `--ds-channel-config-path`.
+        ///
+        /// Outputs change. Layers with a window or a state stay as they are; models with latent attention are refused.
+        #[flag(MEMORY)]
+        enable_double_sparsity: bool = false,
+        /// With `--enable-double-sparsity`: JSON file of the keys' channels by importance, made by `souffleur calibrate`.
+        #[flag(MEMORY.takes("FILE"))]
+        ds_channel_config_path: Option<PathBuf> = None,
+        /// With `--enable-double-sparsity`: number of channels of each key by which tokens are chosen.
+        #[flag(MEMORY.takes("N").rare())]
+        #[range(1..)]
+        ds_heavy_channel_num: usize = 32,
+        /// With `--enable-double-sparsity`: number of tokens that each query head attends to, the query's own among them.
+        #[flag(MEMORY.takes("TOKENS"))]
+        #[range(1..=MAX_CHOSEN_TOKENS)]
+        ds_heavy_token_num: usize = 256,
+        /// With `--enable-double-sparsity`: by what the file ranks channels, by queries and keys (qk), queries (q) or keys
+        /// (k).
+        #[flag(MEMORY.rare())]
+        ds_heavy_channel_type: ChannelType = ChannelType::Qk,
+        /// With `--enable-double-sparsity`: number of tokens, its own among them, that a query must see to be sparse; in
+        /// prefill too.
+        #[flag(MEMORY.takes("TOKENS"))]
+        #[range(1..)]
+        ds_sparse_decode_threshold: usize = 4096,
         /// Longest sequence in tokens; the model's own limit if not given.
         #[flag(MODEL.takes("TOKENS"))]
         context_length: Option<usize> = None,

@@ -1,7 +1,8 @@
 //! The limits of the engine's keys: those of a single key stand with it, those that depend on others are checked here.
 
-use super::EngineConfig;
+use super::choices::KvCacheDtype;
 use super::keys::out_of_range;
+use super::{Device, EngineConfig};
 use crate::error::ConfigError;
 use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use crate::state::pool::pages::PageSize;
@@ -16,6 +17,8 @@ const MIN_CONTEXT_TOKENS: usize = 3;
 pub(super) const MAX_THREADS: usize = 1024;
 /// Limit because rows of the page table and of the samplers are allocated at the start, used or not.
 pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
+/// Limit because each query of a prefill sorts as many.
+pub(super) const MAX_CHOSEN_TOKENS: usize = 1 << 16;
 /// Longest distance of saved states, in tokens.
 pub(super) const MAX_STATE_INTERVAL_TOKENS: usize = 1 << 30;
 /// Limit because waiting events are merged: keeping more of them apart has no use.
@@ -41,6 +44,7 @@ impl EngineConfig {
         self.validate_parsers()?;
         self.validate_chunks()?;
         self.validate_timeouts()?;
+        self.validate_sparsity()?;
         let graphs = self.cuda_graph_max_bs;
         check(
             (1..=MAX_CUDA_GRAPH_MAX_BS).contains(&graphs),
@@ -150,6 +154,35 @@ impl EngineConfig {
         })
     }
 
+    fn validate_sparsity(&self) -> Result<(), ConfigError> {
+        if !self.enable_double_sparsity {
+            return Ok(());
+        }
+        let on_cpu = !matches!(self.device, Device::Cuda(_));
+        check(on_cpu, "enable_double_sparsity", || {
+            let device = String::from(self.device);
+            format!(
+                "is on, but device is {device}: there are no CUDA kernels for it, use cpu or leave it out"
+            )
+        })?;
+        check(
+            self.kv_cache_dtype != KvCacheDtype::Int8,
+            "enable_double_sparsity",
+            || {
+                "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, leave one of the two out"
+                    .to_owned()
+            },
+        )?;
+        check(
+            self.ds_channel_config_path.is_some(),
+            "ds_channel_config_path",
+            || {
+                "is not given, but enable_double_sparsity is on: name a file of channels, `souffleur calibrate` makes one"
+                    .to_owned()
+            },
+        )
+    }
+
     fn validate_timeouts(&self) -> Result<(), ConfigError> {
         let timeouts = [
             ("req_waiting_timeout_s", self.req_waiting_timeout_s),
@@ -207,6 +240,48 @@ mod tests {
                 assert!(error.reason.contains(part), "{part}: {}", error.reason);
             }
         }
+    }
+
+    #[test]
+    fn double_sparsity_needs_a_file_and_the_cpu() {
+        let sparse = EngineConfig {
+            enable_double_sparsity: true,
+            ds_channel_config_path: Some("channels.json".into()),
+            ..EngineConfig::default()
+        };
+        assert!(sparse.validate().is_ok());
+        let error = |config: EngineConfig| config.validate().expect_err("refused").to_string();
+        let without = EngineConfig {
+            ds_channel_config_path: None,
+            ..sparse.clone()
+        };
+        let reason = error(without.clone());
+        assert!(
+            reason.starts_with("ds_channel_config_path: is not given"),
+            "{reason}"
+        );
+        let off = EngineConfig {
+            enable_double_sparsity: false,
+            ..without
+        };
+        assert!(off.validate().is_ok());
+        let quantised = EngineConfig {
+            kv_cache_dtype: KvCacheDtype::Int8,
+            ..sparse.clone()
+        };
+        let reason = error(quantised);
+        assert!(reason.contains("kv_cache_dtype is int8"), "{reason}");
+        let on_gpu = EngineConfig {
+            device: Device::Cuda(1),
+            ..sparse.clone()
+        };
+        let reason = error(on_gpu);
+        assert!(reason.contains("device is cuda:1"), "{reason}");
+        let none = EngineConfig {
+            ds_heavy_token_num: 0,
+            ..sparse
+        };
+        assert!(error(none).contains("ds_heavy_token_num: is 0, must be at least 1"));
     }
 
     #[test]

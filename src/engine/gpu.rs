@@ -34,16 +34,7 @@ impl Gpu {
     /// # Errors
     /// It cannot be used, or not with this configuration.
     pub(super) fn open(ordinal: usize, config: &EngineConfig) -> Result<Self, StartError> {
-        if let Some(quantization) = config.quantization {
-            let error = ConfigError {
-                key: "quantization".to_owned(),
-                reason: format!(
-                    "is {}, which has no CUDA kernels: leave it out, or use --device cpu",
-                    quantization.name()
-                ),
-            };
-            return Err(error.into());
-        }
+        check_types(config)?;
         let device = Device::open(ordinal).map_err(refused)?;
         let memory = device.memory().map_err(refused)?;
         tracing::info!(
@@ -137,6 +128,25 @@ impl Gpu {
             load(device, &dir, &options, &progress)
         }))
     }
+}
+
+/// Refuses types of weights and KV that have no kernels.
+fn check_types(config: &EngineConfig) -> Result<(), ConfigError> {
+    let refused = |key: &str, name: &str, why: &str| {
+        Err(ConfigError {
+            key: key.to_owned(),
+            reason: format!("is {name}, {why}: leave it out, or use --device cpu"),
+        })
+    };
+    if let Some(quantization) = config.quantization {
+        let why = "which has no CUDA kernels";
+        return refused("quantization", quantization.name(), why);
+    }
+    if let Some(dtype) = config.kv_cache_dtype.named() {
+        let why = "and the CUDA kernels read KV only in the type of the weights";
+        return refused("kv_cache_dtype", dtype.name(), why);
+    }
+    Ok(())
 }
 
 fn options(

@@ -19,6 +19,7 @@ use crate::executor::memory_plan::MemoryPlan;
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
+use crate::model::sparsity::ModelSparsity;
 use crate::model::text::{TextModel, TurnMarks};
 use crate::record::LogSink;
 use crate::state::cache::prefix_history::HistoryLimits;
@@ -69,12 +70,19 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// Values in a vector that stands in the place of a token; `None` for an executor that takes none.
     pub hidden_size: Option<usize>,
+    /// The length above which the executor rotates a sequence as long ones, prompt and longest output together; `None` where
+    /// all rotate alike.
+    pub long_above: Option<usize>,
     /// Tokens that end an output.
     pub eos_token_ids: Vec<u32>,
     /// The model's own sampling defaults.
     pub generation: GenerationConfig,
     /// How the memory is divided; `None` for an executor of the host's own.
     pub memory: Option<MemoryPlan>,
+    /// The type in which keys and values are cached; `None` for such an executor.
+    pub kv_cache_dtype: Option<&'static str>,
+    /// What computes attention; `None` for such an executor.
+    pub attention_backend: Option<&'static str>,
 }
 
 /// What an engine runs on: the model's facts, its tokenizer, its executor.
@@ -102,12 +110,18 @@ impl EngineParts {
         };
         // Beside the rest: looking for a library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
-        let model = cpu::describe(
+        let mut model = cpu::describe(
             dir,
             config.dtype.named(),
             config.quantization,
             config.load_format,
-        )?;
+        )?
+        .with_kv(config.kv_cache_dtype.named());
+        let sparsity = config.double_sparsity();
+        let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
+        if let Some(sparsity) = &sparsity {
+            tracing::info!(kv = &*sparsity.tag, "long contexts are attended to in part");
+        }
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let TextSide { text, generation } = text_side(config)?;
         let text = text.map(Arc::new);
@@ -123,7 +137,7 @@ impl EngineParts {
                 &eos_token_ids,
                 progress,
             )?,
-            None => cpu_executor(config, &memory, &eos_token_ids, progress),
+            None => cpu_executor(config, (&memory, sparsity), &eos_token_ids, progress),
         };
         let info = ModelInfo {
             served_model_name: config.model_name(),
@@ -134,9 +148,12 @@ impl EngineParts {
             max_running_requests: memory.max_running_requests as usize,
             vocab_size: model.config.vocab_size,
             hidden_size: Some(model.config.hidden_size),
+            long_above: model.config.rope.long_above(),
             eos_token_ids,
             generation,
             memory: Some(memory),
+            kv_cache_dtype: Some(model.kv_dtype.name()),
+            attention_backend: Some(config.attention_backend.resolved()),
         };
         if let Some(notice) = notice {
             // It only writes to the log.
@@ -227,6 +244,7 @@ impl EngineParts {
                 capacity_tokens: page_size.tokens_in(limits.total_pages),
                 page_size,
             },
+            long_above: info.long_above,
             client_backlog_bytes: config.client_backlog_bytes,
             max_logprob_entries: config.max_logprob_entries,
             timeouts: config.request_timeouts(),
@@ -296,13 +314,14 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
 
 fn cpu_executor(
     config: &EngineConfig,
-    memory: &MemoryPlan,
+    (memory, sparsity): (&MemoryPlan, Option<ModelSparsity>),
     eos_token_ids: &[u32],
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
     let dir = config.model_path.clone();
     let options = CpuOptions {
         dtype: config.dtype.named(),
+        kv_dtype: config.kv_cache_dtype.named(),
         quantization: config.quantization,
         load_format: config.load_format,
         n_pages: memory.n_pages as usize,
@@ -316,6 +335,7 @@ fn cpu_executor(
         isa: None,
         shared_prefix: true,
         eos_token_ids: eos_token_ids.into(),
+        sparsity,
     };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);

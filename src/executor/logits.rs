@@ -9,6 +9,7 @@ use crate::executor::cpu::{CpuExecutor, CpuOptions};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::json_file::format_error;
 use crate::model::loader::LoadFormat;
+use crate::state::pool::kv_layout::KvDtype;
 
 /// Tokens in a chunk of the prompt.
 const CHUNK_TOKENS: usize = 512;
@@ -18,8 +19,10 @@ const CHUNK_TOKENS: usize = 512;
 pub struct LogitsRequest {
     /// The model's folder.
     pub model: PathBuf,
-    /// Element type of matrices and KV; `None` for that of the file.
+    /// Element type of matrices; `None` for that of the file.
     pub dtype: Option<Dtype>,
+    /// Element type of KV; `None` for that of the matrices.
+    pub kv_dtype: Option<KvDtype>,
     /// What matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Threads that compute.
@@ -77,6 +80,7 @@ pub fn logits(
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let options = CpuOptions {
         dtype: request.dtype,
+        kv_dtype: request.kv_dtype,
         quantization: request.quantization,
         load_format: LoadFormat::Auto,
         threads: request.threads,
@@ -89,6 +93,7 @@ pub fn logits(
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),
+        sparsity: None,
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     for (index, prompt) in prompts.iter().enumerate() {

@@ -4,6 +4,8 @@
 //! executor's side. Every implementation runs on its own OS thread and is handed steps in the order of their
 //! [`StepId`](crate::ids::StepId).
 
+#[doc(hidden)]
+pub mod calibration;
 mod check;
 #[doc(hidden)]
 pub mod cpu;
@@ -14,6 +16,8 @@ pub mod fake;
 pub mod logits;
 #[doc(hidden)]
 pub mod memory_plan;
+#[doc(hidden)]
+pub mod noise;
 mod results;
 mod rows;
 pub mod scripted;

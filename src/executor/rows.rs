@@ -36,6 +36,8 @@ pub(super) struct Row {
     pub(super) computed: usize,
     /// The state that its layers go on with, where some keep one.
     pub(super) live: Option<StateSlot>,
+    /// It rotates as long ones do.
+    pub(super) is_long: bool,
 }
 
 /// The rows of an executor, by row id; row 0 is padding and stays empty.
@@ -62,6 +64,9 @@ impl Rows {
 
     /// Starts a row. The plan must have passed [`Self::check`], here and below.
     pub(super) fn start(&mut self, start: &RowStart) {
+        // Known from its first step to its last, retractions included: cached keys are of one rotation.
+        let longest = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
+        let long_above = self.limits.long_above;
         self.rows[start.row.index()] = Some(Row {
             seq: start.seq,
             tokens: start.tokens.clone(),
@@ -78,6 +83,7 @@ impl Rows {
             sampled_tokens: 0,
             computed: start.prefix.len() * self.limits.page_size,
             live: start.state.map(|state| state.live),
+            is_long: long_above.is_some_and(|above| longest > above),
         });
     }
 

@@ -32,21 +32,20 @@ impl Dtype {
         }
     }
 
+    /// A number as one of these elements has it.
+    pub fn rounded(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::F16 => half::f16::from_f32(x).to_f32(),
+            Self::BF16 => half::bf16::from_f32(x).to_f32(),
+        }
+    }
+
     /// Finds the dtype of a name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::F32, Self::F16, Self::BF16]
             .into_iter()
             .find(|dtype| dtype.name() == name)
-    }
-}
-
-impl From<KvDtype> for Dtype {
-    fn from(dtype: KvDtype) -> Self {
-        match dtype {
-            KvDtype::F32 => Self::F32,
-            KvDtype::F16 => Self::F16,
-            KvDtype::BF16 => Self::BF16,
-        }
     }
 }
 

@@ -35,6 +35,7 @@ impl LatentShape {
             key_dim: self.rank + self.rotary_dim,
             values: Values::InKeys { dim: self.rank },
             scale: self.scale,
+            score_cap: None,
             window: None,
         }
     }

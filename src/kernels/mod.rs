@@ -2,7 +2,7 @@
 //!
 //! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
 //! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`latent`], [`tensor_view`],
-//! [`random`], [`rope`] and [`shape`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
+//! [`random`], [`rope`], [`shape`] and [`sparsity`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
 
 pub mod blocks;
 pub mod cpu;
@@ -14,6 +14,7 @@ pub mod recurrent;
 pub mod rope;
 pub mod routing;
 pub mod shape;
+pub mod sparsity;
 pub mod tensor_view;
 
 use self::blocks::BlockType;
@@ -21,7 +22,7 @@ use self::dtype::MatrixRole;
 use self::latent::{LatentShape, LatentWeights};
 use self::random::RandomTensor;
 use self::recurrent::{DeltaNetWeights, GatedConvWeights};
-use self::rope::Rope;
+use self::rope::{PositionScale, Rope};
 use self::routing::Routing;
 use self::tensor_view::TensorView;
 use crate::state::pool::kv_layout::Values;
@@ -91,17 +92,52 @@ pub trait Backend {
     /// Takes the matrices of a layer's heads, all of equal shapes, by head.
     fn head_matrices(&mut self, heads: Vec<Self::Matrix>) -> Self::HeadMatrices;
 
-    /// Looks up the embedding of each token of the step; where the batch has a vector in a token's place, takes that.
+    /// Looks up the row of each token of the step, and multiplies it with `factor` if there is one; where the batch has a
+    /// vector in a token's place, that of the placeholder.
+    ///
+    /// # Shapes
+    /// `table: [vocab, width]`, result `[n_tokens, width]`.
+    fn look_up(
+        &mut self,
+        table: &Self::Matrix,
+        factor: Option<f32>,
+        batch: &Self::Batch,
+    ) -> Self::Tensor;
+
+    /// Multiplies every element with a number.
+    fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
+
+    /// Makes zeros in the shape of a tensor.
+    fn zeros_like(&mut self, x: &Self::Tensor) -> Self::Tensor;
+
+    /// Looks up the embedding of each token of the step, and multiplies it with `factor` if there is one; where the batch
+    /// has a vector in a token's place, takes that as it is.
     ///
     /// # Shapes
     /// `table: [vocab, hidden]`, result `[n_tokens, hidden]`.
-    fn embed(&mut self, table: &Self::Matrix, batch: &Self::Batch) -> Self::Tensor;
+    fn embed(
+        &mut self,
+        table: &Self::Matrix,
+        factor: Option<f32>,
+        batch: &Self::Batch,
+    ) -> Self::Tensor;
+
+    /// Multiplies every element with a number.
+    fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
+
+    /// Multiplies each token's row with what its position asks for.
+    fn scale_by_position(
+        &mut self,
+        x: &mut Self::Tensor,
+        scale: PositionScale,
+        batch: &Self::Batch,
+    );
 
     /// Computes cos and sin of each token's position, once for all layers.
     ///
     /// # Shapes
     /// Result `[n_tokens, width]`: `width / 2` cosines, then as many sines, both times the attention scale. The width is
-    /// that of a head, or of its first elements, where only these rotate.
+    /// that of a head, or of its first elements, where only these rotate; zero where none does.
     fn rotations(&mut self, rope: &Self::Rope, batch: &Self::Batch) -> Self::Tensor;
 
     /// Divides each row by its root mean square and multiplies it by `weight`. `reader` is multiplied with the result.
@@ -129,6 +165,21 @@ pub trait Backend {
         rotations: &Self::Tensor,
         layer: usize,
         batch: &Self::Batch,
+    ) -> Self::Tensor
+    where
+        Self: Sized;
+
+    /// Projects to queries, norms the heads where the model does, and rotates them: for layers that read the keys and values
+    /// of another one.
+    ///
+    /// # Shapes
+    /// As of [`Self::project_qkv`].
+    fn project_queries(
+        &mut self,
+        x: &Self::Operand,
+        weights: &QueryWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Self::Tensor,
     ) -> Self::Tensor
     where
         Self: Sized;
@@ -197,14 +248,15 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Computes `silu(x gate^T + bias) * (x up^T + bias)`. `reader` is multiplied with the result.
+    /// Computes `g(x gate^T + bias, x up^T + bias)`, where `g` is the [`Gate`]. `reader` is multiplied with the result.
     ///
     /// # Shapes
     /// `gate_up: [2 * intermediate, hidden]`, gate first; result `[n_tokens, intermediate]`.
-    fn gated_silu(
+    fn gated(
         &mut self,
         x: &Self::Operand,
         gate_up: &Linear<Self>,
+        gate: Gate,
         reader: &Self::Matrix,
     ) -> Self::Operand
     where
@@ -218,6 +270,33 @@ pub trait Backend {
         linear: &Linear<Self>,
     ) where
         Self: Sized;
+
+    /// Lets parts of the rows of `inputs` through gates: `g(gate, input)`, where `g` is the [`Gate`]. `reader` is multiplied
+    /// with the result.
+    ///
+    /// # Shapes
+    /// `gates: [n_tokens, width]`, `inputs: [n_tokens, n * width]`, of which the part of that number is read.
+    fn gated_part(
+        &mut self,
+        gates: (&Self::Tensor, Gate),
+        inputs: (&Self::Tensor, usize),
+        reader: &Self::Matrix,
+    ) -> Self::Operand;
+
+    /// Adds the rows of `x`, normed, to those of the residual stream; or parts of rows, as wide as the norm.
+    fn add_normed(
+        &mut self,
+        residual: &mut Self::Tensor,
+        x: &Self::Tensor,
+        norm: &Self::Vector,
+        eps: f32,
+    );
+
+    /// Replaces each element by `cap * tanh(element / cap)`.
+    fn soft_cap(&mut self, x: &mut Self::Tensor, cap: f32);
+
+    /// Adds `x` times a number to the residual stream.
+    fn add_scaled(&mut self, residual: &mut Self::Tensor, x: &Self::Tensor, factor: f32);
 
     /// Encodes activations for products with `reader`.
     fn operand(&mut self, x: &Self::Tensor, reader: &Self::Matrix) -> Self::Operand;
@@ -330,6 +409,8 @@ pub struct Linear<B: Backend> {
 pub enum Gate {
     /// `silu(gate) * up`.
     Silu,
+    /// `gelu(gate) * up`, where gelu is the approximation by tanh.
+    GeluTanh,
     /// `g / (1 + e^(-slope g)) * (u + 1)`, where g is the gate and at most `limit`, u is up and from `-limit` to `limit`.
     Clamped {
         /// Bound of both.
@@ -353,6 +434,8 @@ pub struct Router<B: Backend> {
     pub logits: Linear<B>,
     /// Added to each expert's score for the choice only, `[n_experts]`.
     pub correction: Option<B::Vector>,
+    /// Factors on the weights of the chosen, by expert.
+    pub factors: Option<B::Vector>,
     /// The formula for the logits.
     pub routing: Routing,
 }
@@ -363,7 +446,19 @@ pub struct QkvWeights<B: Backend> {
     pub projection: Linear<B>,
     /// Weight of the norm of each query head, `[key_dim]`, and of each key head.
     pub head_norms: Option<(B::Vector, B::Vector)>,
+    /// Every value head is normed, without a weight.
+    pub norms_values: bool,
     /// Added to the mean square in the head norms.
+    pub eps: f32,
+}
+
+/// What [`Backend::project_queries`] multiplies and norms with.
+pub struct QueryWeights<B: Backend> {
+    /// `[n_heads * key_dim, hidden]`.
+    pub projection: Linear<B>,
+    /// Weight of the norm of each query head, `[key_dim]`.
+    pub head_norm: Option<B::Vector>,
+    /// Added to the mean square in the head norm.
     pub eps: f32,
 }
 
@@ -380,6 +475,8 @@ pub struct HeadShape {
     pub values: Values,
     /// Factor on the scores.
     pub scale: f32,
+    /// Scores beyond this bend: each becomes `cap * tanh(score / cap)`.
+    pub score_cap: Option<f32>,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
 }

@@ -5,6 +5,37 @@
 pub struct Rope {
     /// Radians per token, one for each of `head_dim / 2` pairs `(i, i + head_dim / 2)`.
     pub inv_freq: Vec<f32>,
+    /// The same for rows of long sequences, where a model has others for them.
+    pub long_inv_freq: Option<Vec<f32>>,
     /// Factor on cos and sin, for q and k both.
     pub attention_scale: f32,
+}
+
+impl Rope {
+    /// The rotation that turns nothing.
+    pub fn none() -> Self {
+        Self {
+            inv_freq: Vec::new(),
+            long_inv_freq: None,
+            attention_scale: 1.0,
+        }
+    }
+}
+
+/// A factor on queries that grows with the position: `1 + slope * ln(1 + floor(position / period))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PositionScale {
+    /// How fast it grows.
+    pub slope: f32,
+    /// Positions that have the same factor.
+    pub period: u32,
+}
+
+impl PositionScale {
+    /// The factor at a position.
+    pub fn at(self, position: u32) -> f32 {
+        // In f32, as transformers computes it.
+        let periods = (position / self.period) as f32;
+        1.0 + self.slope * (1.0 + periods).ln()
+    }
 }

@@ -1,8 +1,9 @@
 //! Grouped-query attention, as most families have it.
 
 use crate::error::LoadError;
-use crate::kernels::{Backend, HeadShape, Linear, QkvWeights};
-use crate::model::blocks::Mixed;
+use crate::kernels::rope::{PositionScale, Rope};
+use crate::kernels::{Backend, HeadShape, Linear, QkvWeights, QueryWeights};
+use crate::model::blocks::{Mixed, Norm, Rotations, add_projected};
 use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
 use crate::state::pool::kv_layout::Values;
@@ -16,34 +17,108 @@ pub struct AttentionSpec {
     pub o_bias: bool,
     /// Every head of q and k is normed before the rotation.
     pub qk_norm: bool,
+    /// Every value head is normed, without a weight.
+    pub v_norm: bool,
     /// Every query head has a score without a value.
     pub sinks: bool,
+    /// What it adds to the residual stream is normed first.
+    pub post_norm: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
+    /// Positions rotate queries and keys.
+    pub rotates: bool,
+    /// Factor on queries, by their positions.
+    pub query_scale: Option<PositionScale>,
 }
 
 impl AttentionSpec {
-    /// Biases and window as the configuration has them for a layer, and nothing more.
+    /// Biases, window and rotation as the configuration has them for a layer, and nothing more.
     pub fn plain(config: &ModelConfig, layer: usize) -> Self {
         Self {
             qkv_bias: config.bias.qkv,
             o_bias: config.bias.o,
             qk_norm: false,
+            v_norm: false,
             sinks: false,
+            post_norm: false,
             window: config.windows[layer],
+            rotates: config.rotated[layer],
+            query_scale: None,
         }
     }
 }
 
 /// Grouped-query attention with rotary positions.
 pub struct Attention<B: Backend> {
+    /// The layer whose keys and values it reads.
     layer: usize,
     heads: HeadShape,
-    qkv: QkvWeights<B>,
+    input: Input<B>,
+    /// The rotation that turns nothing, in a layer that has no other.
+    unrotated: Option<B::Rope>,
+    query_scale: Option<PositionScale>,
+    residual_scale: Option<f32>,
     /// The projection to gates on the result.
     gate: Option<Linear<B>>,
     sinks: Option<B::Vector>,
     o: Linear<B>,
+    /// Norms what it adds.
+    post_norm: Option<Norm<B>>,
+}
+
+/// The projections of normed tokens.
+enum Input<B: Backend> {
+    /// To queries, keys and values.
+    Qkv(QkvWeights<B>),
+    /// To queries, where keys and values are those of another layer.
+    Queries(QueryWeights<B>),
+}
+
+impl<B: Backend> Input<B> {
+    fn load(
+        loader: &mut Loader<'_, B>,
+        layer: usize,
+        (spec, heads): (AttentionSpec, &HeadShape),
+    ) -> Result<Self, LoadError> {
+        let config = loader.config();
+        let (hidden, eps, dim) = (config.hidden_size, config.rms_norm_eps, heads.key_dim);
+        let (q, kv) = (heads.q_width(), heads.n_kv_heads * dim);
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
+        let norm = |loader: &mut Loader<'_, B>, part: &str| match spec.qk_norm {
+            true => loader.norm(&name(part), dim).map(Some),
+            false => Ok(None),
+        };
+        if config.kv_source(layer) != layer {
+            return Ok(Self::Queries(QueryWeights {
+                projection: loader.linear(&[(name("q_proj"), q)], hidden, spec.qkv_bias)?,
+                head_norm: norm(loader, "q_norm.weight")?,
+                eps,
+            }));
+        }
+        let names = [
+            (name("q_proj"), q),
+            (name("k_proj"), kv),
+            (name(config.value_projection(layer)), kv),
+        ];
+        let projection = loader.linear(&names, hidden, spec.qkv_bias)?;
+        let norms = (
+            norm(loader, "q_norm.weight")?,
+            norm(loader, "k_norm.weight")?,
+        );
+        Ok(Self::Qkv(QkvWeights {
+            projection,
+            head_norms: norms.0.zip(norms.1),
+            norms_values: spec.v_norm,
+            eps,
+        }))
+    }
+
+    fn weight(&self) -> &B::Matrix {
+        match self {
+            Self::Qkv(weights) => &weights.projection.weight,
+            Self::Queries(weights) => &weights.projection.weight,
+        }
+    }
 }
 
 impl<B: Backend> Attention<B> {
@@ -54,33 +129,20 @@ impl<B: Backend> Attention<B> {
         spec: AttentionSpec,
     ) -> Result<Self, LoadError> {
         let config = loader.config();
-        let (hidden, q, kv) = (config.hidden_size, config.q_width(), config.kv_width());
-        let (head_dim, eps) = (config.head_dim, config.rms_norm_eps);
+        let (n_kv_heads, head_dim) = config.heads_in(layer);
         let heads = HeadShape {
             n_heads: config.num_attention_heads,
-            n_kv_heads: config.num_key_value_heads,
+            n_kv_heads,
             key_dim: head_dim,
             values: Values::Own { dim: head_dim },
             scale: config.attention_scale(),
+            score_cap: config.gemma.as_ref().and_then(|gemma| gemma.score_cap),
             window: spec.window,
         };
+        let (hidden, q) = (config.hidden_size, heads.q_width());
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
-        let names = [
-            (name("q_proj"), q),
-            (name("k_proj"), kv),
-            (name("v_proj"), kv),
-        ];
-        let qkv = QkvWeights {
-            projection: loader.linear(&names, hidden, spec.qkv_bias)?,
-            head_norms: match spec.qk_norm {
-                true => Some((
-                    loader.norm(&name("q_norm.weight"), head_dim)?,
-                    loader.norm(&name("k_norm.weight"), head_dim)?,
-                )),
-                false => None,
-            },
-            eps,
-        };
+        let source = config.kv_source(layer);
+        let input = Input::load(loader, layer, (spec, &heads))?;
         let gate = match loader.config().gates_attention() {
             true => Some(loader.linear(&[(name("gate_proj"), q)], hidden, spec.qkv_bias)?),
             false => None,
@@ -91,31 +153,66 @@ impl<B: Backend> Attention<B> {
             false => None,
         };
         let o = loader.linear(&[(name("o_proj"), hidden)], q, spec.o_bias)?;
+        let post_norm = match spec.post_norm {
+            true => {
+                let name = format!("model.layers.{layer}.post_attention_layernorm");
+                Some(Norm::load(loader, &name, hidden)?)
+            }
+            false => None,
+        };
         Ok(Self {
-            layer,
+            layer: source,
             heads,
-            qkv,
+            input,
+            unrotated: match spec.rotates {
+                true => None,
+                false => Some(loader.rope_of(&Rope::none())),
+            },
+            query_scale: spec.query_scale,
+            residual_scale: loader.config().residual_scale,
             gate,
             sinks,
             o,
+            post_norm,
         })
+    }
+
+    /// Whether it keeps keys and values, and does not read those of another layer.
+    pub fn keeps_kv(&self) -> bool {
+        matches!(self.input, Input::Qkv(_))
     }
 
     /// The first of its matrices that reads normed tokens.
     pub fn reader(&self) -> &B::Matrix {
-        &self.qkv.projection.weight
+        self.input.weight()
     }
 
-    /// Stores the keys and values of `normed` and returns its queries, and its gates if there are some.
+    /// Stores the keys and values of `normed`, unless they are another layer's, and returns its queries, and its gates if
+    /// there are some.
     pub fn queries(
         &self,
         backend: &mut B,
         normed: &B::Operand,
-        rotations: &B::Tensor,
+        rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
+        let none = self.unrotated.as_ref();
+        let none = none.map(|none| backend.rotations(none, batch));
+        let rotations = none
+            .as_ref()
+            .unwrap_or_else(|| rotations.within(self.heads.window));
+        let heads = &self.heads;
+        let mut rows = match &self.input {
+            Input::Qkv(weights) => {
+                backend.project_qkv(normed, weights, heads, rotations, self.layer, batch)
+            }
+            Input::Queries(weights) => backend.project_queries(normed, weights, heads, rotations),
+        };
+        if let Some(scale) = self.query_scale {
+            backend.scale_by_position(&mut rows, scale, batch);
+        }
         Mixed {
-            rows: backend.project_qkv(normed, &self.qkv, &self.heads, rotations, self.layer, batch),
+            rows,
             gate: self.gate.as_ref().map(|gate| backend.project(normed, gate)),
         }
     }
@@ -130,6 +227,12 @@ impl<B: Backend> Attention<B> {
             }
             Some(gate) => backend.attend_gated((q, gate), &self.heads, self.layer, batch, reader),
         };
-        backend.project_add(x, &attended, &self.o);
+        match &self.post_norm {
+            None => add_projected(backend, x, &attended, &self.o, self.residual_scale),
+            Some(norm) => {
+                let projected = backend.project(&attended, &self.o);
+                norm.add(backend, x, &projected);
+            }
+        }
     }
 }

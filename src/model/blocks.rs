@@ -1,12 +1,14 @@
 //! The parts that decoder families share.
 
 use crate::error::LoadError;
-use crate::kernels::{Backend, Expert, Linear, Router};
+use crate::kernels::{Backend, Expert, Gate, Linear, Router};
 use crate::model::attention::{Attention, AttentionSpec};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::latent::LatentAttention;
+use crate::model::layer_inputs::{InputTable, LayerInput};
 use crate::model::loader::Loader;
+use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::{GatedExpert, StateMixer, load_gated_expert};
 use crate::model::{Model, Reads};
 
@@ -38,23 +40,35 @@ impl<B: Backend> Decoder<B> {
 
 impl<B: Backend> Model<B> for Decoder<B> {
     fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor {
-        let (mut x, rotations) = self.ends.embed(backend, batch);
-        let Some((last, layers)) = self.layers.split_last() else {
+        let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
+        // Layers that keep nothing of their own have no use for tokens that are not read.
+        let keeps = |layer: &Layer<B>| layer.keeps_something();
+        let Some(last) = self.layers.iter().rposition(keeps) else {
             return x;
         };
+        let (layers, after) = self.layers.split_at(last);
         for layer in layers {
             let mixed = layer.mix(backend, &x, &rotations, batch);
-            layer.add(backend, &mut x, &mixed, batch);
+            layer.add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
         }
-        let mixed = last.mix(backend, &x, &rotations, batch);
-        let Some(reads) = reads else {
-            last.add(backend, &mut x, &mixed, batch);
-            return x;
-        };
-        x = backend.pick(&x, reads.tokens);
-        if reads.n_tokens > 0 {
-            let mixed = mixed.pick(backend, reads.tokens);
-            last.add(backend, &mut x, &mixed, reads.batch);
+        let mut mixed = after[0].mix(backend, &x, &rotations, batch);
+        let mut batch = batch;
+        if let Some(reads) = reads {
+            x = backend.pick(&x, reads.tokens);
+            if reads.n_tokens == 0 {
+                return x;
+            }
+            mixed = mixed.pick(backend, reads.tokens);
+            inputs = inputs.map(|inputs| backend.pick(&inputs, reads.tokens));
+            batch = reads.batch;
+            if after.len() > 1 {
+                rotations = self.ends.rotations(backend, batch);
+            }
+        }
+        after[0].add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
+        for layer in &after[1..] {
+            let mixed = layer.mix(backend, &x, &rotations, batch);
+            layer.add(backend, &mut x, &mixed, (batch, inputs.as_ref()));
         }
         x
     }
@@ -94,15 +108,31 @@ pub enum FeedForwardSpec {
         /// Its projections add a bias.
         bias: bool,
     },
+    /// A gated MLP between two norms: that of its input has a name of its own, as the usual one norms what attention adds.
+    NormedMlp,
     /// Experts, as the configuration has them in some or all layers; a gated MLP in the others.
     Experts,
+}
+
+impl FeedForwardSpec {
+    /// The name of the norm of its input.
+    fn input_norm(self) -> &'static str {
+        match self {
+            Self::Mlp { .. } | Self::Experts => "post_attention_layernorm",
+            Self::NormedMlp => "pre_feedforward_layernorm",
+        }
+    }
 }
 
 struct Layer<B: Backend> {
     input_norm: Norm<B>,
     mixer: Mixer<B>,
-    post_attention_norm: Norm<B>,
+    feed_forward_norm: Norm<B>,
     feed_forward: FeedForward<B>,
+    /// What it adds of its inputs, and the function of the gate on them.
+    input: Option<(LayerInput<B>, Gate)>,
+    /// Factor on the residual stream behind it.
+    factor: Option<f32>,
 }
 
 enum Mixer<B: Backend> {
@@ -126,7 +156,7 @@ impl<B: Backend> Mixer<B> {
         backend: &mut B,
         norm: &Norm<B>,
         x: &B::Tensor,
-        rotations: &B::Tensor,
+        rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
         match self {
@@ -136,7 +166,7 @@ impl<B: Backend> Mixer<B> {
             }
             Self::Latent(attention) => {
                 let normed = norm.forward(backend, x, attention.reader());
-                Mixed::plain(attention.queries(backend, &normed, rotations, batch))
+                Mixed::plain(attention.queries(backend, &normed, &rotations.all, batch))
             }
             Self::State(state) => {
                 let normed = norm.forward(backend, x, state.reader());
@@ -169,6 +199,18 @@ impl<B: Backend> FeedForward<B> {
         let experts = loader.config().experts.as_ref();
         Ok(match spec {
             FeedForwardSpec::Mlp { bias } => Self::Mlp(Mlp::load(loader, layer, bias)?),
+            FeedForwardSpec::NormedMlp => {
+                let hidden = loader.config().hidden_size;
+                let norm = format!("model.layers.{layer}.post_feedforward_layernorm");
+                Self::Mlp(Mlp {
+                    post_norm: Some(Norm::load(loader, &norm, hidden)?),
+                    side: match experts.filter(|all| all.are_in(layer)) {
+                        Some(experts) => Some(SideExperts::load(loader, layer, experts)?),
+                        None => None,
+                    },
+                    ..Mlp::load(loader, layer, false)?
+                })
+            }
             FeedForwardSpec::Experts => match experts.filter(|all| all.are_in(layer)) {
                 Some(experts) => Self::Experts(Mixture::load(loader, layer, experts)?),
                 None => Self::Mlp(Mlp::load(loader, layer, loader.config().bias.mlp)?),
@@ -220,9 +262,28 @@ impl<B: Backend> Layer<B> {
                 Some(_) => Mixer::State(StateMixer::load(loader, layer)?),
                 None => Mixer::load(loader, layer, spec.mixer)?,
             },
-            post_attention_norm: Norm::load(loader, &norm("post_attention_layernorm"), hidden)?,
+            feed_forward_norm: Norm::load(loader, &norm(spec.feed_forward.input_norm()), hidden)?,
             feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
+            input: match loader.config().layer_inputs() {
+                Some(inputs) => {
+                    let input = LayerInput::load(loader, layer, inputs)?;
+                    Some((input, loader.config().gate()))
+                }
+                None => None,
+            },
+            factor: match loader.config().fourth() {
+                Some(_) => Some(loader.number(&norm("layer_scalar"))?),
+                None => None,
+            },
         })
+    }
+
+    /// Whether it keeps something of a sequence.
+    fn keeps_something(&self) -> bool {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.keeps_kv(),
+            Mixer::Latent(_) | Mixer::State(_) => true,
+        }
     }
 
     /// Stores what the layer keeps of the residual stream `x`, and returns what goes on from there.
@@ -230,27 +291,68 @@ impl<B: Backend> Layer<B> {
         &self,
         backend: &mut B,
         x: &B::Tensor,
-        rotations: &B::Tensor,
+        rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
         self.mixer
             .mix(backend, &self.input_norm, x, rotations, batch)
     }
 
-    /// Adds the rest of the layer to `x`.
-    fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
+    /// Adds the rest of the layer to `x`, with the tokens' inputs of all layers if there are some.
+    fn add(
+        &self,
+        backend: &mut B,
+        x: &mut B::Tensor,
+        mixed: &Mixed<B>,
+        (batch, inputs): (&B::Batch, Option<&B::Tensor>),
+    ) {
         self.mixer.add(backend, x, mixed, batch);
-        self.feed_forward.add(backend, &self.post_attention_norm, x);
+        self.feed_forward.add(backend, &self.feed_forward_norm, x);
+        if let (Some((input, gate)), Some(inputs)) = (&self.input, inputs) {
+            input.add(backend, x, inputs, *gate);
+        }
+        if let Some(factor) = self.factor {
+            backend.scale(x, factor);
+        }
     }
 }
 
 /// What stands before the first layer and after the last one.
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
+    /// Factor on embeddings of tokens, and not on vectors of a prompt.
+    embedding_scale: Option<f32>,
+    /// What makes inputs of all layers beside the embedding.
+    inputs: Option<InputTable<B>>,
     rope: B::Rope,
+    /// That of layers with windows, where it is another one.
+    window_rope: Option<B::Rope>,
     norm: Norm<B>,
+    /// Factor on embeddings of tokens and on vectors of a prompt.
+    input_scale: Option<f32>,
+    logits_divisor: Option<f32>,
     /// `None` when the output projection is the embedding.
     lm_head: Option<B::Matrix>,
+    /// Logits bend towards this.
+    logits_cap: Option<f32>,
+}
+
+/// The rotations of the tokens of a step.
+pub struct Rotations<B: Backend> {
+    /// Those in all layers, or in those without windows.
+    pub all: B::Tensor,
+    /// Those in layers with windows, where they are others.
+    windowed: Option<B::Tensor>,
+}
+
+impl<B: Backend> Rotations<B> {
+    /// Those in layers with a window, or with none.
+    pub fn within(&self, window: Option<usize>) -> &B::Tensor {
+        match &self.windowed {
+            Some(windowed) if window.is_some() => windowed,
+            _ => &self.all,
+        }
+    }
 }
 
 impl<B: Backend> Ends<B> {
@@ -258,29 +360,66 @@ impl<B: Backend> Ends<B> {
     pub fn load(loader: &mut Loader<'_, B>) -> Result<Self, LoadError> {
         let (vocab, hidden) = (loader.config().vocab_size, loader.config().hidden_size);
         let tied = loader.config().tie_word_embeddings;
+        let is_gemma = loader.config().gemma.is_some();
         Ok(Self {
             embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
+            embedding_scale: loader.embedding_scale().filter(|_| is_gemma),
+            inputs: match loader.config().layer_inputs() {
+                Some(inputs) => Some(InputTable::load(loader, inputs)?),
+                None => None,
+            },
             rope: loader.rope(),
+            window_rope: loader.window_rope(),
             norm: Norm::load(loader, "model.norm", hidden)?,
+            input_scale: loader.embedding_scale().filter(|_| !is_gemma),
+            logits_divisor: loader.config().logits_divisor,
             lm_head: match tied {
                 true => None,
                 false => Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?),
             },
+            logits_cap: loader
+                .config()
+                .gemma
+                .as_ref()
+                .and_then(|gemma| gemma.logits_cap),
         })
     }
 
-    /// Begins a step: the embedded tokens, and the rotations of their positions.
-    pub fn embed(&self, backend: &mut B, batch: &B::Batch) -> (B::Tensor, B::Tensor) {
-        (
-            backend.embed(&self.embedding, batch),
-            backend.rotations(&self.rope, batch),
-        )
+    /// Begins a step: the embedded tokens, the rotations of their positions, and the inputs of layers that have some.
+    pub fn embed(
+        &self,
+        backend: &mut B,
+        batch: &B::Batch,
+    ) -> (B::Tensor, Rotations<B>, Option<B::Tensor>) {
+        let mut x = backend.embed(&self.embedding, self.embedding_scale, batch);
+        if let Some(scale) = self.input_scale {
+            backend.scale(&mut x, scale);
+        }
+        let table = self.inputs.as_ref();
+        let inputs = table.map(|table| table.inputs(backend, &x, batch));
+        (x, self.rotations(backend, batch), inputs)
+    }
+
+    /// The rotations of the positions of tokens.
+    pub fn rotations(&self, backend: &mut B, batch: &B::Batch) -> Rotations<B> {
+        let windowed = self.window_rope.as_ref();
+        Rotations {
+            all: backend.rotations(&self.rope, batch),
+            windowed: windowed.map(|rope| backend.rotations(rope, batch)),
+        }
     }
 
     /// Ends a step for the rows `tokens` of the residual stream.
     pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         let vocab = self.lm_head.as_ref().unwrap_or(&self.embedding);
-        backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab)
+        let mut logits = backend.logits(hidden, tokens, &self.norm.weight, self.norm.eps, vocab);
+        if let Some(cap) = self.logits_cap {
+            backend.soft_cap(&mut logits, cap);
+        }
+        if let Some(divisor) = self.logits_divisor {
+            backend.scale(&mut logits, divisor.recip());
+        }
+        logits
     }
 
     /// The rows `tokens` of the residual stream, normed.
@@ -305,9 +444,27 @@ impl<B: Backend> Norm<B> {
         })
     }
 
+    /// Loads the factors of a norm that are each multiplied with a number, under their own name.
+    pub fn scaled(
+        loader: &mut Loader<'_, B>,
+        name: &str,
+        width: usize,
+        factor: f32,
+    ) -> Result<Self, LoadError> {
+        Ok(Self {
+            weight: loader.scaled_norm(name, width, factor)?,
+            eps: loader.config().rms_norm_eps,
+        })
+    }
+
     /// Norms each row, for products with `reader`.
     pub fn forward(&self, backend: &mut B, x: &B::Tensor, reader: &B::Matrix) -> B::Operand {
         backend.rms_norm(x, &self.weight, self.eps, reader)
+    }
+
+    /// Norms each row of `x` and adds it to that of the residual stream.
+    pub fn add(&self, backend: &mut B, residual: &mut B::Tensor, x: &B::Tensor) {
+        backend.add_normed(residual, x, &self.weight, self.eps);
     }
 
     /// Norms each row.
@@ -316,16 +473,22 @@ impl<B: Backend> Norm<B> {
     }
 }
 
-/// The gated MLP: `down(silu(gate(x)) * up(x))`.
+/// The gated MLP: `down(g(gate(x), up(x)))`, where `g` is mostly `silu(gate) * up`.
 pub struct Mlp<B: Backend> {
     gate_up: Linear<B>,
+    gate: Gate,
     down: Linear<B>,
+    /// Norms what it adds.
+    post_norm: Option<Norm<B>>,
+    /// What is added to its result before that.
+    side: Option<SideExperts<B>>,
+    residual_scale: Option<f32>,
 }
 
 impl<B: Backend> Mlp<B> {
     /// Loads `model.layers.{layer}.mlp`.
     pub fn load(loader: &mut Loader<'_, B>, layer: usize, bias: bool) -> Result<Self, LoadError> {
-        let width = loader.config().intermediate_size;
+        let width = loader.config().intermediate_in(layer);
         Self::of_module(loader, &format!("model.layers.{layer}.mlp"), width, bias)
     }
 
@@ -341,14 +504,50 @@ impl<B: Backend> Mlp<B> {
         let gate_up = [(name("gate_proj"), width), (name("up_proj"), width)];
         Ok(Self {
             gate_up: loader.linear(&gate_up, hidden, bias)?,
+            gate: loader.config().gate(),
             down: loader.linear(&[(name("down_proj"), hidden)], width, bias)?,
+            post_norm: None,
+            side: None,
+            residual_scale: loader.config().residual_scale,
         })
     }
 
     /// Adds the MLP of `normed` to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, normed: &B::Operand) {
-        let gated = backend.gated_silu(normed, &self.gate_up, &self.down.weight);
-        backend.project_add(x, &gated, &self.down);
+        let gated = self.gated(backend, normed);
+        match &self.post_norm {
+            None => add_projected(backend, x, &gated, &self.down, self.residual_scale),
+            Some(norm) => {
+                let projected = backend.project(&gated, &self.down);
+                let made = match &self.side {
+                    Some(side) => side.sum(backend, x, &projected),
+                    None => projected,
+                };
+                norm.add(backend, x, &made);
+            }
+        }
+    }
+
+    /// What goes on to the projection down.
+    fn gated(&self, backend: &mut B, normed: &B::Operand) -> B::Operand {
+        backend.gated(normed, &self.gate_up, self.gate, &self.down.weight)
+    }
+}
+
+/// Adds a projection, times a factor if there is one, to the residual stream `x`.
+pub fn add_projected<B: Backend>(
+    backend: &mut B,
+    x: &mut B::Tensor,
+    operand: &B::Operand,
+    projection: &Linear<B>,
+    scale: Option<f32>,
+) {
+    match scale {
+        None => backend.project_add(x, operand, projection),
+        Some(scale) => {
+            let projected = backend.project(operand, projection);
+            backend.add_scaled(x, &projected, scale);
+        }
     }
 }
 
@@ -378,6 +577,7 @@ impl<B: Backend> Mixture<B> {
                 true => Some(loader.vector(&[(&config.names.correction(layer), config.count())])?),
                 false => None,
             },
+            factors: None,
             routing: config.routing,
         };
         let bias = loader.config().bias.mlp;
@@ -407,7 +607,7 @@ impl<B: Backend> Mixture<B> {
         let normed = norm.rows(backend, x);
         let shared = self.shared.as_ref().map(|shared| {
             let normed = norm.forward(backend, x, &shared.gate_up.weight);
-            backend.gated_silu(&normed, &shared.gate_up, &shared.down.weight)
+            shared.gated(backend, &normed)
         });
         let routes = backend.route(&normed, &self.router);
         backend.add_experts(x, &normed, routes, &self.experts);

@@ -1,8 +1,9 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
 //!
-//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`glm4_moe_lite`], [`gpt_oss`], [`lfm2`], [`llama`],
-//! [`mistral`], [`mixtral`], [`qwen2`], [`qwen3`], [`qwen3_5`], [`qwen3_moe`]) says what its layers are made of; the parts
-//! that families share are in [`blocks`], [`attention`], [`latent`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
+//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`gemma2`], [`gemma3`], [`gemma4`], [`glm4_moe_lite`],
+//! [`gpt_oss`], [`granite`], [`lfm2`], [`llama`], [`ministral3`], [`mistral`], [`mixtral`], [`phi3`], [`qwen2`], [`qwen3`],
+//! [`qwen3_5`], [`qwen3_moe`], [`smollm3`]) says what its layers are made of; the parts that families share are in [`blocks`],
+//! [`attention`], [`latent`], [`layer_inputs`], [`side_experts`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
 //! nothing of devices, requests or steps.
 
 pub mod attention;
@@ -10,24 +11,34 @@ pub mod blocks;
 pub mod config;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
+pub mod gemma2;
+pub mod gemma3;
+pub mod gemma4;
 pub mod generation;
 pub mod gguf;
 pub mod glm4_moe_lite;
 pub mod gpt_oss;
+pub mod granite;
 pub(crate) mod json_file;
 pub mod latent;
+pub mod layer_inputs;
 pub mod lfm2;
 pub mod llama;
 pub mod loader;
 pub mod location;
+pub mod ministral3;
 pub mod mistral;
 pub mod mixtral;
+pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod random;
 pub mod rope;
+pub mod side_experts;
+pub mod smollm3;
+pub mod sparsity;
 pub mod state_mixer;
 pub mod text;
 pub mod weights;
@@ -91,6 +102,13 @@ pub fn load<B: Backend + 'static>(
         Architecture::DeepseekV2 => Box::new(blocks::Decoder::load(loader, deepseek_v2::layer)?),
         Architecture::DeepseekV3 => Box::new(blocks::Decoder::load(loader, deepseek_v3::layer)?),
         Architecture::GptOss => Box::new(blocks::Decoder::load(loader, gpt_oss::layer)?),
+        Architecture::Gemma2 => Box::new(blocks::Decoder::load(loader, gemma2::layer)?),
+        Architecture::Gemma3 => Box::new(blocks::Decoder::load(loader, gemma3::layer)?),
+        Architecture::Gemma4 => Box::new(blocks::Decoder::load(loader, gemma4::layer)?),
+        Architecture::Granite => Box::new(blocks::Decoder::load(loader, granite::layer)?),
+        Architecture::SmolLm3 => Box::new(blocks::Decoder::load(loader, smollm3::layer)?),
+        Architecture::Phi3 => Box::new(blocks::Decoder::load(loader, phi3::layer)?),
+        Architecture::Ministral3 => Box::new(blocks::Decoder::load(loader, ministral3::layer)?),
         Architecture::Glm4MoeLite => Box::new(blocks::Decoder::load(loader, glm4_moe_lite::layer)?),
     })
 }

@@ -156,12 +156,34 @@ pub enum Entry {
         /// The pin.
         name: u64,
     },
+    /// A request came in whose sequence rotates as long ones do.
+    SubmitLong {
+        /// The request.
+        request: Box<SubmitEntry>,
+        /// Its output begins with these tokens.
+        opening: Arc<[u32]>,
+        /// Other prompts are likely to leave its own at these positions.
+        anchors: Arc<[u32]>,
+        /// Which states the embedding that it wants is made of.
+        pooling: Option<Pooling>,
+        /// Its prompt is vectors.
+        bypasses_cache: bool,
+    },
 }
 
 impl Entry {
     /// A request that comes in.
     pub(super) fn submit(request: &Submission) -> Self {
         let entry = Box::new(SubmitEntry::from(request));
+        if request.namespace.has_long_rotation() {
+            return Self::SubmitLong {
+                request: entry,
+                opening: request.opening.clone(),
+                anchors: request.anchors.clone(),
+                pooling: request.pooling,
+                bypasses_cache: request.bypasses_cache,
+            };
+        }
         if let Some(pooling) = request.pooling {
             return Self::SubmitPooling {
                 request: entry,
@@ -198,7 +220,8 @@ impl Entry {
             | Self::SubmitOpened(..)
             | Self::SubmitAnchored { .. }
             | Self::SubmitBypassing { .. }
-            | Self::SubmitPooling { .. } => "Submit",
+            | Self::SubmitPooling { .. }
+            | Self::SubmitLong { .. } => "Submit",
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",
@@ -246,7 +269,7 @@ pub enum FlagOf {
     Another,
 }
 
-/// A [`Namespace`] as it is written.
+/// A [`Namespace`] as it is written; the entry of a request tells how its sequence rotates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamespaceEntry {
     extra_key: Option<String>,

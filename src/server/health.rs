@@ -98,6 +98,8 @@ pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, A
         "context_length": model.context_length,
         "page_size": model.page_size,
         "max_total_num_tokens": model.max_total_tokens,
+        "kv_cache_dtype": model.kv_cache_dtype,
+        "attention_backend": model.attention_backend,
         "max_running_requests": model.max_running_requests,
         "schedule_policy": stats.schedule_policy,
         "radix_eviction_policy": stats.radix_eviction_policy,
@@ -197,6 +199,8 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
         .has("context_length", count())
         .has("page_size", count())
         .has("max_total_num_tokens", count())
+        .has("kv_cache_dtype", text().or_null())
+        .has("attention_backend", text().or_null())
         .has("max_running_requests", count())
         .has("schedule_policy", text())
         .has("radix_eviction_policy", text())

@@ -14,14 +14,21 @@ use crate::state::pool::pages::PageSize;
 
 use super::SimulateError;
 use super::hardware::Hardware;
-use super::roofline::{Storage, weights_bytes};
+use super::roofline::{Sparsity, Storage, weights_bytes};
 
 /// What weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     let dtype = config.dtype.named().or(model.dtype);
+    let dtype = dtype.unwrap_or(Dtype::BF16);
     Storage {
-        dtype: dtype.unwrap_or(Dtype::BF16),
+        dtype,
+        kv_dtype: config.kv_cache_dtype.named().unwrap_or(dtype.into()),
         quantization: config.quantization,
+        sparsity: config.enable_double_sparsity.then_some(Sparsity {
+            channels: config.ds_heavy_channel_num,
+            tokens: config.ds_heavy_token_num,
+            threshold: config.ds_sparse_decode_threshold,
+        }),
     }
 }
 
@@ -38,10 +45,10 @@ pub fn model_info(
     kv_tokens: Option<usize>,
 ) -> Result<ModelInfo, SimulateError> {
     let storage = storage(config, model);
+    let layout = storage.layout(model)?;
     let context_length = config
         .context_length
         .unwrap_or_else(|| model.context_tokens());
-    let layout = model.kv_layout(storage.dtype);
     let windowed = match config.device {
         // As the engine has it there.
         Device::Cuda(_) => None,
@@ -90,9 +97,12 @@ pub fn model_info(
         max_running_requests: memory.max_running_requests as usize,
         vocab_size: model.vocab_size,
         hidden_size: None,
+        long_above: None,
         eos_token_ids: Vec::new(),
         generation: GenerationConfig::default(),
         memory: Some(memory),
+        kv_cache_dtype: Some(storage.kv_dtype.name()),
+        attention_backend: None,
     })
 }
 

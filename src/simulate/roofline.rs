@@ -7,12 +7,16 @@
 //! - attention: a row's K/V is read once and the new one written; two operations a key's element and query, and two a
 //!   value's. A layer that keeps a state reads and writes it once for each row, and once more where it is copied: when a
 //!   row begins from the cache, and where a step leaves a copy. Its operations count beside those of attention.
+//! - double sparsity: a query with a long context reads all labels and the K/V of the tokens that its heads choose, each head
+//!   its own.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.
 
+use crate::error::LoadError;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
-use crate::state::pool::kv_layout::{KvLayout, PagedKv};
+use crate::model::sparsity::LayersToLabel;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
 use super::hardware::Hardware;
@@ -20,10 +24,45 @@ use super::hardware::Hardware;
 /// The type that the weights are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// Type of weights and K/V.
+    /// Type of weights.
     pub dtype: Dtype,
+    /// Type of K/V.
+    pub kv_dtype: KvDtype,
     /// What matrices are quantised to.
     pub quantization: Option<Quantization>,
+    /// Long contexts are read in part.
+    pub sparsity: Option<Sparsity>,
+}
+
+/// Double sparsity, without its channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sparsity {
+    /// Elements of a head's label.
+    pub channels: usize,
+    /// Tokens that each query head attends to.
+    pub tokens: usize,
+    /// Tokens from which on a query is sparse.
+    pub threshold: usize,
+}
+
+impl Storage {
+    /// The memory that each layer of a model keeps.
+    ///
+    /// # Errors
+    /// A model that cannot be sparse.
+    pub fn layout(&self, model: &ModelConfig) -> Result<KvLayout, LoadError> {
+        let layout = model.kv_layout(self.dtype);
+        let Some(Sparsity { channels, .. }) = self.sparsity else {
+            return Ok(layout);
+        };
+        let layers = LayersToLabel {
+            layout: &layout,
+            windows: &model.windows,
+            n_heads: model.num_attention_heads,
+        };
+        let labels = layers.labels(channels)?;
+        Ok(layout.with_labels(|layer| labels[layer]))
+    }
 }
 
 /// A model's steps on some devices.
@@ -59,14 +98,28 @@ struct Layers {
     window: Option<usize>,
     flops_per_pair: f64,
     bytes_per_token: f64,
+    sparse: Option<SparseLayers>,
+}
+
+/// What queries that are sparse read instead.
+#[derive(Clone, Debug, PartialEq)]
+struct SparseLayers {
+    /// The first position of such a query.
+    first: f64,
+    /// Tokens that a query attends to, and those that all its heads choose if none chooses what another does.
+    tokens: f64,
+    tokens_of_heads: f64,
+    /// Operations of one query and label, and the bytes of one token's labels, in all layers.
+    flops_per_label: f64,
+    bytes_per_label: f64,
 }
 
 impl Layers {
     /// The layers of a model that have K/V.
-    fn of(model: &ModelConfig, layout: &KvLayout) -> Vec<Self> {
+    fn of(model: &ModelConfig, layout: &KvLayout, sparsity: Option<Sparsity>) -> Vec<Self> {
         let mut kinds: Vec<(Option<usize>, PagedKv, f64)> = Vec::new();
-        for (layer, window) in layout.layers().iter().zip(&model.windows) {
-            let Some(pages) = layer.pages() else {
+        for (layer, window) in model.windows.iter().enumerate() {
+            let Some(pages) = layout.read_by(layer) else {
                 continue;
             };
             match kinds
@@ -78,14 +131,51 @@ impl Layers {
             }
         }
         let layers = kinds.into_iter().map(|(window, pages, count)| {
-            let pair_elements = model.num_attention_heads * (pages.key_dim + pages.values.dim());
+            let n_heads = model.num_attention_heads;
+            let pair_elements = n_heads * (pages.key_dim + pages.values.dim());
+            let label_bytes = pages.heads * pages.labels * pages.dtype.bytes();
+            let kv_bytes = pages.bytes_per_token() - label_bytes as u64;
+            let sparse = |sparsity: Sparsity| SparseLayers {
+                first: sparsity.threshold.saturating_sub(1) as f64,
+                tokens: sparsity.tokens as f64,
+                tokens_of_heads: (sparsity.tokens * n_heads / pages.heads) as f64,
+                flops_per_label: 2.0 * (n_heads * pages.labels) as f64 * count,
+                bytes_per_label: label_bytes as f64 * count,
+            };
             Self {
                 window,
                 flops_per_pair: 2.0 * pair_elements as f64 * count,
-                bytes_per_token: pages.bytes_per_token() as f64 * count,
+                bytes_per_token: kv_bytes as f64 * count,
+                sparse: sparsity.filter(|_| pages.labels > 0).map(sparse),
             }
         });
         layers.collect()
+    }
+
+    /// Operations of the queries at `start..end`, and the bytes that they read and write.
+    fn cost(&self, start: f64, end: f64) -> (f64, f64) {
+        let window = self.window.map_or(f64::INFINITY, |window| window as f64);
+        let Some(sparse) = self.sparse.as_ref().filter(|sparse| sparse.first < end) else {
+            let context = end.min(end - start + window - 1.0);
+            return (
+                self.flops_per_pair * pairs(start, end, window),
+                self.bytes_per_token * (context + end - start) + self.label_bytes(end - start),
+            );
+        };
+        let first = sparse.first.max(start);
+        let n = end - first;
+        let dense = if start < first { first } else { 0.0 };
+        let chosen = end.min(n * sparse.tokens_of_heads);
+        let flops = self.flops_per_pair
+            * (pairs(start, first, window) + n * sparse.tokens.min(end))
+            + sparse.flops_per_label * pairs(first, end, window);
+        let bytes = self.bytes_per_token * (dense.max(chosen) + end - start);
+        (flops, bytes + self.label_bytes(end + end - start))
+    }
+
+    fn label_bytes(&self, tokens: f64) -> f64 {
+        let sparse = self.sparse.as_ref();
+        sparse.map_or(0.0, |sparse| sparse.bytes_per_label * tokens)
     }
 }
 
@@ -105,7 +195,8 @@ pub struct StepCost {
 }
 
 impl Roofline {
-    /// The roofline of a model on `devices` devices of a kind.
+    /// The roofline of a model on `devices` devices of a kind. A model that cannot be sparse counts as one that is not:
+    /// [`Storage::layout`] refuses it.
     pub fn new(hardware: &Hardware, model: &ModelConfig, storage: Storage, devices: u32) -> Self {
         let n = f64::from(devices);
         let peak = match storage.quantization {
@@ -119,7 +210,12 @@ impl Roofline {
         let used = model.experts.as_ref().map_or(0.0, |experts| {
             experts.routing.n_used as f64 / experts.count() as f64
         });
-        let body_weights = model.parameters() as f64 - n_tables * table - all_experts;
+        // Of the inputs of layers each token reads a row.
+        let inputs = model.layer_inputs();
+        let inputs = inputs.map(|own| [own.vocab_size, model.num_hidden_layers * own.width]);
+        let input_weights = inputs.map_or(0.0, |[rows, width]| rows as f64 * width as f64);
+        let body_weights =
+            model.parameters() as f64 - n_tables * table - all_experts - input_weights;
         let all_bytes = weights_bytes(model, storage) as f64;
         let table_bytes =
             |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
@@ -128,7 +224,12 @@ impl Roofline {
             true => 0.0,
             false => table_bytes(MatrixRole::Inner),
         };
-        let layout = model.kv_layout(storage.dtype);
+        let looked_up_bytes = looked_up_bytes
+            + inputs.map_or(0.0, |shape| {
+                matrix_bytes(storage, MatrixRole::Inner, shape) as f64
+            });
+        let layout = storage.layout(model);
+        let layout = layout.unwrap_or_else(|_| model.kv_layout(storage.kv_dtype));
         Self {
             flops_per_s: n * peak * hardware.flops_efficiency,
             bytes_per_s: n * hardware.bandwidth_gb_s * 1e9 * hardware.bandwidth_efficiency,
@@ -140,7 +241,7 @@ impl Roofline {
             experts: model.experts.clone(),
             head_weights: table,
             head_bytes,
-            layers: Layers::of(model, &layout),
+            layers: Layers::of(model, &layout, storage.sparsity),
             state_bytes: layout.state_bytes() as f64,
             state_ops: state_ops(model),
             exchange_s: exchange_s(hardware, model, storage, n),
@@ -171,10 +272,9 @@ impl Roofline {
             cost.kv_bytes += 2.0 * self.state_bytes * moves as f64;
             cost.attention_flops += self.state_ops * positions.len() as f64;
             for layers in &self.layers {
-                let window = layers.window.map_or(f64::INFINITY, |window| window as f64);
-                cost.attention_flops += layers.flops_per_pair * pairs(start, end, window);
-                let context = end.min(end - start + window - 1.0);
-                cost.kv_bytes += layers.bytes_per_token * (context + end - start);
+                let (flops, bytes) = layers.cost(start, end);
+                cost.attention_flops += flops;
+                cost.kv_bytes += bytes;
             }
         }
         let tokens = cost.tokens as f64;
@@ -300,7 +400,9 @@ mod tests {
         let model = shape::load("llama-3.1-8b").expect("it is compiled in");
         let storage = Storage {
             dtype: Dtype::BF16,
+            kv_dtype: KvDtype::BF16,
             quantization: None,
+            sparsity: None,
         };
         Roofline::new(&hardware, &model, storage, devices)
     }
@@ -321,6 +423,32 @@ mod tests {
     }
 
     #[test]
+    fn a_sparse_decode_reads_labels_and_some_tokens() {
+        let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
+        let model = shape::load("llama-3.1-8b").expect("it is compiled in");
+        let storage = Storage {
+            dtype: Dtype::BF16,
+            quantization: None,
+            sparsity: Some(Sparsity {
+                channels: 32,
+                tokens: 256,
+                threshold: 4096,
+            }),
+        };
+        let roofline = Roofline::new(&hardware, &model, storage, 1);
+        let cost = |position: u32| roofline.cost(&plan(&[(position..position + 1, true)]));
+        let (kv, label) = (131_072.0, 32.0 * 8.0 * 32.0 * 2.0);
+        // Below the threshold labels are only written.
+        assert_eq!(cost(4094).kv_bytes, kv * 4096.0 + label);
+        assert_eq!(
+            cost(4095).kv_bytes,
+            kv * (4.0 * 256.0 + 1.0) + label * 4097.0
+        );
+        let flops = 32.0 * 4096.0 * 4.0 * 256.0 + 32.0 * 2.0 * 32.0 * 32.0 * 4096.0;
+        assert_eq!(cost(4095).attention_flops, flops);
+    }
+
+    #[test]
     fn layers_count_with_their_own_widths_and_states() {
         let mut model = shape::load("llama-3.1-8b").expect("it is compiled in");
         model.windows[3] = Some(64);
@@ -329,6 +457,7 @@ mod tests {
                 heads: 2,
                 key_dim,
                 values,
+                labels: 0,
                 dtype: KvDtype::BF16,
             })
         };
@@ -344,9 +473,10 @@ mod tests {
             window,
             flops_per_pair: 2.0 * 32.0 * dims,
             bytes_per_token,
+            sparse: None,
         };
         assert_eq!(
-            Layers::of(&model, &layout),
+            Layers::of(&model, &layout, None),
             [
                 layers(None, 2.0 * 32.0, 2.0 * 128.0),
                 layers(None, 40.0, 96.0),
@@ -434,7 +564,9 @@ mod tests {
         let model = model.expect("it can be parsed");
         let storage = Storage {
             dtype: Dtype::BF16,
+            kv_dtype: KvDtype::BF16,
             quantization: None,
+            sparsity: None,
         };
         let hardware = Hardware::load("h100-sxm").expect("it is compiled in");
         let roofline = Roofline::new(&hardware, &model, storage, 1);

@@ -21,6 +21,7 @@ use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
 use souffleur::kernels::cuda::params::ElementType;
 use souffleur::model::loader::LoadFormat;
+use souffleur::state::pool::kv_layout::KvDtype;
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::SamplingParams;
 use souffleur::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
@@ -173,9 +174,10 @@ fn model_dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(model)
 }
 
-fn on_cpu(model: &str, threads: usize, n_window_pages: usize) -> CpuExecutor {
+fn on_cpu(model: &str, threads: usize, kv_dtype: Option<KvDtype>, n_window_pages: usize) -> CpuExecutor {
     let options = CpuOptions {
         dtype: None,
+        kv_dtype,
         quantization: None,
         load_format: LoadFormat::Auto,
         n_pages: 8000,
@@ -188,6 +190,7 @@ fn on_cpu(model: &str, threads: usize, n_window_pages: usize) -> CpuExecutor {
         isa: None,
         shared_prefix: true,
         eos_token_ids: [1].into(),
+        sparsity: None,
     };
     CpuExecutor::load(&model_dir(model), &options, &mut |_, _| {}).unwrap()
 }
@@ -297,24 +300,31 @@ fn warm_decode_steps_allocate_nothing() {
         (format!("{fixtures}/deepseek-v2"), few),
         (format!("{fixtures}/deepseek-v3"), SHARED_ROWS),
         (format!("{fixtures}/gpt-oss"), few),
+        (format!("{fixtures}/gemma3"), SHARED_ROWS),
+        (format!("{fixtures}/gemma4"), SHARED_ROWS),
+        (format!("{fixtures}/gemma4-experts"), few),
         (format!("{fixtures}/lfm2"), few),
         (format!("{fixtures}/lfm2-moe"), SHARED_ROWS),
         (format!("{fixtures}/qwen3-5"), SHARED_ROWS),
         (format!("{fixtures}/qwen3-next"), few),
         ("models/souffleur-tiny".to_owned(), SHARED_ROWS),
     ] {
-        for threads in [1, 2, 3] {
-            let executor = on_cpu(&model, threads, 0);
+        let int8 = Some(KvDtype::Int8);
+        for (threads, kv_dtype) in [(1, None), (2, None), (3, None), (2, int8)] {
+            let executor = on_cpu(&model, threads, kv_dtype, 0);
             let keeps = match executor.keeps_states() {
                 true => Keeps::States,
                 false => Keeps::Pages,
             };
             let allocations = allocations(executor, n_rows, keeps);
-            assert_eq!(allocations, 0, "{model}, {threads} threads, {STEPS} steps");
+            assert_eq!(
+                allocations, 0,
+                "{model}, {threads} threads, {kv_dtype:?}, {STEPS} steps"
+            );
         }
     }
     for model in ["gpt-oss", "mistral"] {
-        let executor = on_cpu(&format!("{fixtures}/{model}"), 2, 8000);
+        let executor = on_cpu(&format!("{fixtures}/{model}"), 2, None, 8000);
         let allocations = allocations(executor, few, Keeps::Windows);
         assert_eq!(allocations, 0, "{model} with window pages, {STEPS} steps");
     }

@@ -200,6 +200,48 @@ fn the_plan_says_what_fits_and_why() {
 }
 
 #[test]
+fn the_plan_counts_kv_in_int8_with_its_scales() {
+    let model = tiny_model().display().to_string();
+    let bytes = |args: &[&str]| -> u64 {
+        let output = run(&[&["plan", "--model", &model, "--dtype", "bfloat16"], args].concat());
+        let text = stdout(&output);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let line = text
+            .lines()
+            .find(|line| line.contains("KV bytes per token"));
+        let words = line.unwrap_or_default().split_whitespace();
+        let mut numbers = words.filter_map(|word| word.replace(',', "").parse().ok());
+        let bytes = numbers.next();
+        let bytes = bytes.unwrap_or_else(|| panic!("no bytes in\n{text}"));
+        assert_eq!(text.contains(", int8 with "), !args.is_empty(), "{text}");
+        bytes
+    };
+    let (plain, int8) = (bytes(&[]), bytes(&["--kv-cache-dtype", "int8"]));
+    assert!(
+        plain / 2 < int8 && int8 < plain * 5 / 8,
+        "{int8} of {plain}"
+    );
+}
+
+#[test]
+fn backends_and_kv_types_of_others_are_refused_with_those_that_exist() {
+    let model = tiny_model().display().to_string();
+    for name in ["flashinfer", "fa3", "triton", "torch_native", "intel_amx"] {
+        check_failure(
+            &["plan", "--model", &model, "--attention-backend", name],
+            2,
+            &[name, "auto or native", "on cpu", "on cuda"],
+        );
+    }
+    for name in ["fp8_e4m3", "fp8_e5m2", "fp4_e2m1"] {
+        let output = run(&["plan", "--model", &model, "--kv-cache-dtype", name]);
+        assert_eq!(output.status.code(), Some(2));
+        let text = stderr(&output);
+        assert!(text.contains(name) && text.contains("bf16, int8"), "{text}");
+    }
+}
+
+#[test]
 fn settings_come_from_the_environment_and_a_file_too() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("souffleur.toml");

@@ -137,6 +137,7 @@ fn known_flags() -> BTreeSet<String> {
         &["bench"],
         &["simulate"],
         &["replay-log"],
+        &["calibrate"],
         &["gpu", "probe"],
         &["gpu", "kernels"],
     ];

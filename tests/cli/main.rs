@@ -9,6 +9,7 @@ mod docs;
 mod gguf;
 mod hub;
 mod serving;
+mod sparse;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

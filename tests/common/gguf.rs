@@ -53,7 +53,8 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
                 file = file.tensor(tensor);
             }
         }
-        let stored = name.replacen("model.language_model.", "model.", 1);
+        let stored = name.strip_prefix("language_model.").unwrap_or(name);
+        let stored = stored.replacen("model.language_model.", "model.", 1);
         let name = stored.as_str();
         if model.leaves_out(name) {
             continue;
@@ -67,6 +68,7 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
         };
         let own = match model.architecture {
             "gpt-oss" => families::gpt_oss(&source),
+            "gemma4" => families::gemma4(&source),
             _ => families::delta_net(&model, &source),
         };
         if let Some(own) = own {
@@ -108,14 +110,21 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
         let values = model.in_file_order(name, view.shape(), values);
         file = file.tensor(Tensor::f32(&model.file_name(name), &shape, &values));
     }
-    match model.divisors() {
-        Some(divisors) => file.tensor(Tensor::f32(
-            "rope_freqs.weight",
-            &[divisors.len()],
-            &divisors,
-        )),
-        None => file,
-    }
+    let both = ["short", "long"].into_iter().filter_map(|length| {
+        let divisors = model.rope[format!("{length}_factor")].as_array()?;
+        let divisors = divisors
+            .iter()
+            .map(|number| number.as_f64().unwrap() as f32);
+        Some((
+            format!("rope_factors_{length}.weight"),
+            divisors.collect::<Vec<f32>>(),
+        ))
+    });
+    let own = model.divisors();
+    let own = own.map(|divisors| ("rope_freqs.weight".to_owned(), divisors));
+    both.chain(own).fold(file, |file, (name, divisors)| {
+        file.tensor(Tensor::f32(&name, &[divisors.len()], &divisors))
+    })
 }
 
 /// Gates, and what they let through.
@@ -168,7 +177,7 @@ pub fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Parts of names in checkpoints and in files.
-const NAMES: [(&str, &str); 55] = [
+const NAMES: [(&str, &str); 57] = [
     ("model.embed_tokens", "token_embd"),
     ("model.embedding_norm", "token_embd_norm"),
     ("model.norm", "output_norm"),
@@ -202,6 +211,8 @@ const NAMES: [(&str, &str); 55] = [
     ("self_attn.k_layernorm", "attn_k_norm"),
     ("self_attn.sinks", "attn_sinks.weight"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
@@ -249,6 +260,13 @@ impl<'a> Model<'a> {
             "Lfm2ForCausalLM" => "lfm2",
             "Lfm2MoeForCausalLM" => "lfm2moe",
             "GptOssForCausalLM" => "gpt-oss",
+            "Gemma2ForCausalLM" => "gemma2",
+            "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" => "gemma3",
+            "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" => "gemma4",
+            "GraniteForCausalLM" => "granite",
+            "SmolLM3ForCausalLM" => "smollm3",
+            "Phi3ForCausalLM" => "phi3",
+            "Ministral3ForCausalLM" | "Mistral3ForConditionalGeneration" => "mistral3",
             other => panic!("{other}"),
         };
         let config = match &config["text_config"] {
@@ -256,13 +274,14 @@ impl<'a> Model<'a> {
             inner => inner,
         };
         let scaling = &config["rope_scaling"];
+        let parameters = &config["rope_parameters"];
         Self {
             config,
             architecture,
-            rope: if scaling.is_null() {
-                &config["rope_parameters"]
-            } else {
-                scaling
+            rope: match (scaling, &parameters["full_attention"]) {
+                (Json::Null, Json::Null) => parameters,
+                (Json::Null, full) => full,
+                (scaling, _) => scaling,
             },
             latents: Latents::Absorbed,
         }
@@ -271,7 +290,11 @@ impl<'a> Model<'a> {
     /// The name that a tensor has in a GGUF file.
     fn file_name(&self, ours: &str) -> String {
         let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
-        let name = NAMES.into_iter().fold(ours.to_owned(), rename);
+        let ours = match self.is_gemma() {
+            true => families::GEMMA.into_iter().fold(ours.to_owned(), rename),
+            false => ours.to_owned(),
+        };
+        let name = NAMES.into_iter().fold(ours, rename);
         match self.has_delta_nets() || self.architecture == "gpt-oss" {
             true => name.replace("ffn_norm", "post_attention_norm"),
             false => name,
@@ -282,6 +305,10 @@ impl<'a> Model<'a> {
     fn stack_name(&self, ours: &str) -> String {
         let bare = ours.strip_suffix(".weight").unwrap_or(ours);
         self.file_name(&format!("{bare}.weight"))
+    }
+
+    fn is_gemma(&self) -> bool {
+        self.architecture.starts_with("gemma")
     }
 
     fn has_delta_nets(&self) -> bool {
@@ -303,7 +330,8 @@ impl<'a> Model<'a> {
     /// Norms of these families are written as what is added to one.
     fn applied(&self, name: &str, mut values: Vec<f32>) -> Vec<f32> {
         let is_norm = name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
-        if self.has_delta_nets() && is_norm {
+        let from_one = self.has_delta_nets() || ["gemma2", "gemma3"].contains(&self.architecture);
+        if from_one && is_norm {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
         values
@@ -339,7 +367,8 @@ impl<'a> Model<'a> {
     fn theta(&self) -> f64 {
         let own = self.rope["rope_theta"].as_f64();
         let default = match self.config["model_type"].as_str() {
-            Some("mixtral" | "lfm2" | "lfm2_moe") => 1e6,
+            Some("mixtral" | "lfm2" | "lfm2_moe" | "gemma3_text" | "gemma4_text") => 1e6,
+            Some("smollm3") => 2e6,
             _ => 1e4,
         };
         own.or(self.config["rope_theta"].as_f64())
@@ -371,9 +400,12 @@ impl<'a> Model<'a> {
             .unwrap_or("default")
     }
 
-    /// Files of arch llama hold the two halves of a head of q and k as pairs.
+    /// Files of arch llama and its like hold the two halves of a head of q and k as pairs.
     fn in_file_order(&self, name: &str, shape: &[usize], values: Vec<f32>) -> Vec<f32> {
-        if self.architecture != "llama" || !(name.contains("q_proj") || name.contains("k_proj")) {
+        let paired = ["llama", "granite", "smollm3", "mistral3"];
+        if !paired.contains(&self.architecture)
+            || !(name.contains("q_proj") || name.contains("k_proj"))
+        {
             return values;
         }
         let (head, width) = (self.head_dim(), values.len() / shape[0]);
@@ -385,8 +417,16 @@ impl<'a> Model<'a> {
         rows.copied().collect()
     }
 
-    /// The numbers by which the converter divides the frequencies of Llama 3.1.
+    /// The numbers by which the converter divides the frequencies of Llama 3.1, and of Gemma 4's layers without windows.
     fn divisors(&self) -> Option<Vec<f32>> {
+        if self.architecture == "gemma4" {
+            // The others do not turn.
+            let part = self.rope["partial_rotary_factor"].as_f64().unwrap_or(0.25);
+            let pairs = self.size("global_head_dim") / 2;
+            let turning = (part * pairs as f64) as usize;
+            let divisor = |pair| if pair < turning { 1.0 } else { 1e30 };
+            return Some((0..pairs).map(divisor).collect());
+        }
         if self.rope_type() != "llama3" {
             return None;
         }

@@ -6,6 +6,23 @@ use super::writer::Tensor;
 /// The number of MXFP4 in files.
 const MXFP4: u32 = 39;
 
+/// Gemma's families: parts of names in checkpoints and in files.
+pub const GEMMA: [(&str, &str); 13] = [
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("router.proj", "ffn_gate_inp"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
 /// A tensor in a checkpoint.
 pub struct Source<'a> {
     pub name: &'a str,
@@ -107,6 +124,24 @@ pub fn delta_net(model: &Model<'_>, source: &Source<'_>) -> Option<Vec<Tensor>> 
         }
         other => panic!("{other}"),
     }
+}
+
+/// Tensors of Gemma 4 that have no `.weight` in checkpoints.
+pub fn gemma4(source: &Source<'_>) -> Option<Vec<Tensor>> {
+    let names = [
+        ("layer_scalar", "layer_output_scale.weight"),
+        ("router.scale", "ffn_gate_inp.scale"),
+        ("router.per_expert_scale", "ffn_down_exps.scale"),
+        ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+        ("experts.down_proj", "ffn_down_exps.weight"),
+    ];
+    let mut names = names.iter();
+    let (_, name) = names.find(|(ours, _)| source.name.ends_with(ours))?;
+    Some(vec![source.within_layer(
+        name,
+        source.shape,
+        &source.values,
+    )])
 }
 
 /// The transposed matrices of a stack.

@@ -17,7 +17,7 @@ impl Model<'_> {
             .size(&key("block_count"), self.size("num_hidden_layers"))
             .size(&key("context_length"), self.size("max_position_embeddings"))
             .size(&key("embedding_length"), self.size("hidden_size"))
-            .size(&key("feed_forward_length"), self.feed_forward())
+            .pair(&key("feed_forward_length"), self.feed_forwards())
             .size(
                 &key("attention.head_count"),
                 self.size("num_attention_heads"),
@@ -29,7 +29,7 @@ impl Model<'_> {
             None => file,
             Some(count) => file
                 .size(&key("expert_count"), count)
-                .size(&key("expert_used_count"), self.size("num_experts_per_tok"))
+                .size(&key("expert_used_count"), self.experts_used())
                 .size(&key("expert_feed_forward_length"), self.expert_width()),
         };
         let says_sum = ["llama", "qwen3moe", "deepseek2"].contains(&self.architecture);
@@ -43,6 +43,8 @@ impl Model<'_> {
         let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
         let file = match self.architecture {
             "deepseek2" => self.latent(file),
+            "gemma4" => self.two_sizes(file),
+            "phi3" => self.phi3(file),
             architecture => {
                 if architecture.starts_with("lfm2") {
                     self.short_conv(file)
@@ -59,7 +61,13 @@ impl Model<'_> {
                 &key("attention.sliding_window"),
                 self.size("sliding_window"),
             ),
+            "granite" => self.factors(file),
+            "mistral3" => {
+                let slope = self.rope["llama_4_scaling_beta"].as_f64().unwrap();
+                file.number(&key("attention.temperature_scale"), slope as f32)
+            }
             _ if self.has_delta_nets() => self.delta_net(file),
+            _ if self.is_gemma() => self.gemma(file),
             _ => file,
         };
         match self.rope_type() {
@@ -80,11 +88,20 @@ impl Model<'_> {
                 let numbers = [
                     ("beta_fast", "yarn_beta_fast", 1.0),
                     ("beta_slow", "yarn_beta_slow", 1.0),
-                    // For this architecture alone.
-                    ("mscale_all_dim", "yarn_log_multiplier", 0.1),
+                    // For these architectures alone.
+                    (
+                        "mscale_all_dim",
+                        "yarn_log_multiplier",
+                        if self.architecture == "mistral3" {
+                            1.0
+                        } else {
+                            0.1
+                        },
+                    ),
                 ];
                 let written = numbers.into_iter().filter(|(ours, ..)| {
-                    *ours != "mscale_all_dim" || self.architecture == "deepseek2"
+                    let has_it = ["deepseek2", "mistral3"].contains(&self.architecture);
+                    *ours != "mscale_all_dim" || has_it
                 });
                 written.fold(file, |file, (ours, theirs, times)| {
                     match self.rope[ours].as_f64() {
@@ -98,6 +115,108 @@ impl Model<'_> {
             }
             _ => file,
         }
+    }
+
+    /// The width of MLPs, for each layer where they differ.
+    fn feed_forwards(&self) -> Value {
+        let width = self.feed_forward();
+        if self.config["use_double_wide_mlp"] != true {
+            return Value::U32(width as u32);
+        }
+        let (layers, sharing) = (
+            self.size("num_hidden_layers"),
+            self.size("num_kv_shared_layers"),
+        );
+        let widths = (0..layers).map(|layer| match layer + sharing < layers {
+            true => width as i32,
+            false => 2 * width as i32,
+        });
+        Value::I32s(widths.collect())
+    }
+
+    fn experts_used(&self) -> usize {
+        match self.config["top_k_experts"].as_u64() {
+            Some(used) => used as usize,
+            None => self.size("num_experts_per_tok"),
+        }
+    }
+
+    /// The sizes of Gemma 4's heads in both kinds of layers, and which share keys and values.
+    fn two_sizes(&self, file: File) -> File {
+        let key = |name: &str| format!("gemma4.{name}");
+        let (wide, narrow) = (self.size("global_head_dim"), self.head_dim());
+        let heads = self.size("num_key_value_heads");
+        let kinds = self.config["layer_types"].as_array().unwrap();
+        let global = self.config["num_global_key_value_heads"].as_u64();
+        let of_kind = |kind: &serde_json::Value| match (kind == "sliding_attention", global) {
+            (false, Some(global)) => global as i32,
+            _ => heads as i32,
+        };
+        let last = kinds.len() - 1;
+        let full = serde_json::json!("full_attention");
+        let kinds = kinds.iter().enumerate();
+        // The last one is full whatever its configuration says.
+        let kinds = kinds.map(|(i, kind)| if i == last { &full } else { kind });
+        let inputs = self.config["hidden_size_per_layer_input"]
+            .as_u64()
+            .unwrap_or(0);
+        let sharing = self.config["num_kv_shared_layers"].as_u64().unwrap_or(0);
+        let sizes = [
+            ("attention.key_length", wide),
+            ("attention.value_length", wide),
+            ("attention.key_length_swa", narrow),
+            ("attention.value_length_swa", narrow),
+            ("attention.shared_kv_layers", sharing as usize),
+            ("embedding_length_per_layer_input", inputs as usize),
+            ("rope.dimension_count", wide),
+            ("rope.dimension_count_swa", narrow),
+        ];
+        let heads = Value::I32s(kinds.map(of_kind).collect());
+        let file = file.pair(&key("attention.head_count_kv"), heads);
+        sizes
+            .into_iter()
+            .fold(file, |file, (name, size)| file.size(&key(name), size))
+    }
+
+    /// Granite's factors, those that are in the configuration.
+    fn factors(&self, file: File) -> File {
+        let factors = [
+            ("attention.scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ];
+        let given = factors
+            .into_iter()
+            .filter_map(|(name, ours)| Some((name, self.config[ours].as_f64()?)));
+        given.fold(file, |file, (name, factor)| {
+            file.number(&format!("granite.{name}"), factor as f32)
+        })
+    }
+
+    /// The keys of Phi-3, which has none for the size of a head.
+    fn phi3(&self, file: File) -> File {
+        let part = self.config["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+        let heads = self.size("num_attention_heads");
+        let rotary = (part * self.size("hidden_size") as f64) as usize / heads;
+        let context = self.size("max_position_embeddings");
+        let original = self.config["original_max_position_embeddings"].as_u64();
+        let original = original.map_or(4096, |original| original as usize);
+        let window = self.config["sliding_window"].as_u64().unwrap_or(0);
+        let file = file
+            .size(
+                "phi3.attention.head_count_kv",
+                self.size("num_key_value_heads"),
+            )
+            .size("phi3.rope.scaling.original_context_length", original)
+            .size("phi3.rope.dimension_count", rotary)
+            .size("phi3.attention.sliding_window", window as usize);
+        if self.rope["long_factor"].is_null() {
+            return file;
+        }
+        let scale = context as f64 / original as f64;
+        let factor = (1.0 + scale.ln() / (original as f64).ln()).sqrt();
+        file.number("phi3.rope.scaling.attn_factor", factor as f32)
     }
 
     /// The width of layers without experts; LFM2's is two thirds of it, stretched and rounded up.
@@ -178,6 +297,42 @@ impl Model<'_> {
         match self.config["shared_expert_intermediate_size"].as_u64() {
             None => file,
             Some(width) => file.size(&key("expert_shared_feed_forward_length"), width as usize),
+        }
+    }
+
+    /// The keys of Gemma's families. Which layers have windows, and the base of their rotation, stand only where they are
+    /// not the usual ones.
+    fn gemma(&self, file: File) -> File {
+        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let mut file = file.size(
+            &key("attention.sliding_window"),
+            self.size("sliding_window"),
+        );
+        for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if let Some(cap) = self.config[name].as_f64() {
+                file = file.number(&key(name), cap as f32);
+            }
+        }
+        if self.architecture == "gemma2" {
+            return file;
+        }
+        let pattern = key("attention.sliding_window_pattern");
+        if let Some(period) = self.config["sliding_window_pattern"].as_u64() {
+            file = file.size(&pattern, period as usize);
+        }
+        if let Some(kinds) = self.config["layer_types"].as_array() {
+            let slides = kinds
+                .iter()
+                .map(|kind| u8::from(kind == "sliding_attention"));
+            let mut slides: Vec<u8> = slides.collect();
+            if let Some(last) = slides.last_mut().filter(|_| self.architecture == "gemma4") {
+                *last = 0;
+            }
+            file = file.pair(&pattern, writer::list(7, slides.len() as u64, &slides));
+        }
+        match self.config["rope_parameters"]["sliding_attention"]["rope_theta"].as_f64() {
+            Some(theta) => file.number(&key("rope.freq_base_swa"), theta as f32),
+            None => file,
         }
     }
 

@@ -14,6 +14,7 @@ use souffleur::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 pub fn cpu_options() -> CpuOptions {
     CpuOptions {
         dtype: None,
+        kv_dtype: None,
         quantization: None,
         load_format: LoadFormat::Auto,
         n_pages: 4096,
@@ -26,6 +27,7 @@ pub fn cpu_options() -> CpuOptions {
         isa: None,
         shared_prefix: true,
         eos_token_ids: [].into(),
+        sparsity: None,
     }
 }
 

@@ -71,6 +71,7 @@ async fn f32_with_pages_of_1_and_graphs() {
 async fn f32_with_pages_of_16() {
     check(F32_PAGES_OF_16, &fixture("qwen3")).await;
     check(F32_PAGES_OF_16, &fixture("mistral")).await;
+    check(F32_PAGES_OF_16, &fixture("phi3")).await;
 }
 
 #[tokio::test]

@@ -209,12 +209,17 @@ fn a_checkpoint_in_float16_is_said_to_run_in_bfloat16() {
 
 #[test]
 fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
-    for quantization in ["int8", "int4"] {
-        let cuda = ["--device", "cuda", "--quantization", quantization];
+    for (flag, name) in [
+        ("--quantization", "int8"),
+        ("--quantization", "int4"),
+        ("--kv-cache-dtype", "int8"),
+        ("--kv-cache-dtype", "bf16"),
+    ] {
+        let name_shown = name.replace("bf16", "bfloat16");
         check_refused(
-            &plan(&cuda, Some(&emulated()), &[]),
+            &plan(&["--device", "cuda", flag, name], Some(&emulated()), &[]),
             2,
-            &[quantization, "--device cpu"],
+            &[&name_shown, "CUDA kernels", "--device cpu"],
         );
     }
     for device in [

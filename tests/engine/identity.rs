@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 use futures_util::future::join_all;
 use souffleur::actors::messages::SetPolicy;
-use souffleur::config::{DtypeChoice, EngineConfig};
+use souffleur::config::{DtypeChoice, EngineConfig, KvCacheDtype};
 use souffleur::engine::{Engine, EngineParts, Generation, Progress};
 use souffleur::kernels::dtype::Quantization;
 use souffleur::state::cache::eviction::EvictionPolicy;
@@ -26,7 +26,7 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 16] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
@@ -39,6 +39,10 @@ const MODELS: [&str; 12] = [
     "tests/fixtures/models/deepseek-v2",
     "tests/fixtures/models/glm4-moe-lite",
     "tests/fixtures/models/gpt-oss",
+    "tests/fixtures/models/gemma2",
+    "tests/fixtures/models/gemma4",
+    "tests/fixtures/models/granite",
+    "tests/fixtures/models/phi3-longrope",
 ];
 
 /// Layers of these keep a state, and a prompt goes on only where one was saved.
@@ -54,14 +58,18 @@ struct Setup<'a> {
     model: &'a str,
     dtype: DtypeChoice,
     quantization: Option<Quantization>,
+    kv: KvCacheDtype,
 }
 
 impl fmt::Display for Setup<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} in {:?}", self.model, self.dtype)?;
-        match self.quantization {
-            Some(quantization) => write!(f, ", {quantization:?}"),
-            None => Ok(()),
+        if let Some(quantization) = self.quantization {
+            write!(f, ", {quantization:?}")?;
+        }
+        match self.kv {
+            KvCacheDtype::Auto => Ok(()),
+            kv => write!(f, ", KV in {kv:?}"),
         }
     }
 }
@@ -73,6 +81,7 @@ pub fn plain(model: &str, dtype: DtypeChoice) -> EngineConfig {
         model,
         dtype,
         quantization,
+        kv: KvCacheDtype::Auto,
     })
 }
 
@@ -82,6 +91,7 @@ fn config(setup: &Setup<'_>) -> EngineConfig {
         model_path,
         dtype: setup.dtype,
         quantization: setup.quantization,
+        kv_cache_dtype: setup.kv,
         skip_tokenizer_init: true,
         max_total_tokens: Some(4096),
         max_running_requests: Some(16),
@@ -300,6 +310,7 @@ async fn check_all(dtype: DtypeChoice) {
             model,
             dtype,
             quantization: None,
+            kv: KvCacheDtype::Auto,
         };
         check(&setup).await;
     }
@@ -343,6 +354,24 @@ async fn schedules_change_no_bit_in_quantised_models() {
             model,
             dtype: DtypeChoice::Bfloat16,
             quantization,
+            kv: KvCacheDtype::Auto,
+        };
+        check(&setup).await;
+    }
+}
+
+#[tokio::test]
+async fn schedules_change_no_bit_with_kv_in_int8() {
+    for model in [
+        "models/souffleur-tiny",
+        "tests/fixtures/models/deepseek-v2-grouped",
+        "tests/fixtures/models/qwen3-5",
+    ] {
+        let setup = Setup {
+            model,
+            dtype: DtypeChoice::Bfloat16,
+            quantization: None,
+            kv: KvCacheDtype::Int8,
         };
         check(&setup).await;
     }

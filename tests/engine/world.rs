@@ -66,9 +66,12 @@ impl Build {
             max_running_requests: self.rows,
             vocab_size: VOCAB as usize,
             hidden_size: self.hidden_size,
+            long_above: None,
             eos_token_ids: vec![EOS],
             generation: Default::default(),
             memory: None,
+            kv_cache_dtype: None,
+            attention_backend: None,
         };
         let options = FakeOptions {
             page_size,

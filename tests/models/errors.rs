@@ -88,14 +88,21 @@ fn unknown_architecture_lists_the_known_ones() {
             for known in [
                 "DeepseekV2ForCausalLM",
                 "DeepseekV3ForCausalLM",
+                "Gemma2ForCausalLM",
+                "Gemma3ForConditionalGeneration",
+                "Gemma4ForConditionalGeneration",
                 "Glm4MoeLiteForCausalLM",
                 "GptOssForCausalLM",
+                "GraniteForCausalLM",
                 "LlamaForCausalLM",
+                "Ministral3ForCausalLM",
                 "MistralForCausalLM",
                 "MixtralForCausalLM",
+                "Phi3ForCausalLM",
                 "Qwen2ForCausalLM",
                 "Qwen3ForCausalLM",
                 "Qwen3MoeForCausalLM",
+                "SmolLM3ForCausalLM",
             ] {
                 assert!(supported.contains(known), "{supported}");
             }

@@ -50,12 +50,32 @@ fn without_the_unsaid(config: &mut Value) {
             .starts_with(family)
     };
     let mut edits: Vec<(&str, Value)> = Vec::new();
-    if is("gpt_oss") {
+    if is("gemma") {
+        // The scale of scores follows from other sizes there, the base of windows is the usual one.
+        edits.push(("query_pre_attn_scalar", config["head_dim"].clone()));
+        if !config["rope_local_base_freq"].is_null() {
+            edits.push(("rope_local_base_freq", json!(10000.0)));
+        }
+        if is("gemma2") {
+            let kinds = ["sliding_attention", "full_attention"];
+            edits.push(("layer_types", json!(kinds)));
+        }
+    } else if is("gpt_oss") {
         edits.push(("swiglu_limit", json!(7.0)));
         let kinds = ["sliding_attention", "full_attention"];
         edits.push(("layer_types", json!(kinds)));
-    } else {
+    } else if !is("phi3") {
         edits.push(("sliding_window", Value::Null));
+    }
+    if is("granite") && config["attention_multiplier"].is_null() {
+        edits.push(("attention_multiplier", json!(1.0)));
+    }
+    if is("phi3")
+        && let Some(rope) = config["rope_scaling"].as_object()
+    {
+        let mut rope = rope.clone();
+        rope.remove("attention_factor");
+        edits.push(("rope_scaling", rope.into()));
     }
     if is("lfm2_moe") {
         edits.push(("routed_scaling_factor", json!(1.0)));
@@ -189,6 +209,23 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         ("glm4-moe-lite", &forms[..], true),
         ("gpt-oss", &forms[..1], true),
         ("gpt-oss-mxfp4", &forms[..1], true),
+        ("gemma2", &forms[..1], true),
+        ("gemma3", &forms[..1], true),
+        ("gemma3-wrapped", &forms[..1], true),
+        // Pairs that do not turn are turned by very little there.
+        ("gemma4", &forms[..1], false),
+        ("gemma4-experts", &forms[..1], false),
+        ("granite", &forms[..1], true),
+        ("granite-bias", &forms[..1], true),
+        // Its window is left out; layers without rotation are those of every file.
+        ("smollm3-window", &forms[..1], true),
+        ("phi3", &forms[..1], true),
+        ("phi3-partial", &forms[..1], true),
+        ("phi3-longrope", &forms[..1], true),
+        ("phi3-longrope-su", &forms[..1], true),
+        // A weight of YaRN is in f32.
+        ("ministral3", &forms[..1], false),
+        ("mistral3", &forms[..1], false),
     ] {
         let dir = folder(name);
         let expected = logits(dir.path());
@@ -207,6 +244,33 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
             );
         }
     }
+}
+
+#[test]
+fn files_have_the_rotations_of_short_and_of_long_sequences() {
+    let dir = folder("phi3-longrope");
+    let file = dir.path().join("tiny.gguf");
+    std::fs::write(&file, of_folder(dir.path()).bytes()).unwrap();
+    let options = CpuOptions {
+        dtype: Some(Dtype::F32),
+        ..options()
+    };
+    let logits = |path: &Path, n_tokens: usize| {
+        let mut seen = Vec::new();
+        let mut executor = load_from(path, &options);
+        executor
+            .score(&prompt()[..n_tokens], 64, &mut |_, logits| {
+                seen.push(logits.to_vec());
+            })
+            .unwrap();
+        seen
+    };
+    let [short, long] = [32, 33].map(|n_tokens| {
+        let seen = logits(&file, n_tokens);
+        assert!(seen == logits(dir.path(), n_tokens), "{n_tokens} tokens");
+        seen
+    });
+    assert_ne!(short[31], long[31], "each has its own");
 }
 
 /// Where the files of a test are written: a folder that tools/gguf/check.py looks into, else the test's own.

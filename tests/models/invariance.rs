@@ -137,7 +137,7 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
 }
 
 /// The prompt behind a prefix of `cached` tokens that another row has computed.
-fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
+pub fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
     let mut bits = Bits::new();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     let own = pages(4, page_size);
@@ -260,59 +260,55 @@ fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
                 dtype: Some(dtype),
                 ..options()
             };
-            let mut executor = load(&name, &options);
-            let prompt = tokens(5, 20, VOCAB);
-            let mut decoded = Bits::new();
-            let mut sequence = prompt.clone();
-            let mut step = plan(0);
-            step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
-            step.table = vec![append(ROW, 1..100)];
-            step.rows = vec![prefill(ROW, 0..20, true)];
-            for n in 0..30 {
-                let mut keep = |_, position, logits: &[f32]| {
-                    decoded.insert(
-                        position,
-                        logits.iter().map(|logit| logit.to_bits()).collect(),
-                    );
-                };
-                let stated = with_states(&executor, &step);
-                let output = executor.run_observed(&stated, &mut keep).unwrap();
-                sequence.extend(&output.rows[0].tokens);
-                step = plan(n + 1);
-                step.rows = vec![decode(ROW, 20 + n as u32)];
-            }
-            // As after a retraction: prompt and output are prefilled together.
-            let mut step = plan(100);
-            step.starts = vec![start(ROW, &sequence, prompt.len(), &greedy())];
-            step.table = vec![append(ROW, (200..300).rev())];
-            let mut again = Bits::new();
-            for (first, end) in [(0, 33), (33, 34), (34, 50)] {
-                step.rows = vec![prefill(ROW, first..end, end as usize == sequence.len())];
-                observe(&mut executor, &step, &mut again);
-                step.starts.clear();
-                step.table.clear();
-            }
-            let mut whole = Bits::new();
-            executor
-                .score(&sequence, 512, &mut |position, logits| {
-                    whole.insert(
-                        position as u32,
-                        logits.iter().map(|logit| logit.to_bits()).collect(),
-                    );
-                })
-                .unwrap();
-            assert_same(
-                &decoded,
-                &whole,
-                &format!("{name}, {dtype:?}, decode against prefill"),
-            );
-            assert_same(
-                &again,
-                &whole,
-                &format!("{name}, {dtype:?}, after a retraction"),
-            );
+            check_retraction(&mut load(&name, &options), &format!("{name}, {dtype:?}"));
         }
     }
+}
+
+/// Decodes behind a prompt of 20 tokens and compares with prefills of what came out, at once and in parts.
+pub fn check_retraction(executor: &mut CpuExecutor, what: &str) {
+    let prompt = tokens(5, 20, VOCAB);
+    let mut decoded = Bits::new();
+    let mut sequence = prompt.clone();
+    let mut step = plan(0);
+    step.starts = vec![start(ROW, &prompt, prompt.len(), &greedy())];
+    step.table = vec![append(ROW, 1..100)];
+    step.rows = vec![prefill(ROW, 0..20, true)];
+    for n in 0..30 {
+        let mut keep = |_, position, logits: &[f32]| {
+            decoded.insert(
+                position,
+                logits.iter().map(|logit| logit.to_bits()).collect(),
+            );
+        };
+        let stated = with_states(executor, &step);
+        let output = executor.run_observed(&stated, &mut keep).unwrap();
+        sequence.extend(&output.rows[0].tokens);
+        step = plan(n + 1);
+        step.rows = vec![decode(ROW, 20 + n as u32)];
+    }
+    // As after a retraction: prompt and output are prefilled together.
+    let mut step = plan(100);
+    step.starts = vec![start(ROW, &sequence, prompt.len(), &greedy())];
+    step.table = vec![append(ROW, (200..300).rev())];
+    let mut again = Bits::new();
+    for (first, end) in [(0, 33), (33, 34), (34, 50)] {
+        step.rows = vec![prefill(ROW, first..end, end as usize == sequence.len())];
+        observe(executor, &step, &mut again);
+        step.starts.clear();
+        step.table.clear();
+    }
+    let mut whole = Bits::new();
+    executor
+        .score(&sequence, 512, &mut |position, logits| {
+            whole.insert(
+                position as u32,
+                logits.iter().map(|logit| logit.to_bits()).collect(),
+            );
+        })
+        .unwrap();
+    assert_same(&decoded, &whole, &format!("{what}, decode against prefill"));
+    assert_same(&again, &whole, &format!("{what}, after a retraction"));
 }
 
 #[test]
@@ -332,8 +328,15 @@ fn every_instruction_set_is_invariant() {
                     "deepseek-v2-grouped",
                     "deepseek-v3",
                     "gpt-oss",
+                    "gemma2",
+                    "gemma3",
+                    "gemma4",
+                    "gemma4-experts",
                     "lfm2",
                     "qwen3-5",
+                    "granite",
+                    "phi3-longrope",
+                    "ministral3",
                 ]
                 .map(|name| (name, quantization))
             });

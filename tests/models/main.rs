@@ -20,6 +20,8 @@ mod int4;
 mod invariance;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod kv_int8;
+mod longrope;
 mod masks;
 mod oracle;
 #[path = "../common/plans.rs"]
@@ -30,6 +32,7 @@ mod quantised;
 #[path = "../common/random_models.rs"]
 mod random_models;
 mod shapes;
+mod sparse;
 mod states;
 mod steps;
 mod vectors;

@@ -1,20 +1,29 @@
 //! Every family and rope variant against what transformers computed (tools/oracle).
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use souffleur::executor::logits::{LogitsRequest, logits, write_logits};
 use souffleur::kernels::cpu::Isa;
 use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::state::sampling::SamplingParams;
 
 use crate::common::{
     append, decode, fixture, fixtures, greedy, load, options, plan, prefill, start, with_states,
 };
 
 #[derive(Deserialize)]
-struct Oracle {
+pub struct Oracle {
     prompts: Vec<Prompt>,
+}
+
+impl Oracle {
+    /// Whether tokens go through experts.
+    pub fn has_experts(&self) -> bool {
+        self.prompts[0].router_margins.is_some()
+    }
 }
 
 #[derive(Deserialize)]
@@ -80,7 +89,7 @@ impl Oracle {
 }
 
 /// Prompts with the oracle's f32 logits, `[position][vocab]`.
-fn oracle(name: &str) -> (Oracle, Vec<Vec<Vec<f32>>>) {
+pub fn oracle(name: &str) -> (Oracle, Vec<Vec<Vec<f32>>>) {
     let file = fixture(name).join("oracle.json");
     let oracle: Oracle = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let bytes = std::fs::read(fixture(name).join("oracle.safetensors")).unwrap();
@@ -104,10 +113,11 @@ fn ours(name: &str, dtype: Dtype, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
     run(&request(name, dtype), oracle)
 }
 
-fn request(name: &str, dtype: Dtype) -> LogitsRequest {
+pub fn request(name: &str, dtype: Dtype) -> LogitsRequest {
     LogitsRequest {
         model: fixture(name),
         dtype: Some(dtype),
+        kv_dtype: None,
         quantization: None,
         threads: 2,
         input: PathBuf::new(),
@@ -115,7 +125,7 @@ fn request(name: &str, dtype: Dtype) -> LogitsRequest {
     }
 }
 
-fn run(request: &LogitsRequest, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
+pub fn run(request: &LogitsRequest, oracle: &Oracle) -> Vec<Vec<Vec<f32>>> {
     let prompts: Vec<Vec<u32>> = oracle
         .prompts
         .iter()
@@ -209,8 +219,7 @@ fn int8_logits_stay_near_those_of_bf16() {
         let relative = (errors / squares).sqrt();
         eprintln!("{name}: relative error of int8 logits {relative:.4}");
         // Rounding to int8 also makes some tokens choose other experts.
-        let has_experts = oracle.prompts[0].router_margins.is_some();
-        let most = if has_experts { 0.15 } else { 0.08 };
+        let most = if oracle.has_experts() { 0.15 } else { 0.08 };
         assert!(relative <= most, "{name}: {relative}");
         assert!(relative > 0.0, "{name}: nothing was quantised");
     }
@@ -320,7 +329,12 @@ fn decoding_step_by_step_follows_the_oracle_until_its_first_unclear_token() {
             let row = index as u32 + 1;
             let n_prompt = prompt.tokens.len() as u32;
             let mut step = plan(0);
-            step.starts = vec![start(row, &prompt.tokens, prompt.tokens.len(), &greedy())];
+            // The longest that the sequence may become decides how it rotates.
+            let sampling = Arc::new(SamplingParams {
+                max_new_tokens: prompt.greedy.len() as u32,
+                ..(*greedy()).clone()
+            });
+            step.starts = vec![start(row, &prompt.tokens, prompt.tokens.len(), &sampling)];
             step.table = vec![append(row, row * 500..row * 500 + n_prompt + 32)];
             step.rows = vec![prefill(row, 0..n_prompt, true)];
             for (n, (token, margin)) in prompt.greedy.iter().zip(&prompt.margins).enumerate() {
@@ -378,6 +392,7 @@ fn logits_of_a_file_of_prompts_are_written_as_tools_ask_for_them() {
     let request = LogitsRequest {
         model: fixture("qwen2"),
         dtype: Some(Dtype::F32),
+        kv_dtype: None,
         quantization: None,
         threads: 1,
         input: dir.path().join("in.json"),

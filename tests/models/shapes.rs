@@ -141,7 +141,31 @@ fn heads_of_any_size() {
             "glm4-moe-lite",
             json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
         ),
+        ("phi3-partial", json!({"partial_rotary_factor": 0})),
+        (
+            "phi3",
+            json!({"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 5}),
+        ),
+        ("smollm3", json!({"no_rope_layers": [0, 0], "head_dim": 6})),
+        (
+            "granite",
+            json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
+        ),
+        ("ministral3", json!({"head_dim": 2, "sliding_window": 1})),
         ("gpt-oss", json!({"head_dim": 2, "sliding_window": 1})),
+        ("gemma2", json!({"head_dim": 2, "sliding_window": 1})),
+        (
+            "gemma4",
+            json!({"head_dim": 2, "global_head_dim": 66, "hidden_size_per_layer_input": 1, "num_kv_shared_layers": 4}),
+        ),
+        (
+            "gemma4-experts",
+            json!({"head_dim": 34, "global_head_dim": 6, "moe_intermediate_size": 1, "top_k_experts": 5}),
+        ),
+        (
+            "gemma3-wrapped",
+            json!({"head_dim": 34, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 5}),
+        ),
         (
             "gpt-oss",
             json!({"num_attention_heads": 3, "num_key_value_heads": 1}),

@@ -69,7 +69,19 @@ fn run(executor: &mut CpuExecutor, vectors: Option<&Arc<PromptVectors>>) -> (Bit
 fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     for name in fixtures() {
-        let vectors = embeddings(&fixture(&name), &prompt);
+        if name == "gemma4" {
+            // Its layers get something of the tokens beside their embeddings.
+            continue;
+        }
+        let mut vectors = embeddings(&fixture(&name), &prompt);
+        if name.starts_with("gemma") {
+            // What stands in the place of an embedding is not multiplied with the root of the width.
+            let values = vectors
+                .values(0..prompt.len())
+                .iter()
+                .map(|value| 8.0 * value);
+            vectors = Arc::new(PromptVectors::new(64, values.collect()).unwrap());
+        }
         // As stored, and wider: elements of either are exactly those of the vectors.
         for dtype in [None, Some(Dtype::F32)] {
             let options = CpuOptions { dtype, ..options() };

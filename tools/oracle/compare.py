@@ -11,7 +11,9 @@ Fails (exit status 1) unless, for every prompt,
   Tokens whose experts rounding may change are left out, up to a third of all tokens;
 - with --quantization int8 the error of the logits, relative to those in bf16 (root of the mean squares), is at most 0.1.
   In models with experts this holds for two thirds of the tokens, each by itself: rounding to int8 makes others choose
-  other experts.
+  other experts;
+- with --kv-cache-dtype int8 the log probability of the token that the engine prefers with KV in bf16 is off by at most 0.1
+  in the mean over all tokens. With --kv-only nothing else is compared, and transformers is not asked.
 """
 
 import argparse
@@ -35,6 +37,7 @@ DECISIVE_MARGIN = 1e-3
 BF16_RATIO = 2.0
 MOST_LEFT_OUT = 1 / 3
 INT8_RELATIVE = 0.1
+INT8_KV_MEAN = 0.1
 
 
 def engine_logits(engine, directory, dtype, inputs, *more):
@@ -103,6 +106,24 @@ def check_int8(bf16, int8, has_experts):
     return report, relative <= INT8_RELATIVE
 
 
+def check_int8_kv(bf16, int8):
+    """Returns what to print, and whether the bar holds."""
+    best = bf16.argmax(dim=-1, keepdim=True)
+    errors = [rows.double().log_softmax(dim=-1).gather(-1, best) for rows in (bf16, int8)]
+    error = (errors[1] - errors[0]).abs()
+    same = (int8.argmax(dim=-1) == best.squeeze(-1)).float().mean().item()
+    report = f"log probabilities off by {error.mean().item():.4f} in the mean, at most {error.max().item():.3f}, "
+    report += f"the same token preferred at {same:.1%} of the positions"
+    return report, error.mean().item() <= INT8_KV_MEAN
+
+
+def compare_kv(engine, directory, inputs, say):
+    """Compares the engine with int8 KV with itself."""
+    bf16 = engine_logits(engine, directory, "bfloat16", inputs)
+    int8 = engine_logits(engine, directory, "bfloat16", inputs, "--kv-cache-dtype", "int8")
+    say("int8 KV", [token for tokens in inputs for token in tokens], *check_int8_kv(torch.cat(bf16), torch.cat(int8)))
+
+
 def choose_prompts(directory, text):
     if text is None:
         config = transformers.AutoConfig.from_pretrained(directory)
@@ -117,13 +138,11 @@ def main():
     parser.add_argument("directory", type=Path, metavar="DIR", help="model folder in Hugging Face layout")
     parser.add_argument("--text", type=Path, help="make the prompts from this text (random tokens)")
     parser.add_argument("--engine", default="cargo run --release --quiet --", help="command that runs the engine")
+    parser.add_argument("--kv-only", action="store_true", help="compare only int8 KV with KV in bfloat16")
     args = parser.parse_args()
 
     directory = args.directory.resolve()
     prompts = choose_prompts(directory, args.text)
-    answers = oracle.answer(directory, prompts)
-    # The last greedy token is only predicted, never fed.
-    inputs = [answer.tokens + answer.greedy[:-1] for answer in answers]
     failures = 0
 
     def say(name, tokens, report, holds):
@@ -131,6 +150,12 @@ def main():
         failures += not holds
         print(f"{'ok  ' if holds else 'FAIL'} {name:8} {len(tokens):5} tokens: {report}")
 
+    if args.kv_only:
+        compare_kv(args.engine, directory, prompts, say)
+        sys.exit(failures > 0)
+    answers = oracle.answer(directory, prompts)
+    # The last greedy token is only predicted, never fed.
+    inputs = [answer.tokens + answer.greedy[:-1] for answer in answers]
     f32 = engine_logits(args.engine, directory, "float32", inputs)
     bf16 = engine_logits(args.engine, directory, "bfloat16", inputs)
     int8 = engine_logits(args.engine, directory, "bfloat16", inputs, "--quantization", "int8")
@@ -141,6 +166,7 @@ def main():
     say("bfloat16", [token for answer in answers for token in answer.tokens], *check_left_out(answers))
     for answer, tokens, rows, quantised in zip(answers, inputs, bf16, int8, strict=True):
         say("int8", tokens, *check_int8(rows, quantised, answer.router_margins is not None))
+    compare_kv(args.engine, directory, inputs, say)
     sys.exit(failures > 0)
 
 

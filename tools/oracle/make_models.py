@@ -72,7 +72,23 @@ QWEN3_5 = DELTA_NET | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "q
 QWEN3_5_MOE = DELTA_NET | {"model_type": "qwen3_5_moe_text"}
 QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
 # Families whose norms are written as what is added to one.
-NORMS_FROM_ONE = ("qwen3_5", "qwen3_next")
+NORMS_FROM_ONE = ("qwen3_5", "qwen3_next", "gemma2", "gemma3")
+
+# Published files have both keys of the activation.
+GEMMA = BASE | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 24,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": 1e-6,
+}
+GEMMA2 = GEMMA | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+GEMMA3 = GEMMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    # Heads are normed: their scores spread less.
+    "query_pre_attn_scalar": 3,
+}
 
 DEEPSEEK_V2 = BASE | {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -114,6 +130,37 @@ YARN = {
     "beta_slow": 0.5,
     "mscale": 1.0,
     "mscale_all_dim": 0.6,
+}
+
+GRANITE = BASE | {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+SMOLLM3 = BASE | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+# Its default, 32000, is beyond the vocabulary.
+PHI3 = BASE | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": EOS}
+MINISTRAL3 = BASE | {
+    "architectures": ["Ministral3ForCausalLM"],
+    "model_type": "ministral3",
+    "head_dim": 24,
+    "rope_parameters": YARN | {"rope_type": "yarn", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.4},
+    "pad_token_id": EOS,
+}
+
+GEMMA4 = {name: value for name, value in GEMMA.items() if name != "hidden_act"} | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+}
+
+# Models that also see are loaded whole by transformers; none of this is stored.
+TINY_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
 }
 
 # How far the logits of a router spread. Sigmoids of far ones would all be nearly 0 or 1.
@@ -694,6 +741,262 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "granite": (
+        GRANITE
+        | {
+            "embedding_multiplier": 2.5,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.7,
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "granite-bias": (
+        GRANITE
+        | {
+            "num_key_value_heads": 1,
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "residual_multiplier": 1.3,
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+            "rope_theta": 5000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "smollm3": (
+        SMOLLM3 | {"no_rope_layers": [0, 1], "rope_theta": 10000.0, "pad_token_id": EOS, "torch_dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
+    "smollm3-window": (
+        SMOLLM3
+        | {
+            "num_hidden_layers": 5,
+            "intermediate_size": 48,
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "pad_token_id": EOS,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "phi3": (
+        PHI3 | {"sliding_window": WINDOW, "rope_theta": 10000.0, "torch_dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
+    "phi3-partial": (
+        PHI3
+        | {
+            "num_key_value_heads": 1,
+            "rms_norm_eps": WIDE_EPS,
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+            "rope_theta": 5000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "phi3-longrope": (
+        PHI3
+        | {
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.05, 1.2, 1.4, 1.9, 2.5],
+                "long_factor": [1.1, 1.6, 3.0, 7.0, 15.0, 30.0],
+            },
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "phi3-longrope-su": (
+        PHI3
+        | {
+            "num_key_value_heads": 4,
+            "sliding_window": WINDOW,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": {
+                "type": "su",
+                # Under the old name transformers looks for it here too.
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.1,
+                "short_factor": [1.0, 1.02, 1.1, 1.2, 1.4, 1.7, 2.0, 2.2],
+                "long_factor": [1.2, 1.5, 2.5, 4.0, 9.0, 14.0, 25.0, 40.0],
+            },
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "ministral3": (MINISTRAL3 | {"torch_dtype": "bfloat16"}, torch.bfloat16, 1),
+    "mistral3": (
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "text_config": {name: value for name, value in MINISTRAL3.items() if name != "architectures"}
+            | {"num_key_value_heads": 1, "sliding_window": WINDOW, "tie_word_embeddings": False},
+            # Of the vision tower nothing is stored.
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "head_dim": 8,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "tie_word_embeddings": False,
+            "eos_token_id": EOS,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma2": (
+        GEMMA2
+        | {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 10,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+            "rope_theta": 10000.0,
+            "eos_token_id": [EOS, 2],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma2-plain": (
+        GEMMA2
+        | {
+            "num_hidden_layers": 3,
+            "intermediate_size": 80,
+            "rms_norm_eps": WIDE_EPS,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma3": (
+        GEMMA3
+        | {
+            "num_hidden_layers": 3,
+            "intermediate_size": 80,
+            "sliding_window_pattern": 2,
+            "rope_theta": 20000.0,
+            "rope_local_base_freq": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "eos_token_id": [EOS, 2],
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma3-wrapped": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "eos_token_id": EOS,
+            "vision_config": TINY_VISION,
+            "text_config": GEMMA3
+            | {
+                "rms_norm_eps": WIDE_EPS,
+                "layer_types": ["full_attention", "sliding_attention"],
+                "attention_bias": True,
+                "attn_logit_softcapping": 5.0,
+                "final_logit_softcapping": 10.0,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                },
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4": (
+        GEMMA4
+        | {
+            "intermediate_size": 48,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "final_logit_softcapping": 10.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+            },
+            "eos_token_id": [EOS, 2],
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4-experts": (
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "vision_config": None,
+            "audio_config": None,
+            "text_config": GEMMA4
+            | {
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "enable_moe_block": True,
+                "num_experts": 5,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 24,
+                "dtype": "bfloat16",
+            },
+        },
+        torch.bfloat16,
+        1,
+    ),
+    "gemma4-plain": (
+        GEMMA4
+        | {
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "mistral": (
         MISTRAL | {"rope_theta": 10000.0, "sliding_window": WINDOW, "torch_dtype": "bfloat16"},
         torch.bfloat16,
@@ -769,6 +1072,11 @@ def fill(name, tensor, config, generator):
         return between(-1.0, 1.0)
     if name.endswith(("in_proj_b.weight", "in_proj_ba.weight", "shared_expert_gate.weight")):
         return normal(2 / math.sqrt(HIDDEN))
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return between(0.5, 1.5)
+    if name.endswith(".router.proj.weight"):
+        # What it reads is divided by the root of the width.
+        return normal(ROUTER_GAIN)
     if name.endswith("expert_bias"):
         return normal(0.3)
     if "norm" in name and config.model_type.startswith(NORMS_FROM_ONE) and "linear_attn" not in name:
@@ -795,7 +1103,7 @@ def fill(name, tensor, config, generator):
         return normal(1 / math.sqrt(tensor.shape[1]))
     if name.endswith("e_score_correction_bias"):
         return normal(0.5)
-    peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
+    peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj", "qkv_proj")
     gain = 1.4 if any(part in name for part in peaked) else 1.0
     # The inputs stand last, also where experts are stacked.
     return normal(gain / math.sqrt(tensor.shape[-1]))
@@ -887,7 +1195,10 @@ def make(name, directory):
         weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(stored).contiguous()
     if whole is not read_back:
         # As in models that also see.
-        weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
+        if whole.model_type == "mistral3":
+            weights = {f"language_model.{name}": tensor for name, tensor in weights.items()}
+        else:
+            weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in weights.items()}
     if name in EXPERT_NAMES:
         weights = unstacked(weights, EXPERT_NAMES[name])
     if name in EXTRA_LAYERS:

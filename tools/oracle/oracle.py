@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mxfp4Config
 
 # 130 is beyond the windows and the original contexts of the tiny models.
 PROMPT_LENGTHS = [1, 7, 33, 130]
@@ -51,9 +51,9 @@ class RouterProbe:
     def __init__(self, model):
         self.scores, self.layers = [], []
         config = model.config.get_text_config()
-        self.n_used = getattr(config, "num_experts_per_tok", None)
-        for layer in model.model.layers:
-            routers = [module for module in layer.modules() if type(module).__name__.lower().endswith("topkrouter")]
+        self.n_used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+        for layer in getattr(model.model, "language_model", model.model).layers:
+            routers = [module for module in layer.modules() if type(module).__name__.lower().endswith(("topkrouter", "textrouter"))]
             # How many tokens a short convolution mixes, and the router behind it.
             taps = config.conv_L_cache if hasattr(layer, "conv") else 1
             self.layers.append((taps, next(iter(routers), None)))
@@ -90,6 +90,9 @@ class RouterProbe:
 def choice(router, inputs, output):
     """The numbers by which a router chooses: its logits, or their sigmoids and a correction."""
     logits, correction = output[0].float(), getattr(router, "e_score_correction_bias", None)
+    if hasattr(router, "per_expert_scale"):
+        # Gemma 4's gives probabilities.
+        logits = logits.log()
     if correction is None and len(inputs) > 1:
         correction = inputs[1]
     return logits if correction is None else logits.sigmoid() + correction.float()
@@ -112,11 +115,14 @@ def group_margins(router, scores):
 def load(directory, dtype):
     # Eager attention: plain matrix products and a softmax, no fused kernel with numerics of its own.
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    quantised = getattr(AutoConfig.from_pretrained(directory), "quantization_config", {})
+    config = AutoConfig.from_pretrained(directory)
+    quantised = getattr(config, "quantization_config", {})
     if quantised.get("quant_method") == "mxfp4":
         # bf16 has all values of these blocks.
         eager["quantization_config"] = Mxfp4Config(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **eager)
+    # This family has no class of its decoder alone.
+    automatic = AutoModelForImageTextToText if config.model_type == "mistral3" else AutoModelForCausalLM
+    model = automatic.from_pretrained(directory, dtype=dtype, **eager)
     # Some quantisers leave matrices in bf16.
     return model.to(dtype).eval()
 
@@ -130,6 +136,17 @@ def random_prompts(vocab_size, lengths=None, seed=SEED):
 @torch.no_grad()
 def prompt_logits(model, tokens):
     return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def n_greedy_behind(config, n_prompt, wanted):
+    """How many tokens may follow a prompt. With longrope all stay on its side of the original context: transformers changes
+    the rotation behind it, and its cached keys would be of the other one."""
+    config = config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return wanted
+    left = rope["original_max_position_embeddings"] - n_prompt
+    return min(wanted, left) if left >= 0 else wanted
 
 
 @torch.no_grad()
@@ -151,7 +168,8 @@ def answer(directory, prompts, n_greedy=GREEDY_TOKENS):
     probe = RouterProbe(model)
     logits, routed = zip(*((prompt_logits(model, tokens), probe.take()) for tokens in prompts))
     router_margins = [None if router is None else probe.margins(router) for router in routed]
-    continuations = [greedy(model, tokens, n_greedy) for tokens in prompts]
+    lengths = [n_greedy_behind(model.config, len(tokens), n_greedy) for tokens in prompts]
+    continuations = [greedy(model, tokens, length) for tokens, length in zip(prompts, lengths)]
     # Two copies of a large model might not fit.
     del model
     model = load(directory, torch.bfloat16)

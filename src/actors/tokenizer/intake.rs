@@ -345,6 +345,11 @@ impl Tokenizer {
         if prepared.grammar.is_some() {
             self.metrics.grammars().submitted();
         }
+        let longest = prepared.tokens.len() + sampling.max_new_tokens as usize;
+        let is_long = self
+            .settings
+            .long_above
+            .is_some_and(|above| longest > above);
         let submission = Submission {
             rid: request.rid.clone(),
             intake: match sink.is_probe() {
@@ -358,7 +363,7 @@ impl Tokenizer {
             bypasses_cache: prepared.vectors.is_some(),
             vectors: prepared.vectors,
             pooling: request.pooling,
-            namespace: request.namespace,
+            namespace: request.namespace.with_long_rotation(is_long),
             sampling: Arc::new(sampling),
             logprobs: request.logprobs.map(Arc::new),
             priority: request.priority,

@@ -53,6 +53,9 @@ pub struct TokenizerSettings {
     pub hidden_size: Option<usize>,
     /// What can ever fit.
     pub limits: IntakeLimits,
+    /// The length above which a sequence rotates as long ones do, prompt and longest output together; `None`: all rotate
+    /// alike.
+    pub long_above: Option<usize>,
     /// Bytes of text that may wait for a slow reader.
     pub client_backlog_bytes: usize,
     /// Log probabilities that one prompt may ask for.

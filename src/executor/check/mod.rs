@@ -25,6 +25,8 @@ pub(super) struct Limits {
     pub(super) n_state_slots: Option<usize>,
     /// Window pages that can be granted; `None` where no layer has a window.
     pub(super) windows: Option<WindowLimits>,
+    /// The length above which a row rotates as long ones do; `None` where all rotate alike.
+    pub(super) long_above: Option<usize>,
 }
 
 /// What a row will be once the plan's starts and table edits are applied.

@@ -15,14 +15,17 @@ use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::kernels::cpu::Isa;
+use crate::kernels::cpu::calibration::Calibration;
+use crate::kernels::cpu::recall::Recall;
 use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, FormatRule};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
+use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 use crate::state::pool::pages::PageRun;
 use crate::state::pool::window_pool::WindowLimits;
 use crate::state::sampling::{RowSampler, SamplingParams};
@@ -33,8 +36,10 @@ use crate::state::step::{
 /// How a [`CpuExecutor`] is set up.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Element type of matrices and KV; `None` for that of the file.
+    /// Element type of matrices; `None` for that of the file.
     pub dtype: Option<Dtype>,
+    /// Element type of KV; `None` for that of the matrices.
+    pub kv_dtype: Option<KvDtype>,
     /// The type that matrices are quantised to when they are loaded.
     pub quantization: Option<Quantization>,
     /// Where weights come from.
@@ -61,6 +66,8 @@ pub struct CpuOptions {
     pub shared_prefix: bool,
     /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
     pub eos_token_ids: Arc<[u32]>,
+    /// Which queries attend to some keys only, as [`CpuDescription::sparsify`] returned it for this model.
+    pub sparsity: Option<ModelSparsity>,
 }
 
 /// What a model needs, known before memory is taken.
@@ -68,8 +75,10 @@ pub struct CpuOptions {
 pub struct CpuDescription {
     /// What the model is.
     pub config: ModelConfig,
-    /// Element type of matrices and KV.
+    /// Element type of matrices.
     pub dtype: Dtype,
+    /// Element type of KV.
+    pub kv_dtype: KvDtype,
     /// What the loaded weights take, in bytes.
     pub weights_bytes: u64,
     /// The same on a device that has no kernels for blocks.
@@ -78,7 +87,33 @@ pub struct CpuDescription {
     pub kv_layout: KvLayout,
 }
 
-/// Describes the model in a folder for the memory plan; every tensor's name, shape and dtype is checked.
+impl CpuDescription {
+    /// The same with KV in `dtype`, if one is named.
+    pub fn with_kv(mut self, dtype: Option<KvDtype>) -> Self {
+        if let Some(dtype) = dtype {
+            self.kv_dtype = dtype;
+            self.kv_layout = self.config.kv_layout(dtype);
+        }
+        self
+    }
+
+    /// Gives the layers of the layout labels, as double sparsity needs them.
+    ///
+    /// # Errors
+    /// A file of channels that cannot be used, a model that cannot be sparse.
+    pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {
+        let sparsity = wish.read(LayersToLabel {
+            layout: &self.kv_layout,
+            windows: &self.config.windows,
+            n_heads: self.config.num_attention_heads,
+        })?;
+        self.kv_layout = sparsity.label(std::mem::take(&mut self.kv_layout));
+        Ok(sparsity)
+    }
+}
+
+/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape and
+/// dtype is checked.
 ///
 /// # Errors
 /// Any [`LoadError`] but [`LoadError::Memory`].
@@ -91,6 +126,7 @@ pub fn describe(
     let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
     Ok(CpuDescription {
         dtype: checkpoint.dtype,
+        kv_dtype: checkpoint.dtype.into(),
         weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
         decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
@@ -168,7 +204,11 @@ impl CpuExecutor {
                 "weights in blocks are widened, as dtype float32 asks for: without it they take less memory"
             );
         }
-        let kv = pool::layout(options, &checkpoint)?;
+        let mut kv = pool::layout(options, &checkpoint)?;
+        if let Some(sparsity) = &options.sparsity {
+            pool::check_sparsity(sparsity, &kv, &config.windows)?;
+            kv = sparsity.label(kv);
+        }
         pool::check(options, &kv)?;
         let windows = kv.window().map(|tokens| WindowLimits {
             tokens,
@@ -191,6 +231,10 @@ impl CpuExecutor {
             n_state_slots: options.n_state_slots,
             n_window_pages: options.n_window_pages,
             shared_prefix: options.shared_prefix,
+            sparsity: options
+                .sparsity
+                .as_ref()
+                .map(|sparsity| sparsity.rules.clone()),
         };
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
@@ -203,6 +247,7 @@ impl CpuExecutor {
             hidden_size: config.hidden_size,
             n_state_slots: keeps_states.then_some(options.n_state_slots),
             windows,
+            long_above: config.rope.long_above(),
         };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
@@ -282,6 +327,8 @@ impl CpuExecutor {
         let n_pages = prompt.len().div_ceil(self.page_size);
         let greedy = SamplingParams {
             temperature: 0.0,
+            // The prompt is all that there will be.
+            max_new_tokens: 0,
             ..Default::default()
         };
         let start = RowStart {
@@ -334,6 +381,46 @@ impl CpuExecutor {
             plan.table.clear();
         }
         Ok(())
+    }
+
+    /// For measurements: fills keys, values and labels of all pages with noise.
+    pub fn fill_with_noise(&mut self) {
+        self.backend.fill_with_noise();
+    }
+
+    /// For measurements: lets all queries see all keys, as if there were no double sparsity, until it is called again.
+    pub fn attend_to_all(&mut self, is_on: bool) {
+        self.backend.attend_to_all(is_on);
+    }
+
+    /// Runs texts one after another, as [`Self::score`] does, and sums up how much the channels of queries and keys matter.
+    ///
+    /// # Errors
+    /// Like [`Self::score`].
+    pub fn calibrate(&mut self, texts: &[&[u32]], chunk: usize) -> Result<Calibration, StepError> {
+        self.backend.calibrate();
+        for text in texts {
+            self.score(text, chunk, &mut |_, _| {})?;
+        }
+        Ok(self.backend.calibrate().unwrap_or_default())
+    }
+
+    /// Runs texts as [`Self::calibrate`] does, and counts how many of the best keys labels find.
+    ///
+    /// # Errors
+    /// Like [`Self::score`].
+    pub fn recall(
+        &mut self,
+        texts: &[&[u32]],
+        chunk: usize,
+        recall: Recall,
+    ) -> Result<Option<f64>, StepError> {
+        self.backend.count_recall(Some(recall));
+        for text in texts {
+            self.score(text, chunk, &mut |_, _| {})?;
+        }
+        let counted = self.backend.count_recall(None);
+        Ok(counted.and_then(|recall| recall.share()))
     }
 
     /// Returns the residual stream of the tokens that are read, in their order.
@@ -417,6 +504,9 @@ impl CpuExecutor {
         }
         if let Some(run) = self.rows.take_vectors(work, first_token) {
             self.batch.place_vectors(run);
+        }
+        if self.rows.row(work.row).is_long {
+            self.batch.rotate_long();
         }
         if let Some(live) = self.rows.row(work.row).live {
             self.batch.keep_state(live, &work.saves);

@@ -3,6 +3,7 @@
 use super::CpuOptions;
 use crate::error::LoadError;
 use crate::model::loader::Checkpoint;
+use crate::model::sparsity::ModelSparsity;
 use crate::state::pool::kv_layout::KvLayout;
 
 /// Refuses sizes that leave nothing to grant, or ask for more than can be named.
@@ -48,7 +49,7 @@ fn check_pages(n_pages: usize, page_size: usize, bytes_per_token: u64) -> Result
 
 /// The memory that layers keep: with window pages, those with a window keep no more than its tokens.
 pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<KvLayout, LoadError> {
-    let layout = checkpoint.kv_layout();
+    let layout = checkpoint.kv_layout_in(options.kv_dtype);
     if options.n_window_pages == 0 {
         return Ok(layout);
     }
@@ -59,6 +60,34 @@ pub(super) fn layout(options: &CpuOptions, checkpoint: &Checkpoint) -> Result<Kv
             options.n_window_pages
         ))
     })
+}
+
+/// Refuses labels that were made for another model.
+pub(super) fn check_sparsity(
+    sparsity: &ModelSparsity,
+    layout: &KvLayout,
+    windows: &[Option<usize>],
+) -> Result<(), LoadError> {
+    let rules = &sparsity.rules;
+    let fits = |layer: usize| {
+        let Some(channels) = &rules.layers[layer] else {
+            return true;
+        };
+        let pages = layout.layers()[layer].pages();
+        let pages = pages.filter(|_| windows[layer].is_none());
+        pages.is_some_and(|pages| {
+            let mut all = (0..channels.n_heads()).flat_map(|head| channels.head(head));
+            channels.n_heads() == pages.heads
+                && all.all(|channel| usize::from(*channel) < pages.key_dim)
+        })
+    };
+    let n_layers = layout.layers().len();
+    match rules.layers.len() == n_layers && rules.tokens > 0 && (0..n_layers).all(fits) {
+        true => Ok(()),
+        false => Err(LoadError::Memory(
+            "sparsity was made for a model with other layers or heads: read its file for this model".to_owned(),
+        )),
+    }
 }
 
 fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {

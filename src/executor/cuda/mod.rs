@@ -256,6 +256,7 @@ impl CudaExecutor {
             hidden_size,
             n_state_slots: None,
             windows: None,
+            long_above: None,
         };
         let n_rows = options.max_rows + 1;
         let readback_words = SAMPLED_WORDS * options.logit_rows();

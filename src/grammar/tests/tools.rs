@@ -12,7 +12,7 @@ use crate::error::RequestError;
 use crate::state::grammar::{Grammar, GrammarProgress};
 use crate::state::output::{OutputStart, Tool, ToolChoice, ToolFormat, ToolUse};
 
-const FORMATS: [ToolFormat; 10] = [
+const FORMATS: [ToolFormat; 13] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
@@ -23,6 +23,9 @@ const FORMATS: [ToolFormat; 10] = [
     ToolFormat::Glm47,
     ToolFormat::DeepSeekV3,
     ToolFormat::DeepSeekV31,
+    ToolFormat::Gemma4,
+    ToolFormat::Granite,
+    ToolFormat::Phi4Mini,
 ];
 
 fn seat(strict: bool) -> Tool {
@@ -134,6 +137,23 @@ fn example(format: ToolFormat, has_args: bool) -> [&'static str; 5] {
             "",
             "<｜tool▁calls▁begin｜>",
             "<｜tool▁calls▁end｜>",
+        ],
+        ToolFormat::Gemma4 => [
+            "<|tool_call>call:seat{row:4,kind:<|\"|>aisle<|\"|>}<tool_call|>",
+            "<|tool_call>call:ping{}<tool_call|>",
+            "",
+            "",
+            "",
+        ],
+        ToolFormat::Granite | ToolFormat::Phi4Mini => [
+            "{\"name\": \"seat\", \"arguments\": {\"row\": 4, \"kind\": \"aisle\"}}",
+            "{\"name\": \"ping\", \"arguments\": {}}",
+            ", ",
+            "<|tool_call|>[",
+            match format {
+                ToolFormat::Phi4Mini => "]<|/tool_call|>",
+                _ => "]",
+            },
         ],
         ToolFormat::GptOss => unreachable!("it writes messages"),
         ToolFormat::Pythonic => ["seat(row=4, kind=\"aisle\")", "ping()", ", ", "[", "]"],

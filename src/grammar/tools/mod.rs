@@ -1,6 +1,7 @@
 //! Calls of tools in the form in which each family writes them. What a grammar writes here is what
 //! [`state::output`](crate::state::output) reads.
 
+mod braced;
 pub(super) mod messages;
 mod pythonic;
 pub(super) mod xml;
@@ -24,8 +25,10 @@ pub(super) fn trigger(format: ToolFormat) -> &'static str {
             "<tool_call>"
         }
         ToolFormat::Lfm2 => "<|tool_call_start|>",
+        ToolFormat::Gemma4 => "<|tool_call>",
         ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => "<｜tool▁calls▁begin｜>",
         ToolFormat::GptOss => "<|channel|>",
+        ToolFormat::Granite | ToolFormat::Phi4Mini => "<|tool_call|>",
         ToolFormat::Mistral => "[TOOL_CALLS]",
         ToolFormat::Llama3 => "<|python_tag|>",
         ToolFormat::Pythonic => "<|python_start|>",
@@ -136,6 +139,15 @@ impl Calls<'_> {
                     Part::text("<｜tool▁calls▁end｜>"),
                 ]))
             }
+            ToolFormat::Gemma4 => Ok(choice(self.each(&mut |tool| self.braced(tool, ""))?)),
+            ToolFormat::Granite | ToolFormat::Phi4Mini => {
+                let calls = choice(self.each(&mut |tool| self.object(tool, "arguments"))?);
+                Ok(Part::Sequence(vec![
+                    Part::text("["),
+                    self.in_parallel(calls, ", "),
+                    Part::text(self.end_of_list()),
+                ]))
+            }
             ToolFormat::GptOss => Err(messages::alone()),
             ToolFormat::Pythonic => {
                 let calls = choice(self.each(&mut |tool| self.pythonic(tool, ""))?);
@@ -224,6 +236,20 @@ impl Calls<'_> {
                 separator: Part::text(self.between_deepseeks()),
                 end: Part::text("<｜tool▁calls▁end｜>"),
             },
+            ToolFormat::Gemma4 => Form {
+                begin: nothing(),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.braced(tool, "<|tool_call>"))?),
+                separator: nothing(),
+                end: nothing(),
+            },
+            ToolFormat::Granite | ToolFormat::Phi4Mini => Form {
+                begin: Part::text("<|tool_call|>["),
+                first: None,
+                call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
+                separator: Part::text(", "),
+                end: Part::text(self.end_of_list()),
+            },
             ToolFormat::GptOss => return Err(messages::alone()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
@@ -300,6 +326,32 @@ impl Calls<'_> {
             self.arguments(tool)?,
             Part::text(format!("{end}<｜tool▁call▁end｜>")),
         ]))
+    }
+
+    fn braced(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
+        let arguments = match self.schema(tool)? {
+            Some(schema) => {
+                braced::arguments(&place(tool), &schema).map_err(|error| error.within(FIELD))
+            }
+            None => Ok(braced::any_arguments()),
+        };
+        let arguments = match arguments {
+            Err(_) if !tool.strict => braced::any_arguments(),
+            arguments => arguments?,
+        };
+        Ok(Part::Sequence(vec![
+            Part::text(format!("{begin}call:{}{{", tool.name)),
+            arguments,
+            Part::text("}<tool_call|>"),
+        ]))
+    }
+
+    /// The end of a list of objects after `<|tool_call|>`.
+    fn end_of_list(&self) -> &'static str {
+        match self.format {
+            ToolFormat::Phi4Mini => "]<|/tool_call|>",
+            _ => "]",
+        }
     }
 
     fn between_deepseeks(&self) -> &'static str {

@@ -109,7 +109,12 @@ fn typed(name: &str, schema: &Value, root: &Value, depth: usize) -> Option<Part>
                 None => Some(None),
                 Some(count) => u32::try_from(count.as_u64()?).ok().map(Some),
             };
-            list(item, count("minItems")?.unwrap_or(0), count("maxItems")?)
+            list(
+                item,
+                ", ",
+                count("minItems")?.unwrap_or(0),
+                count("maxItems")?,
+            )
         }
         "object" => {
             let found = properties("", schema).ok()?;
@@ -135,12 +140,12 @@ fn typed(name: &str, schema: &Value, root: &Value, depth: usize) -> Option<Part>
 }
 
 /// A list of so many items.
-fn list(item: Part, least: u32, most: Option<u32>) -> Option<Part> {
+pub(super) fn list(item: Part, separator: &str, least: u32, most: Option<u32>) -> Option<Part> {
     if most.is_some_and(|most| most < least) {
         return None;
     }
     let again = Part::Repeat {
-        part: Box::new(Part::Sequence(vec![Part::text(", "), item.clone()])),
+        part: Box::new(Part::Sequence(vec![Part::text(separator), item.clone()])),
         least: least.saturating_sub(1),
         most: most.map(|most| most.saturating_sub(1)),
     };

@@ -223,7 +223,7 @@ fn constants(schema: &Value, tags: Tags) -> Option<Vec<String>> {
 
 /// The terminals in Lark that a string matches; `None` unless the schema is one of strings (or null, which reads like
 /// one) with nothing but lengths and a pattern.
-fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
+pub(super) fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
     let object = schema.as_object()?;
     let is_string = match object.get("type") {
         Some(Value::String(name)) => name == "string",

@@ -18,6 +18,8 @@ pub struct Segment {
     pub n_tokens: usize,
     /// Position of its first token in the sequence.
     pub first_position: usize,
+    /// It rotates as rows of long sequences do.
+    pub is_long: bool,
 }
 
 impl Segment {
@@ -86,6 +88,7 @@ impl CpuBatch {
             first_token: self.tokens.len(),
             n_tokens,
             first_position,
+            is_long: false,
         });
         self.tokens.extend_from_slice(tokens);
         for position in first_position..first_position + n_tokens {
@@ -112,6 +115,21 @@ impl CpuBatch {
             true => &self.window_slots,
             false => &self.slots,
         }
+    }
+
+    /// Makes the row that was added last one of a long sequence.
+    pub fn rotate_long(&mut self) {
+        if let Some(last) = self.segments.last_mut() {
+            last.is_long = true;
+        }
+    }
+
+    /// Whether a token is of a long sequence.
+    pub(super) fn is_long(&self, token: usize) -> bool {
+        let after = self
+            .segments
+            .partition_point(|segment| segment.first_token <= token);
+        after > 0 && self.segments[after - 1].is_long
     }
 
     /// Puts vectors in the place of tokens that were added. They are read where tokens are looked up, which is never done
@@ -182,6 +200,7 @@ impl CpuBatch {
                     first_token: self.tokens.len(),
                     n_tokens: 1,
                     first_position: position as usize,
+                    is_long: whole.is_long,
                 }),
             }
             self.tokens.push(step.tokens[index]);

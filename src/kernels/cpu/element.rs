@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 use memmap2::MmapMut;
 
+use super::kept::Kept;
 use super::simd::{LANES, Lanes};
-use crate::kernels::dtype::Dtype;
+use crate::state::pool::kv_layout::KvDtype;
 
 /// A number as stored. Kernels widen it to f32 on the way into a register.
 pub trait Element: bytemuck::Pod + Default + Send + Sync {
@@ -101,7 +102,7 @@ pub struct Elements<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Element> Elements<T> {
+impl<T> Elements<T> {
     /// Returns zeros, as [`Storage::zeros`] does.
     ///
     /// # Panics
@@ -125,7 +126,7 @@ pub trait Borrowed {
     fn slice(self) -> Self::Slice;
 }
 
-impl<'a, T: Element> Borrowed for &'a Elements<T> {
+impl<'a, T: bytemuck::Pod> Borrowed for &'a Elements<T> {
     type Slice = &'a [T];
 
     fn slice(self) -> &'a [T] {
@@ -133,7 +134,7 @@ impl<'a, T: Element> Borrowed for &'a Elements<T> {
     }
 }
 
-impl<'a, T: Element> Borrowed for &'a mut Elements<T> {
+impl<'a, T: bytemuck::Pod> Borrowed for &'a mut Elements<T> {
     type Slice = &'a mut [T];
 
     fn slice(self) -> &'a mut [T] {
@@ -159,7 +160,7 @@ pub unsafe fn load_up_to<S: Lanes>(values: &[f32]) -> S::V {
     unsafe { S::load(values.as_ptr()) }
 }
 
-/// Memory of one of the element types.
+/// Memory of keys and values in one of the element types.
 pub enum Storage {
     /// 32-bit floats.
     F32(Elements<f32>),
@@ -167,23 +168,30 @@ pub enum Storage {
     F16(Elements<f16>),
     /// 16-bit brain floats.
     BF16(Elements<bf16>),
+    /// Signed bytes, with [`Kept::SLACK`] behind them, and their scales.
+    I8(Elements<i8>, Elements<bf16>),
 }
 
-/// Runs an expression with `$data` bound to the elements of a [`Storage`], as a slice.
+/// Runs an expression with `$data` bound to the elements of a [`Storage`] and `$scales` to their scales, as slices; floats
+/// have no scales.
 macro_rules! with_elements {
-    ($storage:expr, $data:ident => $body:expr) => {{
+    ($storage:expr, $data:ident, $scales:ident => $body:expr) => {{
         use $crate::kernels::cpu::element::{Borrowed, Storage};
         match $storage {
             Storage::F32(elements) => {
-                let $data = elements.slice();
+                let ($data, $scales) = (elements.slice(), Default::default());
                 $body
             }
             Storage::F16(elements) => {
-                let $data = elements.slice();
+                let ($data, $scales) = (elements.slice(), Default::default());
                 $body
             }
             Storage::BF16(elements) => {
-                let $data = elements.slice();
+                let ($data, $scales) = (elements.slice(), Default::default());
+                $body
+            }
+            Storage::I8(elements, scales) => {
+                let ($data, $scales) = (elements.slice(), scales.slice());
                 $body
             }
         }
@@ -196,11 +204,15 @@ impl Storage {
     ///
     /// # Panics
     /// When the system has no address space left, as any allocation does.
-    pub fn zeros(dtype: Dtype, len: usize) -> Self {
+    pub fn zeros(dtype: KvDtype, len: usize, n_scales: usize) -> Self {
         match dtype {
-            Dtype::F32 => Self::F32(Elements::zeros(len)),
-            Dtype::F16 => Self::F16(Elements::zeros(len)),
-            Dtype::BF16 => Self::BF16(Elements::zeros(len)),
+            KvDtype::F32 => Self::F32(Elements::zeros(len)),
+            KvDtype::F16 => Self::F16(Elements::zeros(len)),
+            KvDtype::BF16 => Self::BF16(Elements::zeros(len)),
+            KvDtype::Int8 => Self::I8(
+                Elements::zeros(len + <i8 as Kept>::SLACK),
+                Elements::zeros(n_scales),
+            ),
         }
     }
 }

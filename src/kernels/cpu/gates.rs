@@ -1,4 +1,4 @@
-//! Gates: what they let through is multiplied with their sigmoid.
+//! Gates: what they let through is multiplied with their sigmoid, or with their gelu.
 
 use super::element::load_up_to;
 use super::rowwise::{for_rows, store_up_to};
@@ -50,6 +50,99 @@ impl Kernel for Multiply<'_> {
                 let open = S::div(S::splat(1.0), S::add(S::splat(1.0), e));
                 store_up_to::<S>(S::mul(load_up_to::<S>(out), open), out);
             }
+        }
+    }
+}
+
+/// The gated products of a row: `gelu(gate) * up`.
+pub struct GatedGelu<'a> {
+    /// The gates.
+    pub gates: &'a [f32],
+    /// What they let through, as many.
+    pub ups: &'a [f32],
+    /// Takes the products.
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for GatedGelu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let vectors = self.gates.chunks(LANES).zip(self.ups.chunks(LANES));
+        for ((gate, up), out) in vectors.zip(self.out.chunks_mut(LANES)) {
+            // SAFETY: `load_up_to` and `store_up_to` stay within their slices; `dispatch` detected the instruction set.
+            unsafe {
+                let gated = S::mul(gelu::<S>(load_up_to::<S>(gate)), load_up_to::<S>(up));
+                store_up_to::<S>(gated, out);
+            }
+        }
+    }
+}
+
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, in the equal form `x / (1 + e^(-2 sqrt(2 / pi) ...))`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn gelu<S: Lanes>(x: S::V) -> S::V {
+    /// Twice the square root of 2 / pi.
+    const SLOPE: f32 = 1.595_769;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let cubic = S::mul_add(S::mul(x, x), S::splat(0.044_715), S::splat(1.0));
+        let exponent = S::mul(S::mul(x, S::splat(-SLOPE)), cubic);
+        S::div(x, S::add(S::splat(1.0), S::exp(exponent)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Gate;
+    use crate::kernels::cpu::rowwise::gated;
+    use crate::kernels::cpu::tensor::Scratch;
+
+    #[test]
+    fn gelu_is_that_of_the_book_on_every_instruction_set() {
+        // No whole number of vectors.
+        const WIDTH: usize = 1000;
+        let scratch = Scratch::default();
+        let gate = |i: usize| (i as f32 - 500.0) / 50.0;
+        let mut both = scratch.tensor(1, 2 * WIDTH);
+        for i in 0..WIDTH {
+            both.row_mut(0)[i] = gate(i);
+            both.row_mut(0)[WIDTH + i] = 1.0 + i as f32 / 250.0;
+        }
+        let mut seen: Vec<(Isa, Vec<u32>)> = Vec::new();
+        for isa in Isa::available() {
+            let mut pool = ThreadPool::new(1).expect("threads start");
+            let out = scratch.tensor(1, WIDTH);
+            let out = gated(&mut pool, isa, Gate::GeluTanh, &both, out);
+            for (i, got) in out.row(0).iter().enumerate() {
+                let x = f64::from(gate(i));
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+                let expected = 0.5 * x * (1.0 + inner.tanh()) * (1.0 + i as f64 / 250.0);
+                let error = (f64::from(*got) - expected).abs();
+                assert!(
+                    error < 1e-6 * (1.0 + expected.abs()),
+                    "{isa:?}: gelu({x}): {error}"
+                );
+            }
+            seen.push((isa, out.row(0).iter().map(|x| x.to_bits()).collect()));
+        }
+        // Those that round products and sums once agree in all bits.
+        let fused: Vec<_> = seen
+            .iter()
+            .filter(|(isa, _)| *isa != Isa::Portable)
+            .collect();
+        for pair in fused.windows(2) {
+            assert!(
+                pair[0].1 == pair[1].1,
+                "{:?} and {:?}",
+                pair[0].0,
+                pair[1].0
+            );
         }
     }
 }

@@ -3,24 +3,38 @@
 //! A token's K/V lies at slot `page * page_size + offset`; page 0 is the dummy page and holds nothing.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::element::Storage;
+use half::bf16;
+
+use super::element::{Borrowed, Element, Storage};
+use super::kept::Kept;
+use super::labels::{self, Labels};
 use crate::ids::{PageId, RowId};
 use crate::kernels::HeadShape;
-use crate::kernels::dtype::Dtype;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, Values};
+use crate::kernels::sparsity::DoubleSparsity;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, Values};
 
 /// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
     /// Of each layer: its slots are those of window pages.
     windowed: Vec<bool>,
+    labels: Vec<Option<Labels>>,
+    hides_labels: bool,
 }
 
 impl KvPool {
     /// Allocates what the layers keep of `n_slots` tokens, those with window pages of `n_window_slots`; the system commits
     /// memory on first use.
-    pub fn new(layout: &KvLayout, n_slots: usize, n_window_slots: usize) -> Self {
+    ///
+    /// # Panics
+    /// If labels are not those of the layout.
+    pub fn new(
+        layout: &KvLayout,
+        (n_slots, n_window_slots): (usize, usize),
+        sparsity: Option<&Arc<DoubleSparsity>>,
+    ) -> Self {
         let is_windowed = |layer: &LayerKv| matches!(layer, LayerKv::Window { .. });
         let storage = |layer: &LayerKv| match layer.pages() {
             Some(pages) => {
@@ -28,13 +42,19 @@ impl KvPool {
                     true => n_window_slots,
                     false => n_slots,
                 };
-                Storage::zeros(pages.dtype.into(), n_slots * pages.elements_per_token())
+                Storage::zeros(
+                    pages.dtype,
+                    n_slots * (pages.elements_per_token() - pages.heads * pages.labels),
+                    n_slots * pages.scales_per_token(),
+                )
             }
-            None => Storage::zeros(Dtype::F32, 0),
+            None => Storage::zeros(KvDtype::F32, 0, 0),
         };
         Self {
             layers: layout.layers().iter().map(storage).collect(),
             windowed: layout.layers().iter().map(is_windowed).collect(),
+            labels: labels::of_layers(sparsity, layout, n_slots),
+            hides_labels: false,
         }
     }
 
@@ -52,6 +72,61 @@ impl KvPool {
     pub fn layer_mut(&mut self, layer: usize) -> &mut Storage {
         &mut self.layers[layer]
     }
+
+    /// The labels of a layer's keys, unless they are hidden.
+    pub fn labels(&self, layer: usize) -> Option<&Labels> {
+        self.labels[layer].as_ref().filter(|_| !self.hides_labels)
+    }
+
+    /// For measurements: hides all labels, or none.
+    pub fn hide_labels(&mut self, hides: bool) {
+        self.hides_labels = hides;
+    }
+
+    /// For measurements: fills everything with noise, with labels that are as their keys would be, and not of them.
+    pub fn fill_with_noise(&mut self) {
+        let labels = self.labels.iter_mut().flatten().map(Labels::storage_mut);
+        for storage in self.layers.iter_mut().chain(labels) {
+            match storage {
+                Storage::F32(elements) => fill_with_noise(elements.slice()),
+                Storage::F16(elements) => fill_with_noise(elements.slice()),
+                Storage::BF16(elements) => fill_with_noise(elements.slice()),
+                Storage::I8(codes, scales) => {
+                    codes
+                        .slice()
+                        .iter_mut()
+                        .zip(noise())
+                        .for_each(|(to, noise)| *to = (noise * 127.0) as i8);
+                    scales.slice().fill(bf16::from_f32(1.0 / 127.0));
+                }
+            }
+        }
+    }
+
+    /// Copies the labels of the keys that were just written at some slots, if the layer has labels.
+    pub fn store_labels(&mut self, layer: usize, heads: &HeadShape, slots: &[u32]) {
+        if let Some(labels) = &mut self.labels[layer] {
+            labels.store(&self.layers[layer], heads, slots);
+        }
+    }
+}
+
+/// Numbers in [-1, 1).
+fn noise() -> impl Iterator<Item = f32> {
+    let mut state = 0x9e37_79b9_u32;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    })
+}
+
+fn fill_with_noise<E: Element>(elements: &mut [E]) {
+    elements
+        .iter_mut()
+        .zip(noise())
+        .for_each(|(to, noise)| *to = E::narrow(noise));
 }
 
 /// Where the keys and values of a layer lie, in elements.
@@ -59,6 +134,9 @@ impl KvPool {
 /// A head's keys of neighbouring slots lie side by side, so that reading a sequence is one stream for each head:
 /// `[n_kv_heads, n_slots, key_dim]`, and the values behind them likewise if they are as wide as the keys. Values of
 /// another width lie with their keys, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no room.
+///
+/// The scales of quantised elements lie apart, so that keys and values stay on whole cache lines:
+/// `[n_kv_heads, n_slots, key scales + value scales]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Planes {
     n_slots: usize,
@@ -69,10 +147,32 @@ pub struct Planes {
     to_values: usize,
     /// Elements of a slot of a head.
     head_elements: usize,
+    /// Scales of a head's key, and of its values beside the key.
+    key_scales: usize,
+    value_scales: usize,
 }
 
 impl Planes {
-    /// The planes of a layer with these heads whose storage has `len` elements.
+    /// The planes of a layer with these heads in `kv`.
+    ///
+    /// # Panics
+    /// As [`Self::of`].
+    pub fn over<E: Kept>(heads: &HeadShape, kv: &[E]) -> Self {
+        let scales = |dim| {
+            if E::SCALED {
+                KvDtype::Int8.scales(dim)
+            } else {
+                0
+            }
+        };
+        Self {
+            key_scales: scales(heads.key_dim),
+            value_scales: scales(heads.values.stored_dim()),
+            ..Self::of(heads, kv.len() - E::SLACK)
+        }
+    }
+
+    /// The planes of a layer with these heads whose storage has `len` elements, and no scales.
     ///
     /// # Panics
     /// If values in keys are longer than the keys.
@@ -99,6 +199,8 @@ impl Planes {
             head: n_slots * slot,
             to_values,
             head_elements,
+            key_scales: 0,
+            value_scales: 0,
         }
     }
 
@@ -128,6 +230,26 @@ impl Planes {
     #[inline(always)]
     pub fn values(&self, head: usize) -> usize {
         head * self.head + self.to_values
+    }
+
+    /// Scales of a slot of a head, keys and values together.
+    #[inline(always)]
+    pub fn n_scales(&self) -> usize {
+        self.key_scales + self.value_scales
+    }
+
+    /// The scales of a key.
+    #[inline(always)]
+    pub fn scales_of_key(&self, head: usize, slot: usize) -> Range<usize> {
+        let first = (head * self.n_slots + slot) * self.n_scales();
+        first..first + self.key_scales
+    }
+
+    /// The scales of the values beside a key.
+    #[inline(always)]
+    pub fn scales_of_value(&self, head: usize, slot: usize) -> Range<usize> {
+        let first = self.scales_of_key(head, slot).end;
+        first..first + self.value_scales
     }
 }
 

@@ -12,13 +12,17 @@ mod activations;
 mod attention;
 mod batch;
 mod block32;
+pub mod calibration;
+mod caps;
 mod cores;
 mod element;
 mod experts;
 mod format;
 mod gates;
 mod k_quants;
+mod kept;
 pub(crate) mod kv;
+mod labels;
 mod latent;
 mod matmul;
 mod matrix;
@@ -28,7 +32,9 @@ mod portable;
 pub mod probe;
 mod quantise;
 pub(crate) mod readout;
+pub mod recall;
 mod recurrent;
+mod residual;
 mod rowwise;
 mod simd;
 mod stack;
@@ -39,11 +45,14 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use self::activations::{Activations, PackedRows};
 use self::attention::Attention;
 pub use self::batch::{CpuBatch, Segment};
+use self::calibration::Calibration;
 pub use self::cores::{allowed_cores, default_threads};
 use self::experts::{Experts, Routes};
 use self::format::Encoding;
@@ -52,17 +61,19 @@ use self::kv::{KvPool, PageTable};
 use self::latent::HeadMatrices;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
+use self::recall::Recall;
 use self::recurrent::StatePool;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::blocks::BlockType;
-use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
+use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::Rope;
+use crate::kernels::rope::{PositionScale, Rope};
+use crate::kernels::sparsity::DoubleSparsity;
 use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::StateStart;
@@ -94,6 +105,8 @@ pub struct CpuSizes {
     pub n_window_pages: usize,
     /// Whether attention reads pages that rows of a step have in common once for all of them.
     pub shared_prefix: bool,
+    /// Which queries attend to some keys only; the layout has its labels.
+    pub sparsity: Option<Arc<DoubleSparsity>>,
 }
 
 /// Activations in each encoding that the products of a stack read.
@@ -126,6 +139,8 @@ pub struct CpuBackend {
     /// Of the layers with window pages.
     window_table: PageTable,
     attention: Attention,
+    calibration: Option<Calibration>,
+    recall: Option<Recall>,
     /// Empty, kept for their memory.
     routes: Routes,
     expert_items: Vec<ItemRun>,
@@ -156,11 +171,17 @@ impl CpuBackend {
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
-            kv: KvPool::new(&sizes.kv, n_slots, n_window_slots),
+            kv: KvPool::new(
+                &sizes.kv,
+                (n_slots, n_window_slots),
+                sizes.sparsity.as_ref(),
+            ),
             states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             window_table: PageTable::new(n_window_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
+            calibration: None,
+            recall: None,
             routes: Routes::default(),
             expert_items: Vec::new(),
         })
@@ -186,6 +207,26 @@ impl CpuBackend {
     /// Bytes of keys and values that attention has read since the start.
     pub fn kv_bytes_read(&self) -> usize {
         self.attention.kv_bytes()
+    }
+
+    /// From now on notes how much the channels of queries and keys matter; returns what was noted until now.
+    pub fn calibrate(&mut self) -> Option<Calibration> {
+        self.calibration.replace(Calibration::default())
+    }
+
+    /// From now on counts what labels find, or no more; returns what was counted until now.
+    pub fn count_recall(&mut self, recall: Option<Recall>) -> Option<Recall> {
+        std::mem::replace(&mut self.recall, recall)
+    }
+
+    /// For measurements: fills keys, values and labels with noise.
+    pub fn fill_with_noise(&mut self) {
+        self.kv.fill_with_noise();
+    }
+
+    /// For measurements: lets all queries see all keys, as if there were no labels, until it is called again.
+    pub fn attend_to_all(&mut self, is_on: bool) {
+        self.kv.hide_labels(is_on);
     }
 
     /// The page table.
@@ -234,6 +275,13 @@ impl CpuBackend {
         layer: usize,
         batch: &CpuBatch,
     ) -> Tensor {
+        if let Some(calibration) = &mut self.calibration {
+            calibration.add((layer, heads), q, self.kv.layer(layer), batch);
+        }
+        if let Some(recall) = &mut self.recall {
+            let keys = (self.kv.layer(layer), &self.table);
+            recall.add((layer, heads), q, keys, batch);
+        }
         let out = self.scratch.tensor(q.rows(), heads.attended_width());
         let table = match self.kv.is_windowed(layer) {
             true => &self.window_table,
@@ -294,16 +342,37 @@ impl Backend for CpuBackend {
         HeadMatrices::new(heads)
     }
 
-    fn embed(&mut self, table: &Stack, batch: &CpuBatch) -> Tensor {
+    fn look_up(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
         let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::embed(&mut self.pool, table, batch, out)
+        rowwise::look_up(&mut self.pool, table, factor, batch, out)
+    }
+
+    fn zeros_like(&mut self, x: &Tensor) -> Tensor {
+        let mut out = self.scratch.tensor(x.rows(), x.width());
+        out.values_mut().fill(0.0);
+        out
+    }
+
+    fn embed(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
+        let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
+        let mut out = rowwise::look_up(&mut self.pool, table, factor, batch, out);
+        rowwise::place_vectors(batch, &mut out);
+        out
+    }
+
+    fn scale(&mut self, x: &mut Tensor, factor: f32) {
+        rowwise::scale(&mut self.pool, x, |_| factor);
+    }
+
+    fn scale_by_position(&mut self, x: &mut Tensor, scale: PositionScale, batch: &CpuBatch) {
+        rowwise::scale(&mut self.pool, x, |row| scale.at(batch.positions[row]));
     }
 
     fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
         let out = self
             .scratch
             .tensor(batch.n_tokens(), 2 * rope.inv_freq.len());
-        rowwise::rotations(&mut self.pool, rope, &batch.positions, out)
+        rowwise::rotations(&mut self.pool, rope, batch, out)
     }
 
     fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32, reader: &Stack) -> Operand {
@@ -335,11 +404,28 @@ impl Backend for CpuBackend {
         let rotation = rowwise::Rotation {
             heads,
             norms,
+            value_eps: weights.norms_values.then_some(weights.eps),
             rotations,
         };
         let slots = batch.slots_in(&self.kv, layer);
         let store = (self.kv.layer_mut(layer), slots);
-        rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store)
+        let q = rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store);
+        self.kv.store_labels(layer, heads, slots);
+        q
+    }
+
+    fn project_queries(
+        &mut self,
+        x: &Operand,
+        weights: &QueryWeights<Self>,
+        heads: &HeadShape,
+        rotations: &Tensor,
+    ) -> Tensor {
+        let mut q = self.project(x, &weights.projection);
+        let norm = weights.head_norm.as_deref();
+        let norm = norm.map(|norm| (norm, weights.eps));
+        rowwise::rotate_queries(&mut self.pool, self.isa, &mut q, (heads, norm), rotations);
+        q
     }
 
     fn attend(
@@ -401,13 +487,19 @@ impl Backend for CpuBackend {
         out
     }
 
-    fn gated_silu(&mut self, x: &Operand, gate_up: &Linear<Self>, reader: &Stack) -> Operand {
+    fn gated(
+        &mut self,
+        x: &Operand,
+        gate_up: &Linear<Self>,
+        gate: Gate,
+        reader: &Stack,
+    ) -> Operand {
         let width = gate_up.weight.outputs / 2;
-        if !gate_up.weight.alternates() {
+        if !gate_up.weight.alternates() || gate != Gate::Silu {
             let mut both = self.scratch.tensor(x.rows(), 2 * width);
             self.product(x, gate_up, &mut both, Write::Store);
             let out = self.scratch.tensor(x.rows(), width);
-            let out = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
+            let out = rowwise::gated(&mut self.pool, self.isa, gate, &both, out);
             return self.pack(Activations::plain(out.values(), width), reader);
         }
         let packed = match reader.encodings() {
@@ -428,6 +520,30 @@ impl Backend for CpuBackend {
 
     fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
         self.product(x, linear, residual, Write::Add);
+    }
+
+    fn gated_part(
+        &mut self,
+        (gates, gate): (&Tensor, Gate),
+        (inputs, part): (&Tensor, usize),
+        reader: &Stack,
+    ) -> Operand {
+        let out = self.scratch.tensor(gates.rows(), gates.width());
+        let gates = (gates, gate);
+        let out = rowwise::gated_part(&mut self.pool, self.isa, gates, (inputs, part), out);
+        self.pack(Activations::plain(out.values(), out.width()), reader)
+    }
+
+    fn add_normed(&mut self, residual: &mut Tensor, x: &Tensor, norm: &Vec<f32>, eps: f32) {
+        residual::add_normed(&mut self.pool, self.isa, residual, x, (norm, eps));
+    }
+
+    fn soft_cap(&mut self, x: &mut Tensor, cap: f32) {
+        caps::cap_all(&mut self.pool, self.isa, x, cap);
+    }
+
+    fn add_scaled(&mut self, residual: &mut Tensor, x: &Tensor, factor: f32) {
+        rowwise::add_scaled(&mut self.pool, residual, x, factor);
     }
 
     fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {

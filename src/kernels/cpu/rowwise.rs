@@ -1,7 +1,11 @@
 //! Kernels that treat each token's row by itself: embedding, norms, rotation, KV store, activation.
 
+use half::bf16;
+
 use super::batch::CpuBatch;
 use super::element::{Element, Storage, load_up_to, with_elements};
+use super::gates::GatedGelu;
+use super::kept::Kept;
 use super::kv::Planes;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::stack::Stack;
@@ -26,20 +30,34 @@ pub fn for_rows(pool: &mut ThreadPool, rows: usize, cost: usize, row: impl Fn(us
     });
 }
 
-/// Copies the rows of `table` that the batch's tokens name, and the vectors that stand in the place of some.
-pub fn embed(pool: &mut ThreadPool, table: &Stack, batch: &CpuBatch, mut out: Tensor) -> Tensor {
+/// Copies the rows of `table` that the batch's tokens name, times a factor.
+pub fn look_up(
+    pool: &mut ThreadPool,
+    table: &Stack,
+    factor: Option<f32>,
+    batch: &CpuBatch,
+    mut out: Tensor,
+) -> Tensor {
     let (width, tokens) = (table.inputs, &batch.tokens);
     let shared = Shared::new(out.values_mut());
     for_rows(pool, tokens.len(), width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         table.read_row(tokens[row] as usize, out);
+        if let Some(factor) = factor {
+            out.iter_mut().for_each(|value| *value *= factor);
+        }
     });
+    out
+}
+
+/// Copies the batch's vectors into the rows of the tokens in whose place they stand.
+pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
+    let width = out.width();
     for run in batch.vectors() {
         let (first, values) = (run.first_token * width, run.values());
         out.values_mut()[first..first + values.len()].copy_from_slice(values);
     }
-    out
 }
 
 /// The products of gates and what they are for: rows hold the gates in their first half, the rest in the second.
@@ -56,23 +74,47 @@ pub fn gated(
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
         let (gates, ups) = both.row(row).split_at(width);
-        match gate {
-            Gate::Silu => dispatch(isa, GatedSilu { gates, ups, out }),
-            Gate::Clamped { limit, slope } => {
-                let bounds = (limit, slope);
-                dispatch(
-                    isa,
-                    GatedClamped {
-                        gates,
-                        ups,
-                        bounds,
-                        out,
-                    },
-                );
-            }
-        }
+        gate_row(isa, gate, (gates, ups), out);
     });
     out
+}
+
+/// The products of gates and one of the parts of the same rows of `inputs`, each as wide as those of the gates.
+pub fn gated_part(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    (gates, gate): (&Tensor, Gate),
+    (inputs, part): (&Tensor, usize),
+    mut out: Tensor,
+) -> Tensor {
+    let width = out.width();
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, gates.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let out = unsafe { shared.part(row * width, width) };
+        let ups = &inputs.row(row)[part * width..(part + 1) * width];
+        gate_row(isa, gate, (gates.row(row), ups), out);
+    });
+    out
+}
+
+fn gate_row(isa: Isa, gate: Gate, (gates, ups): (&[f32], &[f32]), out: &mut [f32]) {
+    match gate {
+        Gate::Silu => dispatch(isa, GatedSilu { gates, ups, out }),
+        Gate::GeluTanh => dispatch(isa, GatedGelu { gates, ups, out }),
+        Gate::Clamped { limit, slope } => {
+            let bounds = (limit, slope);
+            dispatch(
+                isa,
+                GatedClamped {
+                    gates,
+                    ups,
+                    bounds,
+                    out,
+                },
+            );
+        }
+    }
 }
 
 struct GatedSilu<'a> {
@@ -164,20 +206,51 @@ pub unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
     }
 }
 
-/// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each.
-pub fn rotations(pool: &mut ThreadPool, rope: &Rope, positions: &[u32], mut out: Tensor) -> Tensor {
+/// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each. Tokens of long sequences
+/// have frequencies of their own, where the rotation has such.
+pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: Tensor) -> Tensor {
     let half = rope.inv_freq.len();
+    let long = rope.long_inv_freq.as_ref().unwrap_or(&rope.inv_freq);
     let shared = Shared::new(out.values_mut());
-    for_rows(pool, positions.len(), 2 * half * ANGLE_COST, |row| {
+    for_rows(pool, batch.n_tokens(), 2 * half * ANGLE_COST, |row| {
         // SAFETY: each row is written by one item.
         let (cos, sin) = unsafe { shared.part(row * 2 * half, 2 * half) }.split_at_mut(half);
-        for (i, frequency) in rope.inv_freq.iter().enumerate() {
-            let angle = positions[row] as f32 * frequency;
+        let frequencies = match batch.is_long(row) {
+            true => long,
+            false => &rope.inv_freq,
+        };
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let angle = batch.positions[row] as f32 * frequency;
             cos[i] = angle.cos() * rope.attention_scale;
             sin[i] = angle.sin() * rope.attention_scale;
         }
     });
     out
+}
+
+/// Multiplies each row with its factor.
+pub fn scale(pool: &mut ThreadPool, x: &mut Tensor, factor: impl Fn(usize) -> f32 + Sync) {
+    let (rows, width) = (x.rows(), x.width());
+    let shared = Shared::new(x.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        let factor = factor(row);
+        // SAFETY: each row is written by one item.
+        let values = unsafe { shared.part(row * width, width) };
+        values.iter_mut().for_each(|value| *value *= factor);
+    });
+}
+
+/// Adds `x` times a factor, rounded before it is added.
+pub fn add_scaled(pool: &mut ThreadPool, to: &mut Tensor, x: &Tensor, factor: f32) {
+    let width = x.width();
+    let shared = Shared::new(to.values_mut());
+    for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let to = unsafe { shared.part(row * width, width) };
+        for (to, value) in to.iter_mut().zip(x.row(row)) {
+            *to += value * factor;
+        }
+    });
 }
 
 /// Norms each row with a weight and what is added to the mean square.
@@ -267,6 +340,8 @@ pub struct Rotation<'a> {
     pub heads: &'a HeadShape,
     /// Weights of the norms of query and key heads, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
+    /// Values are normed without a weight, with this added to the mean square.
+    pub value_eps: Option<f32>,
     /// Cos and sin, `[n_tokens, rotary width]`, which is at most `key_dim`.
     pub rotations: &'a Tensor,
 }
@@ -297,9 +372,9 @@ pub fn rotate_and_store(
     assert_eq!(width, q_width + kv_width, "queries, keys and values");
     let qkv = Shared::new(qkv.values_mut());
     let q_out = Shared::new(q.values_mut());
-    with_elements!(kv, kv => {
-        let planes = Planes::of(heads, kv.len());
-        let kv = Shared::new(kv);
+    with_elements!(kv, kv, scales => {
+        let planes = Planes::over(heads, kv);
+        let store = (Shared::new(kv), Shared::new(scales));
         for_rows(pool, rows, width * ELEMENT_COST, |row| {
             // SAFETY: each row is read and written by one item.
             let (input, q) = unsafe {
@@ -308,8 +383,8 @@ pub fn rotate_and_store(
                     q_out.part(row * q_width, q_width),
                 )
             };
-            let slot = planes.slot(slots[row] as usize);
-            dispatch(isa, RotateRow { input, q, kv, planes, slot, rotation, turn: rotation.rotations.row(row) });
+            let (slot, turn) = (slots[row] as usize, rotation.rotations.row(row));
+            dispatch(isa, RotateRow { input, q, store, planes, slot, rotation, turn });
         });
     });
     q
@@ -318,26 +393,28 @@ pub fn rotate_and_store(
 struct RotateRow<'a, E> {
     input: &'a mut [f32],
     q: &'a mut [f32],
-    kv: Shared<'a, E>,
+    /// Keys and values, and their scales.
+    store: (Shared<'a, E>, Shared<'a, bf16>),
     planes: Planes,
-    /// How far the token's slot lies after the first one.
+    /// The token's slot.
     slot: usize,
     rotation: &'a Rotation<'a>,
     /// Cos and sin of the token's position.
     turn: &'a [f32],
 }
 
-impl<E: Element> Kernel for RotateRow<'_, E> {
+impl<E: Kept> Kernel for RotateRow<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let Self {
             planes,
-            slot,
             rotation,
+            store: (to, scales),
             ..
         } = self;
+        let slot = planes.slot(self.slot);
         let (key_dim, value_dim) = (rotation.heads.key_dim, rotation.heads.values.dim());
         let norms = rotation.norms;
         let (queries, kv) = self.input.split_at_mut(self.q.len());
@@ -345,10 +422,10 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
         // SAFETY: only hints; `dispatch` detected the instruction set.
         unsafe {
             for head in 0..rotation.heads.n_kv_heads {
-                S::prefetch_all_to_write(self.kv.at(planes.keys(head) + slot), key_dim);
+                S::prefetch_all_to_write(to.at(planes.keys(head) + slot), key_dim);
             }
             for head in 0..rotation.heads.n_kv_heads {
-                S::prefetch_all_to_write(self.kv.at(planes.values(head) + slot), value_dim);
+                S::prefetch_all_to_write(to.at(planes.values(head) + slot), value_dim);
             }
         }
         let heads = queries.chunks_exact_mut(key_dim);
@@ -360,14 +437,69 @@ impl<E: Element> Kernel for RotateRow<'_, E> {
         // that row's alone, see `state::pool::page_pool`.
         for (i, key) in keys.chunks_exact_mut(key_dim).enumerate() {
             turn_head::<S>(key, norms.map(|n| (n.1, n.2)), self.turn);
-            // SAFETY: the slot is this item's.
-            let out = unsafe { self.kv.part(planes.keys(i) + slot, key_dim) };
-            narrow_into::<E, S>(key, out);
+            let scales_at = planes.scales_of_key(i, self.slot);
+            // SAFETY: the slot is this item's; `dispatch` detected the instruction set.
+            unsafe {
+                let out = to.part(planes.keys(i) + slot, key_dim);
+                E::keep::<S>(key, out, scales.part(scales_at.start, scales_at.len()));
+            }
         }
-        for (i, value) in values.chunks_exact(value_dim).enumerate() {
-            // SAFETY: the slot is this item's.
-            let out = unsafe { self.kv.part(planes.values(i) + slot, value_dim) };
-            narrow_into::<E, S>(value, out);
+        for (i, value) in values.chunks_exact_mut(value_dim).enumerate() {
+            if let Some(eps) = rotation.value_eps {
+                let scale = norm_scale::<S>(value, eps);
+                value.iter_mut().for_each(|value| *value *= scale);
+            }
+            let scales_at = planes.scales_of_value(i, self.slot);
+            // SAFETY: as above.
+            unsafe {
+                let out = to.part(planes.values(i) + slot, value_dim);
+                E::keep::<S>(value, out, scales.part(scales_at.start, scales_at.len()));
+            }
+        }
+    }
+}
+
+/// Norms and rotates queries, in place.
+pub fn rotate_queries(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    q: &mut Tensor,
+    (heads, norm): (&HeadShape, Option<(&[f32], f32)>),
+    rotations: &Tensor,
+) {
+    let (rows, width) = (q.rows(), q.width());
+    assert_eq!(width, heads.q_width(), "queries of all heads");
+    let shared = Shared::new(q.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let queries = unsafe { shared.part(row * width, width) };
+        let (turn, dim) = (rotations.row(row), heads.key_dim);
+        dispatch(
+            isa,
+            RotateQueries {
+                queries,
+                dim,
+                norm,
+                turn,
+            },
+        );
+    });
+}
+
+struct RotateQueries<'a> {
+    queries: &'a mut [f32],
+    dim: usize,
+    norm: Option<(&'a [f32], f32)>,
+    turn: &'a [f32],
+}
+
+impl Kernel for RotateQueries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        for head in self.queries.chunks_exact_mut(self.dim) {
+            turn_head::<S>(head, self.norm, self.turn);
         }
     }
 }
@@ -418,7 +550,7 @@ mod tests {
     use super::*;
     use crate::kernels::cpu::element::Borrowed;
     use crate::kernels::cpu::tensor::Scratch;
-    use crate::kernels::dtype::Dtype;
+    use crate::state::pool::kv_layout::KvDtype;
 
     #[test]
     fn keys_and_values_of_other_widths_go_to_their_own_places() {
@@ -429,6 +561,7 @@ mod tests {
             key_dim: 4,
             values: Values::Own { dim: 3 },
             scale: 1.0,
+            score_cap: None,
             window: None,
         };
         let (q_width, width) = (8, 8 + 8 + 6);
@@ -444,10 +577,11 @@ mod tests {
                 .copy_from_slice(&[0.0, 0.0, 1.0, 1.0]);
         }
         let mut pool = ThreadPool::new(1).expect("threads start");
-        let mut storage = Storage::zeros(Dtype::F32, SLOTS * 14);
+        let mut storage = Storage::zeros(KvDtype::F32, SLOTS * 14, 0);
         let rotation = Rotation {
             heads: &heads,
             norms: None,
+            value_eps: None,
             rotations: &rotations,
         };
         let store = (&mut storage, &[3, 1][..]);

@@ -3,6 +3,9 @@
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
+/// The class of Mistral's models that also see, which are run on text.
+const MISTRAL3: &str = "Mistral3ForConditionalGeneration";
+
 /// The families that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
@@ -36,11 +39,25 @@ pub enum Architecture {
     Glm4MoeLite,
     /// gpt-oss: attention sinks, experts with biases and clamped gates.
     GptOss,
+    /// Gemma 2: norms around each block, caps on scores and logits.
+    Gemma2,
+    /// Gemma 3: norms on each head of q and k, two rotations.
+    Gemma3,
+    /// Gemma 4: heads of two sizes, inputs for each layer or experts beside the MLPs.
+    Gemma4,
+    /// Granite: Llama with factors on what it adds up.
+    Granite,
+    /// SmolLM3: Llama with layers that positions do not rotate.
+    SmolLm3,
+    /// Phi-3 and Phi-4-mini: fused projections, rotations for long sequences.
+    Phi3,
+    /// Ministral 3: Mistral whose queries grow with their positions.
+    Ministral3,
 }
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 22] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
@@ -56,6 +73,13 @@ impl Architecture {
         Self::DeepseekV3,
         Self::Glm4MoeLite,
         Self::GptOss,
+        Self::Gemma2,
+        Self::Gemma3,
+        Self::Gemma4,
+        Self::Granite,
+        Self::SmolLm3,
+        Self::Phi3,
+        Self::Ministral3,
     ];
 
     /// The name under `architectures` in `config.json`.
@@ -76,6 +100,13 @@ impl Architecture {
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
             Self::Glm4MoeLite => "Glm4MoeLiteForCausalLM",
             Self::GptOss => "GptOssForCausalLM",
+            Self::Gemma2 => "Gemma2ForCausalLM",
+            Self::Gemma3 => "Gemma3ForConditionalGeneration",
+            Self::Gemma4 => "Gemma4ForConditionalGeneration",
+            Self::Granite => "GraniteForCausalLM",
+            Self::SmolLm3 => "SmolLM3ForCausalLM",
+            Self::Phi3 => "Phi3ForCausalLM",
+            Self::Ministral3 => "Ministral3ForCausalLM",
         }
     }
 
@@ -94,6 +125,8 @@ impl Architecture {
         match self {
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Lfm2 | Self::Lfm2Moe => false,
             Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
+            Self::Gemma2 | Self::Gemma3 | Self::Gemma4 => false,
+            Self::Granite | Self::SmolLm3 | Self::Phi3 | Self::Ministral3 => false,
             Self::Qwen2 | Self::Qwen3 | Self::Qwen3Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
@@ -102,11 +135,19 @@ impl Architecture {
     /// Whether every head of q and k is normed before the rotation.
     pub fn has_qk_norm(self) -> bool {
         match self {
+            Self::Gemma2 => false,
+            Self::Gemma3 | Self::Gemma4 => true,
             Self::Llama | Self::Mistral | Self::Mixtral | Self::Qwen2 => false,
             Self::DeepseekV2 | Self::DeepseekV3 | Self::Glm4MoeLite | Self::GptOss => false,
+            Self::Granite | Self::SmolLm3 | Self::Phi3 | Self::Ministral3 => false,
             Self::Qwen3 | Self::Qwen3Moe | Self::Lfm2 | Self::Lfm2Moe => true,
             Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next => true,
         }
+    }
+
+    /// Whether it is one of Gemma's.
+    pub(crate) fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Gemma4)
     }
 
     /// Whether attention is latent.
@@ -122,6 +163,9 @@ impl Architecture {
         let names = json
             .texts("architectures")?
             .ok_or_else(|| json.error("architectures", "is missing, it names the model's class"))?;
+        if names.contains(&MISTRAL3) {
+            return Self::of_mistral3(json);
+        }
         names
             .iter()
             .find_map(|name| Self::named(name))
@@ -130,5 +174,24 @@ impl Architecture {
                 found: names.join(", "),
                 supported: Self::ALL.map(Self::name).join(", "),
             })
+    }
+
+    /// The family of the decoder in Mistral's models that also see.
+    fn of_mistral3(json: &JsonFile) -> Result<Self, LoadError> {
+        let inner = json.object("text_config")?;
+        let kind = inner
+            .as_ref()
+            .map(|inner| inner.text("model_type"))
+            .transpose()?
+            .flatten();
+        match (kind, &inner) {
+            (Some("ministral3"), _) => Ok(Self::Ministral3),
+            (Some("mistral") | None, _) => Ok(Self::Mistral),
+            (Some(other), inner) => {
+                let inner = inner.as_ref().unwrap_or(json);
+                let reason = format!("is {other:?}, supported are \"mistral\" and \"ministral3\"");
+                Err(inner.error("model_type", reason))
+            }
+        }
     }
 }

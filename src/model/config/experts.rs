@@ -2,7 +2,7 @@
 
 use super::Architecture;
 use super::limits::{EXPERTS, INTERMEDIATE, check_experts};
-use super::{deepseek, gpt_oss};
+use super::{deepseek, gemma4, gpt_oss};
 use crate::error::LoadError;
 use crate::kernels::Gate;
 use crate::kernels::routing::{Routing, Score, WeightSum};
@@ -28,6 +28,8 @@ pub struct ExpertsConfig {
     pub bias: bool,
     /// The function of their gates.
     pub gate: Gate,
+    /// Whether the router's input has a factor for each element, and each expert one on its weight.
+    pub scaled: bool,
 }
 
 impl ExpertsConfig {
@@ -42,6 +44,7 @@ impl ExpertsConfig {
             shared_width: None,
             bias: false,
             gate: Gate::Silu,
+            scaled: false,
         }
     }
 
@@ -61,12 +64,19 @@ impl ExpertsConfig {
             Architecture::DeepseekV3 => deepseek::v3(json, layers)?,
             Architecture::Glm4MoeLite => deepseek::glm4_moe_lite(json, layers)?,
             Architecture::GptOss => gpt_oss::experts(json, layers)?,
+            Architecture::Gemma4 => gemma4::experts(json, layers)?,
             Architecture::Qwen35
             | Architecture::Lfm2
             | Architecture::Llama
             | Architecture::Mistral
             | Architecture::Qwen2
-            | Architecture::Qwen3 => return Ok(None),
+            | Architecture::Qwen3
+            | Architecture::Gemma2
+            | Architecture::Gemma3
+            | Architecture::Granite
+            | Architecture::SmolLm3
+            | Architecture::Phi3
+            | Architecture::Ministral3 => return Ok(None),
         };
         let Some(experts) = read.filter(|experts| experts.layers.contains(&true)) else {
             return Ok(None);
@@ -78,8 +88,12 @@ impl ExpertsConfig {
             true => deepseek::COUNT_KEY,
             false => count_key(json),
         };
+        let used_key = match architecture {
+            Architecture::Gemma4 => "top_k_experts",
+            _ => "num_experts_per_tok",
+        };
         check_experts(n_used, (count_key, n_experts), layers)
-            .map_err(|reason| json.error("num_experts_per_tok", reason))?;
+            .map_err(|reason| json.error(used_key, reason))?;
         Ok(Some(experts))
     }
 
@@ -128,6 +142,10 @@ impl ExpertsConfig {
         }
         if self.corrected {
             specs.push(TensorSpec::new(names.correction(layer), &[self.count()]));
+        }
+        if self.scaled {
+            specs.push(TensorSpec::new(names.input_scale(layer), &[hidden]));
+            specs.push(TensorSpec::new(names.factors(layer), &[self.count()]));
         }
         if let Some(width) = self.shared_width {
             specs.extend(mlp_tensors(&names.shared(layer), hidden, width, bias));
@@ -178,8 +196,14 @@ impl ExpertNames {
         router: "router",
         ..Self::QWEN
     };
+    /// As we name those of Gemma 4, which stand beside its MLP, in stacks.
+    pub const GEMMA4: Self = Self {
+        module: "moe",
+        router: "router.proj",
+        ..Self::QWEN
+    };
     /// Those that checkpoints have.
-    pub const ALL: [Self; 2] = [Self::QWEN, Self::MIXTRAL];
+    pub const ALL: [Self; 3] = [Self::QWEN, Self::MIXTRAL, Self::GEMMA4];
 
     /// The module of a layer.
     pub fn module(self, layer: usize) -> String {
@@ -194,6 +218,16 @@ impl ExpertNames {
     /// The tensor of numbers that are added to scores for the choice.
     pub fn correction(self, layer: usize) -> String {
         format!("{}.e_score_correction_bias", self.router(layer))
+    }
+
+    /// The tensor of factors on the elements of the router's input.
+    pub fn input_scale(self, layer: usize) -> String {
+        format!("{}.router.scale", self.module(layer))
+    }
+
+    /// The tensor of factors on the experts' weights.
+    pub fn factors(self, layer: usize) -> String {
+        format!("{}.router.per_expert_scale", self.module(layer))
     }
 
     /// The MLP that every token goes through.
@@ -290,6 +324,7 @@ fn qwen35_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, L
         shared_width: None,
         bias: false,
         gate: Gate::Silu,
+        scaled: false,
     }))
 }
 
@@ -318,6 +353,7 @@ fn lfm2_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Loa
         shared_width: None,
         bias: false,
         gate: Gate::Silu,
+        scaled: false,
     }))
 }
 

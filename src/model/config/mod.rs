@@ -6,31 +6,40 @@
 mod architecture;
 pub(crate) mod deepseek;
 pub mod experts;
+pub(crate) mod gemma;
+pub mod gemma4;
 pub(crate) mod gpt_oss;
 pub mod latent;
 pub(crate) mod limits;
+pub(crate) mod ministral3;
 pub mod recurrent;
+pub(crate) mod scales;
 mod sizes;
 mod tensors;
-mod windows;
+pub(crate) mod windows;
 
 use std::path::Path;
 
 pub use self::architecture::Architecture;
 use self::experts::ExpertsConfig;
+use self::gemma::GemmaConfig;
+use self::gemma4::Gemma4Config;
 use self::latent::LatentConfig;
 use self::limits::{CONTEXT, HEADS, HIDDEN, LAYERS, VOCAB};
-use self::recurrent::RecurrentConfig;
+use self::recurrent::{RecurrentConfig, Written};
+use self::scales::Scales;
 use self::sizes::{
     eps_key, head_dim, intermediate_size, key_value_heads, rotary_dim, ties_embeddings,
 };
 
 use crate::error::LoadError;
+use crate::kernels::Gate;
 use crate::kernels::dtype::Dtype;
+use crate::kernels::rope::PositionScale;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::model::json_file::JsonFile;
-use crate::model::rope::{RopeConfig, theta};
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv, Values};
+use crate::model::rope::{RopeConfig, RopeScaling, theta};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -81,6 +90,20 @@ pub struct ModelConfig {
     pub recurrent: Option<RecurrentConfig>,
     /// The first elements of a head, which rotate; even.
     pub rotary_dim: usize,
+    /// For each layer: whether positions rotate its queries and keys.
+    pub rotated: Vec<bool>,
+    /// Factor on embeddings.
+    pub embedding_scale: Option<f32>,
+    /// Factor on what a block adds to the residual stream.
+    pub residual_scale: Option<f32>,
+    /// Factor on attention's scores, in the place of 1/sqrt of a query's elements.
+    pub score_scale: Option<f32>,
+    /// What logits are divided by.
+    pub logits_divisor: Option<f32>,
+    /// Factor on queries, by their positions.
+    pub query_scale: Option<PositionScale>,
+    /// What only the families of Gemma have.
+    pub gemma: Option<GemmaConfig>,
     /// Every query head has a score without a value.
     pub sinks: bool,
     /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
@@ -118,10 +141,13 @@ impl ModelConfig {
         let architecture = Architecture::read(json)?;
         // Models that also see describe their decoder apart.
         let json = &json.with_nested("text_config")?;
-        refuse_unsupported(json)?;
+        refuse_unsupported(json, architecture)?;
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
         let num_hidden_layers = json.required_size("num_hidden_layers", LAYERS)?;
-        let num_attention_heads = json.required_size("num_attention_heads", HEADS)?;
+        let num_attention_heads = match json.size("num_attention_heads", HEADS)? {
+            None if architecture.is_gemma() => gemma::HEADS,
+            _ => json.required_size("num_attention_heads", HEADS)?,
+        };
         let latent = LatentConfig::from_json(json, architecture)?;
         let (num_key_value_heads, head_dim) = match &latent {
             Some(latent) => (1, latent.rotary_dim),
@@ -131,17 +157,24 @@ impl ModelConfig {
             ),
         };
         let default_context = match architecture {
-            Architecture::Llama | Architecture::DeepseekV2 => 2048,
-            Architecture::DeepseekV3 => 4096,
+            Architecture::Llama | Architecture::DeepseekV2 | Architecture::Granite => 2048,
+            Architecture::DeepseekV3 | Architecture::Phi3 => 4096,
+            Architecture::Ministral3 => 262_144,
             Architecture::Glm4MoeLite => 202_752,
             Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
+            Architecture::SmolLm3 => 32_768,
             Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => 32_768,
             Architecture::Lfm2 | Architecture::Lfm2Moe => 128_000,
             Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
+            Architecture::Gemma2 => 8192,
+            Architecture::Gemma3 | Architecture::Gemma4 => 131_072,
         };
         let (default_eps, default_theta) = match architecture {
             Architecture::Mixtral | Architecture::Lfm2 | Architecture::Lfm2Moe => (1e-5, 1e6),
-            Architecture::Glm4MoeLite => (1e-5, 1e4),
+            Architecture::Glm4MoeLite | Architecture::Phi3 | Architecture::Ministral3 => {
+                (1e-5, 1e4)
+            }
+            Architecture::SmolLm3 => (1e-6, 2e6),
             Architecture::GptOss => (1e-5, 150_000.0),
             _ => (1e-6, 1e4),
         };
@@ -151,15 +184,26 @@ impl ModelConfig {
         let default_special = |id| match architecture {
             _ if architecture.is_qwen() || architecture == Architecture::GptOss => None,
             Architecture::DeepseekV3 | Architecture::Glm4MoeLite => Some(id - 1),
+            // The end comes before the beginning.
+            _ if architecture.is_gemma() => Some(3 - id),
+            Architecture::SmolLm3 => Some(127_999 + id),
+            Architecture::Phi3 if id == 2 => Some(32_000),
             _ => Some(id),
         };
         let bos = json
             .token_ids("bos_token_id")?
             .and_then(|ids| ids.first().copied());
         let eos = json.token_ids("eos_token_id")?;
+        let windows = windows::read(json, architecture, num_hidden_layers)?;
+        let rotary_dim = rotary_dim(json, architecture, head_dim)?;
+        let scales = Scales::from_json(json, architecture, max_position_embeddings)?;
+        let original_context = (architecture == Architecture::Phi3).then_some(4096);
         Ok(Self {
             architecture,
-            vocab_size: json.required_size("vocab_size", VOCAB)?,
+            vocab_size: match json.size("vocab_size", VOCAB)? {
+                None if architecture.is_gemma() => gemma::vocab_size(architecture),
+                _ => json.required_size("vocab_size", VOCAB)?,
+            },
             hidden_size,
             intermediate_size: intermediate_size(json, architecture)?,
             experts: ExpertsConfig::from_json(json, architecture, num_hidden_layers)?,
@@ -175,15 +219,50 @@ impl ModelConfig {
             bias: bias(json, architecture)?,
             qk_norm: architecture.has_qk_norm(),
             recurrent: RecurrentConfig::from_json(json, architecture, num_hidden_layers)?,
-            rotary_dim: rotary_dim(json, architecture, head_dim)?,
+            rotary_dim,
+            embedding_scale: match architecture.is_gemma() {
+                true => Some(gemma::embedding_scale(hidden_size)),
+                false => scales.embedding,
+            },
+            score_scale: match architecture.is_gemma() {
+                true => Some(gemma::score_scale(json, architecture)?),
+                false => scales.scores,
+            },
+            gemma: GemmaConfig::from_json(json, architecture, max_position_embeddings)?
+                .map(|gemma| match architecture {
+                    Architecture::Gemma4 => {
+                        let heads = (num_attention_heads, num_key_value_heads);
+                        let fourth = Gemma4Config::from_json(json, &windows, heads)?;
+                        Ok(GemmaConfig {
+                            fourth: Some(fourth),
+                            ..gemma
+                        })
+                    }
+                    _ => Ok(gemma),
+                })
+                .transpose()?,
+            rotated: windows::rotated(json, architecture, num_hidden_layers)?,
+            residual_scale: scales.residual,
+            logits_divisor: scales.logits_divisor,
+            query_scale: scales.queries,
             sinks: architecture == Architecture::GptOss,
-            windows: windows::read(json, architecture, num_hidden_layers)?,
+            windows,
             max_position_embeddings,
             rope: match architecture {
                 Architecture::GptOss if RopeConfig::is_absent(json)? => {
                     gpt_oss::rope(theta(json)?.unwrap_or(default_theta))
                 }
-                _ => RopeConfig::from_json(json, default_theta, max_position_embeddings)?,
+                Architecture::Gemma3 | Architecture::Gemma4 => {
+                    gemma::full_rope(json, architecture, max_position_embeddings)?
+                }
+                Architecture::Ministral3 if RopeConfig::is_absent(json)? => ministral3::rope(),
+                _ => {
+                    let contexts = (max_position_embeddings, original_context);
+                    let rope = RopeConfig::from_json(json, default_theta, contexts)?;
+                    rope.check_pairs(json, rotary_dim)?;
+                    refuse_rope(json, architecture, &rope)?;
+                    rope
+                }
             },
             bos_token_id: if json.has("bos_token_id") {
                 bos
@@ -207,9 +286,13 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on every attention score: 1/sqrt of a query's elements, and with latent attention what YaRN adds to it.
+    /// Factor on every attention score: that of the family, or 1/sqrt of a query's elements, and with latent attention
+    /// what YaRN adds to it.
     pub fn attention_scale(&self) -> f32 {
         let query = |dim: usize| (dim as f32).sqrt().recip();
+        if let Some(scale) = self.score_scale {
+            return scale;
+        }
         match &self.latent {
             Some(latent) => {
                 let by_yarn = self.rope.score_factor() as f32;
@@ -219,22 +302,17 @@ impl ModelConfig {
         }
     }
 
-    /// Width of all query heads of a token as attention reads them, in elements.
+    /// Width of all query heads of a token as attention reads them, in elements; in the layers where they are the widest.
     pub fn q_width(&self) -> usize {
-        self.num_attention_heads
-            * self
-                .latent
-                .as_ref()
-                .map_or(self.head_dim, LatentConfig::key_dim)
+        let (_, dims) = self.kinds_of_heads();
+        self.num_attention_heads * dims.into_iter().fold(0, usize::max)
     }
 
-    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys.
+    /// Width of all key heads of a token, in elements; the values are as wide, or parts of the keys. In the layers where
+    /// they are the widest.
     pub fn kv_width(&self) -> usize {
-        self.num_key_value_heads
-            * self
-                .latent
-                .as_ref()
-                .map_or(self.head_dim, LatentConfig::key_dim)
+        let (heads, dims) = self.kinds_of_heads();
+        (heads[0] * dims[0]).max(heads[1] * dims[1])
     }
 
     /// The sizes that a backend makes room for.
@@ -252,22 +330,28 @@ impl ModelConfig {
     }
 
     /// The memory that each layer keeps of a sequence, with elements of `dtype`.
-    pub fn kv_layout(&self, dtype: Dtype) -> KvLayout {
-        let (key_dim, values) = match &self.latent {
-            Some(latent) => (latent.key_dim(), Values::InKeys { dim: latent.rank }),
-            None => (self.head_dim, Values::Own { dim: self.head_dim }),
+    pub fn kv_layout(&self, dtype: impl Into<KvDtype>) -> KvLayout {
+        let dtype = dtype.into();
+        let pages = |layer| {
+            let (heads, key_dim) = self.heads_in(layer);
+            let values = match &self.latent {
+                Some(latent) => Values::InKeys { dim: latent.rank },
+                None => Values::Own { dim: key_dim },
+            };
+            PagedKv {
+                heads,
+                key_dim,
+                values,
+                labels: 0,
+                dtype,
+            }
         };
-        let pages = PagedKv {
-            heads: self.num_key_value_heads,
-            key_dim,
-            values,
-            dtype: dtype.into(),
-        };
-        let layer = |layer| match self.states_in(layer) {
-            Some(states) => LayerKv::State {
+        let layer = |layer| match (self.states_in(layer), self.kv_source(layer)) {
+            (Some(states), _) => LayerKv::State {
                 bytes: states.state_bytes(self.hidden_size),
             },
-            None => LayerKv::Pages(pages),
+            (None, source) if source != layer => LayerKv::Shared(source),
+            _ => LayerKv::Pages(pages(layer)),
         };
         KvLayout::new((0..self.num_hidden_layers).map(layer).collect())
     }
@@ -275,6 +359,24 @@ impl ModelConfig {
     /// The computation of a layer that keeps a state.
     pub fn states_in(&self, layer: usize) -> Option<&RecurrentConfig> {
         self.recurrent.as_ref().filter(|states| states.is_in(layer))
+    }
+
+    /// The gate of layers without experts.
+    pub fn gate(&self) -> Gate {
+        match self.gemma {
+            Some(_) => gemma::GATE,
+            None => Gate::Silu,
+        }
+    }
+
+    /// Whether norms are written as how far they are from one.
+    pub fn writes_norms_from_one(&self) -> bool {
+        let states = self.recurrent.as_ref().map(|states| states.written);
+        states == Some(Written::FromOne)
+            || self
+                .gemma
+                .as_ref()
+                .is_some_and(|gemma| gemma.norms_from_one)
     }
 
     /// Whether attention's result goes through a gate.
@@ -285,8 +387,28 @@ impl ModelConfig {
     }
 }
 
-fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
+/// Phi-3 has one way to reach longer contexts.
+fn refuse_rope(
+    json: &JsonFile,
+    architecture: Architecture,
+    rope: &RopeConfig,
+) -> Result<(), LoadError> {
+    let is_known = matches!(
+        rope.scaling,
+        RopeScaling::Default | RopeScaling::LongRope(_)
+    );
+    match architecture == Architecture::Phi3 && !is_known {
+        false => Ok(()),
+        true => Err(json.error(
+            "rope_scaling",
+            "is not one of Phi-3's, supported are default and longrope",
+        )),
+    }
+}
+
+fn refuse_unsupported(json: &JsonFile, architecture: Architecture) -> Result<(), LoadError> {
     match json.text("hidden_act")? {
+        _ if architecture.is_gemma() => Ok(()),
         None | Some("silu" | "swish") => Ok(()),
         Some(other) => {
             Err(json.error("hidden_act", format!("is {other:?}, supported is \"silu\"")))
@@ -298,7 +420,10 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
     let attention = json.flag("attention_bias")?.unwrap_or(false);
     let mlp = json.flag("mlp_bias")?.unwrap_or(false);
     Ok(match architecture {
-        Architecture::Llama | Architecture::DeepseekV2 => BiasConfig {
+        Architecture::Llama
+        | Architecture::DeepseekV2
+        | Architecture::Granite
+        | Architecture::SmolLm3 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp,
@@ -306,7 +431,9 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
         Architecture::Mistral
         | Architecture::Mixtral
         | Architecture::Lfm2
-        | Architecture::Lfm2Moe => BiasConfig {
+        | Architecture::Lfm2Moe
+        | Architecture::Phi3
+        | Architecture::Ministral3 => BiasConfig {
             qkv: false,
             o: false,
             mlp: false,
@@ -330,7 +457,10 @@ fn bias(json: &JsonFile, architecture: Architecture) -> Result<BiasConfig, LoadE
         | Architecture::Qwen35Moe
         | Architecture::Qwen3Next
         | Architecture::DeepseekV3
-        | Architecture::Glm4MoeLite => BiasConfig {
+        | Architecture::Glm4MoeLite
+        | Architecture::Gemma2
+        | Architecture::Gemma3
+        | Architecture::Gemma4 => BiasConfig {
             qkv: attention,
             o: attention,
             mlp: false,

@@ -76,18 +76,27 @@ pub(super) fn ties_embeddings(
     if let Some(ties) = json.flag("tie_embedding")?.filter(|_| is_lfm2) {
         return Ok(ties);
     }
-    Ok(json.flag("tie_word_embeddings")?.unwrap_or(is_lfm2))
+    let by_default =
+        is_lfm2 || architecture.is_gemma() || architecture == Architecture::SmolLm3;
+    Ok(json.flag("tie_word_embeddings")?.unwrap_or(by_default))
 }
 
-/// The whole head, or in the families of Qwen3.5 the part that is configured, rounded down.
+/// The whole head, or in the families of Qwen3.5 and in Phi-3 the part that is configured, rounded down.
 pub(super) fn rotary_dim(
     json: &JsonFile,
     architecture: Architecture,
     head_dim: usize,
 ) -> Result<usize, LoadError> {
     match architecture {
-        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
-            let part = rotary_part(json)?.unwrap_or(0.25);
+        Architecture::Qwen35
+        | Architecture::Qwen35Moe
+        | Architecture::Qwen3Next
+        | Architecture::Phi3 => {
+            let absent = match architecture {
+                Architecture::Phi3 => 1.0,
+                _ => 0.25,
+            };
+            let part = rotary_part(json)?.unwrap_or(absent);
             let dim = (head_dim as f64 * part) as usize;
             match dim.is_multiple_of(2) {
                 true => Ok(dim),
@@ -109,13 +118,21 @@ pub(super) fn key_value_heads(
     heads: usize,
 ) -> Result<usize, LoadError> {
     let absent = match architecture {
-        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss
+        Architecture::Mistral
+        | Architecture::Mixtral
+        | Architecture::GptOss
+        | Architecture::Ministral3
             if !json.has("num_key_value_heads") =>
         {
             8
         }
         Architecture::Qwen2 | Architecture::Qwen3 if !json.has("num_key_value_heads") => 32,
-        Architecture::Qwen3Moe | Architecture::Qwen35 if !json.has("num_key_value_heads") => 4,
+        _ if architecture.is_gemma() && !json.has("num_key_value_heads") => 4,
+        Architecture::Qwen3Moe | Architecture::Qwen35 | Architecture::SmolLm3
+            if !json.has("num_key_value_heads") =>
+        {
+            4
+        }
         Architecture::Qwen35Moe | Architecture::Qwen3Next if !json.has("num_key_value_heads") => 2,
         Architecture::Lfm2 | Architecture::Lfm2Moe if !json.has("num_key_value_heads") => 8,
         _ => heads,
@@ -134,7 +151,7 @@ pub(super) fn head_dim(
 ) -> Result<usize, LoadError> {
     let head_dim = match json.size("head_dim", HEAD_DIM)? {
         Some(head_dim) => head_dim,
-        None if architecture == Architecture::Qwen3 && !json.has("head_dim") => 128,
+        None if has_128_wide_heads(architecture) && !json.has("head_dim") => 128,
         None if has_wide_heads(architecture) && !json.has("head_dim") => 256,
         None if architecture == Architecture::GptOss && !json.has("head_dim") => 64,
         None => even_head_dim(hidden, ("num_attention_heads", heads))
@@ -144,11 +161,18 @@ pub(super) fn head_dim(
     Ok(head_dim)
 }
 
+fn has_128_wide_heads(architecture: Architecture) -> bool {
+    matches!(architecture, Architecture::Qwen3 | Architecture::Ministral3)
+}
+
 fn has_wide_heads(architecture: Architecture) -> bool {
     let wide = [
         Architecture::Qwen35,
         Architecture::Qwen35Moe,
         Architecture::Qwen3Next,
+        Architecture::Gemma2,
+        Architecture::Gemma3,
+        Architecture::Gemma4,
     ];
     wide.contains(&architecture)
 }

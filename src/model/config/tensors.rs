@@ -1,6 +1,7 @@
 //! The tensors of a model, their order and their use.
 
 use super::experts::{ExpertsConfig, mlp_tensors};
+use super::gemma4::LayerInputs;
 use super::{ModelConfig, recurrent};
 use crate::kernels::dtype::MatrixRole;
 use crate::kernels::tensor_view::RowOrder;
@@ -14,6 +15,16 @@ impl ModelConfig {
             "model.embed_tokens.weight",
             &[self.vocab_size, hidden],
         )];
+        if let Some(inputs) = self.layer_inputs() {
+            let width = self.num_hidden_layers * inputs.width;
+            for (name, shape) in [
+                ("embed_tokens_per_layer", &[inputs.vocab_size, width][..]),
+                ("per_layer_model_projection", &[width, hidden]),
+                ("per_layer_projection_norm", &[inputs.width]),
+            ] {
+                specs.push(TensorSpec::new(format!("model.{name}.weight"), shape));
+            }
+        }
         for layer in 0..self.num_hidden_layers {
             let name = |name: &str| format!("model.layers.{layer}.{name}");
             specs.push(TensorSpec::new(name("input_layernorm.weight"), &[hidden]));
@@ -24,7 +35,7 @@ impl ModelConfig {
             }
             let attention = match &self.latent {
                 Some(latent) => latent.tensors(self),
-                None => self.attention_tensors(),
+                None => self.attention_tensors(layer),
             };
             let attention = attention.into_iter();
             specs.extend(
@@ -51,6 +62,15 @@ impl ModelConfig {
             TensorSpec::new(format!("model.layers.{layer}.{name}"), shape)
         };
         specs.push(named("post_attention_layernorm.weight", &[hidden]));
+        if self.gemma.is_some() {
+            specs.push(named("pre_feedforward_layernorm.weight", &[hidden]));
+            specs.push(named("post_feedforward_layernorm.weight", &[hidden]));
+            self.push_fourth(layer, specs);
+            let mlp = self.intermediate_in(layer);
+            let module = format!("model.layers.{layer}.mlp");
+            specs.extend(mlp_tensors(&module, hidden, mlp, self.bias.mlp));
+            return;
+        }
         let shared = self.recurrent.as_ref().and_then(|own| own.shared_expert);
         let (module, width) = match self.experts.as_ref().filter(|all| all.are_in(layer)) {
             None => ("mlp", mlp),
@@ -70,23 +90,64 @@ impl ModelConfig {
         ));
     }
 
+    /// The tensors that a layer of Gemma 4 has beside those of Gemma 3.
+    fn push_fourth(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
+        if self.fourth().is_none() {
+            return;
+        }
+        let hidden = self.hidden_size;
+        let mut push = |name: &str, shape: &[usize]| {
+            specs.push(TensorSpec::new(
+                format!("model.layers.{layer}.{name}"),
+                shape,
+            ));
+        };
+        push("layer_scalar", &[1]);
+        if let Some(inputs) = self.layer_inputs() {
+            push("per_layer_input_gate.weight", &[inputs.width, hidden]);
+            push("per_layer_projection.weight", &[hidden, inputs.width]);
+            push("post_per_layer_input_norm.weight", &[hidden]);
+        }
+        if let Some(experts) = &self.experts {
+            push("post_feedforward_layernorm_1.weight", &[hidden]);
+            push("pre_feedforward_layernorm_2.weight", &[hidden]);
+            push("post_feedforward_layernorm_2.weight", &[hidden]);
+            specs.extend(experts.tensors(layer, hidden, false));
+        }
+    }
+
+    /// What every layer gets of the tokens themselves.
+    pub fn layer_inputs(&self) -> Option<LayerInputs> {
+        self.fourth()?.inputs
+    }
+
     /// The tensors of a layer's attention, by their names in it.
-    fn attention_tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let (hidden, q, kv) = (self.hidden_size, self.q_width(), self.kv_width());
+    fn attention_tensors(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
+        let (kv_heads, head_dim) = self.heads_in(layer);
+        let (hidden, q) = (self.hidden_size, self.num_attention_heads * head_dim);
+        let (kv, keeps_kv) = (kv_heads * head_dim, self.kv_source(layer) == layer);
         let mut specs = Vec::new();
         let mut push = |name: String, shape: &[usize]| specs.push((name, shape.to_vec()));
         let gate = ("gate_proj", q);
         let gate = self.gates_attention().then_some(gate);
-        let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
-        for (name, width) in parts.into_iter().chain(gate) {
+        // What is read twice is there twice.
+        let parts = [
+            ("q_proj", q),
+            ("k_proj", kv),
+            (self.value_projection(layer), kv),
+        ];
+        let parts = &parts[..if keeps_kv { 3 } else { 1 }];
+        for (name, width) in parts.iter().copied().chain(gate) {
             push(format!("{name}.weight"), &[width, hidden]);
             if self.bias.qkv {
                 push(format!("{name}.bias"), &[width]);
             }
         }
         if self.qk_norm {
-            push("q_norm.weight".to_owned(), &[self.head_dim]);
-            push("k_norm.weight".to_owned(), &[self.head_dim]);
+            push("q_norm.weight".to_owned(), &[head_dim]);
+            if keeps_kv {
+                push("k_norm.weight".to_owned(), &[head_dim]);
+            }
         }
         if self.sinks {
             push("sinks".to_owned(), &[self.num_attention_heads]);
@@ -96,6 +157,15 @@ impl ModelConfig {
             push("o_proj.bias".to_owned(), &[hidden]);
         }
         specs
+    }
+
+    /// The projection that values are made by.
+    pub fn value_projection(&self, layer: usize) -> &'static str {
+        let of_keys = self.fourth().is_some_and(|own| own.keys_are_values);
+        match of_keys && self.windows[layer].is_none() {
+            true => "k_proj",
+            false => "v_proj",
+        }
     }
 
     /// The order of a tensor's rows in checkpoints.

@@ -13,8 +13,9 @@ use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
-use super::{vocabulary, windows};
+use super::{gemma, scales, vocabulary, windows};
 use crate::error::LoadError;
+use crate::model::config::gemma::{GemmaConfig, embedding_scale};
 use crate::model::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
     even_head_dim,
@@ -22,7 +23,7 @@ use crate::model::config::limits::{
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
 /// Values of `general.architecture` and what they are here.
-const ARCHITECTURES: [(&str, Architecture); 11] = [
+const ARCHITECTURES: [(&str, Architecture); 18] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
     ("qwen3", Architecture::Qwen3),
@@ -34,6 +35,13 @@ const ARCHITECTURES: [(&str, Architecture); 11] = [
     ("lfm2moe", Architecture::Lfm2Moe),
     ("deepseek2", Architecture::DeepseekV3),
     ("gpt-oss", Architecture::GptOss),
+    ("gemma2", Architecture::Gemma2),
+    ("gemma3", Architecture::Gemma3),
+    ("gemma4", Architecture::Gemma4),
+    ("granite", Architecture::Granite),
+    ("smollm3", Architecture::SmolLm3),
+    ("phi3", Architecture::Phi3),
+    ("mistral3", Architecture::Ministral3),
 ];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
@@ -136,7 +144,7 @@ impl<'a> Keys<'a> {
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
     let (keys, architecture) = architecture(metadata)?;
-    refuse_unsupported(&keys)?;
+    refuse_unsupported(&keys, architecture)?;
     let num_hidden_layers = recurrent::layers(&keys)?;
     let experts = experts(gguf, &keys, architecture, num_hidden_layers)?;
     // Mixtral's files differ from Llama's in having experts.
@@ -155,7 +163,18 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         false => None,
     };
     let recurrent = recurrent::read(&keys, architecture, num_hidden_layers)?;
+    let windows = windows::read(&keys, architecture, num_hidden_layers)?;
+    let fourth = match architecture {
+        Architecture::Gemma4 => Some(gemma::read_fourth(
+            gguf,
+            &keys,
+            &windows,
+            num_attention_heads,
+        )?),
+        _ => None,
+    };
     let num_key_value_heads = match (&latent, &recurrent) {
+        _ if fourth.is_some() => fourth.as_ref().map(|own| own.kv_heads),
         (Some(_), _) => Some(1),
         (None, Some(_)) => recurrent::kv_heads(&keys)?,
         (None, None) => keys.size("attention.head_count_kv", HEADS)?,
@@ -164,9 +183,10 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let heads_key = keys.key("attention.head_count");
     check_kv_heads(num_key_value_heads, (&heads_key, num_attention_heads))
         .map_err(|reason| keys.error("attention.head_count_kv", reason))?;
-    let (head_dim, rotary_dim) = match &latent {
-        Some(latent) => (latent.rotary_dim, latent.rotary_dim),
-        None => head_dims(&keys, architecture, hidden_size, num_attention_heads)?,
+    let (head_dim, rotary_dim) = match (&latent, &fourth) {
+        (Some(latent), _) => (latent.rotary_dim, latent.rotary_dim),
+        (None, Some(own)) => (own.head_dim, own.head_dim),
+        (None, None) => head_dims(&keys, architecture, hidden_size, num_attention_heads)?,
     };
     let max_position_embeddings = keys.required("context_length", CONTEXT)?;
     let eps = keys.number("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
@@ -177,13 +197,15 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         )
     };
     let vocab_size = vocab_size(gguf)?;
+    let scales = scales::read(&keys, architecture, max_position_embeddings)?;
     Ok(ModelConfig {
         architecture,
         vocab_size,
         hidden_size,
-        intermediate_size: match architecture {
+        intermediate_size: match &fourth {
             // All layers have experts.
-            Architecture::Qwen35Moe => 0,
+            _ if architecture == Architecture::Qwen35Moe => 0,
+            Some(own) => own.intermediate_size,
             _ => keys.required("feed_forward_length", INTERMEDIATE)?,
         },
         experts,
@@ -198,10 +220,33 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent,
         rotary_dim,
+        embedding_scale: match architecture.is_gemma() {
+            true => Some(embedding_scale(hidden_size)),
+            false => scales.embedding,
+        },
+        score_scale: match architecture.is_gemma() {
+            true => {
+                let heads = (num_attention_heads, head_dim);
+                Some(gemma::score_scale(architecture, num_hidden_layers, hidden_size, heads))
+            }
+            false => scales.scores,
+        },
+        rope: {
+            let wide = fourth.as_ref().map(|own| own.config.full_head_dim);
+            let dim = wide.unwrap_or(rotary_dim);
+            rope(gguf, &keys, dim, max_position_embeddings)?
+        },
+        gemma: gemma::read(&keys, architecture)?.map(|own| GemmaConfig {
+            fourth: fourth.map(|own| own.config),
+            ..own
+        }),
+        rotated: windows::rotated(architecture, num_hidden_layers),
+        residual_scale: scales.residual,
+        logits_divisor: scales.logits_divisor,
+        query_scale: scales.queries,
         sinks: architecture == Architecture::GptOss,
-        windows: windows::read(&keys, architecture, num_hidden_layers)?,
+        windows,
         max_position_embeddings,
-        rope: rope(gguf, &keys, rotary_dim, max_position_embeddings)?,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: vocabulary::end_token_ids(metadata, vocab_size)?,
         dtype: Some(gguf.dtype()),
@@ -236,7 +281,7 @@ fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), Load
     Ok((keys, *architecture))
 }
 
-fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
+fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(), LoadError> {
     for (name, supported) in CHOICES {
         let choice = keys.metadata.flag(&keys.key(name))?;
         if let Some(choice) = choice.filter(|choice| *choice != supported) {
@@ -244,7 +289,11 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
             return Err(keys.error(name, reason));
         }
     }
-    for (name, neutral) in NEUTRAL {
+    let own = scales::keys_of(architecture);
+    let is_read = |name: &str| {
+        own.contains(&name) || architecture.is_gemma() && gemma::CAPS.contains(&name)
+    };
+    for (name, neutral) in NEUTRAL.into_iter().filter(|(name, _)| !is_read(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
             return Err(keys.error(
@@ -257,7 +306,7 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), LoadError> {
 }
 
 /// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in the families of
-/// Qwen3.5 the first elements.
+/// Qwen3.5 and in Phi-3 the first elements.
 fn head_dims(
     keys: &Keys<'_>,
     architecture: Architecture,
@@ -273,7 +322,10 @@ fn head_dims(
     const ROTARY: &str = "rope.dimension_count";
     let partial = matches!(
         architecture,
-        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next
+        Architecture::Qwen35
+            | Architecture::Qwen35Moe
+            | Architecture::Qwen3Next
+            | Architecture::Phi3
     );
     let rotary_dim = match keys.size(ROTARY, 0..=head_dim)?.filter(|_| partial) {
         None => head_dim,

@@ -9,8 +9,8 @@ use crate::kernels::routing::{GroupScore, Groups, Routing, Score, WeightSum};
 use crate::model::config::Architecture;
 use crate::model::config::deepseek::check_groups;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
-use crate::model::config::gpt_oss;
 use crate::model::config::limits::{EXPERTS, INTERMEDIATE, check_experts};
+use crate::model::config::{gemma, gpt_oss};
 
 /// Numbers that other models of these architectures route with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 6] = [
@@ -42,6 +42,7 @@ pub(super) fn experts(
         | Architecture::Lfm2Moe
         | Architecture::DeepseekV3 => ExpertNames::QWEN,
         Architecture::GptOss => ExpertNames::GPT_OSS,
+        Architecture::Gemma4 => ExpertNames::GEMMA4,
         _ => {
             let reason = format!(
                 "is {count}: mixtures of experts of this architecture are not supported, use another model"
@@ -108,10 +109,12 @@ pub(super) fn experts(
         shared_width: shared.map(|shared| shared * width),
         layers,
         bias: is_gpt_oss,
-        gate: match is_gpt_oss {
-            true => gpt_oss::GATE,
-            false => Gate::Silu,
+        gate: match architecture {
+            Architecture::GptOss => gpt_oss::GATE,
+            Architecture::Gemma4 => gemma::GATE,
+            _ => Gate::Silu,
         },
+        scaled: architecture == Architecture::Gemma4,
         ..ExpertsConfig::plain(routing, names)
     }))
 }

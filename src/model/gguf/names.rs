@@ -13,8 +13,13 @@ use crate::model::weights::TensorSpec;
 pub(super) const EMBEDDING: &str = "token_embd.weight";
 /// The output projection, absent where the embedding is it.
 pub(super) const OUTPUT: &str = "output.weight";
+/// The inputs of all layers, by token.
+pub(super) const INPUT_TABLE: &str = "per_layer_token_embd.weight";
 /// Divisors of the rotation's frequencies.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+/// The same for short and for long sequences.
+pub(super) const ROPE_FACTORS: [&str; 2] =
+    ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 /// The tensors that a file may hold stacked in one.
 const FUSED: &str = "attn_qkv";
@@ -27,14 +32,20 @@ const FUSED_EXPERTS: &str = "ffn_gate_up_exps";
 pub(super) const ROUTER: &str = "ffn_gate_inp";
 
 /// Names outside of layers: ours, the file's.
-const ENDS: [(&str, &str); 3] = [
+const ENDS: [(&str, &str); 6] = [
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
 ];
 
 /// Names of tensors that are not as the others: ours, the file's within a layer.
-const WHOLE: [(&str, &str); 4] = [
+const WHOLE: [(&str, &str); 7] = [
+    ("layer_scalar", "layer_output_scale.weight"),
+    ("moe.router.scale", "ffn_gate_inp.scale"),
+    ("moe.router.per_expert_scale", "ffn_down_exps.scale"),
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
     ("self_attn.sinks", "attn_sinks.weight"),
@@ -45,11 +56,13 @@ const OTHER_NORMS: [(&str, &str); 2] = [
     ("ffn_norm.weight", "post_attention_norm.weight"),
     ("output_norm.weight", "token_embd_norm.weight"),
 ];
+/// The norm of what attention adds, in families whose feed-forward blocks have norms of their own: ours, the file's.
+const POST_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 /// The rates of delta nets, in one tensor.
 const FUSED_RATES: &str = "ssm_ba";
 
 /// Names within a layer: ours, the file's.
-const LAYER: [(&str, &str); 40] = [
+const LAYER: [(&str, &str); 49] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_a_proj", "attn_q_a"),
     ("self_attn.q_a_layernorm", "attn_q_a_norm"),
@@ -69,6 +82,15 @@ const LAYER: [(&str, &str); 40] = [
     ("self_attn.k_norm", "attn_k_norm"),
     ("self_attn.o_proj", "attn_output"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("moe.router.proj", ROUTER),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
@@ -168,7 +190,14 @@ pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 ///
 /// # Panics
 /// If no configuration asks for a tensor of this name.
-pub(super) fn file_name(ours: &str) -> String {
+pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
+    let (norm, file) = POST_ATTENTION;
+    if config.gemma.is_some()
+        && let Some((before, suffix)) = ours.split_once(norm)
+        && let Some(layer) = before.strip_prefix("model.layers.")
+    {
+        return format!("blk.{layer}{file}{suffix}");
+    }
     if let Some(part) = ExpertPart::of(ours) {
         return part.file_name();
     }
@@ -217,8 +246,11 @@ pub(super) fn find<'a>(
     if let (Some(part), Some(experts)) = (ExpertPart::of(&spec.name), &config.experts) {
         return part.find(gguf, experts.count(), &spec.shape);
     }
-    let name = file_name(&spec.name);
+    let name = file_name(config, &spec.name);
     if let Some(place) = part_of_hybrid(gguf, config, spec, &name) {
+        return Some(place);
+    }
+    if let Some(place) = half_of_mlp(gguf, config, spec, &name) {
         return Some(place);
     }
     if let Some(tensor) = gguf
@@ -316,6 +348,33 @@ fn part_of_hybrid<'a>(
     Some(place(tensor, shape.key_heads, 2 * each, first * each, each))
 }
 
+/// Finds gates and what they let through where one tensor holds both, as in files of Phi-3.
+fn half_of_mlp<'a>(
+    gguf: &'a Gguf,
+    config: &ModelConfig,
+    spec: &TensorSpec,
+    name: &str,
+) -> Option<Place<'a>> {
+    if config.architecture != Architecture::Phi3 {
+        return None;
+    }
+    let halves = ["ffn_gate.weight", "ffn_up.weight"];
+    let half = halves.iter().position(|half| name.ends_with(half))?;
+    let before = name.strip_suffix(halves[half])?;
+    if gguf.tensor(&format!("{before}{}", halves[0])).is_some() {
+        return None;
+    }
+    let &[outputs, inputs] = spec.shape.as_slice() else {
+        return None;
+    };
+    Some(Place {
+        tensor: gguf.tensor(&format!("{before}{}", halves[1]))?,
+        whole: vec![2 * outputs, inputs],
+        rows: half * outputs..(half + 1) * outputs,
+        order: RowOrder::AsNumbered,
+    })
+}
+
 fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
     match is_paired(config.architecture, &spec.name) {
         true => RowOrder::Pairs {
@@ -326,9 +385,16 @@ fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
     }
 }
 
-/// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of this architecture do, and
-/// ours keep the halves of a head apart.
+/// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of these architectures do, also
+/// in layers that nothing rotates, and ours keep the halves of a head apart.
 fn is_paired(architecture: Architecture, ours: &str) -> bool {
     let rotates = ["q_proj", "k_proj"].iter().any(|name| ours.contains(name));
-    matches!(architecture, Architecture::Llama | Architecture::Mixtral) && rotates
+    let paired = [
+        Architecture::Llama,
+        Architecture::Mixtral,
+        Architecture::Granite,
+        Architecture::SmolLm3,
+        Architecture::Ministral3,
+    ];
+    paired.contains(&architecture) && rotates
 }

@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use super::Gguf;
 use super::config::Keys;
-use super::names::ROPE_FREQS;
+use super::names::{ROPE_FACTORS, ROPE_FREQS};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::TensorView;
 use crate::model::config::limits::CONTEXT;
-use crate::model::rope::{RopeConfig, RopeScaling, Yarn};
+use crate::model::rope::{LongRope, RopeConfig, RopeScaling, Yarn};
 
 /// The numbers that a frequency may be divided by; a very large one means that the pair does not turn.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
-/// A tenth of YaRN's `mscale_all_dim`.
+/// A tenth of YaRN's `mscale_all_dim`, or all of it: see [`weights`].
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+const SCALING: &str = "rope.scaling.type";
+/// Whether positions rotate at all, in files of Granite.
+const FINETUNED: &str = "rope.scaling.finetuned";
 
 /// Reads the rotation of heads of `head_dim` elements.
 pub(super) fn rope(
@@ -25,21 +28,72 @@ pub(super) fn rope(
     max_positions: usize,
 ) -> Result<RopeConfig, LoadError> {
     let theta = keys.number("rope.freq_base", 1.000_001..=1e15)?;
+    if let Some(both) = long_rope(gguf, keys, head_dim, max_positions)? {
+        return Ok(RopeConfig {
+            theta: theta.unwrap_or(10_000.0),
+            scaling: RopeScaling::LongRope(both.into()),
+        });
+    }
+    if keys.metadata.flag(&keys.key(FINETUNED))? == Some(false) && keys.architecture == "granite" {
+        let reason = "is false: models of this architecture without rotation are not supported";
+        return Err(keys.error(FINETUNED, reason));
+    }
     let scaling = scaling(keys, max_positions)?;
-    let scaling = match (divisors(gguf, head_dim)?, scaling) {
+    let scaling = match (divisors(gguf, ROPE_FREQS, head_dim)?, scaling) {
         (None, scaling) => scaling,
         (Some(divisors), RopeScaling::Default) => RopeScaling::Divided(divisors),
         (Some(_), _) => {
             let reason = format!(
                 "and the tensor {ROPE_FREQS} both scale the rotation, only one of them is supported"
             );
-            return Err(keys.error("rope.scaling.type", reason));
+            return Err(keys.error(SCALING, reason));
         }
     };
     Ok(RopeConfig {
         theta: theta.unwrap_or(10_000.0),
         scaling,
     })
+}
+
+/// The rotations of short and of long sequences, where a file has both.
+fn long_rope(
+    gguf: &Gguf,
+    keys: &Keys<'_>,
+    head_dim: usize,
+    max_positions: usize,
+) -> Result<Option<LongRope>, LoadError> {
+    let [short_name, long_name] = ROPE_FACTORS;
+    let found = (
+        divisors(gguf, short_name, head_dim)?,
+        divisors(gguf, long_name, head_dim)?,
+    );
+    let (short, long) = match found {
+        (Some(short), Some(long)) => (short, long),
+        (None, None) => return Ok(None),
+        (Some(_), None) => return Err(alone(gguf, short_name, long_name)),
+        (None, Some(_)) => return Err(alone(gguf, long_name, short_name)),
+    };
+    let kind = keys.text(SCALING)?;
+    if let Some(other) = kind.filter(|kind| !["none", "longrope"].contains(kind)) {
+        let reason = format!(
+            "is {other:?} and {short_name} scales the rotation, only one of them is supported"
+        );
+        return Err(keys.error(SCALING, reason));
+    }
+    let original = keys.size("rope.scaling.original_context_length", CONTEXT)?;
+    let factor = keys.number("rope.scaling.attn_factor", 1e-6..=1e6)?;
+    Ok(Some(LongRope {
+        short: short.to_vec(),
+        long: long.to_vec(),
+        original_max_position_embeddings: original.unwrap_or(max_positions),
+        attention_factor: factor.unwrap_or(1.0),
+    }))
+}
+
+/// A complaint about a tensor that is there without another.
+fn alone(gguf: &Gguf, found: &str, missing: &str) -> LoadError {
+    let reason = format!("is there without {missing}: convert the model again");
+    gguf.metadata().error(found, reason)
 }
 
 fn scaling(keys: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, LoadError> {
@@ -53,24 +107,25 @@ fn scaling(keys: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, LoadErr
         None => unless_zero("rope.scale_linear")?,
         some => some,
     };
-    match (keys.text("rope.scaling.type")?, factor) {
+    match (keys.text(SCALING)?, factor) {
         (Some("none"), _) | (None | Some("linear"), None | Some(1.0)) => Ok(RopeScaling::Default),
         (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
         (Some("yarn"), factor) => yarn(keys, factor, max_positions).map(RopeScaling::Yarn),
         (Some(other), _) => {
             let reason =
                 format!("is {other:?}, supported are none, linear and yarn: use another model");
-            Err(keys.error("rope.scaling.type", reason))
+            Err(keys.error(SCALING, reason))
         }
     }
 }
 
 fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Yarn, LoadError> {
     let multiplier = keys.number(LOG_MULTIPLIER, 0.0..=1e6)?;
-    let sharpened = multiplier.filter(|_| keys.architecture == "deepseek2");
+    let weights = weights(keys, multiplier);
+    let known = weights.and(multiplier).unwrap_or(0.0);
     for (name, neutral) in [
         ("rope.scaling.yarn_ext_factor", 1.0),
-        (LOG_MULTIPLIER, sharpened.unwrap_or(0.0)),
+        (LOG_MULTIPLIER, known),
     ] {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| *value != neutral && *value >= 0.0) {
@@ -89,9 +144,8 @@ fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Ya
         beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
         beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
         attention_factor: number("rope.scaling.yarn_attn_factor")?,
-        // These files have scores sharpened and not cos and sin: both weights are the same.
-        mscale: sharpened.map(|multiplier| 10.0 * multiplier),
-        mscale_all_dim: sharpened.map(|multiplier| 10.0 * multiplier),
+        mscale: weights.map(|weights| weights.0),
+        mscale_all_dim: weights.map(|weights| weights.1),
         // Not in files; this model alone was trained without.
         truncate: keys.architecture != "gpt-oss",
     };
@@ -108,9 +162,21 @@ fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Ya
     Ok(yarn)
 }
 
-/// The divisors of Llama 3.1's frequencies, one for each pair of a head's elements.
-fn divisors(gguf: &Gguf, head_dim: usize) -> Result<Option<Arc<[f32]>>, LoadError> {
-    let Some(tensor) = gguf.tensor(ROPE_FREQS) else {
+/// YaRN's `mscale` and `mscale_all_dim`, where a file says them.
+fn weights(keys: &Keys<'_>, multiplier: Option<f64>) -> Option<(f64, f64)> {
+    match (keys.architecture, multiplier?) {
+        // These files have scores sharpened and not cos and sin: both weights are the same.
+        ("deepseek2", multiplier) => Some((10.0 * multiplier, 10.0 * multiplier)),
+        ("mistral3", 0.0) => None,
+        // llama.cpp takes the other one to be 1.
+        ("mistral3", multiplier) => Some((1.0, multiplier)),
+        _ => None,
+    }
+}
+
+/// The divisors of frequencies in a tensor, one for each pair of the `head_dim` elements that rotate.
+fn divisors(gguf: &Gguf, name: &str, head_dim: usize) -> Result<Option<Arc<[f32]>>, LoadError> {
+    let Some(tensor) = gguf.tensor(name) else {
         return Ok(None);
     };
     let broken = |reason: String| tensor.error(format!("{reason}: convert the model again"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Gguf;
-use super::names::{self, Place, ROPE_FREQS};
+use super::names::{self, Place, ROPE_FACTORS, ROPE_FREQS};
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
@@ -14,9 +14,11 @@ use crate::model::weights::{Entry, TensorSpec, Weights};
 /// Finds every tensor of the configuration, and nothing else.
 pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError> {
     let mut entries = Vec::new();
-    let mut used = BTreeSet::from([ROPE_FREQS.to_owned()]);
+    let rotations = ROPE_FACTORS.into_iter().chain([ROPE_FREQS]);
+    let mut used: BTreeSet<String> = rotations.map(str::to_owned).collect();
     for spec in config.tensors() {
-        let place = names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, &spec))?;
+        let place =
+            names::find(&gguf, config, &spec).ok_or_else(|| missing(&gguf, config, &spec))?;
         used.insert(place.tensor.info.name.clone());
         let entry = entry(&place, &spec)?;
         entries.push((spec.name, entry));
@@ -36,10 +38,10 @@ pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError>
     ))
 }
 
-fn missing(gguf: &Gguf, spec: &TensorSpec) -> LoadError {
+fn missing(gguf: &Gguf, config: &ModelConfig, spec: &TensorSpec) -> LoadError {
     LoadError::MissingTensor {
         file: gguf.files[0].path().to_owned(),
-        tensor: names::file_name(&spec.name),
+        tensor: names::file_name(config, &spec.name),
         expected: spec.shape.clone(),
     }
 }

@@ -13,6 +13,7 @@ use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::random::RandomTensor;
+use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 use crate::kernels::{Backend, Expert, Gate, Linear};
 use crate::model::config::ModelConfig;
@@ -23,7 +24,7 @@ use crate::model::random::random_vector;
 use crate::model::weights::{
     Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights,
 };
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,9 +84,14 @@ impl Checkpoint {
         self.weights.as_ref()?.scheme()
     }
 
-    /// The memory that each layer keeps of a sequence.
+    /// The memory that each layer keeps of a sequence, with KV in the type of the weights.
     pub fn kv_layout(&self) -> KvLayout {
-        self.config.kv_layout(self.dtype)
+        self.kv_layout_in(None)
+    }
+
+    /// The same with KV in `dtype`, if one is named.
+    pub fn kv_layout_in(&self, dtype: Option<KvDtype>) -> KvLayout {
+        self.config.kv_layout(dtype.unwrap_or(self.dtype.into()))
     }
 
     /// The size of the loaded weights, in bytes: matrices in `dtype` or quantised, norms and biases in f32. `kept` tells the
@@ -279,14 +285,11 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads a norm's factors. Some families write how far they are from one.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
-        let recurrent = self.config().recurrent.as_ref();
-        match recurrent.map(|recurrent| recurrent.written) {
-            Some(Written::FromOne) if self.checkpoint.weights.is_some() => {
-                self.mapped_vector(name, &[width], |values| {
-                    values.iter_mut().for_each(|value| *value += 1.0);
-                })
-            }
-            _ => self.vector(&[(name, width)]),
+        match self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
+            true => self.mapped_vector(name, &[width], |values| {
+                values.iter_mut().for_each(|value| *value += 1.0);
+            }),
+            false => self.vector(&[(name, width)]),
         }
     }
 
@@ -386,8 +389,58 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Makes the rotation that the configuration asks for.
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
-        self.backend
-            .rope(&config.rope.frequencies(config.rotary_dim))
+        let wide = config.fourth().map(|own| own.full_head_dim);
+        let dim = wide.unwrap_or(config.rotary_dim);
+        self.backend.rope(&config.rope.frequencies(dim))
+    }
+
+    /// Makes the rotation of layers with windows, where it is another one.
+    pub fn window_rope(&mut self) -> Option<B::Rope> {
+        let config = self.config();
+        let rope = config.gemma.as_ref()?.window_rope.as_ref()?;
+        Some(self.backend.rope(&rope.frequencies(config.rotary_dim)))
+    }
+
+    /// The factor on embeddings; Gemma's is rounded to what the model runs in.
+    pub fn embedding_scale(&self) -> Option<f32> {
+        let scale = self.config().embedding_scale?;
+        match self.config().gemma {
+            Some(_) => Some(self.rounded(scale)),
+            None => Some(scale),
+        }
+    }
+
+    /// A number as the model's element type has it.
+    pub fn rounded(&self, number: f32) -> f32 {
+        self.checkpoint.dtype.rounded(number)
+    }
+
+    /// Loads a tensor of one number.
+    pub fn number(&mut self, name: &str) -> Result<f32, LoadError> {
+        let Some(weights) = &self.checkpoint.weights else {
+            return Ok(1.0);
+        };
+        let view = weights.tensor(name, &[1])?;
+        let (number, bytes) = (view.to_f32()[0], view.bytes.len());
+        self.report(bytes);
+        Ok(number)
+    }
+
+    /// Loads a norm's factors, each times a number.
+    pub fn scaled_norm(
+        &mut self,
+        name: &str,
+        width: usize,
+        factor: f32,
+    ) -> Result<B::Vector, LoadError> {
+        self.mapped_vector(name, &[width], |values| {
+            values.iter_mut().for_each(|value| *value *= factor);
+        })
+    }
+
+    /// Makes another rotation.
+    pub fn rope_of(&mut self, rope: &Rope) -> B::Rope {
+        self.backend.rope(rope)
     }
 
     fn report(&mut self, bytes: usize) {

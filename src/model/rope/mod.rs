@@ -1,13 +1,16 @@
 //! Rotary position embedding: the frequencies that a configuration asks for.
 //!
-//! Only rotations that depend on nothing but the position are taken: a cached key must stay valid whatever the
-//! sequence does later.
+//! Only rotations are taken that depend on nothing but the position and what is known of a sequence when it begins
+//! ([`RopeConfig::long_above`]): a cached key must stay valid whatever the sequence does later.
+
+mod long;
 
 use std::f64::consts::PI;
 use std::sync::Arc;
 
 use serde_json::Value;
 
+pub use self::long::LongRope;
 use crate::error::LoadError;
 use crate::kernels::rope::Rope;
 use crate::model::json_file::JsonFile;
@@ -15,7 +18,7 @@ use crate::model::json_file::JsonFile;
 /// Positions that a configuration may claim, in tokens.
 pub(crate) const MAX_POSITIONS: usize = 1 << 27;
 
-const SUPPORTED: &str = "default, linear, llama3, yarn";
+const SUPPORTED: &str = "default, linear, llama3, yarn, longrope";
 
 /// How positions rotate q and k, as configured.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,10 +50,19 @@ pub enum RopeScaling {
         /// Context of the training before scaling, in tokens.
         original_max_position_embeddings: usize,
     },
+    /// All are divided, and only the first pairs of a head turn.
+    Proportional {
+        /// The part of them that turns.
+        part: f64,
+        /// The divisor.
+        factor: f64,
+    },
     /// YaRN: blends by dimension, and scales the attention.
     Yarn(Yarn),
     /// Each is divided by a number of its own, as many as there are pairs: the form in which GGUF files hold Llama 3.1's.
     Divided(Arc<[f32]>),
+    /// LongRoPE: the same with two sets of numbers, one of them for long sequences.
+    LongRope(Arc<LongRope>),
 }
 
 /// The parameters of YaRN.
@@ -75,11 +87,12 @@ pub struct Yarn {
 }
 
 impl RopeConfig {
-    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone.
+    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are that of the model, and that of
+    /// the training before scaling in families that keep it beside the parameters of the rotation, where it is not said.
     pub(crate) fn from_json(
         json: &JsonFile,
         default_theta: f64,
-        max_positions: usize,
+        contexts: (usize, Option<usize>),
     ) -> Result<Self, LoadError> {
         let filled = |key| {
             Ok(json
@@ -109,8 +122,59 @@ impl RopeConfig {
         }
         Ok(Self {
             theta: theta(&own)?.or(outer_theta).unwrap_or(default_theta),
-            scaling: RopeScaling::from_json(json, &own, max_positions)?,
+            scaling: RopeScaling::from_json(json, &own, contexts)?,
         })
+    }
+
+    /// Reads the rotation of one kind of layers, of which `own` says what it says.
+    pub(crate) fn of_kind(
+        outer: &JsonFile,
+        own: Option<&JsonFile>,
+        default_theta: f64,
+        max_positions: usize,
+    ) -> Result<Self, LoadError> {
+        let Some(own) = own else {
+            return Ok(Self {
+                theta: default_theta,
+                scaling: RopeScaling::Default,
+            });
+        };
+        let part = own.number("partial_rotary_factor", 0.0..=1.0)?;
+        let scaling = match (own.text("rope_type")?, part) {
+            (Some("proportional"), part) => RopeScaling::Proportional {
+                part: part.unwrap_or(1.0),
+                factor: own.number("factor", 1e-6..=1e6)?.unwrap_or(1.0),
+            },
+            (_, None | Some(1.0)) => RopeScaling::from_json(outer, own, max_positions)?,
+            (_, Some(part)) => {
+                let reason =
+                    format!("is {part}, supported is 1 but for rope_type \"proportional\"");
+                return Err(own.error("partial_rotary_factor", reason));
+            }
+        };
+        Ok(Self {
+            theta: theta(own)?.unwrap_or(default_theta),
+            scaling,
+        })
+    }
+
+    /// Refuses divisors that are not as many as there are pairs.
+    pub(crate) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
+        match &self.scaling {
+            RopeScaling::LongRope(both) => both.check_pairs(json, rotary_dim),
+            _ => Ok(()),
+        }
+    }
+
+    /// The length above which a sequence rotates as long ones do, in tokens; `None` where all rotate alike.
+    ///
+    /// The length of a sequence is that of its prompt and of the longest output that it may have, so that it never changes:
+    /// keys that are cached stay valid.
+    pub fn long_above(&self) -> Option<usize> {
+        match &self.scaling {
+            RopeScaling::LongRope(both) => Some(both.original_max_position_embeddings),
+            _ => None,
+        }
     }
 
     /// Whether a configuration says nothing of the rotation, but for its base. An empty `rope_parameters` asks for the
@@ -149,13 +213,36 @@ impl RopeConfig {
     /// If they are divided by fewer numbers than a head has pairs.
     pub fn frequencies(&self, head_dim: usize) -> Rope {
         let dim = head_dim as f64;
-        let wanted = (0..head_dim / 2).map(|pair| {
-            // Rounded to f32 where torch rounds: far positions multiply any difference.
+        // Rounded to f32 where torch rounds: far positions multiply any difference.
+        let wavelength = |pair: usize| {
             let exponent = (2 * pair) as f32 / head_dim as f32;
-            let plain = f64::from((self.theta.powf(f64::from(exponent)) as f32).recip());
+            self.theta.powf(f64::from(exponent)) as f32
+        };
+        let divided = |divisors: &[f32]| -> Vec<f32> {
+            let pairs = 0..head_dim / 2;
+            pairs
+                .map(|pair| (divisors[pair] * wavelength(pair)).recip())
+                .collect()
+        };
+        if let RopeScaling::LongRope(both) = &self.scaling {
+            return Rope {
+                inv_freq: divided(&both.short),
+                long_inv_freq: Some(divided(&both.long)),
+                attention_scale: both.attention_factor as f32,
+            };
+        }
+        let wanted = (0..head_dim / 2).map(|pair| {
+            let plain = f64::from(wavelength(pair).recip());
             match &self.scaling {
+                RopeScaling::LongRope(_) => unreachable!("it has returned"),
                 RopeScaling::Default => plain,
                 RopeScaling::Linear { factor } => plain / factor,
+                RopeScaling::Proportional { part, factor } => {
+                    match pair < (part * dim / 2.0) as usize {
+                        true => plain / factor,
+                        false => 0.0,
+                    }
+                }
                 RopeScaling::Divided(divisors) => plain / f64::from(divisors[pair]),
                 RopeScaling::Llama3 {
                     factor,
@@ -175,6 +262,7 @@ impl RopeConfig {
         });
         Rope {
             inv_freq: wanted.map(|frequency| frequency as f32).collect(),
+            long_inv_freq: None,
             attention_scale: match &self.scaling {
                 RopeScaling::Yarn(yarn) => yarn.attention_scale() as f32,
                 _ => 1.0,
@@ -187,7 +275,7 @@ impl RopeScaling {
     fn from_json(
         outer: &JsonFile,
         own: &JsonFile,
-        max_positions: usize,
+        (max_positions, kept_beside): (usize, Option<usize>),
     ) -> Result<Self, LoadError> {
         let key = if own.value("rope_type").is_some() {
             "rope_type"
@@ -197,11 +285,15 @@ impl RopeScaling {
         let original = || -> Result<usize, LoadError> {
             let key = "original_max_position_embeddings";
             let limits = 1..=MAX_POSITIONS;
-            let given = match outer.size(key, limits.clone())? {
-                None => own.size(key, limits)?,
-                some => some,
+            let given = match (outer.size(key, limits.clone())?, kept_beside) {
+                (Some(given), _) | (None, Some(given)) => Some(given),
+                (None, None) => own.size(key, limits)?,
             };
             Ok(given.unwrap_or(max_positions))
+        };
+        let long_rope = || {
+            let both = LongRope::read(own, original()?, max_positions)?;
+            Ok(Self::LongRope(both))
         };
         match own.text(key)?.unwrap_or("default") {
             "default" => Ok(Self::Default),
@@ -220,6 +312,9 @@ impl RopeScaling {
                     original_max_position_embeddings: original()?,
                 })
             }
+            // Names that Phi-3 had for it.
+            "longrope" | "su" => long_rope(),
+            "yarn" if own.has("long_factor") => long_rope(),
             "yarn" => Ok(Self::Yarn(yarn(own, original()?, max_positions)?)),
             "dynamic" => Err(own.error(
                 key,

@@ -5,7 +5,7 @@ use super::*;
 fn parse(keys: &str) -> Result<RopeConfig, LoadError> {
     let json = JsonFile::parse(Path::new("config.json"), keys.as_bytes())?;
     super::refuse_partial(&json)?;
-    RopeConfig::from_json(&json, 10_000.0, 131_072)
+    RopeConfig::from_json(&json, 10_000.0, (131_072, None))
 }
 
 /// Expected values: transformers 5.23.0, `LlamaRotaryEmbedding`, head_dim 16, max_position_embeddings 131072.
@@ -164,8 +164,16 @@ fn what_is_not_supported_is_refused_with_the_reason() {
             "so K/V cannot be reused",
         ),
         (
+            r#"{"rope_scaling": {"type": "ntk"}}"#,
+            "supported are default, linear, llama3, yarn, longrope",
+        ),
+        (
             r#"{"rope_scaling": {"type": "longrope"}}"#,
-            "supported are default, linear, llama3, yarn",
+            "rope_scaling.short_factor is missing",
+        ),
+        (
+            r#"{"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 1}}"#,
+            "original_max_position_embeddings is 1, expected at least 2",
         ),
         (
             r#"{"rope_scaling": {"type": "linear"}}"#,

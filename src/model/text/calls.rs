@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::chat::invalid;
-use super::{python, pythonic};
+use super::python;
+use super::written::CallWriter;
 use crate::error::RequestError;
 use crate::field::{Tree, count_values};
 
@@ -60,7 +61,7 @@ enum Written {
     /// No call was written when that was tried.
     Nowhere,
     /// The engine, behind what a message says.
-    InContent,
+    InContent(CallWriter),
 }
 
 /// The calls that a template takes.
@@ -89,10 +90,10 @@ impl CallForm {
     }
 
     /// The same with calls in the content, unless the template writes them.
-    pub(super) fn in_content(self) -> Self {
+    pub(super) fn in_content(self, writer: CallWriter) -> Self {
         Self {
             written: match self.written {
-                Written::Nowhere | Written::InContent => Written::InContent,
+                Written::Nowhere | Written::InContent(_) => Written::InContent(writer),
                 Written::ByTemplate => Written::ByTemplate,
             },
             ..self
@@ -141,9 +142,11 @@ impl Calls {
                 }
                 self.name(call);
             }
-            if self.form.written == Written::InContent && !calls.is_empty() {
+            if let Written::InContent(writer) = self.form.written
+                && !calls.is_empty()
+            {
                 let calls = std::mem::take(calls);
-                write_into_content(message, &calls);
+                write_into_content(message, &calls, writer);
             } else if !calls.is_empty()
                 && self.form.empty_content == EmptyContent::Null
                 && message.get("content").is_some_and(|content| content == "")
@@ -207,9 +210,9 @@ impl Calls {
 }
 
 /// Puts calls behind what a message says.
-fn write_into_content(message: &mut Map<String, Value>, calls: &[Value]) {
+fn write_into_content(message: &mut Map<String, Value>, calls: &[Value], writer: CallWriter) {
     let mut written = String::new();
-    pythonic::add(&mut written, calls);
+    writer.add(&mut written, calls);
     match message.get_mut("content") {
         Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": written})),
         Some(Value::String(said)) => said.push_str(&written),

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::calls::CallForm;
+use super::tool_place::ToolPlace;
 use crate::error::RequestError;
 
 /// What a chat template is rendered with.
@@ -41,6 +42,7 @@ pub(super) struct Expected {
     pub(super) developers: bool,
     pub(super) calls: CallForm,
     pub(super) thoughts: ThoughtForm,
+    pub(super) tools: ToolPlace,
     /// Instructions may come after a user's message. Only a try can tell.
     pub(super) late_system: bool,
 }
@@ -75,6 +77,7 @@ impl Expected {
                 .any(|role| template.contains(role)),
             calls: CallForm::of(template),
             thoughts: ThoughtForm::of(template),
+            tools: ToolPlace::of(template),
             late_system: false,
         }
     }

@@ -20,8 +20,17 @@ impl TextModel {
                 false => ToolFormat::DeepSeekV31,
             });
         }
+        let braced = ToolFormat::Gemma4.opening();
+        if self.has_token(braced) && self.template_mentions(braced) {
+            return Some(ToolFormat::Gemma4);
+        }
         // A vocabulary may be that of a model of another format, from which this one was trained.
-        let of_vocabulary = [ToolFormat::Lfm2, ToolFormat::Mistral]
+        let list_closes = ToolFormat::Phi4Mini.closing();
+        let tagged_list = match list_closes.is_some_and(|tag| self.has_token(tag)) {
+            true => ToolFormat::Phi4Mini,
+            false => ToolFormat::Granite,
+        };
+        let of_vocabulary = [ToolFormat::Lfm2, ToolFormat::Mistral, tagged_list]
             .into_iter()
             .find(|format| self.has_token(format.opening()));
         let shows_other = |format: &ToolFormat| {
@@ -53,7 +62,11 @@ impl TextModel {
         if self.writes_messages() {
             return Some(ReasoningFormat::GptOss);
         }
-        let known = [ReasoningFormat::Think, ReasoningFormat::MistralThink];
+        let known = [
+            ReasoningFormat::Think,
+            ReasoningFormat::MistralThink,
+            ReasoningFormat::Gemma4,
+        ];
         let find = |knows: &dyn Fn(&str) -> bool| {
             let mut known = known.into_iter();
             known.find(|format| knows(format.closing()))
@@ -72,7 +85,7 @@ impl TextModel {
         self.added_token_id(token).is_some()
     }
 
-    fn template_mentions(&self, text: &str) -> bool {
+    pub(super) fn template_mentions(&self, text: &str) -> bool {
         let template = self.template.as_ref();
         template.is_some_and(|template| template.mentions(text))
     }

@@ -12,8 +12,10 @@ mod messages;
 mod python;
 mod pythonic;
 mod template;
+mod tool_place;
 mod turns;
 mod vocabulary;
+mod written;
 
 use std::path::Path;
 
@@ -30,6 +32,7 @@ use template::ChatTemplate;
 pub use turns::TurnMarks;
 use vocabulary::Spelling;
 pub use vocabulary::TokenPiece;
+use written::CallWriter;
 
 /// Bytes of a text that are encoded at once to count its tokens.
 const PIECE_BYTES: usize = 64 << 10;
@@ -134,10 +137,15 @@ impl TextModel {
             spelling: Spelling::of(&tokenizer),
             tokenizer,
         };
-        if model.tool_format() == Some(ToolFormat::Lfm2)
+        // SmolLM3's is the only template with Hermes' calls that is known to leave them out.
+        let leaves_out = |format: &ToolFormat| {
+            *format != ToolFormat::Hermes || model.template_mentions(tool_place::XML_TOOLS)
+        };
+        let format = model.tool_format().filter(leaves_out);
+        if let Some(writer) = format.and_then(CallWriter::of)
             && let Some(template) = &mut model.template
         {
-            template.put_calls_into_content();
+            template.put_calls_into_content(writer);
         }
         model
     }

@@ -1,4 +1,4 @@
-//! Calls as LFM2's models write them, for their templates that leave out those of earlier answers.
+//! Calls as LFM2's models write them.
 
 use std::fmt::Write as _;
 

@@ -33,6 +33,9 @@ const LFM2: [(&str, &str); 12] = [
     (".feed_forward.experts.", ".mlp.experts."),
 ];
 
+/// Parts of Gemma 4's names, whose experts stand on their layers, and ours.
+const GEMMA4: [(&str, &str); 2] = [(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
+
 /// Words for the projections of experts, ours and LFM2's.
 const LFM2_EXPERTS: [(&str, &str); 3] = [
     (".gate_proj.", ".w1."),
@@ -51,24 +54,29 @@ impl Weights {
     /// one that is not there.
     pub fn name_for(&mut self, config: &ModelConfig) -> Result<(), LoadError> {
         let used = PREFIXES.iter().filter(|(from, _)| {
+            // A tensor that is missing is named as its neighbours are.
+            let beside = match *from {
+                "language_model.lm_head." => "language_model.model.",
+                from => from,
+            };
             let mut names = self.entries.keys();
-            names.any(|name| name.starts_with(from))
+            names.any(|name| name.starts_with(beside))
         });
         self.own_names = used.copied().collect();
         self.rename(|name| {
             let mut prefixes = PREFIXES.iter();
             prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
         });
-        if matches!(
-            config.architecture,
-            Architecture::Lfm2 | Architecture::Lfm2Moe
-        ) {
-            self.own_names.extend(LFM2);
-            self.rename(|name| {
-                let (from, to) = LFM2.iter().find(|(from, _)| name.contains(from))?;
-                Some(name.replacen(from, to, 1))
-            });
-        }
+        let own: &[(&str, &str)] = match config.architecture {
+            Architecture::Lfm2 | Architecture::Lfm2Moe => &LFM2,
+            Architecture::Gemma4 => &GEMMA4,
+            _ => &[],
+        };
+        self.own_names.extend(own);
+        self.rename(|name| {
+            let (from, to) = own.iter().find(|(from, _)| name.contains(from))?;
+            Some(name.replacen(from, to, 1))
+        });
         for layer in 0..config.num_hidden_layers {
             self.split_layer(config, layer)?;
         }
@@ -130,6 +138,22 @@ impl Weights {
                 self.split(&module("in_proj_ba"), groups, &narrow, module)
             }
             Some(_) => Ok(()),
+            None if config.architecture == Architecture::Phi3 => {
+                let (q, kv, mlp) = (
+                    config.q_width(),
+                    config.kv_width(),
+                    config.intermediate_size,
+                );
+                let qkv = [("q_proj", 0, q), ("k_proj", q, kv), ("v_proj", q + kv, kv)];
+                let gate_up = [("gate_proj", 0, mlp), ("up_proj", mlp, mlp)];
+                let of = |module: &'static str| {
+                    move |part: &str| name(&format!("{module}.{part}.weight"))
+                };
+                let (attention, mlp) = (of("self_attn"), of("mlp"));
+                let one = (1, Some(hidden));
+                self.split(&attention("qkv_proj"), one, &qkv, attention)?;
+                self.split(&mlp("gate_up_proj"), one, &gate_up, mlp)
+            }
             None if config.gates_attention() => {
                 let (heads, dim) = (config.num_attention_heads, config.head_dim);
                 let parts = [("q_proj", 0, dim), ("gate_proj", dim, dim)];
@@ -189,7 +213,14 @@ impl Weights {
         for &(part, first, rows) in parts {
             let mut entry = whole.clone();
             entry.shape = shape(rows);
-            entry.order = order(first, rows);
+            if groups == 1 {
+                // They stand side by side.
+                let row_bytes = whole.range.len() / period;
+                let start = whole.range.start + first * row_bytes;
+                entry.range = start..start + rows * row_bytes;
+            } else {
+                entry.order = order(first, rows);
+            }
             self.entries.insert(name(part), entry);
         }
         Ok(())

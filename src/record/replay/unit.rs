@@ -37,6 +37,7 @@ pub(super) struct Submitted {
     anchors: Arc<[u32]>,
     pooling: Option<Pooling>,
     bypasses_cache: bool,
+    long_rotation: bool,
 }
 
 impl Submitted {
@@ -48,6 +49,7 @@ impl Submitted {
             anchors: Arc::default(),
             pooling: None,
             bypasses_cache: false,
+            long_rotation: false,
         };
         Ok(match entry {
             Entry::Submit(request) => plain(request),
@@ -84,6 +86,20 @@ impl Submitted {
                 pooling: Some(pooling),
                 bypasses_cache,
                 ..plain(request)
+            },
+            Entry::SubmitLong {
+                request,
+                opening,
+                anchors,
+                pooling,
+                bypasses_cache,
+            } => Self {
+                request,
+                opening,
+                anchors,
+                pooling,
+                bypasses_cache,
+                long_rotation: true,
             },
             other => return Err(other),
         })
@@ -128,12 +144,15 @@ impl Unit {
             anchors,
             pooling,
             bypasses_cache,
+            long_rotation,
         } = submitted;
         let flag = self.take_in(&request, seen)?;
+        let submission = request.submission(opening, anchors, flag)?;
         let submission = Submission {
             pooling,
             bypasses_cache,
-            ..request.submission(opening, anchors, flag)?
+            namespace: submission.namespace.with_long_rotation(long_rotation),
+            ..submission
         };
         self.states.scheduler.submit(submission);
         Ok(())

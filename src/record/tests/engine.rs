@@ -62,7 +62,8 @@ impl Engine {
             rid,
             intake: IntakeId::new(self.n_submitted),
             prompt: prompt.into(),
-            namespace: Namespace::new(None, Some("salt")),
+            namespace: Namespace::new(None, Some("salt"))
+                .with_long_rotation(self.n_submitted % 6 == 1),
             sampling: Arc::new(SamplingParams {
                 max_new_tokens: max_new,
                 sampling_seed: Some(self.n_submitted),

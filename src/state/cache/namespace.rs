@@ -11,6 +11,7 @@ use crate::state::request_limits::RequestLimits;
 pub struct Namespace {
     extra_key: Option<Arc<str>>,
     cache_salt: Option<Arc<str>>,
+    long_rotation: bool,
 }
 
 impl Namespace {
@@ -20,7 +21,27 @@ impl Namespace {
         Self {
             extra_key: extra_key.map(Arc::from),
             cache_salt: cache_salt.map(Arc::from),
+            long_rotation: false,
         }
+    }
+
+    /// The same of sequences that rotate as long ones do, or of all others: keys of one rotation are none of the other.
+    /// Most models have one rotation for both.
+    pub fn with_long_rotation(self, long_rotation: bool) -> Self {
+        Self {
+            long_rotation,
+            ..self
+        }
+    }
+
+    /// True for sequences that rotate as long ones do.
+    pub fn has_long_rotation(&self) -> bool {
+        self.long_rotation
+    }
+
+    /// The namespaces of both rotations, for those who know a prefix and not the sequences that have it.
+    pub fn of_both_rotations(&self) -> [Self; 2] {
+        [false, true].map(|is_long| self.clone().with_long_rotation(is_long))
     }
 
     /// Checks the lengths: the tree keeps the names as long as anything is cached under them.
@@ -45,7 +66,7 @@ impl Namespace {
 
     /// True for the namespace of requests that ask for none.
     pub fn is_default(&self) -> bool {
-        self.extra_key.is_none() && self.cache_salt.is_none()
+        *self == Self::default()
     }
 
     /// True if a `cache_salt` keeps others out.
@@ -67,6 +88,31 @@ impl Namespace {
 impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = |part: Option<&str>| part.map_or_else(|| "-".to_owned(), |p| format!("{p:?}"));
-        write!(f, "{}/{}", part(self.extra_key()), part(self.cache_salt()))
+        write!(f, "{}/{}", part(self.extra_key()), part(self.cache_salt()))?;
+        match self.long_rotation {
+            true => f.write_str("/long"),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotations_are_apart_and_change_no_name() {
+        let plain = Namespace::new(Some("key"), Some("salt"));
+        let [short, long] = plain.of_both_rotations();
+        assert_eq!(short, plain);
+        assert_ne!(long, plain);
+        assert_eq!(long.clone().with_long_rotation(false), plain);
+        assert_eq!(
+            (long.extra_key(), long.cache_salt()),
+            (Some("key"), Some("salt"))
+        );
+        assert_eq!(long.to_string(), "\"key\"/\"salt\"/long");
+        let default = Namespace::default().with_long_rotation(true);
+        assert!(!default.is_default() && !default.is_salted());
     }
 }

@@ -29,6 +29,12 @@ pub enum ToolFormat {
     DeepSeekV31,
     /// Messages to `functions.NAME`: gpt-oss.
     GptOss,
+    /// A name and arguments in braces between `<|tool_call>` and `<tool_call|>`, strings between `<|"|>`: Gemma 4.
+    Gemma4,
+    /// A list of JSON objects after `<|tool_call|>`: Granite 3.
+    Granite,
+    /// The same, up to `<|/tool_call|>`: Phi-4-mini.
+    Phi4Mini,
 }
 
 /// How a model writes its thoughts.
@@ -42,6 +48,8 @@ pub enum ReasoningFormat {
     MistralThink,
     /// Messages in the channel `analysis`: gpt-oss.
     GptOss,
+    /// `<|channel>`, a label, and `<channel|>`: Gemma 4.
+    Gemma4,
 }
 
 /// The formats of one model.
@@ -53,18 +61,21 @@ pub struct OutputFormats {
     pub reasoning: Option<ReasoningFormat>,
 }
 
-/// SGLang's names for `--tool-call-parser`.
-const TOOL_NAMES: [(&str, ToolFormat); 14] = [
+/// SGLang's names for `--tool-call-parser`, and vLLM's where SGLang has none.
+const TOOL_NAMES: [(&str, ToolFormat); 17] = [
     ("deepseekv3", ToolFormat::DeepSeekV3),
     ("deepseekv31", ToolFormat::DeepSeekV31),
+    ("gemma4", ToolFormat::Gemma4),
     ("glm", ToolFormat::Glm45),
     ("glm45", ToolFormat::Glm45),
     ("glm47", ToolFormat::Glm47),
     ("gpt-oss", ToolFormat::GptOss),
+    ("granite", ToolFormat::Granite),
     ("hermes", ToolFormat::Hermes),
     ("lfm2", ToolFormat::Lfm2),
     ("llama3", ToolFormat::Llama3),
     ("mistral", ToolFormat::Mistral),
+    ("phi4_mini_json", ToolFormat::Phi4Mini),
     ("pythonic", ToolFormat::Pythonic),
     ("qwen", ToolFormat::Hermes),
     ("qwen25", ToolFormat::Hermes),
@@ -72,9 +83,10 @@ const TOOL_NAMES: [(&str, ToolFormat); 14] = [
 ];
 
 /// SGLang's names for `--reasoning-parser`, those whose tags are ours.
-const REASONING_NAMES: [(&str, ReasoningFormat); 8] = [
+const REASONING_NAMES: [(&str, ReasoningFormat); 9] = [
     ("deepseek-r1", ReasoningFormat::DeepSeekR1),
     ("deepseek-v3", ReasoningFormat::Think),
+    ("gemma4", ReasoningFormat::Gemma4),
     ("glm45", ReasoningFormat::Think),
     ("gpt-oss", ReasoningFormat::GptOss),
     ("interns1", ReasoningFormat::Think),
@@ -131,6 +143,9 @@ impl ToolFormat {
             // The text after the separator tells which of the two it is.
             Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,
             Self::GptOss => &syntax::HARMONY,
+            Self::Gemma4 => &syntax::GEMMA4,
+            // Either may close its list or not.
+            Self::Granite | Self::Phi4Mini => &syntax::TAGGED_LIST,
         }
     }
 }
@@ -175,6 +190,7 @@ impl ReasoningFormat {
             Self::Think | Self::DeepSeekR1 => &syntax::THINK,
             Self::MistralThink => &syntax::MISTRAL_THINK,
             Self::GptOss => &syntax::HARMONY_THINK,
+            Self::Gemma4 => &syntax::GEMMA4_THINK,
         }
     }
 

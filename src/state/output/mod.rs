@@ -55,6 +55,7 @@
 //! Held input has a limit ([`MAX_HELD_CHARS`], [`MAX_VALUE_BYTES`]): beyond it, an opening is text, and a value is a
 //! string. Nesting ends at [`MAX_DEPTH`]. The time is linear in the length of the output.
 
+mod braced;
 mod call;
 mod content;
 mod engine;

@@ -28,6 +28,7 @@ pub(super) enum Tag {
     MessageEnd,
     CallEnd,
     AnswerEnd,
+    Quote,
 }
 
 /// Some tags.
@@ -81,6 +82,8 @@ impl ToolSyntax {
 pub(super) struct ThinkSyntax {
     pub(super) start: &'static str,
     pub(super) end: &'static str,
+    /// What stands before the thoughts themselves.
+    pub(super) label: &'static str,
 }
 
 /// The form that must come next in an opening, after whitespace.
@@ -92,6 +95,8 @@ pub(super) enum Expect {
     Function,
     /// A name, and tags around its arguments.
     KeyedCall,
+    /// A label, a name, and arguments in braces.
+    BracedCall,
     /// A call in Python.
     PythonCall,
     /// The same, or a call as a JSON object.
@@ -198,6 +203,15 @@ pub(super) static MISTRAL: ToolSyntax = ToolSyntax {
     bare: None,
 };
 
+pub(super) static TAGGED_LIST: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<|tool_call|>"),
+        (Tag::ToolClose, "<|/tool_call|>"),
+    ],
+    after_open: Expect::ListOrItem(&OBJECTS_IN_BRACKETS),
+    bare: None,
+};
+
 /// Objects and calls in Python have the same brackets around them.
 const MIXED_CALLS: CallList = CallList {
     item: Expect::PythonCallOrObject,
@@ -256,14 +270,33 @@ pub(super) static HARMONY: ToolSyntax = ToolSyntax {
 pub(super) static HARMONY_THINK: ThinkSyntax = ThinkSyntax {
     start: "<|channel|>analysis<|message|>",
     end: "<|end|>",
+    label: "",
 };
 
 pub(super) static THINK: ThinkSyntax = ThinkSyntax {
     start: "<think>",
     end: "</think>",
+    label: "",
 };
 
 pub(super) static MISTRAL_THINK: ThinkSyntax = ThinkSyntax {
     start: "[THINK]",
     end: "[/THINK]",
+    label: "",
+};
+
+pub(super) static GEMMA4: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<|tool_call>"),
+        (Tag::ToolClose, "<tool_call|>"),
+        (Tag::Quote, "<|\"|>"),
+    ],
+    after_open: Expect::BracedCall,
+    bare: None,
+};
+
+pub(super) static GEMMA4_THINK: ThinkSyntax = ThinkSyntax {
+    start: "<|channel>",
+    end: "<channel|>",
+    label: "thought\n",
 };

@@ -1,4 +1,4 @@
-//! The newlines at both ends of reasoning, which are dropped.
+//! The newlines at both ends of reasoning and the label before it, which are dropped.
 
 /// One stretch of reasoning.
 #[derive(Debug)]
@@ -7,13 +7,16 @@ pub(super) struct Thinking {
     held_newlines: usize,
     /// Nothing but newlines came so far.
     is_blank: bool,
+    /// The label, and how many bytes of it came so far; `None` where something else did.
+    label: Option<(&'static str, usize)>,
 }
 
 impl Thinking {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(label: &'static str) -> Self {
         Self {
             held_newlines: 0,
             is_blank: true,
+            label: (!label.is_empty()).then_some((label, 0)),
         }
     }
 
@@ -23,6 +26,30 @@ impl Thinking {
 
     /// Reads a character and appends to `text` what goes out.
     pub(super) fn read(&mut self, c: char, text: &mut String) {
+        let Some((label, n)) = self.label else {
+            self.read_thought(c, text);
+            return;
+        };
+        if label[n..].starts_with(c) {
+            let n = n + c.len_utf8();
+            self.label = (n < label.len()).then_some((label, n));
+            return;
+        }
+        self.end(text);
+        self.read_thought(c, text);
+    }
+
+    /// Appends the beginning of a label that goes no further, unless all but white space of it came.
+    pub(super) fn end(&mut self, text: &mut String) {
+        let Some((label, n)) = self.label.take() else {
+            return;
+        };
+        if label[..n] != *label.trim_end() {
+            label[..n].chars().for_each(|c| self.read_thought(c, text));
+        }
+    }
+
+    fn read_thought(&mut self, c: char, text: &mut String) {
         match c {
             '\n' if self.is_blank => {}
             '\n' => self.held_newlines += 1,

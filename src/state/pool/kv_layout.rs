@@ -4,6 +4,11 @@
 
 use std::fmt;
 
+/// Elements of a key or a value that share a scale, where they are quantised; the last group of a head may have less.
+pub const SCALE_GROUP: usize = 64;
+/// Size of a scale, a 16-bit brain float, in bytes.
+pub const SCALE_BYTES: usize = 2;
+
 /// The element type of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvDtype {
@@ -13,6 +18,8 @@ pub enum KvDtype {
     F16,
     /// 16-bit brain float.
     BF16,
+    /// Signed bytes, with a scale for each [`SCALE_GROUP`] of them.
+    Int8,
 }
 
 impl KvDtype {
@@ -21,6 +28,15 @@ impl KvDtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Scales of a key or a value of `dim` elements.
+    pub fn scales(self, dim: usize) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 0,
+            Self::Int8 => dim.div_ceil(SCALE_GROUP),
         }
     }
 
@@ -30,7 +46,15 @@ impl KvDtype {
             Self::F32 => "float32",
             Self::F16 => "float16",
             Self::BF16 => "bfloat16",
+            Self::Int8 => "int8",
         }
+    }
+
+    /// Finds the type of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::BF16, Self::Int8]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
     }
 }
 
@@ -75,14 +99,22 @@ pub struct PagedKv {
     pub key_dim: usize,
     /// A head's values.
     pub values: Values,
-    /// Element type of both.
+    /// Elements of a head's key that are stored once more, as labels by which keys are chosen; 0 where none are.
+    pub labels: usize,
+    /// Element type of all.
     pub dtype: KvDtype,
 }
 
 impl PagedKv {
-    /// Elements of a token.
+    /// Elements of a token, without scales.
     pub fn elements_per_token(&self) -> usize {
-        self.buffers().map(|buffer| buffer.elements_per_token).sum()
+        self.heads * (self.key_dim + self.values.stored_dim())
+    }
+
+    /// Scales of a token.
+    pub fn scales_per_token(&self) -> usize {
+        let dims = [self.key_dim, self.values.stored_dim()];
+        self.heads * dims.map(|dim| self.dtype.scales(dim)).iter().sum::<usize>()
     }
 
     /// Bytes of a token.
@@ -92,13 +124,18 @@ impl PagedKv {
 
     /// The buffers of a layer, in the order in which a token's parts are written.
     pub fn buffers(&self) -> impl Iterator<Item = KvBuffer> + use<> {
-        let Self { heads, dtype, .. } = *self;
-        let parts = [("k", self.key_dim), ("v", self.values.stored_dim())];
-        let stored = parts.into_iter().filter(|(_, dim)| *dim > 0);
-        stored.map(move |(name, dim)| KvBuffer {
+        let (heads, bytes) = (self.heads, self.dtype.bytes());
+        let parts = [
+            ("k", heads * self.key_dim, bytes),
+            ("v", heads * self.values.stored_dim(), bytes),
+            ("label", heads * self.labels, bytes),
+            ("scale", self.scales_per_token(), SCALE_BYTES),
+        ];
+        let stored = parts.into_iter().filter(|(_, elements, _)| *elements > 0);
+        stored.map(|(name, elements_per_token, element_bytes)| KvBuffer {
             name,
-            elements_per_token: heads * dim,
-            element_bytes: dtype.bytes(),
+            elements_per_token,
+            element_bytes,
         })
     }
 }
@@ -112,7 +149,14 @@ impl fmt::Display for PagedKv {
             Values::Own { dim } => write!(f, "values of {dim}")?,
             Values::InKeys { dim } => write!(f, "their first {dim} the values")?,
         }
-        write!(f, ", {}", self.dtype.name())
+        if self.labels > 0 {
+            write!(f, ", labels of {}", self.labels)?;
+        }
+        write!(f, ", {}", self.dtype.name())?;
+        match self.scales_per_token() {
+            0 => Ok(()),
+            scales => write!(f, " with {scales} scales of bfloat16 a token"),
+        }
     }
 }
 
@@ -133,6 +177,8 @@ pub enum LayerKv {
         /// Size of a sequence's state.
         bytes: u64,
     },
+    /// Nothing of its own: it reads the keys and values of the layer of this number.
+    Shared(usize),
 }
 
 impl LayerKv {
@@ -140,7 +186,7 @@ impl LayerKv {
     pub fn pages(&self) -> Option<&PagedKv> {
         match self {
             Self::Pages(pages) | Self::Window { pages, .. } => Some(pages),
-            Self::State { .. } => None,
+            Self::State { .. } | Self::Shared(_) => None,
         }
     }
 
@@ -148,7 +194,7 @@ impl LayerKv {
     pub fn bytes_per_token(&self) -> u64 {
         match self {
             Self::Pages(pages) => pages.bytes_per_token(),
-            Self::Window { .. } | Self::State { .. } => 0,
+            Self::Window { .. } | Self::State { .. } | Self::Shared(_) => 0,
         }
     }
 
@@ -156,14 +202,14 @@ impl LayerKv {
     pub fn window_bytes_per_token(&self) -> u64 {
         match self {
             Self::Window { pages, .. } => pages.bytes_per_token(),
-            Self::Pages(_) | Self::State { .. } => 0,
+            Self::Pages(_) | Self::State { .. } | Self::Shared(_) => 0,
         }
     }
 
     /// Bytes that one sequence takes, whatever its length.
     pub fn state_bytes(&self) -> u64 {
         match self {
-            Self::Pages(_) | Self::Window { .. } => 0,
+            Self::Pages(_) | Self::Window { .. } | Self::Shared(_) => 0,
             Self::State { bytes } => *bytes,
         }
     }
@@ -175,6 +221,7 @@ impl fmt::Display for LayerKv {
             Self::Pages(pages) => pages.fmt(f),
             Self::Window { pages, tokens } => write!(f, "{pages}, of the last {tokens} tokens"),
             Self::State { bytes } => write!(f, "a state of {bytes} bytes a sequence"),
+            Self::Shared(layer) => write!(f, "nothing, reads layer {layer}"),
         }
     }
 }
@@ -183,7 +230,7 @@ impl fmt::Display for LayerKv {
 /// token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
-    /// Its content: `k` or `v`.
+    /// Its content: `k`, `v`, `label` or `scale`.
     pub name: &'static str,
     /// Elements that one token takes.
     pub elements_per_token: usize,
@@ -199,7 +246,7 @@ impl KvBuffer {
 }
 
 /// The memory that all layers keep.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvLayout {
     layers: Vec<LayerKv>,
 }
@@ -218,6 +265,24 @@ impl KvLayout {
     /// The memory that each layer keeps, in order.
     pub fn layers(&self) -> &[LayerKv] {
         &self.layers
+    }
+
+    /// The pages that a layer reads: its own, or those of another one.
+    pub fn read_by(&self, layer: usize) -> Option<&PagedKv> {
+        match &self.layers[layer] {
+            LayerKv::Shared(source) => self.layers[*source].pages(),
+            own => own.pages(),
+        }
+    }
+
+    /// The same, where some layers also store labels: as many elements of a head's key as `labels` says of a layer.
+    pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            if let LayerKv::Pages(pages) = layer {
+                pages.labels = labels(index);
+            }
+        }
+        self
     }
 
     /// The same with window pages for the layers that have a window. `None` where that saves nothing, or is not possible:
@@ -240,7 +305,7 @@ impl KvLayout {
     pub fn window(&self) -> Option<usize> {
         self.layers.iter().find_map(|layer| match layer {
             LayerKv::Window { tokens, .. } => Some(*tokens),
-            LayerKv::Pages(_) | LayerKv::State { .. } => None,
+            LayerKv::Pages(_) | LayerKv::State { .. } | LayerKv::Shared(_) => None,
         })
     }
 
@@ -282,6 +347,7 @@ mod tests {
             heads,
             key_dim,
             values,
+            labels: 0,
             dtype: KvDtype::BF16,
         }
     }
@@ -346,6 +412,48 @@ mod tests {
             [("k", 2 * 96 * 2), ("v", 2 * 64 * 2)]
         );
         assert_eq!(buffers(Values::InKeys { dim: 64 }), [("k", 2 * 96 * 2)]);
+    }
+
+    #[test]
+    fn labels_are_a_third_buffer_of_the_layers_that_have_them() {
+        let layout = hybrid().with_labels(|layer| if layer == 7 { 32 } else { 0 });
+        let labels = 4 * 32 * 2;
+        assert_eq!(layout.bytes_per_token(), 32_768 + labels);
+        let buffers = |layer: usize| layout.layers()[layer].pages().map(PagedKv::buffers);
+        let names: Vec<&str> = buffers(7).into_iter().flatten().map(|b| b.name).collect();
+        assert_eq!(names, ["k", "v", "label"]);
+        assert_eq!(buffers(3).into_iter().flatten().count(), 2);
+        let described = layout.layers()[7].to_string();
+        assert_eq!(
+            described,
+            "4 heads, keys of 256, values of 256, labels of 32, bfloat16"
+        );
+    }
+
+    #[test]
+    fn quantised_layers_count_their_scales() {
+        let int8 = |pages: PagedKv| PagedKv {
+            dtype: KvDtype::Int8,
+            ..pages
+        };
+        let own = |dim| Values::Own { dim };
+        let table = [
+            // 0.516 of bfloat16: a byte an element and two bytes for 64 of them.
+            (pages(8, 128, own(128)), 8 * 2 * (128 + 2 * 2)),
+            (pages(1, 576, Values::InKeys { dim: 512 }), 576 + 9 * 2),
+            (pages(4, 80, own(96)), 4 * (80 + 96 + 4 * 2)),
+            (pages(2, 40, own(40)), 2 * 2 * (40 + 2)),
+        ];
+        for (pages, bytes) in table {
+            let pages = int8(pages);
+            assert_eq!(pages.bytes_per_token(), bytes, "{pages}");
+            let elements = bytes as usize - SCALE_BYTES * pages.scales_per_token();
+            assert_eq!(pages.elements_per_token(), elements, "{pages}");
+        }
+        assert_eq!(
+            int8(pages(1, 96, own(64))).to_string(),
+            "1 head, keys of 96, values of 64, int8 with 3 scales of bfloat16 a token"
+        );
     }
 
     #[test]

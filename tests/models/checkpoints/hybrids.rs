@@ -95,6 +95,8 @@ fn matrices_that_hold_several_are_converted_row_by_row() {
         ("qwen3-next", "model.layers.1.self_attn.q_proj"),
         ("qwen3-next", "model.layers.0.linear_attn.in_proj_qkvz"),
         ("qwen3-next", "model.layers.2.linear_attn.in_proj_ba"),
+        ("phi3", "model.layers.0.self_attn.qkv_proj"),
+        ("phi3", "model.layers.1.mlp.gate_up_proj"),
     ];
     for (kind, config, quantise) in kinds() {
         // Groups of 128 inputs do not fit.
@@ -288,6 +290,10 @@ fn errors_name_the_tensors_of_the_files() {
         ("lfm2-moe", "model.layers.2.feed_forward.gate.weight"),
         ("qwen3-5", "model.language_model.norm.weight"),
         ("qwen3-5", "lm_head.weight"),
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
+        ("phi3", "model.layers.0.mlp.gate_up_proj.weight"),
+        ("mistral3", "language_model.model.norm.weight"),
+        ("mistral3", "language_model.lm_head.weight"),
     ] {
         let remove = |tensors: &mut Tensors| assert!(tensors.remove(missing).is_some());
         says(name, None, remove, &[&format!("{missing} ")]);

@@ -238,6 +238,15 @@ pub fn lfm2_objects(calls: &[Call]) -> String {
     format!("<|tool_call_start|>[{calls}]<|tool_call_end|>")
 }
 
+pub fn granite(calls: &[Call]) -> String {
+    let calls = each(calls, ", ", |call| call.object("arguments"));
+    format!("<|tool_call|>[{calls}]")
+}
+
+pub fn phi4_mini(calls: &[Call]) -> String {
+    format!("{}<|/tool_call|>", granite(calls))
+}
+
 pub fn mistral_list(calls: &[Call]) -> String {
     let calls = each(calls, ", ", |call| call.object("arguments"));
     format!("[TOOL_CALLS] [{calls}]")
@@ -283,6 +292,27 @@ pub fn glm45(calls: &[Call]) -> String {
 
 pub fn glm47(calls: &[Call]) -> String {
     glm(calls, "")
+}
+
+pub fn gemma4(calls: &[Call]) -> String {
+    each(calls, "", |call| {
+        let pair = |key: &str, value: &Value| format!("{key}:{}", braced(value));
+        let (name, pairs) = (call.name, call.joined(",", pair));
+        format!("<|tool_call>call:{name}{{{pairs}}}<tool_call|>")
+    })
+}
+
+fn braced(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(",");
+    match value {
+        Value::String(text) => format!("<|\"|>{text}<|\"|>"),
+        Value::Array(items) => format!("[{}]", joined(items.iter().map(braced).collect())),
+        Value::Object(map) => {
+            let pair = |(key, value): (&String, &Value)| format!("{key}:{}", braced(value));
+            format!("{{{}}}", joined(map.iter().map(pair).collect()))
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Each part in a message of its own, the first of which the prompt begins.

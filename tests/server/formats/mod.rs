@@ -26,6 +26,13 @@ const GLM: &[&str] = &[
     "<arg_value>",
     "</arg_value>",
 ];
+const GEMMA4: &[&str] = &[
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<|channel>",
+    "<channel|>",
+];
 const DEEPSEEK: &[&str] = &[
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
@@ -181,6 +188,19 @@ fn lfm2_with_objects() {
 }
 
 #[test]
+fn granite() {
+    let tags = &["<think>", "\n</think>"];
+    let family = tagged(&["<|tool_call|>"], THINK, family::granite);
+    check(&with_tags(tags, family));
+}
+
+#[test]
+fn phi4_mini() {
+    let tokens = &["<|tool_call|>", "<|/tool_call|>"];
+    check(&tagged(tokens, Thoughts::None, family::phi4_mini));
+}
+
+#[test]
 fn mistral() {
     check(&tagged(
         &["[TOOL_CALLS]"],
@@ -206,6 +226,12 @@ fn glm45() {
 fn glm47_with_special_tokens() {
     let thoughts = Thoughts::Opened("<think>", "</think>");
     check(&tagged(GLM, thoughts, family::glm47));
+}
+
+#[test]
+fn gemma4_with_special_tokens() {
+    let thoughts = Thoughts::Tags("<|channel>thought\n", "\n<channel|>");
+    check(&tagged(GEMMA4, thoughts, family::gemma4));
 }
 
 #[test]

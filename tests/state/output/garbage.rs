@@ -6,7 +6,7 @@ use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
 /// Pieces of garbage.
-const PARTS: [&str; 75] = [
+const PARTS: [&str; 83] = [
     "a",
     "é",
     "😀",
@@ -79,12 +79,20 @@ const PARTS: [&str; 75] = [
     "<|end|>",
     "<|call|>",
     "<|return|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
     "assistant",
     "analysis",
     "to=functions.f",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "call:f{",
+    "<|channel>",
+    "<channel|>",
 ];
 
-const TOOLS: [ToolFormat; 11] = [
+const TOOLS: [ToolFormat; 14] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3,
@@ -96,6 +104,9 @@ const TOOLS: [ToolFormat; 11] = [
     ToolFormat::DeepSeekV3,
     ToolFormat::DeepSeekV31,
     ToolFormat::GptOss,
+    ToolFormat::Gemma4,
+    ToolFormat::Granite,
+    ToolFormat::Phi4Mini,
 ];
 
 fn garbage(rng: &mut fastrand::Rng) -> String {

@@ -91,6 +91,15 @@ fn repetitions_lose_nothing_and_end_soon() {
         check(ToolFormat::Lfm2, unit);
     }
     for unit in [
+        "<|tool_call|>",
+        "<|tool_call|> [",
+        "<|tool_call|>[{\"x\":[",
+        "<|tool_call|>[{\"name\": \"f\"},",
+        "<|tool_call|>[]<|/tool_call|>",
+    ] {
+        check(ToolFormat::Granite, unit);
+    }
+    for unit in [
         "<tool_call>f",
         "<tool_call>f<arg_key>",
         "<tool_call>f<arg_key>a</arg_key><arg_value>\n</arg_value>",

@@ -126,6 +126,16 @@ fn lfm2() {
 }
 
 #[test]
+fn granite() {
+    check_format(with(ToolFormat::Granite, ReasoningFormat::Think));
+}
+
+#[test]
+fn phi4_mini() {
+    check_format(with(ToolFormat::Phi4Mini, ReasoningFormat::Think));
+}
+
+#[test]
 fn glm45() {
     check_format(with(ToolFormat::Glm45, ReasoningFormat::Think));
 }
@@ -143,6 +153,11 @@ fn deepseekv3() {
 #[test]
 fn deepseekv31() {
     check_format(with(ToolFormat::DeepSeekV31, ReasoningFormat::Think));
+}
+
+#[test]
+fn gemma4() {
+    check_format(with(ToolFormat::Gemma4, ReasoningFormat::Gemma4));
 }
 
 #[test]

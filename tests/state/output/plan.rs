@@ -97,6 +97,9 @@ impl Plan {
         if format != ReasoningFormat::DeepSeekR1 || rng.bool() {
             self.transcript.tag(format.opening());
         }
+        if format == ReasoningFormat::Gemma4 {
+            self.text("thought\n");
+        }
         let thought = [
             "I see.",
             "Shall I?\n\nYes <think not> [THIN",
@@ -152,6 +155,10 @@ impl Plan {
             Some(ToolFormat::Glm47) => self.glm(n_calls, "", rng),
             Some(format @ (ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31)) => {
                 self.deepseek(n_calls, format, rng);
+            }
+            Some(ToolFormat::Gemma4) => self.gemma4(n_calls, rng),
+            Some(format @ (ToolFormat::Granite | ToolFormat::Phi4Mini)) => {
+                self.tagged_list(n_calls, format, rng);
             }
             Some(ToolFormat::GptOss) | None => {}
         }
@@ -260,6 +267,20 @@ impl Plan {
         }
     }
 
+    fn tagged_list(&mut self, n_calls: usize, format: ToolFormat, rng: &mut fastrand::Rng) {
+        self.transcript.tag("<|tool_call|>");
+        let has_brackets = n_calls > 1 || rng.u8(0..4) > 0;
+        self.text(if has_brackets { "[" } else { "" });
+        for n in 0..n_calls {
+            self.text(["", ", ", ",\n"][if n == 0 { 0 } else { rng.usize(1..3) }]);
+            self.object("arguments", rng);
+        }
+        self.text(if has_brackets { "]" } else { "" });
+        if format == ToolFormat::Phi4Mini && rng.u8(0..4) > 0 {
+            self.transcript.tag("<|/tool_call|>");
+        }
+    }
+
     fn lfm2(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
         self.transcript.tag("<|tool_call_start|>");
         let is_json = rng.u8(0..4) == 0;
@@ -303,6 +324,54 @@ impl Plan {
             self.said
                 .call("seat", &format!("{{{}}}", written.join(", ")));
         }
+    }
+
+    fn gemma4(&mut self, n_calls: usize, rng: &mut fastrand::Rng) {
+        for _ in 0..n_calls {
+            let arguments = values::arguments(rng);
+            self.transcript.tag("<|tool_call>");
+            self.text("call:seat");
+            self.braced(&arguments, rng);
+            self.transcript.tag("<tool_call|>");
+            self.said.call("seat", &dumps(&Value::Object(arguments)));
+        }
+    }
+
+    fn braced(&mut self, map: &Map<String, Value>, rng: &mut fastrand::Rng) {
+        self.text("{");
+        for (n, (key, value)) in map.iter().enumerate() {
+            self.text(if n > 0 { "," } else { "" });
+            let is_plain = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric());
+            match is_plain && rng.bool() {
+                true => self.text(key),
+                false => self.between_quotes(key, rng),
+            }
+            self.text(":");
+            self.braced_value(value, rng);
+        }
+        self.text("}");
+    }
+
+    fn braced_value(&mut self, value: &Value, rng: &mut fastrand::Rng) {
+        match value {
+            Value::String(text) => self.between_quotes(text, rng),
+            Value::Object(map) => self.braced(map, rng),
+            Value::Array(items) => {
+                self.text("[");
+                for (n, item) in items.iter().enumerate() {
+                    self.text(["", ",", ", "][if n == 0 { 0 } else { rng.usize(1..3) }]);
+                    self.braced_value(item, rng);
+                }
+                self.text("]");
+            }
+            other => self.text(&other.to_string()),
+        }
+    }
+
+    fn between_quotes(&mut self, text: &str, rng: &mut fastrand::Rng) {
+        self.transcript.tag("<|\"|>");
+        values::push_quoted(&mut self.transcript, text, rng);
+        self.transcript.tag("<|\"|>");
     }
 
     fn deepseek(&mut self, n_calls: usize, format: ToolFormat, rng: &mut fastrand::Rng) {

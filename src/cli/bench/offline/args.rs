@@ -37,6 +37,11 @@ pub struct OfflineArgs {
         help_heading = "Bench without a server"
     )]
     pub skip_starts: bool,
+    /// Measure nothing but decoding behind this many tokens of random K/V, which needs no prefill; with
+    /// --enable-double-sparsity, dense and sparse in turn
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with_all = ["base_url", "scaling"], help_heading = "Bench without a server")]
+    pub noise_context: Option<u32>,
     #[command(flatten)]
     pub scaling: ScalingArgs,
     /// Start, answer two prompts and exit: the bench starts itself with this flag to measure start-up

@@ -32,7 +32,7 @@ use machine::Machine;
 use measure::bench::Bench;
 use measure::starts::Start;
 use measure::waits::StepWaits;
-use measure::{rounds, scaling, starts};
+use measure::{noise, rounds, scaling, starts};
 use report::record::Record;
 use report::{plot, tables};
 use subject::Subject;
@@ -49,6 +49,10 @@ pub fn run(
     let config = local::with_model(config)?;
     if args.start_once {
         return starts::start_once(config, first(&args.prompt_tokens), seed);
+    }
+    if let Some(context_tokens) = args.noise_context {
+        let record = noise::measure(args, &config, context_tokens)?;
+        return publish(&record, json, || record.print());
     }
     let bar = progress::spinner();
     bar.set_message("the machine");

@@ -3,6 +3,7 @@
 use souffleur::config::EngineConfig;
 use souffleur::executor::cpu::{CpuDescription, describe};
 use souffleur::kernels::dtype::Quantization;
+use souffleur::model::sparsity::ModelSparsity;
 
 use super::machine::floors::{ModelCost, Peak};
 use super::machine::{MachineRates, Place};
@@ -12,6 +13,7 @@ use crate::cli::failure::Failure;
 pub struct Subject {
     pub description: CpuDescription,
     pub quantization: Option<Quantization>,
+    sparsity: Option<ModelSparsity>,
     pub place: Place,
 }
 
@@ -20,18 +22,32 @@ impl Subject {
     pub fn read(config: &EngineConfig) -> Result<Self, Failure> {
         let (dir, dtype) = (&config.model_path, config.dtype.named());
         let described = describe(dir, dtype, config.quantization, config.load_format);
-        let description = described.map_err(Failure::failed)?;
+        let mut description = described
+            .map_err(Failure::failed)?
+            .with_kv(config.kv_cache_dtype.named());
+        let sparsity = config.double_sparsity();
+        let sparsity = sparsity.map(|wish| description.sparsify(&wish));
         Ok(Self {
             place: Place::read(config, description.dtype)?,
             description,
             quantization: config.quantization,
+            sparsity: sparsity.transpose().map_err(Failure::failed)?,
         })
     }
 
     /// The least that its steps cost.
     pub fn cost(&self) -> ModelCost {
-        let CpuDescription { config, dtype, .. } = &self.description;
-        ModelCost::new(config, *dtype, self.quantization)
+        let CpuDescription {
+            config,
+            dtype,
+            kv_layout,
+            ..
+        } = &self.description;
+        let cost = ModelCost::new(config, *dtype, self.quantization, kv_layout);
+        match &self.sparsity {
+            None => cost,
+            Some(sparsity) => cost.sparse(kv_layout, &sparsity.rules, config.num_attention_heads),
+        }
     }
 
     /// The peak for this model's types.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::super::caps::soft_cap;
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::product::Product;
@@ -32,6 +33,18 @@ fn seen_end(seen: &[Seen]) -> usize {
     ends.max().unwrap_or(0) as usize
 }
 
+/// Scales scores, whole vectors of them, and bends them.
+#[inline(always)]
+pub fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
+    for scores in scores.chunks_exact_mut(LANES) {
+        // SAFETY: sixteen values; `dispatch` detected the instruction set.
+        unsafe {
+            let scaled = S::mul(S::load(scores.as_ptr()), S::splat(scale));
+            S::store(scores.as_mut_ptr(), soft_cap::<S>(scaled, cap));
+        }
+    }
+}
+
 impl<F: KvElement> Work<'_, F> {
     /// Notes what each query sees of the block that begins at `start`.
     #[inline(always)]
@@ -56,7 +69,7 @@ impl<F: KvElement> Work<'_, F> {
         loaded: Seen,
     ) {
         let words = sizes.query_words;
-        let masks_values = !self.is_plain(sizes, place, loaded);
+        let masks_values = !F::SCALED && !self.is_plain(sizes, place, loaded);
         let keys = self.space.blocks.keys(sizes, place).as_ptr();
         let values = self.space.blocks.values::<F>(sizes, place).as_ptr();
         for first in (0..sizes.rows).step_by(CHUNK_ROWS) {
@@ -72,6 +85,7 @@ impl<F: KvElement> Work<'_, F> {
                 ldc: BLOCK,
                 depth: sizes.depth,
                 decay: std::ptr::null(),
+                scales: space.scales(sizes, row),
             };
             let seen = &space.seen[first..first + n_rows];
             for rows in runs(n_rows) {
@@ -79,22 +93,21 @@ impl<F: KvElement> Work<'_, F> {
                 // SAFETY: `fit` made room for all operands, `load_block` filled as many vectors; `dispatch` detected
                 // the instruction set.
                 unsafe {
-                    scores
-                        .starting_at(rows.start)
-                        .replace::<F, S>(rows.len(), vectors)
+                    F::score::<S>(&scores.starting_at(rows.start), rows.len(), vectors);
                 };
             }
             self.fold::<S>(sizes, head, first..first + n_rows);
             let space = &mut *self.space;
             let sums = Product {
                 a: space.weights.as_ptr(),
-                lda: BLOCK / F::PER_WORD,
+                lda: sizes.weight_words,
                 b: values,
                 ldb: sizes.width,
                 c: space.span.as_mut_ptr().wrapping_add(row * sizes.record),
                 ldc: sizes.record,
-                depth: (loaded.end as usize).div_ceil(F::PER_WORD),
+                depth: F::value_depth(loaded.end as usize),
                 decay: space.decay.as_ptr(),
+                scales: space.scales(sizes, row),
             };
             if masks_values {
                 self.weigh_seen::<S>(sizes, place, first..first + n_rows, sums);
@@ -102,11 +115,11 @@ impl<F: KvElement> Work<'_, F> {
             }
             let seen = &space.seen[first..first + n_rows];
             for rows in runs(n_rows) {
-                let depth = seen_end(&seen[rows.clone()]).div_ceil(F::PER_WORD);
+                let depth = F::value_depth(seen_end(&seen[rows.clone()]));
                 if depth > 0 {
                     let sums = Product { depth, ..sums }.starting_at(rows.start);
                     // SAFETY: as above.
-                    unsafe { sums.add::<F, S>(rows.len(), sizes.width / LANES) };
+                    unsafe { F::weigh::<S>(&sums, rows.len(), sizes.width / LANES) };
                 }
             }
         }
@@ -133,13 +146,23 @@ impl<F: KvElement> Work<'_, F> {
     pub fn fold<S: Lanes>(&mut self, sizes: Sizes, head: usize, rows: Range<usize>) {
         let first = (head * sizes.rows + rows.start) * sizes.record;
         let space = &mut *self.space;
+        let heads = self.step.heads;
+        let scale = match heads.score_cap {
+            None => heads.scale,
+            Some(cap) => {
+                let scores = &mut space.scores[..rows.len() * BLOCK];
+                cap_scores::<S>(scores, heads.scale, cap);
+                1.0
+            }
+        };
         let fold = Fold {
             scores: space.scores.as_ptr(),
             weights: space.weights.as_mut_ptr(),
             decay: space.decay.as_mut_ptr(),
             records: space.span.as_mut_ptr().wrapping_add(first),
             record: sizes.record,
-            scale: self.step.heads.scale * std::f32::consts::LOG2_E,
+            scale: scale * std::f32::consts::LOG2_E,
+            scales: space.scales(sizes, head * sizes.rows + rows.start),
         };
         // SAFETY: `fit` made room for whole chunks; `dispatch` detected the instruction set.
         unsafe { fold.run::<F, S>(&space.seen[rows]) };
@@ -180,7 +203,7 @@ impl<F: KvElement> Work<'_, F> {
                 ..sums.starting_at(row)
             };
             // SAFETY: one row of what the caller passed; the instruction set was detected by `dispatch`.
-            unsafe { sums.add::<F, S>(1, sizes.width / LANES) };
+            unsafe { F::weigh::<S>(&sums, 1, sizes.width / LANES) };
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Packed blocks, kept for the tiles of a layer that see the same slots.
 
 use super::super::memory::Lines;
-use super::super::simd::LANES;
 use super::kv_element::KvElement;
 use super::space::Sizes;
 use super::{BLOCK, Seen};
@@ -89,7 +88,7 @@ impl BlockCache {
 }
 
 fn keys_len(sizes: Sizes) -> usize {
-    sizes.depth.next_multiple_of(LANES) * BLOCK
+    sizes.query_words * BLOCK
 }
 
 fn values_len<F: KvElement>(sizes: Sizes) -> usize {
@@ -112,6 +111,7 @@ mod tests {
             key_dim: 64,
             values: Values::Own { dim: 64 },
             scale: 1.0,
+            score_cap: None,
             window: None,
         };
         let mut blocks = BlockCache::default();

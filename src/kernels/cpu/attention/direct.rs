@@ -4,7 +4,8 @@
 
 use super::super::simd::{LANES, Lanes};
 use super::BLOCK;
-use super::kv_element::KvElement;
+use super::kv_element::FloatKv;
+use super::scales::Scales;
 
 /// Most queries: their sums, sixteen words of keys and what is between them fill the registers.
 pub const MAX_DIRECT_ROWS: usize = 4;
@@ -34,6 +35,7 @@ pub struct Direct<'a, F> {
     pub sums: *mut f32,
     /// Values from a row of sums to the next.
     pub record: usize,
+    pub scales: Scales,
 }
 
 /// Slots of a plane to bring near, some at a time.
@@ -63,7 +65,7 @@ impl<F> Fetch<'_, F> {
     }
 }
 
-impl<F: KvElement> Direct<'_, F> {
+impl<F: FloatKv> Direct<'_, F> {
     /// Scores the queries against the keys.
     ///
     /// # Safety

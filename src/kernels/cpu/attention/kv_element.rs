@@ -1,17 +1,172 @@
-//! How a KV element type meets the lanes: bf16 in pairs, the others as single f32.
+//! How a KV element type is attended to. [`KvElement`] is what an item of work asks for; floats do it by [`FloatKv`], which
+//! says how they meet the lanes, and signed bytes in [`super::codes`].
 //!
-//! Both operands of a product are made of 32-bit words. A word is a pair of bf16 (`dot_pairs`) or one f32 (`mul_add`).
+//! Both operands of a product are made of 32-bit words. A word is a pair of bf16 (`dot_pairs`), one f32 (`mul_add`) or a pair
+//! of i16 (`dot_shorts`).
 
 use half::{bf16, f16};
 
-use super::super::element::Element;
-use super::super::simd::{LANES, Lanes};
+use super::super::element::{Element, load_up_to};
+use super::super::kept::Kept;
+use super::super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::BLOCK;
+use super::direct::{Direct, Fetch};
+use super::pack::{Packing, pack_floats};
+use super::product::Product;
+use super::state::{Fold, VECTORS};
 
-/// An element type of the KV pool as operand of a product.
+/// An element type of the KV pool as attention reads it.
+///
+/// # Safety
+/// Every method asks for what [`Lanes`] asks for, and for operands of the shapes that they name.
+pub trait KvElement: Kept {
+    /// Elements of a key in a word of an operand, and keys in a word of values.
+    const PER_WORD: usize;
+    /// Elements that a head is padded to whole numbers of.
+    const CHUNK: usize;
+
+    /// Elements of a head in whole chunks.
+    fn padded(dim: usize) -> usize {
+        dim.next_multiple_of(Self::CHUNK)
+    }
+    /// Words of a key that count.
+    fn depth(key_dim: usize) -> usize;
+    /// Rows of words that the values of the first `n_keys` keys of a block take.
+    fn value_depth(n_keys: usize) -> usize;
+    /// Whether few queries of such heads take keys and values from the pool into registers.
+    fn has_direct(key_dim: usize, value_dim: usize) -> bool;
+    /// Whether a word of packed values holds neither infinity nor NaN.
+    fn is_finite(word: u32) -> bool;
+    /// Compiles a kernel with the instructions that its products need.
+    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output;
+
+    /// Writes a query as words, whole chunks of them, and returns its scale.
+    unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32;
+    /// Writes a row's weights of a block as words.
+    unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]);
+    /// Packs the first `n_keys` keys of a block with their values.
+    unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize);
+    /// Scores some rows of packed queries against `vectors` times sixteen packed keys.
+    unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize);
+    /// Adds packed values, weighted, to the decayed sums of some rows.
+    unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, vectors: usize);
+    /// Scores few queries against keys in the pool.
+    unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
+    /// Adds values in the pool, weighted, to the decayed sums of few queries.
+    unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>);
+    /// A record's sums times a factor, in the order of the elements.
+    unsafe fn mean<S: Lanes>(sums: &[f32], factor: S::V, out: &mut [f32]);
+}
+
+impl<F: FloatKv> KvElement for F {
+    const PER_WORD: usize = <F as FloatKv>::PER_WORD;
+    const CHUNK: usize = 2 * LANES;
+
+    fn depth(key_dim: usize) -> usize {
+        key_dim.div_ceil(F::PER_WORD)
+    }
+
+    #[inline(always)]
+    fn value_depth(n_keys: usize) -> usize {
+        n_keys.div_ceil(F::PER_WORD)
+    }
+
+    fn has_direct(key_dim: usize, value_dim: usize) -> bool {
+        key_dim.is_multiple_of(2 * LANES) && value_dim.is_multiple_of(2 * LANES)
+    }
+
+    #[inline(always)]
+    fn is_finite(word: u32) -> bool {
+        F::is_finite(word)
+    }
+
+    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+        dispatch(isa, kernel)
+    }
+
+    #[inline(always)]
+    unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
+        for (i, values) in query.chunks(LANES).enumerate() {
+            // SAFETY: the caller promises room, and the instruction set.
+            unsafe {
+                let values = load_up_to::<S>(values);
+                F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), values);
+            }
+        }
+        1.0
+    }
+
+    #[inline(always)]
+    unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]) {
+        let to = fold.weights.wrapping_add(row * BLOCK / F::PER_WORD);
+        for i in 0..VECTORS {
+            // SAFETY: the caller promises room for a row, and the instruction set.
+            unsafe { F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), weights[i]) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { pack_floats::<F, S>(packing, n_keys) };
+    }
+
+    #[inline(always)]
+    unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { product.replace::<F, S>(rows, vectors) };
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, vectors: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { product.add::<F, S>(rows, vectors) };
+    }
+
+    #[inline(always)]
+    unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
+        // SAFETY: the caller's promise.
+        unsafe { direct.score::<S>(fetch) };
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
+        // SAFETY: the caller's promise.
+        unsafe { direct.weigh::<S>(fetch) };
+    }
+
+    #[inline(always)]
+    unsafe fn mean<S: Lanes>(sums: &[f32], factor: S::V, out: &mut [f32]) {
+        const PAIR: usize = 2 * LANES;
+        for (pair, out) in out.chunks_mut(PAIR).enumerate() {
+            let values = sums.as_ptr().wrapping_add(pair * PAIR);
+            // SAFETY: the sums are whole pairs of vectors, `mean` holds one; the caller detected the instruction set.
+            unsafe {
+                let [first, second] =
+                    F::in_order::<S>([S::load(values), S::load(values.wrapping_add(LANES))]);
+                // A zero's sign may depend on what was skipped.
+                let first = S::mul_add(first, factor, S::splat(0.0));
+                let second = S::mul_add(second, factor, S::splat(0.0));
+                let mut mean = [0.0; PAIR];
+                let to = match out.len() {
+                    PAIR => out.as_mut_ptr(),
+                    _ => mean.as_mut_ptr(),
+                };
+                S::store(to, first);
+                S::store(to.wrapping_add(LANES), second);
+                if out.len() < PAIR {
+                    out.copy_from_slice(&mean[..out.len()]);
+                }
+            }
+        }
+    }
+}
+
+/// A type of floats as operand of a product.
 ///
 /// # Safety
 /// Every method asks for what [`Lanes`] asks for.
-pub trait KvElement: Element {
+pub trait FloatKv: Element {
     /// Elements in a word.
     const PER_WORD: usize;
     /// Sixteen words of an operand.
@@ -38,7 +193,7 @@ pub trait KvElement: Element {
     unsafe fn in_order<S: Lanes>(values: [S::V; 2]) -> [S::V; 2];
 }
 
-impl KvElement for bf16 {
+impl FloatKv for bf16 {
     const PER_WORD: usize = 2;
     type Operand<S: Lanes> = S::W;
 
@@ -99,7 +254,7 @@ impl KvElement for bf16 {
 /// The formats whose words are single f32.
 macro_rules! singles {
     ($element:ty) => {
-        impl KvElement for $element {
+        impl FloatKv for $element {
             const PER_WORD: usize = 1;
             type Operand<S: Lanes> = S::V;
 
@@ -170,7 +325,7 @@ singles!(f16);
 /// # Safety
 /// `p` is valid for `len` elements; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn words_part<F: KvElement, S: Lanes>(p: *const F, len: usize) -> S::W {
+pub unsafe fn words_part<F: FloatKv, S: Lanes>(p: *const F, len: usize) -> S::W {
     let mut padded = [F::default(); 2 * LANES];
     // SAFETY: `padded` holds all that is read; the rest is the caller's promise.
     unsafe {
@@ -184,7 +339,7 @@ pub unsafe fn words_part<F: KvElement, S: Lanes>(p: *const F, len: usize) -> S::
 /// # Safety
 /// The rows are valid for `len` elements; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn across_part<F: KvElement, S: Lanes>(rows: [*const F; 2], len: usize) -> [S::W; 2] {
+pub unsafe fn across_part<F: FloatKv, S: Lanes>(rows: [*const F; 2], len: usize) -> [S::W; 2] {
     let mut padded = [[F::default(); 2 * LANES]; 2];
     // SAFETY: as in `words_part`.
     unsafe {

@@ -10,6 +10,7 @@
 
 mod block;
 mod block_cache;
+mod codes;
 mod direct;
 mod kv_element;
 mod pack;
@@ -17,7 +18,9 @@ mod plan;
 mod prefix;
 mod product;
 mod records;
+mod scales;
 mod space;
+mod sparse;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -29,15 +32,16 @@ use self::kv_element::KvElement;
 use self::plan::{AttentionPlan, Target, Tile};
 use self::prefix::Prefixes;
 use self::space::Workspace;
+use self::sparse::SparseAttention;
 use self::state::{finish, merge, record_len};
 use self::tile::{Step, Work};
-use super::CpuBatch;
 use super::element::with_elements;
 use super::kv::{KvPool, PageTable, Planes};
 use super::memory::Lines;
-use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::simd::{Isa, Kernel, Lanes};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
+use super::{CpuBatch, Segment};
 use crate::kernels::HeadShape;
 
 /// Keys in a block.
@@ -72,11 +76,14 @@ impl Seen {
 /// Plans, buffers and counts of all layers' attention.
 pub struct Attention {
     shares_prefixes: bool,
-    /// The plans of the step `serial`, one for each window among the layers.
-    plans: Vec<(HeadShape, AttentionPlan)>,
+    /// The plans of the step `serial`, one for each window among the layers and position at which queries become sparse.
+    plans: Vec<((HeadShape, usize), AttentionPlan)>,
     n_plans: usize,
     serial: u64,
     prefixes: Prefixes,
+    /// Parts of the step's segments that are not sparse, where some are.
+    dense: Vec<Segment>,
+    sparse: SparseAttention,
     states: Lines<f32>,
     /// One for each thread, all of the same size: who computes what never makes one grow.
     spaces: Vec<Workspace>,
@@ -92,6 +99,8 @@ impl Attention {
             n_plans: 0,
             serial: 0,
             prefixes: Prefixes::default(),
+            dense: Vec::new(),
+            sparse: SparseAttention::default(),
             states: Lines::default(),
             spaces: Vec::new(),
             kv_bytes: AtomicUsize::new(0),
@@ -116,22 +125,31 @@ impl Attention {
         batch: &CpuBatch,
         mut out: Tensor,
     ) -> Tensor {
-        let plan = self.plan(heads, table, batch, pool.n_threads());
+        let labels = kv.labels(layer);
+        let dense_until = labels.map_or(usize::MAX, |labels| labels.rules().first_position());
+        if let Some(labels) = labels {
+            let history = (kv.layer(layer), labels, table);
+            let bytes =
+                self.sparse
+                    .attend((pool, isa), q, (heads, sinks), history, batch, &mut out);
+            self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        let plan = self.plan((*heads, dense_until), table, batch, pool.n_threads());
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
-        with_elements!(kv.layer(layer), kv => {
-            let record = record_len(padded(heads.values.dim()));
+        with_elements!(kv.layer(layer), kv, scales => {
+            let record = record_of(kv, heads);
             self.states.make_room(plan.n_records * record);
             let states = Shared::new(&mut self.states);
-            let planes = Planes::of(heads, kv.len());
-            let step = Step { heads, sinks, planes, q, kv, table, plan, states, out: shared };
+            let planes = Planes::over(heads, kv);
+            let step = Step { heads, sinks, planes, q, kv, scales, table, plan, states, out: shared };
             let (n_tokens, n_records) = plan.largest_item;
             self.spaces.resize_with(pool.n_threads(), Workspace::default);
             self.spaces.iter_mut().for_each(|space| fit(kv, space, heads, n_tokens, n_records));
             for (round, items) in plan.rounds() {
                 let work = |space: &mut Workspace, index: usize| {
                     let item = &items[index];
-                    let bytes = dispatch(isa, Work { step, item, space });
+                    let bytes = run(isa, step, Work { step, item, space });
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
                 };
                 let spaces = &mut self.spaces;
@@ -143,16 +161,16 @@ impl Attention {
             let (merges, cost) = plan.merges();
             pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {
                 let tile = &plan.tiles[merges[index / heads.n_kv_heads] as usize];
-                dispatch(isa, Merge { step, tile, kv_head: index % heads.n_kv_heads, record });
+                run(isa, step, Merge { step, tile, kv_head: index % heads.n_kv_heads, record });
             });
         });
         out
     }
 
-    /// Index of the plan for a head shape.
+    /// Index of the plan for a head shape, of the queries at positions below a limit.
     fn plan(
         &mut self,
-        heads: &HeadShape,
+        kind: (HeadShape, usize),
         table: &PageTable,
         batch: &CpuBatch,
         n_threads: usize,
@@ -162,24 +180,47 @@ impl Attention {
             self.n_plans = 0;
         }
         let plans = &self.plans[..self.n_plans];
-        if let Some(known) = plans.iter().position(|(shape, _)| shape == heads) {
+        if let Some(known) = plans.iter().position(|(planned, _)| *planned == kind) {
             return known;
         }
         if self.n_plans == self.plans.len() {
-            self.plans.push((*heads, AttentionPlan::default()));
+            self.plans.push((kind, AttentionPlan::default()));
         }
-        let (shape, plan) = &mut self.plans[self.n_plans];
-        *shape = *heads;
+        let (planned, plan) = &mut self.plans[self.n_plans];
+        *planned = kind;
+        let (heads, dense_until) = kind;
+        let mut segments = batch.segments();
+        if segments
+            .iter()
+            .any(|segment| segment.end_position() > dense_until)
+        {
+            self.dense.clear();
+            let below = |segment: &Segment| Segment {
+                n_tokens: segment
+                    .n_tokens
+                    .min(dense_until.saturating_sub(segment.first_position)),
+                ..*segment
+            };
+            let dense = segments.iter().map(below);
+            self.dense
+                .extend(dense.filter(|segment| segment.n_tokens > 0));
+            segments = &self.dense;
+        }
         let prefixes = self.shares_prefixes.then_some(&mut self.prefixes);
-        plan.make(batch.segments(), table, heads, n_threads, prefixes);
+        plan.make(segments, table, &heads, n_threads, prefixes);
         self.n_plans += 1;
         self.n_plans - 1
     }
 }
 
-/// Elements of a head in whole pairs of vectors.
-const fn padded(dim: usize) -> usize {
-    dim.next_multiple_of(2 * LANES)
+/// f32 of a record.
+fn record_of<F: KvElement>(_: &[F], heads: &HeadShape) -> usize {
+    record_len(F::padded(heads.values.dim()))
+}
+
+/// Runs a kernel on elements of the step's type.
+fn run<F: KvElement, K: Kernel>(isa: Isa, _: Step<'_, F>, kernel: K) -> K::Output {
+    F::dispatch(isa, kernel)
 }
 
 fn fit<F: KvElement>(

@@ -1,8 +1,8 @@
 //! Keys and values on their way from the pool into packed blocks.
 
 use super::super::simd::{LANES, Lanes};
-use super::kv_element::{KvElement, across_part, words_part};
-use super::{BLOCK, padded};
+use super::BLOCK;
+use super::kv_element::{FloatKv, KvElement, across_part, words_part};
 
 /// Cache lines of keys and values to ask for before they are needed, some at a time: many at once would only stand in
 /// the way of what is needed now.
@@ -40,12 +40,51 @@ impl<F> Ahead<'_, F> {
     }
 }
 
+/// Keys and values of a head in a block, and where they are packed.
+pub struct Packing<'s, F> {
+    pub slots: &'s [*const F; BLOCK],
+    /// Where the head's keys and values begin in a slot.
+    pub key: usize,
+    pub value: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// `[depth, BLOCK]` words: each lane is a key.
+    pub keys: *mut u32,
+    /// `[BLOCK / PER_WORD, width]` words: each lane is an element.
+    pub values: *mut u32,
+    pub ahead: Ahead<'s, F>,
+}
+
+/// Packs a block of floats, sixteen keys after the other.
+///
+/// # Safety
+/// The slots hold keys and values where the packing says, and there is room for them; the instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn pack_floats<F: FloatKv, S: Lanes>(packing: &mut Packing<'_, F>, n_keys: usize) {
+    let width = F::padded(packing.value_dim);
+    for group in (0..n_keys).step_by(LANES) {
+        let sixteen: &[*const F; LANES] = packing.slots[group..group + LANES]
+            .try_into()
+            .expect("sixteen slots");
+        let keys = packing.keys.wrapping_add(group);
+        let row = group / F::PER_WORD;
+        let values = packing.values.wrapping_add(row * width);
+        let (key, key_dim) = (packing.key, packing.key_dim);
+        let (value, value_dim) = (packing.value, packing.value_dim);
+        // SAFETY: the caller's promise.
+        unsafe {
+            pack_keys::<F, S>(sixteen, key, key_dim, keys, &mut packing.ahead);
+            pack_values::<F, S>(sixteen, value, value_dim, values, &mut packing.ahead);
+        }
+    }
+}
+
 /// Packs sixteen keys so that each lane is a key.
 ///
 /// # Safety
 /// The slots hold `key_dim` elements at `at`, `to` has room for them; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn pack_keys<F: KvElement, S: Lanes>(
+pub unsafe fn pack_keys<F: FloatKv, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
     key_dim: usize,
@@ -77,12 +116,12 @@ pub unsafe fn pack_keys<F: KvElement, S: Lanes>(
     }
 }
 
-/// Packs sixteen rows of values, `PER_WORD` of them in a word, as [`KvElement::across`] reads them.
+/// Packs sixteen rows of values, `PER_WORD` of them in a word, as [`FloatKv::across`] reads them.
 ///
 /// # Safety
 /// As for keys, with `value_dim` elements.
 #[inline(always)]
-pub unsafe fn pack_values<F: KvElement, S: Lanes>(
+pub unsafe fn pack_values<F: FloatKv, S: Lanes>(
     slots: &[*const F; LANES],
     at: usize,
     value_dim: usize,
@@ -90,7 +129,7 @@ pub unsafe fn pack_values<F: KvElement, S: Lanes>(
     ahead: &mut Ahead<'_, F>,
 ) {
     const WHOLE: usize = 2 * LANES;
-    let width = padded(value_dim);
+    let width = F::padded(value_dim);
     for i in 0..LANES / F::PER_WORD {
         let first = slots[i * F::PER_WORD].wrapping_add(at);
         let second = slots[i * F::PER_WORD + F::PER_WORD - 1].wrapping_add(at);

@@ -153,7 +153,7 @@ impl AttentionPlan {
             );
         }
         // Records of the step's tokens come first, then those of spans.
-        let n_tokens: usize = segments.iter().map(|segment| segment.n_tokens).sum();
+        let n_tokens = segments.iter().map(Segment::end_token).max().unwrap_or(0);
         self.n_records = if last_round == 0 {
             0
         } else {

@@ -1,7 +1,8 @@
 //! Small products of packed operands: scores from queries and keys, sums from weights and values.
 
 use super::super::simd::{LANES, Lanes};
-use super::kv_element::KvElement;
+use super::kv_element::FloatKv;
+use super::scales::Scales;
 
 /// Operands of `c = a b`, or `c = decay c + a b`, for all rows of `a`.
 ///
@@ -18,6 +19,7 @@ pub struct Product {
     pub depth: usize,
     /// Factors of what `c` holds; null if `c` is to be replaced.
     pub decay: *const f32,
+    pub scales: Scales,
 }
 
 impl Product {
@@ -28,6 +30,7 @@ impl Product {
             a: self.a.wrapping_add(row * self.lda),
             c: self.c.wrapping_add(row * self.ldc),
             decay: self.decay.wrapping_add(row),
+            scales: self.scales.starting_at(row),
             ..self
         }
     }
@@ -38,7 +41,7 @@ impl Product {
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
     #[inline(always)]
-    pub unsafe fn replace<F: KvElement, S: Lanes>(&self, rows: usize, vectors: usize) {
+    pub unsafe fn replace<F: FloatKv, S: Lanes>(&self, rows: usize, vectors: usize) {
         // SAFETY: the caller's promise is the same.
         unsafe { self.run::<F, S, false>(rows, vectors) };
     }
@@ -48,13 +51,13 @@ impl Product {
     /// # Safety
     /// As of [`Self::replace`], and `decay` is valid for the rows.
     #[inline(always)]
-    pub unsafe fn add<F: KvElement, S: Lanes>(&self, rows: usize, vectors: usize) {
+    pub unsafe fn add<F: FloatKv, S: Lanes>(&self, rows: usize, vectors: usize) {
         // SAFETY: the caller's promise is the same.
         unsafe { self.run::<F, S, true>(rows, vectors) };
     }
 
     #[inline(always)]
-    unsafe fn run<F: KvElement, S: Lanes, const ADD: bool>(&self, rows: usize, vectors: usize) {
+    unsafe fn run<F: FloatKv, S: Lanes, const ADD: bool>(&self, rows: usize, vectors: usize) {
         let mut row = 0;
         while row < rows {
             // SAFETY: rows below `rows`.
@@ -70,7 +73,7 @@ impl Product {
     }
 
     #[inline(always)]
-    unsafe fn columns<F: KvElement, S: Lanes, const ADD: bool, const M: usize>(
+    unsafe fn columns<F: FloatKv, S: Lanes, const ADD: bool, const M: usize>(
         &self,
         row: usize,
         vectors: usize,
@@ -90,7 +93,7 @@ impl Product {
     }
 
     #[inline(always)]
-    unsafe fn tile<F: KvElement, S: Lanes, const ADD: bool, const M: usize, const N: usize>(
+    unsafe fn tile<F: FloatKv, S: Lanes, const ADD: bool, const M: usize, const N: usize>(
         &self,
         row: usize,
         vector: usize,

@@ -1,6 +1,5 @@
 //! What an item begins and ends with: its queries, and the records that it takes up and leaves.
 
-use super::super::element::load_up_to;
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::plan::{QueryToken, Target};
@@ -31,6 +30,7 @@ impl<F: KvElement> Work<'_, F> {
         let words = sizes.query_words;
         let part = sizes.group * heads.key_dim;
         let mut to = self.space.queries.as_mut_ptr();
+        let mut scale = self.space.query_scales.as_mut_ptr();
         for head in self.item.heads.clone() {
             let tokens = self.tokens();
             let of_group =
@@ -44,15 +44,10 @@ impl<F: KvElement> Work<'_, F> {
                     }
                 }
                 for row in of_group(*token).chunks_exact(heads.key_dim) {
-                    for (i, values) in row.chunks(LANES).enumerate() {
-                        // SAFETY: `fit` made room for `words` words per query; `dispatch` detected the instruction
-                        // set.
-                        unsafe {
-                            let values = load_up_to::<S>(values);
-                            F::write::<S>(to.wrapping_add(i * LANES / F::PER_WORD), values);
-                        }
-                    }
-                    to = to.wrapping_add(words);
+                    // SAFETY: `fit` made room for `words` words and a scale per query; `dispatch` detected the
+                    // instruction set.
+                    unsafe { *scale = F::write_query::<S>(row, to) };
+                    (to, scale) = (to.wrapping_add(words), scale.wrapping_add(1));
                 }
             }
         }

@@ -1,10 +1,11 @@
 //! The running softmax of a query: weighted values, sum and maximum.
 //!
-//! A record is `[values: width, in the order of KvElement::across][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
+//! A record is `[values: width, in the order of their operands][sum: 16 lanes][maximum: 16, the first counts]`; the sum of weights is kept in lanes and
 //! decays like one more vector of values. Scores and maxima are logarithms to base 2.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
+use super::scales::Scales;
 use super::{BLOCK, Seen};
 
 /// f32 of a record of heads padded to `width`.
@@ -33,14 +34,15 @@ const fn bounds(no: f32, yes: f32) -> [f32; 3 * BLOCK] {
     bounds
 }
 
-const VECTORS: usize = BLOCK / LANES;
+/// Vectors of a row of a block.
+pub const VECTORS: usize = BLOCK / LANES;
 /// Rows from which on their maxima are found side by side.
 const MANY_ROWS: usize = 8;
 
 /// Scores of a block to turn into weights, and the records that take in their sums and maxima.
 ///
 /// # Shapes
-/// `scores: [rows, BLOCK]`, `weights: [rows, BLOCK / PER_WORD]` words, `decay: [rows]`, `records: [rows, record]`. Each
+/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `decay: [rows]`, `records: [rows, record]`. Each
 /// has room for whole sixteens of rows, but for the records.
 pub struct Fold {
     pub scores: *const f32,
@@ -51,6 +53,7 @@ pub struct Fold {
     pub record: usize,
     /// Above zero.
     pub scale: f32,
+    pub scales: Scales,
 }
 
 impl Fold {
@@ -110,12 +113,7 @@ impl Fold {
                 let decay = S::splat_at(self.decay.wrapping_add(first + row));
                 S::store(sum, S::mul_add(S::load(sum), decay, total));
                 *record(row).wrapping_add(max_at) = new[row];
-                let weights = self
-                    .weights
-                    .wrapping_add((first + row) * BLOCK / F::PER_WORD);
-                for i in 0..VECTORS {
-                    F::write::<S>(weights.wrapping_add(i * LANES / F::PER_WORD), v[i]);
-                }
+                F::write_weights::<S>(self, first + row, &v);
             }
         }
     }
@@ -228,9 +226,8 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn finish<F: KvElement, S: Lanes>(record: &[f32], sink: Option<f32>, out: &mut [f32]) {
-    const PAIR: usize = 2 * LANES;
     let width = record.len() - 2 * LANES;
-    // SAFETY: the record holds whole pairs of vectors and, behind them, sixteen lanes of sums; `mean` holds a pair.
+    // SAFETY: the record holds whole chunks and, behind them, sixteen lanes of sums.
     unsafe {
         let sum = S::sum(S::load(record.as_ptr().wrapping_add(width)));
         let inverse = match sink {
@@ -243,23 +240,6 @@ pub unsafe fn finish<F: KvElement, S: Lanes>(record: &[f32], sink: Option<f32>, 
                 S::div(own, S::add(S::mul(S::splat(sum), own), sink))
             }
         };
-        for (pair, out) in out.chunks_mut(PAIR).enumerate() {
-            let values = record.as_ptr().wrapping_add(pair * PAIR);
-            let [first, second] =
-                F::in_order::<S>([S::load(values), S::load(values.wrapping_add(LANES))]);
-            // A zero's sign may depend on what was skipped.
-            let first = S::mul_add(first, inverse, S::splat(0.0));
-            let second = S::mul_add(second, inverse, S::splat(0.0));
-            let mut mean = [0.0; PAIR];
-            let to = match out.len() {
-                PAIR => out.as_mut_ptr(),
-                _ => mean.as_mut_ptr(),
-            };
-            S::store(to, first);
-            S::store(to.wrapping_add(LANES), second);
-            if out.len() < PAIR {
-                out.copy_from_slice(&mean[..out.len()]);
-            }
-        }
+        F::mean::<S>(&record[..width], inverse, out);
     }
 }

@@ -3,12 +3,14 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
+use half::bf16;
+
 use super::super::kv::{PageTable, Planes};
-use super::super::simd::{Kernel, LANES, Lanes};
+use super::super::simd::{Kernel, Lanes};
 use super::super::tensor::{Shared, Tensor};
 use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::kv_element::KvElement;
-use super::pack::{Ahead, pack_keys, pack_values};
+use super::pack::{Ahead, Packing};
 use super::plan::{AttentionPlan, Item, QueryToken, Tile};
 use super::space::{Sizes, Workspace};
 use super::state::clear;
@@ -23,8 +25,9 @@ pub struct Step<'a, F> {
     pub sinks: Option<&'a [f32]>,
     pub planes: Planes,
     pub q: &'a Tensor,
-    /// As `planes` says.
+    /// As `planes` says; scales only where elements have some.
     pub kv: &'a [F],
+    pub scales: &'a [bf16],
     pub table: &'a PageTable,
     pub plan: &'a AttentionPlan,
     /// Records that rounds hand on, and those of spans that are merged at the end.
@@ -49,11 +52,17 @@ pub struct Work<'a, F> {
 /// Queries of a tile from which on it keeps what it packs: few are rarely followed by others on the same head.
 const MIN_KEEPING_ROWS: usize = 96;
 
-/// Where the keys of a block lie in the keys of the first head; the dummy slot stands for what the tile does not see.
-type Slots<F> = [*const F; BLOCK];
+/// The slots of a block; the dummy slot stands for what the tile does not see.
+#[derive(Clone, Copy)]
+struct Slots<F> {
+    /// Where they lie in the keys of the first head.
+    starts: [*const F; BLOCK],
+    /// Their numbers, for where their scales are.
+    numbers: [u32; BLOCK],
+}
 
 fn is_stream<F>(slots: &Slots<F>, planes: Planes) -> bool {
-    slots[BLOCK - 1] == slots[0].wrapping_add(planes.slot(BLOCK - 1))
+    slots.starts[BLOCK - 1] == slots.starts[0].wrapping_add(planes.slot(BLOCK - 1))
 }
 
 impl<F: KvElement> Kernel for Work<'_, F> {
@@ -86,20 +95,22 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             self.look(sizes, start);
             // Slots in a row are a stream, which the processor fetches ahead by itself.
             let scattered = match is_last || is_stream(&next, self.step.planes) {
-                true => &next[..0],
-                false => &next[..],
+                true => &next.starts[..0],
+                false => &next.starts[..],
             };
             for head in 0..self.item.heads.len() {
+                self.load_scales(sizes, &slots.numbers, head);
                 if self.is_direct(sizes) {
                     let following = match head + 1 < self.item.heads.len() {
-                        true => (&slots[..], head + 1),
-                        false if is_last => (&slots[..0], 0),
-                        false => (&next[..], 0),
+                        true => Some((&slots, head + 1)),
+                        false if is_last => None,
+                        false => Some((&next, 0)),
                     };
-                    self.attend_direct::<S>(sizes, (&slots, head), loaded, following);
+                    self.attend_direct::<S>(sizes, (&slots.starts, head), loaded, following);
                     continue;
                 }
-                let place = self.packed::<S>(sizes, (block, head), (&slots, scattered), loaded);
+                let slots = (&slots.starts, scattered);
+                let place = self.packed::<S>(sizes, (block, head), slots, loaded);
                 self.attend_block::<S>(sizes, head, place, loaded);
             }
             if is_last || end.is_multiple_of(SPAN) {
@@ -108,7 +119,10 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             slots = next;
         }
         self.close_totals::<S>(sizes);
-        keys.len() * self.item.heads.len() * self.step.planes.head_elements() * size_of::<F>()
+        let planes = self.step.planes;
+        let head_bytes =
+            planes.head_elements() * size_of::<F>() + planes.n_scales() * size_of::<bf16>();
+        keys.len() * self.item.heads.len() * head_bytes
     }
 }
 
@@ -133,7 +147,10 @@ impl<F: KvElement> Work<'_, F> {
         let keys = self.keys();
         let planes = self.step.planes;
         let n_slots = planes.n_slots();
-        let mut slots = [self.step.kv.as_ptr(); BLOCK];
+        let mut slots = Slots {
+            starts: [self.step.kv.as_ptr(); BLOCK],
+            numbers: [0; BLOCK],
+        };
         let start = block * BLOCK;
         let seen = keys.start.max(start)..keys.end.min(start + BLOCK);
         let kv = self.step.kv.as_ptr();
@@ -141,7 +158,8 @@ impl<F: KvElement> Work<'_, F> {
             .table
             .for_slots(self.tile().row, seen, |position, slot| {
                 assert!(slot < n_slots, "slot {slot} of {n_slots}");
-                slots[position - start] = kv.wrapping_add(planes.slot(slot));
+                slots.starts[position - start] = kv.wrapping_add(planes.slot(slot));
+                slots.numbers[position - start] = slot as u32;
             });
         slots
     }
@@ -172,7 +190,7 @@ impl<F: KvElement> Work<'_, F> {
         &mut self,
         sizes: Sizes,
         (block, head): (usize, usize),
-        (slots, next): (&Slots<F>, &[*const F]),
+        (slots, next): (&[*const F; BLOCK], &[*const F]),
         loaded: Seen,
     ) -> usize {
         let mut place = 0;
@@ -184,25 +202,21 @@ impl<F: KvElement> Work<'_, F> {
                 return place;
             }
         }
-        let mut ahead = self.ahead(next, head);
-        let (key_dim, value_dim) = (self.step.heads.key_dim, self.step.heads.values.dim());
         let (key, value) = self.planes(head);
-        let keys = self.space.blocks.keys(sizes, place).as_mut_ptr();
-        let values = self.space.blocks.values::<F>(sizes, place).as_mut_ptr();
-        for group in (0..loaded.end as usize).step_by(LANES) {
-            let sixteen: &[*const F; LANES] = slots[group..group + LANES]
-                .try_into()
-                .expect("sixteen slots");
-            let keys = keys.wrapping_add(group);
-            let values = values.wrapping_add(group / F::PER_WORD * sizes.width);
-            // SAFETY: every slot holds keys and values of all heads, the dummy too; `fit` made room; `dispatch`
-            // detected the instruction set.
-            unsafe {
-                pack_keys::<F, S>(sixteen, key, key_dim, keys, &mut ahead);
-                pack_values::<F, S>(sixteen, value, value_dim, values, &mut ahead);
-            }
-        }
-        ahead.fetch::<S>(usize::MAX);
+        let mut packing = Packing {
+            slots,
+            key,
+            value,
+            key_dim: self.step.heads.key_dim,
+            value_dim: self.step.heads.values.dim(),
+            keys: self.space.blocks.keys(sizes, place).as_mut_ptr(),
+            values: self.space.blocks.values::<F>(sizes, place).as_mut_ptr(),
+            ahead: self.ahead(next, head),
+        };
+        // SAFETY: every slot holds keys and values of all heads, the dummy too; `fit` made room; `dispatch` detected the
+        // instruction set.
+        unsafe { F::pack::<S>(&mut packing, loaded.end as usize) };
+        packing.ahead.fetch::<S>(usize::MAX);
         place
     }
 
@@ -211,8 +225,7 @@ impl<F: KvElement> Work<'_, F> {
         let heads = self.step.heads;
         self.tokens().len() == 1
             && sizes.rows <= MAX_DIRECT_ROWS
-            && heads.key_dim.is_multiple_of(2 * LANES)
-            && heads.values.dim().is_multiple_of(2 * LANES)
+            && F::has_direct(heads.key_dim, heads.values.dim())
     }
 
     /// Takes a block into the records of a head, from the pool.
@@ -220,9 +233,9 @@ impl<F: KvElement> Work<'_, F> {
     fn attend_direct<S: Lanes>(
         &mut self,
         sizes: Sizes,
-        (slots, head): (&Slots<F>, usize),
+        (slots, head): (&[*const F; BLOCK], usize),
         loaded: Seen,
-        (next_slots, next_head): (&[*const F], usize),
+        next: Option<(&Slots<F>, usize)>,
     ) {
         let (key_dim, value_dim) = (self.step.heads.key_dim, self.step.heads.values.dim());
         let (key, value) = self.planes(head);
@@ -232,10 +245,13 @@ impl<F: KvElement> Work<'_, F> {
             dim: self.step.heads.values.stored_dim(),
         };
         let mut keys = Fetch {
-            slots: next_slots,
-            plane: self.planes(next_head).0,
+            slots: next.map_or(&[], |(slots, _)| &slots.starts),
+            plane: self.planes(next.map_or(0, |(_, head)| head)).0,
             dim: key_dim,
         };
+        if let Some((slots, head)) = next {
+            self.fetch_scales::<S>(&slots.numbers, head);
+        }
         let words = sizes.query_words;
         let first = head * sizes.rows * sizes.record;
         let space = &mut *self.space;
@@ -253,13 +269,14 @@ impl<F: KvElement> Work<'_, F> {
             decay: space.decay.as_ptr(),
             sums: space.span.as_mut_ptr().wrapping_add(first),
             record: sizes.record,
+            scales: space.scales(sizes, head * sizes.rows),
         };
         // SAFETY: `fit` made room for all operands; every slot holds keys and values of all heads, the dummy too;
         // `dispatch` detected the instruction set.
-        unsafe { direct.score::<S>(&mut values) };
+        unsafe { F::score_direct::<S>(&direct, &mut values) };
         self.fold::<S>(sizes, head, 0..sizes.rows);
         direct.plane = value;
         // SAFETY: as above.
-        unsafe { direct.weigh::<S>(&mut keys) };
+        unsafe { F::weigh_direct::<S>(&direct, &mut keys) };
     }
 }

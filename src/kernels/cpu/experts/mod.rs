@@ -96,8 +96,8 @@ pub fn route(backend: &mut CpuBackend, x: &Tensor, router: &Router<CpuBackend>) 
     backend.product(&packed, &router.logits, &mut logits, Write::Store);
     let mut routes = std::mem::take(&mut backend.routes);
     let threads = (&mut backend.pool, backend.isa);
-    let correction = router.correction.as_deref();
-    routes.choose(threads, (&router.routing, correction), &logits);
+    let numbers = [&router.correction, &router.factors].map(|numbers| numbers.as_deref());
+    routes.choose(threads, (&router.routing, numbers), &logits);
     routes
 }
 

@@ -12,6 +12,9 @@ const LOGIT_COST: usize = 32;
 /// Tokens whose experts are chosen together.
 const ITEM_TOKENS: usize = 16;
 
+/// Numbers of the experts that are added to scores for the choice only, and factors on the weights of the chosen.
+pub type Numbers<'a> = [Option<&'a [f32]>; 2];
+
 /// Which experts the tokens of a step go through.
 ///
 /// A *row* is a token at one of its experts. Rows stand by expert, those of an expert in the order of their tokens.
@@ -54,13 +57,13 @@ impl Routes {
     pub fn choose(
         &mut self,
         (pool, isa): (&mut ThreadPool, Isa),
-        (routing, correction): (&Routing, Option<&[f32]>),
+        (routing, numbers): (&Routing, Numbers<'_>),
         logits: &Tensor,
     ) {
         let n_rows = logits.rows() * routing.n_used;
         resize(&mut self.experts, n_rows);
         resize(&mut self.scores, n_rows);
-        let formula = (routing, correction);
+        let formula = (routing, numbers);
         choose_all(pool, formula, logits, &mut self.experts, &mut self.scores);
         self.group(routing, most_group_rows(isa));
     }
@@ -121,7 +124,7 @@ fn groups_of(active: ActiveExpert, most: usize) -> impl Iterator<Item = (u32, u3
 
 fn choose_all(
     pool: &mut ThreadPool,
-    (routing, correction): (&Routing, Option<&[f32]>),
+    (routing, [correction, factors]): (&Routing, Numbers<'_>),
     logits: &Tensor,
     experts: &mut [u32],
     scores: &mut [f32],
@@ -139,6 +142,11 @@ fn choose_all(
                 )
             };
             routing.choose(logits.row(token), correction, experts, scores);
+            if let Some(factors) = factors {
+                for (score, expert) in scores.iter_mut().zip(experts) {
+                    *score *= factors[*expert as usize];
+                }
+            }
         }
     });
 }

@@ -84,7 +84,7 @@ fn routes(isa: Isa, pool: &mut ThreadPool, n_tokens: usize, seed: u32) -> Routes
     let random = values(seed, n_tokens * EXPERTS);
     logits.values_mut().copy_from_slice(&random);
     let mut routes = Routes::default();
-    routes.choose((pool, isa), (&routing, None), &logits);
+    routes.choose((pool, isa), (&routing, [None; 2]), &logits);
     routes
 }
 

@@ -2,13 +2,16 @@
 
 mod heads;
 
+use half::bf16;
+
 use self::heads::HeadColumns;
 pub use self::heads::{HeadMatrices, HeadRows};
 use super::activations::Activations;
-use super::element::{Element, Storage, with_elements};
+use super::element::{Storage, with_elements};
+use super::kept::Kept;
 use super::kv::Planes;
 use super::matmul::Write;
-use super::rowwise::{for_rows, narrow_into, norm_in_place, turn_head};
+use super::rowwise::{for_rows, norm_in_place, turn_head};
 use super::simd::{Isa, Kernel, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
@@ -137,18 +140,22 @@ fn store_latents(
     let key_dim = shape.rank + shape.rotary_dim;
     let (rows, width) = (down.rows(), down.width());
     let down = Shared::new(down.values_mut());
-    with_elements!(kv, kv => {
-        let planes = Planes::of(&shape.heads(), kv.len());
-        let kv = Shared::new(kv);
+    with_elements!(kv, kv, scales => {
+        let planes = Planes::over(&shape.heads(), kv);
+        let (kv, scales) = (Shared::new(kv), Shared::new(scales));
         for_rows(pool, rows, key_dim * ELEMENT_COST, |row| {
+            let slot = slots[row] as usize;
+            let scales_at = planes.scales_of_key(0, slot);
             // SAFETY: each row, and each slot, as no two tokens of a step have the same, is written by one item.
-            let (key, out) = unsafe {
+            let (key, out, scales) = unsafe {
                 (
                     down.part((row + 1) * width - key_dim, key_dim),
-                    kv.part(planes.slot(slots[row] as usize), key_dim),
+                    kv.part(planes.slot(slot), key_dim),
+                    scales.part(scales_at.start, scales_at.len()),
                 )
             };
-            dispatch(isa, StoreRow { key, rank: shape.rank, norm, turn: rotations.row(row), out });
+            let turn = rotations.row(row);
+            dispatch(isa, StoreRow { key, rank: shape.rank, norm, turn, out, scales });
         });
     });
 }
@@ -161,9 +168,10 @@ struct StoreRow<'a, E> {
     /// Cos and sin of the token's position.
     turn: &'a [f32],
     out: &'a mut [E],
+    scales: &'a mut [bf16],
 }
 
-impl<E: Element> Kernel for StoreRow<'_, E> {
+impl<E: Kept> Kernel for StoreRow<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -171,6 +179,7 @@ impl<E: Element> Kernel for StoreRow<'_, E> {
         let (latent, rotated) = self.key.split_at_mut(self.rank);
         norm_in_place::<S>(latent, self.norm.0, self.norm.1);
         turn_head::<S>(rotated, None, self.turn);
-        narrow_into::<E, S>(self.key, self.out);
+        // SAFETY: `dispatch` detected the instruction set.
+        unsafe { E::keep::<S>(self.key, self.out, self.scales) };
     }
 }

@@ -22,7 +22,7 @@ pub const EIGHT: usize = LANES / 2;
 pub const LINE_BYTES: usize = 64;
 
 /// 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
-const MAGIC: f32 = 12_582_912.0;
+pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// Work that is compiled once for each instruction set. `run` must be `#[inline(always)]`.
 pub trait Kernel {
@@ -203,10 +203,22 @@ pub trait Lanes: Copy + 'static {
     unsafe fn shift_right(words: Self::W, n: u32) -> Self::W;
     /// The value of each byte, which is below 16.
     unsafe fn look_up(values: &[u8; 16], bytes: Self::W) -> Self::W;
-    /// The lowest bytes of the i16 halves, which are zero beyond them, as signed numbers.
+    /// The low bytes of the i16 halves, as signed numbers.
     unsafe fn extend_bytes(words: Self::W) -> Self::W;
+    /// The high bytes of the i16 halves, as signed numbers.
+    #[inline(always)]
+    unsafe fn high_bytes(words: Self::W) -> Self::W {
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe { Self::extend_bytes(Self::shift_right(words, 8)) }
+    }
     /// `a - b` of i32.
     unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W;
+    /// `a + b` of i32.
+    #[inline(always)]
+    unsafe fn add_words(a: Self::W, b: Self::W) -> Self::W {
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe { Self::sub_words(a, Self::sub_words(Self::splat_word(0), b)) }
+    }
     /// Adds to each word, an i32, the products of the i16 halves of `a` and `b`.
     unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
 
@@ -249,6 +261,26 @@ pub trait Lanes: Copy + 'static {
     /// Pairs of two times 32 bf16, that of `low` in the low half. In each quarter of four words, the first vector holds
     /// the pairs of the first four elements of that quarter of the operands, the second one those of the last four.
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W);
+    /// Quads of the bytes of four rows, that of the first row lowest. Quarter `c` of vector `k` holds those of the bytes
+    /// `16 c + 4 k` to `16 c + 4 k + 3` of each row.
+    #[inline(always)]
+    unsafe fn zip_bytes(rows: [Self::W; 4]) -> [Self::W; 4] {
+        let (mut from, mut to) = ([[0u32; LANES]; 4], [[0u32; LANES]; 4]);
+        // SAFETY: both hold four times sixteen words; the instruction set is the caller's promise.
+        unsafe {
+            for (words, row) in from.iter_mut().zip(rows) {
+                Self::store_words(words.as_mut_ptr(), row);
+            }
+            for (k, quads) in to.iter_mut().enumerate() {
+                for (i, quad) in quads.iter_mut().enumerate() {
+                    let word = i / 4 * 4 + k;
+                    let bytes = from.map(|row| (row[word] >> (8 * (i % 4))) as u8);
+                    *quad = u32::from_le_bytes(bytes);
+                }
+            }
+            to.map(|quads| Self::load_words(quads.as_ptr()))
+        }
+    }
     /// Quarters of four lanes by turns: those of the first halves, and those of the second halves.
     #[inline(always)]
     unsafe fn zip_quarters(a: Self::V, b: Self::V) -> (Self::V, Self::V) {
@@ -360,6 +392,38 @@ pub trait Lanes: Copy + 'static {
                 p = Self::mul_add(p, r, Self::splat(c));
             }
             Self::scale_by_pow2(p, shifted)
+        }
+    }
+
+    /// tanh(x) within four units in the last place, from -1 to 1; NaN stays NaN.
+    ///
+    /// # Source
+    /// The quotient of polynomials of degree 13 and 6 of Eigen's `ptanh`, which is 1 at the bound that x is clamped to.
+    #[inline(always)]
+    unsafe fn tanh(x: Self::V) -> Self::V {
+        const BOUND: f32 = 7.998_811_7;
+        // SAFETY: only lane arithmetic; the instruction set is the caller's promise.
+        unsafe {
+            let clamped =
+                |bound: f32, v| Self::min(Self::splat(bound), Self::max(Self::splat(-bound), v));
+            let x = clamped(BOUND, x);
+            let square = Self::mul(x, x);
+            let mut p = Self::splat(-2.760_768_5e-16);
+            for c in [
+                2.000_188e-13,
+                -8.604_672e-11,
+                5.122_297_3e-8,
+                1.485_722_4e-5,
+                6.372_619_4e-4,
+                4.893_524_6e-3,
+            ] {
+                p = Self::mul_add(p, square, Self::splat(c));
+            }
+            let mut q = Self::splat(1.198_258_4e-6);
+            for c in [1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3] {
+                q = Self::mul_add(q, square, Self::splat(c));
+            }
+            clamped(1.0, Self::div(Self::mul(x, p), q))
         }
     }
 

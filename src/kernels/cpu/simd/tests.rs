@@ -50,6 +50,48 @@ fn exp_keeps_nan_and_stays_finite_elsewhere() {
     }
 }
 
+struct Tanh([f32; LANES]);
+
+impl Kernel for Tanh {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: both arrays hold sixteen values; `dispatch` detected the instruction set.
+        unsafe { S::store(out.as_mut_ptr(), S::tanh(S::load(self.0.as_ptr()))) };
+        out
+    }
+}
+
+#[test]
+fn tanh_is_right_to_four_units_in_the_last_place_and_never_beyond_one() {
+    for isa in Isa::available() {
+        for step in 0..20_000 {
+            // Near zero too, where only the relative error counts.
+            let far = |i: usize| -10.0 + (step * LANES + i) as f32 * 6.25e-5;
+            let near = |i: usize| 1e-6 * 1.000_05f32.powi((step * LANES + i) as i32);
+            let x: [f32; LANES] = std::array::from_fn(|i| match i % 2 {
+                0 => far(i),
+                _ => near(i).min(9.0),
+            });
+            for (x, got) in x.into_iter().zip(dispatch(isa, Tanh(x))) {
+                let expected = f64::from(x).tanh();
+                let error = (f64::from(got) - expected).abs();
+                assert!(
+                    error <= 4.8e-7 * expected.abs() && got.abs() <= 1.0,
+                    "{isa:?}: tanh({x}) is {got}, expected {expected}, error {error}"
+                );
+            }
+        }
+        let mut x = [0.0; LANES];
+        x[..4].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1e30]);
+        let got = dispatch(isa, Tanh(x));
+        assert!(got[0].is_nan(), "{isa:?}");
+        assert_eq!(got[1..5], [1.0, -1.0, -1.0, 0.0], "{isa:?}");
+    }
+}
+
 struct Exp2([f32; LANES]);
 
 impl Kernel for Exp2 {
@@ -310,4 +352,54 @@ fn every_instruction_set_has_a_name_of_its_own_and_what_is_missing_is_said() {
 fn say(line: &str) {
     let written = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     written.expect("the terminal takes it");
+}
+
+struct Bytes([[u32; LANES]; 4]);
+
+impl Kernel for Bytes {
+    type Output = ([[u32; LANES]; 4], [[u32; LANES]; 3]);
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Self::Output {
+        let (mut zipped, mut others) = ([[0; LANES]; 4], [[0; LANES]; 3]);
+        // SAFETY: whole vectors; `dispatch` detected the instruction set.
+        unsafe {
+            let rows = self.0.map(|row| S::load_words(row.as_ptr()));
+            for (to, words) in zipped.iter_mut().zip(S::zip_bytes(rows)) {
+                S::store_words(to.as_mut_ptr(), words);
+            }
+            let words = [
+                S::extend_bytes(rows[0]),
+                S::high_bytes(rows[0]),
+                S::add_words(rows[0], rows[1]),
+            ];
+            for (to, words) in others.iter_mut().zip(words) {
+                S::store_words(to.as_mut_ptr(), words);
+            }
+        }
+        (zipped, others)
+    }
+}
+
+#[test]
+fn bytes_of_four_rows_are_zipped_and_become_shorts() {
+    let rows: [[u32; LANES]; 4] = std::array::from_fn(|row| {
+        std::array::from_fn(|i| ((row * 100 + i) as u32).wrapping_mul(0x9e37_79b1))
+    });
+    let byte = |row: usize, i: usize| rows[row][i / 4].to_le_bytes()[i % 4];
+    let short = |byte: u8| u32::from(i16::from(byte as i8) as u16);
+    for isa in Isa::available() {
+        let (zipped, [low, high, sums]) = dispatch(isa, Bytes(rows));
+        for i in 0..LANES {
+            for (k, quads) in zipped.iter().enumerate() {
+                let at = i / 4 * 16 + 4 * k + i % 4;
+                let expected = [0, 1, 2, 3].map(|row| byte(row, at));
+                assert_eq!(quads[i].to_le_bytes(), expected, "{isa:?}: {k}, {i}");
+            }
+            let [b0, b1, b2, b3] = rows[0][i].to_le_bytes();
+            assert_eq!(low[i], short(b0) | short(b2) << 16, "{isa:?}");
+            assert_eq!(high[i], short(b1) | short(b3) << 16, "{isa:?}");
+            assert_eq!(sums[i], rows[0][i].wrapping_add(rows[1][i]), "{isa:?}");
+        }
+    }
 }

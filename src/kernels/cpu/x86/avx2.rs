@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::super::simd::{LANES, Lanes, read, write};
 use super::dots::Dots;
-use super::moves::{max8, sum8, transpose8};
+use super::moves::{max8, sum8, transpose8, zip_bytes8};
 use super::strip;
 
 /// The high halves of words.
@@ -239,6 +239,17 @@ impl<D: Dots> Lanes for Avx2<D> {
     }
 
     #[inline(always)]
+    unsafe fn high_bytes(words: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            (
+                _mm256_srai_epi16::<8>(words.0),
+                _mm256_srai_epi16::<8>(words.1),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe { (_mm256_sub_epi32(a.0, b.0), _mm256_sub_epi32(a.1, b.1)) }
@@ -366,6 +377,22 @@ impl<D: Dots> Lanes for Avx2<D> {
                     _mm256_unpackhi_epi16(low.1, high.1),
                 ),
             )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zip_bytes(rows: [Self::W; 4]) -> [Self::W; 4] {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let [a, b, c, d] = rows;
+            let first = zip_bytes8([a.0, b.0, c.0, d.0]);
+            let second = zip_bytes8([a.1, b.1, c.1, d.1]);
+            [
+                (first[0], second[0]),
+                (first[1], second[1]),
+                (first[2], second[2]),
+                (first[3], second[3]),
+            ]
         }
     }
 

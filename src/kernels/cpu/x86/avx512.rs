@@ -256,6 +256,12 @@ impl<E: Extensions> Lanes for Avx512<E> {
     }
 
     #[inline(always)]
+    unsafe fn high_bytes(words: Self::W) -> Self::W {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { _mm512_srai_epi16::<8>(words) }
+    }
+
+    #[inline(always)]
     unsafe fn sub_words(a: Self::W, b: Self::W) -> Self::W {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe { _mm512_sub_epi32(a, b) }
@@ -394,6 +400,22 @@ impl<E: Extensions> Lanes for Avx512<E> {
                 _mm512_unpacklo_epi16(low, high),
                 _mm512_unpackhi_epi16(low, high),
             )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zip_bytes(rows: [Self::W; 4]) -> [Self::W; 4] {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let [a, b, c, d] = rows;
+            let low = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
+            let high = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
+            [
+                _mm512_unpacklo_epi16(low.0, low.1),
+                _mm512_unpackhi_epi16(low.0, low.1),
+                _mm512_unpacklo_epi16(high.0, high.1),
+                _mm512_unpackhi_epi16(high.0, high.1),
+            ]
         }
     }
 

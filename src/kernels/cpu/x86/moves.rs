@@ -26,6 +26,23 @@ pub unsafe fn max8(v: __m256) -> f32 {
     }
 }
 
+/// Quads of the bytes of four rows, as [`zip_bytes`](super::super::simd::Lanes::zip_bytes) has them in half a vector.
+#[inline(always)]
+pub unsafe fn zip_bytes8(rows: [__m256i; 4]) -> [__m256i; 4] {
+    // SAFETY: only registers; the caller detected the instruction set.
+    unsafe {
+        let [a, b, c, d] = rows;
+        let low = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
+        let high = (_mm256_unpackhi_epi8(a, b), _mm256_unpackhi_epi8(c, d));
+        [
+            _mm256_unpacklo_epi16(low.0, low.1),
+            _mm256_unpackhi_epi16(low.0, low.1),
+            _mm256_unpacklo_epi16(high.0, high.1),
+            _mm256_unpackhi_epi16(high.0, high.1),
+        ]
+    }
+}
+
 /// Exchanges rows and lanes of eight by eight words.
 #[inline(always)]
 pub unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {

@@ -4,7 +4,7 @@ use super::{Arena, CudaSizes, Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::params::Element;
 use crate::kernels::cuda::sampling::SamplingShape;
 use crate::kernels::shape::DecoderShape;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, PagedKv, Values};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Pools begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -59,8 +59,12 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
         let needed = match layer {
             LayerKv::State { .. } => "there are no CUDA kernels for states",
             LayerKv::Window { .. } => "there are no CUDA kernels for window pages",
+            LayerKv::Shared(_) => "the CUDA kernels need keys and values in every layer",
             LayerKv::Pages(pages) if !is_served(pages) => {
                 "the CUDA kernels need values of their own, as wide as the keys"
+            }
+            LayerKv::Pages(pages) if pages.dtype == KvDtype::Int8 => {
+                "there are no CUDA kernels for KV in int8"
             }
             LayerKv::Pages(_) if Some(layer) != first => {
                 "the CUDA kernels need the same heads in every layer"
@@ -118,13 +122,13 @@ impl KvPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::pool::kv_layout::KvDtype;
 
     fn pages(key_dim: usize, values: Values) -> LayerKv {
         LayerKv::Pages(PagedKv {
             heads: 2,
             key_dim,
             values,
+            labels: 0,
             dtype: KvDtype::BF16,
         })
     }
@@ -137,7 +141,12 @@ mod tests {
             error.expect_err("no kernel serves it").to_string()
         };
         assert!(check_layout(&KvLayout::new(vec![plain; 3])).is_ok());
+        let int8 = LayerKv::Pages(PagedKv {
+            dtype: KvDtype::Int8,
+            ..*plain.pages().expect("it has pages")
+        });
         for (other, reason) in [
+            (int8, "no CUDA kernels for KV in int8"),
             (pages(96, Values::InKeys { dim: 64 }), "values of their own"),
             (pages(96, Values::Own { dim: 64 }), "as wide as the keys"),
             (pages(96, Values::Own { dim: 96 }), "the same heads"),

@@ -10,9 +10,9 @@ use crate::kernels::dtype::MatrixRole;
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::random::RandomTensor;
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::Rope;
+use crate::kernels::rope::{PositionScale, Rope};
 use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, Router};
+use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
 /// A weight matrix.
 pub struct Matrix {
@@ -181,7 +181,27 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, _: &Tensor, _: &Linear<Self>) -> Tensor {
-        unreachable!("models with states are refused")
+        unreachable!("models with states, with scaled activations, or that norm what they add, are refused")
+    }
+
+    fn add_normed(&mut self, _: &mut Tensor, _: &Tensor, _: &Vector, _: f32) {
+        unreachable!("models that norm what they add are refused")
+    }
+
+    fn soft_cap(&mut self, _: &mut Tensor, _: f32) {
+        unreachable!("models with caps are refused")
+    }
+
+    fn scale(&mut self, _: &mut Tensor, _: f32) {
+        unreachable!("models with scaled activations are refused")
+    }
+
+    fn scale_by_position(&mut self, _: &mut Tensor, _: PositionScale, _: &CudaBatch) {
+        unreachable!("models with scaled queries are refused")
+    }
+
+    fn add_scaled(&mut self, _: &mut Tensor, _: &Tensor, _: f32) {
+        unreachable!("models with scaled activations are refused")
     }
 
     fn add_gated_expert(&mut self, _: &mut Tensor, _: &Tensor, _: &Linear<Self>, _: &Expert<Self>) {
@@ -252,7 +272,34 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn embed(&mut self, table: &Matrix, batch: &CudaBatch) -> Tensor {
+    fn look_up(&mut self, _: &Matrix, _: Option<f32>, _: &CudaBatch) -> Tensor {
+        unreachable!("models with inputs for each layer are refused")
+    }
+
+    fn scale(&mut self, _: &mut Tensor, _: f32) {
+        unreachable!("models with factors on layers are refused")
+    }
+
+    fn zeros_like(&mut self, _: &Tensor) -> Tensor {
+        unreachable!("models with experts are refused")
+    }
+
+    fn project_queries(
+        &mut self,
+        _: &Tensor,
+        _: &QueryWeights<Self>,
+        _: &HeadShape,
+        _: &Tensor,
+    ) -> Tensor {
+        unreachable!("models whose layers share keys and values are refused")
+    }
+
+    fn gated_part(&mut self, _: (&Tensor, Gate), _: (&Tensor, usize), _: &Matrix) -> Tensor {
+        unreachable!("models with inputs for each layer are refused")
+    }
+
+    fn embed(&mut self, table: &Matrix, factor: Option<f32>, batch: &CudaBatch) -> Tensor {
+        assert!(factor.is_none(), "models that scale embeddings are refused");
         let out = self.f32(batch.n_tokens, table.inputs);
         let shape = [batch.n_tokens as u32, table.inputs as u32];
         // SAFETY: as in `multiply`; tokens are below the vocabulary's size.
@@ -371,7 +418,8 @@ impl Backend for CudaBackend {
         out
     }
 
-    fn gated_silu(&mut self, x: &Tensor, gate_up: &Linear<Self>, _: &Matrix) -> Tensor {
+    fn gated(&mut self, x: &Tensor, gate_up: &Linear<Self>, gate: Gate, _: &Matrix) -> Tensor {
+        assert_eq!(gate, Gate::Silu, "models with other gates are refused");
         let both = self.elements(x.rows, gate_up.weight.outputs);
         let bias = gate_up.bias.as_ref();
         self.multiply(x, &gate_up.weight, bias, &both, GemmWrite::Store);

@@ -1,4 +1,4 @@
-//! Parts that only some families have: latent attention, states, sinks.
+//! Parts that only some families have: latent attention, states, sinks, factors, rotations of their own.
 
 use super::*;
 
@@ -123,4 +123,191 @@ fn gpt_oss_takes_the_defaults_of_its_class() {
     let fixture = fixture("gpt-oss");
     assert_eq!(fixture.windows, [None, Some(24)]);
     assert_eq!(fixture.rope.theta, 5000.0);
+}
+
+#[test]
+fn dense_families_take_the_defaults_of_their_classes() {
+    let granite = parse(&base("GraniteForCausalLM")).expect("supported");
+    assert_eq!(granite.attention_scale(), 1.0, "not 1/sqrt of a head");
+    assert_eq!(
+        (granite.embedding_scale, granite.logits_divisor),
+        (None, None)
+    );
+    assert_eq!(
+        (granite.residual_scale, granite.windows),
+        (None, vec![None; 3])
+    );
+    assert_eq!(
+        (granite.bos_token_id, granite.eos_token_ids),
+        (Some(1), vec![2])
+    );
+    assert_eq!(
+        (granite.max_position_embeddings, granite.rms_norm_eps),
+        (2048, 1e-6)
+    );
+
+    let smollm3 = with(
+        base("SmolLM3ForCausalLM"),
+        json!({"num_hidden_layers": 8, "num_attention_heads": 8}),
+    );
+    let mut absent = smollm3.clone();
+    absent
+        .as_object_mut()
+        .expect("object")
+        .remove("num_key_value_heads");
+    let read = parse(&absent).expect("supported");
+    let expected = [true, true, true, false, true, true, true, false];
+    assert_eq!(
+        (read.rotated, read.num_key_value_heads),
+        (expected.to_vec(), 4)
+    );
+    assert!(read.tie_word_embeddings);
+    assert_eq!((read.rope.theta, read.windows), (2e6, vec![None; 8]));
+    assert_eq!(
+        (read.bos_token_id, read.eos_token_ids),
+        (Some(128_000), vec![128_001])
+    );
+
+    let phi3 = parse(&base("Phi3ForCausalLM")).expect("supported");
+    assert_eq!((phi3.rotary_dim, phi3.windows), (16, vec![None; 3]));
+    assert_eq!(
+        (phi3.eos_token_ids, phi3.rms_norm_eps),
+        (vec![32_000], 1e-5)
+    );
+    assert_eq!(
+        (phi3.max_position_embeddings, phi3.rope.long_above()),
+        (4096, None)
+    );
+
+    let ministral3 = parse(&base("Ministral3ForCausalLM")).expect("supported");
+    assert_eq!((ministral3.head_dim, ministral3.rope.theta), (128, 1e6));
+    let scale = ministral3.query_scale.expect("queries grow");
+    assert_eq!(
+        (scale.at(16_383), scale.at(16_384)),
+        (1.0, 1.0 + 0.1 * 2f32.ln())
+    );
+    assert_eq!(ministral3.rope.frequencies(128).attention_scale, 1.0);
+    assert_eq!(ministral3.context_tokens(), 262_144);
+}
+
+#[test]
+fn smollm3_says_which_layers_do_not_rotate() {
+    let read = |edits| parse(&with(base("SmolLM3ForCausalLM"), edits));
+    let marked = read(json!({"no_rope_layers": [0, 1, 0, 1]})).expect("longer lists are cut");
+    assert_eq!(marked.rotated, [false, true, false]);
+    let sliding =
+        json!({"no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 8});
+    let sliding = read(sliding).expect("supported");
+    assert_eq!(sliding.rotated, [true, false, true]);
+    assert_eq!(sliding.windows, [None, Some(8), None]);
+    for (edits, complaint) in [
+        (
+            json!({"no_rope_layers": [1]}),
+            "has 1 entries, expected at least num_hidden_layers, 3",
+        ),
+        (
+            json!({"no_rope_layers": [1, 2, 1]}),
+            "holds 2, expected zeros and ones",
+        ),
+        (
+            json!({"no_rope_layer_interval": 0}),
+            "no_rope_layer_interval is 0, expected",
+        ),
+    ] {
+        let error = read(edits).expect_err("it is refused").to_string();
+        assert!(error.contains(complaint), "{error}");
+    }
+}
+
+#[test]
+fn phi3_rotates_as_its_keys_say() {
+    let both = json!({"short_factor": [1, 2, 3, 4, 5, 6], "long_factor": [2, 4, 6, 8, 10, 12]});
+    let long = |kind: &str| with(both.clone(), json!({"type": kind}));
+    let read = |edits| {
+        let partial = with(
+            base("Phi3ForCausalLM"),
+            json!({"partial_rotary_factor": 0.75}),
+        );
+        parse(&with(partial, edits))
+    };
+    for kind in ["longrope", "su", "yarn"] {
+        let edits = json!({"rope_scaling": long(kind), "max_position_embeddings": 131_072});
+        let config = read(edits).expect("names of one thing");
+        assert_eq!(
+            (config.rotary_dim, config.rope.long_above()),
+            (12, Some(4096))
+        );
+        let rope = config.rope.frequencies(12);
+        let long = rope.long_inv_freq.expect("there are two sets");
+        assert_eq!((rope.inv_freq[0], long[0]), (1.0, 0.5));
+        let expected = (1.0 + 32_f64.ln() / 4096_f64.ln()).sqrt();
+        assert_eq!(rope.attention_scale, expected as f32);
+    }
+    for (edits, complaint) in [
+        (
+            json!({"rope_scaling": with(long("su"), json!({"long_factor": [1]}))}),
+            "long_factor has 1 numbers, expected 6",
+        ),
+        (
+            json!({"rope_scaling": {"type": "longrope", "long_factor": [1]}}),
+            "short_factor is missing",
+        ),
+        (
+            json!({"rope_scaling": with(long("su"), json!({"long_factor": [1, "x"]}))}),
+            "expected a list of numbers",
+        ),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": 2}}),
+            "is not one of Phi-3's",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.7}),
+            "11 elements of a head of 16",
+        ),
+    ] {
+        let error = read(edits).expect_err("it is refused").to_string();
+        assert!(error.contains(complaint), "{error}");
+    }
+}
+
+#[test]
+fn models_of_mistral_that_also_see_have_a_decoder_of_either_kind() {
+    let wrapped = |kind: Value| {
+        let decoder = with(base("Ministral3ForCausalLM"), json!({"model_type": kind}));
+        parse(&json!({
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "text_config": decoder,
+        }))
+    };
+    let known = wrapped(json!("ministral3")).expect("supported");
+    assert_eq!(known.architecture, Architecture::Ministral3);
+    for kind in [json!("mistral"), Value::Null] {
+        let known = wrapped(kind).expect("supported");
+        assert_eq!(known.architecture, Architecture::Mistral);
+    }
+    let error = wrapped(json!("mistral4"))
+        .expect_err("it is refused")
+        .to_string();
+    let complaint = "text_config.model_type is \"mistral4\", supported are";
+    assert!(error.contains(complaint), "{error}");
+}
+
+#[test]
+fn fixtures_of_the_dense_families_have_what_sets_them_apart() {
+    let granite = fixture("granite");
+    assert_eq!(
+        (granite.embedding_scale, granite.residual_scale),
+        (Some(2.5), Some(0.6))
+    );
+    assert_eq!(
+        (granite.attention_scale(), granite.logits_divisor),
+        (0.4, Some(1.7))
+    );
+    assert_eq!(fixture("smollm3").rotated, [false, true]);
+    let window = fixture("smollm3-window");
+    assert_eq!(window.windows, [None, None, None, Some(24), None]);
+    assert_eq!(fixture("phi3").windows, [Some(24); 2]);
+    assert_eq!(fixture("phi3-longrope").rope.long_above(), Some(32));
+    let ministral3 = fixture("mistral3").query_scale.expect("queries grow");
+    assert_eq!((ministral3.slope, ministral3.period), (0.4, 32));
 }

@@ -101,6 +101,10 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
         json!({}),
         json!({"rope_type": "yarn", "factor": 1e6, "original_max_position_embeddings": 1 << 27}),
         json!({"rope_type": "llama3", "factor": 1e-6, "low_freq_factor": 1e-6, "high_freq_factor": 1e6}),
+        json!({"rope_type": "longrope", "factor": 1e6, "original_max_position_embeddings": 1,
+            "short_factor": [1e-6, 1, 1, 1, 1, 1, 1, 1], "long_factor": [1e6, 1, 1, 1, 1, 1, 1, 1]}),
+        json!({"rope_type": "longrope", "short_factor": [1], "long_factor": [-1, 0, null, "1"]}),
+        json!({"rope_type": "yarn", "llama_4_scaling_beta": 1e3, "original_max_position_embeddings": 1}),
         json!(true),
         json!(null),
     ];
@@ -184,6 +188,24 @@ const KEYS_OF_FAMILIES: &[&str] = &[
     "block_multiple_of",
     "block_ffn_dim_multiplier",
     "block_auto_adjust_ff_dim",
+    // Gemma's.
+    "hidden_activation",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "sliding_window_pattern",
+    "rope_local_base_freq",
+    "use_bidirectional_attention",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "attention_k_eq_v",
+    "num_kv_shared_layers",
+    "use_double_wide_mlp",
+    "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input",
+    "per_layer_config",
+    "enable_moe_block",
+    "top_k_experts",
     // Latent attention.
     "q_lora_rank",
     "kv_lora_rank",
@@ -191,6 +213,13 @@ const KEYS_OF_FAMILIES: &[&str] = &[
     "qk_rope_head_dim",
     "v_head_dim",
     "rope_interleave",
+    // Factors, and layers without rotation.
+    "embedding_multiplier",
+    "attention_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "no_rope_layers",
+    "no_rope_layer_interval",
 ];
 
 /// So few that all tensors of a model can be listed often.
@@ -207,7 +236,16 @@ fn check_bounds(config: &Value) {
     assert!(read.parameters() > 0, "{config}");
     assert!(read.context_tokens() <= MAX_POSITIONS, "{config}");
     let rope = read.rope.frequencies(read.rotary_dim);
-    assert!(rope.inv_freq.iter().all(|radians| radians.is_finite()));
+    let long = rope.long_inv_freq.iter().flatten();
+    assert!(
+        rope.inv_freq
+            .iter()
+            .chain(long)
+            .all(|radians| radians.is_finite())
+    );
+    assert!(rope.attention_scale.is_finite(), "{config}");
+    let by_position = read.query_scale.map_or(1.0, |scale| scale.at(u32::MAX));
+    assert!(by_position.is_finite(), "{config}");
     assert!(read.attention_scale().is_finite(), "{config}");
     let layout = read.kv_layout(Dtype::F32);
     assert_eq!(layout.layers().len(), read.num_hidden_layers);

@@ -1,5 +1,6 @@
 mod experts;
 mod families;
+mod gemma;
 mod hostile;
 
 use std::path::PathBuf;

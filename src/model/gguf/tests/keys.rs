@@ -6,8 +6,8 @@ use super::*;
 #[test]
 fn other_models_are_refused_by_name() {
     refused(
-        config(&described("gemma3")),
-        "architecture \"gemma3\" is not supported, supported are llama, qwen2, qwen3, qwen3moe",
+        config(&described("mamba")),
+        "architecture \"mamba\" is not supported, supported are llama, qwen2, qwen3, qwen3moe",
     );
     refused(config(&File::default()), "general.architecture is missing");
     refused(

@@ -8,6 +8,8 @@ use writer::{File, Tensor, Value};
 mod broken;
 mod damaged;
 mod experts;
+mod families;
+mod gemma;
 mod keys;
 mod models;
 mod parts;

@@ -29,13 +29,13 @@ pub fn described(architecture: &str) -> File {
         .number(&key("attention.layer_norm_rms_epsilon"), 1e-5)
 }
 
-fn with_tensors(file: File, names: &[(&str, &[usize])]) -> File {
+pub fn with_tensors(file: File, names: &[(&str, &[usize])]) -> File {
     names.iter().fold(file, |file, (name, shape)| {
         file.tensor(counted(name, shape))
     })
 }
 
-const COMMON: [(&str, &[usize]); 8] = [
+pub const COMMON: [(&str, &[usize]); 8] = [
     ("token_embd.weight", &[VOCAB, HIDDEN]),
     ("blk.0.attn_norm.weight", &[HIDDEN]),
     ("blk.0.attn_output.weight", &[HIDDEN, HIDDEN]),
@@ -45,7 +45,7 @@ const COMMON: [(&str, &[usize]); 8] = [
     ("blk.0.ffn_down.weight", &[HIDDEN, MLP]),
     ("output_norm.weight", &[HIDDEN]),
 ];
-const QKV: [(&str, &[usize]); 3] = [
+pub const QKV: [(&str, &[usize]); 3] = [
     ("blk.0.attn_q.weight", &[4, HIDDEN]),
     ("blk.0.attn_k.weight", &[2, HIDDEN]),
     ("blk.0.attn_v.weight", &[2, HIDDEN]),

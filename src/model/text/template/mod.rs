@@ -21,6 +21,8 @@ use super::ending;
 use super::files::TemplateSources;
 use super::messages::normalize;
 use super::python;
+use super::tool_place::{self, ToolPlace};
+use super::written::CallWriter;
 use crate::error::RequestError;
 
 /// Instructions that one rendering may execute; a long chat takes some hundred for each message.
@@ -71,9 +73,9 @@ impl ChatTemplate {
     }
 
     /// Has the calls of earlier answers in their content where a template leaves them out.
-    pub(super) fn put_calls_into_content(&mut self) {
+    pub(super) fn put_calls_into_content(&mut self, writer: CallWriter) {
         for expected in self.expected.values_mut() {
-            expected.calls = expected.calls.in_content();
+            expected.calls = expected.calls.in_content(writer);
         }
     }
 
@@ -90,10 +92,14 @@ impl ChatTemplate {
             .get_template(name)
             .expect("compiled, or else broken");
         let mut messages = normalize(prompt.messages, self.expected[name])?;
+        let place = self.expected[name].tools;
+        if let (ToolPlace::FirstMessage, Some(tools)) = (place, prompt.tools) {
+            tool_place::put_into_messages(&mut messages, tools);
+        }
         let continued = prompt
             .continue_final_message
             .then(|| ending::mark(&mut messages));
-        let context = self.context(prompt, messages)?;
+        let context = self.context(prompt, messages, place)?;
         let mut output = BoundedOutput::default();
         if let Err(error) = template.render_captured_to(context, &mut output) {
             return invalid(explain(&error));
@@ -141,7 +147,8 @@ impl ChatTemplate {
     /// Renders messages as they are.
     fn try_to_render(&self, name: &str, messages: &Json) -> Option<String> {
         let template = self.environment.get_template(name).ok()?;
-        let context = self.context(&ChatPrompt::new(messages), messages.as_array()?.clone());
+        let messages_of = messages.as_array()?.clone();
+        let context = self.context(&ChatPrompt::new(messages), messages_of, ToolPlace::Variable);
         let mut output = BoundedOutput::default();
         template
             .render_captured_to(context.ok()?, &mut output)
@@ -149,7 +156,12 @@ impl ChatTemplate {
         String::from_utf8(output.bytes).ok()
     }
 
-    fn context(&self, prompt: &ChatPrompt<'_>, messages: Vec<Json>) -> Result<Value, RequestError> {
+    fn context(
+        &self,
+        prompt: &ChatPrompt<'_>,
+        messages: Vec<Json>,
+        place: ToolPlace,
+    ) -> Result<Value, RequestError> {
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
         for (name, token) in &self.special {
             variables.insert((*name).to_owned(), Value::from(token.as_str()));
@@ -161,6 +173,12 @@ impl ChatTemplate {
                 ));
             }
             variables.insert(name.clone(), Value::from(Serde(value)));
+        }
+        if let (ToolPlace::XmlTools, Some(tools)) = (place, prompt.tools) {
+            let functions = || Value::from(Serde(tool_place::functions(tools)));
+            variables
+                .entry(tool_place::XML_TOOLS.to_owned())
+                .or_insert_with(functions);
         }
         variables.insert("messages".to_owned(), Value::from(Serde(messages)));
         // Templates ask `tools is not none`: without tools the variable exists and is none.

@@ -64,6 +64,20 @@ fn templates_and_vocabularies_tell_the_formats() {
         ),
         ("{{ tools }}", &["[TOOL_CALLS]"], Some(Calls::Mistral), None),
         (
+            "{{ tools }}respond only with <|tool_call|> followed by a JSON list",
+            &["<|tool_call|>"],
+            Some(Calls::Granite),
+            None,
+        ),
+        // Granite 4 has Granite 3's token and calls of another form.
+        (hermes, &["<|tool_call|>"], Some(Calls::Hermes), None),
+        (
+            "{{ m['tools'] }}<|tool|>",
+            &["<|tool_call|>", "<|/tool_call|>"],
+            Some(Calls::Phi4Mini),
+            None,
+        ),
+        (
             "{{ tools }}{\"name\", \"parameters\": }",
             &["<|python_tag|>"],
             Some(Calls::Llama3),
@@ -83,6 +97,12 @@ fn templates_and_vocabularies_tell_the_formats() {
             Some(Thoughts::MistralThink),
         ),
         ("[THINK][/THINK]", &[], None, Some(Thoughts::MistralThink)),
+        (
+            "<|tool_call>call:<|channel>thought\n<channel|>",
+            &["<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>"],
+            Some(Calls::Gemma4),
+            Some(Thoughts::Gemma4),
+        ),
         (
             "{{ tools }}",
             &["<|channel|>", "<|message|>", "<|call|>"],
@@ -174,4 +194,49 @@ fn templates_of_lfm2_that_leave_calls_out_have_them_in_the_content() {
     let expected = "<user>a<assistant><|tool_call_start|>[f(x=1)]<|tool_call_end|>";
     assert_eq!(render(&tokens), expected);
     assert_eq!(render(&[]), "<user>a<assistant>");
+}
+
+#[test]
+fn templates_find_tools_where_they_look_for_them() {
+    let tools = json!([{"type": "function", "function": {"name": "seat", "parameters": {"type": "object"}}}]);
+    let function = r#"{"name": "seat", "parameters": {"type": "object"}}"#;
+    let render = |template: &str, tokens: &[&str], messages: &serde_json::Value| {
+        let model = ModelDir::new(&byte_level_with(tokens))
+            .with("chat_template.jinja", template)
+            .load();
+        let prompt = ChatPrompt {
+            tools: Some(&tools),
+            ..ChatPrompt::new(messages)
+        };
+        model.render_chat(&prompt).expect("renders")
+    };
+    let call = json!({"function": {"name": "seat", "arguments": "{}"}});
+    let chat = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": [call]},
+    ]);
+    // Phi-4-mini.
+    let phi = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\
+               {% if 'tools' in message and message['tools'] is not none %}\
+               <|tool|>{{ message['tools'] }}<|/tool|>{% endif %}<|end|>{% endfor %}";
+    let tokens = ["<|tool_call|>", "<|/tool_call|>"];
+    let answer = r#"<|tool_call|>[{"name": "seat", "arguments": {}}]<|/tool_call|>"#;
+    let expected = format!(
+        "<|system|><|tool|>[{function}]<|/tool|><|end|><|user|>a<|end|><|assistant|>b{answer}<|end|>"
+    );
+    assert_eq!(render(phi, &tokens, &chat), expected);
+    let instructed = json!([{"role": "system", "content": "Be brief."}]);
+    let expected = format!("<|system|>Be brief.<|tool|>[{function}]<|/tool|><|end|>");
+    assert_eq!(render(phi, &tokens, &instructed), expected);
+    // SmolLM3.
+    let smollm3 = "{% if xml_tools %}{% for tool in xml_tools %}{{ tool | tojson }}{% endfor %}<tool_call>{% endif %}\
+                   {% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}";
+    let answer = "<tool_call>\n{\"name\": \"seat\", \"arguments\": {}}\n</tool_call>";
+    let expected = format!("{function}<tool_call><user>a<assistant>b{answer}");
+    assert_eq!(render(smollm3, &[], &chat), expected);
+    // Granite 3.
+    let granite = "{{ tools | tojson }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}";
+    let expected = "<user>a<assistant>b<|tool_call|>[{\"name\": \"seat\", \"arguments\": {}}]";
+    let rendered = render(granite, &["<|tool_call|>"], &chat);
+    assert!(rendered.ends_with(expected), "{rendered}");
 }

@@ -9,7 +9,7 @@ pub(super) fn is_atom(c: char) -> bool {
 }
 
 /// Writes a number or word as JSON. A word that means nothing is a string.
-pub(super) fn write(atom: &str, to: &mut String) {
+pub(in crate::state::output) fn write(atom: &str, to: &mut String) {
     match atom {
         "True" | "true" => to.push_str("true"),
         "False" | "false" => to.push_str("false"),

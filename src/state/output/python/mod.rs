@@ -1,6 +1,6 @@
 //! Python's notation of calls and values, translated to JSON.
 
-mod atom;
+pub(super) mod atom;
 mod call;
 mod text;
 mod value;

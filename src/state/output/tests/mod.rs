@@ -1,6 +1,8 @@
 mod deepseek;
+mod gemma4;
 mod glm;
 mod gpt_oss;
+mod granite;
 mod hermes;
 mod lfm2;
 mod llama3;

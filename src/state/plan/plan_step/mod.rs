@@ -210,7 +210,11 @@ impl Planning<'_> {
     }
 
     fn pin(&mut self, demand: PinDemand) {
-        let locked = self.cache.lock_prefix(&demand.namespace, &demand.tokens);
+        let both = demand.namespace.of_both_rotations();
+        let cached = both.map(|namespace| (self.cache.peek(&namespace, &demand.tokens), namespace));
+        let [short, long] = &cached;
+        let (_, namespace) = if long.0 > short.0 { long } else { short };
+        let locked = self.cache.lock_prefix(namespace, &demand.tokens);
         self.cache.pin_state(&locked.lock, self.max_pinned_states);
         self.verdict.pinned.push(Pinned {
             pin: demand.pin,

@@ -4,12 +4,14 @@
 //! the products with states token by token, the reading of cached K/V, and the reading and writing of states. Of experts
 //! those count that are chosen: a token computes with its own, and a step reads as many as so many tokens would choose if
 //! all experts were as likely. Norms, activations, sampling and the embedding's rows are left out: a floor may be too low,
-//! never too high.
+//! never too high. A query that is sparse reads all labels, and the K/V of as few tokens as it could if all its heads chose
+//! the same.
 
 use souffleur::kernels::dtype::{Dtype, MatrixRole, Quantization};
+use souffleur::kernels::sparsity::DoubleSparsity;
 use souffleur::model::config::ModelConfig;
 use souffleur::model::config::experts::ExpertsConfig;
-use souffleur::state::pool::kv_layout::PagedKv;
+use souffleur::state::pool::kv_layout::{KvLayout, PagedKv};
 
 /// Multiply and add.
 const OPS_PER_ELEMENT: u64 = 2;
@@ -43,15 +45,74 @@ struct AttentionCost {
     pair_elements: u64,
     /// How many tokens a query sees, itself included.
     window: Option<u64>,
+    sparse: Option<SparseCost>,
+}
+
+/// The cost of queries that attend to some tokens only.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SparseCost {
+    /// The first position of such a query.
+    first: u64,
+    /// Tokens that it attends to.
+    tokens: u64,
+    /// Labels of one token, in bytes.
+    label_bytes: u64,
+    /// Elements that a token's query heads multiply with one label.
+    label_elements: u64,
 }
 
 impl AttentionCost {
     fn new(pages: &PagedKv, n_heads: usize, window: Option<usize>) -> Self {
         Self {
-            kv_bytes: pages.bytes_per_token(),
+            kv_bytes: pages.bytes_per_token() - label_bytes(pages),
             pair_elements: (n_heads * (pages.key_dim + pages.values.dim())) as u64,
             window: window.map(|tokens| tokens as u64),
+            sparse: None,
         }
+    }
+
+    /// The queries of an extent that see all they may, and those that are sparse.
+    fn parts(&self, extent: Extent) -> (Extent, Option<(Extent, SparseCost)>) {
+        let Some(sparse) = self.sparse else {
+            return (extent, None);
+        };
+        let dense = Extent {
+            new_tokens: sparse
+                .first
+                .saturating_sub(extent.cached_tokens)
+                .min(extent.new_tokens),
+            ..extent
+        };
+        let rest = Extent {
+            cached_tokens: extent.cached_tokens + dense.new_tokens,
+            new_tokens: extent.new_tokens - dense.new_tokens,
+        };
+        (dense, Some((rest, sparse)).filter(|_| rest.new_tokens > 0))
+    }
+
+    /// Elements that are multiplied with keys, values and labels.
+    fn elements(&self, extent: Extent) -> u64 {
+        let (dense, rest) = self.parts(extent);
+        let sparse = rest.map_or(0, |(rest, sparse)| {
+            let tokens = sparse.tokens.min(rest.cached_tokens + 1);
+            sparse.label_elements * seen_tokens(rest, None)
+                + self.pair_elements * tokens * rest.new_tokens
+        });
+        self.pair_elements * seen_tokens(dense, self.window) + sparse
+    }
+
+    /// Bytes of cached K/V and labels that are read.
+    fn bytes(&self, extent: Extent) -> u64 {
+        let (dense, rest) = self.parts(extent);
+        let reach = match self.window {
+            _ if dense.new_tokens == 0 => 0,
+            None => u64::MAX,
+            Some(window) => window.saturating_sub(1),
+        };
+        let chosen = rest.map_or(0, |(_, sparse)| sparse.tokens - 1);
+        let labels = rest.map_or(0, |(_, sparse)| sparse.label_bytes);
+        let cached = extent.cached_tokens;
+        cached.min(reach.max(chosen)) * self.kv_bytes + cached * labels
     }
 }
 
@@ -78,8 +139,13 @@ pub struct Peak {
 }
 
 impl ModelCost {
-    /// Counts a model's matrices, with K/V and unquantised weights in `dtype`.
-    pub fn new(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> Self {
+    /// Counts a model's matrices, unquantised ones in `dtype`, and what its layers keep.
+    pub fn new(
+        config: &ModelConfig,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        layout: &KvLayout,
+    ) -> Self {
         let bytes = |role: MatrixRole, shape| role.bytes(dtype, quantization, shape);
         let (vocab, hidden) = (config.vocab_size as u64, config.hidden_size as u64);
         let mut layer_elements = 0;
@@ -114,10 +180,9 @@ impl ModelCost {
             layer_elements +=
                 expert_elements / experts.count() as u64 * experts.routing.n_used as u64;
         }
-        let layout = config.kv_layout(dtype);
-        let layers = layout.layers().iter().zip(&config.windows);
+        let layers = config.windows.iter().enumerate();
         let attention = layers.filter_map(|(layer, window)| {
-            let pages = layer.pages()?;
+            let pages = layout.read_by(layer)?;
             Some(AttentionCost::new(
                 pages,
                 config.num_attention_heads,
@@ -139,6 +204,20 @@ impl ModelCost {
         }
     }
 
+    /// The same with queries that are sparse in the layers of `layout` that have labels.
+    pub fn sparse(mut self, layout: &KvLayout, rules: &DoubleSparsity, n_heads: usize) -> Self {
+        let pages = layout.layers().iter().filter_map(|layer| layer.pages());
+        for (cost, pages) in self.attention.iter_mut().zip(pages) {
+            cost.sparse = (pages.labels > 0).then(|| SparseCost {
+                first: rules.first_position() as u64,
+                tokens: rules.tokens as u64,
+                label_bytes: label_bytes(pages),
+                label_elements: (n_heads * pages.labels) as u64,
+            });
+        }
+        self
+    }
+
     /// Operations of the step's products with weights.
     pub fn weight_ops(&self, step: &[Extent]) -> u64 {
         let tokens = new_tokens(step);
@@ -149,9 +228,7 @@ impl ModelCost {
     pub fn attention_ops(&self, step: &[Extent]) -> u64 {
         let ops = |extent: &Extent| -> u64 {
             let layers = self.attention.iter();
-            layers
-                .map(|layer| layer.pair_elements * seen_tokens(*extent, layer.window))
-                .sum()
+            layers.map(|layer| layer.elements(*extent)).sum()
         };
         OPS_PER_ELEMENT * step.iter().map(ops).sum::<u64>()
     }
@@ -166,12 +243,7 @@ impl ModelCost {
     pub fn bytes(&self, step: &[Extent]) -> u64 {
         let kv = |extent: &Extent| -> u64 {
             let layers = self.attention.iter();
-            let read = layers.map(|layer| {
-                let window = layer.window;
-                let reach = window.map_or(u64::MAX, |window| window.saturating_sub(1));
-                extent.cached_tokens.min(reach) * layer.kv_bytes
-            });
-            read.sum::<u64>()
+            layers.map(|layer| layer.bytes(*extent)).sum()
         };
         let tokens = new_tokens(step);
         let states = 2 * self.state_bytes * step.len() as u64;
@@ -213,6 +285,10 @@ impl ModelCost {
         };
         (0..output_tokens.saturating_sub(1)).map(step).sum()
     }
+}
+
+fn label_bytes(pages: &PagedKv) -> u64 {
+    (pages.heads * pages.labels * pages.dtype.bytes()) as u64
 }
 
 fn new_tokens(step: &[Extent]) -> u64 {
@@ -260,12 +336,18 @@ mod tests {
                     kv_bytes: 2 * 8 * 2,
                     pair_elements: 2 * 16,
                     window,
+                    sparse: None,
                 };
                 2
             ],
             state_bytes: 0,
             state_ops: 0,
         }
+    }
+
+    /// With K/V in the type of the weights.
+    fn of(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> ModelCost {
+        ModelCost::new(config, dtype, quantization, &config.kv_layout(dtype))
     }
 
     fn extent(cached_tokens: u64, new_tokens: u64) -> Extent {
@@ -285,10 +367,19 @@ mod tests {
         let text = config.to_string();
         let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
         let config = config.expect("it can be parsed");
-        assert_eq!(ModelCost::new(&config, Dtype::BF16, None), cost(None));
-        let wide = ModelCost::new(&config, Dtype::F32, None);
+        assert_eq!(of(&config, Dtype::BF16, None), cost(None));
+        let wide = of(&config, Dtype::F32, None);
         assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
-        let int8 = ModelCost::new(&config, Dtype::BF16, Some(Quantization::Int8));
+        let layout = config.kv_layout(KvDtype::Int8);
+        let kept = ModelCost::new(&config, Dtype::BF16, None, &layout);
+        // Sixteen bytes and four scales a token, in each layer.
+        assert!(
+            kept.attention
+                .iter()
+                .all(|layer| layer.kv_bytes == 16 + 4 * 2)
+        );
+        assert_eq!(kept.matrix_bytes, cost(None).matrix_bytes);
+        let int8 = of(&config, Dtype::BF16, Some(Quantization::Int8));
         // A byte an element, and a scale of 4 bytes for each output: of q, k, v, o, gate, up and down, and the head.
         let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
         assert_eq!(int8.matrix_bytes, 2 * 768 + 100 * 8 + 4 * scales);
@@ -303,7 +394,7 @@ mod tests {
         });
         let text = config.to_string();
         let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-        let cost = ModelCost::new(&config.expect("it can be parsed"), Dtype::BF16, None);
+        let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
         // Each expert is as large as the MLP of `cost`; the router's 4x8 elements are f32.
         let (attention, router, expert) = (384, 32, 384);
         assert_eq!(cost.layer_elements, 2 * (attention + router + 2 * expert));
@@ -360,6 +451,7 @@ mod tests {
             heads: 1,
             key_dim: 6,
             values: Values::InKeys { dim: 4 },
+            labels: 0,
             dtype: KvDtype::BF16,
         };
         let mut cost = cost(None);
@@ -376,6 +468,30 @@ mod tests {
     }
 
     #[test]
+    fn sparse_queries_read_labels_and_the_tokens_that_they_choose() {
+        let mut cost = cost(None);
+        cost.attention[1].sparse = Some(SparseCost {
+            first: 10,
+            tokens: 4,
+            label_bytes: 8,
+            label_elements: 8,
+        });
+        let (dense, weights) = (cost.attention[0], (1536 + 800) * 2);
+        assert_eq!(cost.bytes(&[extent(9, 1)]), weights + 2 * 9 * 32);
+        assert_eq!(
+            cost.bytes(&[extent(10, 1)]),
+            weights + 10 * 32 + 3 * 32 + 10 * 8
+        );
+        // The first query of the chunk sees everything.
+        assert_eq!(cost.bytes(&[extent(9, 2)]), weights + 2 * 9 * 32 + 9 * 8);
+        let step = extent(9, 3);
+        assert_eq!(
+            cost.attention_ops(&[step]),
+            2 * (dense.elements(step) + 10 * 32 + (11 + 12) * 8 + 2 * 4 * 32)
+        );
+    }
+
+    #[test]
     fn states_are_multiplied_once_a_token_and_moved_twice_a_step() {
         let config = json!({
             "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 100, "hidden_size": 8, "intermediate_size": 16,
@@ -385,7 +501,7 @@ mod tests {
         });
         let text = config.to_string();
         let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
-        let cost = ModelCost::new(&config.expect("it can be parsed"), Dtype::BF16, None);
+        let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
         let (channels, matrices) = (2 * 2 * 8 + 4 * 16, 4 * 8 * 16);
         assert_eq!(cost.state_bytes, 3 * 4 * (matrices + 3 * channels));
         let step = [extent(10, 2), extent(0, 5)];
@@ -430,6 +546,7 @@ mod tests {
                     kv_bytes: 2 * 1024 * 2,
                     pair_elements: 2 * 2048,
                     window: None,
+                    sparse: None,
                 };
                 28
             ],

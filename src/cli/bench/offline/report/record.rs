@@ -29,8 +29,10 @@ pub struct Record {
     pub gpu: Option<String>,
     /// The model that was run.
     pub model: ModelRecord,
-    /// Element type of weights and KV.
+    /// Element type of weights.
     pub dtype: &'static str,
+    /// Element type of KV.
+    pub kv_cache_dtype: &'static str,
     /// The type that the weights are quantized to, or `none`.
     pub quantization: &'static str,
     /// Compute threads.
@@ -95,6 +97,7 @@ impl Record {
             gpu: subject.place.gpu().map(|gpu| gpu.name.clone()),
             model: ModelRecord::new(model, &subject.description),
             dtype: subject.description.dtype.name(),
+            kv_cache_dtype: subject.description.kv_dtype.name(),
             quantization: subject.quantization.map_or("none", Quantization::name),
             threads: subject.place.threads(),
             kernel_path: subject.place.kernel_path()?,
@@ -115,8 +118,12 @@ impl Record {
             Some(gpu) => format!("{gpu} in {}", self.cpu),
             None => format!("{} threads, {}", self.threads, self.cpu),
         };
+        let kv = match self.kv_cache_dtype == self.dtype {
+            true => String::new(),
+            false => format!(", KV in {}", self.kv_cache_dtype),
+        };
         format!(
-            "{}, {}, quantization {}, {} kernels, {place}, {}",
+            "{}, {}, quantization {}{kv}, {} kernels, {place}, {}",
             self.model.name, self.dtype, self.quantization, self.kernel_path, self.date,
         )
     }

@@ -1,16 +1,16 @@
 //! Attention against a plain double-precision one, and against itself cut otherwise.
 
+mod codes;
+mod sparse;
 mod widths;
 mod world;
 
 use super::*;
 use crate::ids::RowId;
-use crate::kernels::cpu::element::Element;
-use crate::kernels::dtype::Dtype;
-use crate::state::pool::kv_layout::Values;
-use world::{HEADS, Part, SLOTS, Setup, World, part, places, setup};
+use crate::state::pool::kv_layout::{KvDtype, Values};
+use world::{HEADS, Part, SLOTS, Setup, World, keep, part, places, setup};
 
-const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
+const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::BF16, KvDtype::F16, KvDtype::Int8];
 
 #[test]
 fn attention_is_right_on_every_instruction_set() {
@@ -22,6 +22,7 @@ fn attention_is_right_on_every_instruction_set() {
             key_dim: 64,
             values: Values::Own { dim: 64 },
             scale: 0.125,
+            score_cap: None,
             window: Some(100),
         },
         HeadShape {
@@ -30,6 +31,7 @@ fn attention_is_right_on_every_instruction_set() {
             key_dim: 42,
             values: Values::Own { dim: 42 },
             scale: 0.2,
+            score_cap: Some(0.7),
             window: Some(1),
         },
         HeadShape {
@@ -38,6 +40,7 @@ fn attention_is_right_on_every_instruction_set() {
             key_dim: 128,
             values: Values::Own { dim: 128 },
             scale: 0.1,
+            score_cap: Some(1.5),
             window: None,
         },
     ];
@@ -64,7 +67,12 @@ fn check_right(heads: HeadShape, positions: &[usize]) {
                 assert_eq!(got[position].len(), expected.len(), "{heads:?}");
                 for (got, expected) in got[position].iter().zip(expected) {
                     let error = (f64::from(f32::from_bits(*got)) - expected).abs();
-                    let limit = if dtype == Dtype::BF16 { 2e-2 } else { 2e-5 };
+                    // Signed bytes against what they stand for: queries and weights are rounded to 16 bits.
+                    let limit = match dtype {
+                        KvDtype::BF16 => 2e-2,
+                        KvDtype::Int8 => 5e-4,
+                        KvDtype::F32 | KvDtype::F16 => 2e-5,
+                    };
                     assert!(
                         error < limit,
                         "{isa:?}, {dtype:?}, {heads:?}, position {position}: error {error}"
@@ -76,19 +84,49 @@ fn check_right(heads: HeadShape, positions: &[usize]) {
 }
 
 #[test]
+fn caps_bend_scores_and_no_bit_depends_on_the_cut() {
+    // A decode of few heads reads from the pool, others pack.
+    for (n_heads, key_dim) in [(4, 32), (12, 24)] {
+        let heads = HeadShape {
+            n_heads,
+            key_dim,
+            values: Values::Own { dim: key_dim },
+            score_cap: Some(2.0),
+            window: Some(90),
+            ..HEADS
+        };
+        check_right(heads, &[0, 31, 130, 300]);
+        for dtype in [KvDtype::BF16, KvDtype::F32] {
+            check_cuts(dtype, heads);
+            check_unseen(dtype, heads);
+        }
+        check_shared(
+            KvDtype::BF16,
+            HeadShape {
+                window: None,
+                ..heads
+            },
+            16,
+        );
+    }
+}
+
+#[test]
 fn neither_chunks_nor_pages_nor_threads_change_a_bit() {
     for (dtype, window) in [
-        (Dtype::BF16, None),
-        (Dtype::BF16, Some(90)),
-        (Dtype::F32, None),
-        (Dtype::F16, Some(300)),
+        (KvDtype::BF16, None),
+        (KvDtype::BF16, Some(90)),
+        (KvDtype::F32, None),
+        (KvDtype::F16, Some(300)),
+        (KvDtype::Int8, None),
+        (KvDtype::Int8, Some(90)),
     ] {
         check_cuts(dtype, HeadShape { window, ..HEADS });
     }
 }
 
 /// Compares the bits of a prompt that is computed at once with those of its chunks, in other pages, on more threads.
-fn check_cuts(dtype: Dtype, heads: HeadShape) {
+fn check_cuts(dtype: KvDtype, heads: HeadShape) {
     const LEN: usize = 700;
     for isa in Isa::available() {
         let base = Setup {
@@ -155,7 +193,7 @@ fn shared_prefixes_do_not_change_a_bit() {
 }
 
 /// Compares the bits of rows that have their prefixes computed together with those of the same rows one by one.
-fn check_shared(dtype: Dtype, heads: HeadShape, page_size: usize) {
+fn check_shared(dtype: KvDtype, heads: HeadShape, page_size: usize) {
     for isa in Isa::available() {
         let base = Setup {
             isa,
@@ -231,7 +269,7 @@ fn what_a_query_does_not_see_cannot_reach_it() {
 }
 
 /// Puts what is not a number into a slot and looks for it in the results.
-fn check_unseen(dtype: Dtype, heads: HeadShape) {
+fn check_unseen(dtype: KvDtype, heads: HeadShape) {
     let mut world = World::new(Setup {
         dtype,
         heads,
@@ -240,12 +278,8 @@ fn check_unseen(dtype: Dtype, heads: HeadShape) {
     world.grow(1, (1, 0), 300);
     let expected = world.attend(&[part(1, 0, 300)]);
     let slot = world.table.slot(RowId::new(1), 280);
-    with_elements!(world.kv.layer_mut(0), kv => {
-        for (i, at) in places(&heads, slot).enumerate() {
-            let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
-            kv[at] = Element::narrow(odd);
-        }
-    });
+    let odd = |i: usize| [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][i % 3];
+    with_elements!(world.kv.layer_mut(0), kv, scales => keep(&heads, slot, (kv, scales), odd));
     let got = world.attend(&[part(1, 0, 300)]);
     assert!(got[..280] == expected[..280], "{dtype:?}, {heads:?}");
     for (position, got) in got.iter().enumerate().skip(280) {

@@ -21,6 +21,7 @@ const fn shape((n_heads, n_kv_heads): (usize, usize), key_dim: usize, values: Va
         key_dim,
         values,
         scale: 0.2,
+        score_cap: None,
         window: None,
     }
 }
@@ -56,16 +57,18 @@ fn a_latent_vector_serves_as_key_and_value() {
 fn neither_chunks_nor_pages_nor_threads_change_a_bit_of_other_widths() {
     for (i, heads) in SHAPES.into_iter().enumerate() {
         check_cuts(DTYPES[i % DTYPES.len()], heads);
-        check_cuts(Dtype::BF16, heads);
+        check_cuts(KvDtype::BF16, heads);
+        check_cuts(KvDtype::Int8, heads);
     }
 }
 
 #[test]
 fn shared_prefixes_do_not_change_a_bit_of_other_widths() {
     for (heads, page_size) in SHAPES.into_iter().zip([1, 16, 1, 16, 1, 16]) {
-        check_shared(Dtype::BF16, heads, page_size);
+        check_shared(KvDtype::BF16, heads, page_size);
+        check_shared(KvDtype::Int8, heads, page_size);
     }
-    check_shared(Dtype::F32, SHAPES[1], 1);
+    check_shared(KvDtype::F32, SHAPES[1], 1);
 }
 
 #[test]
@@ -84,6 +87,14 @@ fn values_in_keys_are_read_once() {
     world.grow(1, (1, 0), 300);
     world.attend(&[part(1, 299, 1)]);
     assert_eq!(world.attention.kv_bytes(), 300 * 64 * 2);
+    let mut world = World::new(Setup {
+        heads,
+        dtype: KvDtype::Int8,
+        ..setup()
+    });
+    world.grow(1, (1, 0), 300);
+    world.attend(&[part(1, 299, 1)]);
+    assert_eq!(world.attention.kv_bytes(), 300 * (64 + 2));
 }
 
 #[test]

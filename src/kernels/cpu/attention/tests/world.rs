@@ -1,13 +1,17 @@
 //! Rows of noise in a pool of keys and values, and what attention gives of them by the book.
 
+use std::sync::Arc;
+
 use half::bf16;
 
 use super::super::*;
 use crate::ids::{PageId, RowId};
-use crate::kernels::cpu::element::Element;
+use crate::kernels::cpu::element::{Borrowed, Element, Storage};
+use crate::kernels::cpu::kept::Kept;
+use crate::kernels::cpu::portable::Portable;
 use crate::kernels::cpu::tensor::Scratch;
-use crate::kernels::dtype::Dtype;
-use crate::state::pool::kv_layout::{KvLayout, PagedKv, Values};
+use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_GROUP, Values};
 
 /// A number in [-1, 1] that depends on all of the arguments.
 fn noise(kind: u64, content: u64, i: usize) -> f32 {
@@ -41,11 +45,20 @@ pub(super) struct World {
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
     pub isa: Isa,
-    pub dtype: Dtype,
+    pub dtype: KvDtype,
     pub heads: HeadShape,
     pub page_size: usize,
     pub threads: usize,
     pub shares: bool,
+    pub sparse: Option<Sparse>,
+}
+
+/// Which queries are sparse, and how many channels their labels have.
+#[derive(Clone, Copy)]
+pub(super) struct Sparse {
+    pub threshold: usize,
+    pub tokens: usize,
+    pub channels: usize,
 }
 
 pub(super) const HEADS: HeadShape = HeadShape {
@@ -54,18 +67,34 @@ pub(super) const HEADS: HeadShape = HeadShape {
     key_dim: 24,
     values: Values::Own { dim: 24 },
     scale: 0.4,
+    score_cap: None,
     window: None,
 };
 
 pub(super) fn setup() -> Setup {
     Setup {
         isa: Isa::detect(),
-        dtype: Dtype::BF16,
+        dtype: KvDtype::BF16,
         heads: HEADS,
         page_size: 1,
         threads: 1,
         shares: true,
+        sparse: None,
     }
+}
+
+/// The channels of labels: not in order, and other ones for each head.
+fn rules(heads: &HeadShape, sparse: Sparse) -> Arc<DoubleSparsity> {
+    let of_head = |head: usize| {
+        let channels = (0..sparse.channels).map(|i| (i * 5 + head) % heads.key_dim);
+        channels.map(|channel| channel as u16).collect()
+    };
+    let channels = LabelChannels::new((0..heads.n_kv_heads).map(of_head).collect());
+    Arc::new(DoubleSparsity {
+        threshold: sparse.threshold,
+        tokens: sparse.tokens,
+        layers: vec![Some(channels)],
+    })
 }
 
 /// Slots of the pools.
@@ -77,13 +106,15 @@ impl World {
             heads: setup.heads.n_kv_heads,
             key_dim: setup.heads.key_dim,
             values: setup.heads.values,
-            dtype: setup.dtype.into(),
+            labels: setup.sparse.map_or(0, |sparse| sparse.channels),
+            dtype: setup.dtype,
         };
+        let rules = setup.sparse.map(|sparse| rules(&setup.heads, sparse));
         Self {
             pool: ThreadPool::new(setup.threads).expect("threads start"),
             isa: setup.isa,
             heads: setup.heads,
-            kv: KvPool::new(&KvLayout::uniform(1, pages), SLOTS, 0),
+            kv: KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), rules.as_ref()),
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
             contents: vec![Vec::new(); 40],
@@ -117,12 +148,48 @@ impl World {
         let contents = &self.contents[row as usize];
         for (position, &content) in contents.iter().enumerate() {
             let slot = self.table.slot(RowId::new(row), position);
-            with_elements!(self.kv.layer_mut(0), kv => {
-                for (i, at) in places(&self.heads, slot).enumerate() {
-                    kv[at] = Element::narrow(noise(1, content, i));
-                }
-            });
+            let value = |i| noise(1, content, i);
+            with_elements!(self.kv.layer_mut(0), kv, scales => keep(&self.heads, slot, (kv, scales), value));
+            self.kv.store_labels(0, &self.heads, &[slot as u32]);
         }
+    }
+
+    /// Gives a row these contents, in pages of its own.
+    pub(super) fn place(&mut self, row: u32, contents: Vec<u64>) {
+        self.grow(row, (0, 0), contents.len());
+        self.contents[row as usize] = contents;
+        self.write(row);
+    }
+
+    /// Writes the key of a head at a position; its value stays.
+    pub(super) fn set_key(&mut self, row: u32, position: usize, head: usize, key: &[f32]) {
+        let slot = self.table.slot(RowId::new(row), position);
+        let places: Vec<usize> = places(&self.heads, slot).collect();
+        let first = head * self.heads.key_dim;
+        let values = places[first..].iter().copied().zip(key.iter().copied());
+        match self.kv.layer_mut(0) {
+            Storage::F32(kv) => set(kv.slice(), values),
+            Storage::F16(kv) => set(kv.slice(), values),
+            Storage::BF16(kv) => set(kv.slice(), values),
+            Storage::I8(..) => panic!("keys are set in floats only"),
+        }
+        self.kv.store_labels(0, &self.heads, &[slot as u32]);
+    }
+
+    /// The query of a head at a position.
+    pub(super) fn query(&self, row: u32, position: usize, head: usize) -> Vec<f32> {
+        let content = self.contents[row as usize][position];
+        let dim = self.heads.key_dim;
+        let elements = head * dim..(head + 1) * dim;
+        elements.map(|i| noise(2, content, i) * 3.0).collect()
+    }
+
+    /// The key of a head at a position, before it is rounded.
+    pub(super) fn key(&self, row: u32, position: usize, head: usize) -> Vec<f32> {
+        let content = self.contents[row as usize][position];
+        let dim = self.heads.key_dim;
+        let elements = head * dim..(head + 1) * dim;
+        elements.map(|i| noise(1, content, i)).collect()
     }
 
     /// The bits of each token's result.
@@ -161,20 +228,16 @@ impl World {
     }
 
     /// Results by the book.
-    pub(super) fn naive(&self, dtype: Dtype, row: u32, position: usize) -> Vec<f64> {
+    pub(super) fn naive(&self, dtype: KvDtype, row: u32, position: usize) -> Vec<f64> {
         let HeadShape {
             n_heads,
             n_kv_heads,
             key_dim,
             values,
             scale,
+            score_cap,
             window,
         } = self.heads;
-        let round = |x: f32| match dtype {
-            Dtype::BF16 => f64::from(bf16::from_f32(x).to_f32()),
-            Dtype::F16 => f64::from(half::f16::from_f32(x).to_f32()),
-            Dtype::F32 => f64::from(x),
-        };
         let contents = &self.contents[row as usize];
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut out = Vec::new();
@@ -187,25 +250,82 @@ impl World {
                 Values::Own { dim } => n_kv_heads * key_dim + kv_head * dim,
                 Values::InKeys { .. } => kv_head * key_dim,
             };
-            let at =
-                |token: usize, first: usize, i: usize| round(noise(1, contents[token], first + i));
+            let kept = |token: usize, first: usize, dim: usize| -> Vec<f64> {
+                let head: Vec<f32> = (first..first + dim)
+                    .map(|i| noise(1, contents[token], i))
+                    .collect();
+                rounded(dtype, &head)
+            };
             let weights: Vec<f64> = (first..=position)
                 .map(|key| {
-                    let score: f64 = (0..key_dim)
-                        .map(|i| q[i] * at(key, kv_head * key_dim, i))
-                        .sum();
-                    (score * f64::from(scale)).exp()
+                    let key = kept(key, kv_head * key_dim, key_dim);
+                    let score: f64 = q.iter().zip(key).map(|(q, key)| q * key).sum();
+                    let score = score * f64::from(scale);
+                    let bent = |cap: f32| (score / f64::from(cap)).tanh() * f64::from(cap);
+                    score_cap.map_or(score, bent).exp()
                 })
                 .collect();
             let sum: f64 = weights.iter().sum();
-            out.extend((0..values.dim()).map(|i| {
-                let values = (first..=position)
-                    .zip(&weights)
-                    .map(|(key, weight)| weight * at(key, of_values, i));
-                values.sum::<f64>() / sum
-            }));
+            // Values in keys share the keys' scales.
+            let stored = match values {
+                Values::Own { dim } => dim,
+                Values::InKeys { .. } => key_dim,
+            };
+            let mut mean = vec![0.0; values.dim()];
+            for (key, weight) in (first..=position).zip(&weights) {
+                let value = kept(key, of_values, stored);
+                for (mean, value) in mean.iter_mut().zip(value) {
+                    *mean += weight * value / sum;
+                }
+            }
+            out.extend(mean);
         }
         out
+    }
+}
+
+/// What the values of a head are once they are kept.
+fn rounded(dtype: KvDtype, head: &[f32]) -> Vec<f64> {
+    let widened = |round: fn(f32) -> f32| head.iter().map(|x| f64::from(round(*x))).collect();
+    match dtype {
+        KvDtype::F32 => widened(|x| x),
+        KvDtype::F16 => widened(|x| half::f16::from_f32(x).to_f32()),
+        KvDtype::BF16 => widened(|x| bf16::from_f32(x).to_f32()),
+        KvDtype::Int8 => {
+            let mut codes = vec![0i8; head.len()];
+            let mut scales = vec![bf16::ZERO; head.len().div_ceil(SCALE_GROUP)];
+            // SAFETY: the portable lanes ask for nothing.
+            unsafe { i8::keep::<Portable>(head, &mut codes, &mut scales) };
+            let scales = |i: usize| f64::from(scales[i / SCALE_GROUP].to_f32());
+            let codes = codes.iter().enumerate();
+            codes
+                .map(|(i, code)| f64::from(*code) * scales(i))
+                .collect()
+        }
+    }
+}
+
+/// Keeps a token's keys and values in its slot: `value` gives those of all keys, then of the values beside them.
+pub(super) fn keep<E: Kept>(
+    heads: &HeadShape,
+    slot: usize,
+    (kv, scales): (&mut [E], &mut [bf16]),
+    value: impl Fn(usize) -> f32,
+) {
+    let planes = Planes::over(heads, kv);
+    let (key_dim, value_dim) = (heads.key_dim, heads.values.stored_dim());
+    let mut put = |first: usize, dim: usize, at: usize, of_scales: std::ops::Range<usize>| {
+        let head: Vec<f32> = (first..first + dim).map(&value).collect();
+        let out = &mut kv[at + planes.slot(slot)..][..dim];
+        // SAFETY: the portable lanes ask for nothing.
+        unsafe { E::keep::<Portable>(&head, out, &mut scales[of_scales]) };
+    };
+    for head in 0..heads.n_kv_heads {
+        let of_scales = planes.scales_of_key(head, slot);
+        put(head * key_dim, key_dim, planes.keys(head), of_scales);
+        let first = heads.n_kv_heads * key_dim + head * value_dim;
+        let of_scales = planes.scales_of_value(head, slot);
+        put(first, value_dim, planes.values(head), of_scales);
     }
 }
 
@@ -215,6 +335,10 @@ pub(super) fn part(row: u32, first: usize, n_tokens: usize) -> Part {
         first,
         n_tokens,
     }
+}
+
+fn set<E: Element>(kv: &mut [E], values: impl Iterator<Item = (usize, f32)>) {
+    values.for_each(|(at, value)| kv[at] = E::narrow(value));
 }
 
 /// Where the elements of a slot lie in the pool: the keys of all heads, then the values that are not among them.

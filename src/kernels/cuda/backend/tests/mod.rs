@@ -55,6 +55,7 @@ impl Case {
             heads,
             key_dim,
             values: Values::Own { dim: key_dim },
+            labels: 0,
             dtype: self.dtype().into(),
         };
         KvLayout::uniform(1, pages)
@@ -68,6 +69,7 @@ impl Case {
             key_dim: head_dim,
             values: Values::Own { dim: head_dim },
             scale: (head_dim as f32).powf(-0.5),
+            score_cap: None,
             window: self.window,
         }
     }
@@ -310,6 +312,7 @@ fn cpu(case: &Case) -> CpuBackend {
         n_state_slots: 0,
         n_window_pages: 0,
         shared_prefix: false,
+        sparsity: None,
     })
     .unwrap();
     for row in 1..ROWS as u32 {

@@ -6,7 +6,7 @@ use super::{Case, VOCAB};
 use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Linear, QkvWeights};
+use crate::kernels::{Backend, Gate, Linear, QkvWeights};
 
 /// The weights of a layer and the ends of a model.
 pub(super) struct Model<B: Backend> {
@@ -68,6 +68,7 @@ pub(super) fn model<B: Backend>(backend: &mut B, case: &Case) -> Model<B> {
             head_norms: case
                 .head_norms
                 .then(|| (backend.vector(&[q_norm]), backend.vector(&[k_norm]))),
+            norms_values: false,
             eps: 1e-5,
         },
         o: Linear {
@@ -92,6 +93,7 @@ fn rope(head_dim: usize) -> Rope {
         inv_freq: exponents
             .map(|exponent| 10_000f32.powf(-exponent))
             .collect(),
+        long_inv_freq: None,
         attention_scale: 1.0,
     }
 }
@@ -115,7 +117,7 @@ pub(super) fn run<B: Backend>(
     look: Look<'_, B>,
 ) {
     let heads = case.layer_heads();
-    let mut x = backend.embed(&model.embedding, batch);
+    let mut x = backend.embed(&model.embedding, None, batch);
     look(backend, "embed", Seen::Tensor(&x), true);
     let rotations = backend.rotations(&model.rope, batch);
     look(backend, "rotations", Seen::Tensor(&rotations), true);
@@ -129,8 +131,8 @@ pub(super) fn run<B: Backend>(
     look(backend, "attend", Seen::Operand(&attended), false);
     backend.project_add(&mut x, &attended, &model.o);
     look(backend, "project_add", Seen::Tensor(&x), true);
-    let gated = backend.gated_silu(&normed, &model.gate_up, &model.down.weight);
-    look(backend, "gated_silu", Seen::Operand(&gated), false);
+    let gated = backend.gated(&normed, &model.gate_up, Gate::Silu, &model.down.weight);
+    look(backend, "gated", Seen::Operand(&gated), false);
     backend.project_add(&mut x, &gated, &model.down);
     look(backend, "second project_add", Seen::Tensor(&x), true);
     let picked = backend.pick(&x, tokens);

@@ -19,11 +19,11 @@ fn calls_are_in_the_content_where_a_template_leaves_them_out() {
     for (content, said) in [(json!(null), ""), (json!(""), ""), (json!("So."), "So.")] {
         let expected = format!("<user>a<assistant>{said}{written}<tool>4");
         let mut template = compile(WITHOUT);
-        template.put_calls_into_content();
+        template.put_calls_into_content(CallWriter::Lfm2);
         let chat = chat(content);
         assert_eq!(template.render(&ChatPrompt::new(&chat)), Ok(expected));
         let mut template = compile(WITH);
-        template.put_calls_into_content();
+        template.put_calls_into_content(CallWriter::Lfm2);
         let expected = format!("<user>a<assistant>{said}f{{\"x\": [true, \"y\"]}}<tool>4");
         assert_eq!(template.render(&ChatPrompt::new(&chat)), Ok(expected));
     }

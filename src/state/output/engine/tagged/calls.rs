@@ -1,6 +1,7 @@
 //! Openings, calls and lists of calls.
 
 use super::{Around, EndTag, Fate, State, TaggedEngine};
+use crate::state::output::braced::BracedReader;
 use crate::state::output::call::{CallReader, Step};
 use crate::state::output::content::{After, Content};
 use crate::state::output::keyed::KeyedReader;
@@ -286,6 +287,7 @@ impl Expect {
             (Self::PythonCall | Self::PythonCallOrObject, _) => Opened::call(PythonReader::new(c)),
             (Self::ListOrName(_), _) => Opened::call(NamedReader::new(c)),
             (Self::SeparatedCall, _) => Opened::call(SeparatedReader::new(c)),
+            (Self::BracedCall, _) => Opened::call(BracedReader::new(c)),
             _ => Opened::Nothing,
         }
     }

@@ -38,6 +38,8 @@ pub(super) struct TaggedEngine {
     list: Option<&'static CallList>,
     content: Content,
     thinking: Thinking,
+    /// What stands before thoughts.
+    label: &'static str,
     /// The meaning of the next end tag of a call in the content.
     tool_close: EndTag,
     /// The meaning of the next end tag of a section of calls in the content.
@@ -96,6 +98,11 @@ enum Fate {
     Again,
 }
 
+/// What stands before thoughts.
+fn label(formats: OutputFormats) -> &'static str {
+    formats.reasoning.map_or("", |format| format.syntax().label)
+}
+
 impl TaggedEngine {
     pub(super) fn new(
         formats: OutputFormats,
@@ -121,7 +128,8 @@ impl TaggedEngine {
             opened_by: None,
             list: None,
             content: Content::new(After::Start),
-            thinking: Thinking::new(),
+            thinking: Thinking::new(label(formats)),
+            label: label(formats),
             tool_close: EndTag::Stray,
             section_close: EndTag::Stray,
             think_end: EndTag::Stray,
@@ -153,6 +161,9 @@ impl TaggedEngine {
                 false => self.give_up(out),
             }
             self.run(Input::Ended, out);
+        }
+        if self.around == Around::Reasoning {
+            self.end_reasoning(out);
         }
         self.release_whitespace(out);
         self.state = State::Over;
@@ -280,7 +291,7 @@ impl TaggedEngine {
                 if self.content.is_blank() {
                     self.content.drop_held();
                     self.around = Around::Reasoning;
-                    self.thinking = Thinking::new();
+                    self.thinking = Thinking::new(self.label);
                     return Fate::Used;
                 }
                 self.think_end = EndTag::OfText;
@@ -316,6 +327,7 @@ impl TaggedEngine {
         match (tag.tag, &self.calls) {
             (Tag::ThinkStart, _) if self.thinking.is_blank() => {}
             (Tag::ThinkEnd, _) => {
+                self.end_reasoning(out);
                 self.around = Around::Content;
                 self.content = Content::new(After::Reasoning);
             }
@@ -340,6 +352,13 @@ impl TaggedEngine {
         let text = &mut self.output.arguments;
         self.content.read(c, text);
         push_text(out, text);
+        text.clear();
+    }
+
+    fn end_reasoning(&mut self, out: &mut Vec<OutputPiece>) {
+        let text = &mut self.output.arguments;
+        self.thinking.end(text);
+        push_reasoning(out, text);
         text.clear();
     }
 

@@ -1,0 +1,173 @@
+//! Which channels of a model's keys matter, over the tokens of a text: a file for double sparsity.
+
+use std::path::PathBuf;
+
+use crate::error::LoadError;
+use crate::executor::cpu::{CpuDescription, CpuExecutor, CpuOptions, describe};
+use crate::kernels::cpu::calibration::{Calibration, ChannelSums};
+use crate::kernels::cpu::recall::Recall;
+use crate::kernels::dtype::{Dtype, Quantization};
+use crate::model::json_file::format_error;
+use crate::model::loader::LoadFormat;
+use crate::model::sparsity::{ChannelRanks, ChannelType, LayersToLabel, SparsityWish, write};
+
+/// Tokens in a step.
+const CHUNK_TOKENS: usize = 512;
+/// One query in so many is looked at for the recall: each sorts all tokens before it.
+const RECALL_EVERY: usize = 61;
+
+/// The model and the tokens that it is calibrated with.
+#[derive(Clone, Debug)]
+pub struct CalibrationRequest {
+    /// The model's folder or GGUF file.
+    pub model: PathBuf,
+    /// Element type of matrices and KV; `None` for that of the file.
+    pub dtype: Option<Dtype>,
+    /// What matrices are quantised to.
+    pub quantization: Option<Quantization>,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
+    /// Threads that compute.
+    pub threads: usize,
+    /// The text.
+    pub tokens: Vec<u32>,
+    /// Tokens of each piece into which it is cut, at most what the model was made for; each is seen from its own beginning.
+    pub piece_tokens: usize,
+    /// File of channels to write.
+    pub output: PathBuf,
+    /// The recall to measure, on the first piece; `None` for none.
+    pub recall: Option<RecallRequest>,
+}
+
+/// The choice whose recall is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct RecallRequest {
+    /// Channels of a label, at most those of a key.
+    pub channels: usize,
+    /// Tokens to choose, the query's own among them.
+    pub tokens: usize,
+}
+
+/// What calibration has found.
+#[derive(Clone, Debug)]
+pub struct Calibrated {
+    /// Layers in the file.
+    pub n_layers: usize,
+    /// For each ranking the share of the best tokens that labels find, in queries that see at least twice as many tokens as
+    /// they choose.
+    pub recall: Vec<(ChannelType, f64)>,
+}
+
+/// Runs the text through the model on the CPU and writes how its channels rank.
+///
+/// # Errors
+/// [`LoadError`] when the model cannot be loaded or cannot be sparse, when the text holds a token beyond the
+/// vocabulary, and when the file cannot be written.
+pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> {
+    let dir = &request.model;
+    let described = describe(
+        dir,
+        request.dtype,
+        request.quantization,
+        request.load_format,
+    )?;
+    let labelled = layers(&described).labels(1)?;
+    let piece_tokens = request
+        .piece_tokens
+        .min(described.config.context_tokens())
+        .max(1);
+    let texts: Vec<&[u32]> = request.tokens.chunks(piece_tokens).collect();
+    let longest = texts.first().map_or(0, |text| text.len());
+    let options = CpuOptions {
+        dtype: request.dtype,
+        quantization: request.quantization,
+        load_format: request.load_format,
+        threads: request.threads,
+        pin_threads: false,
+        n_pages: longest.max(1),
+        page_size: 1,
+        max_rows: 1,
+        n_state_slots: 1,
+        isa: None,
+        shared_prefix: true,
+        eos_token_ids: [].into(),
+        sparsity: None,
+        kv_dtype: None,
+        n_window_pages: 0,
+    };
+    let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
+    let sums = executor
+        .calibrate(&texts, CHUNK_TOKENS)
+        .map_err(|error| format_error(dir, format!("calibration: {error}")))?;
+    let labelled = labelled.iter().enumerate();
+    let labelled = labelled.filter(|(_, labels)| **labels > 0);
+    let ranks: Vec<ChannelRanks> = labelled
+        .map(|(layer, _)| ranks(layer, &described, &sums))
+        .collect();
+    write(&request.output, &ranks)?;
+    let mut recall = Vec::new();
+    if let Some(wish) = request.recall {
+        let first = &texts[..texts.len().min(1)];
+        for ranked_by in ChannelType::ALL {
+            let share = measure(&mut executor, first, (request, wish, ranked_by), &described)?;
+            recall.extend(share.map(|share| (ranked_by, share)));
+        }
+    }
+    Ok(Calibrated {
+        n_layers: ranks.len(),
+        recall,
+    })
+}
+
+fn layers(described: &CpuDescription) -> LayersToLabel<'_> {
+    LayersToLabel {
+        layout: &described.kv_layout,
+        windows: &described.config.windows,
+        n_heads: described.config.num_attention_heads,
+    }
+}
+
+/// How the channels of a layer rank.
+fn ranks(layer: usize, described: &CpuDescription, sums: &Calibration) -> ChannelRanks {
+    let pages = described.kv_layout.layers()[layer].pages();
+    let n_heads = pages.map_or(1, |pages| pages.heads);
+    let of_layer = sums.layers().get(layer).map_or(&[][..], Vec::as_slice);
+    let of_heads = |value: fn(&ChannelSums) -> f64| {
+        let heads = of_layer.chunks((of_layer.len() / n_heads).max(1));
+        heads.map(|head| head.iter().map(value).collect()).collect()
+    };
+    ChannelRanks {
+        layer,
+        importance: [
+            of_heads(|sums| sums.qk),
+            of_heads(|sums| sums.q),
+            of_heads(|sums| sums.k),
+        ],
+    }
+}
+
+/// The recall of a ranking of the file that was written.
+fn measure(
+    executor: &mut CpuExecutor,
+    texts: &[&[u32]],
+    (request, wish, ranked_by): (&CalibrationRequest, RecallRequest, ChannelType),
+    described: &CpuDescription,
+) -> Result<Option<f64>, LoadError> {
+    let kept = described.kv_layout.layers().iter();
+    let dims = kept
+        .filter_map(|layer| layer.pages())
+        .map(|pages| pages.key_dim);
+    let channels = wish.channels.min(dims.min().unwrap_or(1));
+    let tokens = wish.tokens.max(2);
+    let wish = SparsityWish {
+        file: request.output.clone(),
+        ranked_by,
+        channels,
+        tokens,
+        threshold: 2 * tokens,
+    };
+    let rules = wish.read(layers(described))?.rules;
+    executor
+        .recall(texts, CHUNK_TOKENS, Recall::new(rules, RECALL_EVERY))
+        .map_err(|error| format_error(&request.model, format!("recall: {error}")))
+}

@@ -1,0 +1,164 @@
+//! Decoding behind a context of noise: what a step costs there, without the prefill.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{LoadError, StepError};
+use crate::executor::Executor;
+use crate::executor::cpu::{CpuExecutor, CpuOptions};
+use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use crate::kernels::dtype::{Dtype, Quantization};
+use crate::model::loader::LoadFormat;
+use crate::model::sparsity::ModelSparsity;
+use crate::state::pool::kv_layout::KvDtype;
+use crate::state::pool::pages::PageRun;
+use crate::state::sampling::SamplingParams;
+use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
+
+/// The model and the context.
+#[derive(Clone, Debug)]
+pub struct NoiseRequest {
+    /// The model's folder or GGUF file.
+    pub model: PathBuf,
+    /// Element type of matrices and KV; `None` for that of the file.
+    pub dtype: Option<Dtype>,
+    /// What matrices are quantised to.
+    pub quantization: Option<Quantization>,
+    /// Element type of KV; `None` for that of the matrices.
+    pub kv_dtype: Option<KvDtype>,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Binds them to cores.
+    pub pin_threads: bool,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Tokens of noise.
+    pub context_tokens: usize,
+    /// Most tokens that are decoded at once.
+    pub decoded_tokens: usize,
+    /// Which queries attend to some keys only.
+    pub sparsity: Option<ModelSparsity>,
+}
+
+/// A model behind noise.
+pub struct NoiseContext {
+    executor: CpuExecutor,
+    prefix: Arc<[PageId]>,
+    /// Pages behind the prefix.
+    own: Vec<PageId>,
+    prompt: Arc<[u32]>,
+    decoded_tokens: usize,
+    step: u64,
+}
+
+impl NoiseContext {
+    /// Loads the model and makes the noise.
+    ///
+    /// # Errors
+    /// Any [`LoadError`].
+    pub fn load(request: &NoiseRequest) -> Result<Self, LoadError> {
+        let page_size = request.page_size.max(1);
+        let n_prefix = request.context_tokens / page_size;
+        let prompt_tokens = n_prefix * page_size + 1;
+        let n_pages = (prompt_tokens + request.decoded_tokens).div_ceil(page_size);
+        let options = CpuOptions {
+            dtype: request.dtype,
+            quantization: request.quantization,
+            load_format: request.load_format,
+            n_pages,
+            page_size,
+            threads: request.threads,
+            pin_threads: request.pin_threads,
+            max_rows: 1,
+            n_state_slots: 1,
+            isa: None,
+            shared_prefix: true,
+            eos_token_ids: [].into(),
+            sparsity: request.sparsity.clone(),
+            kv_dtype: request.kv_dtype,
+            n_window_pages: 0,
+        };
+        let mut executor = CpuExecutor::load(&request.model, &options, &mut |_, _| {})?;
+        executor.fill_with_noise();
+        let pages = |range: std::ops::Range<usize>| range.map(|page| PageId::new(page as u32 + 1));
+        Ok(Self {
+            executor,
+            prefix: pages(0..n_prefix).collect(),
+            own: pages(n_prefix..n_pages).collect(),
+            prompt: vec![0; prompt_tokens].into(),
+            decoded_tokens: request.decoded_tokens,
+            step: 0,
+        })
+    }
+
+    /// Tokens before the first that is decoded.
+    pub fn context_tokens(&self) -> usize {
+        self.prompt.len()
+    }
+
+    /// Decodes as many tokens as were asked for and tells how long that took; `is_dense` lets all queries see all keys.
+    ///
+    /// # Errors
+    /// Any [`StepError`].
+    pub fn decode(&mut self, is_dense: bool) -> Result<Duration, StepError> {
+        self.executor.attend_to_all(is_dense);
+        let (row, seq) = (RowId::new(1), SeqId::new(0));
+        let mut prefix = PageRun::empty();
+        prefix.push(&self.prefix, 0..self.prefix.len() as u32);
+        let prompt_tokens = self.prompt.len() as u32;
+        let start = RowStart {
+            row,
+            seq,
+            tokens: self.prompt.clone(),
+            prompt_tokens,
+            sampling: Arc::new(SamplingParams {
+                temperature: 0.0,
+                max_new_tokens: self.decoded_tokens as u32 + 1,
+                ..Default::default()
+            }),
+            grammar: None,
+            vectors: None,
+            pooling: None,
+            prefix,
+            state: self.executor.keeps_states().then_some(StateStart {
+                live: StateSlot::new(1),
+                from: None,
+            }),
+        };
+        let mut starts = vec![start];
+        let pages = self.own.iter().copied().collect();
+        let mut table = vec![TableDelta::Append { row, pages }];
+        let mut began = Instant::now();
+        for n in 0..=self.decoded_tokens as u32 {
+            let work = match n {
+                0 => RowWork::Prefill {
+                    positions: prompt_tokens - 1..prompt_tokens,
+                },
+                n => RowWork::Decode {
+                    position: prompt_tokens - 1 + n,
+                },
+            };
+            self.step += 1;
+            self.executor.run(&StepPlan {
+                step: StepId::new(self.step),
+                starts: std::mem::take(&mut starts),
+                table: std::mem::take(&mut table),
+                rows: vec![StepRow {
+                    row,
+                    seq,
+                    work,
+                    sample: true,
+                    logprobs: None,
+                    saves: Default::default(),
+                }],
+            })?;
+            if n == 0 {
+                began = Instant::now();
+            }
+        }
+        Ok(began.elapsed())
+    }
+}

@@ -1,0 +1,200 @@
+//! Keys and values of signed bytes: products of integers, which are exact, so their order decides nothing.
+//!
+//! Queries and weights become 16-bit integers, each row by its own largest magnitude. A word of four codes is two words of
+//! i16: the even bytes and the odd ones. What a sum of integers stands for is its scale times that of its row; such sums of the
+//! groups of a key are added in ascending order.
+
+mod direct;
+mod narrow;
+mod product;
+
+use super::BLOCK;
+use super::direct::{Direct, Fetch};
+use super::kv_element::KvElement;
+use super::pack::Packing;
+use super::product::Product;
+use super::state::{Fold, VECTORS};
+use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch_integers};
+use crate::state::pool::kv_layout::SCALE_GROUP;
+
+/// Codes in a word.
+const QUAD: usize = 4;
+/// Elements of a vector of words of four codes, which share a scale.
+const CHUNK: usize = QUAD * LANES;
+/// Words of i16 that they become.
+const CHUNK_WORDS: usize = CHUNK / 2;
+/// Vectors of a chunk of values.
+const CHUNK_VECTORS: usize = CHUNK / LANES;
+/// Keys whose weights are packed together: the first to the fourth sixteen of them stand in one word, side by side.
+const HALF: usize = 4 * LANES;
+/// Words of the weights of a half.
+const HALF_WORDS: usize = HALF / 2;
+
+const _: () = assert!(CHUNK == SCALE_GROUP && BLOCK.is_multiple_of(HALF));
+
+impl KvElement for i8 {
+    const PER_WORD: usize = 2;
+    const CHUNK: usize = CHUNK;
+
+    fn depth(key_dim: usize) -> usize {
+        key_dim.div_ceil(QUAD) * 2
+    }
+
+    #[inline(always)]
+    fn value_depth(n_keys: usize) -> usize {
+        n_keys.div_ceil(HALF) * HALF_WORDS
+    }
+
+    fn has_direct(_key_dim: usize, _value_dim: usize) -> bool {
+        true
+    }
+
+    fn is_finite(_word: u32) -> bool {
+        true
+    }
+
+    fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+        dispatch_integers(isa, kernel)
+    }
+
+    #[inline(always)]
+    unsafe fn write_query<S: Lanes>(query: &[f32], to: *mut u32) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { narrow::write_query::<S>(query, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; VECTORS]) {
+        // SAFETY: the caller's promise.
+        unsafe { narrow::write_weights::<S>(fold, row, weights) };
+    }
+
+    #[inline(always)]
+    unsafe fn pack<S: Lanes>(packing: &mut Packing<'_, Self>, n_keys: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            pack_keys::<S>(packing, n_keys);
+            pack_values::<S>(packing, n_keys);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score<S: Lanes>(product: &Product, rows: usize, vectors: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { product.score_codes::<S>(rows, vectors) };
+    }
+
+    #[inline(always)]
+    unsafe fn weigh<S: Lanes>(product: &Product, rows: usize, _vectors: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { product.weigh_codes::<S>(rows) };
+    }
+
+    #[inline(always)]
+    unsafe fn score_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
+        // SAFETY: the caller's promise.
+        unsafe { direct.score_codes::<S>(fetch) };
+    }
+
+    #[inline(always)]
+    unsafe fn weigh_direct<S: Lanes>(direct: &Direct<'_, Self>, fetch: &mut Fetch<'_, Self>) {
+        // SAFETY: the caller's promise.
+        unsafe { direct.weigh_codes::<S>(fetch) };
+    }
+
+    /// Undoes the order of [`Lanes::zip_bytes`].
+    #[inline(always)]
+    unsafe fn mean<S: Lanes>(sums: &[f32], factor: S::V, out: &mut [f32]) {
+        for (sums, out) in sums.chunks_exact(CHUNK).zip(out.chunks_mut(CHUNK)) {
+            let mut mean = [0f32; CHUNK];
+            for vector in 0..CHUNK_VECTORS {
+                let mut lanes = [0f32; LANES];
+                // SAFETY: `sums` holds a chunk, `lanes` a vector; the caller detected the instruction set.
+                unsafe {
+                    let sums = S::load(sums.as_ptr().wrapping_add(vector * LANES));
+                    // A zero's sign may depend on what was skipped.
+                    S::store(lanes.as_mut_ptr(), S::mul_add(sums, factor, S::splat(0.0)));
+                }
+                for (quarter, lanes) in lanes.chunks_exact(4).enumerate() {
+                    let at = quarter * LANES + vector * 4;
+                    mean[at..at + 4].copy_from_slice(lanes);
+                }
+            }
+            out.copy_from_slice(&mean[..out.len()]);
+        }
+    }
+}
+
+/// Packs keys as words of i16, each lane a key.
+///
+/// # Safety
+/// As for [`KvElement::pack`].
+#[inline(always)]
+unsafe fn pack_keys<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
+    for group in (0..n_keys).step_by(LANES) {
+        for chunk in 0..packing.key_dim.div_ceil(CHUNK) {
+            // SAFETY: whole chunks of the slots, which have slack behind them, and of the packed keys.
+            unsafe {
+                let mut rows = [S::splat_word(0); LANES];
+                for i in 0..LANES {
+                    let key = packing.slots[group + i].wrapping_add(packing.key + chunk * CHUNK);
+                    rows[i] = S::load_words(key.cast());
+                }
+                packing.ahead.fetch::<S>(16);
+                let columns = S::transpose(rows);
+                let mut to = packing
+                    .keys
+                    .wrapping_add(chunk * CHUNK_WORDS * BLOCK + group);
+                for i in 0..LANES {
+                    S::store_words(to, S::extend_bytes(columns[i]));
+                    S::store_words(to.wrapping_add(BLOCK), S::high_bytes(columns[i]));
+                    to = to.wrapping_add(2 * BLOCK);
+                }
+            }
+        }
+    }
+}
+
+/// Packs values as words of i16, each lane an element: those of the first and third sixteen keys of a half, then those of the
+/// second and fourth.
+///
+/// # Safety
+/// As for [`KvElement::pack`].
+#[inline(always)]
+unsafe fn pack_values<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
+    let width = i8::padded(packing.value_dim);
+    for half in 0..n_keys.div_ceil(HALF) {
+        for i in 0..LANES {
+            let to = packing.values.wrapping_add((half * HALF_WORDS + i) * width);
+            for first in (0..width).step_by(CHUNK) {
+                // SAFETY: whole chunks of the slots, which have slack behind them, and of the packed values.
+                unsafe {
+                    let quads = quads::<S>(packing.slots, half * HALF + i, packing.value + first);
+                    for k in 0..CHUNK_VECTORS {
+                        let to = to.wrapping_add(first + k * LANES);
+                        S::store_words(to, S::extend_bytes(quads[k]));
+                        S::store_words(to.wrapping_add(LANES * width), S::high_bytes(quads[k]));
+                    }
+                }
+            }
+            packing.ahead.fetch::<S>(8);
+        }
+    }
+}
+
+/// A chunk of the values of four keys, from `first` on and sixteen apart: the first and third in the even bytes of words, the
+/// others in the odd ones.
+///
+/// # Safety
+/// The slots hold a chunk at `at`; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn quads<S: Lanes>(slots: &[*const i8; BLOCK], first: usize, at: usize) -> [S::W; QUAD] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut rows = [S::splat_word(0); QUAD];
+        for (j, row) in rows.iter_mut().enumerate() {
+            *row = S::load_words(slots[first + j * LANES].wrapping_add(at).cast());
+        }
+        S::zip_bytes(rows)
+    }
+}

@@ -1,0 +1,396 @@
+//! Attention of queries with a long context to some keys only (double sparsity).
+//!
+//! Each query head scores the labels of all keys before its own and attends to those that score highest and to its own
+//! key, in ascending position, as if they were the whole sequence: blocks, spans and chains of sums are those of
+//! [`super`]. What is chosen depends on the query, its position and the keys before it, so the result does too; with as
+//! many keys as there are it has the bits of a query that sees them all.
+
+mod best;
+mod chosen;
+mod labels;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use self::best::Best;
+use super::super::element::{Borrowed, Storage};
+use super::super::labels::Labels;
+use super::super::simd::{LANES, dispatch};
+use super::kv_element::{FloatKv, KvElement};
+use super::space::Sizes;
+use super::{
+    BLOCK, CpuBatch, HeadShape, Isa, Kernel, Lanes, Lines, PageTable, Planes, Shared, Tensor,
+    ThreadPool,
+};
+use crate::kernels::sparsity::LabelChannels;
+
+/// Queries of a key head that score a block of labels together.
+const TILE_ROWS: usize = 32;
+/// Items for each thread below which the keys of a tile are scored in parts.
+const ITEMS_PER_THREAD: usize = 2;
+/// Least keys of a part, whole blocks.
+const PART_KEYS: usize = 2 * BLOCK;
+
+/// Neighbouring query tokens of a row.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    /// Index of the first in the step, and its position.
+    first_token: usize,
+    first_position: usize,
+    n_tokens: usize,
+    /// Where the slots of the row's tokens begin.
+    slots: usize,
+}
+
+/// The sparse queries of a step, and the buffers of threads.
+#[derive(Default)]
+pub struct SparseAttention {
+    /// The step, and the query heads of a key head, that the tiles are for.
+    planned: Option<(u64, usize)>,
+    tiles: Vec<Tile>,
+    /// Slots of all tokens of each row that has tiles: looked up once a step, not in every layer.
+    slots: Vec<u32>,
+    /// Keys that the tiles' queries see, one by one.
+    pairs: usize,
+    /// The best keys of each part where there are parts, `[items, parts, rows, n_chosen - 1]`.
+    candidates: Vec<u64>,
+    spaces: Vec<Space>,
+}
+
+/// What all items of a layer have in common.
+#[derive(Clone, Copy)]
+struct Step<'a, F> {
+    heads: &'a HeadShape,
+    sinks: Option<&'a [f32]>,
+    q: &'a Tensor,
+    planes: Planes,
+    kv: &'a [F],
+    channels: &'a LabelChannels,
+    labels: &'a [F],
+    /// Elements from a head's labels to the next head's.
+    label_plane: usize,
+    slots: &'a [u32],
+    /// Keys of each query, its own among them.
+    n_chosen: usize,
+    out: Shared<'a, f32>,
+}
+
+/// An item: a tile and a key head, or a part of its work.
+struct Work<'a, F> {
+    step: Step<'a, F>,
+    tile: Tile,
+    kv_head: usize,
+    stage: Stage<'a>,
+    space: &'a mut Space,
+}
+
+/// What an item does. Which keys score best does not depend on the parts in which they are scored.
+enum Stage<'a> {
+    /// Everything.
+    Whole,
+    /// Scores some keys and leaves the best of them for each row.
+    Part {
+        keys: Range<usize>,
+        best: &'a mut [u64],
+    },
+    /// Attends to the best of all parts.
+    Rest { parts: &'a [u64], part_len: usize },
+}
+
+/// Buffers of one item at a time; they only grow.
+#[derive(Default)]
+struct Space {
+    /// Channels of the queries as words, `[rows, label words]`.
+    label_queries: Lines<u32>,
+    /// A query as words.
+    query: Lines<u32>,
+    /// A block of labels or of keys, `[depth, BLOCK]` words, and one of values.
+    keys: Lines<u32>,
+    values: Lines<u32>,
+    /// `[rows, BLOCK]`.
+    scores: Lines<f32>,
+    weights: Lines<u32>,
+    decay: Lines<f32>,
+    /// Records of a span and of those before it.
+    span: Lines<f32>,
+    total: Lines<f32>,
+    best: Vec<Best>,
+}
+
+impl Space {
+    fn fit<F: FloatKv>(&mut self, heads: &HeadShape, channels: usize) {
+        let sizes = Sizes::of::<F>(heads, 1);
+        let rows = heads.group() * tile_tokens(heads.group());
+        let label_words = F::padded(channels) / F::PER_WORD;
+        self.label_queries.make_room(rows * label_words);
+        self.query.make_room(sizes.query_words);
+        self.keys
+            .make_room(label_words.max(sizes.query_words) * BLOCK);
+        self.values.make_room(BLOCK / F::PER_WORD * sizes.width);
+        self.scores.make_room(rows * BLOCK);
+        self.weights.make_room(BLOCK / F::PER_WORD);
+        self.decay.make_room(LANES);
+        self.span.make_room(sizes.record);
+        self.total.make_room(sizes.record);
+        if self.best.len() < rows {
+            self.best.resize_with(rows, Best::default);
+        }
+    }
+}
+
+fn tile_tokens(group: usize) -> usize {
+    (TILE_ROWS / group).max(1)
+}
+
+impl SparseAttention {
+    /// Attends the sparse queries of the step; returns the bytes of labels, keys and values that were read.
+    ///
+    /// # Panics
+    /// If keys and labels are of different types.
+    pub fn attend(
+        &mut self,
+        (pool, isa): (&mut ThreadPool, Isa),
+        q: &Tensor,
+        (heads, sinks): (&HeadShape, Option<&[f32]>),
+        (kv, labels, table): (&Storage, &Labels, &PageTable),
+        batch: &CpuBatch,
+        out: &mut Tensor,
+    ) -> usize {
+        self.plan(batch, table, labels.rules().first_position(), heads.group());
+        if self.tiles.is_empty() {
+            return 0;
+        }
+        let given = ((pool, isa), q, (heads, sinks), labels, out);
+        match (kv, labels.storage()) {
+            (Storage::F32(kv), Storage::F32(labels)) => self.run(given, kv.slice(), labels.slice()),
+            (Storage::F16(kv), Storage::F16(labels)) => self.run(given, kv.slice(), labels.slice()),
+            (Storage::BF16(kv), Storage::BF16(labels)) => {
+                self.run(given, kv.slice(), labels.slice())
+            }
+            _ => panic!("labels have the keys' type"),
+        }
+    }
+
+    fn run<F: FloatKv>(
+        &mut self,
+        ((pool, isa), q, (heads, sinks), labels, out): Given<'_>,
+        kv: &[F],
+        label_elements: &[F],
+    ) -> usize {
+        let channels = labels.channels();
+        self.spaces.resize_with(pool.n_threads(), Space::default);
+        for space in &mut self.spaces {
+            space.fit::<F>(heads, channels.per_head());
+        }
+        let step = Step {
+            heads,
+            sinks,
+            q,
+            planes: Planes::of(heads, kv.len()),
+            kv,
+            channels,
+            labels: label_elements,
+            label_plane: labels.plane(),
+            slots: &self.slots,
+            n_chosen: labels.rules().tokens,
+            out: Shared::new(out.values_mut()),
+        };
+        let tiles = &self.tiles;
+        let n_items = heads.n_kv_heads * tiles.len();
+        let most_tokens = tiles.iter().map(|tile| tile.n_tokens).max().unwrap_or(0);
+        let longest = tiles.iter().map(Tile::end).max().unwrap_or(0);
+        let wanted = ITEMS_PER_THREAD * pool.n_threads();
+        let n_parts = match n_items < wanted {
+            true => wanted.div_ceil(n_items).min(longest.div_ceil(PART_KEYS)),
+            false => 1,
+        };
+        let cost = self.pairs * heads.n_heads * channels.per_head();
+        let n_bytes = AtomicUsize::new(0);
+        // Tiles of a head follow each other: a thread finds its labels and keys in the cache.
+        let of_item = |item: usize| (item / tiles.len(), tiles[item % tiles.len()]);
+        let work = |space: &mut Space, item: usize, stage: Stage<'_>| {
+            let (kv_head, tile) = of_item(item);
+            let work = Work {
+                step,
+                tile,
+                kv_head,
+                stage,
+                space,
+            };
+            n_bytes.fetch_add(dispatch(isa, work), Ordering::Relaxed);
+        };
+        let spaces = &mut self.spaces;
+        if n_parts == 1 {
+            let whole = |space: &mut Space, item: usize| work(space, item, Stage::Whole);
+            pool.for_each_in_runs_with(spaces, n_items, cost, &whole);
+            return n_bytes.into_inner();
+        }
+        let part_len = most_tokens * heads.group() * (step.n_chosen - 1);
+        let item_len = n_parts * part_len;
+        self.candidates.clear();
+        self.candidates.resize(n_items * item_len, 0);
+        let candidates = Shared::new(&mut self.candidates);
+        let part = |space: &mut Space, index: usize| {
+            let (item, part) = (index / n_parts, index % n_parts);
+            let n_keys = of_item(item).1.end() - 1;
+            let n_in_part = n_keys.div_ceil(n_parts).next_multiple_of(BLOCK);
+            let first = (part * n_in_part).min(n_keys);
+            // SAFETY: each part belongs to one item.
+            let best = unsafe { candidates.part(index * part_len, part_len) };
+            let keys = first..n_keys.min(first + n_in_part);
+            work(space, item, Stage::Part { keys, best });
+        };
+        pool.for_each_in_runs_with(spaces, n_items * n_parts, cost, &part);
+        let candidates = &self.candidates;
+        let rest = |space: &mut Space, item: usize| {
+            let parts = &candidates[item * item_len..][..item_len];
+            work(space, item, Stage::Rest { parts, part_len });
+        };
+        pool.for_each_in_runs_with(spaces, n_items, cost, &rest);
+        n_bytes.into_inner()
+    }
+
+    /// The positions that each query of the last item of one thread has chosen.
+    #[cfg(test)]
+    pub fn chosen(&self, n_rows: usize) -> Vec<Vec<u32>> {
+        let best = self.spaces[0].best[..n_rows].iter();
+        best.map(|best| best.chosen().to_vec()).collect()
+    }
+
+    #[cfg(test)]
+    pub fn n_tiles(&self) -> usize {
+        self.tiles.len()
+    }
+
+    /// Finds the tiles of a step, unless they are known.
+    fn plan(&mut self, batch: &CpuBatch, table: &PageTable, first_sparse: usize, group: usize) {
+        let planned = Some((batch.serial(), group));
+        if self.planned == planned {
+            return;
+        }
+        self.planned = planned;
+        self.tiles.clear();
+        self.slots.clear();
+        self.pairs = 0;
+        for segment in batch.segments() {
+            let (first, end) = (segment.first_position, segment.end_position());
+            let sparse = first.max(first_sparse)..end;
+            if sparse.is_empty() {
+                continue;
+            }
+            let slots = self.slots.len();
+            table.for_slots(segment.row, 0..end, |_, slot| self.slots.push(slot as u32));
+            for position in sparse.clone().step_by(tile_tokens(group)) {
+                let n_tokens = tile_tokens(group).min(end - position);
+                self.pairs += n_tokens * position;
+                self.tiles.push(Tile {
+                    first_token: segment.first_token + position - first,
+                    first_position: position,
+                    n_tokens,
+                    slots,
+                });
+            }
+        }
+    }
+}
+
+/// What a layer's attention is given.
+type Given<'a> = (
+    (&'a mut ThreadPool, Isa),
+    &'a Tensor,
+    (&'a HeadShape, Option<&'a [f32]>),
+    &'a Labels,
+    &'a mut Tensor,
+);
+
+impl<F: FloatKv> Kernel for Work<'_, F> {
+    /// Bytes that were read.
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Lanes>(mut self) -> usize {
+        for best in &mut self.space.best[..self.tile.n_tokens * self.step.heads.group()] {
+            best.begin(self.step.n_chosen - 1);
+        }
+        let labels = match std::mem::replace(&mut self.stage, Stage::Whole) {
+            Stage::Whole => self.score::<S>(0..self.tile.end() - 1),
+            Stage::Part { keys, best } => {
+                let bytes = self.score::<S>(keys);
+                self.leave(best);
+                return bytes;
+            }
+            Stage::Rest { parts, part_len } => {
+                parts
+                    .chunks(part_len.max(1))
+                    .for_each(|part| self.take_up(part));
+                0
+            }
+        };
+        labels + self.choose_and_attend::<S>()
+    }
+}
+
+impl Tile {
+    /// The position behind its last token.
+    fn end(&self) -> usize {
+        self.first_position + self.n_tokens
+    }
+}
+
+impl<F: FloatKv> Work<'_, F> {
+    #[inline(always)]
+    fn score<S: Lanes>(&mut self, keys: Range<usize>) -> usize {
+        self.load_label_queries::<S>();
+        self.score_labels::<S>(keys)
+    }
+
+    /// Returns the bytes of the keys and values that were attended to.
+    #[inline(always)]
+    fn choose_and_attend<S: Lanes>(&mut self) -> usize {
+        let group = self.step.heads.group();
+        let mut n_chosen = 0;
+        for token in 0..self.tile.n_tokens {
+            for best in &mut self.space.best[token * group..(token + 1) * group] {
+                best.choose(self.tile.first_position + token);
+                n_chosen += best.chosen().len();
+            }
+        }
+        self.attend_chosen::<S>();
+        n_chosen * self.step.planes.head_elements() * size_of::<F>()
+    }
+
+    /// Leaves the best keys of each row; where there are fewer, zeros stay.
+    fn leave(&mut self, to: &mut [u64]) {
+        let wanted = self.step.n_chosen - 1;
+        if wanted == 0 {
+            return;
+        }
+        let n_rows = self.n_rows();
+        let best = self.space.best.iter_mut().take(n_rows);
+        for (to, best) in to.chunks_mut(wanted).zip(best) {
+            let entries = best.entries();
+            to[..entries.len()].copy_from_slice(entries);
+        }
+    }
+
+    /// Takes up the best keys that a part has left.
+    fn take_up(&mut self, part: &[u64]) {
+        let (wanted, n_rows) = (self.step.n_chosen - 1, self.n_rows());
+        let rows = part.chunks(wanted.max(1)).take(n_rows);
+        for (best, entries) in self.space.best.iter_mut().zip(rows) {
+            best.add(entries);
+        }
+    }
+
+    /// Slots of the row's tokens, by position.
+    fn slots(&self) -> &[u32] {
+        &self.step.slots[self.tile.slots..][..self.tile.end()]
+    }
+
+    /// The query of a row of the tile.
+    fn query(&self, row: usize) -> &[f32] {
+        let (group, dim) = (self.step.heads.group(), self.step.heads.key_dim);
+        let head = self.kv_head * group + row % group;
+        &self.step.q.row(self.tile.first_token + row / group)[head * dim..][..dim]
+    }
+}

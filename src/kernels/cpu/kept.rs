@@ -1,0 +1,160 @@
+//! How keys and values are written into the KV pool: rounded, or quantised in groups.
+
+use half::bf16;
+
+use super::element::Element;
+use super::rowwise::narrow_into;
+use super::simd::{LANES, Lanes, MAGIC};
+use crate::state::pool::kv_layout::SCALE_GROUP;
+
+/// The largest code: that of a group's largest magnitude.
+const MAX_CODE: f32 = 127.0;
+/// The bits of infinity: greater magnitudes are no numbers.
+const INFINITY_BITS: u32 = 0x7f80_0000;
+
+/// A key or value's element as the KV pool keeps it.
+pub trait Kept: bytemuck::Pod + Send + Sync {
+    /// Whether each [`SCALE_GROUP`] elements of a key or value share a scale.
+    const SCALED: bool;
+    /// Elements behind the last slot, so that whole vectors can be read of every slot.
+    const SLACK: usize;
+
+    /// Writes a key or value of a head, and its scales if it has any. What is written depends on these values alone.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn keep<S: Lanes>(values: &[f32], out: &mut [Self], scales: &mut [bf16]);
+}
+
+impl<E: Element> Kept for E {
+    const SCALED: bool = false;
+    const SLACK: usize = 0;
+
+    #[inline(always)]
+    unsafe fn keep<S: Lanes>(values: &[f32], out: &mut [Self], _scales: &mut [bf16]) {
+        narrow_into::<E, S>(values, out);
+    }
+}
+
+impl Kept for i8 {
+    const SCALED: bool = true;
+    const SLACK: usize = SCALE_GROUP;
+
+    #[inline(always)]
+    unsafe fn keep<S: Lanes>(values: &[f32], out: &mut [Self], scales: &mut [bf16]) {
+        let groups = values.chunks(SCALE_GROUP).zip(out.chunks_mut(SCALE_GROUP));
+        for ((values, out), scale) in groups.zip(scales) {
+            // SAFETY: the caller's promise.
+            *scale = unsafe { quantise::<S>(values, out) };
+        }
+    }
+}
+
+/// Writes the codes of a group and returns its scale: not a number if one of the values is none or is infinite.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn quantise<S: Lanes>(values: &[f32], out: &mut [i8]) -> bf16 {
+    let mut padded = [0f32; SCALE_GROUP];
+    padded[..values.len()].copy_from_slice(values);
+    let magnitudes = padded.iter().map(|value| value.abs().to_bits());
+    let (scale, inverse) = scale_of(magnitudes.fold(0, u32::max));
+    let mut codes = [0i8; SCALE_GROUP];
+    // SAFETY: `padded` holds four times sixteen values, `codes` as many bytes; the caller detected the instruction set.
+    unsafe {
+        let mut rounded = [S::splat(MAGIC); SCALE_GROUP / LANES];
+        for (i, rounded) in rounded.iter_mut().enumerate() {
+            let values = S::load(padded.as_ptr().wrapping_add(i * LANES));
+            *rounded = S::add(S::mul(values, S::splat(inverse)), *rounded);
+        }
+        S::store_words(codes.as_mut_ptr().cast(), S::low_bytes(rounded));
+    }
+    out.copy_from_slice(&codes[..out.len()]);
+    scale
+}
+
+/// The scale of a group by the bits of its largest magnitude, and the factor that makes codes of its values. Scales are
+/// rounded up, so no code is beyond [`MAX_CODE`].
+#[inline(always)]
+fn scale_of(largest: u32) -> (bf16, f32) {
+    if largest >= INFINITY_BITS {
+        return (bf16::NAN, 0.0);
+    }
+    let exact = f32::from_bits(largest) / MAX_CODE;
+    if exact < f32::MIN_POSITIVE {
+        return (bf16::ZERO, 0.0);
+    }
+    let scale = (exact.to_bits() + 0xffff) & 0xffff_0000;
+    (
+        bf16::from_bits((scale >> 16) as u16),
+        1.0 / f32::from_bits(scale),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::cpu::simd::{Isa, Kernel, dispatch};
+
+    struct Keep<'a>(&'a [f32]);
+
+    impl Kernel for Keep<'_> {
+        type Output = (Vec<i8>, Vec<bf16>);
+
+        #[inline(always)]
+        fn run<S: Lanes>(self) -> Self::Output {
+            let len = self.0.len();
+            let mut out = (vec![0; len], vec![bf16::ZERO; len.div_ceil(SCALE_GROUP)]);
+            // SAFETY: `dispatch` detected the instruction set.
+            unsafe { i8::keep::<S>(self.0, &mut out.0, &mut out.1) };
+            out
+        }
+    }
+
+    #[test]
+    fn every_value_is_within_half_a_step_of_its_code() {
+        let values: Vec<f32> = (0..150)
+            .map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013 * (1 + i / 64) as f32)
+            .collect();
+        let (codes, scales) = dispatch(Isa::Portable, Keep(&values));
+        for (i, (value, code)) in values.iter().zip(&codes).enumerate() {
+            let scale = scales[i / SCALE_GROUP].to_f32();
+            let error = (value - f32::from(*code) * scale).abs();
+            assert!(error <= 0.5001 * scale, "{value} became {code} of {scale}");
+        }
+        for group in values.chunks(SCALE_GROUP).zip(&scales) {
+            let largest = group
+                .0
+                .iter()
+                .fold(0.0, |max: f32, value| max.max(value.abs()));
+            let steps = largest / group.1.to_f32();
+            assert!(steps <= MAX_CODE && steps > 126.0, "{steps} steps");
+        }
+        for isa in Isa::available() {
+            assert_eq!(
+                dispatch(isa, Keep(&values)),
+                (codes.clone(), scales.clone())
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_or_too_small_is_told_by_its_scale() {
+        for isa in Isa::available() {
+            for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = [1.0; 70];
+                values[66] = odd;
+                let (codes, scales) = dispatch(isa, Keep(&values));
+                // 127 steps of a scale that was rounded up are 126 of it.
+                assert_eq!(codes[..64], [126; 64], "{isa:?}, {odd}");
+                assert!(scales[0].to_f32() < 0.01 && scales[1].is_nan());
+            }
+            let (codes, scales) = dispatch(isa, Keep(&[f32::MIN_POSITIVE, 0.0, -0.0]));
+            assert_eq!((codes, scales), (vec![0; 3], vec![bf16::ZERO]));
+            let (codes, scales) = dispatch(isa, Keep(&[f32::MAX, f32::MIN]));
+            assert!(codes[0] >= 126 && codes[1] == -codes[0], "{codes:?}");
+            assert!(scales[0].is_finite());
+        }
+    }
+}

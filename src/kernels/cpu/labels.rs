@@ -1,0 +1,110 @@
+//! Labels of keys: some channels of each, stored once more where a long context's keys are chosen by them.
+
+use std::sync::Arc;
+
+use super::element::{Borrowed, Storage};
+use super::kv::Planes;
+use crate::kernels::HeadShape;
+use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
+use crate::state::pool::kv_layout::KvLayout;
+
+/// The labels of a layer, `[n_kv_heads, n_slots, channels]`: those of neighbouring slots lie side by side, so that
+/// scoring a sequence is one stream for each head. Slot 0, of the dummy page, stays zero.
+pub struct Labels {
+    layer: usize,
+    rules: Arc<DoubleSparsity>,
+    storage: Storage,
+    n_slots: usize,
+}
+
+/// The labels of each layer that has some.
+pub(super) fn of_layers(
+    rules: Option<&Arc<DoubleSparsity>>,
+    layout: &KvLayout,
+    n_slots: usize,
+) -> Vec<Option<Labels>> {
+    let labels = |layer: usize| {
+        let rules = rules?;
+        let pages = layout.layers()[layer].pages()?;
+        let channels = rules.layers.get(layer)?.as_ref()?;
+        assert_eq!(channels.n_heads(), pages.heads, "labels of every key head");
+        assert_eq!(channels.per_head(), pages.labels, "labels of the layout");
+        let len = pages.heads * n_slots * pages.labels;
+        Some(Labels {
+            layer,
+            rules: rules.clone(),
+            storage: Storage::zeros(pages.dtype, len, 0),
+            n_slots,
+        })
+    };
+    (0..layout.layers().len()).map(labels).collect()
+}
+
+impl Labels {
+    /// Which queries are sparse.
+    pub fn rules(&self) -> &DoubleSparsity {
+        &self.rules
+    }
+
+    /// The channels that labels are made of.
+    pub fn channels(&self) -> &LabelChannels {
+        let channels = self.rules.layers[self.layer].as_ref();
+        channels.expect("a layer with labels has channels")
+    }
+
+    /// All labels.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// All labels, to write.
+    pub fn storage_mut(&mut self) -> &mut Storage {
+        &mut self.storage
+    }
+
+    /// Elements from a head's labels to the next head's.
+    pub fn plane(&self) -> usize {
+        self.n_slots * self.channels().per_head()
+    }
+
+    /// Copies the channels of the keys that stand at some slots.
+    ///
+    /// # Panics
+    /// If keys and labels are of different types, or a slot is not there.
+    pub fn store(&mut self, keys: &Storage, heads: &HeadShape, slots: &[u32]) {
+        let channels = self.rules.layers[self.layer].as_ref();
+        let channels = channels.expect("a layer with labels has channels");
+        let places = (heads, channels, slots);
+        match (keys, &mut self.storage) {
+            (Storage::F32(keys), Storage::F32(labels)) => {
+                copy(keys.slice(), labels.slice(), places)
+            }
+            (Storage::F16(keys), Storage::F16(labels)) => {
+                copy(keys.slice(), labels.slice(), places)
+            }
+            (Storage::BF16(keys), Storage::BF16(labels)) => {
+                copy(keys.slice(), labels.slice(), places)
+            }
+            _ => panic!("labels have the keys' type"),
+        }
+    }
+}
+
+fn copy<E: Copy>(
+    keys: &[E],
+    labels: &mut [E],
+    (heads, channels, slots): (&HeadShape, &LabelChannels, &[u32]),
+) {
+    let (planes, width) = (Planes::of(heads, keys.len()), channels.per_head());
+    let n_slots = planes.n_slots();
+    for head in 0..channels.n_heads() {
+        let of_head = channels.head(head);
+        for slot in slots.iter().map(|slot| *slot as usize) {
+            let key = &keys[planes.keys(head) + planes.slot(slot)..];
+            let label = &mut labels[(head * n_slots + slot) * width..][..width];
+            for (to, channel) in label.iter_mut().zip(of_head) {
+                *to = key[usize::from(*channel)];
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! How many of the keys that a query scores highest by its whole vector it also finds by labels: plain arithmetic, for
+//! files of channels and not for speed.
+
+use std::sync::Arc;
+
+use super::CpuBatch;
+use super::element::{Borrowed, Element, Storage};
+use super::kv::{PageTable, Planes};
+use super::tensor::Tensor;
+use crate::kernels::HeadShape;
+use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
+
+/// A count over some queries of all layers that have labels. The queries' own tokens, which are always chosen, do not count.
+#[derive(Clone, Debug)]
+pub struct Recall {
+    rules: Arc<DoubleSparsity>,
+    /// One position in so many is looked at.
+    every: usize,
+    found: u64,
+    best: u64,
+}
+
+/// What a query is held against.
+struct Keys<'a, E> {
+    keys: &'a [E],
+    planes: Planes,
+    /// Slots of the tokens before it.
+    slots: &'a [usize],
+}
+
+impl Recall {
+    /// Starts to count; only sparse queries do.
+    pub fn new(rules: Arc<DoubleSparsity>, every: usize) -> Self {
+        Self {
+            rules,
+            every: every.max(1),
+            found: 0,
+            best: 0,
+        }
+    }
+
+    /// The share of the best keys that labels find; `None` if no query was sparse.
+    pub fn share(&self) -> Option<f64> {
+        (self.best > 0).then(|| self.found as f64 / self.best as f64)
+    }
+
+    /// Takes in the rotated queries of a step.
+    pub(super) fn add(
+        &mut self,
+        (layer, heads): (usize, &HeadShape),
+        q: &Tensor,
+        (keys, table): (&Storage, &PageTable),
+        batch: &CpuBatch,
+    ) {
+        match keys {
+            Storage::F32(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
+            Storage::F16(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
+            Storage::BF16(keys) => self.count((layer, heads), q, (keys.slice(), table), batch),
+            Storage::I8(..) => panic!("labels are of keys that are not quantised"),
+        }
+    }
+
+    fn count<E: Element + Into<f32>>(
+        &mut self,
+        (layer, heads): (usize, &HeadShape),
+        q: &Tensor,
+        (keys, table): (&[E], &PageTable),
+        batch: &CpuBatch,
+    ) {
+        let rules = self.rules.clone();
+        let Some(channels) = &rules.layers[layer] else {
+            return;
+        };
+        for segment in batch.segments() {
+            let first = segment.first_position;
+            for position in first.max(rules.first_position())..segment.end_position() {
+                if position % self.every != 0 {
+                    continue;
+                }
+                let mut slots = Vec::with_capacity(position);
+                table.for_slots(segment.row, 0..position, |_, slot| slots.push(slot));
+                let keys = Keys {
+                    keys,
+                    planes: Planes::of(heads, keys.len()),
+                    slots: &slots,
+                };
+                self.count_query(
+                    q.row(segment.first_token + position - first),
+                    heads,
+                    &keys,
+                    channels,
+                );
+            }
+        }
+    }
+
+    fn count_query<E: Element + Into<f32>>(
+        &mut self,
+        q: &[f32],
+        heads: &HeadShape,
+        keys: &Keys<'_, E>,
+        channels: &LabelChannels,
+    ) {
+        let all: Vec<u16> = (0..heads.key_dim as u16).collect();
+        for (head, q) in q.chunks(heads.key_dim).enumerate() {
+            let kv_head = head / heads.group();
+            let best = keys.best(q, kv_head, &all, self.rules.tokens - 1);
+            let found = keys.best(q, kv_head, channels.head(kv_head), self.rules.tokens - 1);
+            self.best += best.len() as u64;
+            self.found += best
+                .iter()
+                .filter(|at| found.binary_search(at).is_ok())
+                .count() as u64;
+        }
+    }
+}
+
+impl<E: Element + Into<f32>> Keys<'_, E> {
+    /// The positions with the highest scores by some channels, ascending.
+    fn best(&self, q: &[f32], kv_head: usize, channels: &[u16], wanted: usize) -> Vec<usize> {
+        let score = |slot: &usize| -> f32 {
+            let key = &self.keys[self.planes.keys(kv_head) + self.planes.slot(*slot)..];
+            let products = channels.iter().map(|channel| {
+                let channel = usize::from(*channel);
+                q[channel] * key[channel].into()
+            });
+            products.sum()
+        };
+        let scores: Vec<f32> = self.slots.iter().map(score).collect();
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        order.truncate(wanted);
+        order.sort_unstable();
+        order
+    }
+}

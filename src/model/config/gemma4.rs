@@ -1,0 +1,186 @@
+//! What Gemma 4 adds: heads of two sizes, layers that read the keys and values of others, inputs for each layer, experts
+//! beside the MLP.
+
+use super::ModelConfig;
+use super::experts::{ExpertNames, ExpertsConfig};
+use super::latent::LatentConfig;
+use super::limits::{
+    EXPERTS, HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads,
+};
+use crate::error::LoadError;
+use crate::kernels::routing::Routing;
+use crate::model::json_file::JsonFile;
+
+/// Elements of a head in layers without windows, where a configuration does not say it.
+const FULL_HEAD_DIM: usize = 512;
+/// Width of the inputs of a layer, where a configuration does not say it.
+const INPUT_WIDTH: usize = 256;
+
+/// What only Gemma 4 has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gemma4Config {
+    /// Key and value heads in layers without windows.
+    pub full_kv_heads: usize,
+    /// Elements of a head in layers without windows.
+    pub full_head_dim: usize,
+    /// In layers without windows, values are what keys are made of.
+    pub keys_are_values: bool,
+    /// The layers at the end that keep no keys and values, but read those of the last layer before them of their kind.
+    pub n_sharing: usize,
+    /// The MLPs of those are twice as wide.
+    pub double_wide: bool,
+    /// What every layer gets of the tokens themselves.
+    pub inputs: Option<LayerInputs>,
+}
+
+/// What every layer gets of the tokens themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInputs {
+    /// Elements for a layer.
+    pub width: usize,
+    /// Rows of their table, by token id.
+    pub vocab_size: usize,
+}
+
+impl Gemma4Config {
+    pub(super) fn from_json(
+        json: &JsonFile,
+        windows: &[Option<usize>],
+        (heads, kv_heads): (usize, usize),
+    ) -> Result<Self, LoadError> {
+        if json.has("per_layer_config") {
+            let reason =
+                "sets sizes layer by layer: use global_head_dim and num_global_key_value_heads";
+            return Err(json.error("per_layer_config", reason));
+        }
+        let full_head_dim = json
+            .size("global_head_dim", HEAD_DIM)?
+            .unwrap_or(FULL_HEAD_DIM);
+        check_head_dim(full_head_dim).map_err(|reason| json.error("global_head_dim", reason))?;
+        let keys_are_values = json.flag("attention_k_eq_v")?.unwrap_or(false);
+        const GLOBAL: &str = "num_global_key_value_heads";
+        let given = json.size(GLOBAL, HEADS)?.filter(|_| keys_are_values);
+        let full_kv_heads = given.unwrap_or(kv_heads);
+        check_kv_heads(full_kv_heads, ("num_attention_heads", heads))
+            .map_err(|reason| json.error(GLOBAL, reason))?;
+        let n_sharing = json
+            .size("num_kv_shared_layers", 0..=*LAYERS.end())?
+            .unwrap_or(0);
+        let config = Self {
+            full_kv_heads,
+            full_head_dim,
+            keys_are_values,
+            n_sharing,
+            double_wide: json.flag("use_double_wide_mlp")?.unwrap_or(false),
+            inputs: layer_inputs(json)?,
+        };
+        config
+            .check_sharing(windows)
+            .map_err(|reason| json.error("num_kv_shared_layers", reason))?;
+        Ok(config)
+    }
+
+    /// Whether every layer that shares has one to read from. The error is the end of a sentence.
+    pub(crate) fn check_sharing(&self, windows: &[Option<usize>]) -> Result<(), String> {
+        let layers = windows.len();
+        if self.n_sharing >= layers {
+            return Err(format!(
+                "is {}, expected less than the layers, {layers}",
+                self.n_sharing
+            ));
+        }
+        let lonely = (0..layers).find(|layer| self.source(windows, *layer).is_none());
+        match lonely {
+            None => Ok(()),
+            Some(layer) => Err(format!(
+                "is {}, so that layer {layer} shares with no layer of its kind before it",
+                self.n_sharing
+            )),
+        }
+    }
+
+    /// The layer whose keys and values a layer reads: its own, or those of the last one of its kind that keeps some.
+    pub fn source(&self, windows: &[Option<usize>], layer: usize) -> Option<usize> {
+        let n_keeping = windows.len() - self.n_sharing;
+        match layer < n_keeping {
+            true => Some(layer),
+            false => windows[..n_keeping]
+                .iter()
+                .rposition(|window| window.is_some() == windows[layer].is_some()),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Key heads, and elements of a key, in layers with windows and in the others.
+    pub(super) fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
+        let dim = self.latent.as_ref();
+        let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
+        match self.fourth() {
+            None => ([self.num_key_value_heads; 2], [dim; 2]),
+            Some(own) => (
+                [self.num_key_value_heads, own.full_kv_heads],
+                [dim, own.full_head_dim],
+            ),
+        }
+    }
+
+    /// Key heads of a layer, and elements of a key.
+    pub fn heads_in(&self, layer: usize) -> (usize, usize) {
+        let (heads, dims) = self.kinds_of_heads();
+        let kind = usize::from(self.windows[layer].is_none());
+        (heads[kind], dims[kind])
+    }
+
+    /// What only Gemma 4 has.
+    pub fn fourth(&self) -> Option<&Gemma4Config> {
+        self.gemma.as_ref()?.fourth.as_ref()
+    }
+
+    /// The layer whose keys and values a layer reads: mostly its own.
+    pub fn kv_source(&self, layer: usize) -> usize {
+        let source = self
+            .fourth()
+            .and_then(|own| own.source(&self.windows, layer));
+        source.unwrap_or(layer)
+    }
+
+    /// Width of the MLP of a layer, where it has one.
+    pub fn intermediate_in(&self, layer: usize) -> usize {
+        match self.fourth() {
+            Some(own) if own.double_wide && self.kv_source(layer) != layer => {
+                2 * self.intermediate_size
+            }
+            _ => self.intermediate_size,
+        }
+    }
+}
+
+fn layer_inputs(json: &JsonFile) -> Result<Option<LayerInputs>, LoadError> {
+    let width = json.size("hidden_size_per_layer_input", 0..=*INTERMEDIATE.end())?;
+    let vocab_size = json.size("vocab_size_per_layer_input", VOCAB)?;
+    Ok(match width.unwrap_or(INPUT_WIDTH) {
+        0 => None,
+        width => Some(LayerInputs {
+            width,
+            vocab_size: vocab_size.unwrap_or(262_144),
+        }),
+    })
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum, then each is multiplied with a number of
+/// its expert. All layers have experts, beside their MLPs.
+pub(super) fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    if !json.flag("enable_moe_block")?.unwrap_or(false) {
+        return Ok(None);
+    }
+    let count = json.required_size("num_experts", EXPERTS)?;
+    let used = json.required_size("top_k_experts", EXPERTS)?;
+    Ok(Some(ExpertsConfig {
+        width: json.required_size("moe_intermediate_size", INTERMEDIATE)?,
+        layers: vec![true; layers],
+        gate: super::gemma::GATE,
+        scaled: true,
+        ..ExpertsConfig::plain(Routing::softmax(count, used, true), ExpertNames::GEMMA4)
+    }))
+}

@@ -1,0 +1,275 @@
+//! The families of Gemma.
+
+use super::super::gemma as own;
+use super::*;
+
+#[test]
+fn gemma_2_takes_the_defaults_of_its_class() {
+    let read = parse(&with(
+        base("Gemma2ForCausalLM"),
+        json!({"num_attention_heads": null, "num_key_value_heads": null, "vocab_size": null, "hidden_act": "gelu"}),
+    ));
+    let read = read.expect("supported");
+    assert_eq!((read.num_attention_heads, read.vocab_size), (8, 256_000));
+    assert_eq!(
+        (read.bos_token_id, read.eos_token_ids.as_slice()),
+        (Some(2), &[1][..])
+    );
+    assert_eq!(read.windows, [Some(4096), None, Some(4096)]);
+    assert_eq!((read.head_dim, read.max_position_embeddings), (256, 8192));
+    assert_eq!(
+        (read.attention_scale(), read.embedding_scale),
+        (0.0625, Some(8.0))
+    );
+    assert!(read.tie_word_embeddings && read.writes_norms_from_one() && !read.qk_norm);
+    assert_eq!(read.gate(), Gate::GeluTanh);
+    let gemma = read.gemma.expect("it is one");
+    assert_eq!(
+        (gemma.score_cap, gemma.logits_cap),
+        (Some(50.0), Some(30.0))
+    );
+    assert_eq!(gemma.window_rope, None);
+    let edits = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null});
+    let uncapped = parse(&with(base("Gemma2ForCausalLM"), edits)).expect("supported");
+    let gemma = uncapped.gemma.expect("it is one");
+    assert_eq!((gemma.score_cap, gemma.logits_cap), (None, None));
+}
+
+#[test]
+fn gemma_3_rotates_by_kinds_of_layers() {
+    let linear = json!({"rope_type": "linear", "factor": 8});
+    let default = json!({"rope_type": "default", "rope_theta": 300});
+    let table = [
+        (json!({}), (1e6, None), 1e4),
+        // As published models say it.
+        (
+            json!({"rope_scaling": linear, "rope_theta": 5e5, "rope_local_base_freq": 1e3}),
+            (5e5, Some(8.0)),
+            1e3,
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": linear, "sliding_attention": default}}),
+            (1e6, Some(8.0)),
+            300.0,
+        ),
+    ];
+    for (edits, (theta, factor), of_windows) in table {
+        let read = parse(&with(base("Gemma3ForCausalLM"), edits)).expect("supported");
+        assert_eq!(read.rope.theta, theta);
+        let scaling = factor.map_or(RopeScaling::Default, |factor| RopeScaling::Linear {
+            factor,
+        });
+        assert_eq!(read.rope.scaling, scaling);
+        let gemma = read.gemma.expect("it is one");
+        let windowed = gemma.window_rope.expect("windows rotate otherwise");
+        assert_eq!(
+            (windowed.theta, windowed.scaling),
+            (of_windows, RopeScaling::Default)
+        );
+        assert_eq!((gemma.score_cap, gemma.logits_cap), (None, None));
+        assert_eq!(read.windows, [Some(4096); 3]);
+    }
+    let edits = json!({"num_hidden_layers": 7, "sliding_window": 512, "sliding_window_pattern": 3});
+    let read = parse(&with(base("Gemma3ForConditionalGeneration"), edits)).expect("supported");
+    let slides: Vec<bool> = read.windows.iter().map(Option::is_some).collect();
+    assert_eq!(slides, [true, true, false, true, true, false, true]);
+}
+
+#[test]
+fn what_a_gemma_cannot_do_here_is_refused() {
+    let table = [
+        (
+            json!({"hidden_activation": "gelu"}),
+            "hidden_activation is \"gelu\", supported is \"gelu_pytorch_tanh\"",
+        ),
+        (
+            json!({"use_bidirectional_attention": true}),
+            "use_bidirectional_attention is true",
+        ),
+        (
+            json!({"final_logit_softcapping": 0}),
+            "final_logit_softcapping is 0, expected a number from",
+        ),
+        (
+            json!({"sliding_window": null}),
+            "sliding_window is null, expected a number of tokens",
+        ),
+        (
+            json!({"query_pre_attn_scalar": -1}),
+            "query_pre_attn_scalar is -1, expected",
+        ),
+        (
+            json!({"rope_parameters": {"rope_theta": 1e4}}),
+            "rope_parameters.rope_theta stands where full_attention and sliding_attention are expected",
+        ),
+    ];
+    for (edits, complaint) in table {
+        let error = parse(&with(base("Gemma3ForCausalLM"), edits)).expect_err("it is refused");
+        assert!(error.to_string().contains(complaint), "{error}");
+    }
+}
+
+#[test]
+fn factors_on_embeddings_are_rounded_as_published_models_run() {
+    let scale = own::embedding_scale(2560);
+    assert_eq!(Dtype::BF16.rounded(scale), 50.5);
+    assert_eq!(Dtype::F32.rounded(scale), scale);
+    assert_eq!(Dtype::F16.rounded(scale), 50.59375);
+}
+
+fn fourth(edits: Value) -> Result<ModelConfig, LoadError> {
+    parse(&with(base("Gemma4ForCausalLM"), edits))
+}
+
+#[test]
+fn gemma_4_has_heads_of_two_sizes() {
+    let read =
+        fourth(json!({"attention_k_eq_v": true, "num_global_key_value_heads": 1, "head_dim": 32}))
+            .expect("supported");
+    assert_eq!(
+        read.windows,
+        [Some(512), Some(512), None],
+        "the last one is full whatever is said"
+    );
+    assert_eq!(
+        [0, 2].map(|layer| read.heads_in(layer)),
+        [(2, 32), (1, 512)]
+    );
+    assert_eq!((read.q_width(), read.kv_width()), (4 * 512, 512));
+    assert_eq!(
+        [0, 2].map(|layer| read.value_projection(layer)),
+        ["v_proj", "k_proj"]
+    );
+    assert_eq!(
+        (read.attention_scale(), read.writes_norms_from_one()),
+        (1.0, false)
+    );
+    let own = read.fourth().expect("it is one");
+    let inputs = own.inputs.expect("by default there are some");
+    assert_eq!((inputs.width, inputs.vocab_size), (256, 262_144));
+    let proportional = RopeScaling::Proportional {
+        part: 0.25,
+        factor: 1.0,
+    };
+    assert_eq!((read.rope.theta, &read.rope.scaling), (1e6, &proportional));
+    let rope = read.rope.frequencies(512);
+    assert_eq!(rope.inv_freq[0], 1.0);
+    assert!(rope.inv_freq[63] > 0.0 && rope.inv_freq[64..].iter().all(|angle| *angle == 0.0));
+    // Only where values are keys, layers without windows have another number of heads.
+    let read = fourth(json!({"num_global_key_value_heads": 1})).expect("supported");
+    assert_eq!(read.heads_in(2), (2, 512));
+}
+
+#[test]
+fn gemma_4s_last_layers_read_what_others_keep() {
+    let kinds = ["sliding_attention", "full_attention"].repeat(3);
+    let sharing = |n: usize| {
+        fourth(json!({
+            "num_hidden_layers": 6, "layer_types": kinds, "num_kv_shared_layers": n,
+            "use_double_wide_mlp": true, "head_dim": 32, "global_head_dim": 64,
+        }))
+    };
+    let read = sharing(3).expect("supported");
+    let layers = 0..6;
+    let sources: Vec<usize> = layers.clone().map(|layer| read.kv_source(layer)).collect();
+    assert_eq!(sources, [0, 1, 2, 1, 2, 1]);
+    let widths: Vec<usize> = layers.map(|layer| read.intermediate_in(layer)).collect();
+    assert_eq!(widths, [112, 112, 112, 224, 224, 224]);
+    let layout = read.kv_layout(Dtype::BF16);
+    assert_eq!(layout.layers()[4], LayerKv::Shared(2));
+    assert_eq!(layout.read_by(4), layout.layers()[2].pages());
+    let token = |dim: u64| 2 * 2 * dim * 2;
+    assert_eq!(layout.bytes_per_token(), 2 * token(32) + token(64));
+    let error = sharing(5)
+        .expect_err("no layer without window is left")
+        .to_string();
+    let complaint = "num_kv_shared_layers is 5, so that layer 1 shares with no layer of its kind";
+    assert!(error.contains(complaint), "{error}");
+    assert!(sharing(6).is_err());
+}
+
+#[test]
+fn what_gemma_4_cannot_do_here_is_refused() {
+    let table = [
+        (
+            json!({"per_layer_config": {}}),
+            "per_layer_config sets sizes layer by layer",
+        ),
+        (
+            json!({"use_bidirectional_attention": "all"}),
+            "use_bidirectional_attention is \"all\"",
+        ),
+        (
+            json!({"global_head_dim": 7}),
+            "global_head_dim is 7, expected an even number",
+        ),
+        (
+            json!({"attention_k_eq_v": true, "num_global_key_value_heads": 3}),
+            "num_global_key_value_heads is 3 and does not divide num_attention_heads, 4",
+        ),
+        (json!({"enable_moe_block": true}), "num_experts is missing"),
+        (
+            json!({"enable_moe_block": true, "num_experts": 2, "top_k_experts": 3, "moe_intermediate_size": 8}),
+            "top_k_experts is 3 and more than num_experts, 2",
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}}),
+            "partial_rotary_factor is 0.5, supported is 1 but for rope_type \"proportional\"",
+        ),
+    ];
+    for (edits, complaint) in table {
+        let error = fourth(edits).expect_err("it is refused").to_string();
+        assert!(error.contains(complaint), "{error}");
+    }
+    assert!(fourth(json!({"use_bidirectional_attention": "vision"})).is_ok());
+}
+
+#[test]
+fn published_configurations_have_the_sizes_of_their_models() {
+    let kinds = |layers: usize, period: usize| -> Vec<&str> {
+        let kind = |layer: usize| match (layer + 1).is_multiple_of(period) {
+            true => "full_attention",
+            false => "sliding_attention",
+        };
+        (0..layers).map(kind).collect()
+    };
+    // They say little: the rest are defaults.
+    let third = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+    });
+    let small = json!({
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {
+            "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_key_value_heads": 1,
+            "num_kv_shared_layers": 20, "layer_types": kinds(35, 5), "use_double_wide_mlp": true,
+        },
+    });
+    let large = json!({
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {
+            "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+            "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": true,
+            "hidden_size_per_layer_input": 0,
+        },
+    });
+    let second = json!({
+        "architectures": ["Gemma2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 14336,
+        "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+    });
+    for (config, bytes_per_token) in [
+        (second, 344_064),
+        (third, 139_264),
+        (small, 18_432),
+        (large, 901_120),
+    ] {
+        let read = parse(&config).expect("supported");
+        let layout = read.kv_layout(Dtype::BF16);
+        assert_eq!(layout.bytes_per_token(), bytes_per_token, "{config}");
+        let full = read.windows.iter().filter(|window| window.is_none());
+        assert!(full.count() * 7 > read.num_hidden_layers, "{config}");
+    }
+}

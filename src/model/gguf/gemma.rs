@@ -1,0 +1,186 @@
+//! What files of Gemma's families say, and what follows from it. Their norms are written as they are.
+
+use std::ops::RangeInclusive;
+
+use super::Gguf;
+use super::config::Keys;
+use super::names::INPUT_TABLE;
+use crate::error::LoadError;
+use crate::model::config::Architecture;
+use crate::model::config::gemma::{GemmaConfig, WINDOW_THETA};
+use crate::model::config::gemma4::{Gemma4Config, LayerInputs};
+use crate::model::config::limits::{
+    FACTORS, HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, check_head_dim, check_kv_heads,
+};
+use crate::model::rope::{RopeConfig, RopeScaling};
+
+/// The keys of the caps, which other families must not have.
+pub(super) const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
+
+/// The layers of the models, of 27 billion weights, whose scores have another scale: Gemma 2 and 3.
+const LARGEST: [usize; 2] = [46, 62];
+
+pub(super) fn read(
+    keys: &Keys<'_>,
+    architecture: Architecture,
+) -> Result<Option<GemmaConfig>, LoadError> {
+    if !architecture.is_gemma() {
+        return Ok(None);
+    }
+    let cap = |name: &str| {
+        let cap = keys.number(name, 0.0..=*FACTORS.end())?;
+        Ok(cap.filter(|cap| *cap != 0.0).map(|cap| cap as f32))
+    };
+    let theta = keys.number("rope.freq_base_swa", 1.000_001..=1e15)?;
+    let theta = match architecture {
+        Architecture::Gemma2 => theta,
+        _ => theta.or(Some(WINDOW_THETA)),
+    };
+    Ok(Some(GemmaConfig {
+        score_cap: match architecture {
+            Architecture::Gemma4 => None,
+            _ => cap(CAPS[0])?,
+        },
+        logits_cap: cap(CAPS[1])?,
+        norms_from_one: false,
+        window_rope: theta.map(|theta| RopeConfig {
+            theta,
+            scaling: RopeScaling::Default,
+        }),
+        fourth: None,
+    }))
+}
+
+/// The sizes of Gemma 4's layers, which files list where they differ.
+pub(super) struct Fourth {
+    pub config: Gemma4Config,
+    /// Key heads and elements of a head, in layers with windows.
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Width of the MLPs of layers that keep keys and values.
+    pub intermediate_size: usize,
+}
+
+pub(super) fn read_fourth(
+    gguf: &Gguf,
+    keys: &Keys<'_>,
+    windows: &[Option<usize>],
+    heads: usize,
+) -> Result<Fourth, LoadError> {
+    const SHARING: &str = "attention.shared_kv_layers";
+    const KV_HEADS: &str = "attention.head_count_kv";
+    const WIDTHS: &str = "feed_forward_length";
+    let layers = windows.len();
+    let n_sharing = keys.size(SHARING, 0..=*LAYERS.end())?.unwrap_or(0);
+    let kv_heads = each(keys, KV_HEADS, HEADS, layers)?;
+    for count in &kv_heads {
+        check_kv_heads(*count, (&keys.key("attention.head_count"), heads))
+            .map_err(|reason| keys.error(KV_HEADS, reason))?;
+    }
+    let of_kind = |slides: bool| windows.iter().position(|window| window.is_some() == slides);
+    let first = |slides: bool| of_kind(slides).or(of_kind(!slides)).unwrap_or(0);
+    let (windowed, full) = (first(true), first(false));
+    let like_first = |layer: usize| match windows[layer] {
+        Some(_) => kv_heads[windowed],
+        None => kv_heads[full],
+    };
+    if let Some(other) = (0..layers).find(|layer| kv_heads[*layer] != like_first(*layer)) {
+        let reason = format!(
+            "is {} in layer {other}, unlike the others of its kind",
+            kv_heads[other]
+        );
+        return Err(keys.error(KV_HEADS, reason));
+    }
+    let dim = |name: &str| -> Result<usize, LoadError> {
+        let dim = keys.required(name, HEAD_DIM)?;
+        check_head_dim(dim).map_err(|reason| keys.error(name, reason))?;
+        Ok(dim)
+    };
+    let widths = each(keys, WIDTHS, INTERMEDIATE, layers)?;
+    let (narrow, widest) = (widths[0], widths[layers - 1]);
+    let double_wide = widest == 2 * narrow;
+    let as_said = (0..layers).all(|layer| {
+        let doubles = double_wide && layer + n_sharing >= layers;
+        widths[layer] == if doubles { 2 * narrow } else { narrow }
+    });
+    if !as_said {
+        let reason = "differs between layers otherwise than that those that share keys and values are twice as wide";
+        return Err(keys.error(WIDTHS, reason));
+    }
+    let config = Gemma4Config {
+        full_kv_heads: kv_heads[full],
+        full_head_dim: dim("attention.key_length")?,
+        keys_are_values: gguf.tensor(&format!("blk.{full}.attn_v.weight")).is_none(),
+        n_sharing,
+        double_wide,
+        inputs: inputs(gguf, keys)?,
+    };
+    config
+        .check_sharing(windows)
+        .map_err(|reason| keys.error(SHARING, reason))?;
+    Ok(Fourth {
+        config,
+        kv_heads: kv_heads[windowed],
+        head_dim: dim("attention.key_length_swa")?,
+        intermediate_size: narrow,
+    })
+}
+
+/// A size for each layer, given once or in a list.
+fn each(
+    keys: &Keys<'_>,
+    name: &str,
+    limits: RangeInclusive<usize>,
+    layers: usize,
+) -> Result<Vec<usize>, LoadError> {
+    let key = keys.key(name);
+    if !keys.metadata.is_list(&key) {
+        return Ok(vec![keys.required(name, limits)?; layers]);
+    }
+    let within = *limits.start() as i64..=*limits.end() as i64;
+    let mut sizes = keys.metadata.integers(&key, within)?.unwrap_or_default();
+    if sizes.len() < layers {
+        let reason = format!(
+            "has {} entries, expected one for each of {layers} layers",
+            sizes.len()
+        );
+        return Err(keys.error(name, reason));
+    }
+    sizes.truncate(layers);
+    Ok(sizes.into_iter().map(|size| size as usize).collect())
+}
+
+fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError> {
+    const WIDTH: &str = "embedding_length_per_layer_input";
+    let width = keys.size(WIDTH, 0..=*INTERMEDIATE.end())?.unwrap_or(0);
+    if width == 0 {
+        return Ok(None);
+    }
+    let table = gguf.tensor(INPUT_TABLE);
+    let rows = table.and_then(|table| table.info.shape.first().copied());
+    let missing = || {
+        keys.error(
+            WIDTH,
+            format!("is {width} and {INPUT_TABLE} is not in the file"),
+        )
+    };
+    Ok(Some(LayerInputs {
+        width,
+        vocab_size: rows.ok_or_else(missing)?,
+    }))
+}
+
+/// The factor on scores: no key says it, and llama.cpp tells it from the number of layers.
+pub(super) fn score_scale(
+    architecture: Architecture,
+    layers: usize,
+    hidden: usize,
+    (heads, head_dim): (usize, usize),
+) -> f32 {
+    let scalar = match architecture {
+        Architecture::Gemma4 => 1,
+        _ if LARGEST.contains(&layers) => hidden / heads,
+        _ => head_dim,
+    };
+    (scalar as f64).powf(-0.5) as f32
+}

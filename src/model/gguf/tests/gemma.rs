@@ -1,0 +1,140 @@
+//! The families of Gemma.
+
+use super::models::{config, described};
+use super::*;
+
+/// A file of so many layers, and an embedding.
+fn layers(architecture: &str, count: usize) -> File {
+    let mut file = described(architecture);
+    let key = format!("{architecture}.block_count").into_bytes();
+    file.pairs.retain(|(name, _)| *name != key);
+    file.size(&format!("{architecture}.block_count"), count)
+        .tensor(Tensor::f32("token_embd.weight", &[5, 4], &[0.0; 20]))
+}
+
+#[test]
+fn windows_and_rotations_are_the_usual_ones_where_files_say_nothing() {
+    let second = config(&layers("gemma2", 3)).expect("supported");
+    assert_eq!(second.windows, [Some(4096), None, Some(4096)]);
+    let own = second.gemma.as_ref().expect("it is one");
+    assert_eq!(
+        (own.score_cap, own.logits_cap, own.norms_from_one),
+        (None, None, false)
+    );
+    assert_eq!(own.window_rope, None);
+    let third = config(&layers("gemma3", 7)).expect("supported");
+    assert_eq!(third.windows, [None; 7]);
+    let windowed = layers("gemma3", 7).size("gemma3.attention.sliding_window", 512);
+    let third = config(&windowed).expect("supported");
+    let slides: Vec<usize> = (0..7)
+        .filter(|layer| third.windows[*layer].is_some())
+        .collect();
+    assert_eq!(slides, [0, 1, 2, 3, 4, 6]);
+    let own = third.gemma.as_ref().expect("it is one");
+    assert_eq!(own.window_rope.as_ref().map(|rope| rope.theta), Some(1e4));
+    assert_eq!(third.embedding_scale, Some(2.0));
+}
+
+#[test]
+fn scores_of_the_largest_models_have_another_scale() {
+    // Heads of two elements, and four elements for two heads.
+    let scale = |name, layers_of| {
+        config(&layers(name, layers_of))
+            .expect("supported")
+            .attention_scale()
+    };
+    for (name, largest) in [("gemma2", 46), ("gemma3", 62)] {
+        let wide = layers(name, largest).size(&format!("{name}.attention.key_length"), 8);
+        let wide = wide.size(&format!("{name}.attention.value_length"), 8);
+        assert_eq!(
+            config(&wide).expect("supported").attention_scale(),
+            0.5_f32.sqrt()
+        );
+        assert_eq!(scale(name, largest - 1), 0.5_f32.sqrt());
+    }
+    let wide = layers("gemma2", 2).size("gemma2.attention.key_length", 16);
+    let wide = wide.size("gemma2.attention.value_length", 16);
+    assert_eq!(config(&wide).expect("supported").attention_scale(), 0.25);
+}
+
+/// Gemma 4 with two layers, the second of which is full.
+fn fourth() -> File {
+    [
+        ("attention.sliding_window", 16),
+        ("attention.sliding_window_pattern", 2),
+        ("attention.key_length", 8),
+        ("attention.key_length_swa", 4),
+    ]
+    .into_iter()
+    .fold(layers("gemma4", 2), |file, (name, size)| {
+        file.size(&format!("gemma4.{name}"), size)
+    })
+}
+
+fn replaced(mut file: File, name: &str, value: Value) -> File {
+    let key = format!("gemma4.{name}").into_bytes();
+    file.pairs.retain(|(name, _)| *name != key);
+    file.pair(&format!("gemma4.{name}"), value)
+}
+
+#[test]
+fn lists_of_gemma_4_are_read_by_kinds_of_layers() {
+    let heads = Value::I32s(vec![2, 1]);
+    let read = config(&replaced(fourth(), "attention.head_count_kv", heads)).expect("supported");
+    assert_eq!([0, 1].map(|layer| read.heads_in(layer)), [(2, 4), (1, 8)]);
+    assert_eq!(
+        (
+            read.head_dim,
+            read.intermediate_size,
+            read.attention_scale()
+        ),
+        (4, 6, 1.0)
+    );
+    // No layer has a projection to values.
+    assert_eq!(read.value_projection(1), "k_proj");
+    assert_eq!(read.layer_inputs(), None);
+    for (name, value, complaint) in [
+        (
+            "attention.head_count_kv",
+            Value::I32s(vec![2]),
+            "has 1 entries, expected one for each of 2 layers",
+        ),
+        (
+            "attention.head_count_kv",
+            Value::I32s(vec![3, 1]),
+            "is 3 and does not divide gemma4.attention.head_count, 2",
+        ),
+        (
+            "feed_forward_length",
+            Value::I32s(vec![6, 7]),
+            "differs between layers otherwise",
+        ),
+        (
+            "feed_forward_length",
+            Value::I32s(vec![6, 12]),
+            "differs between layers otherwise",
+        ),
+        (
+            "attention.shared_kv_layers",
+            Value::U32(2),
+            "is 2, expected less than the layers, 2",
+        ),
+        (
+            "attention.shared_kv_layers",
+            Value::U32(1),
+            "so that layer 1 shares with no layer of its kind",
+        ),
+        (
+            "attention.key_length_swa",
+            Value::U32(3),
+            "is 3, expected an even number",
+        ),
+        (
+            "embedding_length_per_layer_input",
+            Value::U32(4),
+            "per_layer_token_embd.weight is not in the file",
+        ),
+    ] {
+        refused(config(&replaced(fourth(), name, value)), complaint);
+    }
+}

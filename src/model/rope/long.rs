@@ -1,0 +1,79 @@
+//! LongRoPE, arXiv 2402.13753: each frequency is divided by a number of its own, of one set for short sequences and of
+//! another for long ones.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::error::LoadError;
+use crate::model::json_file::JsonFile;
+
+/// The parameters of LongRoPE.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// The divisors for sequences that stay within the original context, one for each pair.
+    pub short: Vec<f32>,
+    /// The divisors for all others.
+    pub long: Vec<f32>,
+    /// Context of the training before scaling, in tokens.
+    pub original_max_position_embeddings: usize,
+    /// Factor on cos and sin, for both.
+    pub attention_factor: f64,
+}
+
+impl LongRope {
+    /// Reads the parameters of a rotation.
+    pub(super) fn read(
+        own: &JsonFile,
+        original: usize,
+        max_positions: usize,
+    ) -> Result<Arc<Self>, LoadError> {
+        if original < 2 {
+            let reason = format!("is {original}, expected at least 2 with longrope");
+            return Err(own.error("original_max_position_embeddings", reason));
+        }
+        let given = own.number("factor", 1e-6..=1e6)?;
+        let factor = given.unwrap_or(max_positions as f64 / original as f64);
+        Ok(Arc::new(Self {
+            short: divisors(own, "short_factor")?,
+            long: divisors(own, "long_factor")?,
+            original_max_position_embeddings: original,
+            attention_factor: match own.number("attention_factor", 1e-6..=1e6)? {
+                Some(given) => given,
+                None if factor <= 1.0 => 1.0,
+                None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+            },
+        }))
+    }
+
+    /// Refuses divisors that are not as many as there are pairs.
+    pub(super) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
+        for (key, divisors) in [("short_factor", &self.short), ("long_factor", &self.long)] {
+            let (got, expected) = (divisors.len(), rotary_dim / 2);
+            if got != expected {
+                let reason = format!(
+                    "has {got} numbers, expected {expected}: one for each pair of the {rotary_dim} elements that rotate"
+                );
+                return Err(json.error(key, reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Numbers that frequencies are divided by.
+fn divisors(own: &JsonFile, key: &str) -> Result<Vec<f32>, LoadError> {
+    let value = own
+        .value(key)
+        .ok_or_else(|| own.error(key, "is missing: longrope needs one number for each pair"))?;
+    let one = |value: &Value| {
+        value
+            .as_f64()
+            .filter(|number| (1e-6..=1e6).contains(number))
+    };
+    let numbers = value.as_array().and_then(|items| {
+        let items = items.iter();
+        items.map(|item| Some(one(item)? as f32)).collect()
+    });
+    numbers.ok_or_else(|| own.expected(key, value, "a list of numbers from 1e-6 to 1e6"))
+}

@@ -1,0 +1,181 @@
+//! Files of channels, in the form that SGLang reads: an object with a key for each layer and ranking, whose value is a row
+//! of channels for each head, the most important first.
+//!
+//! A label is read by all query heads of a key head, so there is a row for each key head. A row for each query head is
+//! taken too: the channels of a key head are then those whose ranks in its rows have the least sum.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{ChannelType, SparsityWish};
+use crate::error::LoadError;
+use crate::kernels::sparsity::LabelChannels;
+use crate::model::json_file::{JsonFile, format_error};
+use crate::state::pool::kv_layout::PagedKv;
+
+/// Largest file read: that of 128 layers with 128 heads of 256 channels takes half of it.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// A file of channels.
+pub(super) struct ChannelFile {
+    json: JsonFile,
+    /// Its content.
+    pub bytes: Vec<u8>,
+}
+
+/// The key of a layer's ranking.
+fn key(layer: usize, ranked_by: ChannelType) -> String {
+    format!("model.layers.{layer}.self_attn.{}_proj", ranked_by.name())
+}
+
+/// Reads a file.
+pub(super) fn read(file: &Path) -> Result<ChannelFile, LoadError> {
+    let io = |source| LoadError::Io {
+        file: file.to_owned(),
+        source,
+    };
+    let mut bytes = Vec::new();
+    let opened = File::open(file).map_err(io)?;
+    let mut bounded = opened.take(MAX_FILE_BYTES + 1);
+    bounded.read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        let reason =
+            format!("has more than {MAX_FILE_BYTES} bytes, the limit of a file of channels");
+        return Err(format_error(file, reason));
+    }
+    let json = JsonFile::parse(file, &bytes)?;
+    Ok(ChannelFile { json, bytes })
+}
+
+impl ChannelFile {
+    /// The channels of a layer's key heads.
+    pub fn channels(
+        &self,
+        layer: usize,
+        wish: &SparsityWish,
+        pages: &PagedKv,
+        n_heads: usize,
+    ) -> Result<LabelChannels, LoadError> {
+        let key = key(layer, wish.ranked_by);
+        let refuse = |reason: String| Err(format_error(self.json.file(), reason));
+        let Some(value) = self.json.value(&key) else {
+            return refuse(format!(
+                "{key} is missing: make the file with `souffleur calibrate` for this model"
+            ));
+        };
+        let Some(rows) = value.as_array() else {
+            return refuse(format!(
+                "{key} is no list of a list of channels for each head"
+            ));
+        };
+        if rows.len() != pages.heads && rows.len() != n_heads {
+            return refuse(format!(
+                "{key} has {} rows, expected {} (one for each key head) or {n_heads} (one for each query head)",
+                rows.len(),
+                pages.heads
+            ));
+        }
+        let mut ranked = Vec::with_capacity(rows.len());
+        for (head, row) in rows.iter().enumerate() {
+            match row_of(row, wish.channels, pages.key_dim) {
+                Ok(row) => ranked.push(row),
+                Err(reason) => return refuse(format!("{key}, row {head}: {reason}")),
+            }
+        }
+        let group = rows.len() / pages.heads;
+        let of_group = |rows: &[Vec<u16>]| match rows {
+            [row] => row[..wish.channels].to_vec(),
+            rows => least_ranks(rows, wish.channels, pages.key_dim),
+        };
+        Ok(LabelChannels::new(
+            ranked.chunks(group).map(of_group).collect(),
+        ))
+    }
+}
+
+/// The channels of a row, most important first.
+fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
+    let row = row.as_array().ok_or("is no list of channels")?;
+    if !(wanted..=dim).contains(&row.len()) {
+        return Err(format!(
+            "has {} channels, expected at least {wanted} (ds_heavy_channel_num) and at most {dim} (a key's)",
+            row.len()
+        ));
+    }
+    let mut seen = vec![false; dim];
+    let mut channels = Vec::with_capacity(row.len());
+    for value in row {
+        let channel = value.as_u64().filter(|channel| *channel < dim as u64);
+        let channel = channel.ok_or_else(|| {
+            format!(
+                "{value} is no channel, expected a whole number from 0 to {}",
+                dim - 1
+            )
+        })?;
+        if std::mem::replace(&mut seen[channel as usize], true) {
+            return Err(format!("channel {channel} stands there twice"));
+        }
+        channels.push(channel as u16);
+    }
+    Ok(channels)
+}
+
+/// The channels with the least sum of ranks; of equal ones the lower. A channel that a row leaves out ranks behind it.
+fn least_ranks(rows: &[Vec<u16>], wanted: usize, dim: usize) -> Vec<u16> {
+    let mut sums = vec![0; dim];
+    for row in rows {
+        let mut ranks = vec![row.len(); dim];
+        for (rank, channel) in row.iter().enumerate() {
+            ranks[usize::from(*channel)] = rank;
+        }
+        sums.iter_mut()
+            .zip(ranks)
+            .for_each(|(sum, rank)| *sum += rank);
+    }
+    let mut channels: Vec<u16> = (0..dim as u16).collect();
+    channels.sort_by_key(|channel| sums[usize::from(*channel)]);
+    channels.truncate(wanted);
+    channels
+}
+
+/// How much each channel of a layer's key heads matters, `[n_kv_heads][channels]`, by each [`ChannelType`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChannelRanks {
+    /// The layer.
+    pub layer: usize,
+    /// In the order of [`ChannelType::ALL`].
+    pub importance: [Vec<Vec<f64>>; 3],
+}
+
+/// Writes a file of channels; of equally important ones the lower goes first.
+///
+/// # Errors
+/// [`LoadError::Io`].
+pub fn write(file: &Path, layers: &[ChannelRanks]) -> Result<(), LoadError> {
+    let mut object: BTreeMap<String, Vec<Vec<usize>>> = BTreeMap::new();
+    for ranks in layers {
+        for (ranked_by, heads) in ChannelType::ALL.into_iter().zip(&ranks.importance) {
+            let rows = heads.iter().map(|importance| ranking(importance));
+            object.insert(key(ranks.layer, ranked_by), rows.collect());
+        }
+    }
+    let text = serde_json::to_vec(&object).expect("numbers are JSON");
+    std::fs::write(file, text).map_err(|source| LoadError::Io {
+        file: PathBuf::from(file),
+        source,
+    })
+}
+
+/// Indices from the largest value to the least. No value is NaN: they are means of absolute values, and those of a model
+/// that computes NaN rank as they stand.
+fn ranking(importance: &[f64]) -> Vec<usize> {
+    let mut channels: Vec<usize> = (0..importance.len()).collect();
+    let bits = |channel: &usize| Reverse(importance[*channel].to_bits());
+    channels.sort_by_key(bits);
+    channels
+}

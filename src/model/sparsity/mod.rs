@@ -1,0 +1,184 @@
+//! Double sparsity as it is asked for: which layers of a model have labels, and of which channels.
+
+mod file;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+pub use self::file::{ChannelRanks, write};
+use crate::error::LoadError;
+use crate::kernels::sparsity::DoubleSparsity;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
+
+/// By what the channels of a key are ranked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChannelType {
+    /// The size of the product of query and key.
+    #[default]
+    Qk,
+    /// The size of the query.
+    Q,
+    /// The size of the key.
+    K,
+}
+
+impl ChannelType {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Qk, Self::Q, Self::K];
+
+    /// The name on the command line, and in a file's keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qk => "qk",
+            Self::Q => "q",
+            Self::K => "k",
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SparsityWish {
+    /// The file of channels.
+    pub file: PathBuf,
+    /// Which of its rankings.
+    pub ranked_by: ChannelType,
+    /// Channels of a label.
+    pub channels: usize,
+    /// Tokens that each query head attends to, its own among them.
+    pub tokens: usize,
+    /// Tokens from which on a query is sparse.
+    pub threshold: usize,
+}
+
+/// Double sparsity of one model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSparsity {
+    /// What the kernels need.
+    pub rules: Arc<DoubleSparsity>,
+    /// Names all that decides what is computed: the parameters and the file's hash.
+    pub tag: Arc<str>,
+}
+
+impl ModelSparsity {
+    /// The layout with labels.
+    pub fn label(&self, layout: KvLayout) -> KvLayout {
+        layout.with_labels(|layer| self.rules.labels_in(layer))
+    }
+}
+
+/// The layers of a model, as far as double sparsity goes.
+#[derive(Clone, Copy, Debug)]
+pub struct LayersToLabel<'a> {
+    /// The memory that each keeps.
+    pub layout: &'a KvLayout,
+    /// For each layer: how many tokens a query sees.
+    pub windows: &'a [Option<usize>],
+    /// Query heads of each layer.
+    pub n_heads: usize,
+}
+
+impl LayersToLabel<'_> {
+    /// The keys of a layer that has labels: it has keys, and its queries see all tokens before them. Layers with a window
+    /// read few keys anyway, and those with a state none.
+    fn labelled(&self, layer: usize) -> Option<&PagedKv> {
+        let pages = self.layout.layers()[layer].pages()?;
+        self.windows[layer].is_none().then_some(pages)
+    }
+
+    /// Elements of a head's label in each layer.
+    ///
+    /// # Errors
+    /// What the model has that double sparsity cannot serve.
+    pub fn labels(&self, channels: usize) -> Result<Vec<usize>, LoadError> {
+        let refuse = |reason: String| {
+            Err(LoadError::Device(format!(
+                "enable_double_sparsity {reason}"
+            )))
+        };
+        let n_layers = self.layout.layers().len();
+        let mut labels = vec![0; n_layers];
+        for layer in 0..n_layers {
+            let Some(pages) = self.labelled(layer) else {
+                continue;
+            };
+            if matches!(pages.values, Values::InKeys { .. }) {
+                return refuse(format!(
+                    "is on, but attention is latent in layer {layer}: its one key stands for all heads and has no channels \
+                     to choose; leave it out for this model"
+                ));
+            }
+            match pages.dtype {
+                KvDtype::F32 | KvDtype::F16 | KvDtype::BF16 => {}
+                KvDtype::Int8 => {
+                    return refuse(
+                        "is on, but kv_cache_dtype is int8: labels are copied from keys that are not quantised, leave one of \
+                         the two out"
+                            .to_owned(),
+                    );
+                }
+            }
+            if channels > pages.key_dim {
+                return Err(LoadError::Device(format!(
+                    "ds_heavy_channel_num is {channels}, keys of layer {layer} have {} channels: ask for at most as many",
+                    pages.key_dim
+                )));
+            }
+            labels[layer] = channels;
+        }
+        match labels.iter().all(|labels| *labels == 0) {
+            true => refuse(
+                "is on, but every layer of this model has a window or a state: no query sees all tokens before it, so \
+                 leave it out"
+                    .to_owned(),
+            ),
+            false => Ok(labels),
+        }
+    }
+}
+
+impl SparsityWish {
+    /// Reads the file for a model.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] and [`LoadError::Format`] naming the file, layer, head and channel; [`LoadError::Device`] for a
+    /// model that cannot be sparse.
+    pub fn read(&self, layers: LayersToLabel<'_>) -> Result<ModelSparsity, LoadError> {
+        let labels = layers.labels(self.channels)?;
+        let file = file::read(&self.file)?;
+        let mut channels = Vec::with_capacity(labels.len());
+        for (layer, labels) in labels.into_iter().enumerate() {
+            let pages = layers.labelled(layer).filter(|_| labels > 0);
+            channels.push(match pages {
+                None => None,
+                Some(pages) => Some(file.channels(layer, self, pages, layers.n_heads)?),
+            });
+        }
+        let hash: String = Sha256::digest(&file.bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let Self {
+            ranked_by,
+            channels: n_channels,
+            tokens,
+            threshold,
+            ..
+        } = self;
+        let ranked_by = ranked_by.name();
+        Ok(ModelSparsity {
+            tag: format!("ds-{ranked_by}-{n_channels}-{tokens}-{threshold}-{hash}").into(),
+            rules: Arc::new(DoubleSparsity {
+                threshold: *threshold,
+                tokens: *tokens,
+                layers: channels,
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! Files of channels, good and hostile, and models that cannot be sparse.
+
+use super::*;
+use crate::state::pool::kv_layout::LayerKv;
+use serde_json::{Value, json};
+
+const DIM: usize = 8;
+
+fn wish(file: PathBuf) -> SparsityWish {
+    SparsityWish {
+        file,
+        ranked_by: ChannelType::Qk,
+        channels: 3,
+        tokens: 4,
+        threshold: 16,
+    }
+}
+
+fn pages(values: Values) -> LayerKv {
+    LayerKv::Pages(PagedKv {
+        heads: 2,
+        key_dim: DIM,
+        values,
+        labels: 0,
+        dtype: KvDtype::BF16,
+    })
+}
+
+/// Two layers that see everything, one with a window and one with a state.
+fn layout() -> KvLayout {
+    let full = pages(Values::Own { dim: DIM });
+    KvLayout::new(vec![full, full, full, LayerKv::State { bytes: 64 }])
+}
+
+const WINDOWS: [Option<usize>; 4] = [None, Some(9), None, None];
+
+fn read_as(
+    json: &Value,
+    wish: impl Fn(PathBuf) -> SparsityWish,
+) -> Result<ModelSparsity, LoadError> {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), json.to_string()).expect("it is written");
+    let layout = layout();
+    wish(file.path().to_owned()).read(LayersToLabel {
+        layout: &layout,
+        windows: &WINDOWS,
+        n_heads: 4,
+    })
+}
+
+fn good() -> Value {
+    json!({
+        "model.layers.0.self_attn.qk_proj": [[7, 1, 2, 0], [3, 6, 5]],
+        "model.layers.0.self_attn.k_proj": [[0, 1, 2], [0, 1, 2]],
+        // A row for each query head.
+        "model.layers.2.self_attn.qk_proj": [[0, 1, 2, 3], [3, 1, 2, 4], [5, 6, 7], [7, 6, 5]],
+    })
+}
+
+#[test]
+fn channels_are_those_of_the_ranking_and_ascend() {
+    let read = read_as(&good(), wish).expect("a good file");
+    let of = |layer: usize| {
+        let labels = read.rules.layers[layer].as_ref().expect("it has labels");
+        (0..2)
+            .map(|head| labels.head(head).to_vec())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(0), [[1, 2, 7], [3, 5, 6]]);
+    // Ranks of the first two rows: channel 1 has 1 + 1, then 3 with 3 + 0, then 0 with 0 + 4 and 2 with 2 + 2.
+    assert_eq!(of(2), [[0, 1, 3], [5, 6, 7]]);
+    assert_eq!(read.rules.layers[1], None, "it has a window");
+    assert_eq!(read.rules.layers[3], None, "it has a state");
+    let labelled = read.label(layout());
+    let widths: Vec<u64> = labelled
+        .layers()
+        .iter()
+        .map(LayerKv::bytes_per_token)
+        .collect();
+    assert_eq!(widths, [2 * (16 + 3) * 2, 2 * 16 * 2, 2 * (16 + 3) * 2, 0]);
+    let by_k = read_as(
+        &json!({
+            "model.layers.0.self_attn.k_proj": [[0, 1, 2], [0, 1, 2]],
+            "model.layers.2.self_attn.k_proj": [[0, 1, 2], [0, 1, 2]],
+        }),
+        |file| SparsityWish {
+            ranked_by: ChannelType::K,
+            ..wish(file)
+        },
+    );
+    assert!(by_k.is_ok());
+}
+
+#[test]
+fn the_tag_tells_parameters_and_files_apart() {
+    let tag = |json: &Value, tokens: usize| {
+        let read = read_as(json, |file| SparsityWish {
+            tokens,
+            ..wish(file)
+        });
+        read.expect("a good file").tag
+    };
+    let mut other = good();
+    other["model.layers.2.self_attn.qk_proj"][0][0] = json!(6);
+    assert_eq!(tag(&good(), 4), tag(&good(), 4));
+    assert_ne!(tag(&good(), 4), tag(&good(), 5));
+    assert_ne!(tag(&good(), 4), tag(&other, 4));
+}
+
+#[test]
+fn hostile_files_are_refused_with_a_sentence() {
+    let first = "model.layers.0.self_attn.qk_proj";
+    let with = |value: Value| {
+        let mut json = good();
+        json[first] = value;
+        json
+    };
+    let table = [
+        (
+            json!({}),
+            format!("{first} is missing: make the file with `souffleur calibrate`"),
+        ),
+        (json!([1]), "expected a JSON object".to_owned()),
+        (with(json!(null)), format!("{first} is missing")),
+        (with(json!("x")), "is no list".to_owned()),
+        (
+            with(json!([[1, 2, 3]])),
+            "has 1 rows, expected 2 (one for each key head) or 4".to_owned(),
+        ),
+        (
+            with(json!([[1, 2, 3], 7])),
+            format!("{first}, row 1: is no list of channels"),
+        ),
+        (
+            with(json!([[1, 2, 3], [1, 2]])),
+            "row 1: has 2 channels, expected at least 3".to_owned(),
+        ),
+        (
+            with(json!([[1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 0]])),
+            "has 9 channels".to_owned(),
+        ),
+        (
+            with(json!([[1, 2, 8], [1, 2, 3]])),
+            "row 0: 8 is no channel, expected a whole number from 0 to 7".to_owned(),
+        ),
+        (
+            with(json!([[1, 2, -1], [1, 2, 3]])),
+            "-1 is no channel".to_owned(),
+        ),
+        (
+            with(json!([[1, 2, 3.5], [1, 2, 3]])),
+            "3.5 is no channel".to_owned(),
+        ),
+        (
+            with(json!([[1, 2, "3"], [1, 2, 3]])),
+            "\"3\" is no channel".to_owned(),
+        ),
+        (
+            with(json!([[1, 2, 1], [1, 2, 3]])),
+            "row 0: channel 1 stands there twice".to_owned(),
+        ),
+    ];
+    for (json, expected) in table {
+        let error = read_as(&json, wish).expect_err("it is refused").to_string();
+        assert!(error.contains(&expected), "{error}: expected {expected}");
+    }
+    let missing = wish(PathBuf::from("/no/such/channels.json"));
+    let layout = layout();
+    let layers = LayersToLabel {
+        layout: &layout,
+        windows: &WINDOWS,
+        n_heads: 4,
+    };
+    let error = missing
+        .read(layers)
+        .expect_err("there is no file")
+        .to_string();
+    assert!(error.contains("/no/such/channels.json"), "{error}");
+}
+
+#[test]
+fn models_that_cannot_be_sparse_are_refused_by_name() {
+    let refused = |layout: KvLayout, windows: &[Option<usize>], channels: usize| {
+        let layers = LayersToLabel {
+            layout: &layout,
+            windows,
+            n_heads: 4,
+        };
+        layers
+            .labels(channels)
+            .expect_err("it is refused")
+            .to_string()
+    };
+    let latent = KvLayout::uniform(
+        2,
+        PagedKv {
+            heads: 1,
+            key_dim: DIM,
+            values: Values::InKeys { dim: 4 },
+            labels: 0,
+            dtype: KvDtype::BF16,
+        },
+    );
+    let error = refused(latent, &[None; 2], 3);
+    assert!(
+        error.contains("enable_double_sparsity is on, but attention is latent"),
+        "{error}"
+    );
+    let error = refused(layout(), &[Some(5); 4], 3);
+    assert!(
+        error.contains("every layer of this model has a window or a state"),
+        "{error}"
+    );
+    let error = refused(layout(), &WINDOWS, 9);
+    assert!(
+        error.contains("ds_heavy_channel_num is 9, keys of layer 0 have 8 channels"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    let ranks = |layer| {
+        let of_head = |shift: usize| -> Vec<f64> {
+            (0..DIM)
+                .map(|channel| ((channel + shift) % DIM) as f64)
+                .collect()
+        };
+        let heads = vec![of_head(0), of_head(3)];
+        ChannelRanks {
+            layer,
+            importance: [heads.clone(), heads.clone(), heads],
+        }
+    };
+    write(file.path(), &[ranks(0), ranks(2)]).expect("it is written");
+    let layout = layout();
+    let layers = LayersToLabel {
+        layout: &layout,
+        windows: &WINDOWS,
+        n_heads: 4,
+    };
+    for ranked_by in ChannelType::ALL {
+        let wish = SparsityWish {
+            ranked_by,
+            ..wish(file.path().to_owned())
+        };
+        let read = wish.read(layers).expect("a good file");
+        let labels = read.rules.layers[2].as_ref().expect("it has labels");
+        assert_eq!(
+            (labels.head(0), labels.head(1)),
+            (&[5, 6, 7][..], &[2, 3, 4][..])
+        );
+    }
+}

@@ -1,0 +1,41 @@
+use super::*;
+
+#[test]
+fn calls_are_a_list_of_objects_that_a_tag_may_close() {
+    for (inside, expected) in [
+        (
+            r#"[{"name": "seat", "arguments": {"row": 4}}]"#,
+            r#"seat({"row": 4})"#,
+        ),
+        (
+            r#" [{"name": "a", "arguments": {"x":1}},
+                {"arguments": {}, "name": "b"}]"#,
+            r#"a({"x":1})b({})"#,
+        ),
+        (r#"{"name": "a", "arguments": {"x": 1}}"#, r#"a({"x": 1})"#),
+    ] {
+        for (format, end) in [
+            (ToolFormat::Granite, ""),
+            (ToolFormat::Phi4Mini, "<|/tool_call|>"),
+        ] {
+            let call = format!("<|tool_call|>{inside}{end}");
+            check(format, &call, expected);
+            let around = format!("Well.\n{call}So.");
+            check(format, &around, &format!("«Well.»{expected}«So.»"));
+        }
+    }
+}
+
+#[test]
+fn what_only_looks_like_a_call_is_text() {
+    for text in [
+        "[{\"name\": \"a\", \"arguments\": {}}]",
+        "<|tool_call|>",
+        "<|tool_call|>[]<|/tool_call|>",
+        "<|tool_call|>[seat]",
+        "<|tool_call|>[{\"a\": 1}]",
+        "a<|/tool_call|>",
+    ] {
+        check_text(ToolFormat::Granite, text);
+    }
+}
