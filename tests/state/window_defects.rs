@@ -24,6 +24,18 @@ fn a_hole_in_the_last_window_shortens_the_match_until_somebody_fills_it() {
     }
 }
 
+/// SGLang #36935, of states: what each chunk of a long prompt left at its end pushed out the boundaries of others.
+#[test]
+fn ends_of_chunks_push_out_no_boundaries() {
+    let mut world = World::new(setup(1, 24, 64 + 4 * 24 + 32));
+    let prompt = tokens(3, 60);
+    run(&mut world, &prompt, 40);
+    run(&mut world, &tokens(4, 1500), 2);
+    let fork = [&prompt[..], &tokens(5, 20)].concat();
+    assert_eq!(run(&mut world, &fork, 1).0, 60);
+    world.assert_clean();
+}
+
 /// SGLang #29860, #34870: what a sequence kept of its end was a page short of what the next prompt sees.
 #[test]
 fn the_next_turn_goes_on_at_the_last_whole_page_of_every_length() {

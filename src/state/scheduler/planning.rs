@@ -349,9 +349,13 @@ fn release_of(
     let mut kv = sequence.kv.take()?;
     let states = kv.states.take();
     let publishes = sequence.publish && !sequence.request.bypasses_cache;
-    let key = publishes.then(|| PublishKey {
-        boundaries,
-        ..publish_key(&sequence, &kv, states.is_some())
+    let key = publishes.then(|| publish_key(&sequence, &kv, states.is_some()));
+    let key = key.map(|mut key| {
+        key.boundaries = boundaries;
+        if kv.windows.is_some() {
+            key.boundaries.push(key.len);
+        }
+        key
     });
     let (states, returned_states) = match (states, &key) {
         (None, _) => (Vec::new(), Vec::new()),

@@ -224,10 +224,15 @@ impl World {
         let rows = plan.rows.iter().map(|row| self.number_of(row.seq));
         let (starts, rows): (Vec<_>, Vec<_>) = (starts.collect(), rows.collect());
         let pages = self.states.pools.pages.free_pages();
+        let (cache, page_size) = (&self.states.cache, self.states.cache.page_size());
+        let tokens = page_size.tokens_in(pages) + cache.evictable_size();
+        let windows = self.states.pools.windows.free_pages() + cache.evictable_windows();
         let room = Room {
             rows: self.states.pools.rows.free_rows(),
-            tokens: self.states.cache.page_size().tokens_in(pages)
-                + self.states.cache.evictable_size(),
+            tokens: match self.setup.windows {
+                Some(_) => tokens.min(page_size.tokens_in(windows)),
+                None => tokens,
+            },
         };
         self.waits.take_step(&plan, &starts, &rows, room);
         let lives = &self.lives;

@@ -19,6 +19,7 @@ impl PrefixCache for RadixTree {
     fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix {
         let (node, kv_tokens) = self.match_and_split(namespace, tokens);
         let (node, tokens) = self.usable(node, kv_tokens);
+        self.value_windows(node);
         LockedPrefix {
             lock: self.lock_node(node),
             pages: self.run_behind(node, 0),

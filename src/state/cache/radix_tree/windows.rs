@@ -228,9 +228,11 @@ impl RadixTree {
         }
     }
 
-    /// Keeps the window pages at the end of a node's path, which are young now.
+    /// Keeps the window pages at the end of a node's path.
     pub(super) fn lock_windows(&mut self, node: u32) {
-        self.use_tail(node, 1);
+        for at in self.tail_of(node) {
+            self.change_windows(at, |held| held.locks += 1);
+        }
     }
 
     pub(super) fn unlock_windows(&mut self, node: u32) {
@@ -242,8 +244,11 @@ impl RadixTree {
         }
     }
 
-    /// Prompts are likely to go on from the end of a node, or one that locks it does.
-    fn use_tail(&mut self, node: u32, locks: u32) {
+    /// Prompts are likely to go on from the end of a node, or one does. The end of a chunk alone is no such place.
+    pub(super) fn value_windows(&mut self, node: u32) {
+        if self.windows.is_none() || node == NO_NODE || self.arena[node].is_root() {
+            return;
+        }
         let last_used = self.clock;
         let place = match self.arena[node].n_children {
             0 => Place::End,
@@ -251,7 +256,6 @@ impl RadixTree {
         };
         for at in self.tail_of(node) {
             self.change_windows(at, |held| {
-                held.locks += locks;
                 let place = place.max(held.worth.place);
                 held.worth = Worth { place, last_used };
             });
@@ -365,9 +369,7 @@ impl RadixTree {
             if let Some(tokens) = key.tokens.get(..self.page_size.floor(*boundary)) {
                 let key = Key { tokens, ..key };
                 let (node, _) = self.insert_key(key, 0, &mut Pages::empty(), uncounted);
-                if node != NO_NODE && !self.arena[node].is_root() {
-                    self.use_tail(node, 0);
-                }
+                self.value_windows(node);
             }
         }
     }
