@@ -208,7 +208,7 @@ fn channels_of_another_model_are_refused_before_memory_is_taken() {
         souffleur::executor::cpu::CpuExecutor::load(&fixture("qwen3-5"), &options, &mut |_, _| {});
     let error = error.err().expect("it is refused").to_string();
     assert!(
-        error.contains("made for a model with other layers or heads"),
+        error.contains("made for a model with other layers, heads or KV"),
         "{error}"
     );
 }

@@ -4,7 +4,7 @@ use super::CpuOptions;
 use crate::error::LoadError;
 use crate::model::loader::Checkpoint;
 use crate::model::sparsity::ModelSparsity;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// Refuses sizes that leave nothing to grant, or ask for more than can be named.
 pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
@@ -77,7 +77,8 @@ pub(super) fn check_sparsity(
         let pages = pages.filter(|_| windows[layer].is_none());
         pages.is_some_and(|pages| {
             let mut all = (0..channels.n_heads()).flat_map(|head| channels.head(head));
-            channels.n_heads() == pages.heads
+            pages.dtype != KvDtype::Int8
+                && channels.n_heads() == pages.heads
                 && all.all(|channel| usize::from(*channel) < pages.key_dim)
         })
     };
@@ -85,7 +86,7 @@ pub(super) fn check_sparsity(
     match rules.layers.len() == n_layers && rules.tokens > 0 && (0..n_layers).all(fits) {
         true => Ok(()),
         false => Err(LoadError::Memory(
-            "sparsity was made for a model with other layers or heads: read its file for this model".to_owned(),
+            "sparsity was made for a model with other layers, heads or KV: read its file for this model".to_owned(),
         )),
     }
 }

@@ -206,7 +206,7 @@ impl ModelCost {
 
     /// The same with queries that are sparse in the layers of `layout` that have labels.
     pub fn sparse(mut self, layout: &KvLayout, rules: &DoubleSparsity, n_heads: usize) -> Self {
-        let pages = layout.layers().iter().filter_map(|layer| layer.pages());
+        let pages = (0..layout.layers().len()).filter_map(|layer| layout.read_by(layer));
         for (cost, pages) in self.attention.iter_mut().zip(pages) {
             cost.sparse = (pages.labels > 0).then(|| SparseCost {
                 first: rules.first_position() as u64,

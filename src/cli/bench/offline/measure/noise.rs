@@ -46,7 +46,8 @@ pub fn measure(
         config.quantization,
         config.load_format,
     );
-    let mut description = described.map_err(Failure::failed)?;
+    let described = described.map_err(Failure::failed)?;
+    let mut description = described.with_kv(config.kv_cache_dtype.named());
     let wish = config.double_sparsity();
     let sparsity = wish.map(|wish| description.sparsify(&wish));
     let sparsity = sparsity.transpose().map_err(Failure::failed)?;
