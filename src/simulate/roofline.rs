@@ -118,7 +118,7 @@ impl Layers {
     /// The layers of a model that have K/V.
     fn of(model: &ModelConfig, layout: &KvLayout, sparsity: Option<Sparsity>) -> Vec<Self> {
         let mut kinds: Vec<(Option<usize>, PagedKv, f64)> = Vec::new();
-        for (layer, window) in model.windows.iter().enumerate() {
+        for (layer, window) in (0..layout.layers().len()).zip(&model.windows) {
             let Some(pages) = layout.read_by(layer) else {
                 continue;
             };

@@ -35,18 +35,23 @@ impl Thinking {
             self.label = (n < label.len()).then_some((label, n));
             return;
         }
-        self.end(text);
+        self.give_label(text);
         self.read_thought(c, text);
     }
 
-    /// Appends the beginning of a label that goes no further, unless all but white space of it came.
-    pub(super) fn end(&mut self, text: &mut String) {
-        let Some((label, n)) = self.label.take() else {
-            return;
-        };
-        if label[..n] != *label.trim_end() {
+    /// Appends the beginning of a label that goes no further.
+    fn give_label(&mut self, text: &mut String) {
+        if let Some((label, n)) = self.label.take() {
             label[..n].chars().for_each(|c| self.read_thought(c, text));
         }
+    }
+
+    /// Ends the stretch. Of its label white space may be missing.
+    pub(super) fn end(&mut self, text: &mut String) {
+        self.label = self
+            .label
+            .filter(|(label, n)| label[..*n] != *label.trim_end());
+        self.give_label(text);
     }
 
     fn read_thought(&mut self, c: char, text: &mut String) {

@@ -398,7 +398,8 @@ pub trait Lanes: Copy + 'static {
     /// tanh(x) within four units in the last place, from -1 to 1; NaN stays NaN.
     ///
     /// # Source
-    /// The quotient of polynomials of degree 13 and 6 of Eigen's `ptanh`, which is 1 at the bound that x is clamped to.
+    /// The quotient of polynomials of degree 13 and 6 of Eigen's `ptanh`, which is 1 but for rounding at the bound that x is
+    /// clamped to.
     #[inline(always)]
     unsafe fn tanh(x: Self::V) -> Self::V {
         const BOUND: f32 = 7.998_811_7;

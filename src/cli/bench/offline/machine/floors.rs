@@ -180,7 +180,7 @@ impl ModelCost {
             layer_elements +=
                 expert_elements / experts.count() as u64 * experts.routing.n_used as u64;
         }
-        let layers = config.windows.iter().enumerate();
+        let layers = (0..layout.layers().len()).zip(&config.windows);
         let attention = layers.filter_map(|(layer, window)| {
             let pages = layout.read_by(layer)?;
             Some(AttentionCost::new(
