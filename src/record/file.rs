@@ -19,10 +19,8 @@ use crate::record::entry::Entry;
 use crate::state::control::ControlSetup;
 
 const MAGIC: [u8; 8] = *b"SOUFLOG\x01";
-/// Grows with every change of the entries that an older reader would not understand. This engine reads all of them.
+/// Grows with every change of the entries that an older reader would not understand.
 pub const FORMAT_VERSION: u32 = 2;
-/// Of logs of engines whose layers have no windows: older readers understand these.
-const WITHOUT_WINDOWS: u32 = 1;
 /// Bytes of entries in one block at most.
 pub const MAX_BLOCK_BYTES: usize = 16 << 20;
 /// Bytes of the header at most.
@@ -38,7 +36,7 @@ const COMPRESSION: u32 = 1;
 /// What a log begins with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
-    /// The least [`FORMAT_VERSION`] of a reader.
+    /// [`FORMAT_VERSION`] of the writer.
     pub format_version: u32,
     /// Version of the engine that wrote it.
     pub engine_version: String,
@@ -50,10 +48,7 @@ impl Header {
     /// The header of a log that this engine writes.
     pub fn new(control: &ControlSetup) -> Self {
         Self {
-            format_version: match control.limits.windows {
-                Some(_) => FORMAT_VERSION,
-                None => WITHOUT_WINDOWS,
-            },
+            format_version: FORMAT_VERSION,
             engine_version: env!("CARGO_PKG_VERSION").to_owned(),
             control: control.clone(),
         }
@@ -91,7 +86,7 @@ pub enum LogError {
     NoLog,
     /// An older or a newer engine wrote it.
     #[error(
-        "has format {found}, this engine reads formats up to {FORMAT_VERSION}: replay it with {engine}"
+        "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with {engine}"
     )]
     Format {
         /// Its version.
@@ -311,8 +306,7 @@ fn check_version(header: &serde_json::Value) -> Result<(), LogError> {
     let found = header
         .get("format_version")
         .and_then(|found| found.as_u64());
-    let known = u64::from(WITHOUT_WINDOWS)..=u64::from(FORMAT_VERSION);
-    if found.is_some_and(|found| known.contains(&found)) {
+    if found == Some(u64::from(FORMAT_VERSION)) {
         return Ok(());
     }
     let engine = header
@@ -384,7 +378,7 @@ mod tests {
         for found in [0, FORMAT_VERSION + 1] {
             let header = format!(r#"{{"format_version": {found}, "engine_version": "9.8"}}"#);
             let expected = format!(
-                "has format {found}, this engine reads formats up to {FORMAT_VERSION}: replay it with souffleur 9.8, which wrote it"
+                "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with souffleur 9.8, which wrote it"
             );
             assert_eq!(opened(&header), expected);
         }

@@ -40,7 +40,7 @@ fn refused(result: Result<impl Sized, LoadError>, expected: &str) {
 #[test]
 fn every_fixture_holds_what_its_configuration_says() {
     let dirs = fixtures();
-    assert_eq!(dirs.len(), 37);
+    assert_eq!(dirs.len(), 54);
     for dir in dirs {
         let config = ModelConfig::read(&dir).expect("supported");
         let mut weights = Weights::open(&dir).expect("whole");

@@ -37,7 +37,6 @@ pub struct PlannedDigest {
     free_pages: u64,
     free_rows: u64,
     /// Window pages: free, evictable, protected, and evicted by this plan; none where no layer has a window.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     windows: Option<[u64; 4]>,
 }
 
@@ -49,7 +48,6 @@ struct CheckpointedDigest {
     remap_from: u64,
     remap: PageRuns,
     inserted_tokens: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     windows: Option<WindowsDigest>,
 }
 

@@ -63,12 +63,6 @@ impl Sum {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRuns(Vec<(PageId, u32)>);
 
-impl PageRuns {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
 impl FromIterator<PageId> for PageRuns {
     fn from_iter<I: IntoIterator<Item = PageId>>(pages: I) -> Self {
         let mut runs: Vec<(PageId, u32)> = Vec::new();

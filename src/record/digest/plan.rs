@@ -21,7 +21,6 @@ pub struct PlanDigest {
     eviction_policy: Option<String>,
     returned: PageRuns,
     returned_rows: Vec<RowId>,
-    #[serde(default, skip_serializing_if = "PageRuns::is_empty")]
     returned_windows: PageRuns,
     pins: Vec<u64>,
     touch: Vec<Seq>,
@@ -207,7 +206,6 @@ enum SettleDigest {
         publish: PublishDigest,
         protected_pages: u64,
         private: PageRuns,
-        #[serde(default, skip_serializing_if = "PageRuns::is_empty")]
         windows: PageRuns,
     },
     Release {
@@ -216,7 +214,6 @@ enum SettleDigest {
         publish: Option<PublishDigest>,
         protected_pages: u64,
         private: PageRuns,
-        #[serde(default, skip_serializing_if = "PageRuns::is_empty")]
         windows: PageRuns,
     },
     Unlock,
