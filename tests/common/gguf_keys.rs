@@ -308,8 +308,13 @@ impl Model<'_> {
             &key("attention.sliding_window"),
             self.size("sliding_window"),
         );
-        for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
-            if let Some(cap) = self.config[name].as_f64() {
+        // The classes of Gemma 3 do not bend scores, nor, beside a vision tower, logits.
+        let caps: &[&str] = match self.architecture {
+            "gemma3" => &[],
+            _ => &["attn_logit_softcapping", "final_logit_softcapping"],
+        };
+        for name in caps {
+            if let Some(cap) = self.config[*name].as_f64() {
                 file = file.number(&key(name), cap as f32);
             }
         }

@@ -7,6 +7,7 @@ use safetensors::SafeTensors;
 use souffleur::executor::Executor;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::kernels::dtype::Dtype;
+use souffleur::model::config::ModelConfig;
 use souffleur::request::Pooling;
 
 use crate::common::{
@@ -87,6 +88,12 @@ fn embeddings_point_where_the_logits_of_transformers_do() {
         let (head, _) = head
             .or_else(|| matrix(&folder, "embed_tokens.weight"))
             .unwrap();
+        let gemma = ModelConfig::read(&folder).unwrap().gemma;
+        let cap = gemma.and_then(|gemma| gemma.logits_cap).map(f64::from);
+        let straight = |logit: f32| {
+            let logit = f64::from(logit);
+            cap.map_or(logit, |cap| cap * (logit / cap).atanh())
+        };
         let options = CpuOptions {
             dtype: Some(Dtype::F32),
             ..options()
@@ -95,7 +102,7 @@ fn embeddings_point_where_the_logits_of_transformers_do() {
             let embedding = embed(&mut load(&name, &options), &prompt, pooling, 10);
             let length: f64 = embedding.iter().map(|v| f64::from(*v).powi(2)).sum();
             assert!((length - 1.0).abs() < 1e-5, "{name}: length {length}");
-            // The head is linear: it takes the mean of states to the mean of logits.
+            // The head is linear, caps aside: it takes the mean of states to the mean of logits.
             let rows = head.chunks_exact(embedding.len());
             let ours: Vec<f64> = rows
                 .map(|row| {
@@ -110,7 +117,7 @@ fn embeddings_point_where_the_logits_of_transformers_do() {
                 Pooling::Mean => &logits[..],
             };
             let theirs: Vec<f64> = (0..ours.len())
-                .map(|token| among.iter().map(|row| f64::from(row[token])).sum())
+                .map(|token| among.iter().map(|row| straight(row[token])).sum())
                 .collect();
             let cosine = cosine(&ours, &theirs);
             assert!(cosine > 0.9999, "{name}, {pooling:?}: {cosine}");

@@ -61,11 +61,16 @@ impl GemmaConfig {
             Ok(json.number(key, FACTORS)?.or(absent).map(|cap| cap as f32))
         };
         Ok(Some(Self {
-            score_cap: match architecture {
-                Architecture::Gemma4 => None,
-                _ => cap("attn_logit_softcapping", 50.0)?,
+            // The classes of Gemma 3 read this one and do not use it.
+            score_cap: match is_second {
+                true => cap("attn_logit_softcapping", 50.0)?,
+                false => None,
             },
-            logits_cap: cap("final_logit_softcapping", 30.0)?,
+            // That of Gemma 3 with a vision tower does not use this one either.
+            logits_cap: match architecture == Architecture::Gemma3 && json.has("text_config") {
+                true => None,
+                false => cap("final_logit_softcapping", 30.0)?,
+            },
             norms_from_one: architecture != Architecture::Gemma4,
             window_rope: match is_second {
                 true => None,

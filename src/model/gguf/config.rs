@@ -294,9 +294,8 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(),
             return Err(keys.error(name, reason));
         }
     }
-    let own = scales::keys_of(architecture);
-    let is_read =
-        |name: &str| own.contains(&name) || architecture.is_gemma() && gemma::CAPS.contains(&name);
+    let (own, caps) = (scales::keys_of(architecture), gemma::caps(architecture));
+    let is_read = |name: &str| own.contains(&name) || caps.contains(&name);
     for (name, neutral) in NEUTRAL.into_iter().filter(|(name, _)| !is_read(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {

@@ -14,8 +14,17 @@ use crate::model::config::limits::{
 };
 use crate::model::rope::{RopeConfig, RopeScaling};
 
-/// The keys of the caps, which other families must not have.
-pub(super) const CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
+const SCORE_CAP: &str = "attn_logit_softcapping";
+const LOGITS_CAP: &str = "final_logit_softcapping";
+
+/// The keys of a family's caps; others must not have them.
+pub(super) fn caps(architecture: Architecture) -> &'static [&'static str] {
+    match architecture {
+        Architecture::Gemma2 => &[SCORE_CAP, LOGITS_CAP],
+        Architecture::Gemma3 | Architecture::Gemma4 => &[LOGITS_CAP],
+        _ => &[],
+    }
+}
 
 /// The layers of the models, of 27 billion weights, whose scores have another scale: Gemma 2 and 3.
 const LARGEST: [usize; 2] = [46, 62];
@@ -38,10 +47,10 @@ pub(super) fn read(
     };
     Ok(Some(GemmaConfig {
         score_cap: match architecture {
-            Architecture::Gemma4 => None,
-            _ => cap(CAPS[0])?,
+            Architecture::Gemma2 => cap(SCORE_CAP)?,
+            _ => None,
         },
-        logits_cap: cap(CAPS[1])?,
+        logits_cap: cap(LOGITS_CAP)?,
         norms_from_one: false,
         window_rope: theta.map(|theta| RopeConfig {
             theta,

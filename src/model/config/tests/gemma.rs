@@ -76,6 +76,27 @@ fn gemma_3_rotates_by_kinds_of_layers() {
 }
 
 #[test]
+fn caps_are_those_that_the_class_uses() {
+    let caps = json!({"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0});
+    let wrapped = json!({"text_config": caps});
+    for (class, edits, expected) in [
+        ("Gemma2ForCausalLM", &caps, (Some(5.0), Some(10.0))),
+        ("Gemma3ForCausalLM", &caps, (None, Some(10.0))),
+        ("Gemma3ForConditionalGeneration", &wrapped, (None, None)),
+        ("Gemma4ForCausalLM", &caps, (None, Some(10.0))),
+        (
+            "Gemma4ForConditionalGeneration",
+            &wrapped,
+            (None, Some(10.0)),
+        ),
+    ] {
+        let read = parse(&with(base(class), edits.clone())).expect("supported");
+        let gemma = read.gemma.expect("it is one");
+        assert_eq!((gemma.score_cap, gemma.logits_cap), expected, "{class}");
+    }
+}
+
+#[test]
 fn what_a_gemma_cannot_do_here_is_refused() {
     let table = [
         (

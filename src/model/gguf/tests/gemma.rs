@@ -36,6 +36,22 @@ fn windows_and_rotations_are_the_usual_ones_where_files_say_nothing() {
 }
 
 #[test]
+fn scores_bend_in_gemma_2_only() {
+    let capped = |name: &str| {
+        let file = layers(name, 2);
+        let file = file.number(&format!("{name}.final_logit_softcapping"), 30.0);
+        file.number(&format!("{name}.attn_logit_softcapping"), 50.0)
+    };
+    let read = config(&capped("gemma2")).expect("supported");
+    let own = read.gemma.expect("it is one");
+    assert_eq!((own.score_cap, own.logits_cap), (Some(50.0), Some(30.0)));
+    refused(
+        config(&capped("gemma3")),
+        "gemma3.attn_logit_softcapping is 50, which is not supported",
+    );
+}
+
+#[test]
 fn scores_of_the_largest_models_have_another_scale() {
     // Heads of two elements, and four elements for two heads.
     let scale = |name, layers_of| {
