@@ -78,7 +78,7 @@ fn double_sparsity_that_cannot_be_is_one_line() {
     };
     let text = with(&[]);
     assert!(
-        text.contains("ds_channel_config_path: is not given"),
+        text.contains("ds_channel_config_path is not given"),
         "{text}"
     );
     let file = ["--ds-channel-config-path", "/nonexistent.json"];
@@ -86,7 +86,7 @@ fn double_sparsity_that_cannot_be_is_one_line() {
     assert!(text.contains("/nonexistent.json"), "{text}");
     let text = with(&[&file[..], &["--device", "cuda"]].concat());
     assert!(
-        text.contains("enable_double_sparsity: is on, but device is cuda:0"),
+        text.contains("enable_double_sparsity is on, but device is cuda:0"),
         "{text}"
     );
     let text = with(&[&file[..], &["--ds-heavy-channel-num", "1000"]].concat());

@@ -44,7 +44,7 @@ impl KvPool {
                 };
                 Storage::zeros(
                     pages.dtype,
-                    n_slots * (pages.elements_per_token() - pages.heads * pages.labels),
+                    n_slots * pages.elements_per_token(),
                     n_slots * pages.scales_per_token(),
                 )
             }

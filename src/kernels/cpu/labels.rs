@@ -97,6 +97,11 @@ fn copy<E: Copy>(
 ) {
     let (planes, width) = (Planes::of(heads, keys.len()), channels.per_head());
     let n_slots = planes.n_slots();
+    assert_eq!(
+        labels.len(),
+        channels.n_heads() * n_slots * width,
+        "a label for each key"
+    );
     for head in 0..channels.n_heads() {
         let of_head = channels.head(head);
         for slot in slots.iter().map(|slot| *slot as usize) {

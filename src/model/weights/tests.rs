@@ -61,13 +61,17 @@ fn every_fixture_holds_what_its_configuration_says() {
         if config.experts.is_some() || config.recurrent.is_some() {
             continue;
         }
+        let width = config.intermediate_size;
         let wider = ModelConfig {
-            intermediate_size: config.intermediate_size + 1,
+            intermediate_size: width + 1,
             ..config
         };
         refused(
             weights.check(&wider.tensors()),
-            "mlp.gate_proj.weight has shape [112, 64], expected [113, 64]",
+            &format!(
+                "mlp.gate_proj.weight has shape [{width}, 64], expected [{}, 64]",
+                width + 1
+            ),
         );
     }
 }

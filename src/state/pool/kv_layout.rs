@@ -106,7 +106,7 @@ pub struct PagedKv {
 }
 
 impl PagedKv {
-    /// Elements of a token, without scales.
+    /// Elements of a token's keys and values, without labels and scales.
     pub fn elements_per_token(&self) -> usize {
         self.heads * (self.key_dim + self.values.stored_dim())
     }

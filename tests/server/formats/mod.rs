@@ -231,7 +231,11 @@ fn glm47_with_special_tokens() {
 #[test]
 fn gemma4_with_special_tokens() {
     let thoughts = Thoughts::Tags("<|channel>thought\n", "\n<channel|>");
-    check(&tagged(GEMMA4, thoughts, family::gemma4));
+    // A label that is cut is text.
+    check(&with_tags(
+        &["thought\n"],
+        tagged(GEMMA4, thoughts, family::gemma4),
+    ));
 }
 
 #[test]
