@@ -7,7 +7,8 @@ pub(super) struct Thinking {
     held_newlines: usize,
     /// Nothing but newlines came so far.
     is_blank: bool,
-    /// The label, and how many bytes of it came so far; `None` where something else did.
+    /// The label, and how many bytes of it came so far, of which nothing goes out where no more comes; `None` where
+    /// something else did.
     label: Option<(&'static str, usize)>,
 }
 
@@ -35,23 +36,10 @@ impl Thinking {
             self.label = (n < label.len()).then_some((label, n));
             return;
         }
-        self.give_label(text);
+        // What began like the label is none.
+        self.label = None;
+        label[..n].chars().for_each(|c| self.read_thought(c, text));
         self.read_thought(c, text);
-    }
-
-    /// Appends the beginning of a label that goes no further.
-    fn give_label(&mut self, text: &mut String) {
-        if let Some((label, n)) = self.label.take() {
-            label[..n].chars().for_each(|c| self.read_thought(c, text));
-        }
-    }
-
-    /// Ends the stretch. Of its label white space may be missing.
-    pub(super) fn end(&mut self, text: &mut String) {
-        self.label = self
-            .label
-            .filter(|(label, n)| label[..*n] != *label.trim_end());
-        self.give_label(text);
     }
 
     fn read_thought(&mut self, c: char, text: &mut String) {

@@ -231,11 +231,7 @@ fn glm47_with_special_tokens() {
 #[test]
 fn gemma4_with_special_tokens() {
     let thoughts = Thoughts::Tags("<|channel>thought\n", "\n<channel|>");
-    // A label that is cut is text.
-    check(&with_tags(
-        &["thought\n"],
-        tagged(GEMMA4, thoughts, family::gemma4),
-    ));
+    check(&tagged(GEMMA4, thoughts, family::gemma4));
 }
 
 #[test]

@@ -78,7 +78,9 @@ fn thoughts_stand_in_a_channel_with_a_label() {
     assert_eq!(run("<|channel>thought\nSo.\n<channel|>Yes."), "‹So.›«Yes.»");
     assert_eq!(run("<|channel>thought\n<channel|>Yes."), "«Yes.»");
     assert_eq!(run("<|channel>thoughts<channel|>Yes."), "‹thoughts›«Yes.»");
-    assert_eq!(run("<|channel>thou<channel|>"), "‹thou›");
+    assert_eq!(run("<|channel>thou<channel|>Yes."), "«Yes.»");
+    assert_eq!(run("<|channel>thou"), "");
+    assert_eq!(run("<|channel>those"), "‹those›");
     let called = format!("<|channel>thought\nSo<channel|>{}", call("row:1"));
     assert_eq!(run(&called), "‹So›seat({\"row\": 1})");
 }

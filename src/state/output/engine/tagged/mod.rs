@@ -162,9 +162,6 @@ impl TaggedEngine {
             }
             self.run(Input::Ended, out);
         }
-        if self.around == Around::Reasoning {
-            self.end_reasoning(out);
-        }
         self.release_whitespace(out);
         self.state = State::Over;
     }
@@ -327,7 +324,6 @@ impl TaggedEngine {
         match (tag.tag, &self.calls) {
             (Tag::ThinkStart, _) if self.thinking.is_blank() => {}
             (Tag::ThinkEnd, _) => {
-                self.end_reasoning(out);
                 self.around = Around::Content;
                 self.content = Content::new(After::Reasoning);
             }
@@ -352,13 +348,6 @@ impl TaggedEngine {
         let text = &mut self.output.arguments;
         self.content.read(c, text);
         push_text(out, text);
-        text.clear();
-    }
-
-    fn end_reasoning(&mut self, out: &mut Vec<OutputPiece>) {
-        let text = &mut self.output.arguments;
-        self.thinking.end(text);
-        push_reasoning(out, text);
         text.clear();
     }
 
