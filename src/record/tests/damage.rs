@@ -46,12 +46,14 @@ fn a_made_up_log_is_refused_with_its_record() {
         let found = outcomes.iter().find(|entry| entry.message() == message);
         found.expect("a busy engine has it").clone()
     };
-    let submit = |change: &dyn Fn(&mut SubmitEntry)| match first("Submit") {
-        Entry::Submit(mut request) => {
-            change(&mut request);
-            Entry::Submit(request)
-        }
-        other => panic!("{other:?}"),
+    let plain = outcomes.iter().find_map(|entry| match entry {
+        Entry::Submit(request) => Some(request.clone()),
+        _ => None,
+    });
+    let submit = |change: &dyn Fn(&mut SubmitEntry)| {
+        let mut request = plain.clone().expect("a busy engine has a plain request");
+        change(&mut request);
+        Entry::Submit(request)
     };
     let check = |entries: &[Entry], parts: &[&str]| {
         let error = replay_of(&made_up(&setup(), entries)).expect_err("it is made up");
