@@ -86,7 +86,7 @@ fn double_sparsity_that_cannot_be_is_one_line() {
     assert!(text.contains("/nonexistent.json"), "{text}");
     let text = with(&[&file[..], &["--device", "cuda"]].concat());
     assert!(
-        text.contains("enable_double_sparsity is on, but device is cuda:0"),
+        text.contains("--enable-double-sparsity is on, but device is cuda:0"),
         "{text}"
     );
     let text = with(&[&file[..], &["--ds-heavy-channel-num", "1000"]].concat());
