@@ -73,6 +73,10 @@ impl Setup {
     /// The same, and it makes no step before the other end of a gate is dropped.
     pub fn start_on_gpu_behind(&self, gate: Receiver<()>, config: EngineConfig) -> World {
         let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
+        // Planned for a CPU: on a device, layers with windows keep all tokens.
+        if let Some(memory) = parts.info.memory.as_mut() {
+            memory.window_pages = 0;
+        }
         let (options, dir) = (self.options(&config, &parts), config.model_path.clone());
         parts.executor = Arc::new(move || {
             Ok(Box::new(Gated {

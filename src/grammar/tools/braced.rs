@@ -121,7 +121,9 @@ fn value(schema: &Value, root: &Value, depth: usize) -> Option<Part> {
         let options = options.map(|option| value(option, root, depth + 1));
         return Some(Part::Choice(options.collect::<Option<_>>()?));
     }
-    if let Some(matches) = text_of(schema, root) {
+    // Of more types than one each is taken by itself: null is no string here.
+    let is_string = object.get("type").is_some_and(|name| name == "string");
+    if let Some(matches) = text_of(schema, root).filter(|_| is_string) {
         return Some(text(matches));
     }
     match object.get("type")? {
