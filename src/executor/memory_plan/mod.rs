@@ -239,7 +239,8 @@ impl MemoryPlan {
 
     /// The pages of layers with windows; `None` where none has pages of its own.
     pub fn window_limits(&self) -> Option<WindowLimits> {
-        self.wish.windows.map(|windows| WindowLimits {
+        let windows = self.wish.windows.filter(|_| self.window_pages > 0)?;
+        Some(WindowLimits {
             tokens: usize::try_from(windows.tokens).unwrap_or(usize::MAX),
             total_pages: self.window_pages as usize,
         })
