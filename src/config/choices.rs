@@ -44,7 +44,7 @@ pub enum KvCacheDtype {
     Int8,
 }
 
-/// What computes attention: `auto` or `native`. Other engines' backends are refused by name.
+/// The kernels of attention: `auto` or `native`. Other engines' backends are refused by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum AttentionBackend {

@@ -74,7 +74,7 @@ keys::keys! {
         /// GPU, so CUDA must be requested explicitly.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
-        /// What computes attention: auto or native, the only backend of each device.
+        /// Kernels of attention: auto or native, the only backend of each device.
         #[flag(MODEL.takes("NAME").rare())]
         attention_backend: AttentionBackend = AttentionBackend::Auto,
         /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, otherwise the built-in

@@ -69,7 +69,7 @@ pub(super) fn memory_plan(
     Ok(plan)
 }
 
-/// What layers keep where those with windows have pages of their own: in models that see further than the window, with
+/// The memory of layers where those with windows have pages of their own: in models that see further than the window, with
 /// chunked prefill, since a chunk's tokens are all in window pages at once.
 pub(crate) fn windowed(
     config: &EngineConfig,
@@ -82,7 +82,7 @@ pub(crate) fn windowed(
     (is_shorter && config.chunk_tokens().is_some()).then_some(windowed)
 }
 
-/// What a layout asks for its window pages, if it has any.
+/// The wish for window pages of a layout, if it has any.
 pub(crate) fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowWish> {
     Some(WindowWish {
         kv_bytes_per_token: layout.window_bytes_per_token(),

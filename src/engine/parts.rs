@@ -81,7 +81,7 @@ pub struct ModelInfo {
     pub memory: Option<MemoryPlan>,
     /// The type in which keys and values are cached; `None` for such an executor.
     pub kv_cache_dtype: Option<&'static str>,
-    /// What computes attention; `None` for such an executor.
+    /// The kernels of attention; `None` for such an executor.
     pub attention_backend: Option<&'static str>,
 }
 

@@ -23,7 +23,7 @@ pub struct CalibrationRequest {
     pub model: PathBuf,
     /// Element type of matrices and KV; `None` for that of the file.
     pub dtype: Option<Dtype>,
-    /// What matrices are quantised to.
+    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Where weights come from.
     pub load_format: LoadFormat,
@@ -48,7 +48,7 @@ pub struct RecallRequest {
     pub tokens: usize,
 }
 
-/// What calibration has found.
+/// The result of a calibration.
 #[derive(Clone, Debug)]
 pub struct Calibrated {
     /// Layers in the file.

@@ -23,7 +23,7 @@ pub struct NoiseRequest {
     pub model: PathBuf,
     /// Element type of matrices and KV; `None` for that of the file.
     pub dtype: Option<Dtype>,
-    /// What matrices are quantised to.
+    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Element type of KV; `None` for that of the matrices.
     pub kv_dtype: Option<KvDtype>,

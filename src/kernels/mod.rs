@@ -449,7 +449,7 @@ pub struct QkvWeights<B: Backend> {
     pub eps: f32,
 }
 
-/// What [`Backend::project_queries`] multiplies and norms with.
+/// The operands of [`Backend::project_queries`].
 pub struct QueryWeights<B: Backend> {
     /// `[n_heads * key_dim, hidden]`.
     pub projection: Linear<B>,

@@ -1,4 +1,4 @@
-//! What the residual stream takes up row by row: rows that are normed, factors.
+//! Rows that the residual stream takes up: rows that are normed, factors.
 
 use super::element::load_up_to;
 use super::rowwise::{for_rows, norm_scale, store_up_to};

@@ -1,4 +1,4 @@
-//! What the families of Gemma have in common: caps, norms around each block, embeddings that are scaled, a rotation for
+//! The families of Gemma have in common: caps, norms around each block, embeddings that are scaled, a rotation for
 //! layers with windows.
 
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub(super) fn vocab_size(architecture: Architecture) -> usize {
     }
 }
 
-/// What is a Gemma's own.
+/// The part of a configuration that is a Gemma's own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmaConfig {
     /// Attention's scores bend towards this.
@@ -41,7 +41,7 @@ pub struct GemmaConfig {
     pub norms_from_one: bool,
     /// The rotation in layers with windows, where it is another one.
     pub window_rope: Option<RopeConfig>,
-    /// What only Gemma 4 has.
+    /// The part that only Gemma 4 has.
     pub fourth: Option<Gemma4Config>,
 }
 

@@ -1,4 +1,4 @@
-//! What Gemma 4 adds: heads of two sizes, layers that read the keys and values of others, inputs for each layer, experts
+//! Gemma 4 adds heads of two sizes, layers that read the keys and values of others, inputs for each layer, experts
 //! beside the MLP.
 
 use super::ModelConfig;
@@ -16,7 +16,7 @@ const FULL_HEAD_DIM: usize = 512;
 /// Width of the inputs of a layer, where a configuration does not say it.
 const INPUT_WIDTH: usize = 256;
 
-/// What only Gemma 4 has.
+/// The part of a configuration that only Gemma 4 has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {
     /// Key and value heads in layers without windows.
@@ -29,11 +29,11 @@ pub struct Gemma4Config {
     pub n_sharing: usize,
     /// The MLPs of those are twice as wide.
     pub double_wide: bool,
-    /// What every layer gets of the tokens themselves.
+    /// The inputs that every layer gets of the tokens themselves.
     pub inputs: Option<LayerInputs>,
 }
 
-/// What every layer gets of the tokens themselves.
+/// The inputs that every layer gets of the tokens themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerInputs {
     /// Elements for a layer.
