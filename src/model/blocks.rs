@@ -327,6 +327,8 @@ pub struct Ends<B: Backend> {
     rope: B::Rope,
     /// That of layers with windows, where it is another one.
     window_rope: Option<B::Rope>,
+    /// The rotation that turns nothing, where layers have no other.
+    no_rope: Option<B::Rope>,
     norm: Norm<B>,
     /// Factor on embeddings of tokens and on vectors of a prompt.
     input_scale: Option<f32>,
@@ -343,6 +345,8 @@ pub struct Rotations<B: Backend> {
     pub all: B::Tensor,
     /// Those in layers with windows, where they are others.
     windowed: Option<B::Tensor>,
+    /// Those of layers that positions do not rotate, of no width, where there are such layers.
+    none: Option<B::Tensor>,
 }
 
 impl<B: Backend> Rotations<B> {
@@ -352,6 +356,15 @@ impl<B: Backend> Rotations<B> {
             Some(windowed) if window.is_some() => windowed,
             _ => &self.all,
         }
+    }
+
+    /// Those in layers that positions do not rotate.
+    ///
+    /// # Panics
+    /// If the configuration has no such layer.
+    pub fn none(&self) -> &B::Tensor {
+        let none = self.none.as_ref();
+        none.expect("made wherever a layer of the configuration is not rotated")
     }
 }
 
@@ -370,6 +383,7 @@ impl<B: Backend> Ends<B> {
             },
             rope: loader.rope(),
             window_rope: loader.window_rope(),
+            no_rope: loader.no_rope(),
             norm: Norm::load(loader, "model.norm", hidden)?,
             input_scale: loader.embedding_scale().filter(|_| !is_gemma),
             logits_divisor: loader.config().logits_divisor,
@@ -402,10 +416,15 @@ impl<B: Backend> Ends<B> {
 
     /// The rotations of the positions of tokens.
     pub fn rotations(&self, backend: &mut B, batch: &B::Batch) -> Rotations<B> {
-        let windowed = self.window_rope.as_ref();
+        let all = backend.rotations(&self.rope, batch);
+        let mut some = |rope: &Option<B::Rope>| {
+            let rope = rope.as_ref();
+            rope.map(|rope| backend.rotations(rope, batch))
+        };
         Rotations {
-            all: backend.rotations(&self.rope, batch),
-            windowed: windowed.map(|rope| backend.rotations(rope, batch)),
+            all,
+            windowed: some(&self.window_rope),
+            none: some(&self.no_rope),
         }
     }
 
