@@ -16,6 +16,7 @@ use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::sparsity::LayersToLabel;
+use crate::model::weights::TensorSpec;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv};
 use crate::state::step::{RowWork, StepPlan};
 
@@ -214,8 +215,9 @@ impl Roofline {
         let inputs = model.layer_inputs();
         let inputs = inputs.map(|own| [own.vocab_size, model.num_hidden_layers * own.width]);
         let input_weights = inputs.map_or(0.0, |[rows, width]| rows as f64 * width as f64);
-        let body_weights =
-            model.parameters() as f64 - n_tables * table - all_experts - input_weights;
+        // Keys that are values too are multiplied with twice.
+        let multiplied: u64 = model.tensors().iter().map(TensorSpec::elements).sum();
+        let body_weights = multiplied as f64 - n_tables * table - all_experts - input_weights;
         let all_bytes = weights_bytes(model, storage) as f64;
         let table_bytes =
             |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
