@@ -1,13 +1,14 @@
 //! The parts that decoder families share.
 
 use crate::error::LoadError;
-use crate::kernels::{Backend, Expert, Gate, Linear, Router};
+use crate::kernels::{Backend, Gate, Linear};
 use crate::model::attention::{Attention, AttentionSpec};
 use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::latent::LatentAttention;
 use crate::model::layer_inputs::{InputTable, LayerInput};
 use crate::model::loader::Loader;
+use crate::model::routed_experts::RoutedExperts;
 use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::{GatedExpert, StateMixer, load_gated_expert};
 use crate::model::{Model, Reads};
@@ -570,11 +571,9 @@ pub fn add_projected<B: Backend>(
     }
 }
 
-/// A router and its experts, each a gated MLP: `sum of weight * down(silu(gate(x)) * up(x))` over those that it chooses.
-/// Beside them there may be one that every token goes through.
+/// Experts in the place of an MLP, of which a router chooses. Beside them there may be one that every token goes through.
 pub struct Mixture<B: Backend> {
-    router: Router<B>,
-    experts: B::Experts,
+    experts: RoutedExperts<B>,
     /// One that all tokens go through.
     shared: Option<Mlp<B>>,
     /// The same behind a gate.
@@ -582,41 +581,20 @@ pub struct Mixture<B: Backend> {
 }
 
 impl<B: Backend> Mixture<B> {
-    /// Loads the router and the experts of a layer, one after the other.
+    /// Loads the experts of a layer.
     pub fn load(
         loader: &mut Loader<'_, B>,
         layer: usize,
         config: &ExpertsConfig,
     ) -> Result<Self, LoadError> {
-        let hidden = loader.config().hidden_size;
-        let router = [(config.names.router(layer), config.count())];
-        let router = Router {
-            logits: loader.linear(&router, hidden, config.bias)?,
-            correction: match config.corrected {
-                true => Some(loader.vector(&[(&config.names.correction(layer), config.count())])?),
-                false => None,
-            },
-            factors: None,
-            routing: config.routing,
-        };
         let bias = loader.config().bias.mlp;
         let shared = config
             .shared_width
             .map(|width| Mlp::of_module(loader, &config.names.shared(layer), width, bias))
             .transpose()?;
-        let experts = (0..config.count()).map(|expert| {
-            let [gate, up, down] = config.names.projections(layer, expert);
-            let gate_up = [(gate, config.width), (up, config.width)];
-            Ok(Expert {
-                gate_up: loader.linear(&gate_up, hidden, config.bias)?,
-                down: loader.linear(&[(down, hidden)], config.width, config.bias)?,
-            })
-        });
-        let experts = experts.collect::<Result<Vec<_>, LoadError>>()?;
         Ok(Self {
-            router,
-            experts: loader.experts(experts, config.gate),
             shared,
+            experts: RoutedExperts::load(loader, layer, config)?,
             gated: load_gated_expert(loader, layer)?,
         })
     }
@@ -628,8 +606,7 @@ impl<B: Backend> Mixture<B> {
             let normed = norm.forward(backend, x, &shared.gate_up.weight);
             shared.gated(backend, &normed)
         });
-        let routes = backend.route(&normed, &self.router);
-        backend.add_experts(x, &normed, routes, &self.experts);
+        self.experts.add(backend, x, &normed, &normed);
         if let Some((gate, expert)) = &self.gated {
             backend.add_gated_expert(x, &normed, gate, expert);
         }
