@@ -105,6 +105,10 @@ keys::keys! {
         /// Size of the KV pool in tokens, instead of one derived from the free memory.
         #[flag(MEMORY.takes("TOKENS"))]
         max_total_tokens: Option<usize> = None,
+        /// Tokens that layers with a sliding window hold for each token of the KV pool, on a CPU and with chunked prefill;
+        /// always as many as one sequence needs.
+        #[flag(MEMORY.takes("0..1").rare())]
+        swa_full_tokens_ratio: f64 = 0.25,
         /// Number of states, of running requests and of cached prefixes together, in models whose layers keep states;
         /// derived from the KV pool if not given.
         ///

@@ -123,6 +123,10 @@ impl EngineConfig {
                 || format!("is {fraction}, must lie between 0 and 1"),
             )?;
         }
+        let ratio = self.swa_full_tokens_ratio;
+        check(ratio > 0.0 && ratio <= 1.0, "swa_full_tokens_ratio", || {
+            format!("is {ratio}, must lie between 0 and 1: 1 holds every token of the pool")
+        })?;
         let least = IntakeLimits::min_capacity_tokens(page_size);
         let tokens = self.max_total_tokens.unwrap_or(least);
         check(tokens >= least, "max_total_tokens", || {
@@ -239,6 +243,25 @@ mod tests {
             for part in [tool, reasoning, "tool_call_parser", "auto", "none"] {
                 assert!(error.reason.contains(part), "{part}: {}", error.reason);
             }
+        }
+    }
+
+    #[test]
+    fn the_share_of_window_pages_is_above_0_and_at_most_1() {
+        let error = |ratio: f64| {
+            let config = EngineConfig {
+                swa_full_tokens_ratio: ratio,
+                ..EngineConfig::default()
+            };
+            config.validate().err().map(|error| error.to_string())
+        };
+        for ratio in [1e-6, 0.25, 1.0] {
+            assert_eq!(error(ratio), None);
+        }
+        for ratio in [0.0, -0.1, 1.01, f64::NAN, f64::INFINITY] {
+            let reason = error(ratio).expect("it is no share");
+            assert!(reason.starts_with("swa_full_tokens_ratio: is "), "{reason}");
+            assert!(reason.contains("between 0 and 1"), "{reason}");
         }
     }
 

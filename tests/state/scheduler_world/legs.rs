@@ -70,6 +70,11 @@ impl World {
                 self.order.note_probe(&*self.states.cache, &numbers, &keys);
             }
             (Before::Plan { is_flush }, _) => {
+                if let Leg::ReservePages(reserve) = leg
+                    && let Some(preempt) = &reserve.verdict.preempt
+                {
+                    self.preempted.push(preempt.victims.len());
+                }
                 let is_kept = self.stats().pins > 0;
                 assert!(
                     !is_flush || is_kept || self.states.cache.total_size() == 0,

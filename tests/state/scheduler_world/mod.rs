@@ -164,6 +164,8 @@ pub struct World {
     inside: Vec<usize>,
     /// Plans answered.
     plans: usize,
+    /// How many gave way in each plan in which some did.
+    pub preempted: Vec<usize>,
     pins: Vec<u64>,
     soft_pins: u64,
     plans_since_progress: usize,
@@ -218,6 +220,7 @@ impl World {
             waits: WaitLog::new(setup.wait_rules()),
             inside: Vec::new(),
             plans: 0,
+            preempted: Vec::new(),
             pins: Vec::new(),
             soft_pins: 0,
             plans_since_progress: 0,
