@@ -240,6 +240,14 @@ keys::keys! {
         /// In addition, up to 32768 pages of the last cache flush are remembered.
         #[flag(MEMORY.takes("PAGES").rare())]
         prefix_diagnostics_pages: usize = 1 << 18,
+        /// Publishes over ZeroMQ which blocks of tokens the prefix cache holds, as SGLang does, for routers and indexers: JSON
+        /// such as {"publisher": "zmq", "endpoint": "tcp://*:5557"}.
+        ///
+        /// Whoever connects to that port reads the tokens of all prompts. docs/kv-events.md describes the events, and every
+        /// key of the object: endpoint, replay_endpoint, topic, buffer_steps, hwm, max_queue_size, format, encoding,
+        /// block_size.
+        #[flag(MEMORY.takes("JSON").rare())]
+        kv_events_config: Option<String> = None,
         /// Maximum number of prefixes that are pinned at once by applications that embed the engine.
         #[flag(MEMORY.takes("N"))]
         max_pins: usize = 256,

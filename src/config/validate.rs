@@ -143,6 +143,7 @@ impl EngineConfig {
             return Err(out_of_range("schedule_policy", reason));
         }
         self.eviction_policy()?;
+        self.kv_events()?;
         let conservativeness = self.schedule_conservativeness;
         let is_sane = conservativeness > 0.0 && conservativeness <= 100.0;
         check(is_sane, "schedule_conservativeness", || {
@@ -263,6 +264,32 @@ mod tests {
             assert!(reason.starts_with("swa_full_tokens_ratio: is "), "{reason}");
             assert!(reason.contains("between 0 and 1"), "{reason}");
         }
+    }
+
+    #[test]
+    fn events_need_a_cache_and_an_object_that_can_be_read() {
+        let config = EngineConfig {
+            kv_events_config: Some(r#"{"publisher": "zmq"}"#.to_owned()),
+            ..EngineConfig::default()
+        };
+        assert!(config.validate().is_ok());
+        let error = |config: EngineConfig| config.validate().expect_err("refused").to_string();
+        let uncached = EngineConfig {
+            disable_radix_cache: true,
+            ..config.clone()
+        };
+        assert!(error(uncached).starts_with("kv_events_config: is given, but disable_radix_cache"));
+        let wrong = EngineConfig {
+            kv_events_config: Some(r#"{"publisher": "zmq", "endpoint": "5557"}"#.to_owned()),
+            ..config
+        };
+        assert!(error(wrong).starts_with("kv_events_config: endpoint is \"5557\""));
+        let silent = EngineConfig {
+            kv_events_config: Some("{}".to_owned()),
+            disable_radix_cache: true,
+            ..EngineConfig::default()
+        };
+        assert!(silent.validate().is_ok());
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::MemoryPlan;
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
+use crate::kv_events::KvEventPublisher;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::sparsity::ModelSparsity;
 use crate::model::text::{TextModel, TurnMarks};
@@ -269,6 +270,10 @@ impl EngineParts {
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
             record: record(config, info, &control)?,
+            kv_events: config
+                .kv_events()?
+                .map(|events| KvEventPublisher::start(events, page_size))
+                .transpose()?,
             control,
             tokenizer,
             executor: self.executor.clone(),

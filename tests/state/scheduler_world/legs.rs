@@ -35,6 +35,9 @@ impl World {
         let before = self.look_before(&leg);
         match self.states.carry(leg) {
             Carried::On(leg) => {
+                if let Some(account) = &mut self.account {
+                    account.hear(self.states.cache.as_mut());
+                }
                 self.look_after(before, &leg);
                 self.leg = Some(leg);
             }
