@@ -10,15 +10,15 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::call::{Asked, Prompts};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
-    PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
+    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
+    GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
 use crate::actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
-use crate::metrics::RequestMetrics;
+use crate::metrics::{EngineLoad, RequestMetrics};
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
@@ -254,6 +254,14 @@ impl EngineHandle {
     /// [`RequestError::EngineDown`].
     pub async fn stats(&self) -> Result<EngineStats, RequestError> {
         self.doors()?.stats.send(GetStats).await.map_err(down)
+    }
+
+    /// Queues, pools and counters, with rates and with the tokens that wait: what a gateway shares requests out by.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn load(&self) -> Result<EngineLoad, RequestError> {
+        self.doors()?.load.send(GetLoad).await.map_err(down)
     }
 
     /// Where an admitted request's prompt left the tree, and why the cache helped no further. `None` for an id that is
