@@ -26,6 +26,7 @@ mod health;
 mod internal_state;
 mod key;
 mod lanes;
+mod loads;
 mod methods;
 mod native;
 mod open_requests;

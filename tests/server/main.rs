@@ -12,6 +12,7 @@ mod hostile;
 mod http;
 mod kept_responses;
 mod key;
+mod loads;
 mod messages;
 mod misses;
 mod native;
