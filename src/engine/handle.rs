@@ -49,6 +49,7 @@ pub(super) struct Inner {
     pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) max_logprob_entries: usize,
+    pub(super) max_prefill_tokens: usize,
     pub(super) request_limits: RequestLimits,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
@@ -308,6 +309,11 @@ impl EngineHandle {
     /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.
     pub fn max_logprob_entries(&self) -> usize {
         self.inner.max_logprob_entries
+    }
+
+    /// Most prompt tokens that one step computes.
+    pub fn max_prefill_tokens(&self) -> usize {
+        self.inner.max_prefill_tokens
     }
 
     /// How long the lists and names of a request may be.

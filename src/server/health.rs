@@ -2,7 +2,7 @@
 
 use actix_web::HttpResponse;
 use actix_web::web::{Data, Path};
-use serde_json::json;
+use serde_json::{Value, json};
 use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
@@ -14,6 +14,7 @@ use super::openapi::shape::{
 use super::probe;
 use super::state::AppState;
 use super::whole;
+use crate::engine::ModelInfo;
 use crate::error::RequestError;
 
 /// Ranks of an engine, of every kind of parallelism.
@@ -78,7 +79,12 @@ fn model_card(state: &AppState) -> Result<serde_json::Value, ApiError> {
 /// Answers `GET /model_info`.
 pub(super) async fn model_info(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let model = state.loaded()?.engine.model();
-    Ok(HttpResponse::Ok().json(json!({
+    Ok(HttpResponse::Ok().json(model_facts(model)))
+}
+
+/// What is known of a model.
+pub(super) fn model_facts(model: &ModelInfo) -> Value {
+    json!({
         "model_path": model.model_path,
         "tokenizer_path": model.model_path,
         "served_model_name": model.served_model_name,
@@ -90,14 +96,19 @@ pub(super) async fn model_info(state: Data<AppState>) -> Result<HttpResponse, Ap
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
         "eos_token_ids": model.eos_token_ids,
-    })))
+    })
 }
 
 /// Answers `GET /server_info`.
 pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(server_facts(&state).await?))
+}
+
+/// What is known of a server and its engine.
+pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
     let engine = &state.loaded()?.engine;
     let (model, stats) = (engine.model(), engine.stats().await?);
-    Ok(HttpResponse::Ok().json(json!({
+    Ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model_path": model.model_path,
         "served_model_name": model.served_model_name,
@@ -112,6 +123,7 @@ pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, A
         "weight_version": WEIGHT_VERSION,
         "max_total_num_tokens": model.max_total_tokens,
         "max_total_tokens": model.max_total_tokens,
+        "max_prefill_tokens": engine.max_prefill_tokens(),
         "kv_cache_dtype": model.kv_cache_dtype,
         "attention_backend": model.attention_backend,
         "max_running_requests": model.max_running_requests,
@@ -120,7 +132,7 @@ pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, A
         "requests_inside": engine.requests_inside(),
         "internal_states": [stats],
         "server": state.config(),
-    })))
+    }))
 }
 
 /// Answers `GET /metrics` in the Prometheus text format.
@@ -222,6 +234,7 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
         .has("weight_version", text())
         .has("max_total_num_tokens", count())
         .has("max_total_tokens", count())
+        .has("max_prefill_tokens", count())
         .has("kv_cache_dtype", text().or_null())
         .has("attention_backend", text().or_null())
         .has("max_running_requests", count())

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use actix_web::HttpResponse;
 use actix_web::web::{Data, Query};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
@@ -166,15 +166,20 @@ pub(super) async fn loads(
 
 /// Answers `GET /get_load`, the older form, of which sglang-router sums `num_tokens`.
 pub(super) async fn get_load(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(load_facts(&state).await?))
+}
+
+/// The load in its older form.
+pub(super) async fn load_facts(state: &AppState) -> Result<Value, ApiError> {
     let load = state.loaded()?.engine.load().await?;
     let stats = &load.stats;
-    Ok(HttpResponse::Ok().json(json!([{
+    Ok(json!([{
         "dp_rank": 0,
         "num_reqs": stats.running_requests + stats.waiting_requests,
         "num_waiting_reqs": stats.waiting_requests,
         "num_tokens": total_tokens(&load),
         "num_pending_tokens": load.pending.total(),
-    }])))
+    }]))
 }
 
 fn rank_load() -> Shape {
@@ -231,8 +236,8 @@ pub(super) fn operation(_: &Facts) -> Operation {
         .query(
             "include",
             text(),
-            "sections, with commas between them: `core` is always there; `memory`, `disagg`, `queues`; `all` is the default. \
-             Other names are ignored",
+            "sections, with commas between them: `core` is always there; `memory`, `disagg`, `queues`; `all` is the \
+             default. Other names are ignored",
         )
         .query("dp_rank", whole().at_least(0).at_most(0), "a rank: there is one")
         .query("format", name_of(["json"]), "`/metrics` is for Prometheus")
