@@ -1,4 +1,4 @@
-"""What the tests of gateways share: two engines, the gateway in front of them, and clients that know the gateway alone."""
+"""What the tests of gateways share: two engines, a gateway in front of them, and clients that know the gateway."""
 
 import contextlib
 import os

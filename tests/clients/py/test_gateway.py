@@ -1,4 +1,4 @@
-"""Clients of a gateway in front of two engines: they get what an engine answers, and prefixes meet the engine that has them."""
+"""Clients of a gateway in front of two engines: they get an engine's answers, and prefixes meet the one that has them."""
 
 import contextlib
 import json
