@@ -21,6 +21,8 @@ mod exchange;
 mod fields;
 mod flush;
 mod generate;
+#[cfg(feature = "grpc")]
+pub mod grpc;
 mod guard;
 mod health;
 mod internal_state;

@@ -8,6 +8,8 @@ mod embedding;
 mod embeddings;
 mod errors;
 mod formats;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod hostile;
 mod http;
 mod kept_responses;
