@@ -234,6 +234,7 @@ fn doors(
         flush: scheduler.clone().recipient(),
         pause: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
+        load: scheduler.clone().recipient(),
         prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),
     }

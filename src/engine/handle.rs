@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::call::{Asked, Prompts};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
-    PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
+    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
+    GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
 use crate::actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
@@ -19,7 +19,7 @@ use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::kv_events::KvEventsInfo;
-use crate::metrics::RequestMetrics;
+use crate::metrics::{EngineLoad, RequestMetrics};
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
@@ -51,6 +51,7 @@ pub(super) struct Inner {
     pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) max_logprob_entries: usize,
+    pub(super) max_prefill_tokens: usize,
     pub(super) request_limits: RequestLimits,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
@@ -258,6 +259,14 @@ impl EngineHandle {
         self.doors()?.stats.send(GetStats).await.map_err(down)
     }
 
+    /// Queues, pools and counters, with rates and with the tokens that wait: what a gateway shares requests out by.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn load(&self) -> Result<EngineLoad, RequestError> {
+        self.doors()?.load.send(GetLoad).await.map_err(down)
+    }
+
     /// Where an admitted request's prompt left the tree, and why the cache helped no further. `None` for an id that is
     /// unknown, not admitted yet or forgotten, and with `prefix_diagnostics` off.
     ///
@@ -307,6 +316,11 @@ impl EngineHandle {
     /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.
     pub fn max_logprob_entries(&self) -> usize {
         self.inner.max_logprob_entries
+    }
+
+    /// Most prompt tokens that one step computes.
+    pub fn max_prefill_tokens(&self) -> usize {
+        self.inner.max_prefill_tokens
     }
 
     /// How long the lists and names of a request may be.

@@ -248,6 +248,7 @@ fn inner(config: &EngineConfig, parts: EngineParts, inside: Inside, began: Insta
         kv_events: inside.kv_events,
         channel_events: config.client_channel_events,
         max_logprob_entries: config.max_logprob_entries,
+        max_prefill_tokens: config.max_prefill_tokens,
         request_limits: config.request_limits(),
         doors: inside.doors,
         watchdog: inside.watched.watchdog,

@@ -10,6 +10,7 @@ mod families;
 mod gpu;
 mod grammar;
 mod kv_events;
+mod load;
 mod mailbox;
 mod page;
 mod prefix;
@@ -22,6 +23,7 @@ pub use families::{Family, Kind, buckets, describe_all, families, with_counter_t
 pub use gpu::GpuMetrics;
 pub use grammar::{GrammarEnd, GrammarMetrics};
 pub use kv_events::{KvEventMetrics, SubscriberCount};
+pub use load::EngineLoad;
 pub use mailbox::MailboxMetrics;
 pub use page::in_order;
 pub use prefix::PrefixMetrics;

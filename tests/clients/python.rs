@@ -36,6 +36,17 @@ pub fn interpreter() -> Option<&'static Path> {
 
 /// Runs the tests of a module against the server at `url`; the error is what it printed.
 pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> Result<(), String> {
+    run_module_with(python, module, url, process_id, &[])
+}
+
+/// As [`run_module`], with variables that only this module reads.
+pub fn run_module_with(
+    python: &Path,
+    module: &str,
+    url: &str,
+    process_id: &str,
+    variables: &[(&str, &str)],
+) -> Result<(), String> {
     // Compiled code is kept with the environment, where later modules find it, and out of the repository.
     let environment = python.parent().and_then(Path::parent);
     let bytecode = environment.expect("it is in bin").join("bytecode");
@@ -47,7 +58,8 @@ pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> R
         .env_remove("PYTHONDONTWRITEBYTECODE")
         .env("SOUFFLEUR_URL", url)
         .env("SOUFFLEUR_PID", process_id)
-        .env("SOUFFLEUR_TEST_SECONDS", MODULE_SECONDS);
+        .env("SOUFFLEUR_TEST_SECONDS", MODULE_SECONDS)
+        .envs(variables.iter().copied());
     for name in ["http_proxy", "https_proxy", "all_proxy"] {
         command.env_remove(name).env_remove(name.to_uppercase());
     }

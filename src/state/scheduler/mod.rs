@@ -20,6 +20,7 @@
 //! - soft pins: prefixes kept until their memory is needed
 //! - flush: the cache emptied for hosts
 //! - pause: no work is planned for as long as a host wishes
+//! - pending: the tokens that are not computed yet, counted for gateways
 //! - windows: the pages that nobody sees any more
 //! - misses: the notes for the diagnosis of misses
 
@@ -34,6 +35,7 @@ pub mod news;
 mod order;
 mod outbox;
 mod pause;
+pub mod pending;
 mod pins;
 mod pipeline;
 mod planned;
