@@ -215,6 +215,7 @@ mod tests {
             memory: None,
             kv_cache_dtype: None,
             attention_backend: None,
+            double_sparsity: None,
         };
         let parts = EngineParts {
             info,

@@ -18,6 +18,7 @@ use crate::admission::{Admission, Permit};
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
+use crate::kv_events::KvEventsInfo;
 use crate::metrics::{EngineLoad, RequestMetrics};
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
@@ -46,6 +47,7 @@ pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
+    pub(super) kv_events: Option<KvEventsInfo>,
     pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) max_logprob_entries: usize,
@@ -304,6 +306,11 @@ impl EngineHandle {
     /// The loaded model's tokenizer; `None` for an engine that takes and returns token ids only.
     pub fn text(&self) -> Option<&Arc<TextModel>> {
         self.inner.text.as_ref()
+    }
+
+    /// Where the engine publishes what its cache holds; `None` if it does not.
+    pub fn kv_events(&self) -> Option<&KvEventsInfo> {
+        self.inner.kv_events.as_ref()
     }
 
     /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.

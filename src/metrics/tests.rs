@@ -41,6 +41,7 @@ fn exercise_all() {
     DeathMetrics::register(&["tokenizer"]).died("scheduler");
     CacheMetrics::register().evicted(16, 2e-4);
     PrefixMetrics::register();
+    exercise_kv_events();
     let gpu = GpuMetrics::register(0);
     gpu.busy(true, 5e-3);
     gpu.idle(1e-5);
@@ -60,6 +61,15 @@ fn exercise_all() {
     scheduler.record_step(0.01, 0.5, 40, 0);
     scheduler.queue_time(0.001);
     exercise_server();
+}
+
+fn exercise_kv_events() {
+    let events = KvEventMetrics::register();
+    let _subscriber = SubscriberCount::new(&events);
+    events.published(3, 2, 1);
+    events.lost(4);
+    events.skipped(5);
+    events.replayed();
 }
 
 fn exercise_grammars(grammars: &GrammarMetrics) {

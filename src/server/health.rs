@@ -130,6 +130,7 @@ pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
         "schedule_policy": stats.schedule_policy,
         "radix_eviction_policy": stats.radix_eviction_policy,
         "requests_inside": engine.requests_inside(),
+        "kv_events": engine.kv_events(),
         "internal_states": [stats],
         "server": state.config(),
     }))
@@ -241,6 +242,12 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
         .has("schedule_policy", text())
         .has("radix_eviction_policy", text())
         .has("requests_inside", count())
+        .has(
+            "kv_events",
+            free_object()
+                .about("where the cache's changes are published")
+                .or_null(),
+        )
         .has("internal_states", list(free_object()))
         .has(
             "server",

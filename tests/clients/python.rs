@@ -1,5 +1,6 @@
 //! The modules in `py`, each against a server of its own.
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -114,6 +115,23 @@ fn sglangs_native_endpoint() {
 #[test]
 fn websocket() {
     check("test_websocket", &[]);
+}
+
+#[test]
+fn kv_events() {
+    let config = r#"{"publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0", "topic": "kv"}"#;
+    check("test_kv_events", &["--kv-events-config", config]);
+}
+
+#[test]
+fn kv_events_by_places() {
+    // Freed again: the subscriber binds it, and the server connects.
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = port.expect("a port is free").port();
+    let config = format!(
+        r#"{{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:{port}", "topic": "kv@pod@model", "encoding": "array"}}"#
+    );
+    check("test_kv_events_array", &["--kv-events-config", &config]);
 }
 
 #[test]
