@@ -19,6 +19,7 @@ mod element;
 mod experts;
 mod format;
 mod gates;
+mod homes;
 mod k_quants;
 mod kept;
 pub(crate) mod kv;
@@ -171,12 +172,13 @@ impl CpuBackend {
                 "threads, weights and KV memory are divided among NUMA nodes"
             );
         }
-        let pool = ThreadPool::seated(seats)?;
-        let kv = KvPool::new(
+        let mut pool = ThreadPool::seated(seats)?;
+        let mut kv = KvPool::new(
             &sizes.kv,
             (n_slots, n_window_slots),
             sizes.sparsity.as_ref(),
         );
+        kv.settle(&mut pool);
         Ok(Self {
             pool,
             isa: sizes.isa,
