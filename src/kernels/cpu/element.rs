@@ -117,6 +117,13 @@ impl<T> Elements<T> {
     }
 }
 
+impl<T: bytemuck::Pod> Elements<T> {
+    /// The bytes, which begin on a page of the system.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map[..self.bytes]
+    }
+}
+
 /// What borrows elements, as a slice.
 pub trait Borrowed {
     /// A slice, to write if it was borrowed so.
@@ -213,6 +220,16 @@ impl Storage {
                 Elements::zeros(len + <i8 as Kept>::SLACK),
                 Elements::zeros(n_scales),
             ),
+        }
+    }
+
+    /// The bytes of the elements, and those of their scales, of which floats have none. Both begin on a page of the system.
+    pub fn bytes_mut(&mut self) -> [&mut [u8]; 2] {
+        match self {
+            Self::F32(elements) => [elements.bytes_mut(), &mut []],
+            Self::F16(elements) => [elements.bytes_mut(), &mut []],
+            Self::BF16(elements) => [elements.bytes_mut(), &mut []],
+            Self::I8(elements, scales) => [elements.bytes_mut(), scales.bytes_mut()],
         }
     }
 }
