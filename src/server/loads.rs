@@ -120,7 +120,7 @@ impl RankLoad {
             disaggregation: wish
                 .includes("disagg")
                 .then_some(Disaggregation { mode: "null" }),
-            queues: wish.includes("queues").then(|| Queues {
+            queues: wish.includes("queues").then_some(Queues {
                 waiting: stats.waiting_requests,
                 // Requests are retracted, never paused.
                 paused: 0,
