@@ -80,6 +80,9 @@ pub enum StoreError {
         /// Its size on the disk.
         record_bytes: u64,
     },
+    /// There would be no block.
+    #[error("no layer of the model keeps keys and values of all tokens: leave kv_disk_path out")]
+    NoBlocks,
     /// The thread does not start.
     #[error("the thread of the KV store does not start: {0}")]
     Thread(std::io::Error),

@@ -10,10 +10,19 @@
 
 mod block;
 mod config;
+mod files;
+mod folder;
 mod geometry;
 mod io;
+mod log;
+mod record;
 mod request;
+mod segments;
 mod stats;
+#[cfg(test)]
+mod tests;
+mod tier;
+pub mod weights;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,8 +43,10 @@ pub use request::{
 pub use stats::StoreStats;
 
 use crate::ids::Ticket;
+use files::{Files, SystemFiles};
 use io::Urgent;
 use stats::Counts;
+use tier::TierSetup;
 
 /// How long a stopping store may write what it was given.
 pub const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -94,33 +105,48 @@ impl Store {
         identify: Identify,
         sink: Sink,
     ) -> Result<Self, StoreError> {
+        Self::start_on(Box::new(SystemFiles), config, geometry, identify, sink)
+    }
+
+    /// The same on any file system.
+    fn start_on(
+        files: Box<dyn Files>,
+        config: StoreConfig,
+        geometry: Geometry,
+        identify: Identify,
+        sink: Sink,
+    ) -> Result<Self, StoreError> {
         let (freed, buffers_freed) = crossbeam_channel::bounded(1);
         let pools = BlockPools::new(&geometry, config.host_bytes, &freed)?;
         let (urgent, urgent_in) = crossbeam_channel::bounded(MAX_URGENT);
         let (commits, commits_in) = crossbeam_channel::bounded(MAX_COMMITS);
         let (running_in_thread, running) = crossbeam_channel::bounded(0);
         let shared = Arc::new(Shared::default());
-        let prefetch_timeout = config.prefetch_timeout;
         let doors = io::Doors {
             urgent: urgent_in,
             commits: commits_in,
             buffers_freed,
             sink,
-            running: running_in_thread,
+            _running: running_in_thread,
         };
-        io::start(
-            config,
-            geometry,
+        let beginning = io::Beginning {
+            files,
+            setup: TierSetup {
+                root: config.path,
+                disk_bytes: config.disk_bytes,
+                drop_behind: config.drop_behind,
+                geometry,
+            },
             identify,
-            doors,
-            pools.clone(),
-            shared.clone(),
-        )?;
+            pools: pools.clone(),
+            shared: shared.clone(),
+        };
+        io::start(beginning, doors)?;
         Ok(Self {
             senders: Some((urgent, commits)),
             shared,
             pools,
-            prefetch_timeout,
+            prefetch_timeout: config.prefetch_timeout,
             running,
         })
     }
@@ -188,8 +214,9 @@ impl Store {
     }
 
     fn stop(&mut self) -> bool {
-        self.senders = None;
+        // In this order: the thread wakes when the channels close.
         self.shared.stop.set();
+        self.senders = None;
         let ended = self.running.recv_timeout(DRAIN_PATIENCE + DRAIN_PATIENCE / 5);
         ended == Err(crossbeam_channel::RecvTimeoutError::Disconnected)
     }

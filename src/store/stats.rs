@@ -58,8 +58,6 @@ counts! {
     damaged,
     /// Records that gave way to others.
     evicted,
-    /// Records that were dropped since one before them was damaged.
-    descendants_dropped,
     /// Fetches that brought nothing.
     late,
     /// Finds for which computing was faster.

@@ -203,3 +203,87 @@ fn namespace_bytes(namespace: &Namespace) -> Vec<u8> {
     }
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(secret: u8, part: &str) -> Keys {
+        let parts = FingerprintParts::new().part("weights", part);
+        Keys::new(Secret::new([secret; 32]), parts.fingerprint(), 4)
+    }
+
+    fn last(keys: &Keys, namespace: &Namespace, tokens: &[u32]) -> BlockKey {
+        let path = keys.path(namespace, tokens);
+        path.last().expect("there is a block").key
+    }
+
+    #[test]
+    fn a_key_depends_on_everything_before_its_end() {
+        let tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+        let plain = Namespace::default();
+        let key = last(&keys(1, "a"), &plain, &tokens);
+        assert_eq!(key, last(&keys(1, "a"), &plain, &tokens[..8]));
+        let namespaces = [
+            Namespace::new(Some("a"), None),
+            Namespace::new(None, Some("a")),
+            Namespace::new(Some(""), None),
+            plain.clone().with_long_rotation(true),
+        ];
+        let mut others: Vec<BlockKey> = namespaces
+            .iter()
+            .map(|namespace| last(&keys(1, "a"), namespace, &tokens))
+            .collect();
+        others.push(last(&keys(2, "a"), &plain, &tokens));
+        others.push(last(&keys(1, "b"), &plain, &tokens));
+        others.push(last(&keys(1, "a"), &plain, &[0, 2, 3, 4, 5, 6, 7, 8]));
+        others.push(last(&keys(1, "a"), &plain, &tokens[..4]));
+        others.push(key);
+        others.sort();
+        others.dedup();
+        assert_eq!(others.len(), 9);
+    }
+
+    #[test]
+    fn the_chain_is_the_documented_one() {
+        let keys = keys(7, "a");
+        let path = keys.path(&Namespace::default(), &[1, 2, 3, 4, 5, 6, 7, 8]);
+        let mut bytes = path[0].parent.0.to_vec();
+        for token in [1u32, 2, 3, 4] {
+            bytes.extend(token.to_le_bytes());
+        }
+        assert_eq!(path[0].key.0[..], Sha256::digest(&bytes)[..]);
+        assert_eq!((path[1].parent, path[1].block), (path[0].key, 1));
+    }
+
+    #[test]
+    fn the_root_is_an_hmac() {
+        // RFC 4231, test case 1, has a key of 20 bytes; this one is of 32 zeros over nothing.
+        let hash = Secret::new([0; 32]).hash([]);
+        let hex: String = hash.iter().map(|b| format!("{b:02x}")).collect();
+        let known = "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad";
+        assert_eq!(hex, known);
+    }
+
+    #[test]
+    fn parts_cannot_run_into_each_other() {
+        let print = |parts: &[(&str, &str)]| {
+            let all = parts.iter().fold(FingerprintParts::new(), |all, (n, v)| {
+                all.part(*n, v)
+            });
+            all.fingerprint()
+        };
+        assert_ne!(print(&[("a", "bc")]), print(&[("ab", "c")]));
+        assert_ne!(print(&[("a", "b"), ("c", "d")]), print(&[("a", "bc"), ("", "d")]));
+        assert_eq!(print(&[("a", "b")]), print(&[("a", "b")]));
+        assert_eq!(print(&[]).folder().len(), 16);
+    }
+
+    #[test]
+    fn blocks_are_whole_pages() {
+        let table = [(0, None), (1, Some(64)), (16, Some(64)), (48, None)];
+        for (page, block) in table.into_iter().chain([(64, Some(64)), (128, Some(128)), (96, None)]) {
+            assert_eq!(block_tokens(page), block, "{page}");
+        }
+    }
+}

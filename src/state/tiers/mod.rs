@@ -5,8 +5,13 @@
 //! the engine ([`Fingerprint`]), the namespace, and every token up to its end. Nothing here reads a disk or a clock; the
 //! store and the simulation run the same [`BlockIndex`] and [`CostModel`].
 
+mod cost;
+mod index;
 mod key;
+mod order;
 
+pub use cost::CostModel;
+pub use index::{BlockIndex, Stored, StoredBlock};
 pub use key::{
     BLOCK_TOKENS, BlockKey, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys, Secret,
     block_tokens,
