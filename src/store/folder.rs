@@ -30,16 +30,17 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder, or makes it. Whatever in it was written with another secret is removed.
+    /// Opens the folder, or makes it. Whatever in it was written with another secret is removed. `None` where another
+    /// engine uses it.
     ///
     /// # Errors
-    /// A sentence: another engine uses it, or what the system says.
+    /// A sentence with what the system says.
     pub fn open(
         files: &dyn Files,
         root: &Path,
         parts: FingerprintParts,
         geometry: &Geometry,
-    ) -> Result<Self, String> {
+    ) -> Result<Option<Self>, String> {
         let parts = with_format(parts, geometry);
         let fingerprint = parts.fingerprint();
         let path = root.join(fingerprint.folder());
@@ -48,13 +49,9 @@ impl Folder {
             format!("the KV store {shown} cannot be opened: {error}")
         };
         files.make_folder(&path).map_err(said)?;
-        let lock = files.lock(&path.join(LOCK)).map_err(said)?;
-        let lock = lock.ok_or_else(|| {
-            let shown = path.display();
-            format!(
-                "another engine uses the KV store {shown}: give this one another kv_disk_path, or leave it without"
-            )
-        })?;
+        let Some(lock) = files.lock(&path.join(LOCK)).map_err(said)? else {
+            return Ok(None);
+        };
         let secret = secret(files, root).map_err(said)?;
         let secret_line = secret_line(&secret);
         let meta = meta(&fingerprint, &secret_line, &parts);
@@ -65,14 +62,14 @@ impl Folder {
                 .replace(&path.join(META), meta.as_bytes())
                 .map_err(said)?;
         }
-        Ok(Self {
+        Ok(Some(Self {
             path,
             root: root.to_owned(),
             fingerprint,
             keys: Keys::new(secret, fingerprint, geometry.block_tokens),
             secret_line,
             _lock: lock,
-        })
+        }))
     }
 
     /// Where the log is.

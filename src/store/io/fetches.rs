@@ -13,6 +13,8 @@ use crate::store::{
 
 /// Of the buffers of a kind, fetches leave one in so many to saves, and one at least.
 const SAVES_SHARE: usize = 4;
+/// A round takes one in so many of those that are for fetches, or waits until it can.
+const ROUND_SHARE: usize = 4;
 
 /// A fetch under way.
 pub(super) struct Running {
@@ -139,8 +141,9 @@ impl Worker<'_> {
             let end = there.min(start.saturating_add(blocks));
             index.usable(path, end, &needs, block_tokens)
         };
+        let enough = (room.most / ROUND_SHARE).max(1).min(there.saturating_sub(start));
         let end = end_within(room.now);
-        if end <= start {
+        if end <= start || room.now < enough {
             if end_within(room.most) > start {
                 return Err(Step::Waits);
             }

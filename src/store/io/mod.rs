@@ -14,10 +14,11 @@ use crossbeam_channel::{Receiver, Sender, select};
 use crate::ids::Ticket;
 use crate::state::tiers::CostModel;
 use crate::store::files::Files;
+use crate::store::folder::Folder;
 use crate::store::tier::{DiskTier, TierSetup};
 use crate::store::{
-    Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_PATIENCE, Fetch, Find, Identify,
-    Outcome, Shared, Short, Sink, StoreError, TierState,
+    Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_PATIENCE, Fetch, Find,
+    FingerprintParts, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
 };
 use fetches::Running;
 
@@ -27,6 +28,10 @@ const HEADERS_AT_ONCE: usize = 64;
 const MAX_FETCHES: usize = 256;
 /// How long the thread is idle before it waits for the disk to have everything.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// How long a folder's lock is waited for, and how often it is tried: somewhat longer than a store takes to end.
+const LOCK_PATIENCE: Duration = Duration::from_secs(8);
+const LOCK_EVERY: Duration = Duration::from_millis(50);
 
 /// What is taken before reads and writes.
 pub(super) enum Urgent {
@@ -89,8 +94,12 @@ fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
     if shared.stop.is_set() {
         return Ok(());
     }
+    let parts = parts?;
     say(TierState::Recovering);
-    let mut tier = DiskTier::open(files, setup, parts?, shared.clone())?;
+    let Some(folder) = wait_for_folder(&*files, &setup, &parts, &shared)? else {
+        return Ok(());
+    };
+    let mut tier = DiskTier::open(files, folder, setup, shared.clone())?;
     let mut scan = tier.recover()?;
     while let Some(rest) = scan {
         if shared.stop.is_set() {
@@ -115,6 +124,31 @@ fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
     worker.drain();
     worker.tier.close();
     Ok(())
+}
+
+/// Opens the folder, which the engine before this one may still be writing. `None` if the thread should stop.
+fn wait_for_folder(
+    files: &dyn Files,
+    setup: &TierSetup,
+    parts: &FingerprintParts,
+    shared: &Shared,
+) -> Result<Option<Folder>, String> {
+    let until = Instant::now() + LOCK_PATIENCE;
+    while !shared.stop.is_set() {
+        let opened = Folder::open(files, &setup.root, parts.clone(), &setup.geometry)?;
+        if opened.is_some() {
+            return Ok(opened);
+        }
+        if Instant::now() >= until {
+            let shown = setup.root.display();
+            return Err(format!(
+                "another engine uses the KV store in {shown} for the same model: give this one another kv_disk_path, \
+                 or leave it without a store"
+            ));
+        }
+        std::thread::sleep(LOCK_EVERY);
+    }
+    Ok(None)
 }
 
 /// The thread at work.

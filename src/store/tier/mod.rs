@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::state::tiers::{
-    BlockIndex, BlockKey, BlockKind, BlockPlace, FingerprintParts, Keys, Stored, StoredBlock,
+    BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, Stored, StoredBlock,
 };
 use crate::store::files::Files;
 use crate::store::folder::Folder;
@@ -79,17 +79,16 @@ pub(super) struct DiskTier {
 }
 
 impl DiskTier {
-    /// Opens the folder. What it holds is known once [`recover`](Self::recover) says so.
+    /// Opens the files of a folder. What they hold is known once [`recover`](Self::recover) says so.
     ///
     /// # Errors
     /// A sentence with which the store is off.
     pub fn open(
         files: Box<dyn Files>,
+        folder: Folder,
         setup: TierSetup,
-        parts: FingerprintParts,
         shared: Arc<Shared>,
     ) -> Result<Self, String> {
-        let folder = Folder::open(&*files, &setup.root, parts, &setup.geometry)?;
         let open = |kind| {
             let size = RecordSize::new(&setup.geometry, kind);
             let opened = Segments::open(&*files, &folder.path, kind, size);

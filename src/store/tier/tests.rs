@@ -1,6 +1,6 @@
 use super::*;
 use crate::state::cache::namespace::Namespace;
-use crate::state::tiers::Needs;
+use crate::state::tiers::{FingerprintParts, Needs};
 use crate::store::files::MemoryFiles;
 use crate::store::{BlockPools, BlockUse, Plane};
 
@@ -58,7 +58,10 @@ impl World {
     fn try_open(&self) -> Result<DiskTier, String> {
         let parts = FingerprintParts::new().part("weights", self.weights);
         let files = Box::new(self.files.clone());
-        DiskTier::open(files, self.setup.clone(), parts, Arc::default())
+        let TierSetup { root, geometry, .. } = &self.setup;
+        let folder = Folder::open(&*files, root, parts, geometry)?;
+        let folder = folder.ok_or_else(|| "in use".to_owned())?;
+        DiskTier::open(files, folder, self.setup.clone(), Arc::default())
     }
 
     /// A tier that has recovered, and whether that took a scan.
@@ -320,11 +323,10 @@ fn another_fingerprint_and_another_secret_find_nothing() {
 }
 
 #[test]
-fn a_second_engine_is_told() {
+fn a_folder_is_for_one_engine() {
     let world = World::new(false, PLENTY);
     let (tier, _) = world.filled(1);
-    let refused = world.try_open().err().expect("it is in use");
-    assert!(refused.contains("another engine uses the KV store /kv/"), "{refused}");
+    assert_eq!(world.try_open().err().as_deref(), Some("in use"));
     drop(tier);
     assert_eq!(world.open().index().len(), 1);
 }
