@@ -99,7 +99,9 @@ impl Folder {
             })
         });
         let mut others: Vec<Other> = others.collect();
-        others.sort_by(|a, b| (a.is_usable, a.written, &a.path).cmp(&(b.is_usable, b.written, &b.path)));
+        others.sort_by(|a, b| {
+            (a.is_usable, a.written, &a.path).cmp(&(b.is_usable, b.written, &b.path))
+        });
         others
     }
 }

@@ -37,9 +37,7 @@ pub use crate::state::tiers::{
 pub use block::{BlockCounts, BlockPool, BlockPools, BlockUse, HostBlock};
 pub use config::{PrefetchTimeout, StoreConfig, StoreError};
 pub use geometry::{Geometry, Plane};
-pub use request::{
-    Answer, Commit, Fetch, Find, Loaded, Outcome, Refusal, Short, Sink, TierState,
-};
+pub use request::{Answer, Commit, Fetch, Find, Loaded, Outcome, Refusal, Short, Sink, TierState};
 pub use stats::StoreStats;
 
 use crate::ids::Ticket;
@@ -217,7 +215,9 @@ impl Store {
         // In this order: the thread wakes when the channels close.
         self.shared.stop.set();
         self.senders = None;
-        let ended = self.running.recv_timeout(DRAIN_PATIENCE + DRAIN_PATIENCE / 5);
+        let ended = self
+            .running
+            .recv_timeout(DRAIN_PATIENCE + DRAIN_PATIENCE / 5);
         ended == Err(crossbeam_channel::RecvTimeoutError::Disconnected)
     }
 

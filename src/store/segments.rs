@@ -103,7 +103,8 @@ impl Segments {
             if file.len()? > end {
                 file.set_len(end)?;
             }
-            self.dirty.extend((first..*last).filter(|slot| !live.contains(slot)));
+            self.dirty
+                .extend((first..*last).filter(|slot| !live.contains(slot)));
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use crossbeam_channel::Receiver;
 use souffleur::ids::{SeqId, Ticket};
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::store::{
-    Answer, BlockKind, BlockPlace, BlockUse, Commit, Fetch, Find, FingerprintParts, Geometry,
-    Keys, Loaded, Needs, Outcome, Plane, PrefetchTimeout, Store, StoreConfig, TierState,
+    Answer, BlockKind, BlockPlace, BlockUse, Commit, Fetch, Find, FingerprintParts, Geometry, Keys,
+    Loaded, Needs, Outcome, Plane, PrefetchTimeout, Store, StoreConfig, TierState,
 };
 
 /// Blocks of a prompt.
@@ -59,7 +59,10 @@ impl World {
         );
         let store = store.expect("it fits");
         let keys = loop {
-            match answers.recv_timeout(PATIENCE).expect("it says where it stands") {
+            match answers
+                .recv_timeout(PATIENCE)
+                .expect("it says where it stands")
+            {
                 Answer::State(TierState::Serving { keys, .. }) => break keys,
                 Answer::State(TierState::Off { reason }) => panic!("{reason}"),
                 _ => (),

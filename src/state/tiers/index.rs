@@ -110,7 +110,8 @@ impl BlockIndex {
     /// A record.
     pub fn get(&self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
         let node = self.nodes.get(&key)?;
-        node.record(kind).map(|record| node.stored(key, kind, record))
+        node.record(kind)
+            .map(|record| node.stored(key, kind, record))
     }
 
     /// How many blocks from the beginning of a path have keys and values here.

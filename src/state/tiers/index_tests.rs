@@ -74,10 +74,7 @@ fn what_is_used_behind_a_block_is_used_with_it() {
 #[test]
 fn a_block_whose_parent_is_not_there_is_not_taken() {
     let mut index = filled(2);
-    assert_eq!(
-        index.insert(place(1, 3), BlockKind::Kv, 0),
-        Stored::Orphan
-    );
+    assert_eq!(index.insert(place(1, 3), BlockKind::Kv, 0), Stored::Orphan);
     assert_eq!(
         index.insert(place(1, 2), BlockKind::State, 0),
         Stored::Orphan
@@ -142,7 +139,11 @@ fn states_go_before_their_chain() {
     index.insert(place(1, 1), BlockKind::State, 0);
     index.touch(place(1, 1).key);
     let gone = evicted(&mut index);
-    let kinds = [(BlockKind::State, 1), (BlockKind::Kv, 1), (BlockKind::Kv, 0)];
+    let kinds = [
+        (BlockKind::State, 1),
+        (BlockKind::Kv, 1),
+        (BlockKind::Kv, 0),
+    ];
     assert_eq!(gone, kinds);
 }
 

@@ -268,13 +268,16 @@ mod tests {
     #[test]
     fn parts_cannot_run_into_each_other() {
         let print = |parts: &[(&str, &str)]| {
-            let all = parts.iter().fold(FingerprintParts::new(), |all, (n, v)| {
-                all.part(*n, v)
-            });
+            let all = parts
+                .iter()
+                .fold(FingerprintParts::new(), |all, (n, v)| all.part(*n, v));
             all.fingerprint()
         };
         assert_ne!(print(&[("a", "bc")]), print(&[("ab", "c")]));
-        assert_ne!(print(&[("a", "b"), ("c", "d")]), print(&[("a", "bc"), ("", "d")]));
+        assert_ne!(
+            print(&[("a", "b"), ("c", "d")]),
+            print(&[("a", "bc"), ("", "d")])
+        );
         assert_eq!(print(&[("a", "b")]), print(&[("a", "b")]));
         assert_eq!(print(&[]).folder().len(), 16);
     }
@@ -282,7 +285,10 @@ mod tests {
     #[test]
     fn blocks_are_whole_pages() {
         let table = [(0, None), (1, Some(64)), (16, Some(64)), (48, None)];
-        for (page, block) in table.into_iter().chain([(64, Some(64)), (128, Some(128)), (96, None)]) {
+        for (page, block) in table
+            .into_iter()
+            .chain([(64, Some(64)), (128, Some(128)), (96, None)])
+        {
             assert_eq!(block_tokens(page), block, "{page}");
         }
     }

@@ -13,8 +13,6 @@ struct Disk {
     files: BTreeMap<PathBuf, Vec<u8>>,
     folders: BTreeSet<PathBuf>,
     locks: BTreeSet<PathBuf>,
-    /// Ranges that were punched, by file.
-    punched: Vec<(PathBuf, Range<u64>)>,
     advised: Vec<(Range<u64>, Advice)>,
     /// Changes so far.
     n_changes: usize,
@@ -107,8 +105,8 @@ impl MemoryFiles {
         self.disk().is_unreadable = true;
     }
 
-    pub fn punched(&self) -> usize {
-        self.disk().punched.len()
+    pub fn advised(&self) -> Vec<(Range<u64>, Advice)> {
+        self.disk().advised.clone()
     }
 
     /// Bytes of all files that are not punched.
@@ -332,7 +330,6 @@ impl DataFile for MemoryFile {
             let end = file.len().min(range.end as usize);
             file[(range.start as usize).min(end)..end].fill(0);
         }
-        disk.punched.push((self.path.clone(), range));
         Ok(())
     }
 

@@ -229,7 +229,9 @@ mod tests {
         let files = SystemFiles;
         files.make_folder(&inner).expect("it can be made");
         files.open(&inner.join("open")).expect("it can be made");
-        files.create(&inner.join("create"), b"x").expect("it is new");
+        files
+            .create(&inner.join("create"), b"x")
+            .expect("it is new");
         let _lock = files.lock(&inner.join("lock")).expect("it can be made");
         let mode = |path: &Path| {
             let found = fs::metadata(path).expect("it is there");

@@ -7,9 +7,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::{MAX_FETCHES, Worker};
-use crate::store::{
-    Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short,
-};
+use crate::store::{Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short};
 
 /// Of the buffers of a kind, fetches leave one in so many to saves, and one at least.
 const SAVES_SHARE: usize = 4;
@@ -141,14 +139,20 @@ impl Worker<'_> {
             let end = there.min(start.saturating_add(blocks));
             index.usable(path, end, &needs, block_tokens)
         };
-        let enough = (room.most / ROUND_SHARE).max(1).min(there.saturating_sub(start));
+        let enough = (room.most / ROUND_SHARE)
+            .max(1)
+            .min(there.saturating_sub(start));
         let end = end_within(room.now);
         if end <= start || room.now < enough {
             if end_within(room.most) > start {
                 return Err(Step::Waits);
             }
             let is_there = end_within(usize::MAX) > start;
-            let short = if is_there { Short::Memory } else { Short::Evicted };
+            let short = if is_there {
+                Short::Memory
+            } else {
+                Short::Evicted
+            };
             return Err(Step::Ends(Some(short)));
         }
         let mut window_blocks = needs.window_blocks(end, block_tokens);

@@ -181,7 +181,9 @@ impl Worker<'_> {
     /// Waits for something to do.
     fn wait(&mut self) {
         let deadlines = self.fetches.iter().map(|running| running.deadline);
-        let first = deadlines.min().map(|at| at.saturating_duration_since(Instant::now()));
+        let first = deadlines
+            .min()
+            .map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = first.unwrap_or(IDLE).min(IDLE);
         let doors = self.doors;
         select! {

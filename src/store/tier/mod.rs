@@ -10,16 +10,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::state::tiers::{
-    BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, Stored, StoredBlock,
-};
+use crate::state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, Stored, StoredBlock};
 use crate::store::files::Files;
 use crate::store::folder::Folder;
 use crate::store::log::{IndexLog, LogEntry};
 use crate::store::record::{self, RecordName, RecordSize};
 use crate::store::segments::Segments;
 use crate::store::stats::Counts;
-use crate::store::{Geometry, HostBlock, Outcome, Short, Shared, StoreError};
+use crate::store::{Geometry, HostBlock, Outcome, Shared, Short, StoreError};
 
 /// Bytes that are written before the next wait for the disk.
 const SYNC_BYTES: u64 = 64 << 20;
@@ -172,7 +170,12 @@ impl DiskTier {
     }
 
     /// False if the slot holds something else, or not what was written.
-    fn read_slot(&mut self, place: &BlockPlace, slot: u64, block: &mut HostBlock) -> io::Result<bool> {
+    fn read_slot(
+        &mut self,
+        place: &BlockPlace,
+        slot: u64,
+        block: &mut HostBlock,
+    ) -> io::Result<bool> {
         let kind = block.kind();
         let segments = &mut self.segments[kind.index()];
         let header = segments.read_header(&*self.files, slot)?;
@@ -220,7 +223,10 @@ impl DiskTier {
         self.unsynced_bytes += bytes;
         self.written_since_look += bytes;
         self.shared.counts.written.add(1);
-        self.shared.counts.written_bytes.add(block.bytes().len() as u64);
+        self.shared
+            .counts
+            .written_bytes
+            .add(block.bytes().len() as u64);
         if self.unsynced_bytes >= SYNC_BYTES {
             self.sync();
         }
