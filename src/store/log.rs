@@ -83,9 +83,9 @@ impl IndexLog {
         }
     }
 
-    /// True if it should be written anew: it says much that is no more so, or could not be written.
+    /// True if it should be written anew: most of what it says is no more so.
     pub fn is_due(&self, n_records: usize) -> bool {
-        self.file.is_none() || self.n_entries > 2 * n_records as u64 + SLACK_ENTRIES
+        self.is_open() && self.n_entries > 2 * n_records as u64 + SLACK_ENTRIES
     }
 
     /// True unless it could not be written.
@@ -305,7 +305,7 @@ mod tests {
         let mut log = IndexLog::create(&files, &path, &PRINT, records).expect("there is room");
         files.set_room(Some(0));
         log.append(&files, &LogEntry::Put(record(2, 1)));
-        assert!(!log.is_open() && log.is_due(1));
+        assert!(!log.is_open() && !log.is_due(1));
         assert_eq!(read(&files, &path, &PRINT), None);
     }
 }
