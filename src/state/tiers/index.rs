@@ -5,6 +5,8 @@
 //! keys and values turn out to be damaged keeps its place, empty, as long as others are behind it: they are found again
 //! once it is computed and saved again.
 
+use std::collections::hash_map::Entry;
+
 use rustc_hash::FxHashMap;
 
 use crate::state::tiers::order::EvictionOrder;
@@ -243,14 +245,13 @@ impl BlockIndex {
     fn put(&mut self, stored: StoredBlock) {
         let StoredBlock { place, kind, .. } = stored;
         self.clock = self.clock.max(stored.used);
-        if !self.nodes.contains_key(&place.key) {
-            let node = Node {
+        if let Entry::Vacant(vacant) = self.nodes.entry(place.key) {
+            vacant.insert(Node {
                 parent: place.parent,
                 block: place.block,
                 children: 0,
                 records: [None; 3],
-            };
-            self.nodes.insert(place.key, node);
+            });
             self.change(place.parent, |parent| parent.children += 1);
         }
         self.n_records[kind.index()] += 1;

@@ -24,10 +24,14 @@ struct Disk {
     /// Whether reads fail.
     is_unreadable: bool,
     /// Writes since [`MemoryFiles::begin_journal`], and the files before them.
-    journal: Option<(BTreeMap<PathBuf, Vec<u8>>, Vec<Write>)>,
+    journal: Option<Journal>,
 }
 
-type Write = (PathBuf, usize, Vec<u8>);
+struct Journal {
+    before: BTreeMap<PathBuf, Vec<u8>>,
+    /// Path, offset and bytes of each.
+    writes: Vec<(PathBuf, usize, Vec<u8>)>,
+}
 
 /// See the module. Clones are the same disk.
 #[derive(Clone)]
@@ -61,7 +65,10 @@ impl MemoryFiles {
     /// From here on every write may be lost.
     pub fn begin_journal(&self) {
         let mut disk = self.disk();
-        disk.journal = Some((disk.files.clone(), Vec::new()));
+        disk.journal = Some(Journal {
+            before: disk.files.clone(),
+            writes: Vec::new(),
+        });
     }
 
     /// The machine after its power was cut: of the journal's writes, those that `is_kept` says are there, in whatever
@@ -69,9 +76,9 @@ impl MemoryFiles {
     pub fn restarted_losing(&self, mut is_kept: impl FnMut() -> bool) -> Self {
         let after = self.restarted();
         let disk = self.disk();
-        let (files, writes) = disk.journal.as_ref().expect("a journal was begun");
-        let mut files = files.clone();
-        for (path, offset, bytes) in writes {
+        let journal = disk.journal.as_ref().expect("a journal was begun");
+        let mut files = journal.before.clone();
+        for (path, offset, bytes) in &journal.writes {
             let file = files.entry(path.clone()).or_default();
             let end = offset + bytes.len();
             if file.len() < end {
@@ -164,8 +171,10 @@ impl Disk {
             file.resize(offset + part, 0);
         }
         file[offset..offset + part].copy_from_slice(&bytes[..part]);
-        if let Some((_, writes)) = &mut self.journal {
-            writes.push((path.to_owned(), offset, bytes.to_vec()));
+        if let Some(journal) = &mut self.journal {
+            journal
+                .writes
+                .push((path.to_owned(), offset, bytes.to_vec()));
         }
         match self.is_dying() {
             true => Err(ErrorKind::BrokenPipe.into()),
