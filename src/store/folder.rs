@@ -12,6 +12,7 @@ use crate::store::record::VERSION;
 /// Longest `meta` that is read.
 const MAX_META_BYTES: u64 = 1 << 20;
 const SECRET: &str = "secret";
+const SECRET_BYTES: u64 = 32;
 const META: &str = "meta";
 const LOCK: &str = "lock";
 
@@ -150,17 +151,18 @@ fn with_format(parts: FingerprintParts, geometry: &Geometry) -> FingerprintParts
 /// Reads the secret, or makes one.
 fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
     let path = root.join(SECRET);
-    let read = || -> Option<[u8; 32]> { files.read(&path, 32).ok()?.try_into().ok() };
+    let read = || -> Option<[u8; 32]> { files.read(&path, SECRET_BYTES).ok()?.try_into().ok() };
     if let Some(bytes) = read() {
         return Ok(Secret::new(bytes));
     }
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
-    match files.read(&path, 1 << 10) {
+    let found = files.read(&path, SECRET_BYTES).map(drop);
+    match found.map_err(|error| error.kind()) {
+        Err(io::ErrorKind::NotFound) => files.create(&path, &bytes)?,
         // It is there, and is none.
-        Ok(_) => files.replace(&path, &bytes)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => files.create(&path, &bytes)?,
-        Err(error) => return Err(error),
+        Ok(()) | Err(io::ErrorKind::FileTooLarge) => files.replace(&path, &bytes)?,
+        Err(kind) => return Err(kind.into()),
     }
     // Another engine may have been faster.
     let bytes = read().ok_or_else(|| io::Error::other("the secret cannot be read"))?;

@@ -20,18 +20,6 @@ fn live(world: &World, tier: &mut DiskTier) {
     tier.sync();
 }
 
-/// Everything that is found is what was saved. Returns how many records that are.
-fn check_all(world: &World) -> usize {
-    let mut tier = world.open();
-    let records: Vec<StoredBlock> = tier.index().iter().collect();
-    for record in &records {
-        let loaded = world.load_kind(&mut tier, &record.place, record.kind);
-        // A record that is not what it should be is a miss, or was dropped with a damaged one.
-        assert_ne!(loaded, Err(Short::Deadline));
-    }
-    tier.index().len()
-}
-
 #[test]
 fn a_machine_that_dies_at_any_write_finds_everything_that_it_had() {
     let sizes = World::new(true, 0);

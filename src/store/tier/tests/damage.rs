@@ -199,3 +199,43 @@ fn a_disk_that_does_not_read_is_a_miss() {
     assert_eq!(tier.index().prefix(&path), 0);
     assert_eq!(tier.shared.counts.read().damaged, 1);
 }
+
+#[test]
+fn whatever_happens_to_files_nothing_wrong_is_found() {
+    let world = World::new(true, PLENTY);
+    let (mut tier, path) = world.filled(4);
+    world.save_kind(&mut tier, &path[3], BlockKind::State);
+    tier.close();
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let world = world.restarted(world.files.restarted());
+        let paths = world.files.paths();
+        for _ in 0..random.usize(1..4) {
+            let path = random.choice(&paths).expect("there are files");
+            let other = random.choice(&paths).expect("there are files");
+            let bytes = world.files.read(other, PLENTY).expect("it is there");
+            world.files.change(path, |file| match random.u8(0..4) {
+                0 => file.truncate(random.usize(..=file.len())),
+                1 => file.extend(std::iter::repeat_n(random.u8(..), random.usize(..9000))),
+                2 => *file = bytes,
+                _ if file.is_empty() => (),
+                _ => {
+                    let at = random.usize(..file.len());
+                    file[at] = random.u8(..);
+                }
+            });
+        }
+        check_all(&world);
+        // It goes on.
+        let mut tier = world.open();
+        let new = self::path(&tier, 9, 2);
+        for place in &new {
+            assert_eq!(
+                world.save(&mut tier, place),
+                Outcome::Written,
+                "seed {seed}"
+            );
+            assert_eq!(world.load(&mut tier, place), Ok(()), "seed {seed}");
+        }
+    }
+}

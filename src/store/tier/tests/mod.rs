@@ -173,3 +173,15 @@ fn path(tier: &DiskTier, prompt: u32, blocks: usize) -> Vec<BlockPlace> {
         .collect();
     tier.keys().path(&Namespace::default(), &tokens)
 }
+
+/// Everything that is found is what was saved. Returns how many records that are.
+fn check_all(world: &World) -> usize {
+    let mut tier = world.open();
+    let records: Vec<StoredBlock> = tier.index().iter().collect();
+    for record in &records {
+        let loaded = world.load_kind(&mut tier, &record.place, record.kind);
+        // A record that is not what it should be is a miss, or was dropped with a damaged one.
+        assert_ne!(loaded, Err(Short::Deadline));
+    }
+    tier.index().len()
+}
