@@ -392,6 +392,7 @@ mod tests {
             starts: Vec::new(),
             table: Vec::new(),
             rows: works.iter().enumerate().map(row).collect(),
+            copies: None,
         }
     }
 

@@ -46,6 +46,7 @@ pub fn plan(step: u64) -> StepPlan {
         starts: Vec::new(),
         table: Vec::new(),
         rows: Vec::new(),
+        copies: None,
     }
 }
 

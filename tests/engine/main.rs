@@ -18,6 +18,7 @@ mod quantised;
 mod random_models;
 #[path = "../common/requests.rs"]
 mod requests;
+mod store;
 mod vectors;
 mod world;
 

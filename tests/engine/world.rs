@@ -97,6 +97,7 @@ impl Build {
             info,
             text: None,
             executor: Arc::new(executor),
+            store: None,
         }
     }
 

@@ -200,6 +200,19 @@ macro_rules! with_elements {
 pub(super) use with_elements;
 
 impl Storage {
+    /// The elements and their scales, as bytes.
+    pub fn bytes_mut(&mut self) -> (&mut [u8], &mut [u8]) {
+        match self {
+            Self::F32(elements) => (bytemuck::cast_slice_mut(elements.slice()), &mut []),
+            Self::F16(elements) => (bytemuck::cast_slice_mut(elements.slice()), &mut []),
+            Self::BF16(elements) => (bytemuck::cast_slice_mut(elements.slice()), &mut []),
+            Self::I8(elements, scales) => (
+                bytemuck::cast_slice_mut(elements.slice()),
+                bytemuck::cast_slice_mut(scales.slice()),
+            ),
+        }
+    }
+
     /// Returns zeros. They are taken from the system as zeros and not touched, so a large pool costs no time.
     ///
     /// # Panics

@@ -21,6 +21,7 @@
 //! - flush: the cache emptied for hosts
 //! - pause: no work is planned for as long as a host wishes
 //! - windows: the pages that nobody sees any more
+//! - tier: what is fetched from the store and saved to it
 //! - misses: the notes for the diagnosis of misses
 
 mod batch;
@@ -50,6 +51,7 @@ pub mod sequence;
 mod soft_pins;
 pub mod stats;
 pub mod submission;
+pub mod tier;
 mod windows;
 
 use std::sync::Arc;
@@ -79,6 +81,7 @@ use queue::Queue;
 use requests::Requests;
 use sequence::Phase;
 use stats::EngineStats;
+use tier::{StoreOrder, Tier, TierLimits};
 
 pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
@@ -116,6 +119,9 @@ pub struct SchedulerLimits {
     /// The pages of layers with windows; `None` where no layer has one.
     #[serde(default)]
     pub windows: Option<WindowLimits>,
+    /// The use of a store for blocks of K/V; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<TierLimits>,
 }
 
 impl SchedulerLimits {
@@ -124,6 +130,9 @@ impl SchedulerLimits {
         self.states.map(|limits| StateRules {
             limits,
             page_size: self.page_size.get(),
+            grain: self
+                .tier
+                .map_or(self.page_size.get(), |tier| tier.saves.block_tokens),
         })
     }
 
@@ -161,6 +170,8 @@ pub struct Scheduler {
     outbox: Outbox,
     /// Window pages that sequences have left, for the next plan to give back.
     left_windows: WindowPages,
+    /// Where there is a store.
+    tier: Option<Box<Tier>>,
 }
 
 /// The fate of what a sequence has computed, when it gives its memory back.
@@ -189,6 +200,7 @@ impl Scheduler {
             hosts: Hosts::default(),
             outbox: Outbox::default(),
             left_windows: WindowPages::empty(),
+            tier: limits.tier.map(|tier| Box::new(Tier::new(tier))),
             limits,
         }
     }
@@ -201,6 +213,12 @@ impl Scheduler {
     /// Takes the requests that were admitted for the first time since the last call.
     pub fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         self.outbox.take_first_admissions()
+    }
+
+    /// Takes what the store is to do, in order.
+    pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
+        let tier = self.tier.as_mut();
+        tier.map_or_else(Vec::new, |tier| tier.take_orders())
     }
 
     /// True when no request is inside and nothing is under way or to be settled.
@@ -231,6 +249,7 @@ impl Scheduler {
             pins: self.hosts.pins().len(),
             soft_pins: self.hosts.pins().soft().len(),
             is_paused: self.hosts.is_paused(),
+            store: self.tier.as_ref().map(|tier| tier.stats()),
             new_token_ratio: self.batch.ratio().get(),
             ..EngineStats::default()
         };
@@ -313,6 +332,7 @@ impl Scheduler {
             .tell(sequence, SmallVec::new(), None, Some(Box::new(end)));
         if phase == Phase::Waiting {
             self.queue.leave(seq);
+            self.forget_store(seq);
         }
         self.batch.end(seq, phase);
         self.requests.release_name(seq);

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::tier::TierStats;
+
 /// Queues, pools and counters as of the last plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EngineStats {
@@ -83,6 +85,9 @@ pub struct EngineStats {
     pub evicted_tokens: u64,
     /// Window pages evicted while the pages that they belong to stayed.
     pub evicted_windows: u64,
+    /// The KV store; `None` without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<TierStats>,
 }
 
 impl EngineStats {

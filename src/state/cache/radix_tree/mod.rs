@@ -17,6 +17,7 @@ mod evict;
 mod integrity;
 mod lock;
 mod notes;
+mod saving;
 mod states;
 mod windows;
 
@@ -33,8 +34,11 @@ use crate::state::pool::pages::{Edge, EdgeTokens, PageRun, PageSize, Pages, Pool
 use arena::{Arena, NO_NODE, Node, Past};
 use evict::Victims;
 use notes::Notes;
+use saving::Saves;
 use states::States;
 use windows::Windows;
+
+pub use saving::SaveRules;
 
 /// The radix cache of one KV pool.
 pub struct RadixTree {
@@ -58,6 +62,8 @@ pub struct RadixTree {
     states: Option<Box<States>>,
     /// Where layers have windows.
     windows: Option<Box<Windows>>,
+    /// Where blocks are saved.
+    saves: Option<Box<Saves>>,
 }
 
 /// The result of [`RadixTree::match_prefix`].
@@ -169,6 +175,7 @@ impl RadixTree {
             notes: None,
             states: None,
             windows: None,
+            saves: None,
         }
     }
 
@@ -263,6 +270,7 @@ impl RadixTree {
         let upper = self.arena.split(lower, at, now);
         self.note_split(upper, lower);
         self.split_windows(upper, lower);
+        self.split_saves(upper, lower);
         let after = self.rank(lower);
         self.order_is_stale |= self.arena[lower].is_queued && after < before;
         upper
@@ -355,6 +363,10 @@ impl RadixTree {
         self.evictable_tokens += edge.len();
         let leaf = self.arena.add(parent, tag, edge, usage);
         self.note_child(parent, leaf);
+        self.note_unsaved(
+            leaf,
+            usage.history_tokens as usize - usage.start_tokens as usize,
+        );
         self.offer_new(leaf, &usage);
         leaf
     }
