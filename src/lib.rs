@@ -67,6 +67,8 @@ pub mod ids;
 #[doc(hidden)]
 pub mod kernels;
 #[doc(hidden)]
+pub mod kv_events;
+#[doc(hidden)]
 pub mod metrics;
 #[doc(hidden)]
 pub mod model;

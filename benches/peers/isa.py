@@ -10,6 +10,7 @@ TITLES = {
     "maddubs_i16_256": "vpmaddubsw, vpaddw (ymm)", "dpbusd_256": "vpdpbusd (ymm)", "fma_512": "vfmadd231ps (zmm)",
     "maddwd_512": "vpmaddwd, vpaddd (zmm)", "maddubs_i32_512": "vpmaddubsw, vpmaddwd, vpaddd (zmm)",
     "maddubs_i16_512": "vpmaddubsw, vpaddw (zmm)", "dpbusd_512": "vpdpbusd (zmm)", "dpbf16_512": "vdpbf16ps (zmm)",
+    "bf16_amx": "tdpbf16ps (AMX)", "int8_amx": "tdpbsud (AMX)",
 }
 # llama.cpp's options for instructions, all said, so that none comes from the machine that compiles.
 LLAMA_OPTIONS = [
@@ -39,12 +40,12 @@ class Isa:
     @property
     def wide(self):
         """Whether its vectors have 512 bits."""
-        return self.name.startswith("avx512")
+        return self.name.startswith(("avx512", "amx"))
 
     @property
     def vnni(self):
         """Whether it has `vpdpbusd`."""
-        return "dpbusd" in self.int8[0]
+        return not self.int8[0].startswith(("maddwd", "pmaddwd"))
 
     def openvino(self):
         """Properties for OpenVINO. It asks the processor what to compute in, and then oneDNN refuses what it is held from: so it is told what it
@@ -61,6 +62,7 @@ class Isa:
 ISAS = {
     isa.name: isa
     for isa in (
+        Isa("amx", ("bf16_amx",), ("int8_amx",), ("int8_amx",)),
         Isa("avx512_bf16", ("dpbf16_512",), ("dpbusd_512",), ("dpbusd_512",)),
         Isa("avx512_vnni", ("fma_512",), ("dpbusd_512",), ("dpbusd_512",), LLAMA_AVX2 | {"AVX512", "AVX512_VNNI"}, "AVX512_CORE_VNNI"),
         Isa("avx512", ("fma_512",), ("maddwd_512", "maddubs_i32_512"), ("maddubs_i16_512",), LLAMA_AVX2 | {"AVX512"}, "AVX512_CORE"),

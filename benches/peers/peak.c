@@ -7,6 +7,7 @@
 // them, and then what is measured is the store buffer. A multiplication and an addition count as two.
 // cc -O2 -pthread peak.c -o peak
 #define _GNU_SOURCE
+#include <cpuid.h>
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
@@ -15,7 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MOST_THREADS = 64, PAGE = 4096, HUGE_PAGE = 2 << 20, TURNS = 25000000, WARM = 10 };
 
@@ -105,6 +108,28 @@ LOOP(dpbusd_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUS
 LOOP(dpbf16_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUSED_V, KEEP)
 #undef FUSED_CODE
 
+// Tiles of AMX: sixteen rows of 64 bytes. Linux lets a process use them that asks for it.
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+static int has_amx(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) &&
+         !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+}
+#define TILES(NAME, CODE) \
+  static void NAME(long turns) { \
+    struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {.palette = 1}; \
+    for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16; \
+    __asm__ volatile("ldtilecfg %0" ::"m"(config)); \
+    for (long turn = 0; turn < turns / TILE_PART; turn++) \
+      __asm__ volatile(CODE " %tmm6, %tmm4, %tmm0\n\t" CODE " %tmm7, %tmm4, %tmm1\n\t" \
+                       CODE " %tmm6, %tmm5, %tmm2\n\t" CODE " %tmm7, %tmm5, %tmm3"); \
+    __asm__ volatile("tilerelease"); \
+  }
+// A turn of tiles takes as long as several others.
+enum { TILE_PART = 5 };
+TILES(bf16_amx, "tdpbf16ps")
+TILES(int8_amx, "tdpbsud")
+
 static int always(void) { return 1; }
 static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static int has_avx_vnni(void) { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
@@ -128,6 +153,8 @@ static const Measure MEASURES[] = {
     {"maddubs_i16_512", has_avx512, maddubs_i16_512, 10 * 32 * 2 * 2},
     {"dpbusd_512", has_vnni, dpbusd_512, 12 * 16 * 4 * 2},
     {"dpbf16_512", has_bf16, dpbf16_512, 12 * 16 * 2 * 2},
+    {"bf16_amx", has_amx, bf16_amx, 4.0 * 16 * 16 * 32 * 2 / TILE_PART},
+    {"int8_amx", has_amx, int8_amx, 4.0 * 16 * 16 * 64 * 2 / TILE_PART},
 };
 enum { COUNT = sizeof MEASURES / sizeof MEASURES[0] };
 

@@ -12,6 +12,7 @@ use crate::actors::call::Prompts;
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
 use crate::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
+use crate::metrics::EngineLoad;
 use crate::request::{CancelFlag, GenerateRequest};
 use crate::sink::EventSink;
 use crate::state::cache::namespace::Namespace;
@@ -278,6 +279,11 @@ pub struct SetPaused {
 #[rtype(result = "EngineStats")]
 pub struct GetStats;
 
+/// Host or server -> Scheduler, rare: as [`GetStats`], with rates and with the tokens that wait. Walks through the queue.
+#[derive(Debug, Message)]
+#[rtype(result = "EngineLoad")]
+pub struct GetLoad;
+
 /// Engine -> Tokenizer -> Scheduler, at shutdown: answers when nothing is left of what was sent before it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -395,6 +401,8 @@ pub struct Doors {
     pub pause: Recipient<SetPaused>,
     /// The Scheduler.
     pub stats: Recipient<GetStats>,
+    /// The Scheduler.
+    pub load: Recipient<GetLoad>,
     /// The Tokenizer.
     pub prefix_report: Recipient<GetPrefixReport>,
     /// The Tokenizer, which passes it on behind the requests sent before.

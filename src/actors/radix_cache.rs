@@ -1,16 +1,20 @@
 //! The RadixCache: owns the prefix tree, alone. A match is answered here.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use actix::{Actor, Context, Handler};
+use actix::{Actor, AsyncContext, Context, Handler};
 
 use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{PeekPrefix, PlanStep, PrefixesProbed, ProbePrefixes, ReservePages};
+use crate::kv_events::ChangeFeed;
 use crate::metrics::CacheMetrics;
 use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::control::plan_step;
 use crate::state::control::probe_prefixes;
+
+/// While the publisher of events has to catch up, it is asked so often whether it has.
+const FEED_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The actor around the tree.
 pub struct RadixCache {
@@ -18,6 +22,10 @@ pub struct RadixCache {
     allocator: Mailbox<Box<ReservePages>>,
     /// Who asks; a host that plans by itself does not.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
+    /// Where the changes of the tree go, if anybody is told of them.
+    feed: Option<ChangeFeed>,
+    /// The feed is called again without a plan.
+    feeds_later: bool,
     metrics: CacheMetrics,
     note: DeathNote,
 }
@@ -33,6 +41,8 @@ impl RadixCache {
             cache,
             allocator,
             scheduler: None,
+            feed: None,
+            feeds_later: false,
             metrics: CacheMetrics::register(),
             note,
         }
@@ -45,16 +55,41 @@ impl RadixCache {
             ..self
         }
     }
+
+    /// The actor, with a way for what changes in its tree.
+    pub fn feeding(mut self, feed: Option<ChangeFeed>) -> Self {
+        if feed.is_some() {
+            self.cache.note_changes();
+        }
+        Self { feed, ..self }
+    }
+
+    fn feed(&mut self, ctx: &mut Context<Self>) {
+        let Some(feed) = &mut self.feed else {
+            return;
+        };
+        if feed.pass_on(self.cache.as_mut()) && !self.feeds_later {
+            self.feeds_later = true;
+            ctx.run_later(FEED_INTERVAL, |this, ctx| {
+                this.feeds_later = false;
+                this.feed(ctx);
+            });
+        }
+    }
 }
 
 impl Actor for RadixCache {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        self.feed(ctx);
+    }
 }
 
 impl Handler<Posted<Box<PlanStep>>> for RadixCache {
     type Result = ();
 
-    fn handle(&mut self, posted: Posted<Box<PlanStep>>, _: &mut Context<Self>) {
+    fn handle(&mut self, posted: Posted<Box<PlanStep>>, ctx: &mut Context<Self>) {
         let (plan, _timer) = posted.open();
         let started = Instant::now();
         let reserve = plan_step(self.cache.as_mut(), *plan);
@@ -64,19 +99,21 @@ impl Handler<Posted<Box<PlanStep>>> for RadixCache {
                 .evicted(tokens, started.elapsed().as_secs_f64());
         }
         self.allocator.post(Box::new(reserve));
+        self.feed(ctx);
     }
 }
 
 impl Handler<Posted<Box<ProbePrefixes>>> for RadixCache {
     type Result = ();
 
-    fn handle(&mut self, posted: Posted<Box<ProbePrefixes>>, _: &mut Context<Self>) {
+    fn handle(&mut self, posted: Posted<Box<ProbePrefixes>>, ctx: &mut Context<Self>) {
         let (probe, _timer) = posted.open();
         let probed = Box::new(probe_prefixes(self.cache.as_mut(), *probe));
         self.scheduler
             .as_ref()
             .expect("only the scheduler that gets the answer asks")
             .post(probed);
+        self.feed(ctx);
     }
 }
 

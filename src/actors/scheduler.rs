@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, FlushCache, GetStats, PinPrefix, PinSoftly, PlanStep,
+    CancelAll, CancelRequest, Drain, FlushCache, GetLoad, GetStats, PinPrefix, PinSoftly, PlanStep,
     PoliciesSet, PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPaused,
     SetPolicy, StepDone, StepPlanned, StopFound, StoreNews, StoreOrders, Submit, TokensReady,
     UnpinPrefix, UnpinSoftly,
@@ -466,6 +466,15 @@ impl Handler<GetStats> for Scheduler {
 
     fn handle(&mut self, _: GetStats, _: &mut Context<Self>) -> Self::Result {
         actix::MessageResult(self.state.stats())
+    }
+}
+
+impl Handler<GetLoad> for Scheduler {
+    type Result = actix::MessageResult<GetLoad>;
+
+    fn handle(&mut self, _: GetLoad, _: &mut Context<Self>) -> Self::Result {
+        let (stats, pending) = (self.state.stats(), self.state.pending_tokens());
+        actix::MessageResult(self.metrics.load(stats, pending))
     }
 }
 

@@ -18,6 +18,7 @@ use crate::actors::rebuild::RebuildRules;
 use crate::actors::scheduler::{Links, Scheduler};
 use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
 use crate::error::StartError;
+use crate::kv_events::{KvEventPublisher, KvEventsInfo};
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
 use crate::record::{LogSink, RecordedScheduler};
 use crate::state::control::{ControlSetup, ControlStates};
@@ -31,6 +32,8 @@ pub struct Blueprint {
     pub control: ControlSetup,
     /// Where every unit writes its part of the message log, if one is kept.
     pub record: Option<Arc<LogSink>>,
+    /// Where every unit's tree says what changes in it, if that is published.
+    pub kv_events: Option<KvEventPublisher>,
     /// What the Tokenizer knows.
     pub tokenizer: TokenizerSettings,
     /// Loads the executor on its thread.
@@ -39,6 +42,14 @@ pub struct Blueprint {
     pub store: Option<Arc<StoreSetup>>,
     /// How often and after which waits building it again is tried.
     pub rebuild: RebuildRules,
+}
+
+impl Blueprint {
+    /// Where the changes of the tree are published, if they are.
+    pub fn kv_events_info(&self) -> Option<KvEventsInfo> {
+        let publisher = self.kv_events.as_ref();
+        publisher.map(|publisher| publisher.info().clone())
+    }
 }
 
 /// The living actors; they stop when it is dropped.
@@ -142,6 +153,8 @@ fn wire(
     } = states.expect("the names and sizes were checked with the configuration");
     let note = |actor| DeathNote::new(actor, generation, died.clone(), ledger.clone());
     let tokenizer_arbiter = Arbiter::new();
+    let events = blueprint.kv_events.as_ref();
+    let events = events.map(|publisher| publisher.feed(generation));
     let mut parts = None;
     let scheduler = Scheduler::create(|ctx| {
         let me = ctx.address();
@@ -154,6 +167,7 @@ fn wire(
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache"))
             .answering(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
+            .feeding(events)
             .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
@@ -243,6 +257,7 @@ fn doors(
         flush: scheduler.clone().recipient(),
         pause: scheduler.clone().recipient(),
         stats: scheduler.clone().recipient(),
+        load: scheduler.clone().recipient(),
         prefix_report: tokenizer.clone().recipient(),
         drain: tokenizer.clone().recipient(),
     }

@@ -20,6 +20,7 @@ mod failure;
 pub mod flags;
 mod generate;
 mod gpu;
+mod grpc;
 mod local;
 mod logits;
 mod output;

@@ -51,6 +51,9 @@ fn show(replayed: &Replayed) {
         control.limits.page_size,
         control.limits.total_rows,
     ));
+    if let Some(tag) = &header.double_sparsity {
+        say(format_args!("sparse        {tag}"));
+    }
     let Counts {
         records,
         events,

@@ -15,6 +15,7 @@ use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
 use super::failure::Failure;
+use super::grpc::GrpcDoor;
 use super::output::say;
 use super::signals::Signals;
 use super::traces::{self, Tracing};
@@ -29,10 +30,12 @@ pub fn run(settings: Settings) -> Result<(), Failure> {
     let began = Instant::now();
     let metrics = telemetry::install_recorder()?;
     let listener = listen(&settings.server)?;
+    let grpc = GrpcDoor::open(&settings.server)?;
     let start = || start_on_thread(settings.engine);
     let traces = traces::start(&settings.server)?;
     let traced = traces.clone();
-    let serving = serve(settings.server, start, listener, metrics, traced, began);
+    let doors = (listener, grpc);
+    let serving = serve(settings.server, start, doors, metrics, traced, began);
     let served = System::new().block_on(serving);
     traces.end();
     served
@@ -53,7 +56,7 @@ type Starting = oneshot::Receiver<Result<EngineHandle, Failure>>;
 async fn serve(
     server_config: ServerConfig,
     start: impl FnOnce() -> Starting,
-    listener: TcpListener,
+    (listener, grpc): (TcpListener, GrpcDoor),
     metrics: PrometheusHandle,
     traces: Tracing,
     began: Instant,
@@ -67,6 +70,7 @@ async fn serve(
     let render = Arc::new(move || with_counter_types(&metrics.render()));
     let state = AppState::new(server_config, slot.clone(), render);
     let state = Data::new(traces.installed_in(state));
+    grpc.serve(&state);
     let (stop, stopped) = oneshot::channel::<()>();
     let mut serving = rt::spawn(server::run(listener, state, async {
         let _ = stopped.await;
@@ -211,6 +215,7 @@ mod tests {
             memory: None,
             kv_cache_dtype: None,
             attention_backend: None,
+            double_sparsity: None,
         };
         let parts = EngineParts {
             info,
@@ -268,7 +273,8 @@ mod tests {
         });
         let began = Instant::now();
         let traces = Tracing::default();
-        let served = serve(server_config, start, listener, metrics, traces, began);
+        let doors = (listener, GrpcDoor::default());
+        let served = serve(server_config, start, doors, metrics, traces, began);
         let Err(Failure::Failed(reason)) = System::new().block_on(served) else {
             panic!("it must not end well");
         };

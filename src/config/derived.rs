@@ -6,11 +6,13 @@ use super::EngineConfig;
 use super::validate::MAX_REBUILD_BACKOFF_S;
 use crate::actors::rebuild::RebuildRules;
 use crate::error::ConfigError;
+use crate::kv_events::KvEventsConfig;
 use crate::model::gguf;
 use crate::model::sparsity::SparsityWish;
 use crate::request::RequestTimeouts;
 use crate::state::cache::eviction::{EvictionParameters, EvictionPolicy};
 use crate::state::plan::preemption::PriorityRules;
+use crate::state::pool::pages::PageSize;
 use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::BatchRules;
 use crate::state::scheduler::policy::PriorityOrder;
@@ -50,6 +52,29 @@ impl EngineConfig {
             })?;
         let policy = policy.with_parameters(parameters);
         Ok((!self.disable_radix_cache).then_some(policy))
+    }
+
+    /// How the changes of the prefix cache are published; `None` where they are not.
+    ///
+    /// # Errors
+    /// Says what is wrong with the object, or that there is no cache.
+    pub fn kv_events(&self) -> Result<Option<KvEventsConfig>, ConfigError> {
+        let refused = |reason| ConfigError {
+            key: "kv_events_config".to_owned(),
+            reason,
+        };
+        let (Some(json), Some(page_size)) = (&self.kv_events_config, PageSize::new(self.page_size))
+        else {
+            return Ok(None);
+        };
+        let events = KvEventsConfig::parse(json, page_size).map_err(refused)?;
+        match events.is_some() && self.disable_radix_cache {
+            true => Err(refused(
+                "is given, but disable_radix_cache is on: nothing is cached that could be published, leave one of them out"
+                    .to_owned(),
+            )),
+            false => Ok(events),
+        }
     }
 
     /// Double sparsity as it is asked for; `None` where it is off.

@@ -106,6 +106,10 @@ keys::keys! {
         /// Size of the KV pool in tokens, instead of one derived from the free memory.
         #[flag(MEMORY.takes("TOKENS"))]
         max_total_tokens: Option<usize> = None,
+        /// Tokens that layers with a sliding window hold for each token of the KV pool, on a CPU and with chunked prefill;
+        /// always as many as one sequence needs.
+        #[flag(MEMORY.takes("0..1").rare())]
+        swa_full_tokens_ratio: f64 = 0.25,
         /// Number of states, of running requests and of cached prefixes together, in models whose layers keep states;
         /// derived from the KV pool if not given.
         ///
@@ -265,6 +269,14 @@ keys::keys! {
         /// In addition, up to 32768 pages of the last cache flush are remembered.
         #[flag(MEMORY.takes("PAGES").rare())]
         prefix_diagnostics_pages: usize = 1 << 18,
+        /// Publishes over ZeroMQ which blocks of tokens the prefix cache holds, as SGLang does, for routers and indexers: JSON
+        /// such as {"publisher": "zmq", "endpoint": "tcp://*:5557"}.
+        ///
+        /// Whoever connects to that port reads the tokens of all prompts. docs/kv-events.md describes the events, and every
+        /// key of the object: endpoint, replay_endpoint, topic, buffer_steps, hwm, max_queue_size, format, encoding,
+        /// block_size.
+        #[flag(MEMORY.takes("JSON").rare())]
+        kv_events_config: Option<String> = None,
         /// Maximum number of prefixes that are pinned at once by applications that embed the engine.
         #[flag(MEMORY.takes("N"))]
         max_pins: usize = 256,

@@ -131,6 +131,10 @@ impl EngineConfig {
                 || format!("is {fraction}, must lie between 0 and 1"),
             )?;
         }
+        let ratio = self.swa_full_tokens_ratio;
+        check(ratio > 0.0 && ratio <= 1.0, "swa_full_tokens_ratio", || {
+            format!("is {ratio}, must lie between 0 and 1: 1 holds every token of the pool")
+        })?;
         let least = IntakeLimits::min_capacity_tokens(page_size);
         let tokens = self.max_total_tokens.unwrap_or(least);
         check(tokens >= least, "max_total_tokens", || {
@@ -147,6 +151,7 @@ impl EngineConfig {
             return Err(out_of_range("schedule_policy", reason));
         }
         self.eviction_policy()?;
+        self.kv_events()?;
         let conservativeness = self.schedule_conservativeness;
         let is_sane = conservativeness > 0.0 && conservativeness <= 100.0;
         check(is_sane, "schedule_conservativeness", || {
@@ -296,6 +301,51 @@ mod tests {
                 assert!(error.reason.contains(part), "{part}: {}", error.reason);
             }
         }
+    }
+
+    #[test]
+    fn the_share_of_window_pages_is_above_0_and_at_most_1() {
+        let error = |ratio: f64| {
+            let config = EngineConfig {
+                swa_full_tokens_ratio: ratio,
+                ..EngineConfig::default()
+            };
+            config.validate().err().map(|error| error.to_string())
+        };
+        for ratio in [1e-6, 0.25, 1.0] {
+            assert_eq!(error(ratio), None);
+        }
+        for ratio in [0.0, -0.1, 1.01, f64::NAN, f64::INFINITY] {
+            let reason = error(ratio).expect("it is no share");
+            assert!(reason.starts_with("swa_full_tokens_ratio: is "), "{reason}");
+            assert!(reason.contains("between 0 and 1"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn events_need_a_cache_and_an_object_that_can_be_read() {
+        let config = EngineConfig {
+            kv_events_config: Some(r#"{"publisher": "zmq"}"#.to_owned()),
+            ..EngineConfig::default()
+        };
+        assert!(config.validate().is_ok());
+        let error = |config: EngineConfig| config.validate().expect_err("refused").to_string();
+        let uncached = EngineConfig {
+            disable_radix_cache: true,
+            ..config.clone()
+        };
+        assert!(error(uncached).starts_with("kv_events_config: is given, but disable_radix_cache"));
+        let wrong = EngineConfig {
+            kv_events_config: Some(r#"{"publisher": "zmq", "endpoint": "5557"}"#.to_owned()),
+            ..config
+        };
+        assert!(error(wrong).starts_with("kv_events_config: endpoint is \"5557\""));
+        let silent = EngineConfig {
+            kv_events_config: Some("{}".to_owned()),
+            disable_radix_cache: true,
+            ..EngineConfig::default()
+        };
+        assert!(silent.validate().is_ok());
     }
 
     #[test]

@@ -10,15 +10,16 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::actors::call::{Asked, Prompts};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetPrefixReport, GetStats,
-    PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
+    CancelAll, CancelRequest, Doors, Drain, FlushCache, Generate, GetLoad, GetPrefixReport,
+    GetStats, PeekPrefix, PoliciesSet, SetPaused, SetPolicy, TokenEvent,
 };
 use crate::actors::watchdog::{DoorSlot, FailureWatch, StopUnit, Watchdog};
 use crate::admission::{Admission, Permit};
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
-use crate::metrics::RequestMetrics;
+use crate::kv_events::KvEventsInfo;
+use crate::metrics::{EngineLoad, RequestMetrics};
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
 use crate::sink::EventSink;
@@ -46,9 +47,11 @@ pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
+    pub(super) kv_events: Option<KvEventsInfo>,
     pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) max_logprob_entries: usize,
+    pub(super) max_prefill_tokens: usize,
     pub(super) request_limits: RequestLimits,
     pub(super) doors: DoorSlot,
     pub(super) watchdog: Addr<Watchdog>,
@@ -256,6 +259,14 @@ impl EngineHandle {
         self.doors()?.stats.send(GetStats).await.map_err(down)
     }
 
+    /// Queues, pools and counters, with rates and with the tokens that wait: what a gateway shares requests out by.
+    ///
+    /// # Errors
+    /// [`RequestError::EngineDown`].
+    pub async fn load(&self) -> Result<EngineLoad, RequestError> {
+        self.doors()?.load.send(GetLoad).await.map_err(down)
+    }
+
     /// Where an admitted request's prompt left the tree, and why the cache helped no further. `None` for an id that is
     /// unknown, not admitted yet or forgotten, and with `prefix_diagnostics` off.
     ///
@@ -297,9 +308,19 @@ impl EngineHandle {
         self.inner.text.as_ref()
     }
 
+    /// Where the engine publishes what its cache holds; `None` if it does not.
+    pub fn kv_events(&self) -> Option<&KvEventsInfo> {
+        self.inner.kv_events.as_ref()
+    }
+
     /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.
     pub fn max_logprob_entries(&self) -> usize {
         self.inner.max_logprob_entries
+    }
+
+    /// Most prompt tokens that one step computes.
+    pub fn max_prefill_tokens(&self) -> usize {
+        self.inner.max_prefill_tokens
     }
 
     /// How long the lists and names of a request may be.

@@ -90,6 +90,7 @@ pub(crate) fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<Wi
         kv_bytes_per_token: layout.window_bytes_per_token(),
         tokens: layout.window()? as u64,
         chunk_tokens: config.chunk_tokens()? as u64,
+        per_token: config.swa_full_tokens_ratio,
     })
 }
 

@@ -26,6 +26,7 @@ use crate::actors::watchdog::{
 use crate::admission::Admission;
 use crate::config::EngineConfig;
 use crate::error::StartError;
+use crate::kv_events::KvEventsInfo;
 use crate::metrics::{Capacity, RequestMetrics};
 
 pub use handle::{Canceller, EngineHandle, Generation};
@@ -76,6 +77,7 @@ impl Engine {
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
         let admission = blueprint.tokenizer.admission.clone();
+        let kv_events = blueprint.kv_events_info();
         let doors = DoorSlot::default();
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread_doors = doors.clone();
@@ -98,6 +100,7 @@ impl Engine {
         let watched = is_ready.recv().map_err(died)??;
         let inside = Inside {
             admission,
+            kv_events,
             doors,
             watched,
             thread: Some(thread),
@@ -148,6 +151,7 @@ impl Engine {
             blueprint,
         } = prepared;
         let admission = blueprint.tokenizer.admission.clone();
+        let kv_events = blueprint.kv_events_info();
         let doors = DoorSlot::default();
         let (ready, is_ready) = oneshot::channel();
         let arbiter_doors = doors.clone();
@@ -163,6 +167,7 @@ impl Engine {
         let watched = is_ready.await.map_err(died)??;
         let inside = Inside {
             admission,
+            kv_events,
             doors,
             watched,
             thread: None,
@@ -228,6 +233,7 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
 /// How an engine is reached from outside.
 struct Inside {
     admission: Arc<Admission>,
+    kv_events: Option<KvEventsInfo>,
     doors: DoorSlot,
     watched: Watched,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -240,8 +246,10 @@ fn inner(config: &EngineConfig, parts: EngineParts, inside: Inside, began: Insta
         model: parts.info,
         text: parts.text,
         admission: inside.admission,
+        kv_events: inside.kv_events,
         channel_events: config.client_channel_events,
         max_logprob_entries: config.max_logprob_entries,
+        max_prefill_tokens: config.max_prefill_tokens,
         request_limits: config.request_limits(),
         doors: inside.doors,
         watchdog: inside.watched.watchdog,

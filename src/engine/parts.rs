@@ -20,10 +20,12 @@ use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::MemoryPlan;
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::default_threads;
+use crate::kv_events::KvEventPublisher;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::sparsity::ModelSparsity;
 use crate::model::text::{TextModel, TurnMarks};
 use crate::record::LogSink;
+use crate::record::file::Header;
 use crate::state::cache::prefix_history::HistoryLimits;
 use crate::state::control::ControlSetup;
 use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
@@ -85,6 +87,8 @@ pub struct ModelInfo {
     pub kv_cache_dtype: Option<&'static str>,
     /// The kernels of attention; `None` for such an executor.
     pub attention_backend: Option<&'static str>,
+    /// The parameters of double sparsity, which keys and values depend on like on the model; `None` where it is off.
+    pub double_sparsity: Option<Arc<str>>,
 }
 
 /// What an engine runs on: the model's facts, its tokenizer, its executor.
@@ -123,8 +127,9 @@ impl EngineParts {
         .with_kv(config.kv_cache_dtype.named());
         let sparsity = config.double_sparsity();
         let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
-        if let Some(sparsity) = &sparsity {
-            tracing::info!(kv = &*sparsity.tag, "long contexts are attended to in part");
+        let double_sparsity = sparsity.as_ref().map(|sparsity| sparsity.tag.clone());
+        if let Some(tag) = &double_sparsity {
+            tracing::info!(kv = &**tag, "long contexts are attended to in part");
         }
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let TextSide { text, generation } = text_side(config)?;
@@ -166,6 +171,7 @@ impl EngineParts {
             memory: Some(memory),
             kv_cache_dtype: Some(model.kv_dtype.name()),
             attention_backend: Some(config.attention_backend.resolved()),
+            double_sparsity,
         };
         if let Some(notice) = notice {
             // It only writes to the log.
@@ -279,7 +285,11 @@ impl EngineParts {
         };
         Ok(Blueprint {
             model_name: info.served_model_name.clone(),
-            record: record(config, &control)?,
+            record: record(config, info, &control)?,
+            kv_events: config
+                .kv_events()?
+                .map(|events| KvEventPublisher::start(events, page_size))
+                .transpose()?,
             control,
             tokenizer,
             executor: self.executor.clone(),
@@ -370,12 +380,17 @@ fn cpu_executor(
 /// The message log, if one is asked for.
 fn record(
     config: &EngineConfig,
+    info: &ModelInfo,
     control: &ControlSetup,
 ) -> Result<Option<Arc<LogSink>>, ConfigError> {
     let Some(path) = &config.record else {
         return Ok(None);
     };
-    let sink = LogSink::create(path, config.record_max_bytes, control);
+    let header = Header {
+        double_sparsity: info.double_sparsity.as_deref().map(str::to_owned),
+        ..Header::new(control)
+    };
+    let sink = LogSink::create(path, config.record_max_bytes, &header);
     sink.map(Some).map_err(|error| ConfigError {
         key: "record".to_owned(),
         reason: format!("{}: {error}", path.display()),
@@ -396,6 +411,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::record::file::LogReader;
 
     /// A model of Hermes' calls and of think tags.
     const AGENTS: &str = "tests/fixtures/qwen3-agents";
@@ -440,6 +456,49 @@ mod tests {
             ..EngineConfig::default()
         };
         answer_formats(&config, text).map(|formats| formats.formats())
+    }
+
+    /// Cached keys and values are those of the parameters: so are the tokens of a log, which only its header can tell.
+    #[test]
+    fn a_log_begins_with_the_parameters_that_all_its_keys_and_values_depend_on() {
+        let (model, dir) = (folder("tests/fixtures/models/qwen3"), tempfile::tempdir());
+        let dir = dir.expect("a temporary folder");
+        let described = cpu::describe(&model, None, None, Default::default());
+        let described = described.expect("a valid model");
+        let kept = described.kv_layout.layers().iter().enumerate();
+        let rows = kept.filter_map(|(layer, kept)| {
+            let rows = Value::from(vec![json!([0, 1]); kept.pages()?.heads]);
+            Some((format!("model.layers.{layer}.self_attn.qk_proj"), rows))
+        });
+        let channels = dir.path().join("channels.json");
+        let file = Value::Object(rows.collect()).to_string();
+        std::fs::write(&channels, file).expect("a writable folder");
+        let dense = EngineConfig {
+            model_path: model,
+            max_total_tokens: Some(1024),
+            record: Some(dir.path().join("log")),
+            ..EngineConfig::default()
+        };
+        let header = |config: &EngineConfig| {
+            let parts = EngineParts::from_model(config, Progress::silent()).expect("it can run");
+            drop(parts.blueprint(config).expect("it can be recorded"));
+            let log = std::fs::File::open(dir.path().join("log")).expect("a log");
+            let reader = LogReader::open(log).expect("a log with its header");
+            reader.header().double_sparsity.clone()
+        };
+        let sparse = |tokens: usize| EngineConfig {
+            enable_double_sparsity: true,
+            ds_channel_config_path: Some(channels.clone()),
+            ds_heavy_channel_num: 2,
+            ds_heavy_token_num: tokens,
+            ..dense.clone()
+        };
+        let [few, more] = [8, 9].map(|tokens| header(&sparse(tokens)).expect("it is sparse"));
+        assert!(
+            few.starts_with("ds-qk-2-8-") && more.starts_with("ds-qk-2-9-"),
+            "{few} {more}"
+        );
+        assert_eq!(header(&dense), None);
     }
 
     #[test]

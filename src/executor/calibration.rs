@@ -82,18 +82,7 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> 
         dtype: request.dtype,
         quantization: request.quantization,
         load_format: request.load_format,
-        threads: request.threads,
-        pin_threads: false,
-        n_pages: longest.max(1),
-        page_size: 1,
-        max_rows: 1,
-        n_state_slots: 1,
-        isa: None,
-        shared_prefix: true,
-        eos_token_ids: [].into(),
-        sparsity: None,
-        kv_dtype: None,
-        n_window_pages: 0,
+        ..CpuOptions::for_one_row(longest.max(1), request.threads)
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     let sums = executor

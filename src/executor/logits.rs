@@ -8,7 +8,6 @@ use crate::error::LoadError;
 use crate::executor::cpu::{CpuExecutor, CpuOptions};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::json_file::format_error;
-use crate::model::loader::LoadFormat;
 use crate::state::pool::kv_layout::KvDtype;
 
 /// Tokens in a chunk of the prompt.
@@ -82,18 +81,7 @@ pub fn logits(
         dtype: request.dtype,
         kv_dtype: request.kv_dtype,
         quantization: request.quantization,
-        load_format: LoadFormat::Auto,
-        threads: request.threads,
-        pin_threads: false,
-        n_pages: longest.max(1),
-        page_size: 1,
-        max_rows: 1,
-        n_state_slots: 1,
-        n_window_pages: 0,
-        isa: None,
-        shared_prefix: true,
-        eos_token_ids: [].into(),
-        sparsity: None,
+        ..CpuOptions::for_one_row(longest.max(1), request.threads)
     };
     let mut executor = CpuExecutor::load(dir, &options, &mut |_, _| {})?;
     for (index, prompt) in prompts.iter().enumerate() {

@@ -19,6 +19,7 @@ pub mod logits;
 pub mod memory_plan;
 #[doc(hidden)]
 pub mod noise;
+mod one_row;
 mod results;
 mod rows;
 pub mod scripted;

@@ -67,19 +67,12 @@ impl NoiseContext {
         let options = CpuOptions {
             dtype: request.dtype,
             quantization: request.quantization,
-            load_format: request.load_format,
-            n_pages,
-            page_size,
-            threads: request.threads,
-            pin_threads: request.pin_threads,
-            max_rows: 1,
-            n_state_slots: 1,
-            isa: None,
-            shared_prefix: true,
-            eos_token_ids: [].into(),
-            sparsity: request.sparsity.clone(),
             kv_dtype: request.kv_dtype,
-            n_window_pages: 0,
+            load_format: request.load_format,
+            page_size,
+            pin_threads: request.pin_threads,
+            sparsity: request.sparsity.clone(),
+            ..CpuOptions::for_one_row(n_pages, request.threads)
         };
         let mut executor = CpuExecutor::load(&request.model, &options, &mut |_, _| {})?;
         executor.fill_with_noise();

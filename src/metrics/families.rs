@@ -2,6 +2,8 @@
 
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 
+use super::kv_events;
+
 /// What a metric is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -81,7 +83,9 @@ pub fn families() -> impl Iterator<Item = Family> {
         buckets,
     });
     plain(Kind::Gauge, &GAUGES)
+        .chain(plain(Kind::Gauge, &kv_events::GAUGES))
         .chain(plain(Kind::Counter, &COUNTERS))
+        .chain(plain(Kind::Counter, &kv_events::COUNTERS))
         .chain(plain(Kind::Seconds, &SECONDS))
         .chain(histograms)
 }

@@ -4,13 +4,12 @@ use std::cell::Cell;
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
-use super::{scheduler_labels, with_label};
+use super::{EngineLoad, scheduler_labels, with_label};
+use crate::state::scheduler::pending::PendingTokens;
 use crate::state::scheduler::stats::EngineStats;
 
 /// Seconds of work after which `gen_throughput` is computed anew.
 const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;
-/// SGLang takes a pool for fully used from this token usage on.
-const FULL_TOKEN_USAGE: f64 = 0.9;
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
 /// Queues, pool, steps and what went wrong. Owned by one actor.
@@ -94,6 +93,16 @@ impl SchedulerMetrics {
         );
     }
 
+    /// What the engine has to do, with the rates that were recorded last.
+    pub fn load(&self, stats: EngineStats, pending: PendingTokens) -> EngineLoad {
+        EngineLoad {
+            stats,
+            pending,
+            gen_throughput: self.steps.last_throughput.get(),
+            cache_hit_rate: self.requests.last_hit_rate.get(),
+        }
+    }
+
     /// Records what a request waited from its intake to its first admission.
     pub fn queue_time(&self, seconds: f64) {
         self.queue_seconds.record(seconds);
@@ -110,6 +119,7 @@ struct RequestGauges {
     utilization: Gauge,
     pins: Gauge,
     soft_pins: Gauge,
+    last_hit_rate: Cell<f64>,
 }
 
 impl RequestGauges {
@@ -124,6 +134,7 @@ impl RequestGauges {
             utilization: gauge!("sglang:utilization", labels.to_vec()),
             pins: gauge!("souffleur_prefix_pins"),
             soft_pins: gauge!("souffleur_soft_prefix_pins"),
+            last_hit_rate: Cell::default(),
         }
     }
 
@@ -133,15 +144,15 @@ impl RequestGauges {
         self.retracted.set(stats.retracted_requests as f64);
         self.decode_tokens.set(stats.decode_tokens as f64);
         self.new_token_ratio.set(stats.new_token_ratio);
-        let rows = ratio(stats.running_requests as f64, stats.total_rows as f64);
-        self.utilization
-            .set(rows.max(token_usage(stats) / FULL_TOKEN_USAGE));
+        self.utilization.set(stats.utilization());
         self.pins.set(stats.pins as f64);
         self.soft_pins.set(stats.soft_pins as f64);
         let admitted = stats.prompt_tokens.saturating_sub(before.prompt_tokens);
         if admitted > 0 {
             let cached = stats.cached_tokens.saturating_sub(before.cached_tokens);
-            self.cache_hit_rate.set(cached as f64 / admitted as f64);
+            let rate = cached as f64 / admitted as f64;
+            self.cache_hit_rate.set(rate);
+            self.last_hit_rate.set(rate);
         }
     }
 }
@@ -186,9 +197,9 @@ impl PoolGauges {
     }
 
     fn set(&self, stats: &EngineStats) {
-        let used = used_tokens(stats);
-        self.token_usage.set(token_usage(stats));
-        self.full_token_usage.set(token_usage(stats));
+        let used = stats.used_tokens() as f64;
+        self.token_usage.set(stats.token_usage());
+        self.full_token_usage.set(stats.token_usage());
         self.num_used.set(used);
         self.used.set(used);
         self.available.set(stats.free_tokens as f64);
@@ -207,21 +218,6 @@ impl PoolGauges {
         self.cached_windows.set(stats.evictable_windows as f64);
         self.max_windows.set(stats.total_windows as f64);
     }
-}
-
-/// Tokens of pages that a request holds: neither free nor evictable.
-fn used_tokens(stats: &EngineStats) -> f64 {
-    stats
-        .total_tokens
-        .saturating_sub(stats.free_tokens + stats.evictable_tokens) as f64
-}
-
-fn token_usage(stats: &EngineStats) -> f64 {
-    ratio(used_tokens(stats), stats.total_tokens as f64)
-}
-
-fn ratio(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 struct PlanCounters {
@@ -312,6 +308,7 @@ struct StepMetrics {
     step_seconds: Histogram,
     overhead_seconds: Histogram,
     throughput: Gauge,
+    last_throughput: Cell<f64>,
     /// No request was inside after the last plan: what the executor waits now is no overhead.
     is_idle: Cell<bool>,
     window_seconds: Cell<f64>,
@@ -334,6 +331,7 @@ impl StepMetrics {
             step_seconds: histogram!("souffleur_step_seconds"),
             overhead_seconds: histogram!("souffleur_step_overhead_seconds"),
             throughput: gauge!("sglang:gen_throughput", labels.to_vec()),
+            last_throughput: Cell::default(),
             is_idle: Cell::new(true),
             window_seconds: Cell::default(),
             window_tokens: Cell::default(),
@@ -365,15 +363,20 @@ impl StepMetrics {
         let tokens = self.window_tokens.get() + decode_tokens;
         let is_over = seconds >= THROUGHPUT_WINDOW_SECONDS;
         if is_over {
-            self.throughput.set(tokens as f64 / seconds);
+            self.set_throughput(tokens as f64 / seconds);
         }
         self.window_seconds.set(if is_over { 0.0 } else { seconds });
         self.window_tokens.set(if is_over { 0 } else { tokens });
     }
 
+    fn set_throughput(&self, tokens_a_second: f64) {
+        self.throughput.set(tokens_a_second);
+        self.last_throughput.set(tokens_a_second);
+    }
+
     fn went_idle(&self) {
         self.is_idle.set(true);
-        self.throughput.set(0.0);
+        self.set_throughput(0.0);
         self.window_seconds.set(0.0);
         self.window_tokens.set(0);
     }

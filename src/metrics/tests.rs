@@ -9,6 +9,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder
 use super::*;
 use crate::error::{RequestError, StepError};
 use crate::request::Usage;
+use crate::state::scheduler::pending::PendingTokens;
 use crate::state::scheduler::stats::EngineStats;
 
 fn recorder() -> PrometheusRecorder {
@@ -45,6 +46,7 @@ fn exercise_all() {
     store.written();
     store.not_written("no_space");
     store.holds(4096);
+    exercise_kv_events();
     let gpu = GpuMetrics::register(0);
     gpu.busy(true, 5e-3);
     gpu.idle(1e-5);
@@ -64,6 +66,15 @@ fn exercise_all() {
     scheduler.record_step(0.01, 0.5, 40, 0);
     scheduler.queue_time(0.001);
     exercise_server();
+}
+
+fn exercise_kv_events() {
+    let events = KvEventMetrics::register();
+    let _subscriber = SubscriberCount::new(&events);
+    events.published(3, 2, 1);
+    events.lost(4);
+    events.skipped(5);
+    events.replayed();
 }
 
 fn exercise_grammars(grammars: &GrammarMetrics) {
@@ -354,6 +365,24 @@ fn throughput_is_what_was_decoded_in_a_second_of_work_and_zero_when_idle() {
             value(&recorder.handle().render(), "sglang:gen_throughput", &[]),
             0.0
         );
+    });
+}
+
+#[test]
+fn a_load_has_the_rates_that_were_recorded_last() {
+    let recorder = recorder();
+    metrics::with_local_recorder(&recorder, || {
+        let scheduler = SchedulerMetrics::register("tiny");
+        let load = |stats| scheduler.load(stats, PendingTokens::default());
+        let rates = |load: EngineLoad| (load.gen_throughput, load.cache_hit_rate);
+        assert_eq!(rates(load(EngineStats::default())), (0.0, 0.0));
+        scheduler.record_plan(&busy_stats());
+        scheduler.record_step(2.0, 0.0, 0, 64);
+        let busy = load(busy_stats());
+        assert_eq!(rates(busy), (32.0, 0.8));
+        assert_eq!(busy.stats, busy_stats());
+        scheduler.record_plan(&EngineStats::default());
+        assert_eq!(rates(load(EngineStats::default())), (0.0, 0.8));
     });
 }
 

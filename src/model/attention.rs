@@ -1,7 +1,7 @@
 //! Grouped-query attention, as most families have it.
 
 use crate::error::LoadError;
-use crate::kernels::rope::{PositionScale, Rope};
+use crate::kernels::rope::PositionScale;
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights, QueryWeights};
 use crate::model::blocks::{Mixed, Norm, Rotations, add_projected};
 use crate::model::config::ModelConfig;
@@ -25,14 +25,12 @@ pub struct AttentionSpec {
     pub post_norm: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
-    /// Positions rotate queries and keys.
-    pub rotates: bool,
     /// Factor on queries, by their positions.
     pub query_scale: Option<PositionScale>,
 }
 
 impl AttentionSpec {
-    /// Biases, window and rotation as the configuration has them for a layer, and nothing more.
+    /// Biases and window as the configuration has them for a layer, and nothing more.
     pub fn plain(config: &ModelConfig, layer: usize) -> Self {
         Self {
             qkv_bias: config.bias.qkv,
@@ -42,7 +40,6 @@ impl AttentionSpec {
             sinks: false,
             post_norm: false,
             window: config.windows[layer],
-            rotates: config.rotated[layer],
             query_scale: None,
         }
     }
@@ -54,8 +51,8 @@ pub struct Attention<B: Backend> {
     layer: usize,
     heads: HeadShape,
     input: Input<B>,
-    /// The rotation that turns nothing, in a layer that has no other.
-    unrotated: Option<B::Rope>,
+    /// Positions rotate queries and keys.
+    rotates: bool,
     query_scale: Option<PositionScale>,
     residual_scale: Option<f32>,
     /// The projection to gates on the result.
@@ -164,10 +161,7 @@ impl<B: Backend> Attention<B> {
             layer: source,
             heads,
             input,
-            unrotated: match spec.rotates {
-                true => None,
-                false => Some(loader.rope_of(&Rope::none())),
-            },
+            rotates: loader.config().rotated[layer],
             query_scale: spec.query_scale,
             residual_scale: loader.config().residual_scale,
             gate,
@@ -196,12 +190,11 @@ impl<B: Backend> Attention<B> {
         rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
-        let none = self.unrotated.as_ref();
-        let none = none.map(|none| backend.rotations(none, batch));
-        let rotations = none
-            .as_ref()
-            .unwrap_or_else(|| rotations.within(self.heads.window));
         let heads = &self.heads;
+        let rotations = match self.rotates {
+            true => rotations.within(heads.window),
+            false => rotations.none(),
+        };
         let mut rows = match &self.input {
             Input::Qkv(weights) => {
                 backend.project_qkv(normed, weights, heads, rotations, self.layer, batch)

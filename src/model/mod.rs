@@ -3,8 +3,8 @@
 //! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`gemma2`], [`gemma3`], [`gemma4`], [`glm4_moe_lite`],
 //! [`gpt_oss`], [`granite`], [`lfm2`], [`llama`], [`ministral3`], [`mistral`], [`mixtral`], [`phi3`], [`qwen2`], [`qwen3`],
 //! [`qwen3_5`], [`qwen3_moe`], [`smollm3`]) says what its layers are made of; the parts that families share are in [`blocks`],
-//! [`attention`], [`latent`], [`layer_inputs`], [`side_experts`] and [`state_mixer`]. All of it is written against [`Backend`] and knows
-//! nothing of devices, requests or steps.
+//! [`attention`], [`latent`], [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is
+//! written against [`Backend`] and knows nothing of devices, requests or steps.
 
 pub mod attention;
 pub mod blocks;
@@ -36,6 +36,7 @@ pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod random;
 pub mod rope;
+pub mod routed_experts;
 pub mod side_experts;
 pub mod smollm3;
 pub mod sparsity;

@@ -42,15 +42,20 @@ pub struct Header {
     pub engine_version: String,
     /// How its states began.
     pub control: ControlSetup,
+    /// The parameters of double sparsity, on which the keys and values of its engine depend beside the model; `None` where
+    /// all keys were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub double_sparsity: Option<String>,
 }
 
 impl Header {
-    /// The header of a log that this engine writes.
+    /// The header of a log that this engine writes, if it reads all keys.
     pub fn new(control: &ControlSetup) -> Self {
         Self {
             format_version: FORMAT_VERSION,
             engine_version: env!("CARGO_PKG_VERSION").to_owned(),
             control: control.clone(),
+            double_sparsity: None,
         }
     }
 }

@@ -15,7 +15,6 @@ use crossbeam_channel::{Receiver, Sender};
 
 use crate::record::entry::Entry;
 use crate::record::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
-use crate::state::control::ControlSetup;
 
 /// Bytes of entries that make a block.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -52,8 +51,8 @@ impl LogSink {
     ///
     /// # Errors
     /// What the system says, or that `path` is no regular file.
-    pub fn create(path: &Path, max_bytes: u64, control: &ControlSetup) -> io::Result<Arc<Self>> {
-        Self::start(create_file(path)?, max_bytes, control)
+    pub fn create(path: &Path, max_bytes: u64, header: &Header) -> io::Result<Arc<Self>> {
+        Self::start(create_file(path)?, max_bytes, header)
     }
 
     /// Writes a log to anything.
@@ -63,9 +62,9 @@ impl LogSink {
     pub fn start(
         mut to: impl Write + Send + 'static,
         max_bytes: u64,
-        control: &ControlSetup,
+        header: &Header,
     ) -> io::Result<Arc<Self>> {
-        let opening = file::opening(&Header::new(control))?;
+        let opening = file::opening(header)?;
         to.write_all(&opening)?;
         to.flush()?;
         let shared = Arc::new(Shared::default());

@@ -39,6 +39,10 @@ keys! {
         /// TCP port; 0 picks a free one.
         #[flag(SERVER)]
         port: u16 = 30000,
+        /// TCP port for gRPC, on the same address, in the form that Dynamo's sidecar speaks; 0 picks a free one. Needs a build
+        /// with the feature `grpc`.
+        #[flag(SERVER.takes("PORT"))]
+        grpc_port: Option<u16> = None,
         /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment
         /// variable SOUFFLEUR_API_KEY to keep it out of the process list.
         ///
@@ -216,6 +220,10 @@ impl ServerConfig {
                 format!("is {bodies}, must be at least four times max_body_bytes: {least}");
             return Err(out_of_range("max_bodies_bytes", reason));
         }
+        if self.grpc_port.is_some() && !cfg!(feature = "grpc") {
+            let reason = "needs a build with gRPC: cargo build --release --features grpc";
+            return Err(out_of_range("grpc_port", reason.to_owned()));
+        }
         self.validate_traces()?;
         self.validate_guards()
     }
@@ -328,6 +336,13 @@ mod tests {
             }
             (error, expected) => panic!("{error:?} instead of {expected:?}"),
         }
+    }
+
+    #[test]
+    #[cfg(not(feature = "grpc"))]
+    fn grpc_is_refused_by_a_build_without_it() {
+        let expected = Some(("grpc_port", "--features grpc"));
+        check(|config| config.grpc_port = Some(0), expected);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use utoipa::openapi::path::{HttpMethod, Operation};
 use super::openai::responses;
 use super::openapi::{self, Facts, page};
 use super::{
-    abort, anthropic, debug, flush, generate, guard, health, internal_state, openai, pause, policy,
-    score, sessions, tokenize, ws,
+    abort, anthropic, debug, flush, generate, guard, health, internal_state, loads, openai, pause,
+    policy, score, sessions, tokenize, ws,
 };
 
 /// Who may ask.
@@ -124,6 +124,10 @@ pub(super) fn all() -> Vec<Endpoint> {
             health::server_info_operation,
         ));
     }
+    for path in ["/v1/loads", "/loads"] {
+        all.push(get(path, loads::loads, loads::operation));
+    }
+    all.push(get("/get_load", loads::get_load, loads::get_load_operation));
     all
 }
 

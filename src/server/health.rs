@@ -2,7 +2,7 @@
 
 use actix_web::HttpResponse;
 use actix_web::web::{Data, Path};
-use serde_json::json;
+use serde_json::{Value, json};
 use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
@@ -14,7 +14,13 @@ use super::openapi::shape::{
 use super::probe;
 use super::state::AppState;
 use super::whole;
+use crate::engine::ModelInfo;
 use crate::error::RequestError;
+
+/// Ranks of an engine, of every kind of parallelism.
+pub(super) const RANKS: usize = 1;
+/// Weights do not change while a server runs.
+const WEIGHT_VERSION: &str = "default";
 
 /// Answers `GET /health`: 200 while the engine lives.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
@@ -73,40 +79,61 @@ fn model_card(state: &AppState) -> Result<serde_json::Value, ApiError> {
 /// Answers `GET /model_info`.
 pub(super) async fn model_info(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let model = state.loaded()?.engine.model();
-    Ok(HttpResponse::Ok().json(json!({
+    Ok(HttpResponse::Ok().json(model_facts(model)))
+}
+
+/// What is known of a model.
+pub(super) fn model_facts(model: &ModelInfo) -> Value {
+    json!({
         "model_path": model.model_path,
         "tokenizer_path": model.model_path,
         "served_model_name": model.served_model_name,
         "is_generation": true,
-        "weight_version": "default",
+        "has_image_understanding": false,
+        "has_audio_understanding": false,
+        "weight_version": WEIGHT_VERSION,
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
         "eos_token_ids": model.eos_token_ids,
-    })))
+    })
 }
 
 /// Answers `GET /server_info`.
 pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(server_facts(&state).await?))
+}
+
+/// What is known of a server and its engine.
+pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
     let engine = &state.loaded()?.engine;
     let (model, stats) = (engine.model(), engine.stats().await?);
-    Ok(HttpResponse::Ok().json(json!({
+    Ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model_path": model.model_path,
         "served_model_name": model.served_model_name,
         "status": if state.is_draining() { "draining" } else { "ready" },
         "context_length": model.context_length,
         "page_size": model.page_size,
+        "tp_size": RANKS,
+        "pp_size": RANKS,
+        "dp_size": RANKS,
+        "disaggregation_mode": "null",
+        "is_embedding": false,
+        "weight_version": WEIGHT_VERSION,
         "max_total_num_tokens": model.max_total_tokens,
+        "max_total_tokens": model.max_total_tokens,
+        "max_prefill_tokens": engine.max_prefill_tokens(),
         "kv_cache_dtype": model.kv_cache_dtype,
         "attention_backend": model.attention_backend,
         "max_running_requests": model.max_running_requests,
         "schedule_policy": stats.schedule_policy,
         "radix_eviction_policy": stats.radix_eviction_policy,
         "requests_inside": engine.requests_inside(),
+        "kv_events": engine.kv_events(),
         "internal_states": [stats],
         "server": state.config(),
-    })))
+    }))
 }
 
 /// Answers `GET /metrics` in the Prometheus text format.
@@ -179,6 +206,8 @@ pub(super) fn model_info_operation(_: &Facts) -> Operation {
         .has("tokenizer_path", text())
         .has("served_model_name", text())
         .has("is_generation", flag())
+        .has("has_image_understanding", flag())
+        .has("has_audio_understanding", flag())
         .has("weight_version", text())
         .has("context_length", count())
         .has("vocab_size", count())
@@ -198,13 +227,27 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
         .has("status", name_of(["ready", "draining"]))
         .has("context_length", count())
         .has("page_size", count())
+        .has("tp_size", count())
+        .has("pp_size", count())
+        .has("dp_size", count())
+        .has("disaggregation_mode", name_of(["null"]))
+        .has("is_embedding", flag())
+        .has("weight_version", text())
         .has("max_total_num_tokens", count())
+        .has("max_total_tokens", count())
+        .has("max_prefill_tokens", count())
         .has("kv_cache_dtype", text().or_null())
         .has("attention_backend", text().or_null())
         .has("max_running_requests", count())
         .has("schedule_policy", text())
         .has("radix_eviction_policy", text())
         .has("requests_inside", count())
+        .has(
+            "kv_events",
+            free_object()
+                .about("where the cache's changes are published")
+                .or_null(),
+        )
         .has("internal_states", list(free_object()))
         .has(
             "server",

@@ -112,6 +112,35 @@ pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<
     }
 }
 
+/// As [`judge`], of a header of authorization.
+#[cfg(feature = "grpc")]
+pub(super) fn judge_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Result<(), ApiError> {
+    match (&config.api_key, shown.and_then(bearer)) {
+        (None, _) => Ok(()),
+        (Some(_), None) => Err(ApiError::no_key()),
+        (Some(key), Some(shown)) => {
+            let admin = config.admin_api_key.as_ref();
+            match key.is(shown) || admin.is_some_and(|key| key.is(shown)) {
+                true => Ok(()),
+                false => Err(ApiError::wrong_key()),
+            }
+        }
+    }
+}
+
+/// As [`judge_admin`], of a header of authorization.
+#[cfg(feature = "grpc")]
+pub(super) fn judge_admin_bearer(
+    shown: Option<&[u8]>,
+    config: &ServerConfig,
+) -> Result<(), ApiError> {
+    let shown = shown.and_then(bearer);
+    match &config.admin_api_key {
+        Some(key) if !shown.is_some_and(|shown| key.is(shown)) => Err(ApiError::no_admin_key()),
+        _ => Ok(()),
+    }
+}
+
 /// True where the admin's key is shown. Nobody is an admin where there is none.
 pub(super) fn is_admin(headers: &HeaderMap, config: &ServerConfig) -> bool {
     let key = config.admin_api_key.as_ref();

@@ -21,11 +21,14 @@ mod exchange;
 mod fields;
 mod flush;
 mod generate;
+#[cfg(feature = "grpc")]
+pub mod grpc;
 mod guard;
 mod health;
 mod internal_state;
 mod key;
 mod lanes;
+mod loads;
 mod methods;
 mod native;
 mod open_requests;

@@ -94,6 +94,16 @@ fn values_out_of_range_are_one_line_and_exit_code_2() {
 }
 
 #[test]
+#[cfg(not(feature = "grpc"))]
+fn grpc_in_a_build_without_it_is_refused_with_the_feature() {
+    check_failure(
+        &["--grpc-port", "0"],
+        2,
+        &["--grpc-port", "--features grpc"],
+    );
+}
+
+#[test]
 #[cfg(not(feature = "otlp"))]
 fn traces_in_a_build_without_them_are_refused_with_the_feature() {
     let endpoint = "http://localhost:4318/v1/traces";

@@ -1,5 +1,5 @@
 //! The engine as its users meet it: unmodified clients talk to the real binary, and the bundled model is measured.
-//! Agents talk to the same server in this process, on a model that says scripted lines.
+//! Agents talk to the same server in this process, on a model that says scripted lines. Gateways stand in front of two.
 
 mod agents;
 mod binary;
@@ -12,6 +12,7 @@ mod environment;
 #[allow(dead_code, reason = "shared with the tests of the command line")]
 #[path = "../cli/hub/fake.rs"]
 mod fake_hub;
+mod gateways;
 mod hub;
 mod npm;
 mod python;

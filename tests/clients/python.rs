@@ -1,5 +1,6 @@
 //! The modules in `py`, each against a server of its own.
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -35,6 +36,17 @@ pub fn interpreter() -> Option<&'static Path> {
 
 /// Runs the tests of a module against the server at `url`; the error is what it printed.
 pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> Result<(), String> {
+    run_module_with(python, module, url, process_id, &[])
+}
+
+/// As [`run_module`], with variables that only this module reads.
+pub fn run_module_with(
+    python: &Path,
+    module: &str,
+    url: &str,
+    process_id: &str,
+    variables: &[(&str, &str)],
+) -> Result<(), String> {
     // Compiled code is kept with the environment, where later modules find it, and out of the repository.
     let environment = python.parent().and_then(Path::parent);
     let bytecode = environment.expect("it is in bin").join("bytecode");
@@ -46,7 +58,8 @@ pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> R
         .env_remove("PYTHONDONTWRITEBYTECODE")
         .env("SOUFFLEUR_URL", url)
         .env("SOUFFLEUR_PID", process_id)
-        .env("SOUFFLEUR_TEST_SECONDS", MODULE_SECONDS);
+        .env("SOUFFLEUR_TEST_SECONDS", MODULE_SECONDS)
+        .envs(variables.iter().copied());
     for name in ["http_proxy", "https_proxy", "all_proxy"] {
         command.env_remove(name).env_remove(name.to_uppercase());
     }
@@ -102,6 +115,23 @@ fn sglangs_native_endpoint() {
 #[test]
 fn websocket() {
     check("test_websocket", &[]);
+}
+
+#[test]
+fn kv_events() {
+    let config = r#"{"publisher": "zmq", "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0", "topic": "kv"}"#;
+    check("test_kv_events", &["--kv-events-config", config]);
+}
+
+#[test]
+fn kv_events_by_places() {
+    // Freed again: the subscriber binds it, and the server connects.
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = port.expect("a port is free").port();
+    let config = format!(
+        r#"{{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:{port}", "topic": "kv@pod@model", "encoding": "array"}}"#
+    );
+    check("test_kv_events_array", &["--kv-events-config", &config]);
 }
 
 #[test]

@@ -12,12 +12,20 @@ use std::sync::OnceLock;
 /// Packages may take more than one try to arrive.
 const INSTALL_TRIES: usize = 2;
 
+/// The interpreter of an environment, or why there is none.
+pub type Found = OnceLock<Result<PathBuf, String>>;
+
 /// The interpreter of the one environment of this test binary; `requirements` is a path in the repository. Without it,
 /// tests are skipped with the reason printed; where `CI` is set they fail.
 pub fn python(requirements: &str) -> Option<&'static Path> {
-    static INTERPRETER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    static INTERPRETER: Found = Found::new();
+    python_at(&INTERPRETER, requirements)
+}
+
+/// As [`python`], for test binaries with several environments: each has a place of its own.
+pub fn python_at(place: &'static Found, requirements: &str) -> Option<&'static Path> {
     let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join(requirements);
-    match INTERPRETER.get_or_init(|| find_or_make(&requirements)) {
+    match place.get_or_init(|| find_or_make(&requirements)) {
         Ok(interpreter) => Some(interpreter),
         Err(reason) if env::var_os("CI").is_some() => panic!("CI is set and {reason}"),
         Err(reason) => {

@@ -4,6 +4,7 @@ mod doors;
 mod doubles;
 mod drops;
 mod examples;
+mod kv_events;
 mod lifetimes;
 mod messages;
 mod overload;
@@ -17,3 +18,6 @@ mod watchdog;
 #[allow(dead_code, reason = "shared with the tests of the whole engine")]
 #[path = "../engine/world.rs"]
 mod world;
+#[allow(dead_code, reason = "shared with the tests of the publisher")]
+#[path = "../common/zmq_peer.rs"]
+mod zmq_peer;

@@ -306,8 +306,7 @@ async fn run(config: EngineConfig, n_states: Option<usize>) -> (Vec<Turn>, Vec<B
     (agent.turns, agent.said)
 }
 
-/// `slack` tokens more are allowed.
-fn assert_bounds(turns: &[Turn], slack: usize, about: &str) {
+fn assert_bounds(turns: &[Turn], about: &str) {
     for Turn {
         name,
         computed,
@@ -315,8 +314,8 @@ fn assert_bounds(turns: &[Turn], slack: usize, about: &str) {
     } in turns
     {
         assert!(
-            *computed <= most + slack,
-            "{about}: {name} computed {computed}, at most {most} and {slack}"
+            computed <= most,
+            "{about}: {name} computed {computed}, at most {most}"
         );
     }
 }
@@ -337,7 +336,7 @@ async fn check(name: &str) {
         };
         let (turns, said) = run(paged.clone(), None).await;
         assert!(said == expected, "{name}, pages of {page_size}");
-        assert_bounds(&turns, 0, &format!("{name}, pages of {page_size}"));
+        assert_bounds(&turns, &format!("{name}, pages of {page_size}"));
         if std::env::var_os(ISA_VARIABLE).is_some() {
             eprintln!("few states and few pages: on the best kernel path only");
             continue;
@@ -357,13 +356,7 @@ async fn check(name: &str) {
             assert!(said == expected, "{about}");
             // Of few pages, those that a turn would go on from may be gone.
             if max_total_tokens == ROOMY_TOKENS {
-                // With a single state to spare, a turn may go on from a page earlier.
-                let slack = if slots == ROWS + 1 {
-                    page_size as usize
-                } else {
-                    0
-                };
-                assert_bounds(&turns, slack, &about);
+                assert_bounds(&turns, &about);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::http::{Response, delete, get, post, send};
 use crate::world::World;
 
 const KEY: &str = "sk-of-this-test";
-const METHODS: [(&str, &str); 29] = [
+const METHODS: [(&str, &str); 32] = [
     ("POST", "/generate"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
@@ -36,6 +36,9 @@ const METHODS: [(&str, &str); 29] = [
     ("GET", "/debug/prefix/some"),
     ("GET", "/model_info"),
     ("GET", "/server_info"),
+    ("GET", "/v1/loads"),
+    ("GET", "/loads"),
+    ("GET", "/get_load"),
     // Not even its methods are told.
     ("GET", "/generate"),
 ];

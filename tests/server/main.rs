@@ -8,10 +8,13 @@ mod embedding;
 mod embeddings;
 mod errors;
 mod formats;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod hostile;
 mod http;
 mod kept_responses;
 mod key;
+mod loads;
 mod messages;
 mod misses;
 mod native;

@@ -21,6 +21,8 @@ fn a_server_without_its_engine_says_that_it_is_loading() {
         "/health_generate",
         "/v1/models",
         "/model_info",
+        "/v1/loads",
+        "/get_load",
     ] {
         let response = get(world.addr, path);
         assert_eq!(
@@ -63,12 +65,19 @@ fn a_loaded_server_describes_itself() {
         (404, &json!("model_not_found"))
     );
     for path in ["/model_info", "/get_model_info"] {
-        assert_eq!(get(world.addr, path).ok()["is_generation"], true);
+        let info = get(world.addr, path).ok();
+        assert_eq!(info["is_generation"], true);
+        assert_eq!(info["has_image_understanding"], false);
     }
     for path in ["/server_info", "/get_server_info"] {
         let info = get(world.addr, path).ok();
         assert_eq!(info["internal_states"][0]["integrity_failures"], 0);
         assert_eq!(info["max_running_requests"], 32);
+        for ranks in ["tp_size", "pp_size", "dp_size"] {
+            assert_eq!(info[ranks], 1, "{ranks}");
+        }
+        assert_eq!(info["max_total_tokens"], info["max_total_num_tokens"]);
+        assert_eq!(info["is_embedding"], false);
     }
     world.wait_until_whole();
 }

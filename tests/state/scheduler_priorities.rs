@@ -5,8 +5,9 @@
 
 use souffleur::error::RequestError;
 use souffleur::ids::SeqId;
-use souffleur::state::plan::preemption::{Preemption, PriorityRules, Rank, Victim};
+use souffleur::state::plan::preemption::{Deficit, Preemption, PriorityRules, Rank, Victim};
 use souffleur::state::plan::prefill_adder::{PrefillAdder, PrefillLimits, RunningReserve};
+use souffleur::state::pool::window_pool::WindowLimits;
 use souffleur::state::scheduler::BatchRules;
 
 use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
@@ -53,6 +54,13 @@ fn run_until(world: &mut World, number: usize, tokens: usize) {
     }
 }
 
+fn missing(tokens: f64, window_tokens: f64) -> Deficit {
+    Deficit {
+        tokens,
+        window_tokens,
+    }
+}
+
 #[test]
 fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
     // (sequence, priority, tokens reserved)
@@ -91,14 +99,53 @@ fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
                 seq: SeqId::new(seq),
                 rank: rank(priority),
                 reserved_tokens,
+                window_tokens: 0.0,
             });
         let preemption = Preemption::new(10, victims.collect());
         for (priority, deficit, expected) in table {
-            let chosen = preemption.choose(rank(priority), deficit);
+            let chosen = preemption.choose(rank(priority), missing(deficit, 0.0));
             let chosen: Option<Vec<u64>> =
                 chosen.map(|victims| victims.iter().map(|v| v.seq.get()).collect());
             assert_eq!(chosen.as_deref(), expected, "{priority:?}, {deficit}");
         }
+    }
+}
+
+#[test]
+fn those_who_give_way_cover_pages_and_window_pages() {
+    let victim = |(seq, priority, reserved_tokens, window_tokens): (u64, i64, f64, f64)| Victim {
+        seq: SeqId::new(seq),
+        rank: Rank::of(Some(priority), false),
+        reserved_tokens,
+        window_tokens,
+    };
+    let running = [
+        (1, 20, 9.0, 9.0),
+        (2, 0, 5.0, 30.0),
+        (3, 0, 50.0, 20.0),
+        (4, 0, 1.0, 10.0),
+    ];
+    let preemption = Preemption::new(10, running.map(victim).to_vec());
+    // (priority of the candidate, its deficits, how many give way)
+    for (priority, tokens, window_tokens, expected) in [
+        (15, -3.0, 0.0, Some(1)),
+        (15, -3.0, 10.0, Some(1)),
+        (15, -3.0, 10.5, Some(2)),
+        (15, -3.0, 60.0, Some(3)),
+        (15, 2.0, 5.0, Some(2)),
+        (15, 52.0, 5.0, Some(3)),
+        // 61 are more than the three can give, and the fourth goes for nobody below 31.
+        (15, -3.0, 61.0, None),
+        (30, -3.0, 61.0, None),
+        (31, -3.0, 61.0, Some(4)),
+        // Alone, the candidate needs less than was counted; but pages it needs as many.
+        (31, -3.0, 1000.0, Some(4)),
+        (31, 66.0, 61.0, None),
+    ] {
+        let rank = Rank::of(Some(priority), false);
+        let chosen = preemption.choose(rank, missing(tokens, window_tokens));
+        let chosen = chosen.map(<[_]>::len);
+        assert_eq!(chosen, expected, "{priority}: {tokens}, {window_tokens}");
     }
 }
 
@@ -112,9 +159,11 @@ fn priorities_at_the_ends_of_their_range_can_be_compared() {
         seq: SeqId::new(1),
         rank: rank(i64::MIN),
         reserved_tokens: 1.0,
+        window_tokens: 0.0,
     };
     let preemption = Preemption::new(10, vec![victim]);
-    assert!(preemption.choose(rank(i64::MAX), 0.0).is_some());
+    let chosen = preemption.choose(rank(i64::MAX), missing(0.0, 0.0));
+    assert!(chosen.is_some());
 }
 
 #[test]
@@ -191,6 +240,48 @@ fn request_without_memory_preempts_only_when_that_covers_what_it_lacks() {
         );
         world.assert_clean();
     }
+}
+
+/// Four that run, of which each keeps the window pages of 32 tokens and what an end may take, and one that is better.
+fn crowded_windows(priorities: [i64; 4], prompt_tokens: u32) -> World {
+    let mut world = World::new(Setup {
+        n_pages: 8192,
+        n_rows: 8,
+        chunk_tokens: Some(128),
+        rules: rules(Some(10)),
+        windows: Some(WindowLimits {
+            tokens: 32,
+            total_pages: 200,
+        }),
+        ..Setup::default()
+    });
+    let running = (0..4).map(|number| ask(number, 40, 300, Some(priorities[number as usize])));
+    for ask in running {
+        let number = world.submit(ask).expect("it fits");
+        run_until(&mut world, number, 60);
+    }
+    let late = world.submit(ask(9, prompt_tokens, 2, Some(50)));
+    let late = late.expect("it fits alone");
+    run_until(&mut world, late, 1);
+    world
+}
+
+#[test]
+fn request_without_window_pages_preempts_as_many_at_once_as_it_needs() {
+    // (prompt of the better one, how many give way in each plan)
+    for (prompt_tokens, expected) in [(20, &[][..]), (70, &[1]), (110, &[2]), (128, &[3])] {
+        let mut world = crowded_windows([0; 4], prompt_tokens);
+        assert_eq!(world.preempted, expected, "{prompt_tokens} tokens");
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn nobody_gives_window_pages_that_do_not_suffice() {
+    // Those of two would, but only one of the four may be preempted.
+    let mut world = crowded_windows([0, 45, 45, 45], 110);
+    assert!(world.preempted.is_empty(), "{:?}", world.preempted);
+    world.assert_clean();
 }
 
 #[test]

@@ -257,6 +257,25 @@ fn a_tool_loop_keeps_the_ends_of_its_instructions_and_of_its_query() {
     }
 }
 
+/// A prefill whose last whole page ended with a chunk left no state there: the reply after it was too short to fill a page,
+/// and the next prompt went on from the last boundary of a turn.
+#[test]
+fn a_page_that_ends_with_a_chunk_and_is_the_last_of_a_prompt_has_a_state() {
+    for prompt_tokens in [65, 70, 128, 140] {
+        let mut world = world(16, 4, 5, 1 << 20);
+        let prompt = tokens(215, prompt_tokens);
+        let anchors = [30, prompt_tokens as u32 - 12];
+        cached(&mut world, prompt.clone(), &anchors);
+        let mut next = told(&world, prompt);
+        let fed = next.len() - 1;
+        next.extend(tokens(216, 30));
+        let anchors = [30, prompt_tokens as u32 - 12, next.len() as u32 - 2];
+        let hit = cached(&mut world, next, &anchors);
+        assert_eq!(hit, fed / 16 * 16, "a prompt of {prompt_tokens} tokens");
+        world.assert_clean();
+    }
+}
+
 /// SGLang #31230: the states along one long conversation pushed those of all others out.
 #[test]
 fn a_tool_loop_leaves_the_states_of_another_conversation() {

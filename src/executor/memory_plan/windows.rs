@@ -2,13 +2,11 @@
 
 use super::MemoryWish;
 
-/// One token in so many has a place in window pages: enough for prefixes that are four windows long on average.
-const TOKENS_PER_WINDOW_TOKEN: u64 = 4;
 /// Pages beside those that a prefix keeps, of its end and of a decode behind it.
 const LOOSE_PAGES: u64 = 8;
 
 /// The layers of a model that see no more than the last tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WindowWish {
     /// K/V of one token in these layers, in bytes.
     pub kv_bytes_per_token: u64,
@@ -16,6 +14,8 @@ pub struct WindowWish {
     pub tokens: u64,
     /// Most tokens of a prefill's extent, which are all in window pages at once.
     pub chunk_tokens: u64,
+    /// Tokens in window pages for each token in pages, above 0 and at most 1.
+    pub per_token: f64,
 }
 
 impl WindowWish {
@@ -25,7 +25,7 @@ impl WindowWish {
             .chunk_tokens
             .saturating_add(self.tokens.saturating_mul(2))
             .saturating_add(page_size.saturating_mul(LOOSE_PAGES));
-        let share = tokens / TOKENS_PER_WINDOW_TOKEN;
+        let share = (tokens as f64 * self.per_token) as u64;
         // No token is in window pages alone.
         let wanted = least.max(share).min(tokens);
         wanted.next_multiple_of(page_size.max(1))
@@ -78,6 +78,7 @@ mod tests {
                 kv_bytes_per_token: 29 * 4096,
                 tokens: 1024,
                 chunk_tokens: 2048,
+                per_token: 0.25,
             }),
             state_bytes: 0,
             page_size: 16,
@@ -91,16 +92,38 @@ mod tests {
         }
     }
 
+    /// The same with another share of window pages.
+    fn with_share(per_token: f64) -> MemoryWish {
+        let mut wish = gemma();
+        wish.windows = wish.windows.map(|windows| WindowWish {
+            per_token,
+            ..windows
+        });
+        wish
+    }
+
     #[test]
     fn pages_and_windows_fill_what_there_is() {
-        let wish = gemma();
-        for bytes in (0..40).map(|gib: u64| gib * (1 << 28) + gib * 977) {
-            let tokens = wish.tokens_in(bytes);
-            if tokens > 0 {
-                assert!(wish.pool_bytes(tokens) <= bytes, "{tokens} in {bytes}");
+        for wish in [0.001, 0.25, 0.8, 1.0].map(with_share) {
+            for bytes in (0..40).map(|gib: u64| gib * (1 << 28) + gib * 977) {
+                let tokens = wish.tokens_in(bytes);
+                if tokens > 0 {
+                    assert!(wish.pool_bytes(tokens) <= bytes, "{tokens} in {bytes}");
+                }
+                assert!(wish.pool_bytes(tokens + 16) > bytes, "{tokens} in {bytes}");
             }
-            assert!(wish.pool_bytes(tokens + 16) > bytes, "{tokens} in {bytes}");
         }
+    }
+
+    #[test]
+    fn the_share_of_window_pages_is_what_is_asked_for() {
+        let least = 2048 + 2 * 1024 + 8 * 16;
+        for (per_token, in_windows) in [(0.001, least), (0.5, 1 << 19), (1.0, 1 << 20)] {
+            let pages = with_share(per_token).window_pages(1 << 20);
+            assert_eq!(pages * 16, in_windows, "{per_token}");
+        }
+        let [few, many] = [0.1, 1.0].map(|share| with_share(share).tokens_in(8 << 30));
+        assert!(few > 4 * many, "{few} and {many} tokens in the same memory");
     }
 
     #[test]

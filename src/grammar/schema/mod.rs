@@ -54,6 +54,12 @@ pub(super) fn checked(
     }
 }
 
+/// Whether a keyword says anything of the values of its schema.
+pub(super) fn constrains(name: &str) -> bool {
+    let is_aside = matches!(name, "$schema" | "$defs" | "definitions");
+    !is_aside && keyword(name) != Keyword::Annotation
+}
+
 /// llguidance's integers would overflow.
 fn is_beyond_integers(number: &serde_json::Number) -> bool {
     const LARGEST: f64 = (1_u64 << 53) as f64;

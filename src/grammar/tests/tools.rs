@@ -447,23 +447,87 @@ fn walked_parameters_in_xml_follow_their_types() {
     }
 }
 
-#[test]
-fn python_writes_its_own_words() {
-    let tool = |schema: Value| Tool {
+/// One call of a tool with these parameters.
+fn one_call(schema: Value, format: ToolFormat) -> GrammarWish {
+    let tool = Tool {
         name: "f".to_owned(),
         description: None,
         parameters: Some(schema),
         strict: true,
     };
-    let wish = |schema: Value| GrammarWish {
+    GrammarWish {
         tools: Some(Arc::new(ToolUse {
-            tools: vec![tool(schema)],
+            tools: vec![tool],
             choice: ToolChoice::Required,
             parallel: false,
         })),
-        tool_format: Some(ToolFormat::Pythonic),
+        tool_format: Some(format),
         ..GrammarWish::default()
-    };
+    }
+}
+
+/// The form in which Gemma 4 writes a call of `f`.
+fn braced(arguments: &str) -> String {
+    format!("<|tool_call>call:f{{{arguments}}}<tool_call|>")
+}
+
+#[test]
+fn choices_are_taken_apart_whatever_is_said_beside_them() {
+    let schema = json!({"type": "object", "properties": {"a": {
+        "title": "A", "description": "One of three.", "default": null, "examples": [true], "x-order": 1,
+        "anyOf": [
+            {"type": "boolean", "description": "Either."},
+            {"enum": ["x", null], "title": "Named"},
+            {"type": "array", "items": {"const": true, "description": "Always."}, "minItems": 1}
+        ]}}, "required": ["a"]});
+    let pythonic = |value: &str| format!("[f(a={value})]");
+    let of_braces = |value: &str| braced(&format!("a:{value}"));
+    let python = grammar(tiny(), &one_call(schema.clone(), ToolFormat::Pythonic));
+    let gemma = grammar(tiny(), &one_call(schema, ToolFormat::Gemma4));
+    for (of_python, of_gemma) in [
+        ("True", "true"),
+        ("\"x\"", "<|\"|>x<|\"|>"),
+        ("None", "null"),
+        ("[True]", "[true]"),
+        ("[True, True]", "[true,true]"),
+    ] {
+        let text = pythonic(of_python);
+        assert!(takes(python.as_ref(), tiny(), &text), "{text}");
+        let text = of_braces(of_gemma);
+        assert!(takes(gemma.as_ref(), tiny(), &text), "{text}");
+    }
+    for (of_python, of_gemma) in [
+        ("4", "4"),
+        ("\"y\"", "<|\"|>y<|\"|>"),
+        ("[]", "[]"),
+        ("[False]", "[false]"),
+    ] {
+        let text = pythonic(of_python);
+        assert!(!takes(python.as_ref(), tiny(), &text), "{text}");
+        let text = of_braces(of_gemma);
+        assert!(!takes(gemma.as_ref(), tiny(), &text), "{text}");
+    }
+}
+
+#[test]
+fn objects_within_objects_have_what_they_must() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "object",
+        "properties": {"x": {"type": "boolean"}, "y": {"type": "integer"}}, "required": ["y"]}}, "required": ["a"]});
+    let grammar = grammar(tiny(), &one_call(schema, ToolFormat::Gemma4));
+    for (arguments, is_right) in [
+        ("a:{x:true,y:1}", true),
+        ("a:{y:1}", true),
+        ("a:{x:true}", false),
+        ("a:{}", false),
+    ] {
+        let text = braced(arguments);
+        assert_eq!(takes(grammar.as_ref(), tiny(), &text), is_right, "{text}");
+    }
+}
+
+#[test]
+fn python_writes_its_own_words() {
+    let wish = |schema: Value| one_call(schema, ToolFormat::Pythonic);
     let schema = json!({"type": "object", "properties": {
         "a": {"type": ["boolean", "null"]},
         "b": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "maxItems": 2},

@@ -5,14 +5,19 @@
 
 use serde_json::Value;
 
-use super::xml::{Property, properties, resolved, text_of, with_definitions};
+use super::values::Notation;
+use super::xml::{properties, resolved, text_of, with_definitions};
 use crate::error::FieldError;
 use crate::grammar::part::{Free, Part};
 
 /// The tag on both sides of a string.
 const QUOTE: &str = "<|\"|>";
-/// How deep values are taken apart.
-const MAX_DEPTH: usize = 8;
+const NOTATION: Notation = Notation {
+    whole,
+    literal,
+    key,
+    separator: ",",
+};
 
 /// The arguments of an object's schema, in its order.
 ///
@@ -22,13 +27,14 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
     let mut fields = Vec::new();
     for property in properties(field, schema)? {
         let name = property.name;
-        let reason = match (is_key(name), pair(&property, schema, 0)) {
-            (true, Some(part)) => {
+        let reason = match (key(name), NOTATION.value(property.schema, schema)) {
+            (Some(key), Some(value)) => {
+                let part = Part::Sequence(vec![Part::text(key), value]);
                 fields.push((part, property.presence));
                 continue;
             }
-            (false, _) => "cannot be a key in this model's form of calls: rename it",
-            (true, None) => {
+            (None, _) => "cannot be a key in this model's form of calls: rename it",
+            (_, None) => {
                 "has a schema that cannot be written in this model's form of calls: make it simpler"
             }
         };
@@ -39,7 +45,7 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
     }
     Ok(Part::Fields {
         fields,
-        separator: ",".to_owned(),
+        separator: NOTATION.separator.to_owned(),
     })
 }
 
@@ -81,10 +87,8 @@ fn is_key(name: &str) -> bool {
     !name.is_empty() && name.chars().all(is_letter)
 }
 
-fn pair(property: &Property<'_>, root: &Value, depth: usize) -> Option<Part> {
-    let value = value(property.schema, root, depth)?;
-    let key = Part::text(format!("{}:", property.name));
-    is_key(property.name).then(|| Part::Sequence(vec![key, value]))
+fn key(name: &str) -> Option<String> {
+    is_key(name).then(|| format!("{name}:"))
 }
 
 /// A string with letters that all of some terminals match.
@@ -102,77 +106,14 @@ fn text(matches: Vec<String>) -> Part {
     }
 }
 
-/// A value; `None` if it cannot be written.
-fn value(schema: &Value, root: &Value, depth: usize) -> Option<Part> {
-    if depth > MAX_DEPTH {
-        return None;
-    }
+/// Strings with nothing but lengths and a pattern, and what JSON writes alike. Of more types than one each is taken by
+/// itself: null is no string here.
+fn whole(schema: &Value, root: &Value) -> Option<Part> {
     let schema = resolved(schema, root);
-    let object = schema.as_object()?;
-    if let Some(values) = object.get("enum").and_then(Value::as_array) {
-        let values = values.iter().map(|value| Some(Part::text(literal(value)?)));
-        return Some(Part::Choice(values.collect::<Option<_>>()?));
-    }
-    if let Some(value) = object.get("const") {
-        return Some(Part::text(literal(value)?));
-    }
-    if let Some(options) = object.get("anyOf").filter(|_| object.len() == 1) {
-        let options = options.as_array()?.iter();
-        let options = options.map(|option| value(option, root, depth + 1));
-        return Some(Part::Choice(options.collect::<Option<_>>()?));
-    }
-    // Of more types than one each is taken by itself: null is no string here.
-    let is_string = object.get("type").is_some_and(|name| name == "string");
-    if let Some(matches) = text_of(schema, root).filter(|_| is_string) {
-        return Some(text(matches));
-    }
-    match object.get("type")? {
-        Value::String(name) => typed(name, schema, root, depth),
-        Value::Array(names) => {
-            let names = names.iter().map(|name| {
-                let mut one = object.clone();
-                one.insert("type".to_owned(), name.clone());
-                value(&Value::Object(one), root, depth + 1)
-            });
-            Some(Part::Choice(names.collect::<Option<_>>()?))
-        }
-        _ => None,
-    }
-}
-
-fn typed(name: &str, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
-    match name {
+    match schema.get("type")?.as_str()? {
+        "string" => text_of(schema, root).map(text),
         "boolean" | "null" | "integer" | "number" => {
             Some(Part::json(with_definitions(schema, root)))
-        }
-        "array" => {
-            let known = ["type", "items", "minItems", "maxItems"];
-            let object = schema.as_object()?;
-            if object.keys().any(|key| !known.contains(&key.as_str())) {
-                return None;
-            }
-            let item = value(object.get("items")?, root, depth + 1)?;
-            let count = |name: &str| match object.get(name) {
-                None => Some(None),
-                Some(count) => u32::try_from(count.as_u64()?).ok().map(Some),
-            };
-            super::pythonic::list(
-                item,
-                ",",
-                count("minItems")?.unwrap_or(0),
-                count("maxItems")?,
-            )
-        }
-        "object" => {
-            let mut fields = Vec::new();
-            for property in properties("", schema).ok()? {
-                fields.push((pair(&property, root, depth + 1)?, property.presence));
-            }
-            let fields = Part::Fields {
-                fields,
-                separator: ",".to_owned(),
-            };
-            Some(between("{", Some(fields), "}"))
         }
         _ => None,
     }

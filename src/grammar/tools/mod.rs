@@ -4,6 +4,7 @@
 mod braced;
 pub(super) mod messages;
 mod pythonic;
+mod values;
 pub(super) mod xml;
 
 use serde_json::{Value, json};

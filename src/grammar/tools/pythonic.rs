@@ -5,12 +5,17 @@
 
 use serde_json::{Value, json};
 
+use super::values::{MAX_DEPTH, Notation, constants};
 use super::xml::{properties, resolved, with_definitions};
 use crate::error::FieldError;
-use crate::grammar::part::{Part, Presence};
+use crate::grammar::part::Part;
 
-/// How deep values are taken apart.
-const MAX_DEPTH: usize = 8;
+const NOTATION: Notation = Notation {
+    whole,
+    literal,
+    key,
+    separator: ", ",
+};
 
 /// The arguments of an object's schema, in its order.
 ///
@@ -27,7 +32,7 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
             let reason = format!("{field} the property {name:?} is no name in Python: rename it");
             return Err(FieldError::new(field, reason));
         }
-        let Some(value) = value(property.schema, schema, 0) else {
+        let Some(value) = NOTATION.value(property.schema, schema) else {
             let reason = format!(
                 "{field} the property {name:?} has a schema that cannot be written in Python: make it simpler"
             );
@@ -38,7 +43,7 @@ pub(super) fn arguments(field: &str, schema: &Value) -> Result<Part, FieldError>
     }
     Ok(Part::Fields {
         fields,
-        separator: ", ".to_owned(),
+        separator: NOTATION.separator.to_owned(),
     })
 }
 
@@ -56,113 +61,15 @@ WORD: "True" | "False" | "None"
     Part::Grammar(lark.to_owned())
 }
 
-/// A value; `None` if it cannot be written.
-fn value(schema: &Value, root: &Value, depth: usize) -> Option<Part> {
-    if depth > MAX_DEPTH {
-        return None;
-    }
-    if !may_have_words(schema, root, 0) {
-        return Some(Part::json(with_definitions(schema, root)));
-    }
-    let object = resolved(schema, root).as_object()?;
-    if let Some(values) = object.get("enum").and_then(Value::as_array) {
-        let values = values.iter().map(|value| Some(Part::text(literal(value)?)));
-        return Some(Part::Choice(values.collect::<Option<_>>()?));
-    }
-    if let Some(value) = object.get("const") {
-        return Some(Part::text(literal(value)?));
-    }
-    if let Some(options) = object.get("anyOf").filter(|_| object.len() == 1) {
-        let options = options.as_array()?.iter();
-        let options = options.map(|option| value(option, root, depth + 1));
-        return Some(Part::Choice(options.collect::<Option<_>>()?));
-    }
-    match object.get("type")? {
-        Value::String(name) => typed(name, &Value::Object(object.clone()), root, depth),
-        Value::Array(names) => {
-            let names = names.iter().map(|name| {
-                let mut one = object.clone();
-                one.insert("type".to_owned(), name.clone());
-                typed(name.as_str()?, &Value::Object(one), root, depth)
-            });
-            Some(Part::Choice(names.collect::<Option<_>>()?))
-        }
-        _ => None,
-    }
+/// Values without true, false and null: JSON's are Python's.
+fn whole(schema: &Value, root: &Value) -> Option<Part> {
+    let is_json = !may_have_words(schema, root, 0);
+    is_json.then(|| Part::json(with_definitions(schema, root)))
 }
 
-fn typed(name: &str, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
-    let has_only = |known: &[&str]| {
-        let mut names = schema
-            .as_object()
-            .into_iter()
-            .flat_map(|object| object.keys());
-        names.all(|name| known.contains(&name.as_str()))
-    };
-    match name {
-        "boolean" => Some(Part::Choice(vec![Part::text("True"), Part::text("False")])),
-        "null" => Some(Part::text("None")),
-        "string" | "integer" | "number" => Some(Part::json(schema.clone())),
-        "array" if has_only(&["type", "items", "minItems", "maxItems"]) => {
-            let item = value(schema.get("items")?, root, depth + 1)?;
-            let count = |name: &str| match schema.get(name) {
-                None => Some(None),
-                Some(count) => u32::try_from(count.as_u64()?).ok().map(Some),
-            };
-            list(
-                item,
-                ", ",
-                count("minItems")?.unwrap_or(0),
-                count("maxItems")?,
-            )
-        }
-        "object" => {
-            let found = properties("", schema).ok()?;
-            let mut fields = Vec::new();
-            for property in found {
-                let name = Value::from(property.name);
-                let value = value(property.schema, root, depth + 1)?;
-                let part = Part::Sequence(vec![Part::text(format!("{name}: ")), value]);
-                fields.push((part, property.presence));
-            }
-            let fields = Part::Fields {
-                fields,
-                separator: ", ".to_owned(),
-            };
-            Some(Part::Sequence(vec![
-                Part::text("{"),
-                fields,
-                Part::text("}"),
-            ]))
-        }
-        _ => None,
-    }
-}
-
-/// A list of so many items.
-pub(super) fn list(item: Part, separator: &str, least: u32, most: Option<u32>) -> Option<Part> {
-    if most.is_some_and(|most| most < least) {
-        return None;
-    }
-    let again = Part::Repeat {
-        part: Box::new(Part::Sequence(vec![Part::text(separator), item.clone()])),
-        least: least.saturating_sub(1),
-        most: most.map(|most| most.saturating_sub(1)),
-    };
-    let items = Part::Sequence(vec![item, again]);
-    let items = match (least, most) {
-        (_, Some(0)) => Part::Sequence(Vec::new()),
-        (0, _) => Part::Fields {
-            fields: vec![(items, Presence::Optional)],
-            separator: String::new(),
-        },
-        _ => items,
-    };
-    Some(Part::Sequence(vec![
-        Part::text("["),
-        items,
-        Part::text("]"),
-    ]))
+/// A name in an object.
+fn key(name: &str) -> Option<String> {
+    Some(format!("{}: ", Value::from(name)))
 }
 
 /// A constant in Python.
@@ -182,10 +89,9 @@ fn may_have_words(schema: &Value, root: &Value, depth: usize) -> bool {
     let Some(object) = schema.as_object().filter(|_| depth < MAX_DEPTH) else {
         return *schema != json!(false);
     };
-    if let Some(values) = object.get("enum").and_then(Value::as_array) {
-        return values
-            .iter()
-            .any(|value| !value.is_string() && !value.is_number());
+    if let Some(values) = constants(object) {
+        let mut values = values.into_iter();
+        return values.any(|value| !value.is_string() && !value.is_number());
     }
     let within = |name: &str| {
         let inner = object.get(name);

@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::values::{constants, options};
 use crate::error::FieldError;
 use crate::grammar::part::{Free, Part, Presence};
 use crate::grammar::regex;
@@ -179,7 +180,7 @@ fn value(
     tags: Tags,
 ) -> Result<Written, FieldError> {
     let target = resolved(schema, root);
-    if let Some(texts) = constants(target, tags) {
+    if let Some(texts) = texts(target, tags) {
         let texts = texts.into_iter().map(Part::text).collect();
         return Ok(Written::Whole(Part::Choice(texts)));
     }
@@ -206,15 +207,9 @@ fn raw(matches: Vec<String>, tags: Tags) -> Free {
 }
 
 /// The texts of an enumeration of strings.
-fn constants(schema: &Value, tags: Tags) -> Option<Vec<String>> {
-    let values = match (schema.get("const"), schema.get("enum")) {
-        (Some(value), _) => vec![value],
-        (None, Some(Value::Array(values))) => values.iter().collect(),
-        _ => return None,
-    };
-    let texts = values
-        .into_iter()
-        .map(|value| value.as_str().map(str::to_owned));
+fn texts(schema: &Value, tags: Tags) -> Option<Vec<String>> {
+    let values = constants(schema.as_object()?)?.into_iter();
+    let texts = values.map(|value| value.as_str().map(str::to_owned));
     let texts: Vec<String> = texts.collect::<Option<_>>()?;
     // A newline at an end would be taken for that of the form.
     let is_plain = |text: &String| !text.contains(tags.close) && text.trim_matches('\n') == text;
@@ -253,10 +248,7 @@ pub(super) fn text_of(schema: &Value, root: &Value) -> Option<Vec<String>> {
 
 /// `anyOf` of a string and null.
 fn nullable_text(object: &Map<String, Value>, root: &Value) -> Option<Vec<String>> {
-    let options = object
-        .get("anyOf")
-        .filter(|_| object.len() == 1)?
-        .as_array()?;
+    let options = options(object)?;
     let is_null = |option: &&Value| **option == json!({"type": "null"});
     let mut texts = options.iter().filter(|option| !is_null(option));
     match (texts.next(), texts.next()) {
@@ -271,14 +263,8 @@ fn may_be_text(schema: &Value, root: &Value, depth: usize) -> bool {
     let Some(object) = schema.as_object().filter(|_| depth < 16) else {
         return true;
     };
-    let values = object.get("enum").and_then(Value::as_array);
-    let mut values = values
-        .into_iter()
-        .flatten()
-        .chain(object.get("const"))
-        .peekable();
-    if values.peek().is_some() {
-        return values.any(Value::is_string);
+    if let Some(values) = constants(object) {
+        return values.into_iter().any(Value::is_string);
     }
     match object.get("type") {
         Some(Value::String(name)) => name == "string",

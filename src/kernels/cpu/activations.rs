@@ -92,7 +92,7 @@ impl PackedRows {
         inputs: usize,
     ) -> Self {
         Self {
-            words: scratch.tensor(rows, encoding.row_words(inputs)),
+            words: uninit_words(scratch, encoding, rows, inputs),
             inputs,
             encoding,
             n_groups: n_groups(rows, most_group_rows(isa)),
@@ -183,6 +183,11 @@ pub struct RowGroups<'a> {
 }
 
 impl<'a> RowGroups<'a> {
+    /// Whether rows stand one after the other, for tiles of AMX.
+    pub fn stands_by_rows(&self) -> bool {
+        matches!(self.encoding, Encoding::Bf16Rows | Encoding::Int8Rows)
+    }
+
     /// Whether they are few enough to a group, and encoded, as strips of weights need it (`strips`).
     pub fn may_meet_strips(&self) -> bool {
         let is_f32 = matches!(self.encoding, Encoding::F32 | Encoding::WideBf16);
@@ -216,6 +221,18 @@ pub fn pack_group(
     );
 }
 
+/// Memory for the words of rows; what pads them to whole tiles is zero, which a product that writes them leaves as it is.
+pub fn uninit_words(scratch: &Scratch, encoding: Encoding, rows: usize, inputs: usize) -> Tensor {
+    let row_words = encoding.row_words(inputs);
+    let mut words = scratch.tensor(rows, row_words);
+    if encoding == Encoding::Bf16Rows && row_words > inputs.div_ceil(2) {
+        for row in words.values_mut().chunks_exact_mut(row_words) {
+            row[inputs / 2..].fill(0.0);
+        }
+    }
+    words
+}
+
 /// Most rows in a group on an instruction set.
 pub fn most_group_rows(isa: Isa) -> usize {
     dispatch(isa, GroupRows)
@@ -236,9 +253,15 @@ impl PackedRows {
                         Encoding::F32 | Encoding::WideBf16 => words[i * n + m],
                         Encoding::Bf16 if i % 2 == 0 => words[i / 2 * n + m] << 16,
                         Encoding::Bf16 => words[i / 2 * n + m] & 0xffff_0000,
-                        Encoding::Int8 | Encoding::WideInt8 | Encoding::A32 | Encoding::A256 => {
-                            unreachable!("not asked for")
+                        Encoding::Bf16Rows => {
+                            let pair = words[m * self.row_words() + i / 2];
+                            [pair << 16, pair & 0xffff_0000][i % 2]
                         }
+                        Encoding::Int8
+                        | Encoding::Int8Rows
+                        | Encoding::WideInt8
+                        | Encoding::A32
+                        | Encoding::A256 => unreachable!("not asked for"),
                     });
                 }
             }
@@ -284,6 +307,15 @@ impl Kernel for PackGroup<'_> {
                 Encoding::Bf16 => pack_pairs::<S>(rows, inputs, self.out),
                 Encoding::WideBf16 => pack_values::<S>(rows, inputs, self.out, Round::ToBf16),
                 Encoding::Int8 => pack_quads::<S>(rows, inputs, self.out),
+                Encoding::Bf16Rows | Encoding::Int8Rows => {
+                    let words = self.encoding.row_words(inputs);
+                    for (row, out) in rows.chunks(1).zip(self.out.chunks_exact_mut(words)) {
+                        match self.encoding {
+                            Encoding::Bf16Rows => pack_pairs::<S>(row, inputs, out),
+                            _ => pack_quads::<S>(row, inputs, out),
+                        }
+                    }
+                }
                 Encoding::WideInt8 => pack_shorts::<S>(rows, inputs, self.out),
                 Encoding::A32 => pack_blocks::<S>(rows, inputs, self.out),
                 Encoding::A256 => pack_super_blocks::<S>(rows, inputs, self.out),

@@ -14,6 +14,9 @@
 //! | blocks of 32 | 4 | see `block32`, `nibbles` | 4 x i8 |
 //! | K-quants | 4 | see `k_quants` | 4 x i8 |
 //!
+//! With AMX, rows of bf16 and int8 stand one after the other instead, as [`Encoding`] says: sixteen steps of a panel are a tile
+//! as it is, and so are sixteen words of each row.
+//!
 //! int8 has a header before each [`INT8_GROUP`] inputs: a panel's is sixteen f32 scales, a row group's is each row's
 //! f32 scale, then each row's i32 correction, -128 times the sum of its quantised activations.
 //! Inputs are padded with zeros to whole steps (int8: whole groups), outputs to whole panels.
@@ -32,6 +35,8 @@ pub const PANEL: usize = 16;
 pub const INT8_GROUP: usize = 128;
 /// Steps of such a group.
 pub const INT8_STEPS: usize = INT8_GROUP / 4;
+/// Pairs of bf16 of a row in a tile of AMX, which are as many steps of a panel.
+pub const TILE_PAIRS: usize = 16;
 
 /// An encoding of activations, which products with several formats may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +51,10 @@ pub enum Encoding {
     Int8,
     /// The same as i16: after a group's header the bytes 0 and 2 of each word, then the bytes 1 and 3.
     WideInt8,
+    /// As [`Self::Bf16`], but row after row, each of whole tiles of [`TILE_PAIRS`] words: as AMX reads them.
+    Bf16Rows,
+    /// As [`Self::Int8`], but row after row.
+    Int8Rows,
     /// Signed bytes with a scale for each row and 32 inputs.
     A32,
     /// Signed bytes with a scale for each row and 256 inputs.
@@ -58,8 +67,9 @@ impl Encoding {
         match self {
             Self::F32 => inputs,
             Self::Bf16 => inputs.div_ceil(2),
+            Self::Bf16Rows => inputs.div_ceil(2).next_multiple_of(TILE_PAIRS),
             Self::WideBf16 => inputs.next_multiple_of(2),
-            Self::Int8 => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 2),
+            Self::Int8 | Self::Int8Rows => inputs.div_ceil(INT8_GROUP) * (INT8_STEPS + 2),
             Self::WideInt8 => inputs.div_ceil(INT8_GROUP) * (2 * INT8_STEPS + 2),
             Self::A32 => 2 * inputs.div_ceil(TWO_BLOCKS) * block32::ROW_WORDS,
             Self::A256 => inputs.div_ceil(SUPER_BLOCK) * k_quants::ROW_WORDS,
@@ -234,6 +244,8 @@ impl Format {
     /// The encoding of activations that its products read on an instruction set.
     pub fn encoding(self, isa: Isa) -> Encoding {
         match self {
+            Self::Bf16 if isa == Isa::Amx => Encoding::Bf16Rows,
+            Self::Int8 if isa == Isa::Amx => Encoding::Int8Rows,
             Self::F32 | Self::F16 | Self::Bf16 | Self::ExactBf16 => dispatch(isa, EncodingOf(self)),
             Self::Int8 | Self::Block32(_) | Self::Nibbles(_) | Self::KQuant(_) => {
                 dispatch_integers(isa, EncodingOf(self))
@@ -241,7 +253,7 @@ impl Format {
         }
     }
 
-    /// The same, with the lanes of that instruction set.
+    /// The same, with the lanes of that instruction set, for products without tiles of AMX.
     pub fn encoding_with<S: Lanes>(self) -> Encoding {
         match self {
             Self::F32 | Self::F16 | Self::ExactBf16 => Encoding::F32,

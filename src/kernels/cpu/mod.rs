@@ -568,6 +568,7 @@ impl Backend for CpuBackend {
         let packed = match reader.encodings() {
             [Encoding::Bf16] => Some((Encoding::Bf16, Write::GatedPairs)),
             [Encoding::WideBf16] => Some((Encoding::WideBf16, Write::GatedRounded)),
+            [Encoding::Bf16Rows] => Some((Encoding::Bf16Rows, Write::GatedRows)),
             _ => None,
         };
         if let Some((encoding, write)) = packed {

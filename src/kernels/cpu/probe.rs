@@ -70,11 +70,37 @@ pub enum Arithmetic {
     Bf16Dot,
     /// `vpdpbusd`: products of int8 quadruples, added in int32.
     Int8Dot,
+    /// `tdpbf16ps` of AMX: products of bf16 pairs of whole tiles, added in f32.
+    Bf16Tiles,
+    /// `tdpbsud` of AMX: products of int8 quadruples of whole tiles, added in int32.
+    Int8Tiles,
 }
 
 impl Arithmetic {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16Dot, Self::Int8Dot];
+    pub const ALL: [Self; 5] = [
+        Self::F32,
+        Self::Bf16Dot,
+        Self::Int8Dot,
+        Self::Bf16Tiles,
+        Self::Int8Tiles,
+    ];
+
+    /// What multiplies bf16 on an instruction set.
+    pub fn of_bf16(isa: Isa) -> Self {
+        match isa {
+            Isa::Amx => Self::Bf16Tiles,
+            _ => Self::Bf16Dot,
+        }
+    }
+
+    /// What multiplies int8 on an instruction set.
+    pub fn of_int8(isa: Isa) -> Self {
+        match isa {
+            Isa::Amx => Self::Int8Tiles,
+            _ => Self::Int8Dot,
+        }
+    }
 
     /// The instruction's name.
     pub fn name(self) -> &'static str {
@@ -82,6 +108,8 @@ impl Arithmetic {
             Self::F32 => "f32 FMA",
             Self::Bf16Dot => "vdpbf16ps",
             Self::Int8Dot => "vpdpbusd",
+            Self::Bf16Tiles => "tdpbf16ps",
+            Self::Int8Tiles => "tdpbsud",
         }
     }
 
@@ -97,8 +125,10 @@ impl Arithmetic {
             Self::Int8Dot => {
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16Tiles | Self::Int8Tiles => super::x86::amx::has_amx(),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Bf16Dot | Self::Int8Dot => false,
+            _ => false,
         }
     }
 
@@ -128,8 +158,16 @@ impl Arithmetic {
                 black_box(unsafe { x86::int8_dots(rounds) });
                 rounds * 2 * LANES * 4 * CHAINS
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16Tiles | Self::Int8Tiles => {
+                let rounds = F32_OPS_PER_PASS / x86::TILE_OPS;
+                // SAFETY: the instructions were detected above; a thread of a probe has no other tiles.
+                unsafe { x86::tile_dots(rounds, self == Self::Int8Tiles) };
+                let bytes = if self == Self::Int8Tiles { 2 } else { 1 };
+                rounds * x86::TILE_OPS * bytes
+            }
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Bf16Dot | Self::Int8Dot => 0,
+            _ => 0,
         });
         Some(rate)
     }
@@ -238,7 +276,28 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
+    use super::super::x86::amx::{TILE_ROWS, Tiles};
     use super::CHAINS;
+
+    /// Operations of a round of [`tile_dots`] with bf16: four products of tiles.
+    pub const TILE_OPS: usize = 4 * TILE_ROWS * super::LANES * TILE_ROWS * 2 * 2;
+
+    /// `rounds` times four products of whole tiles, of pairs of bf16 or of bytes.
+    ///
+    /// # Safety
+    /// The machine has AMX, and this thread has no tiles.
+    pub unsafe fn tile_dots(rounds: usize, of_bytes: bool) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let tiles = Tiles::configure([TILE_ROWS; 2]);
+            for _ in 0..rounds {
+                match of_bytes {
+                    false => tiles.multiply_pairs(),
+                    true => tiles.multiply_quads(),
+                }
+            }
+        }
+    }
 
     /// Ones in bf16.
     const BF16_ONE: i16 = 0x3f80;

@@ -1,5 +1,7 @@
 //! The tensors of a model, their order and their use.
 
+use std::collections::HashSet;
+
 use super::experts::{ExpertsConfig, mlp_tensors};
 use super::gemma4::LayerInputs;
 use super::{ModelConfig, recurrent};
@@ -8,7 +10,7 @@ use crate::kernels::tensor_view::RowOrder;
 use crate::model::weights::TensorSpec;
 
 impl ModelConfig {
-    /// Every tensor of the model with its shape, in the order of the forward pass.
+    /// Every tensor of the model with its shape, in the order of the forward pass; twice where it is read twice.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let hidden = self.hidden_size;
         let mut specs = vec![TensorSpec::new(
@@ -196,8 +198,11 @@ impl ModelConfig {
         }
     }
 
-    /// Number of weights.
+    /// Number of weights. Those of keys that are values too count once.
     pub fn parameters(&self) -> u64 {
-        self.tensors().iter().map(TensorSpec::elements).sum()
+        let tensors = self.tensors();
+        let mut names = HashSet::new();
+        let once = tensors.iter().filter(|spec| names.insert(&spec.name));
+        once.map(TensorSpec::elements).sum()
     }
 }

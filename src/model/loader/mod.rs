@@ -401,6 +401,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         Some(self.backend.rope(&rope.frequencies(config.rotary_dim)))
     }
 
+    /// Makes the rotation that turns nothing, where positions do not rotate all layers.
+    pub fn no_rope(&mut self) -> Option<B::Rope> {
+        let has_some = self.config().rotated.contains(&false);
+        has_some.then(|| self.backend.rope(&Rope::none()))
+    }
+
     /// The factor on embeddings; Gemma's is rounded to what the model runs in.
     pub fn embedding_scale(&self) -> Option<f32> {
         let scale = self.config().embedding_scale?;
@@ -436,11 +442,6 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.mapped_vector(name, &[width], |values| {
             values.iter_mut().for_each(|value| *value *= factor);
         })
-    }
-
-    /// Makes another rotation.
-    pub fn rope_of(&mut self, rope: &Rope) -> B::Rope {
-        self.backend.rope(rope)
     }
 
     fn report(&mut self, bytes: usize) {

@@ -59,11 +59,17 @@ pub struct SparsityWish {
 pub struct ModelSparsity {
     /// What the kernels need.
     pub rules: Arc<DoubleSparsity>,
-    /// Names all that decides what is computed: the parameters and the file's hash.
+    /// Names all that decides what is computed: the parameters and the file's hash. Wherever keys and values outlive their
+    /// engine this belongs to what they are found by, so the same parameters have the same name in every version.
     pub tag: Arc<str>,
 }
 
 impl ModelSparsity {
+    /// The [tag](Self::tag) as a part of a fingerprint: never empty, and not the beginning of that of other parameters.
+    pub fn stable_bytes(&self) -> &[u8] {
+        self.tag.as_bytes()
+    }
+
     /// The layout with labels.
     pub fn label(&self, layout: KvLayout) -> KvLayout {
         layout.with_labels(|layer| self.rules.labels_in(layer))

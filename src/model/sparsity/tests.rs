@@ -38,8 +38,15 @@ fn read_as(
     json: &Value,
     wish: impl Fn(PathBuf) -> SparsityWish,
 ) -> Result<ModelSparsity, LoadError> {
+    read_text(&json.to_string(), wish)
+}
+
+fn read_text(
+    text: &str,
+    wish: impl Fn(PathBuf) -> SparsityWish,
+) -> Result<ModelSparsity, LoadError> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
-    std::fs::write(file.path(), json.to_string()).expect("it is written");
+    std::fs::write(file.path(), text).expect("it is written");
     let layout = layout();
     wish(file.path().to_owned()).read(LayersToLabel {
         layout: &layout,
@@ -91,20 +98,43 @@ fn channels_are_those_of_the_ranking_and_ascend() {
     assert!(by_k.is_ok());
 }
 
+/// A file that ranks channels by both, and alike.
+const BOTH: &str = r#"{"model.layers.0.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.0.self_attn.k_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.qk_proj":[[0,1,2],[0,1,2]],"model.layers.2.self_attn.k_proj":[[0,1,2],[0,1,2]]}"#;
+
 #[test]
 fn the_tag_tells_parameters_and_files_apart() {
-    let tag = |json: &Value, tokens: usize| {
-        let read = read_as(json, |file| SparsityWish {
-            tokens,
-            ..wish(file)
+    let tag = |text: &str, edit: fn(&mut SparsityWish)| {
+        let read = read_text(text, |file| {
+            let mut wish = wish(file);
+            edit(&mut wish);
+            wish
         });
-        read.expect("a good file").tag
+        let read = read.expect("a good file");
+        assert_eq!(read.stable_bytes(), read.tag.as_bytes());
+        read.tag.to_string()
     };
-    let mut other = good();
-    other["model.layers.2.self_attn.qk_proj"][0][0] = json!(6);
-    assert_eq!(tag(&good(), 4), tag(&good(), 4));
-    assert_ne!(tag(&good(), 4), tag(&good(), 5));
-    assert_ne!(tag(&good(), 4), tag(&other, 4));
+    let tags = [
+        tag(BOTH, |_| ()),
+        tag(&BOTH.replace("0,1,2", "2,1,0"), |_| ()),
+        tag(BOTH, |wish| wish.ranked_by = ChannelType::K),
+        tag(BOTH, |wish| wish.channels = 2),
+        tag(BOTH, |wish| wish.tokens = 5),
+        tag(BOTH, |wish| wish.threshold = 17),
+    ];
+    assert_eq!(tags[0], tag(BOTH, |_| ()));
+    for (at, tag) in tags.iter().enumerate() {
+        let others = tags.iter().enumerate().filter(|(other, _)| *other != at);
+        let begins = others.filter(|(_, other)| other.starts_with(tag.as_str()));
+        assert_eq!(begins.count(), 0, "{tag}");
+    }
+}
+
+/// What was cached by an older version is found by it, or not, for the same reasons.
+#[test]
+fn the_tag_is_that_of_every_version() {
+    let read = read_text(BOTH, wish).expect("a good file");
+    let expected = "ds-qk-3-4-16-3d8a78521ed72ac700c978b231f0a1638d3c651cc80a21e1628d4393d84ddc36";
+    assert_eq!(&*read.tag, expected);
 }
 
 #[test]

@@ -21,7 +21,8 @@ fn a_log_ends_at_its_size_with_a_mark() {
 #[test]
 fn what_a_slow_disk_does_not_take_is_dropped_counted_and_marked() {
     let disk = Disk::default();
-    let sink = LogSink::start(disk.clone(), NO_LIMIT, &setup()).expect("memory can be written");
+    let sink = LogSink::start(disk.clone(), NO_LIMIT, &Header::new(&setup()))
+        .expect("memory can be written");
     let mut n_dropped = 0;
     {
         let held = disk.0.lock().expect("nobody panics with it");

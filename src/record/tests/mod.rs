@@ -88,7 +88,8 @@ fn log_of(max_bytes: u64, script: impl FnOnce(&Arc<LogSink>)) -> Vec<u8> {
 
 fn log_with(setup: &ControlSetup, max_bytes: u64, script: impl FnOnce(&Arc<LogSink>)) -> Vec<u8> {
     let disk = Disk::default();
-    let sink = LogSink::start(disk.clone(), max_bytes, setup).expect("memory can be written");
+    let sink = LogSink::start(disk.clone(), max_bytes, &Header::new(setup))
+        .expect("memory can be written");
     script(&sink);
     drop(sink);
     let bytes = disk.0.lock().expect("the writer has ended");

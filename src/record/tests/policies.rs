@@ -80,7 +80,8 @@ impl SchedulePolicy for LongestPrefix {
 fn lpm_with_another_comparison_is_named_at_the_message_where_it_diverges() {
     let disk = Disk::default();
     let setup = setup_with("lpm");
-    let sink = LogSink::start(disk.clone(), NO_LIMIT, &setup).expect("memory can be written");
+    let sink = LogSink::start(disk.clone(), NO_LIMIT, &Header::new(&setup))
+        .expect("memory can be written");
     let mut engine = Engine::with(&setup, Some(sink.recorder(1)));
     for round in 0..40 {
         for number in 0..3 {

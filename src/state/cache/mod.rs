@@ -1,6 +1,7 @@
-//! Prefix caches: the trait, the radix tree and the cache that keeps nothing, eviction orders, namespaces, and the record
-//! of evictions that explains misses.
+//! Prefix caches: the trait, the radix tree and the cache that keeps nothing, eviction orders, namespaces, the record of
+//! evictions that explains misses, and the changes of nodes for accounts that others keep.
 
+pub mod changes;
 pub mod eviction;
 pub mod namespace;
 pub mod plain_cache;

@@ -7,6 +7,9 @@ use crate::error::RequestError;
 use crate::state::request_limits::RequestLimits;
 
 /// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
+///
+/// What keys and values depend on beside, such as the weights and double sparsity's parameters, is the same for the whole
+/// life of an engine and in no key. Where they outlive one it belongs to what they are found by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
     extra_key: Option<Arc<str>>,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::ids::{PageId, StateSlot};
+use crate::state::cache::changes::CacheChange;
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
@@ -82,6 +83,20 @@ pub trait PrefixCache: Send {
         _match_limit: usize,
     ) -> Option<Box<Departure>> {
         None
+    }
+
+    /// Has the cache note how its nodes change, for [`take_changes`](Self::take_changes): first that it is cleared, then all
+    /// that it holds, a part at each asking, and every change besides. Asked again, it begins anew. A cache without nodes
+    /// notes nothing.
+    fn note_changes(&mut self) {}
+
+    /// Appends the changes since this was last asked, in the order in which they happened. Whoever has them noted asks for
+    /// them after every plan: they are kept until then.
+    fn take_changes(&mut self, _into: &mut Vec<CacheChange>) {}
+
+    /// Whether [`take_changes`](Self::take_changes) has yet to tell a part of what the cache holds.
+    fn has_more_to_tell(&self) -> bool {
+        false
     }
 
     /// Whether prefixes are cached with the states of layers that keep some: a match then ends where there is one.

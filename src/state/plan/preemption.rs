@@ -55,6 +55,17 @@ pub struct Victim {
     pub rank: Rank,
     /// Tokens that are reserved for what it may still generate.
     pub reserved_tokens: f64,
+    /// The same of window pages, with those that it holds; 0 where layers have no windows.
+    pub window_tokens: f64,
+}
+
+/// What a waiting request lacks, in tokens; 0 or less where it lacks nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Deficit {
+    /// Of pages.
+    pub tokens: f64,
+    /// Of window pages.
+    pub window_tokens: f64,
 }
 
 /// Who may be preempted in a plan.
@@ -72,16 +83,19 @@ impl Preemption {
         Self { threshold, running }
     }
 
-    /// The fewest of the first ones whose reservations cover the deficit of a request of this rank, and at least
-    /// one. `None` when those that it may preempt do not suffice: then nobody is.
-    pub fn choose(&self, rank: Rank, deficit_tokens: f64) -> Option<&[Victim]> {
-        let mut missing = deficit_tokens;
+    /// The fewest of the first ones that cover the deficit of a request of this rank, and at least one. `None` when those
+    /// that it may preempt do not suffice: then nobody is. Nobody beside it is left if it may preempt all, and its prefill
+    /// then has window pages whatever they are counted at.
+    pub fn choose(&self, rank: Rank, deficit: Deficit) -> Option<&[Victim]> {
+        let mut missing = deficit;
         for (at, victim) in self.running.iter().enumerate() {
             if rank.above(victim.rank) <= self.threshold {
                 return None;
             }
-            missing -= victim.reserved_tokens;
-            if missing <= 0.0 {
+            missing.tokens -= victim.reserved_tokens;
+            missing.window_tokens -= victim.window_tokens;
+            let is_last = at + 1 == self.running.len();
+            if missing.tokens <= 0.0 && (missing.window_tokens <= 0.0 || is_last) {
                 return Some(&self.running[..=at]);
             }
         }

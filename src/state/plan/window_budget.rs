@@ -27,11 +27,17 @@ impl WindowBudget {
             has_running: false,
         };
         for (to_come, own) in running {
-            let room = window.tail_tokens().saturating_sub(own);
-            budget.reserved += to_come.min(room as f64);
+            budget.reserved += Self::reserve(window, to_come, own);
             budget.has_running = true;
         }
         budget
+    }
+
+    /// What a request that runs may still need: `to_come` tokens, as far as pages of its own with `own` tokens leave room
+    /// for them in its window.
+    pub fn reserve(window: Window, to_come: f64, own: usize) -> f64 {
+        let room = window.tail_tokens().saturating_sub(own);
+        to_come.min(room as f64)
     }
 
     /// How far back the layers see.
@@ -39,15 +45,15 @@ impl WindowBudget {
         self.window
     }
 
-    /// Whether `extend` tokens of a prefill fit, and what its decode needs behind them, with so many tokens free or
-    /// evictable. The only one must be let in if its prefill fits.
-    pub fn fits(&self, extend: usize, max_new_tokens: usize, available: usize) -> bool {
+    /// Tokens that are missing for `extend` tokens of a prefill and what its decode needs behind them, with so many free or
+    /// evictable; 0 or less where it fits. The only one must be let in if its prefill fits.
+    pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
         let at_once = self.taken + self.in_pages(extend);
         if !self.has_running && self.taken == 0 {
-            return at_once <= available;
+            return at_once as f64 - available as f64;
         }
         let to_come = self.for_decode(max_new_tokens) as f64 + self.reserved;
-        (at_once + self.window.page_size.get()) as f64 + to_come <= available as f64
+        (at_once + self.window.page_size.get()) as f64 + to_come - available as f64
     }
 
     /// Takes a prefill in.
@@ -79,18 +85,16 @@ mod tests {
         };
         let none = || std::iter::empty();
         let mut budget = WindowBudget::new(window, none());
-        assert!(
-            budget.fits(95, 5000, 100),
-            "nobody else gives anything back"
-        );
-        assert!(!budget.fits(101, 0, 100));
+        let alone = budget.deficit(95, 5000, 100);
+        assert_eq!(alone, 0.0, "nobody else gives anything back");
+        assert_eq!(budget.deficit(101, 0, 100), 10.0);
         budget.take(95, 5000);
         // 100 at once, 120 to come, as much for the second one, and a page.
-        assert!(budget.fits(95, 5000, 100 + 120 + 100 + 120 + 10));
-        assert!(!budget.fits(95, 5000, 100 + 120 + 100 + 120 + 9));
+        assert_eq!(budget.deficit(95, 5000, 100 + 120 + 100 + 120 + 10), 0.0);
+        assert_eq!(budget.deficit(95, 5000, 100 + 120 + 100 + 120 + 9), 1.0);
         let running = [(50.0, 100), (300.0, 30), (300.0, 500)];
         let budget = WindowBudget::new(window, running.into_iter());
-        assert!(budget.fits(10, 0, 20 + 90 + 20));
-        assert!(!budget.fits(10, 0, 20 + 90 + 19));
+        assert_eq!(budget.deficit(10, 0, 20 + 90 + 20), 0.0);
+        assert_eq!(budget.deficit(10, 0, 20 + 90), 20.0);
     }
 }

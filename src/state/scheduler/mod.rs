@@ -20,6 +20,7 @@
 //! - soft pins: prefixes kept until their memory is needed
 //! - flush: the cache emptied for hosts
 //! - pause: no work is planned for as long as a host wishes
+//! - pending: the tokens that are not computed yet, counted for gateways
 //! - windows: the pages that nobody sees any more
 //! - tier: what is fetched from the store and saved to it
 //! - misses: the notes for the diagnosis of misses
@@ -35,6 +36,7 @@ pub mod news;
 mod order;
 mod outbox;
 mod pause;
+pub mod pending;
 mod pins;
 mod pipeline;
 mod planned;

@@ -288,10 +288,10 @@ impl Scheduler {
         self.batch.extend(seq, extent);
         let sequence = &mut self.requests[seq];
         let is_last = extent == Extent::Last;
-        let page = self.limits.page_size;
+        let (page, tokens) = (self.limits.page_size, sequence.fill.len());
         let states = sequence.held_kv_mut().states.as_mut();
         let saves = states.map_or_else(SmallVec::new, |states| {
-            states.save_extent(saves, &positions, is_last, page)
+            states.save_extent(saves, &positions, tokens, page)
         });
         sequence.phase = if is_last {
             Phase::Running

@@ -53,6 +53,7 @@ impl Scheduler {
             seq,
             rank: self.rank(seq),
             reserved_tokens: self.reserve_of(seq).tokens(self.batch.ratio().get()),
+            window_tokens: self.window_tokens_of(seq),
         });
         Some(Preemption::new(threshold, victims.collect()))
     }

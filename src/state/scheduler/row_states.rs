@@ -60,19 +60,21 @@ impl RowStates {
         self.unused.extend(granted);
     }
 
-    /// The copies that an extent of a prefill makes, ascending. The one that ends the prompt leaves the tail's at the end of
-    /// its last whole page, since a short reply fills none.
+    /// The copies that an extent makes of a prefill of `prefill_tokens` tokens, ascending. The one with the prefill's last
+    /// whole page leaves the tail's at the end of that, since a short reply fills none. Only a part of a page may be behind
+    /// it, in another extent.
     pub fn save_extent(
         &mut self,
         places: &[SaveAt],
         positions: &Range<usize>,
-        ends_prompt: bool,
+        prefill_tokens: usize,
         page: PageSize,
     ) -> SmallVec<[StateSave; 1]> {
         let mut saves: SmallVec<_> = self.save(places).collect();
-        let end = page.floor(positions.end);
+        let end = page.floor(prefill_tokens);
+        let is_here = positions.start < end && end <= positions.end;
         let is_saved = self.saved.last().is_some_and(|saved| saved.position == end);
-        if ends_prompt && end > positions.start && !is_saved {
+        if is_here && !is_saved {
             saves.extend(self.save_tail(end));
         }
         saves

@@ -4,6 +4,9 @@ use serde::Serialize;
 
 use super::tier::TierStats;
 
+/// SGLang takes a pool for fully used from this token usage on.
+const FULL_TOKEN_USAGE: f64 = 0.9;
+
 /// Queues, pools and counters as of the last plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EngineStats {
@@ -106,5 +109,56 @@ impl EngineStats {
                 == self.total_windows
             && self.integrity_failures == 0
             && self.lost_pages == 0
+    }
+
+    /// Tokens of pages that requests or pins hold: neither free nor evictable.
+    pub fn used_tokens(&self) -> usize {
+        self.total_tokens
+            .saturating_sub(self.free_tokens + self.evictable_tokens)
+    }
+
+    /// Part of the KV pool that requests or pins hold, from 0 to 1.
+    pub fn token_usage(&self) -> f64 {
+        ratio(self.used_tokens(), self.total_tokens)
+    }
+
+    /// The larger of running requests over rows and token usage over the usage of a full pool, as SGLang has it; above 1
+    /// the engine has more than it should.
+    pub fn utilization(&self) -> f64 {
+        let rows = ratio(self.running_requests, self.total_rows);
+        rows.max(self.token_usage() / FULL_TOKEN_USAGE)
+    }
+}
+
+fn ratio(part: usize, whole: usize) -> f64 {
+    if whole > 0 {
+        part as f64 / whole as f64
+    } else {
+        0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_counts_what_is_held_and_not_what_is_cached() {
+        let stats = EngineStats {
+            running_requests: 2,
+            total_rows: 8,
+            total_tokens: 1000,
+            free_tokens: 500,
+            evictable_tokens: 50,
+            ..EngineStats::default()
+        };
+        assert_eq!((stats.used_tokens(), stats.token_usage()), (450, 0.45));
+        assert_eq!(stats.utilization(), 0.45 / 0.9);
+        let crowded = EngineStats {
+            running_requests: 6,
+            ..stats
+        };
+        assert_eq!(crowded.utilization(), 0.75, "rows are scarcer than tokens");
+        assert_eq!(EngineStats::default().utilization(), 0.0);
     }
 }

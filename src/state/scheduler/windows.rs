@@ -20,14 +20,32 @@ impl Scheduler {
     /// The budget of window pages of an admission.
     pub(super) fn window_budget(&self) -> Option<WindowBudget> {
         let window = self.window()?;
-        let ratio = self.batch.ratio().get();
-        let running = self.batch.running().iter().map(|&seq| {
-            let kv = self.requests[seq].held_kv();
-            let protected = window.page_size.tokens_in(kv.protected_pages);
-            let own = kv.committed.saturating_sub(protected);
-            (self.reserve_of(seq).tokens(ratio), own)
-        });
+        let running = self.batch.running().iter();
+        let running = running.map(|&seq| self.window_needs_of(seq, window));
         Some(WindowBudget::new(window, running))
+    }
+
+    /// Tokens that a sequence may still generate, and those of pages of its own.
+    fn window_needs_of(&self, seq: SeqId, window: Window) -> (f64, usize) {
+        let kv = self.requests[seq].held_kv();
+        let protected = window.page_size.tokens_in(kv.protected_pages);
+        let own = kv.committed.saturating_sub(protected);
+        let to_come = self.reserve_of(seq).tokens(self.batch.ratio().get());
+        (to_come, own)
+    }
+
+    /// Tokens of window pages that others can have when a sequence leaves: what is reserved for it, what it owns, and what
+    /// it sees of the cache's, unless others see that too.
+    pub(super) fn window_tokens_of(&self, seq: SeqId) -> f64 {
+        let Some(window) = self.window() else {
+            return 0.0;
+        };
+        let (to_come, own) = self.window_needs_of(seq, window);
+        let kv = self.requests[seq].held_kv();
+        let n_own = kv.windows.as_ref().map_or(0, |own| own.pages.len());
+        let passed = window.passed_pages(kv.committed);
+        let held = n_own + kv.protected_pages.saturating_sub(passed);
+        WindowBudget::reserve(window, to_come, own) + window.page_size.tokens_in(held) as f64
     }
 
     /// Takes the window pages of a sequence that no query of the step being planned sees, nor any later one. With a cache

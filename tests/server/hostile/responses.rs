@@ -10,7 +10,7 @@ use crate::http::{Response, connect, get, open, post, send};
 use crate::world::{World, wait_until};
 
 /// Every path that answers GET.
-const PATHS: [&str; 18] = [
+const PATHS: [&str; 21] = [
     "/health",
     "/ready",
     "/health_generate",
@@ -23,6 +23,9 @@ const PATHS: [&str; 18] = [
     "/get_model_info",
     "/server_info",
     "/get_server_info",
+    "/v1/loads",
+    "/loads",
+    "/get_load",
     "/debug/prefix/unknown",
     "/v1/ws/generate",
     "/v1/responses",
@@ -40,7 +43,14 @@ fn head(addr: SocketAddr, path: &str) -> Response {
 
 /// The headers that two answers of one question have in common.
 fn lasting<'a>(response: &'a Response, path: &str) -> Vec<(&'a str, &'a str)> {
-    let counts = ["/metrics", "/server_info", "/get_server_info"].contains(&path);
+    let counts = [
+        "/metrics",
+        "/server_info",
+        "/get_server_info",
+        "/v1/loads",
+        "/loads",
+    ];
+    let counts = counts.contains(&path);
     let headers = response.headers.iter();
     let mut headers: Vec<_> = headers
         .filter(|(name, _)| name != "date" && name != "x-request-id")

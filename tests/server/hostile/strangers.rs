@@ -37,7 +37,7 @@ const POSTS: [&str; 23] = [
     "/set_policy",
     "/flush_cache",
 ];
-const GETS: [&str; 21] = [
+const GETS: [&str; 24] = [
     "/v1/ws/generate",
     "/v1/responses",
     "/responses",
@@ -58,6 +58,9 @@ const GETS: [&str; 21] = [
     "/get_model_info",
     "/server_info",
     "/get_server_info",
+    "/v1/loads",
+    "/loads",
+    "/get_load",
     "/nothing",
 ];
 const EVIL: &str = "Origin: http://evil.example";

@@ -35,6 +35,9 @@ impl World {
         let before = self.look_before(&leg);
         match self.states.carry(leg) {
             Carried::On(leg) => {
+                if let Some(account) = &mut self.account {
+                    account.hear(self.states.cache.as_mut());
+                }
                 self.look_after(before, &leg);
                 self.leg = Some(leg);
             }
@@ -70,6 +73,11 @@ impl World {
                 self.order.note_probe(&*self.states.cache, &numbers, &keys);
             }
             (Before::Plan { is_flush }, _) => {
+                if let Leg::ReservePages(reserve) = leg
+                    && let Some(preempt) = &reserve.verdict.preempt
+                {
+                    self.preempted.push(preempt.victims.len());
+                }
                 let is_kept = self.stats().pins > 0;
                 assert!(
                     !is_flush || is_kept || self.states.cache.total_size() == 0,

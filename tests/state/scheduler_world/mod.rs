@@ -23,6 +23,7 @@ use souffleur::state::scheduler::stats::EngineStats;
 use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use souffleur::state::step::StepPlan;
 
+use crate::kv_events::Account;
 use crate::policy_model::OrderCheck;
 pub use crate::scheduler_requests::{Ask, EOS, End, Life, VOCAB};
 use crate::scheduler_waits::{WaitLog, WaitRules};
@@ -165,6 +166,8 @@ pub struct World {
     inside: Vec<usize>,
     /// Plans answered.
     plans: usize,
+    /// How many gave way in each plan in which some did.
+    pub preempted: Vec<usize>,
     pins: Vec<u64>,
     soft_pins: u64,
     plans_since_progress: usize,
@@ -176,6 +179,8 @@ pub struct World {
     reported: HashSet<RequestId>,
     /// The time that events come with.
     pub now_s: f64,
+    /// What is known of the cache by its events, if they are asked for.
+    pub account: Option<Account>,
     order: OrderCheck,
 }
 
@@ -219,6 +224,7 @@ impl World {
             waits: WaitLog::new(setup.wait_rules()),
             inside: Vec::new(),
             plans: 0,
+            preempted: Vec::new(),
             pins: Vec::new(),
             soft_pins: 0,
             plans_since_progress: 0,
@@ -231,9 +237,17 @@ impl World {
             }),
             reported: HashSet::new(),
             now_s: 0.0,
+            account: None,
             order: OrderCheck::default(),
             setup,
         }
+    }
+
+    /// Keeps an account of the cache, in blocks of this size, by its events from now on.
+    pub fn keep_account(&mut self, block_size: usize) -> &Account {
+        self.states.cache.note_changes();
+        let page_size = self.setup.page_size();
+        self.account.insert(Account::new(page_size, block_size))
     }
 
     /// True while a request stands in the queue with tokens of its own.

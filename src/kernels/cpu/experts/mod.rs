@@ -172,6 +172,7 @@ impl Mixing<'_> {
         let words = match experts.down_encodings.as_slice() {
             [Encoding::Bf16] => Some((Encoding::Bf16, Write::GatedPairs)),
             [Encoding::WideBf16] => Some((Encoding::WideBf16, Write::GatedRounded)),
+            [Encoding::Bf16Rows] => Some((Encoding::Bf16Rows, Write::GatedRows)),
             _ => None,
         };
         if let Some((encoding, write)) = words {

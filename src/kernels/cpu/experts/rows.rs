@@ -1,6 +1,8 @@
 //! Activations of experts' rows, packed: those of an expert stand together, in groups of their own.
 
-use super::super::activations::{Activations, RowGroups, most_group_rows, pack_group};
+use super::super::activations::{
+    Activations, RowGroups, most_group_rows, pack_group, uninit_words,
+};
 use super::super::format::{Encoding, n_groups};
 use super::super::simd::Isa;
 use super::super::tensor::{Scratch, Shared, Tensor};
@@ -29,7 +31,7 @@ impl ExpertRows {
         inputs: usize,
     ) -> Self {
         Self {
-            words: scratch.tensor(rows, encoding.row_words(inputs)),
+            words: uninit_words(scratch, encoding, rows, inputs),
             inputs,
             encoding,
             most_group_rows: most_group_rows(isa),

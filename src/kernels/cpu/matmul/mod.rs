@@ -3,6 +3,8 @@
 //! The weights' panels are divided among the threads; each thread multiplies a few panels with all rows before it
 //! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod experts;
 mod heads;
 mod output;
@@ -40,6 +42,12 @@ const LEAST_BLOCK_GROUPS: usize = 8;
 const BLOCK_GROUPS: usize = 16;
 /// Most bytes of a block: what stays near beside the panels of an item.
 const BLOCK_BYTES: usize = 512 << 10;
+
+/// The same for tiles of AMX, which multiply so fast that they else wait for weights.
+const TILES_BLOCK_BYTES: usize = 1 << 20;
+const TILES_BLOCK_GROUPS: usize = 64;
+/// Panels of an item with tiles of AMX, or pairs of them.
+const TILES_PANELS: usize = 4;
 
 /// A product to compute: `x weight^T + bias`, and what to do with it.
 ///
@@ -143,7 +151,7 @@ impl<'a> Section<'a> {
         n_threads: usize,
     ) -> Self {
         let panels = panels_of(weight, output.write);
-        let stride = item_panels(weight, panels, packed.n_groups, n_threads);
+        let stride = item_panels(weight, panels, packed, n_threads);
         Self::with_stride(packed, weight, output, stride)
     }
 
@@ -213,13 +221,19 @@ fn block_groups(packed: RowGroups<'_>) -> usize {
         return strips::MOST_GROUPS;
     }
     let group_bytes = tile::MAX_ROWS * packed.row_words * size_of::<u32>();
+    if packed.stands_by_rows() {
+        return (TILES_BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, TILES_BLOCK_GROUPS);
+    }
     (BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, BLOCK_GROUPS)
 }
 
 /// Number of panels in an item.
-fn item_panels(weight: &Matrix, panels: usize, n_groups: usize, threads: usize) -> usize {
+fn item_panels(weight: &Matrix, panels: usize, packed: RowGroups<'_>, threads: usize) -> usize {
     let even = panels.div_ceil(4 * threads).max(1);
-    match n_groups {
+    match packed.n_groups {
+        _ if packed.n_groups > 1 && packed.stands_by_rows() => {
+            even.next_multiple_of(2).min(TILES_PANELS)
+        }
         1 => even.min((STREAM_BYTES / (4 * weight.panel_words())).max(1)),
         _ => even.min(MAX_PANELS),
     }
@@ -238,6 +252,10 @@ struct Item<'a> {
 impl Item<'_> {
     /// Runs it, compiled for each format by itself: all in one function takes a compiler many minutes.
     fn run(self, isa: Isa) {
+        #[cfg(target_arch = "x86_64")]
+        if self.packed.stands_by_rows() {
+            return super::simd::dispatch(isa, amx::FromTiles(self));
+        }
         match self.weight.format {
             Format::F32 => self.run_with::<PlainTile<tile::F32>>(isa),
             Format::F16 => self.run_with::<PlainTile<tile::F16>>(isa),

@@ -26,6 +26,8 @@ pub enum Write {
     GatedPairs,
     /// The same as [`Encoding::WideBf16`].
     GatedRounded,
+    /// The same as [`Encoding::Bf16Rows`], but for what pads a row.
+    GatedRows,
 }
 
 impl Write {
@@ -39,20 +41,27 @@ impl Write {
         match self {
             Self::GatedPairs => Some(Encoding::Bf16),
             Self::GatedRounded => Some(Encoding::WideBf16),
+            Self::GatedRows => Some(Encoding::Bf16Rows),
             Self::Store | Self::Add | Self::AddWeighted | Self::GatedSilu => None,
         }
     }
 
-    /// Values of a group's row that outputs take, if they are the words of `PackedRows`.
+    /// Words of a row that outputs take, if they are those of `PackedRows`; a padded row has more.
     fn packed_words(self, outputs: usize) -> Option<usize> {
-        Some(self.encoding()?.row_words(outputs))
+        Some(match self.encoding()? {
+            Encoding::Bf16Rows => Encoding::Bf16.row_words(outputs),
+            other => other.row_words(outputs),
+        })
     }
 
     /// Values of a row of the output of a product with so many outputs.
     pub fn columns(self, outputs: usize) -> usize {
         match self {
             Self::Store | Self::Add | Self::AddWeighted => outputs,
-            _ => self.packed_words(outputs / 2).unwrap_or(outputs / 2),
+            _ => match self.encoding() {
+                Some(encoding) => encoding.row_words(outputs / 2),
+                None => outputs / 2,
+            },
         }
     }
 }
@@ -122,6 +131,12 @@ impl Output<'_> {
         }
     }
 
+    /// Whether the words of a row stand side by side.
+    #[inline(always)]
+    fn is_by_rows(&self) -> bool {
+        self.write == Write::GatedRows
+    }
+
     /// The new value of an output: `value` is the product's, `before` reads what is there.
     ///
     /// # Safety
@@ -147,7 +162,7 @@ impl Output<'_> {
             let first = self.panels[panels.index(n)].first as usize;
             // SAFETY: only hints; `dispatch` detected the instruction set.
             unsafe {
-                if let Some(words) = self.write.packed_words(PANEL) {
+                if let (Some(words), false) = (self.write.packed_words(PANEL), self.is_by_rows()) {
                     let before = first / PANEL * words;
                     let start = rows.start * self.columns + before * rows.len();
                     for word in (0..words * rows.len()).step_by(LANES) {
@@ -155,6 +170,7 @@ impl Output<'_> {
                     }
                     continue;
                 }
+                let first = self.write.packed_words(first).unwrap_or(first);
                 for row in rows.clone() {
                     let row = self.target(row);
                     S::prefetch_write(self.out.at(row * self.columns + first));
@@ -219,7 +235,9 @@ impl Output<'_> {
                     let up = self.biased::<S>(ups, m, n, up_panel);
                     let gated = S::mul(silu::<S>(gate), up);
                     match self.write {
-                        Write::GatedPairs => words[m] = S::pair_bf16(gated, S::splat(0.0)),
+                        Write::GatedPairs | Write::GatedRows => {
+                            words[m] = S::pair_bf16(gated, S::splat(0.0));
+                        }
                         Write::GatedRounded => words[m] = S::to_words(S::round_bf16(gated)),
                         _ => self.put_part::<S>(row, panel, gated),
                     }
@@ -227,6 +245,13 @@ impl Output<'_> {
                 let before = self.write.packed_words(panel.first as usize);
                 let len = self.write.packed_words(panel.len as usize);
                 if let (Some(before), Some(len)) = (before, len) {
+                    if self.is_by_rows() {
+                        for (m, row) in rows.clone().enumerate() {
+                            let out = self.out.part(row * self.columns + before, len);
+                            scatter::<S>([words[m]; LANES], 1, bytemuck::cast_slice_mut(out));
+                        }
+                        continue;
+                    }
                     let first = rows.start * self.columns + before * n_rows;
                     let out = self.out.part(first, len * n_rows);
                     scatter::<S>(words, n_rows, bytemuck::cast_slice_mut(out));

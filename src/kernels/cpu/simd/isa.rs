@@ -18,17 +18,20 @@ pub enum Isa {
     Avx512Vnni,
     /// AVX-512 as above, with VNNI and BF16 dot products.
     Avx512Bf16,
+    /// The same, with AMX: tiles of bf16 and of bytes.
+    Amx,
 }
 
 impl Isa {
     /// Every instruction set that kernels are compiled for, slowest first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Portable,
         Self::Avx2,
         Self::Avx2Vnni,
         Self::Avx512,
         Self::Avx512Vnni,
         Self::Avx512Bf16,
+        Self::Amx,
     ];
 
     /// Returns the best instruction set of this machine.
@@ -74,6 +77,7 @@ impl Isa {
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512_vnni",
             Self::Avx512Bf16 => "avx512_bf16",
+            Self::Amx => "amx",
         }
     }
 
@@ -95,11 +99,8 @@ impl Isa {
             Self::Avx2Vnni => has_avx2() && has_avx_vnni(),
             Self::Avx512 => has_avx512(),
             Self::Avx512Vnni => has_avx512() && is_x86_feature_detected!("avx512vnni"),
-            Self::Avx512Bf16 => {
-                has_avx512()
-                    && is_x86_feature_detected!("avx512vnni")
-                    && is_x86_feature_detected!("avx512bf16")
-            }
+            Self::Avx512Bf16 => has_avx512_bf16(),
+            Self::Amx => has_avx512_bf16() && super::super::x86::has_amx(),
         }
     }
 
@@ -130,4 +131,9 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512_bf16() -> bool {
+    has_avx512() && is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bf16")
 }

@@ -49,7 +49,7 @@ pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Isa::Avx512 | Isa::Avx512Vnni => unsafe { x86::run_avx512(kernel) },
         // SAFETY: as before.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Bf16 => unsafe { x86::run_avx512_bf16(kernel) },
+        Isa::Avx512Bf16 | Isa::Amx => unsafe { x86::run_avx512_bf16(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{} is missing on this machine", isa.name()),
     }
@@ -81,7 +81,7 @@ pub fn dispatch_integers<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Isa::Avx512 => unsafe { x86::run_avx512(kernel) },
         // SAFETY: as before.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { x86::run_avx512_vnni(kernel) },
+        Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => unsafe { x86::run_avx512_vnni(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("{} is missing on this machine", isa.name()),
     }

@@ -334,6 +334,7 @@ fn every_instruction_set_has_a_name_of_its_own_and_what_is_missing_is_said() {
         "avx512",
         "avx512_vnni",
         "avx512_bf16",
+        "amx",
     ];
     assert_eq!(names, expected);
     let available = Isa::available();

@@ -1,11 +1,13 @@
 //! Kernels compiled for each instruction set of x86.
 
+pub mod amx;
 mod avx2;
 mod avx512;
 mod dots;
 mod moves;
 mod strip;
 
+pub use self::amx::has_amx;
 use self::avx2::Avx2;
 use self::avx512::Avx512;
 #[cfg(test)]

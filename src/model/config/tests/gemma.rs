@@ -182,6 +182,20 @@ fn gemma_4_has_heads_of_two_sizes() {
 }
 
 #[test]
+fn keys_that_are_values_count_once() {
+    let of = |keys_are_values: bool| {
+        let edits = json!({"attention_k_eq_v": keys_are_values, "head_dim": 32});
+        fourth(edits).expect("supported")
+    };
+    let (apart, same) = (of(false), of(true));
+    let (kv_heads, head_dim) = same.heads_in(2);
+    let values = (kv_heads * head_dim * same.hidden_size) as u64;
+    assert_eq!(apart.parameters() - same.parameters(), values);
+    let read: u64 = same.tensors().iter().map(|spec| spec.elements()).sum();
+    assert_eq!(read - same.parameters(), values, "a step reads them twice");
+}
+
+#[test]
 fn gemma_4s_last_layers_read_what_others_keep() {
     let kinds = ["sliding_attention", "full_attention"].repeat(3);
     let sharing = |n: usize| {

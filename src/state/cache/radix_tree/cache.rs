@@ -6,6 +6,7 @@ use super::RadixTree;
 use super::arena::Arena;
 use super::evict::Victims;
 use crate::ids::{PageId, StateSlot};
+use crate::state::cache::changes::CacheChange;
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::{
@@ -88,6 +89,18 @@ impl PrefixCache for RadixTree {
         match_limit: usize,
     ) -> Option<Box<Departure>> {
         self.departure_at(namespace, lock, tokens, matched, match_limit)
+    }
+
+    fn note_changes(&mut self) {
+        self.begin_changes();
+    }
+
+    fn take_changes(&mut self, into: &mut Vec<CacheChange>) {
+        self.take_noted_changes(into);
+    }
+
+    fn has_more_to_tell(&self) -> bool {
+        self.is_telling_again()
     }
 
     fn keeps_states(&self) -> bool {
@@ -193,6 +206,7 @@ impl PrefixCache for RadixTree {
             windows.clear();
         }
         self.notes = self.notes.take().map(|_| Box::default());
+        self.note_cleared();
         self.put_noted_back(noted);
         self.evictable_tokens = 0;
         Pages::adopt(ids, &self.ledger)

@@ -120,6 +120,7 @@ impl RadixTree {
         if self.notes.is_some() {
             self.note_eviction(leaf);
         }
+        self.note_removed(leaf);
         let removed = self.arena.remove_leaf(leaf);
         if let Some(states) = &mut self.states {
             states.drop_of(leaf);

@@ -10,6 +10,7 @@
 
 mod arena;
 mod cache;
+mod changes;
 mod checkpoint;
 mod children;
 mod compare;
@@ -32,6 +33,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::pool::pages::{Edge, EdgeTokens, PageRun, PageSize, Pages, PoolLedger};
 use arena::{Arena, NO_NODE, Node, Past};
+use changes::Changes;
 use evict::Victims;
 use notes::Notes;
 use saving::Saves;
@@ -58,6 +60,8 @@ pub struct RadixTree {
     protected_tokens: usize,
     /// For the diagnosis of misses, if that is on.
     notes: Option<Box<Notes>>,
+    /// For an account of what is cached, if somebody keeps one.
+    changes: Option<Box<Changes>>,
     /// Where layers keep states.
     states: Option<Box<States>>,
     /// Where layers have windows.
@@ -173,6 +177,7 @@ impl RadixTree {
             evictable_tokens: 0,
             protected_tokens: 0,
             notes: None,
+            changes: None,
             states: None,
             windows: None,
             saves: None,
@@ -269,6 +274,7 @@ impl RadixTree {
         let before = self.rank(lower);
         let upper = self.arena.split(lower, at, now);
         self.note_split(upper, lower);
+        self.note_cut(upper, lower);
         self.split_windows(upper, lower);
         self.split_saves(upper, lower);
         let after = self.rank(lower);
@@ -367,6 +373,7 @@ impl RadixTree {
             leaf,
             usage.history_tokens as usize - usage.start_tokens as usize,
         );
+        self.note_stored(leaf);
         self.offer_new(leaf, &usage);
         leaf
     }

@@ -6,7 +6,7 @@ use super::Planning;
 use crate::ids::StateSlot;
 use crate::state::cache::prefix_cache::{LockedPrefix, Thinning};
 use crate::state::cache::prefix_history::Departure;
-use crate::state::plan::preemption::Preemption;
+use crate::state::plan::preemption::{Deficit, Preemption};
 use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
 use crate::state::plan::saves::{Spare, StateRules, Wishes};
 use crate::state::plan::{
@@ -184,23 +184,30 @@ impl Planning<'_> {
         }
     }
 
-    /// Whether there are window pages for what a candidate misses, or a chunk of it.
-    fn fits_windows(&self, adder: &PrefillAdder, candidate: &Candidate, prefix_len: usize) -> bool {
-        self.windows.as_ref().is_none_or(|windows| {
-            let missing = candidate.tokens.len() - prefix_len;
-            let extend = missing.min(adder.rem_chunk());
-            let max_new_tokens = match extend < missing {
-                true => 0,
-                false => candidate.max_new_tokens,
-            };
-            windows.fits(extend, max_new_tokens, self.available_windows())
-        })
+    /// Tokens of window pages that lack for what a candidate misses, or a chunk of it; 0 or less where none do.
+    fn missing_windows(
+        &self,
+        adder: &PrefillAdder,
+        candidate: &Candidate,
+        prefix_len: usize,
+    ) -> f64 {
+        let Some(windows) = &self.windows else {
+            return 0.0;
+        };
+        let missing = candidate.tokens.len() - prefix_len;
+        let extend = missing.min(adder.rem_chunk());
+        let max_new_tokens = match extend < missing {
+            true => 0,
+            false => candidate.max_new_tokens,
+        };
+        windows.deficit(extend, max_new_tokens, self.available_windows())
     }
 
     fn refuse(&mut self, candidate: &Candidate, refusal: Refusal) {
         self.verdict.refused = Some(candidate.seq);
         self.verdict.budget = Some(match refusal {
             Refusal::Budget(budget) => budget,
+            Refusal::NoWindows { .. } => Budget::NoToken,
             Refusal::NoRow => Budget::Other,
         });
     }
@@ -221,7 +228,15 @@ impl Planning<'_> {
             .cache
             .peek(&candidate.namespace, &candidate.tokens[..limit]);
         let extend = candidate.tokens.len() - cached;
-        let deficit = adder.deficit(extend, candidate.max_new_tokens, self.available());
+        let deficit = Deficit {
+            tokens: adder.deficit(extend, candidate.max_new_tokens, self.available()),
+            window_tokens: match refusal {
+                Refusal::NoWindows { missing } => missing,
+                Refusal::Budget(_) | Refusal::NoRow => {
+                    self.missing_windows(adder, candidate, cached)
+                }
+            },
+        };
         let victims = preemption.choose(candidate.rank, deficit)?;
         Some(Preempt {
             seq: candidate.seq,
@@ -296,9 +311,11 @@ impl Planning<'_> {
         }
         let (locked, state) = self.with_state(locked);
         let load = self.load_behind(candidate, locked.tokens, limit);
-        if !self.fits_windows(adder, candidate, locked.tokens) {
+        // While the prefix is locked: what others would have to give is beside it.
+        let missing = self.missing_windows(adder, candidate, locked.tokens);
+        if missing > 0.0 {
             self.cache.unlock(locked.lock);
-            return Err(NotNow::Refused(Refusal::Budget(Budget::NoToken)));
+            return Err(NotNow::Refused(Refusal::NoWindows { missing }));
         }
         let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
         let decision = if candidate.ignore_eos && self.cache.is_disabled() {
@@ -451,9 +468,13 @@ enum NotNow {
 }
 
 /// What a candidate lacks.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq)]
 enum Refusal {
     Budget(Budget),
+    /// So many tokens of window pages.
+    NoWindows {
+        missing: f64,
+    },
     NoRow,
 }
 

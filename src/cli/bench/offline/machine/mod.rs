@@ -34,9 +34,9 @@ pub struct Rates {
     pub read_bytes_per_s: f64,
     /// f32 operations per second, multiplication and addition counted as two.
     pub f32_ops_per_s: f64,
-    /// The same for `vdpbf16ps`; absent where the CPU lacks it.
+    /// The same for `vdpbf16ps`, or `tdpbf16ps` where the engine uses AMX; absent where the CPU lacks it.
     pub bf16_ops_per_s: Option<f64>,
-    /// The same for `vpdpbusd`; absent where the CPU lacks it.
+    /// The same for `vpdpbusd`, or `tdpbsud` where the engine uses AMX; absent where the CPU lacks it.
     pub int8_ops_per_s: Option<f64>,
 }
 
@@ -162,12 +162,14 @@ impl Machine {
 }
 
 fn rates(memory: &ReadProbe, threads: usize) -> Rates {
+    // A wrong name has been refused when the engine started.
+    let isa = Isa::chosen().unwrap_or_else(|_| Isa::detect());
     Rates {
         threads,
         read_bytes_per_s: memory.bytes_per_second(threads),
         f32_ops_per_s: Arithmetic::F32.ops_per_second(threads).unwrap_or_default(),
-        bf16_ops_per_s: Arithmetic::Bf16Dot.ops_per_second(threads),
-        int8_ops_per_s: Arithmetic::Int8Dot.ops_per_second(threads),
+        bf16_ops_per_s: Arithmetic::of_bf16(isa).ops_per_second(threads),
+        int8_ops_per_s: Arithmetic::of_int8(isa).ops_per_second(threads),
     }
 }
 

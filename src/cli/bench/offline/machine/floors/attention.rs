@@ -1,0 +1,107 @@
+//! The cost of a layer's attention.
+
+use souffleur::state::pool::kv_layout::PagedKv;
+
+use super::Extent;
+
+/// The sizes that decide the cost of a layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct AttentionCost {
+    /// K/V of one token, in bytes.
+    pub(super) kv_bytes: u64,
+    /// Elements that a token's query heads multiply with one key and its value.
+    pub(super) pair_elements: u64,
+    /// How many tokens a query sees, itself included.
+    pub(super) window: Option<u64>,
+    pub(super) sparse: Option<SparseCost>,
+}
+
+/// The cost of queries that attend to some tokens only.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct SparseCost {
+    /// The first position of such a query.
+    pub(super) first: u64,
+    /// Tokens that it attends to.
+    pub(super) tokens: u64,
+    /// Labels of one token, in bytes.
+    pub(super) label_bytes: u64,
+    /// Elements that a token's query heads multiply with one label.
+    pub(super) label_elements: u64,
+}
+
+impl AttentionCost {
+    pub(super) fn new(pages: &PagedKv, n_heads: usize, window: Option<usize>) -> Self {
+        Self {
+            kv_bytes: pages.bytes_per_token() - label_bytes(pages),
+            pair_elements: (n_heads * (pages.key_dim + pages.values.dim())) as u64,
+            window: window.map(|tokens| tokens as u64),
+            sparse: None,
+        }
+    }
+
+    /// The queries of an extent that see all they may, and those that are sparse.
+    fn parts(&self, extent: Extent) -> (Extent, Option<(Extent, SparseCost)>) {
+        let Some(sparse) = self.sparse else {
+            return (extent, None);
+        };
+        let dense = Extent {
+            new_tokens: sparse
+                .first
+                .saturating_sub(extent.cached_tokens)
+                .min(extent.new_tokens),
+            ..extent
+        };
+        let rest = Extent {
+            cached_tokens: extent.cached_tokens + dense.new_tokens,
+            new_tokens: extent.new_tokens - dense.new_tokens,
+        };
+        (dense, Some((rest, sparse)).filter(|_| rest.new_tokens > 0))
+    }
+
+    /// Elements that are multiplied with keys, values and labels.
+    pub(super) fn elements(&self, extent: Extent) -> u64 {
+        let (dense, rest) = self.parts(extent);
+        let sparse = rest.map_or(0, |(rest, sparse)| {
+            let tokens = sparse.tokens.min(rest.cached_tokens + 1);
+            sparse.label_elements * seen_tokens(rest, None)
+                + self.pair_elements * tokens * rest.new_tokens
+        });
+        self.pair_elements * seen_tokens(dense, self.window) + sparse
+    }
+
+    /// Bytes of cached K/V and labels that are read.
+    pub(super) fn bytes(&self, extent: Extent) -> u64 {
+        let (dense, rest) = self.parts(extent);
+        let reach = match self.window {
+            _ if dense.new_tokens == 0 => 0,
+            None => u64::MAX,
+            Some(window) => window.saturating_sub(1),
+        };
+        let chosen = rest.map_or(0, |(_, sparse)| sparse.tokens - 1);
+        let labels = rest.map_or(0, |(_, sparse)| sparse.label_bytes);
+        let cached = extent.cached_tokens;
+        cached.min(reach.max(chosen)) * self.kv_bytes + cached * labels
+    }
+}
+
+pub(super) fn label_bytes(pages: &PagedKv) -> u64 {
+    (pages.heads * pages.labels * pages.dtype.bytes()) as u64
+}
+
+/// Keys that the extent's queries see together: a query sees itself and what is before it, at most `window` tokens.
+pub(super) fn seen_tokens(extent: Extent, window: Option<u64>) -> u64 {
+    let Extent {
+        cached_tokens,
+        new_tokens,
+    } = extent;
+    let all = |tokens: u64| tokens * (tokens + 1) / 2;
+    let end = cached_tokens + new_tokens;
+    let window = window.unwrap_or(u64::MAX);
+    // Queries at positions below `full` see everything before them.
+    let full = end.min(window).max(cached_tokens);
+    let unlimited = all(full) - all(cached_tokens);
+    match end - full {
+        0 => unlimited,
+        limited => unlimited + limited * window,
+    }
+}

@@ -1,0 +1,256 @@
+//! Floors that were worked out by hand.
+
+use std::path::Path;
+
+use serde_json::json;
+use souffleur::state::pool::kv_layout::{KvDtype, PagedKv, Values};
+
+use super::attention::seen_tokens;
+use super::*;
+
+/// Layers of hidden 8, MLP 16, 4 heads of 4 elements over 2 K/V heads: matrices of 8x16, twice 8x8, 16x8 and
+/// three of 8x16 are 768 elements.
+fn cost(window: Option<u64>) -> ModelCost {
+    ModelCost {
+        layer_elements: 2 * 768,
+        head_elements: 100 * 8,
+        matrix_bytes: (2 * 768 + 100 * 8) * 2,
+        expert_bytes: 0,
+        experts: None,
+        attention: vec![
+            AttentionCost {
+                kv_bytes: 2 * 8 * 2,
+                pair_elements: 2 * 16,
+                window,
+                sparse: None,
+            };
+            2
+        ],
+        state_bytes: 0,
+        state_ops: 0,
+    }
+}
+
+/// With K/V in the type of the weights.
+fn of(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> ModelCost {
+    ModelCost::new(config, dtype, quantization, &config.kv_layout(dtype))
+}
+
+fn extent(cached_tokens: u64, new_tokens: u64) -> Extent {
+    Extent {
+        cached_tokens,
+        new_tokens,
+    }
+}
+
+#[test]
+fn a_configuration_gives_the_sizes_of_its_matrices() {
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+        "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": true,
+    });
+    let text = config.to_string();
+    let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+    let config = config.expect("it can be parsed");
+    assert_eq!(of(&config, Dtype::BF16, None), cost(None));
+    let wide = of(&config, Dtype::F32, None);
+    assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
+    let layout = config.kv_layout(KvDtype::Int8);
+    let kept = ModelCost::new(&config, Dtype::BF16, None, &layout);
+    // Sixteen bytes and four scales a token, in each layer.
+    assert!(
+        kept.attention
+            .iter()
+            .all(|layer| layer.kv_bytes == 16 + 4 * 2)
+    );
+    assert_eq!(kept.matrix_bytes, cost(None).matrix_bytes);
+    let int8 = of(&config, Dtype::BF16, Some(Quantization::Int8));
+    // A byte an element, and a scale of 4 bytes for each output: of q, k, v, o, gate, up and down, and the head.
+    let scales = 2 * (16 + 8 + 8 + 8 + 16 + 16 + 8) + 100;
+    assert_eq!(int8.matrix_bytes, 2 * 768 + 100 * 8 + 4 * scales);
+}
+
+#[test]
+fn experts_count_as_far_as_they_are_chosen() {
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+        "tie_word_embeddings": true, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    });
+    let text = config.to_string();
+    let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+    let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
+    // Each expert is as large as the MLP of `cost`; the router's 4x8 elements are f32.
+    let (attention, router, expert) = (384, 32, 384);
+    assert_eq!(cost.layer_elements, 2 * (attention + router + 2 * expert));
+    assert_eq!(
+        cost.matrix_bytes,
+        2 * (2 * attention + 4 * router) + 2 * 800
+    );
+    assert_eq!(cost.expert_bytes, 2 * 4 * 2 * expert);
+    // One token reads half of the experts, two read three quarters of them, many all.
+    let read = |tokens| cost.bytes(&[extent(0, tokens)]) - cost.matrix_bytes;
+    let all = cost.expert_bytes;
+    assert_eq!([read(1), read(2), read(200)], [all / 2, all * 3 / 4, all]);
+}
+
+#[test]
+fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
+    let step = [extent(0, 3)];
+    assert_eq!(cost(None).weight_ops(&step), 2 * (3 * 1536 + 800));
+    // Queries see 1, 2 and 3 keys, in two layers, over 16 elements, for scores and for values.
+    assert_eq!(cost(None).attention_ops(&step), (1 + 2 + 3) * 2 * 16 * 4);
+    assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2);
+}
+
+#[test]
+fn decodes_read_their_own_cache_and_share_the_weights() {
+    let step = [extent(10, 1), extent(20, 1)];
+    assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2 + 30 * 2 * 32);
+    assert_eq!(cost(None).weight_ops(&step), 2 * 2 * (1536 + 800));
+    assert_eq!(cost(None).attention_ops(&step), (11 + 21) * 2 * 64);
+}
+
+#[test]
+fn windows_bound_what_is_seen_and_read() {
+    let windowed = cost(Some(4));
+    assert_eq!(
+        windowed.bytes(&[extent(10, 1)]),
+        (1536 + 800) * 2 + 3 * 2 * 32
+    );
+    for (step, seen) in [
+        (extent(0, 3), 1 + 2 + 3),
+        (extent(0, 6), 1 + 2 + 3 + 4 + 4 + 4),
+        (extent(2, 3), 3 + 4 + 4),
+        (extent(10, 2), 4 + 4),
+        (extent(4, 1), 4),
+    ] {
+        assert_eq!(seen_tokens(step, Some(4)), seen, "{step:?}");
+    }
+    assert_eq!(seen_tokens(extent(2, 3), None), 3 + 4 + 5);
+}
+
+#[test]
+fn keys_and_values_of_other_widths_count_with_their_own() {
+    let pages = PagedKv {
+        heads: 1,
+        key_dim: 6,
+        values: Values::InKeys { dim: 4 },
+        labels: 0,
+        dtype: KvDtype::BF16,
+    };
+    let mut cost = cost(None);
+    cost.attention[1] = AttentionCost::new(&pages, 4, Some(8));
+    let step = [extent(10, 1)];
+    assert_eq!(cost.bytes(&step), (1536 + 800) * 2 + 10 * 32 + 7 * 12);
+    assert_eq!(cost.attention_ops(&step), 2 * (11 * 32 + 8 * 40));
+    cost.state_bytes = 1000;
+    let both = [extent(10, 1), extent(0, 5)];
+    assert_eq!(
+        cost.bytes(&both),
+        (1536 + 800) * 2 + 10 * 32 + 7 * 12 + 2 * 2 * 1000
+    );
+}
+
+#[test]
+fn sparse_queries_read_labels_and_the_tokens_that_they_choose() {
+    let mut cost = cost(None);
+    cost.attention[1].sparse = Some(SparseCost {
+        first: 10,
+        tokens: 4,
+        label_bytes: 8,
+        label_elements: 8,
+    });
+    let (dense, weights) = (cost.attention[0], (1536 + 800) * 2);
+    assert_eq!(cost.bytes(&[extent(9, 1)]), weights + 2 * 9 * 32);
+    assert_eq!(
+        cost.bytes(&[extent(10, 1)]),
+        weights + 10 * 32 + 3 * 32 + 10 * 8
+    );
+    // The first query of the chunk sees everything.
+    assert_eq!(cost.bytes(&[extent(9, 2)]), weights + 2 * 9 * 32 + 9 * 8);
+    let step = extent(9, 3);
+    assert_eq!(
+        cost.attention_ops(&[step]),
+        2 * (dense.elements(step) + 10 * 32 + (11 + 12) * 8 + 2 * 4 * 32)
+    );
+}
+
+#[test]
+fn states_are_multiplied_once_a_token_and_moved_twice_a_step() {
+    let config = json!({
+        "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 100, "hidden_size": 8, "intermediate_size": 16,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "tie_word_embeddings": true, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    });
+    let text = config.to_string();
+    let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+    let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
+    let (channels, matrices) = (2 * 2 * 8 + 4 * 16, 4 * 8 * 16);
+    assert_eq!(cost.state_bytes, 3 * 4 * (matrices + 3 * channels));
+    let step = [extent(10, 2), extent(0, 5)];
+    assert_eq!(
+        cost.state_ops(&step),
+        7 * 3 * (7 * matrices + 2 * 4 * channels)
+    );
+    let stateless = ModelCost {
+        state_bytes: 0,
+        ..cost.clone()
+    };
+    assert_eq!(
+        cost.bytes(&step) - stateless.bytes(&step),
+        2 * 2 * cost.state_bytes
+    );
+}
+
+#[test]
+fn the_larger_of_reading_and_computing_decides() {
+    let step = [extent(0, 3)];
+    let peak = |read_bytes_per_s, weight_ops_per_s| Peak {
+        read_bytes_per_s,
+        weight_ops_per_s,
+        attention_ops_per_s: 768.0,
+        state_ops_per_s: 10.0,
+    };
+    let seconds = |peak| cost(None).step_seconds(&step, &peak);
+    assert_eq!(seconds(peak(467.2, 1e12)), 10.0);
+    assert_eq!(seconds(peak(1e12, 5408.0)), 2.0 + 1.0);
+}
+
+#[test]
+fn a_model_of_600_million_has_the_floors_that_were_worked_out_by_hand() {
+    let qwen = ModelCost {
+        layer_elements: 28 * 15_728_640,
+        head_elements: 151_936 * 1024,
+        matrix_bytes: 2 * (28 * 15_728_640 + 151_936 * 1024),
+        expert_bytes: 0,
+        experts: None,
+        attention: vec![
+            AttentionCost {
+                kv_bytes: 2 * 1024 * 2,
+                pair_elements: 2 * 2048,
+                window: None,
+                sparse: None,
+            };
+            28
+        ],
+        state_bytes: 0,
+        state_ops: 0,
+    };
+    let peak = Peak {
+        read_bytes_per_s: 47e9,
+        weight_ops_per_s: 442e9,
+        attention_ops_per_s: 442e9,
+        state_ops_per_s: 221e9,
+    };
+    let prefill = 512.0 / qwen.step_seconds(&[extent(0, 512)], &peak);
+    assert_eq!(prefill.round(), 470.0);
+    let decode = qwen.step_seconds(&[extent(512, 1)], &peak).recip();
+    assert_eq!(decode.round(), 38.0);
+    let steps = [512, 513].map(|context| qwen.step_seconds(&[extent(context, 1)], &peak));
+    let both = qwen.decode_seconds(1, 512, 3, &peak);
+    assert!((both - steps.iter().sum::<f64>()).abs() < 1e-12);
+    assert_eq!(qwen.decode_seconds(4, 512, 1, &peak), 0.0);
+}

@@ -1,0 +1,27 @@
+//! Options of an executor that nobody but one caller uses, for one sequence after the other.
+
+use crate::executor::cpu::CpuOptions;
+use crate::model::loader::LoadFormat;
+
+impl CpuOptions {
+    /// A row and `n_pages` pages of one token for it, in the types of the model's file, and nothing beside.
+    pub(super) fn for_one_row(n_pages: usize, threads: usize) -> Self {
+        Self {
+            dtype: None,
+            kv_dtype: None,
+            quantization: None,
+            load_format: LoadFormat::Auto,
+            n_pages,
+            page_size: 1,
+            threads,
+            pin_threads: false,
+            max_rows: 1,
+            n_state_slots: 1,
+            n_window_pages: 0,
+            isa: None,
+            shared_prefix: true,
+            eos_token_ids: [].into(),
+            sparsity: None,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Values in forms of calls that do not write them as JSON: what a schema says of one is taken apart, as far as it can be.
+
+use serde_json::{Map, Value};
+
+use super::xml::{properties, resolved};
+use crate::grammar::part::{Part, Presence};
+use crate::grammar::schema;
+
+/// How deep values are taken apart.
+pub(super) const MAX_DEPTH: usize = 8;
+
+/// How a form writes values.
+pub(super) struct Notation {
+    /// The values of a schema, if they need not be taken apart. Also given the whole schema, for references.
+    pub(super) whole: fn(&Value, &Value) -> Option<Part>,
+    /// A constant; `None` if it cannot be written.
+    pub(super) literal: fn(&Value) -> Option<String>,
+    /// What stands before a value in an object, with its name; `None` if that cannot be written.
+    pub(super) key: fn(&str) -> Option<String>,
+    /// What stands between values.
+    pub(super) separator: &'static str,
+}
+
+impl Notation {
+    /// The values of a schema that is a part of `root`; `None` if they cannot be written.
+    pub(super) fn value(&self, schema: &Value, root: &Value) -> Option<Part> {
+        self.at(schema, root, 0)
+    }
+
+    fn at(&self, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        if let Some(whole) = (self.whole)(schema, root) {
+            return Some(whole);
+        }
+        let schema = resolved(schema, root);
+        let object = schema.as_object()?;
+        if let Some(values) = constants(object) {
+            let values = values.into_iter().map(|value| self.constant(value));
+            return Some(Part::Choice(values.collect::<Option<_>>()?));
+        }
+        if let Some(options) = options(object) {
+            let options = options.iter();
+            let options = options.map(|option| self.at(option, root, depth + 1));
+            return Some(Part::Choice(options.collect::<Option<_>>()?));
+        }
+        match object.get("type")? {
+            Value::String(name) => self.typed(name, schema, root, depth),
+            Value::Array(names) => {
+                let names = names.iter().map(|name| {
+                    let mut one = object.clone();
+                    one.insert("type".to_owned(), name.clone());
+                    self.at(&Value::Object(one), root, depth)
+                });
+                Some(Part::Choice(names.collect::<Option<_>>()?))
+            }
+            _ => None,
+        }
+    }
+
+    fn constant(&self, value: &Value) -> Option<Part> {
+        (self.literal)(value).map(Part::text)
+    }
+
+    fn typed(&self, name: &str, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
+        match name {
+            "null" => self.constant(&Value::Null),
+            "boolean" => {
+                let words = [true, false].map(|word| self.constant(&word.into()));
+                Some(Part::Choice(words.into_iter().collect::<Option<_>>()?))
+            }
+            "array" => self.list(schema, root, depth),
+            "object" => self.object(schema, root, depth),
+            _ => None,
+        }
+    }
+
+    /// Values of one schema, and so many of them.
+    fn list(&self, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
+        let object = schema.as_object()?;
+        let known = ["type", "items", "minItems", "maxItems"];
+        if object.keys().any(|key| !known.contains(&key.as_str())) {
+            return None;
+        }
+        let item = self.at(object.get("items")?, root, depth + 1)?;
+        let count = |name: &str| match object.get(name) {
+            None => Some(None),
+            Some(count) => u32::try_from(count.as_u64()?).ok().map(Some),
+        };
+        let least = count("minItems")?.unwrap_or(0);
+        list(item, self.separator, (least, count("maxItems")?))
+    }
+
+    fn object(&self, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
+        let mut fields = Vec::new();
+        for property in properties("", schema).ok()? {
+            let key = (self.key)(property.name)?;
+            let value = self.at(property.schema, root, depth + 1)?;
+            let part = Part::Sequence(vec![Part::text(key), value]);
+            fields.push((part, property.presence));
+        }
+        let fields = Part::Fields {
+            fields,
+            separator: self.separator.to_owned(),
+        };
+        Some(Part::Sequence(vec![
+            Part::text("{"),
+            fields,
+            Part::text("}"),
+        ]))
+    }
+}
+
+/// A list of so many items, at least and at most.
+fn list(item: Part, separator: &str, (least, most): (u32, Option<u32>)) -> Option<Part> {
+    if most.is_some_and(|most| most < least) {
+        return None;
+    }
+    let again = Part::Repeat {
+        part: Box::new(Part::Sequence(vec![Part::text(separator), item.clone()])),
+        least: least.saturating_sub(1),
+        most: most.map(|most| most.saturating_sub(1)),
+    };
+    let items = Part::Sequence(vec![item, again]);
+    let items = match (least, most) {
+        (_, Some(0)) => Part::Sequence(Vec::new()),
+        (0, _) => Part::Fields {
+            fields: vec![(items, Presence::Optional)],
+            separator: String::new(),
+        },
+        _ => items,
+    };
+    Some(Part::Sequence(vec![
+        Part::text("["),
+        items,
+        Part::text("]"),
+    ]))
+}
+
+/// The values that a schema names, of which a value is one.
+pub(super) fn constants(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
+    match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(vec![value]),
+        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+        _ => None,
+    }
+}
+
+/// The schemas of which a value has one, where nothing else is said of it.
+pub(super) fn options(schema: &Map<String, Value>) -> Option<&[Value]> {
+    let options = schema.get("anyOf")?.as_array()?;
+    let mut others = schema.keys().filter(|name| *name != "anyOf");
+    let is_all = others.all(|name| !schema::constrains(name));
+    is_all.then_some(options.as_slice())
+}

@@ -1,0 +1,261 @@
+//! Events, put together as SGLang puts them together and cut into batches of a bounded size.
+
+use std::sync::Arc;
+
+/// A batch is closed at so many bytes, by what its events take at most: ZeroMQ's queues count messages, and whoever reads
+/// slowly should lose little with each.
+const MAX_BATCH_BYTES: usize = 256 << 10;
+/// An id or a token as MessagePack writes it, at most.
+const ID_BYTES: usize = 9;
+const TOKEN_BYTES: usize = 5;
+/// Names, lengths and everything else of an event.
+const EVENT_BYTES: usize = 192;
+
+/// Something that happened to blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvEvent {
+    /// Blocks that follow each other are cached from now on.
+    Stored(StoredBlocks),
+    /// Blocks are gone.
+    Removed(Vec<i64>),
+    /// Every block is gone.
+    Cleared,
+}
+
+/// See [`KvEvent::Stored`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredBlocks {
+    /// Of each block.
+    pub ids: Vec<i64>,
+    /// Of the block before the first one; `None` at the beginning of a prefix.
+    pub parent: Option<i64>,
+    /// Of all blocks.
+    pub tokens: Vec<u32>,
+    /// The salt of their namespace.
+    pub cache_salt: Option<Arc<str>>,
+}
+
+/// Events in the order in which they happened, as batches.
+#[derive(Debug)]
+pub struct EventBatches {
+    block_size: usize,
+    full: Vec<Vec<KvEvent>>,
+    open: Vec<KvEvent>,
+    /// What the open batch takes at most.
+    open_bytes: usize,
+}
+
+impl EventBatches {
+    /// No events of blocks with so many tokens.
+    pub fn new(block_size: usize) -> Self {
+        Self {
+            block_size,
+            full: Vec::new(),
+            open: Vec::new(),
+            open_bytes: 0,
+        }
+    }
+
+    /// Takes all batches, the unfinished one as well.
+    pub fn take(&mut self) -> Vec<Vec<KvEvent>> {
+        self.close();
+        std::mem::take(&mut self.full)
+    }
+
+    /// Adds that blocks were stored behind `parent`.
+    pub fn stored(
+        &mut self,
+        parent: Option<i64>,
+        ids: &[i64],
+        tokens: &[u32],
+        cache_salt: Option<&Arc<str>>,
+    ) {
+        debug_assert_eq!(ids.len() * self.block_size, tokens.len());
+        let block_bytes = ID_BYTES + TOKEN_BYTES * self.block_size;
+        let (mut parent, mut ids, mut tokens) = (parent, ids, tokens);
+        while !ids.is_empty() {
+            let n_blocks = self.room_for(block_bytes).min(ids.len());
+            let (now, later) = ids.split_at(n_blocks);
+            let (tokens_now, tokens_later) = tokens.split_at(n_blocks * self.block_size);
+            self.open_bytes += n_blocks * block_bytes;
+            self.push_stored(parent, now, tokens_now, cache_salt);
+            parent = now.last().copied();
+            (ids, tokens) = (later, tokens_later);
+        }
+    }
+
+    /// Adds that blocks are gone.
+    pub fn removed(&mut self, ids: impl ExactSizeIterator<Item = i64>) {
+        let mut ids = ids;
+        while ids.len() > 0 {
+            let n_blocks = self.room_for(ID_BYTES);
+            let now = ids.by_ref().take(n_blocks);
+            let before = match self.open.last_mut() {
+                Some(KvEvent::Removed(before)) => before,
+                _ => {
+                    self.open_bytes += EVENT_BYTES;
+                    self.open.push(KvEvent::Removed(Vec::new()));
+                    let Some(KvEvent::Removed(new)) = self.open.last_mut() else {
+                        return;
+                    };
+                    new
+                }
+            };
+            let n_before = before.len();
+            before.extend(now);
+            self.open_bytes += (before.len() - n_before) * ID_BYTES;
+        }
+    }
+
+    /// Adds that every block is gone.
+    pub fn cleared(&mut self) {
+        self.open.push(KvEvent::Cleared);
+        self.open_bytes += EVENT_BYTES;
+    }
+
+    /// How many items of this size the open batch takes, one at least; it is a new one if there is no room.
+    fn room_for(&mut self, item_bytes: usize) -> usize {
+        let room = MAX_BATCH_BYTES.saturating_sub(self.open_bytes + EVENT_BYTES);
+        if room < item_bytes && !self.open.is_empty() {
+            self.close();
+            return self.room_for(item_bytes);
+        }
+        (room / item_bytes).max(1)
+    }
+
+    fn push_stored(
+        &mut self,
+        parent: Option<i64>,
+        ids: &[i64],
+        tokens: &[u32],
+        cache_salt: Option<&Arc<str>>,
+    ) {
+        if let Some(KvEvent::Stored(before)) = self.open.last_mut()
+            && parent.is_some()
+            && before.ids.last().copied() == parent
+            && before.cache_salt.as_ref() == cache_salt
+        {
+            before.ids.extend(ids);
+            before.tokens.extend(tokens);
+            return;
+        }
+        self.open_bytes += EVENT_BYTES + cache_salt.map_or(0, |salt| salt.len());
+        self.open.push(KvEvent::Stored(StoredBlocks {
+            ids: ids.to_vec(),
+            parent,
+            tokens: tokens.to_vec(),
+            cache_salt: cache_salt.cloned(),
+        }));
+    }
+
+    fn close(&mut self) {
+        self.open_bytes = 0;
+        if !self.open.is_empty() {
+            self.full.push(std::mem::take(&mut self.open));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(parent: Option<i64>, ids: &[i64], tokens: &[u32]) -> KvEvent {
+        KvEvent::Stored(StoredBlocks {
+            ids: ids.to_vec(),
+            parent,
+            tokens: tokens.to_vec(),
+            cache_salt: None,
+        })
+    }
+
+    #[test]
+    fn events_that_follow_each_other_are_one() {
+        let mut batches = EventBatches::new(1);
+        batches.stored(None, &[1], &[10], None);
+        batches.stored(Some(1), &[2, 3], &[20, 30], None);
+        // Another branch.
+        batches.stored(Some(1), &[4], &[40], None);
+        // Another salt.
+        let salt: Arc<str> = "s".into();
+        batches.stored(Some(4), &[5], &[50], Some(&salt));
+        // Two beginnings.
+        batches.stored(None, &[6], &[60], None);
+        batches.stored(None, &[7], &[70], None);
+        batches.removed([3, 2].into_iter());
+        batches.removed([4].into_iter());
+        batches.cleared();
+        batches.removed([1].into_iter());
+        let salted = KvEvent::Stored(StoredBlocks {
+            ids: vec![5],
+            parent: Some(4),
+            tokens: vec![50],
+            cache_salt: Some(salt),
+        });
+        let expected = vec![
+            stored(None, &[1, 2, 3], &[10, 20, 30]),
+            stored(Some(1), &[4], &[40]),
+            salted,
+            stored(None, &[6], &[60]),
+            stored(None, &[7], &[70]),
+            KvEvent::Removed(vec![3, 2, 4]),
+            KvEvent::Cleared,
+            KvEvent::Removed(vec![1]),
+        ];
+        assert_eq!(batches.take(), [expected]);
+        assert_eq!(batches.take(), Vec::<Vec<KvEvent>>::new());
+    }
+
+    #[test]
+    fn nothing_is_no_event() {
+        let mut batches = EventBatches::new(4);
+        batches.stored(None, &[], &[], None);
+        batches.removed([].into_iter());
+        assert!(batches.take().is_empty());
+    }
+
+    #[test]
+    fn large_ones_are_cut_into_batches_that_go_on_where_the_last_one_ended() {
+        let n_blocks = 20_000_i64;
+        let ids: Vec<i64> = (1..=n_blocks).collect();
+        let tokens: Vec<u32> = (0..16 * n_blocks as u32).collect();
+        let mut batches = EventBatches::new(16);
+        batches.stored(None, &ids, &tokens, None);
+        batches.removed(ids.iter().copied());
+        let batches = batches.take();
+        assert!(batches.len() > 6, "{}", batches.len());
+        let (mut stored, mut removed): (Vec<i64>, Vec<i64>) = Default::default();
+        let (mut last, mut all_tokens): (Option<i64>, Vec<u32>) = Default::default();
+        for batch in &batches {
+            let mut bytes = 0;
+            for event in batch {
+                match event {
+                    KvEvent::Stored(blocks) => {
+                        assert_eq!(blocks.parent, last);
+                        last = blocks.ids.last().copied();
+                        stored.extend(&blocks.ids);
+                        all_tokens.extend(&blocks.tokens);
+                        bytes += 9 * blocks.ids.len() + 5 * blocks.tokens.len();
+                    }
+                    KvEvent::Removed(ids) => {
+                        removed.extend(ids);
+                        bytes += 9 * ids.len();
+                    }
+                    KvEvent::Cleared => (),
+                }
+            }
+            assert!(bytes <= MAX_BATCH_BYTES, "{bytes}");
+        }
+        assert_eq!((stored, removed), (ids.clone(), ids));
+        assert_eq!(all_tokens, tokens);
+    }
+
+    #[test]
+    fn a_block_that_is_larger_than_a_batch_has_one_of_its_own() {
+        let mut batches = EventBatches::new(100_000);
+        batches.cleared();
+        batches.stored(None, &[1, 2], &vec![5; 200_000], None);
+        let lengths: Vec<usize> = batches.take().iter().map(Vec::len).collect();
+        assert_eq!(lengths, [1, 1, 1]);
+    }
+}

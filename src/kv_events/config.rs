@@ -1,0 +1,315 @@
+//! `kv_events_config`: SGLang's JSON object, with three keys of our own.
+
+use serde::Deserialize;
+
+use crate::state::pool::pages::PageSize;
+
+/// Without one of their own, blocks are pages, or as many of them as make so many tokens.
+const BLOCK_TOKENS: usize = 16;
+/// Larger blocks would be more than a prompt, and their batches more than a message.
+const MAX_BLOCK_TOKENS: usize = 4096;
+/// Batches kept for replays, at most; their bytes are bounded besides.
+const MAX_BUFFER_STEPS: usize = 1 << 20;
+/// As ZeroMQ's subscriptions are compared with it for every message.
+const MAX_TOPIC_BYTES: usize = 255;
+
+/// How events are published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventsConfig {
+    /// Where the PUB socket is.
+    pub endpoint: Endpoint,
+    /// Where the ROUTER socket is that repeats batches.
+    pub replay_endpoint: Option<Endpoint>,
+    /// Batches that can be repeated, at most.
+    pub buffer_steps: usize,
+    /// Batches that wait for a slow subscriber, at most; `None` for as many as are kept.
+    pub hwm: Option<usize>,
+    /// Changes of the tree that wait for the publisher, at most.
+    pub max_queue_size: usize,
+    /// The first frame of every message.
+    pub topic: String,
+    /// How block ids are made.
+    pub format: IdFormat,
+    /// How events are written.
+    pub encoding: Encoding,
+    /// Tokens a block: a multiple of the page size.
+    pub block_size: usize,
+}
+
+/// How the ids of blocks in a namespace differ from those of the same tokens elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdFormat {
+    /// By the `extra_key`; a salt is in the hashes of blocks already.
+    #[default]
+    Default,
+    /// By the `extra_key` and the salt.
+    Dynamo,
+}
+
+/// How an event is written in MessagePack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encoding {
+    /// A map by names, with the event's name as `type`: SGLang's.
+    #[default]
+    Map,
+    /// An array that begins with the event's name: for readers that know places and no names.
+    Array,
+}
+
+/// A TCP address, in ZeroMQ's form `tcp://HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// A name, an address without brackets, or `*`.
+    pub host: String,
+    /// 0 for any that is free.
+    pub port: u16,
+}
+
+impl Endpoint {
+    fn parse(key: &str, text: &str) -> Result<Self, String> {
+        let wrong = |problem: &str| {
+            format!(
+                "{key} is {text:?}, which {problem}: write tcp://HOST:PORT, such as tcp://*:5557"
+            )
+        };
+        let Some(address) = text.strip_prefix("tcp://") else {
+            return Err(wrong("is no TCP address"));
+        };
+        let Some((host, port)) = address.rsplit_once(':') else {
+            return Err(wrong("has no port"));
+        };
+        let port = port.parse();
+        let port = port.map_err(|_| wrong("has no port between 0 and 65535"))?;
+        let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+        let host = bare.unwrap_or(host);
+        if host.is_empty() {
+            return Err(wrong("has no host"));
+        }
+        let host = host.to_owned();
+        Ok(Self { host, port })
+    }
+
+    /// Whether publishers bind to it; they connect to any other.
+    pub fn is_wildcard(&self) -> bool {
+        ["*", "::", "0.0.0.0"].contains(&self.host.as_str())
+    }
+
+    /// What a listener binds to.
+    pub fn bound_host(&self) -> &str {
+        match self.host.as_str() {
+            "*" => "0.0.0.0",
+            host => host,
+        }
+    }
+}
+
+/// The object as it is written.
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    publisher: String,
+    endpoint: String,
+    replay_endpoint: Option<String>,
+    buffer_steps: usize,
+    hwm: usize,
+    max_queue_size: usize,
+    topic: String,
+    format: IdFormat,
+    encoding: Encoding,
+    block_size: Option<usize>,
+}
+
+impl Default for Written {
+    fn default() -> Self {
+        Self {
+            publisher: "null".to_owned(),
+            endpoint: "tcp://*:5557".to_owned(),
+            replay_endpoint: None,
+            buffer_steps: 10_000,
+            hwm: 100_000,
+            max_queue_size: 100_000,
+            topic: String::new(),
+            format: IdFormat::Default,
+            encoding: Encoding::Map,
+            block_size: None,
+        }
+    }
+}
+
+impl KvEventsConfig {
+    /// Reads the object for an engine with pages of this size; `None` where the publisher is `null`, SGLang's default.
+    ///
+    /// # Errors
+    /// A sentence that names the key, its value and the limit.
+    pub fn parse(json: &str, page_size: PageSize) -> Result<Option<Self>, String> {
+        let written: Written = serde_json::from_str(json).map_err(|error| {
+            format!("is no JSON object of a publisher: {error}; write {{\"publisher\": \"zmq\"}}")
+        })?;
+        match written.publisher.as_str() {
+            "null" => return Ok(None),
+            "zmq" => (),
+            other => return Err(format!("publisher is {other:?}, must be zmq or null")),
+        }
+        written.check(page_size).map(Some)
+    }
+}
+
+impl Written {
+    fn check(self, page_size: PageSize) -> Result<KvEventsConfig, String> {
+        if self.topic.len() > MAX_TOPIC_BYTES {
+            let bytes = self.topic.len();
+            return Err(format!(
+                "topic has {bytes} bytes, limit is {MAX_TOPIC_BYTES}: shorten it"
+            ));
+        }
+        if self.buffer_steps > MAX_BUFFER_STEPS {
+            let steps = self.buffer_steps;
+            return Err(format!(
+                "buffer_steps is {steps}, must be at most {MAX_BUFFER_STEPS}"
+            ));
+        }
+        if self.max_queue_size == 0 {
+            return Err("max_queue_size is 0, must be at least 1".to_owned());
+        }
+        let replay = self.replay_endpoint.as_deref();
+        let replay = replay.filter(|endpoint| !endpoint.is_empty());
+        Ok(KvEventsConfig {
+            block_size: self.block_size(page_size)?,
+            endpoint: Endpoint::parse("endpoint", &self.endpoint)?,
+            replay_endpoint: replay
+                .map(|endpoint| Endpoint::parse("replay_endpoint", endpoint))
+                .transpose()?,
+            buffer_steps: self.buffer_steps,
+            hwm: (self.hwm > 0).then_some(self.hwm),
+            max_queue_size: self.max_queue_size,
+            topic: self.topic,
+            format: self.format,
+            encoding: self.encoding,
+        })
+    }
+
+    fn block_size(&self, page_size: PageSize) -> Result<usize, String> {
+        let page = page_size.get();
+        let Some(block) = self.block_size else {
+            return Ok(page * BLOCK_TOKENS.div_ceil(page));
+        };
+        if block == 0 || block % page != 0 || block > MAX_BLOCK_TOKENS {
+            return Err(format!(
+                "block_size is {block}, must be a multiple of page_size ({page}) of at most {MAX_BLOCK_TOKENS} tokens"
+            ));
+        }
+        Ok(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(tokens: u32) -> PageSize {
+        PageSize::new(tokens).expect("positive")
+    }
+
+    fn parse(json: &str) -> Result<Option<KvEventsConfig>, String> {
+        KvEventsConfig::parse(json, page(1))
+    }
+
+    #[test]
+    fn defaults_are_those_of_sglang() {
+        let config = parse(r#"{"publisher": "zmq"}"#).expect("valid");
+        let config = config.expect("it is on");
+        assert_eq!(
+            (config.endpoint.host.as_str(), config.endpoint.port),
+            ("*", 5557)
+        );
+        assert!(config.endpoint.is_wildcard());
+        assert_eq!(config.replay_endpoint, None);
+        assert_eq!(config.buffer_steps, 10_000);
+        assert_eq!(config.hwm, Some(100_000));
+        assert_eq!(config.max_queue_size, 100_000);
+        assert_eq!(config.topic, "");
+        assert_eq!(config.format, IdFormat::Default);
+        assert_eq!(config.encoding, Encoding::Map);
+        for json in ["{}", r#"{"publisher": "null", "topic": "kv"}"#] {
+            assert_eq!(parse(json), Ok(None));
+        }
+    }
+
+    #[test]
+    fn blocks_are_pages_unless_these_are_small() {
+        let json = r#"{"publisher": "zmq"}"#;
+        for (page_size, expected) in [(1, 16), (4, 16), (7, 21), (16, 16), (64, 64), (256, 256)] {
+            let config = KvEventsConfig::parse(json, page(page_size)).expect("valid");
+            let block_size = config.map(|config| config.block_size);
+            assert_eq!(block_size, Some(expected), "pages of {page_size}");
+        }
+    }
+
+    #[test]
+    fn endpoints_are_bound_or_connected_to_by_their_hosts() {
+        for (text, host, is_wildcard) in [
+            ("tcp://*:5557", "*", true),
+            ("tcp://0.0.0.0:1", "0.0.0.0", true),
+            ("tcp://[::]:1", "::", true),
+            ("tcp://127.0.0.1:0", "127.0.0.1", false),
+            ("tcp://[::1]:65535", "::1", false),
+            ("tcp://router.llm-d:5557", "router.llm-d", false),
+        ] {
+            let endpoint = Endpoint::parse("endpoint", text).expect("valid");
+            assert_eq!(
+                (endpoint.host.as_str(), endpoint.is_wildcard()),
+                (host, is_wildcard),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_key_the_value_and_what_to_do() {
+        let long = format!(r#"{{"publisher": "zmq", "topic": "{}"}}"#, "t".repeat(256));
+        for (json, parts) in [
+            ("[", &["JSON", "publisher"][..]),
+            (r#"{"publisher": "kafka"}"#, &["\"kafka\"", "zmq or null"]),
+            (r#"{"publisher": "zmq", "port": 1}"#, &["port", "endpoint"]),
+            (
+                r#"{"publisher": "zmq", "endpoint": "ipc:///tmp/kv"}"#,
+                &["endpoint is \"ipc:///tmp/kv\"", "tcp://HOST:PORT"],
+            ),
+            (
+                r#"{"publisher": "zmq", "replay_endpoint": "tcp://*:65536"}"#,
+                &["replay_endpoint", "65535"],
+            ),
+            (
+                r#"{"publisher": "zmq", "endpoint": "tcp://:5557"}"#,
+                &["no host"],
+            ),
+            (
+                r#"{"publisher": "zmq", "buffer_steps": 2000000}"#,
+                &["buffer_steps is 2000000", "1048576"],
+            ),
+            (
+                r#"{"publisher": "zmq", "max_queue_size": 0}"#,
+                &["max_queue_size is 0"],
+            ),
+            (
+                r#"{"publisher": "zmq", "block_size": 8192}"#,
+                &["block_size is 8192", "4096"],
+            ),
+            (
+                r#"{"publisher": "zmq", "format": "own"}"#,
+                &["own", "dynamo"],
+            ),
+            (long.as_str(), &["topic has 256 bytes", "255"]),
+        ] {
+            let reason = parse(json).expect_err(json);
+            for part in parts {
+                assert!(reason.contains(part), "{json}: {reason} lacks {part}");
+            }
+        }
+        let reason = KvEventsConfig::parse(r#"{"publisher": "zmq", "block_size": 24}"#, page(16));
+        let reason = reason.expect_err("no multiple");
+        assert!(reason.contains("multiple of page_size (16)"), "{reason}");
+    }
+}

@@ -1,0 +1,271 @@
+//! From the tree to the publisher's thread: the changes of each plan, behind each other, as many as may wait.
+//!
+//! What the publisher has no room for is lost, and with it all that comes before the publisher has read what waits. Then
+//! the cache tells again what it holds, a part after each plan, and subscribers hear first that all they know is void.
+
+use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
+
+use crate::metrics::KvEventMetrics;
+use crate::state::cache::changes::CacheChange;
+use crate::state::cache::prefix_cache::PrefixCache;
+
+/// Lists of changes that wait for the publisher at once: one a plan.
+pub(super) const MAX_WAITING_NEWS: usize = 1024;
+/// Tokens that they may hold on to: 16 MiB of them, which the cache may have given up meanwhile.
+const MAX_WAITING_TOKENS: usize = 4 << 20;
+/// Emptied lists with room for more changes than this are not used again.
+const MAX_SPARE_CHANGES: usize = 4096;
+
+/// Changes of a plan.
+pub(super) struct News {
+    /// Which life of the engine's actors they are from.
+    pub generation: u64,
+    pub changes: Vec<CacheChange>,
+    /// Hears that they were read.
+    pub read: Sender<Read>,
+}
+
+/// The list, emptied, of changes that were read.
+pub(super) struct Read {
+    pub emptied: Vec<CacheChange>,
+    pub n_changes: usize,
+    pub n_tokens: usize,
+}
+
+/// The end of the way to the publisher that is at the tree.
+pub struct ChangeFeed {
+    generation: u64,
+    news: Sender<News>,
+    read: Receiver<Read>,
+    /// Goes with the news.
+    reader: Sender<Read>,
+    spare: Vec<Vec<CacheChange>>,
+    max_changes: usize,
+    /// Changes and tokens that were sent and not read yet.
+    waiting_changes: usize,
+    waiting_tokens: usize,
+    /// The publisher knows less than the tree has said.
+    has_lost: bool,
+    metrics: KvEventMetrics,
+}
+
+impl ChangeFeed {
+    pub(super) fn new(
+        generation: u64,
+        news: Sender<News>,
+        max_changes: usize,
+        metrics: KvEventMetrics,
+    ) -> Self {
+        // One list is with the publisher while as many wait as may.
+        let (reader, read) = mpsc::channel(MAX_WAITING_NEWS + 1);
+        Self {
+            generation,
+            news,
+            read,
+            reader,
+            spare: Vec::new(),
+            max_changes,
+            waiting_changes: 0,
+            waiting_tokens: 0,
+            has_lost: false,
+            metrics,
+        }
+    }
+
+    /// Passes on what has changed since this was last called. Returns whether it is to be called again soon, without
+    /// another change: the cache has more to tell, or the publisher to catch up.
+    pub fn pass_on(&mut self, cache: &mut dyn PrefixCache) -> bool {
+        self.take_back();
+        let mut changes = self.spare.pop().unwrap_or_default();
+        if self.has_lost && self.waiting_changes == 0 {
+            self.has_lost = false;
+            cache.note_changes();
+        }
+        cache.take_changes(&mut changes);
+        if self.has_lost || changes.is_empty() {
+            self.metrics.lost(changes.len());
+            self.keep(changes);
+        } else {
+            self.send(changes);
+        }
+        self.has_lost || cache.has_more_to_tell()
+    }
+
+    fn send(&mut self, changes: Vec<CacheChange>) {
+        let n_changes = changes.len();
+        let n_tokens: usize = changes.iter().map(CacheChange::n_tokens).sum();
+        let is_full = self.waiting_changes > 0
+            && (self.waiting_changes + n_changes > self.max_changes
+                || self.waiting_tokens + n_tokens > MAX_WAITING_TOKENS);
+        if is_full {
+            return self.lose(changes);
+        }
+        let news = News {
+            generation: self.generation,
+            changes,
+            read: self.reader.clone(),
+        };
+        match self.news.try_send(news) {
+            Ok(()) => {
+                self.waiting_changes += n_changes;
+                self.waiting_tokens += n_tokens;
+            }
+            Err(TrySendError::Full(news)) => self.lose(news.changes),
+            // The publisher has stopped with the engine, or died: nobody hears anything any more.
+            Err(TrySendError::Closed(news)) => self.keep(news.changes),
+        }
+    }
+
+    fn lose(&mut self, changes: Vec<CacheChange>) {
+        self.metrics.lost(changes.len());
+        self.has_lost = true;
+        self.keep(changes);
+    }
+
+    fn take_back(&mut self) {
+        while let Ok(read) = self.read.try_recv() {
+            self.waiting_changes -= read.n_changes;
+            self.waiting_tokens -= read.n_tokens;
+            self.keep(read.emptied);
+        }
+    }
+
+    fn keep(&mut self, mut changes: Vec<CacheChange>) {
+        changes.clear();
+        if changes.capacity() <= MAX_SPARE_CHANGES && self.spare.len() < MAX_WAITING_NEWS {
+            self.spare.push(changes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::state::cache::eviction::EvictionPolicy;
+    use crate::state::cache::namespace::Namespace;
+    use crate::state::cache::radix_tree::{Insert, RadixTree};
+    use crate::state::pool::page_pool::PagePool;
+    use crate::state::pool::pages::{PageSize, PoolLedger};
+
+    struct World {
+        tree: RadixTree,
+        pool: PagePool,
+        feed: ChangeFeed,
+        news: Receiver<News>,
+    }
+
+    impl World {
+        fn new(max_changes: usize) -> Self {
+            let page_size = PageSize::new(1).expect("positive");
+            let ledger = Arc::new(PoolLedger::new(page_size));
+            let policy = EvictionPolicy::from_name("lru").expect("it exists");
+            let mut tree = RadixTree::new(page_size, policy, ledger.clone());
+            tree.note_changes();
+            let (sender, news) = mpsc::channel(MAX_WAITING_NEWS);
+            let metrics = KvEventMetrics::register();
+            Self {
+                tree,
+                pool: PagePool::new(10_000, page_size, ledger),
+                feed: ChangeFeed::new(1, sender, max_changes, metrics),
+                news,
+            }
+        }
+
+        fn insert(&mut self, tokens: &[u32]) {
+            let pages = self.pool.alloc(tokens.len()).expect("it is large");
+            let inserted = self.tree.insert(Insert {
+                namespace: &Namespace::default(),
+                tokens,
+                owner: None,
+                pages,
+                priority: 0,
+                inserted_tokens: 0,
+            });
+            self.pool.free(inserted.duplicates);
+            self.pool.free(inserted.rest);
+        }
+
+        /// Reads one list, and says what is in it.
+        fn read(&mut self) -> Option<String> {
+            let mut news = self.news.try_recv().ok()?;
+            let mut text = String::new();
+            let n_tokens = news.changes.iter().map(CacheChange::n_tokens).sum();
+            let n_changes = news.changes.len();
+            for change in news.changes.drain(..) {
+                text.push_str(match change {
+                    CacheChange::Stored { .. } => "stored ",
+                    CacheChange::Split { .. } => "split ",
+                    CacheChange::Removed { .. } => "removed ",
+                    CacheChange::Cleared => "cleared ",
+                });
+            }
+            let read = Read {
+                emptied: news.changes,
+                n_changes,
+                n_tokens,
+            };
+            news.read.try_send(read).expect("there is room");
+            Some(text)
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_again_once_the_rest_was_read() {
+        let mut world = World::new(4);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        world.insert(&[1, 2, 3]);
+        world.insert(&[1, 2, 4]);
+        // That it is cleared waits already, then two new nodes and a cut.
+        assert!(!world.feed.pass_on(&mut world.tree));
+        world.insert(&[5]);
+        assert!(
+            world.feed.pass_on(&mut world.tree),
+            "there is no room for it"
+        );
+        world.insert(&[6]);
+        assert!(world.feed.pass_on(&mut world.tree), "and for what follows");
+        assert_eq!(world.read().as_deref(), Some("cleared "));
+        assert!(world.feed.pass_on(&mut world.tree), "not all was read");
+        assert_eq!(world.read().as_deref(), Some("stored split stored "));
+        assert!(!world.feed.pass_on(&mut world.tree));
+        let all = "cleared stored stored stored stored stored ";
+        assert_eq!(world.read().as_deref(), Some(all));
+        world.insert(&[7]);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        assert_eq!(world.read().as_deref(), Some("stored "));
+        assert_eq!(world.read(), None);
+    }
+
+    #[test]
+    fn a_large_cache_is_told_again_in_parts() {
+        let mut world = World::new(2);
+        world.feed.pass_on(&mut world.tree);
+        for token in 0..1000 {
+            world.insert(&[token]);
+        }
+        assert!(world.feed.pass_on(&mut world.tree), "it is lost");
+        let mut stored = 0;
+        loop {
+            let text = world.read().expect("something was told");
+            stored += text.matches("stored").count();
+            if !world.feed.pass_on(&mut world.tree) {
+                break;
+            }
+        }
+        stored += world
+            .read()
+            .map_or(0, |text| text.matches("stored").count());
+        assert_eq!(stored, 1000);
+    }
+
+    #[test]
+    fn a_publisher_that_is_gone_costs_nothing() {
+        let mut world = World::new(4);
+        world.news.close();
+        world.insert(&[1]);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        assert_eq!(world.feed.waiting_changes, 0);
+    }
+}

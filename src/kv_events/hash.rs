@@ -1,0 +1,168 @@
+//! The ids of blocks, as SGLang makes them: the first bytes of a hash over the block's tokens and the block before.
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::config::IdFormat;
+use crate::state::cache::namespace::Namespace;
+
+const SALT_PREFIX: &[u8] = b"sglang-cache-salt-v1\0";
+const NAMESPACE_PREFIX: &[u8] = b"sglang-kv-event-namespace-v1";
+/// Marks the namespaces of sequences that rotate as long ones do, which SGLang does not keep apart.
+const LONG_ROTATION: &[u8] = b"\x02souffleur-long-rotation";
+
+/// The hash of a block and of everything before it.
+pub type BlockHash = [u8; 32];
+
+/// What the ids of blocks in a namespace begin with.
+#[derive(Debug)]
+pub struct IdSpace {
+    /// Stands for the block before the first one.
+    prior: Option<BlockHash>,
+    /// Mixed into ids that must differ from those of the same tokens in other namespaces.
+    seed: Option<BlockHash>,
+    cache_salt: Option<Arc<str>>,
+}
+
+impl IdSpace {
+    /// The space of a namespace.
+    ///
+    /// SGLang mixes an `extra_key` into ids of the default format only if it names an adapter. Here it always is: two
+    /// namespaces have nodes of their own, and what leaves one must not be taken for what stays in the other.
+    pub fn new(namespace: &Namespace, format: IdFormat) -> Self {
+        let salt = namespace.cache_salt();
+        let mixed_salt = salt.filter(|_| format == IdFormat::Dynamo);
+        let names = [namespace.extra_key(), mixed_salt];
+        let is_long = namespace.has_long_rotation();
+        let is_mixed = is_long || names.iter().any(Option::is_some);
+        Self {
+            prior: salt.map(|salt| hash(&[SALT_PREFIX, salt.as_bytes()])),
+            seed: is_mixed.then(|| namespace_seed(names, is_long)),
+            cache_salt: salt.map(Arc::from),
+        }
+    }
+
+    /// The salt of the namespace.
+    pub fn cache_salt(&self) -> Option<&Arc<str>> {
+        self.cache_salt.as_ref()
+    }
+
+    /// The hash of a block behind another one, or at the beginning.
+    pub fn hash(&self, before: Option<&BlockHash>, tokens: &[u32]) -> BlockHash {
+        let mut hasher = Sha256::new();
+        if let Some(before) = before.or(self.prior.as_ref()) {
+            hasher.update(before);
+        }
+        for token in tokens {
+            hasher.update(token.to_le_bytes());
+        }
+        hasher.finalize().into()
+    }
+
+    /// The id by which events name a block.
+    pub fn id(&self, block: &BlockHash) -> i64 {
+        let id = first_bytes(block);
+        match &self.seed {
+            None => id,
+            Some(seed) => first_bytes(&hash(&[seed, &id.to_be_bytes()])),
+        }
+    }
+}
+
+fn namespace_seed(names: [Option<&str>; 2], is_long: bool) -> BlockHash {
+    let mut text = NAMESPACE_PREFIX.to_vec();
+    for name in names {
+        match name {
+            None => text.push(0),
+            Some(name) => {
+                text.push(1);
+                text.extend((name.len() as u64).to_le_bytes());
+                text.extend(name.as_bytes());
+            }
+        }
+    }
+    if is_long {
+        text.extend(LONG_ROTATION);
+    }
+    hash(&[&text])
+}
+
+fn hash(parts: &[&[u8]]) -> BlockHash {
+    let mut hasher = Sha256::new();
+    parts.iter().for_each(|part| hasher.update(part));
+    hasher.finalize().into()
+}
+
+fn first_bytes(block: &BlockHash) -> i64 {
+    let (first, _) = block.split_first_chunk::<8>().expect("a hash has 32 bytes");
+    i64::from_be_bytes(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space(extra_key: Option<&str>, salt: Option<&str>, format: IdFormat) -> IdSpace {
+        IdSpace::new(&Namespace::new(extra_key, salt), format)
+    }
+
+    fn hex(block: &BlockHash) -> String {
+        block.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn hashes_and_ids_are_those_of_sglang() {
+        let plain = space(None, None, IdFormat::Default);
+        let first = plain.hash(None, &[1, 2, 3, 4]);
+        let second = plain.hash(Some(&first), &[5, 6, 7, 8]);
+        assert_eq!(
+            hex(&first),
+            "cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"
+        );
+        assert_eq!(
+            hex(&second),
+            "4ebfa8a1f3c341517621838c6e1b9aa350307e3f00b3cbd1a07ef740f54396d6"
+        );
+        assert_eq!(plain.id(&first), -3_488_128_144_981_237_669);
+        assert_eq!(plain.id(&second), 5_674_439_469_042_975_057);
+    }
+
+    #[test]
+    fn no_two_namespaces_have_an_id_in_common() {
+        let mut ids = Vec::new();
+        for format in [IdFormat::Default, IdFormat::Dynamo] {
+            let mut of_format = Vec::new();
+            for extra_key in [None, Some(""), Some("a"), Some("ab")] {
+                for salt in [None, Some("a"), Some("b")] {
+                    let namespace = Namespace::new(extra_key, salt);
+                    for namespace in namespace.of_both_rotations() {
+                        let space = IdSpace::new(&namespace, format);
+                        of_format.push(space.id(&space.hash(None, &[7; 16])));
+                    }
+                }
+            }
+            let mut sorted = of_format.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), of_format.len(), "{format:?}");
+            ids.push(of_format);
+        }
+        // Without a name, both formats are one; with a salt, they are not.
+        assert_eq!(ids[0][0], ids[1][0]);
+        assert_ne!(ids[0][2], ids[1][2]);
+    }
+
+    #[test]
+    fn a_salt_stands_before_the_first_block_only() {
+        let salted = space(None, Some("s"), IdFormat::Default);
+        let plain = space(None, None, IdFormat::Default);
+        let first = salted.hash(None, &[1]);
+        assert_ne!(first, plain.hash(None, &[1]));
+        assert_eq!(
+            salted.hash(Some(&first), &[2]),
+            plain.hash(Some(&first), &[2])
+        );
+        assert_eq!(salted.cache_salt().map(|salt| &**salt), Some("s"));
+    }
+}

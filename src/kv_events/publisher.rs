@@ -1,0 +1,326 @@
+//! The thread that mirrors the tree and publishes what becomes of its blocks.
+//!
+//! It belongs to the engine and outlives its actors: the tree of a new unit begins with a [`CacheChange::Cleared`], and what
+//! is still under way from the one before is dropped.
+//!
+//! [`CacheChange::Cleared`]: crate::state::cache::changes::CacheChange::Cleared
+
+use std::cell::RefCell;
+use std::io;
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use crossbeam_channel::RecvTimeoutError;
+use serde::Serialize;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{LocalSet, spawn_local, yield_now};
+
+use super::batch::{EventBatches, KvEvent};
+use super::config::{Endpoint, KvEventsConfig};
+use super::feed::{ChangeFeed, MAX_WAITING_NEWS, News, Read};
+use super::mirror::BlockMirror;
+use super::ring::{Ring, RingLimits};
+use super::sockets::{self, Sockets};
+use super::wire;
+use crate::error::ConfigError;
+use crate::metrics::KvEventMetrics;
+use crate::state::pool::pages::PageSize;
+
+/// Nothing that the thread does takes long; it is not waited for beyond this.
+const STOPPING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The publisher of an engine. It stops when this is dropped.
+pub struct KvEventPublisher {
+    news: mpsc::Sender<News>,
+    max_changes: usize,
+    metrics: KvEventMetrics,
+    info: KvEventsInfo,
+    stop: Option<oneshot::Sender<()>>,
+    /// Closed when the thread has ended.
+    ended: crossbeam_channel::Receiver<io::Result<()>>,
+}
+
+/// Where and how an engine publishes, as SGLang's `/server_info` says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KvEventsInfo {
+    /// Always `zmq`.
+    pub publisher: &'static str,
+    /// As configured; `*` stands for every address of the machine.
+    pub endpoint_host: String,
+    /// Of the PUB socket.
+    pub endpoint_port_base: u16,
+    /// The first frame of every message.
+    pub topic: String,
+    /// Tokens a block.
+    pub block_size: usize,
+    /// Ranks of data parallelism: one.
+    pub dp_size: usize,
+    /// Of the ROUTER socket, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replay_endpoint_port_base: Option<u16>,
+}
+
+/// What the thread takes along.
+struct Work {
+    config: KvEventsConfig,
+    page_size: PageSize,
+    news: mpsc::Receiver<News>,
+    stopped: oneshot::Receiver<()>,
+    subscribers: Option<TcpListener>,
+    replays: Option<TcpListener>,
+    metrics: KvEventMetrics,
+}
+
+impl KvEventPublisher {
+    /// Opens the sockets and starts the thread.
+    ///
+    /// # Errors
+    /// An address that cannot be bound, or what the system says to a thread.
+    pub fn start(config: KvEventsConfig, page_size: PageSize) -> Result<Self, ConfigError> {
+        let subscribers = match config.endpoint.is_wildcard() {
+            true => Some(bind("endpoint", &config.endpoint)?),
+            false => None,
+        };
+        let replay = config.replay_endpoint.as_ref();
+        let replays = replay
+            .map(|endpoint| bind("replay_endpoint", endpoint))
+            .transpose()?;
+        let metrics = KvEventMetrics::register();
+        let bound = |listener: &TcpListener| Some(listener.local_addr().ok()?.port());
+        let info = KvEventsInfo {
+            publisher: "zmq",
+            endpoint_host: config.endpoint.host.clone(),
+            endpoint_port_base: subscribers
+                .as_ref()
+                .and_then(bound)
+                .unwrap_or(config.endpoint.port),
+            topic: config.topic.clone(),
+            block_size: config.block_size,
+            dp_size: 1,
+            replay_endpoint_port_base: replays.as_ref().and_then(bound),
+        };
+        let (news, to_read) = mpsc::channel(MAX_WAITING_NEWS);
+        let (stop, stopped) = oneshot::channel();
+        let (running, ended) = crossbeam_channel::bounded(1);
+        let max_changes = config.max_queue_size;
+        let work = Work {
+            config,
+            page_size,
+            news: to_read,
+            stopped,
+            subscribers,
+            replays,
+            metrics: metrics.clone(),
+        };
+        let thread = std::thread::Builder::new().name("souffleur-events".to_owned());
+        let spawned = thread.spawn(move || {
+            // Here, since a runtime must not be dropped where another one runs.
+            let runtime = Builder::new_current_thread().enable_all().build();
+            match runtime {
+                Ok(runtime) => {
+                    let _ = running.send(Ok(()));
+                    run(&runtime, work);
+                    // The look-up of a name may take longer than anybody waits.
+                    runtime.shutdown_background();
+                }
+                Err(error) => drop(running.send(Err(error))),
+            }
+            drop(running);
+        });
+        spawned.map_err(|error| refused(error.to_string()))?;
+        if let Ok(Err(error)) = ended.recv() {
+            return Err(refused(error.to_string()));
+        }
+        tracing::info!(
+            host = info.endpoint_host,
+            port = info.endpoint_port_base,
+            replay_port = info.replay_endpoint_port_base,
+            block_size = info.block_size,
+            "KV events are published"
+        );
+        Ok(Self {
+            news,
+            max_changes,
+            metrics,
+            info,
+            stop: Some(stop),
+            ended,
+        })
+    }
+
+    /// The way to the publisher for the tree of a unit of actors. What comes from units before it is dropped once
+    /// something comes by this way.
+    pub fn feed(&self, generation: u64) -> ChangeFeed {
+        ChangeFeed::new(
+            generation,
+            self.news.clone(),
+            self.max_changes,
+            self.metrics.clone(),
+        )
+    }
+
+    /// Where and how it publishes.
+    pub fn info(&self) -> &KvEventsInfo {
+        &self.info
+    }
+}
+
+impl Drop for KvEventPublisher {
+    fn drop(&mut self) {
+        let _ = self.stop.take().map(|stop| stop.send(()));
+        let waited = self.ended.recv_timeout(STOPPING_PATIENCE);
+        if matches!(waited, Err(RecvTimeoutError::Timeout)) {
+            tracing::warn!("the publisher of KV events does not stop");
+        }
+    }
+}
+
+fn refused(reason: String) -> ConfigError {
+    ConfigError {
+        key: "kv_events_config".to_owned(),
+        reason,
+    }
+}
+
+fn bind(key: &str, endpoint: &Endpoint) -> Result<TcpListener, ConfigError> {
+    let bound = TcpListener::bind((endpoint.bound_host(), endpoint.port));
+    let bound = bound.and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    bound.map_err(|error| {
+        let Endpoint { host, port } = endpoint;
+        refused(format!(
+            "{key} tcp://{host}:{port} cannot be bound: {error}; choose another port, or 0 for one that is free"
+        ))
+    })
+}
+
+fn run(runtime: &Runtime, work: Work) {
+    let tasks = LocalSet::new();
+    let ended = tasks.block_on(runtime, publish(work));
+    if let Err(error) = ended {
+        tracing::error!(%error, "KV events are published no more");
+    }
+}
+
+async fn publish(work: Work) -> io::Result<()> {
+    let Work {
+        config,
+        page_size,
+        mut news,
+        mut stopped,
+        subscribers,
+        replays,
+        metrics,
+    } = work;
+    let limits = RingLimits {
+        replayed: config.buffer_steps,
+        waiting: config.hwm,
+    };
+    let sockets = Rc::new(Sockets {
+        topic: config.topic.clone(),
+        ring: RefCell::new(Ring::new(limits)),
+        published: watch::Sender::new(0),
+        metrics,
+    });
+    match subscribers {
+        Some(listener) => {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            spawn_local(sockets::accept_subscribers(listener, sockets.clone()));
+        }
+        None => {
+            let endpoint = config.endpoint.clone();
+            spawn_local(sockets::connect_to_subscriber(endpoint, sockets.clone()));
+        }
+    }
+    if let Some(listener) = replays {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        spawn_local(sockets::accept_questions(listener, sockets.clone()));
+    }
+    let mut account = Account::new(config, page_size);
+    loop {
+        let next = tokio::select! {
+            biased;
+            _ = &mut stopped => None,
+            next = news.recv() => next,
+        };
+        let Some(next) = next else { return Ok(()) };
+        account.take(next, &sockets);
+        // Those who read are served between two plans.
+        yield_now().await;
+    }
+}
+
+/// What is known of the tree.
+struct Account {
+    config: KvEventsConfig,
+    page_size: PageSize,
+    generation: u64,
+    mirror: BlockMirror,
+    events: EventBatches,
+}
+
+impl Account {
+    fn new(config: KvEventsConfig, page_size: PageSize) -> Self {
+        Self {
+            page_size,
+            generation: 0,
+            mirror: BlockMirror::new(page_size, config.block_size, config.format),
+            events: EventBatches::new(config.block_size),
+            config,
+        }
+    }
+
+    fn take(&mut self, news: News, sockets: &Sockets) {
+        let News {
+            generation,
+            mut changes,
+            read,
+        } = news;
+        if generation > self.generation {
+            self.generation = generation;
+            let (block_size, format) = (self.config.block_size, self.config.format);
+            self.mirror = BlockMirror::new(self.page_size, block_size, format);
+        }
+        let n_changes = changes.len();
+        let mut n_tokens = 0;
+        for change in changes.drain(..) {
+            n_tokens += change.n_tokens();
+            if generation == self.generation {
+                self.mirror.apply(&change, &mut self.events);
+            }
+        }
+        for batch in self.events.take() {
+            self.publish(&batch, sockets);
+        }
+        // Whoever fed this may be gone.
+        let _ = read.try_send(Read {
+            emptied: changes,
+            n_changes,
+            n_tokens,
+        });
+    }
+
+    fn publish(&self, batch: &[KvEvent], sockets: &Sockets) {
+        let (mut stored, mut removed, mut clears) = (0, 0, 0);
+        for event in batch {
+            match event {
+                KvEvent::Stored(blocks) => stored += blocks.ids.len(),
+                KvEvent::Removed(ids) => removed += ids.len(),
+                KvEvent::Cleared => clears += 1,
+            }
+        }
+        sockets.metrics.published(stored, removed, clears);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let time_s = now.map_or(0.0, |now| now.as_secs_f64());
+        let KvEventsConfig {
+            block_size,
+            encoding,
+            ..
+        } = self.config;
+        sockets.publish(wire::encode(batch, time_s, block_size, encoding));
+    }
+}

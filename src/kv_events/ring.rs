@@ -1,0 +1,137 @@
+//! The last batches, for subscribers that read slowly and for those that ask for what they missed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Batches take so many bytes together, at most.
+const MAX_BYTES: usize = 64 << 20;
+
+/// How many batches are kept, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub struct RingLimits {
+    /// Batches that can be repeated.
+    pub replayed: usize,
+    /// Batches that wait for a subscriber; `None` for as many as there are.
+    pub waiting: Option<usize>,
+}
+
+/// A batch as it is sent.
+#[derive(Debug)]
+pub struct Batch {
+    /// Its number: the first is 0, and none is left out.
+    pub seq: u64,
+    /// MessagePack.
+    pub payload: Vec<u8>,
+}
+
+/// The last batches. All subscribers read from here, so that slow ones take no memory of their own.
+#[derive(Debug)]
+pub struct Ring {
+    limits: RingLimits,
+    max_bytes: usize,
+    batches: VecDeque<Arc<Batch>>,
+    n_bytes: usize,
+    /// The number of the next batch.
+    next: u64,
+}
+
+impl Ring {
+    /// Nothing yet.
+    pub fn new(limits: RingLimits) -> Self {
+        Self {
+            limits,
+            max_bytes: MAX_BYTES,
+            batches: VecDeque::new(),
+            n_bytes: 0,
+            next: 0,
+        }
+    }
+
+    /// Adds a batch; the oldest go that there is no room for.
+    pub fn push(&mut self, payload: Vec<u8>) {
+        self.n_bytes += payload.len();
+        let seq = self.next;
+        self.next += 1;
+        self.batches.push_back(Arc::new(Batch { seq, payload }));
+        let waiting = self.limits.waiting.unwrap_or(usize::MAX);
+        let most = self.limits.replayed.max(waiting).max(1);
+        while self.batches.len() > most || self.n_bytes > self.max_bytes && self.batches.len() > 1 {
+            let oldest = self.batches.pop_front();
+            self.n_bytes -= oldest.map_or(0, |batch| batch.payload.len());
+        }
+    }
+
+    /// The number of the next batch.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The oldest batch that a subscriber gets who has read none of those that are kept.
+    pub fn first_waiting(&self) -> u64 {
+        self.first_of(self.limits.waiting.unwrap_or(usize::MAX))
+    }
+
+    /// The oldest batch that is repeated.
+    pub fn first_replayed(&self) -> u64 {
+        self.first_of(self.limits.replayed)
+    }
+
+    /// A batch, if it is kept.
+    pub fn get(&self, seq: u64) -> Option<Arc<Batch>> {
+        let first = self.next - self.batches.len() as u64;
+        let index = usize::try_from(seq.checked_sub(first)?).ok()?;
+        self.batches.get(index).cloned()
+    }
+
+    fn first_of(&self, most: usize) -> u64 {
+        self.next - self.batches.len().min(most) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(replayed: usize, waiting: Option<usize>) -> Ring {
+        Ring::new(RingLimits { replayed, waiting })
+    }
+
+    #[test]
+    fn each_has_the_batches_that_its_limit_allows() {
+        let mut ring = ring(3, Some(5));
+        assert_eq!((ring.first_waiting(), ring.first_replayed()), (0, 0));
+        for byte in 0..10 {
+            ring.push(vec![byte]);
+        }
+        assert_eq!(ring.next(), 10);
+        assert_eq!((ring.first_waiting(), ring.first_replayed()), (5, 7));
+        let payload = |seq| ring.get(seq).map(|batch| batch.payload.clone());
+        assert_eq!(payload(4), None);
+        assert_eq!(payload(5), Some(vec![5]));
+        assert_eq!(payload(9), Some(vec![9]));
+        assert_eq!(payload(10), None);
+    }
+
+    #[test]
+    fn bytes_are_bounded_too_but_the_last_batch_stays() {
+        let mut ring = Ring {
+            max_bytes: 100,
+            ..ring(1000, None)
+        };
+        for _ in 0..50 {
+            ring.push(vec![0; 30]);
+        }
+        assert_eq!((ring.first_waiting(), ring.n_bytes), (47, 90));
+        ring.push(vec![0; 500]);
+        assert_eq!((ring.first_waiting(), ring.n_bytes), (50, 500));
+        ring.push(vec![0; 1]);
+        assert_eq!((ring.first_waiting(), ring.n_bytes), (51, 1));
+    }
+
+    #[test]
+    fn without_a_limit_of_steps_nothing_is_repeated() {
+        let mut ring = ring(0, Some(2));
+        ring.push(vec![1]);
+        assert_eq!((ring.first_replayed(), ring.first_waiting()), (1, 0));
+    }
+}

@@ -1,0 +1,324 @@
+//! The two sockets of a publisher: PUB, at which subscribers hear of new batches, and ROUTER, at which those that missed
+//! some have them repeated.
+//!
+//! Everything runs on the publisher's thread. A connection holds one message at a time; what waits for it is in the
+//! [`Ring`], which all of them share.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::config::Endpoint;
+use super::ring::{Batch, Ring};
+use super::zmtp::{self, SocketType, SubscriberWord, ZmtpError};
+use crate::metrics::{KvEventMetrics, SubscriberCount};
+
+/// Connections of one socket at once; further ones are closed.
+const MAX_CONNECTIONS: usize = 64;
+/// A peer has so long to say what it is.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+/// A subscriber that reads nothing for so long loses its connection; ZeroMQ connects again by itself.
+const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
+/// The same for one that has batches repeated: whoever asks reads.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+/// Topics of a subscriber, and what each may be long.
+const MAX_TOPICS: usize = 64;
+const MAX_WORD_BYTES: usize = 512;
+/// Frames of a question: an empty one and a number, and what devices between add.
+const MAX_QUESTION_FRAMES: usize = 8;
+/// The number in the answer behind the last batch.
+const END_OF_REPLAY: i64 = -1;
+/// Waits before a connection is tried again, which double.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(10);
+/// Out of file descriptors, most likely.
+const ACCEPT_RETRY: Duration = Duration::from_millis(500);
+
+/// What all connections share.
+pub(super) struct Sockets {
+    pub topic: String,
+    pub ring: RefCell<Ring>,
+    /// The number of the next batch, for those who wait for it.
+    pub published: watch::Sender<u64>,
+    pub metrics: KvEventMetrics,
+}
+
+impl Sockets {
+    /// Adds a batch, and wakes those who wait for it.
+    pub(super) fn publish(&self, payload: Vec<u8>) {
+        let mut ring = self.ring.borrow_mut();
+        ring.push(payload);
+        self.published.send_replace(ring.next());
+    }
+
+    fn subscriber_message(&self, batch: &Batch) -> Vec<u8> {
+        let seq = batch.seq.to_be_bytes();
+        zmtp::message(&[self.topic.as_bytes(), &seq, &batch.payload])
+    }
+}
+
+/// Serves subscribers that connect to `listener`, for ever.
+pub(super) async fn accept_subscribers(listener: TcpListener, sockets: Rc<Sockets>) {
+    accept(listener, |stream| serve_subscriber(stream, sockets.clone())).await;
+}
+
+/// Serves those that ask for batches again, for ever.
+pub(super) async fn accept_questions(listener: TcpListener, sockets: Rc<Sockets>) {
+    accept(listener, |stream| serve_replays(stream, sockets.clone())).await;
+}
+
+/// Connects to a subscriber that has bound its socket, again and again.
+pub(super) async fn connect_to_subscriber(endpoint: Endpoint, sockets: Rc<Sockets>) {
+    let mut wait = FIRST_RETRY;
+    loop {
+        let address = (endpoint.host.as_str(), endpoint.port);
+        match TcpStream::connect(address).await {
+            Ok(stream) => {
+                let ended = serve_subscriber(stream, sockets.clone()).await;
+                if !matches!(ended, Err(ZmtpError::Peer(_))) {
+                    wait = FIRST_RETRY;
+                }
+                note_end(ended);
+            }
+            Err(error) => tracing::debug!(host = endpoint.host, %error, "no subscriber is there"),
+        }
+        sleep(wait).await;
+        wait = LAST_RETRY.min(wait * 2);
+    }
+}
+
+async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F)
+where
+    F: Future<Output = Result<(), ZmtpError>> + 'static,
+{
+    let open = Rc::new(Cell::new(0));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a reader of KV events cannot connect");
+                sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        if open.get() >= MAX_CONNECTIONS {
+            tracing::warn!(
+                limit = MAX_CONNECTIONS,
+                "too many readers of KV events at once: one was turned away"
+            );
+            continue;
+        }
+        open.set(open.get() + 1);
+        let (served, open) = (serve(stream), open.clone());
+        tokio::task::spawn_local(async move {
+            note_end(served.await);
+            open.set(open.get() - 1);
+        });
+    }
+}
+
+fn note_end(ended: Result<(), ZmtpError>) {
+    match ended {
+        Ok(()) => (),
+        Err(ZmtpError::Io(error)) => tracing::debug!(%error, "a reader of KV events is gone"),
+        Err(error) => tracing::warn!(%error, "a reader of KV events was disconnected"),
+    }
+}
+
+async fn open(
+    stream: TcpStream,
+    socket: SocketType,
+) -> Result<(OwnedReadHalf, OwnedWriteHalf), ZmtpError> {
+    stream.set_nodelay(true)?;
+    let (mut reader, mut writer) = stream.into_split();
+    let shaken = zmtp::handshake(&mut reader, &mut writer, socket);
+    timeout(HANDSHAKE_PATIENCE, shaken)
+        .await
+        .map_err(|_| ZmtpError::Late)??;
+    Ok((reader, writer))
+}
+
+async fn write(
+    writer: &mut OwnedWriteHalf,
+    bytes: &[u8],
+    patience: Duration,
+) -> Result<(), ZmtpError> {
+    let written = timeout(patience, writer.write_all(bytes)).await;
+    written.map_err(|_| ZmtpError::Late)?.map_err(Into::into)
+}
+
+/// What a subscriber has said so far.
+#[derive(Default)]
+struct Wishes {
+    topics: RefCell<Vec<Vec<u8>>>,
+    /// The batch that it gets next, if any of its topics is ours.
+    next: Cell<Option<u64>>,
+    /// The answer to its last PING.
+    pong: Cell<Option<Vec<u8>>>,
+    changed: Notify,
+}
+
+async fn serve_subscriber(stream: TcpStream, sockets: Rc<Sockets>) -> Result<(), ZmtpError> {
+    let (mut reader, mut writer) = open(stream, SocketType::Pub).await?;
+    let _counted = SubscriberCount::new(&sockets.metrics);
+    let wishes = Wishes::default();
+    tokio::select! {
+        ended = hear_wishes(&mut reader, &wishes, &sockets) => ended,
+        ended = send_batches(&mut writer, &wishes, &sockets) => ended,
+    }
+}
+
+async fn hear_wishes(
+    reader: &mut OwnedReadHalf,
+    wishes: &Wishes,
+    sockets: &Sockets,
+) -> Result<(), ZmtpError> {
+    loop {
+        let frame = zmtp::read_frame(reader, MAX_WORD_BYTES).await?;
+        let mut topics = wishes.topics.borrow_mut();
+        match zmtp::subscriber_word(&frame) {
+            Some(SubscriberWord::Subscribe(topic)) => {
+                if topics.len() >= MAX_TOPICS {
+                    return Err(ZmtpError::Peer("subscribes to too many topics"));
+                }
+                topics.push(topic.to_vec());
+            }
+            Some(SubscriberWord::Cancel(topic)) => {
+                if let Some(at) = topics.iter().position(|known| known == topic) {
+                    topics.swap_remove(at);
+                }
+            }
+            Some(SubscriberWord::Ping(pong)) => wishes.pong.set(Some(pong)),
+            None => (),
+        }
+        let ours = sockets.topic.as_bytes();
+        let next = match topics.iter().any(|topic| ours.starts_with(topic)) {
+            true => wishes.next.get().or(Some(sockets.ring.borrow().next())),
+            false => None,
+        };
+        wishes.next.set(next);
+        wishes.changed.notify_one();
+    }
+}
+
+async fn send_batches(
+    writer: &mut OwnedWriteHalf,
+    wishes: &Wishes,
+    sockets: &Sockets,
+) -> Result<(), ZmtpError> {
+    let mut published = sockets.published.subscribe();
+    loop {
+        published.mark_unchanged();
+        if let Some(pong) = wishes.pong.take() {
+            write(writer, &pong, SUBSCRIBER_PATIENCE).await?;
+        }
+        if let Some(batch) = next_batch(wishes, sockets) {
+            let bytes = sockets.subscriber_message(&batch);
+            write(writer, &bytes, SUBSCRIBER_PATIENCE).await?;
+            continue;
+        }
+        tokio::select! {
+            new = published.changed() => if new.is_err() {
+                return Ok(());
+            },
+            () = wishes.changed.notified() => (),
+        }
+    }
+}
+
+/// The next batch for a subscriber, who does not get those that are gone or too many.
+fn next_batch(wishes: &Wishes, sockets: &Sockets) -> Option<Arc<Batch>> {
+    let next = wishes.next.get()?;
+    let ring = sockets.ring.borrow();
+    let first = ring.first_waiting().max(next);
+    let batch = ring.get(first);
+    sockets.metrics.skipped(first - next);
+    wishes.next.set(Some(first + u64::from(batch.is_some())));
+    batch
+}
+
+async fn serve_replays(stream: TcpStream, sockets: Rc<Sockets>) -> Result<(), ZmtpError> {
+    let (mut reader, mut writer) = open(stream, SocketType::Router).await?;
+    loop {
+        let Some(question) = read_question(&mut reader, &mut writer).await? else {
+            return Ok(());
+        };
+        sockets.metrics.replayed();
+        let end = sockets.ring.borrow().next();
+        let mut seq = question.first;
+        loop {
+            let batch = {
+                let ring = sockets.ring.borrow();
+                seq = seq.max(ring.first_replayed());
+                ring.get(seq).filter(|_| seq < end)
+            };
+            let Some(batch) = batch else { break };
+            let number = batch.seq.to_be_bytes();
+            let answer = [sockets.topic.as_bytes(), &number, &batch.payload];
+            let bytes = zmtp::message(&question.answer(&answer));
+            write(&mut writer, &bytes, REPLAY_PATIENCE).await?;
+            seq += 1;
+        }
+        let number = END_OF_REPLAY.to_be_bytes();
+        let bytes = zmtp::message(&question.answer(&[b"", &number, b""]));
+        write(&mut writer, &bytes, REPLAY_PATIENCE).await?;
+    }
+}
+
+/// A wish to have batches repeated.
+struct Question {
+    /// Comes before every answer: one empty frame.
+    envelope: Vec<Vec<u8>>,
+    /// The number of the first one.
+    first: u64,
+}
+
+impl Question {
+    fn answer<'a>(&'a self, frames: &[&'a [u8]]) -> Vec<&'a [u8]> {
+        let envelope = self.envelope.iter().map(Vec::as_slice);
+        envelope.chain(frames.iter().copied()).collect()
+    }
+}
+
+async fn read_question(
+    reader: &mut OwnedReadHalf,
+    writer: &mut OwnedWriteHalf,
+) -> Result<Option<Question>, ZmtpError> {
+    let mut envelope = Vec::new();
+    loop {
+        let frame = match zmtp::read_frame(reader, MAX_WORD_BYTES).await {
+            Err(ZmtpError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Ok(None);
+            }
+            frame => frame?,
+        };
+        if frame.is_command {
+            if let Some(pong) = zmtp::answer_to_ping(&frame) {
+                write(writer, &pong, REPLAY_PATIENCE).await?;
+            }
+            continue;
+        }
+        if frame.has_more {
+            if envelope.len() >= MAX_QUESTION_FRAMES {
+                return Err(ZmtpError::Peer("asks with too many frames"));
+            }
+            envelope.push(frame.body);
+            continue;
+        }
+        let number: Result<[u8; 8], _> = frame.body.try_into();
+        let Ok(number) = number else {
+            return Err(ZmtpError::Peer("asks for a batch by no number of 8 bytes"));
+        };
+        let first = u64::from_be_bytes(number);
+        return Ok(Some(Question { envelope, first }));
+    }
+}

@@ -1,0 +1,321 @@
+//! A publisher with real sockets, and peers that speak ZeroMQ's protocol byte by byte.
+
+#[path = "../../tests/common/zmq_peer.rs"]
+mod zmq_peer;
+
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use zmq_peer::{Message, Peer};
+
+use super::{ChangeFeed, KvEventPublisher, KvEventsConfig};
+use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_cache::PrefixCache;
+use crate::state::cache::radix_tree::{Insert, RadixTree};
+use crate::state::pool::page_pool::PagePool;
+use crate::state::pool::pages::{PageSize, PoolLedger};
+
+const PAGE: u32 = 16;
+
+/// A publisher, and a tree that feeds it.
+struct World {
+    publisher: KvEventPublisher,
+    feed: ChangeFeed,
+    tree: RadixTree,
+    pool: PagePool,
+}
+
+impl World {
+    fn new(config: &Value) -> Self {
+        let page_size = PageSize::new(PAGE).expect("positive");
+        let config = KvEventsConfig::parse(&config.to_string(), page_size).expect("valid");
+        let publisher = KvEventPublisher::start(config.expect("it is on"), page_size);
+        let publisher = publisher.expect("a port is free");
+        let (tree, pool) = tree(page_size);
+        Self {
+            feed: publisher.feed(1),
+            publisher,
+            tree,
+            pool,
+        }
+    }
+
+    fn insert(&mut self, tokens: &[u32]) {
+        let pages = self.pool.alloc(tokens.len() / PAGE as usize);
+        let inserted = self.tree.insert(Insert {
+            namespace: &Namespace::default(),
+            tokens,
+            owner: None,
+            pages: pages.expect("it is large"),
+            priority: 0,
+            inserted_tokens: 0,
+        });
+        self.pool.free(inserted.duplicates);
+        self.pool.free(inserted.rest);
+        self.pass_on();
+    }
+
+    fn pass_on(&mut self) {
+        assert!(!self.feed.pass_on(&mut self.tree), "there is room for it");
+    }
+
+    fn subscriber(&self, topic: &str) -> Peer {
+        let mut peer = Peer::connect(self.publisher.info().endpoint_port_base, "SUB");
+        peer.subscribe(topic);
+        peer
+    }
+
+    fn asker(&self) -> Peer {
+        let port = self.publisher.info().replay_endpoint_port_base;
+        Peer::connect(port.expect("it is configured"), "REQ")
+    }
+}
+
+fn tree(page_size: PageSize) -> (RadixTree, PagePool) {
+    let ledger = Arc::new(PoolLedger::new(page_size));
+    let policy = EvictionPolicy::from_name("lru").expect("it exists");
+    let mut tree = RadixTree::new(page_size, policy, ledger.clone());
+    tree.note_changes();
+    (tree, PagePool::new(400_000, page_size, ledger))
+}
+
+fn config() -> Value {
+    json!({
+        "publisher": "zmq",
+        "endpoint": "tcp://*:0",
+        "replay_endpoint": "tcp://*:0",
+        "topic": "kv",
+    })
+}
+
+fn tokens(first: u32, n: u32) -> Vec<u32> {
+    (first..first + n).collect()
+}
+
+fn kinds(messages: &[Message]) -> Vec<(i64, String)> {
+    let kind = |message: &Message| {
+        assert_eq!(message.topic, "kv");
+        let events = message.payload[1].as_array().expect("a list");
+        let kinds: Vec<&str> = events
+            .iter()
+            .map(|event| event["type"].as_str().expect("a name"))
+            .collect();
+        (message.seq, kinds.join(" "))
+    };
+    messages.iter().map(kind).collect()
+}
+
+fn named(rows: &[(i64, &str)]) -> Vec<(i64, String)> {
+    rows.iter()
+        .map(|(seq, kind)| (*seq, (*kind).to_owned()))
+        .collect()
+}
+
+#[test]
+fn a_subscriber_hears_what_happens_and_whoever_missed_it_has_it_repeated() {
+    let mut world = World::new(&config());
+    let mut early = world.subscriber("");
+    let mut other = world.subscriber("other");
+    world.pass_on();
+    world.insert(&tokens(1, 40));
+    world.insert(&tokens(1, 64));
+    let heard: Vec<Message> = (0..3).map(|_| early.read_message()).collect();
+    let all = [
+        (0, "AllBlocksCleared"),
+        (1, "BlockStored"),
+        (2, "BlockStored"),
+        (3, "BlockRemoved"),
+    ];
+    assert_eq!(kinds(&heard), named(&all[..3]));
+    let [first, second] = [1, 2].map(|at: usize| &heard[at].payload[1][0]);
+    assert_eq!(first["parent_block_hash"], Value::Null);
+    assert_eq!(first["token_ids"], json!(tokens(1, 32)));
+    assert_eq!(second["parent_block_hash"], first["block_hashes"][1]);
+    assert_eq!(second["token_ids"], json!(tokens(33, 32)));
+    assert_eq!(second["block_size"], 16);
+    assert_eq!(heard[0].payload[2], 0);
+
+    let mut late = world.subscriber("k");
+    let evicted = world.tree.evict(1);
+    world.pool.free_evicted(evicted);
+    world.pass_on();
+    for peer in [&mut early, &mut late] {
+        let gone = [peer.read_message()];
+        assert_eq!(kinds(&gone), named(&all[3..]));
+        let ids = &gone[0].payload[1][0]["block_hashes"];
+        assert_eq!(ids, &second["block_hashes"]);
+    }
+    let mut asker = world.asker();
+    assert_eq!(kinds(&asker.ask(0)), named(&all));
+    assert_eq!(kinds(&asker.ask(2)), named(&all[2..]));
+    assert!(asker.ask(4).is_empty());
+    assert!(asker.ask(u64::MAX).is_empty());
+    // It heard nothing so far, but what it subscribes to now is for it.
+    other.subscribe("kv");
+    world.insert(&tokens(500, 16));
+    let next = [other.read_message()];
+    assert_eq!(kinds(&next), named(&[(4, "BlockStored")]));
+}
+
+#[test]
+fn as_many_steps_are_repeated_as_are_configured() {
+    let mut config = config();
+    config["buffer_steps"] = json!(3);
+    let mut world = World::new(&config);
+    let mut subscriber = world.subscriber("kv");
+    world.pass_on();
+    for number in 0..6 {
+        world.insert(&tokens(1000 * number, 16));
+    }
+    for seq in 0..7 {
+        assert_eq!(subscriber.read_message().seq, seq);
+    }
+    let repeated = world.asker().ask(0);
+    let seqs: Vec<i64> = repeated.iter().map(|message| message.seq).collect();
+    assert_eq!(seqs, [4, 5, 6]);
+}
+
+/// More than any socket's buffers take, of batches that the reader does not read.
+#[test]
+fn a_slow_subscriber_loses_the_oldest_and_goes_on_behind_the_gap() {
+    const BATCHES: u32 = 120;
+    let mut config = config();
+    config["hwm"] = json!(4);
+    config["buffer_steps"] = json!(8);
+    let mut world = World::new(&config);
+    let mut slow = world.subscriber("kv");
+    let mut asker = world.asker();
+    world.pass_on();
+    for number in 0..BATCHES {
+        // Ids of five bytes each as they are written.
+        world.insert(&tokens(100_000 + 50_000 * number, 40_000));
+        // One after the other, so that none is lost on the way to the publisher.
+        while asker.ask(u64::from(number) + 1).is_empty() {}
+    }
+    let last = i64::from(BATCHES);
+    let mut heard = vec![slow.read_message().seq];
+    while heard.last() != Some(&last) {
+        heard.push(slow.read_message().seq);
+    }
+    assert!(heard.is_sorted_by(|a, b| a < b), "{heard:?}");
+    assert!(heard.len() < BATCHES as usize, "none was lost: {heard:?}");
+    assert_eq!(heard[0], 0);
+    let tail: Vec<i64> = (last - 3..=last).collect();
+    assert!(heard.ends_with(&tail), "{heard:?}");
+}
+
+#[test]
+fn a_subscriber_that_has_bound_its_socket_is_connected_to() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("it is bound").port();
+    let mut world = World::new(&json!({
+        "publisher": "zmq",
+        "endpoint": format!("tcp://127.0.0.1:{port}"),
+        "topic": "kv",
+        "encoding": "array",
+    }));
+    assert_eq!(world.publisher.info().endpoint_port_base, port);
+    assert_eq!(world.publisher.info().replay_endpoint_port_base, None);
+    let connect = || listener.accept().map(|(stream, _)| stream);
+    let mut first = Peer::shake(connect(), "SUB");
+    first.subscribe("kv");
+    world.pass_on();
+    assert_eq!(
+        first.read_message().payload[1],
+        json!([["AllBlocksCleared"]])
+    );
+    drop(first);
+    let mut second = Peer::shake(connect(), "XSUB");
+    second.subscribe("");
+    world.insert(&tokens(1, 16));
+    let message = second.read_message();
+    let event = &message.payload[1][0];
+    assert_eq!((message.seq, &event[0]), (1, &json!("BlockStored")));
+    assert_eq!(
+        (&event[2], &event[4], &event[6]),
+        (&Value::Null, &json!(16), &json!("GPU"))
+    );
+}
+
+#[test]
+fn a_new_unit_begins_with_an_empty_tree_and_the_old_one_is_heard_no_more() {
+    let mut world = World::new(&config());
+    let mut subscriber = world.subscriber("kv");
+    world.pass_on();
+    world.insert(&tokens(1, 16));
+    let mut old_feed = std::mem::replace(&mut world.feed, world.publisher.feed(2));
+    let (new_tree, new_pool) = tree(PageSize::new(PAGE).expect("positive"));
+    let mut old_tree = std::mem::replace(&mut world.tree, new_tree);
+    let mut old_pool = std::mem::replace(&mut world.pool, new_pool);
+    world.pass_on();
+    let evicted = old_tree.evict(1);
+    let _ = old_feed.pass_on(&mut old_tree);
+    world.insert(&tokens(1, 16));
+    let heard: Vec<Message> = (0..4).map(|_| subscriber.read_message()).collect();
+    let expected = [
+        (0, "AllBlocksCleared"),
+        (1, "BlockStored"),
+        (2, "AllBlocksCleared"),
+        (3, "BlockStored"),
+    ];
+    assert_eq!(kinds(&heard), named(&expected));
+    old_pool.free_evicted(evicted);
+}
+
+#[test]
+fn peers_that_make_no_sense_lose_their_connection_and_nobody_else_does() {
+    let mut world = World::new(&config());
+    let mut subscriber = world.subscriber("kv");
+    let info = world.publisher.info().clone();
+    let replays = info.replay_endpoint_port_base.expect("it is configured");
+    let mut http = TcpStream::connect(("127.0.0.1", info.endpoint_port_base)).expect("it listens");
+    let request = [&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..], &[b' '; 64]].concat();
+    http.write_all(&request).expect("it is sent");
+    assert!(Peer { stream: http }.is_closed());
+    for (port, socket, bytes) in [
+        (
+            info.endpoint_port_base,
+            "SUB",
+            &b"\x02\0\0\0\0\x40\0\0\0"[..],
+        ),
+        (info.endpoint_port_base, "SUB", b"\x40\0"),
+        (replays, "REQ", b"\x01\0\0\x07seven b"),
+        (
+            replays,
+            "DEALER",
+            b"\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0\x01\0",
+        ),
+    ] {
+        let mut peer = Peer::connect(port, socket);
+        peer.write(bytes);
+        assert!(peer.is_closed(), "{socket} says {bytes:?}");
+    }
+    world.pass_on();
+    assert_eq!(subscriber.read_message().seq, 0);
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let world = World::new(&config());
+    let port = world.publisher.info().endpoint_port_base;
+    let json = json!({"publisher": "zmq", "endpoint": format!("tcp://*:{port}")});
+    let page_size = PageSize::new(PAGE).expect("positive");
+    let config = KvEventsConfig::parse(&json.to_string(), page_size).expect("valid");
+    let refused = KvEventPublisher::start(config.expect("it is on"), page_size).err();
+    let refused = refused.expect("the port is taken").to_string();
+    for part in [
+        "kv_events_config",
+        "endpoint",
+        &port.to_string(),
+        "another port",
+    ] {
+        assert!(refused.contains(part), "{refused} lacks {part}");
+    }
+    // Its end frees both ports.
+    drop(world);
+    assert!(TcpListener::bind(("0.0.0.0", port)).is_ok());
+}

@@ -1,0 +1,377 @@
+//! ZeroMQ's protocol on TCP, ZMTP 3.0 without security (RFC 23), as far as a PUB and a ROUTER socket need it that answers
+//! on the connection it was asked on.
+//!
+//! The crates that speak it keep a queue of messages for every subscriber, whose bytes nobody bounds, and take frames of
+//! any size. Here a connection is a reader and a writer, and whoever uses them decides what waits.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+const GREETING_BYTES: usize = 64;
+const MECHANISM: &[u8; 20] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+/// Flags of a frame.
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+/// The commands of a handshake are short, but their metadata may hold anything.
+const MAX_READY_BYTES: usize = 4096;
+/// What a PING may want to see again.
+const MAX_PING_BYTES: usize = 16;
+
+/// The end of a connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ZmtpError {
+    /// It broke.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The peer says what no ZeroMQ socket of a fitting type says.
+    #[error("the peer {0}")]
+    Peer(&'static str),
+    /// The peer has let too much time pass.
+    #[error("the peer was silent for too long")]
+    Late,
+}
+
+/// The types of sockets that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketType {
+    /// Sends to whoever subscribes.
+    Pub,
+    /// Answers whoever asks.
+    Router,
+}
+
+impl SocketType {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pub => "PUB",
+            Self::Router => "ROUTER",
+        }
+    }
+
+    fn goes_with(self, peer: &[u8]) -> bool {
+        match self {
+            Self::Pub => [&b"SUB"[..], b"XSUB"].contains(&peer),
+            Self::Router => [&b"REQ"[..], b"DEALER", b"ROUTER"].contains(&peer),
+        }
+    }
+}
+
+/// A frame as it was read.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// It is for the protocol, and no part of a message.
+    pub is_command: bool,
+    /// Further frames of the message follow.
+    pub has_more: bool,
+    /// Its bytes.
+    pub body: Vec<u8>,
+}
+
+/// What a subscriber says.
+#[derive(Debug, PartialEq, Eq)]
+pub enum SubscriberWord<'a> {
+    /// It wants messages that begin so.
+    Subscribe(&'a [u8]),
+    /// It does not want them any more.
+    Cancel(&'a [u8]),
+    /// It wants to know whether anybody is there: the answer.
+    Ping(Vec<u8>),
+}
+
+/// Agrees with the peer on the protocol and on what the sockets are.
+///
+/// # Errors
+/// [`ZmtpError::Peer`], if the peer speaks another version, wants security, or is no socket to talk to.
+pub async fn handshake(
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
+    socket: SocketType,
+) -> Result<(), ZmtpError> {
+    writer.write_all(&greeting()).await?;
+    let mut peer = [0; GREETING_BYTES];
+    reader.read_exact(&mut peer).await?;
+    check_greeting(&peer)?;
+    writer.write_all(&ready(socket)).await?;
+    let answer = read_frame(reader, MAX_READY_BYTES).await?;
+    match answer.is_command && socket.goes_with(peer_type(&answer.body).unwrap_or_default()) {
+        true => Ok(()),
+        false => Err(ZmtpError::Peer("is no socket that this one can talk to")),
+    }
+}
+
+/// Reads a frame of at most `limit` bytes.
+///
+/// # Errors
+/// [`ZmtpError::Peer`], if it is longer or is none.
+pub async fn read_frame(
+    reader: &mut (impl AsyncRead + Unpin),
+    limit: usize,
+) -> Result<Frame, ZmtpError> {
+    let flags = reader.read_u8().await?;
+    if flags & !(MORE | LONG | COMMAND) != 0 {
+        return Err(ZmtpError::Peer("sends what is no frame"));
+    }
+    let n_bytes = match flags & LONG {
+        0 => u64::from(reader.read_u8().await?),
+        _ => reader.read_u64().await?,
+    };
+    let n_bytes = usize::try_from(n_bytes).ok();
+    let n_bytes = n_bytes.filter(|n_bytes| *n_bytes <= limit);
+    let n_bytes = n_bytes.ok_or(ZmtpError::Peer("sends a frame that is too long"))?;
+    let mut body = vec![0; n_bytes];
+    reader.read_exact(&mut body).await?;
+    Ok(Frame {
+        is_command: flags & COMMAND != 0,
+        has_more: flags & MORE != 0,
+        body,
+    })
+}
+
+/// A message of these frames, as it is written.
+pub fn message(frames: &[&[u8]]) -> Vec<u8> {
+    let n_bytes: usize = frames.iter().map(|frame| 9 + frame.len()).sum();
+    let mut bytes = Vec::with_capacity(n_bytes);
+    for (at, frame) in frames.iter().enumerate() {
+        let more = match at + 1 < frames.len() {
+            true => MORE,
+            false => 0,
+        };
+        push_frame(&mut bytes, more, frame);
+    }
+    bytes
+}
+
+/// What a frame from a subscriber says, if it is anything to a publisher.
+pub fn subscriber_word(frame: &Frame) -> Option<SubscriberWord<'_>> {
+    let body = &frame.body[..];
+    if !frame.is_command {
+        // Peers of 3.0 send their subscriptions as messages.
+        return match body.split_first()? {
+            (1, topic) => Some(SubscriberWord::Subscribe(topic)),
+            (0, topic) => Some(SubscriberWord::Cancel(topic)),
+            _ => None,
+        };
+    }
+    let (name, rest) = command(body)?;
+    match name {
+        b"SUBSCRIBE" => Some(SubscriberWord::Subscribe(rest)),
+        b"CANCEL" => Some(SubscriberWord::Cancel(rest)),
+        b"PING" => pong(rest).map(SubscriberWord::Ping),
+        _ => None,
+    }
+}
+
+/// The answer to a frame, if that is a PING.
+pub fn answer_to_ping(frame: &Frame) -> Option<Vec<u8>> {
+    let (name, rest) = command(&frame.body)?;
+    match frame.is_command && name == b"PING" {
+        true => pong(rest),
+        false => None,
+    }
+}
+
+fn greeting() -> [u8; GREETING_BYTES] {
+    let mut bytes = [0; GREETING_BYTES];
+    (bytes[0], bytes[9]) = (0xff, 0x7f);
+    // Version 3.0.
+    bytes[10] = 3;
+    bytes[12..32].copy_from_slice(MECHANISM);
+    bytes
+}
+
+fn check_greeting(peer: &[u8; GREETING_BYTES]) -> Result<(), ZmtpError> {
+    if (peer[0], peer[9]) != (0xff, 0x7f) {
+        return Err(ZmtpError::Peer("does not speak ZeroMQ's protocol"));
+    }
+    if peer[10] < 3 {
+        return Err(ZmtpError::Peer("speaks a version before 3.0"));
+    }
+    match &peer[12..32] == MECHANISM {
+        true => Ok(()),
+        false => Err(ZmtpError::Peer("wants security, and this socket has none")),
+    }
+}
+
+fn ready(socket: SocketType) -> Vec<u8> {
+    let mut body = b"\x05READY".to_vec();
+    for (name, value) in [("Socket-Type", socket.name()), ("Identity", "")] {
+        body.push(name.len() as u8);
+        body.extend(name.as_bytes());
+        body.extend((value.len() as u32).to_be_bytes());
+        body.extend(value.as_bytes());
+    }
+    let mut bytes = Vec::new();
+    push_frame(&mut bytes, COMMAND, &body);
+    bytes
+}
+
+/// The type of socket that a READY names.
+fn peer_type(body: &[u8]) -> Option<&[u8]> {
+    let (name, mut rest) = command(body)?;
+    if name != b"READY" {
+        return None;
+    }
+    while let Some((key, behind)) = with_length(rest) {
+        let (n_bytes, behind) = behind.split_first_chunk::<4>()?;
+        let n_bytes = usize::try_from(u32::from_be_bytes(*n_bytes)).ok()?;
+        let (value, behind) = behind.split_at_checked(n_bytes)?;
+        if key.eq_ignore_ascii_case(b"Socket-Type") {
+            return Some(value);
+        }
+        rest = behind;
+    }
+    None
+}
+
+/// The name of a command, and what comes behind it.
+fn command(body: &[u8]) -> Option<(&[u8], &[u8])> {
+    with_length(body)
+}
+
+fn with_length(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (n_bytes, rest) = bytes.split_first()?;
+    rest.split_at_checked(usize::from(*n_bytes))
+}
+
+/// A PING has a time to live and then something to be said again.
+fn pong(ping: &[u8]) -> Option<Vec<u8>> {
+    let (_, context) = ping.split_first_chunk::<2>()?;
+    let context = &context[..context.len().min(MAX_PING_BYTES)];
+    let mut bytes = Vec::new();
+    push_frame(&mut bytes, COMMAND, &[b"\x04PONG", context].concat());
+    Some(bytes)
+}
+
+fn push_frame(bytes: &mut Vec<u8>, flags: u8, body: &[u8]) {
+    match u8::try_from(body.len()) {
+        Ok(n_bytes) => bytes.extend([flags, n_bytes]),
+        Err(_) => {
+            bytes.push(flags | LONG);
+            bytes.extend((body.len() as u64).to_be_bytes());
+        }
+    }
+    bytes.extend(body);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(is_command: bool, body: &[u8]) -> Frame {
+        Frame {
+            is_command,
+            has_more: false,
+            body: body.to_vec(),
+        }
+    }
+
+    #[test]
+    fn subscriptions_are_understood_in_both_forms() {
+        for (is_command, body, expected) in [
+            (
+                false,
+                &b"\x01kv"[..],
+                Some(SubscriberWord::Subscribe(b"kv")),
+            ),
+            (false, b"\x01", Some(SubscriberWord::Subscribe(b""))),
+            (false, b"\x00kv", Some(SubscriberWord::Cancel(b"kv"))),
+            (false, b"\x02", None),
+            (false, b"", None),
+            (
+                true,
+                b"\x09SUBSCRIBEkv",
+                Some(SubscriberWord::Subscribe(b"kv")),
+            ),
+            (true, b"\x06CANCEL", Some(SubscriberWord::Cancel(b""))),
+            (true, b"\x09SUB", None),
+            (true, b"\x05READY", None),
+        ] {
+            assert_eq!(
+                subscriber_word(&frame(is_command, body)),
+                expected,
+                "{body:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_ping_is_answered_with_its_context() {
+        let ping = frame(true, b"\x04PING\x00\x10abc");
+        let expected = b"\x04\x08\x04PONGabc".to_vec();
+        assert_eq!(answer_to_ping(&ping), Some(expected.clone()));
+        assert_eq!(subscriber_word(&ping), Some(SubscriberWord::Ping(expected)));
+        assert_eq!(answer_to_ping(&frame(false, b"\x04PING\x00\x10")), None);
+        assert_eq!(answer_to_ping(&frame(true, b"\x04PING")), None);
+    }
+
+    #[test]
+    fn frames_say_whether_more_follow_and_how_long_they_are() {
+        let long = vec![7; 300];
+        let bytes = message(&[b"", b"ab", &long]);
+        assert_eq!(bytes[..5], [1, 0, 1, 2, b'a']);
+        assert_eq!(bytes[6..15], [2, 0, 0, 0, 0, 0, 0, 1, 44]);
+        assert_eq!(bytes.len(), 15 + 300);
+    }
+
+    #[test]
+    fn the_type_of_a_peer_is_found_among_its_metadata() {
+        let body = b"\x05READY\x08Identity\x00\x00\x00\x01x\x0bsocket-type\x00\x00\x00\x03SUB";
+        assert_eq!(peer_type(body), Some(&b"SUB"[..]));
+        for body in [
+            &b"\x05READY"[..],
+            b"\x05ERROR\x0bSocket-Type\x00\x00\x00\x03SUB",
+            b"\x05READY\x0bSocket-Type\x00\x00\x00\x04SUB",
+            b"\x05READY\x0bSocket",
+            b"",
+        ] {
+            assert_eq!(peer_type(body), None, "{body:?}");
+        }
+        assert!(SocketType::Pub.goes_with(b"XSUB") && !SocketType::Pub.goes_with(b"PULL"));
+        assert!(SocketType::Router.goes_with(b"DEALER") && !SocketType::Router.goes_with(b""));
+    }
+
+    /// A run of the handshake against recorded bytes, and the error that it ends with.
+    fn shake(peer: &[u8], socket: SocketType) -> Option<String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.expect("it needs nothing");
+        let (mut reader, mut written) = (peer, Vec::new());
+        let ended = runtime.block_on(handshake(&mut reader, &mut written, socket));
+        ended.err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn peers_of_other_protocols_are_told_apart() {
+        // As libzmq 4.3 greets, which sends a length in the signature.
+        let mut subscriber = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
+        subscriber.resize(GREETING_BYTES, 0);
+        let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB";
+        let with_ready = |greeting: &[u8]| [greeting, ready].concat();
+        assert_eq!(shake(&with_ready(&subscriber), SocketType::Pub), None);
+        let changed = |at: usize, byte: u8| {
+            let mut greeting = subscriber.clone();
+            greeting[at] = byte;
+            with_ready(&greeting)
+        };
+        for (peer, socket, reason) in [
+            (with_ready(&subscriber), SocketType::Router, "can talk to"),
+            (changed(0, b'G'), SocketType::Pub, "ZeroMQ's protocol"),
+            (changed(10, 2), SocketType::Pub, "before 3.0"),
+            (changed(12, b'P'), SocketType::Pub, "security"),
+            (subscriber.clone(), SocketType::Pub, "eof"),
+            (
+                [&subscriber[..], b"\x80\0"].concat(),
+                SocketType::Pub,
+                "no frame",
+            ),
+        ] {
+            let error = shake(&peer, socket).expect(reason);
+            assert!(error.contains(reason), "{error} lacks {reason}");
+        }
+        let mut long = subscriber.clone();
+        long.extend(b"\x06\0\0\0\x01\0\0\0\0");
+        let error = shake(&long, SocketType::Pub).expect("four gigabytes");
+        assert!(error.contains("too long"), "{error}");
+    }
+}

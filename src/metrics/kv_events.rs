@@ -1,0 +1,109 @@
+//! What was published of the prefix cache.
+
+use metrics::{Counter, Gauge, counter, gauge};
+
+/// Their gauges, by name, with their help.
+pub(super) const GAUGES: [(&str, &str); 1] = [(
+    "souffleur_kv_event_subscribers",
+    "Subscribers to KV events that are connected.",
+)];
+
+/// Their counters.
+pub(super) const COUNTERS: [(&str, &str); 6] = [
+    (
+        "souffleur_kv_event_batches_total",
+        "Batches of KV events published.",
+    ),
+    (
+        "souffleur_kv_event_blocks_total",
+        "Blocks that KV events said were stored or removed.",
+    ),
+    (
+        "souffleur_kv_event_clears_total",
+        "KV events that said that all blocks are gone: at the start, after flushes and lost changes.",
+    ),
+    (
+        "souffleur_kv_event_lost_changes_total",
+        "Changes of the cache that the publisher of KV events had no room for; the cache is told again then.",
+    ),
+    (
+        "souffleur_kv_event_skipped_batches_total",
+        "Batches of KV events that subscribers did not get because they read too slowly.",
+    ),
+    (
+        "souffleur_kv_event_replays_total",
+        "Times that somebody asked for KV events again.",
+    ),
+];
+
+/// Batches, blocks and readers of KV events; clones count together.
+#[derive(Clone)]
+pub struct KvEventMetrics {
+    batches: Counter,
+    stored: Counter,
+    removed: Counter,
+    clears: Counter,
+    lost_changes: Counter,
+    skipped_batches: Counter,
+    replays: Counter,
+    subscribers: Gauge,
+}
+
+impl KvEventMetrics {
+    /// Binds the handles to the recorder that is installed now.
+    pub fn register() -> Self {
+        let blocks = |event| counter!("souffleur_kv_event_blocks_total", "event" => event);
+        let subscribers = gauge!("souffleur_kv_event_subscribers");
+        subscribers.set(0.0);
+        Self {
+            batches: counter!("souffleur_kv_event_batches_total"),
+            stored: blocks("stored"),
+            removed: blocks("removed"),
+            clears: counter!("souffleur_kv_event_clears_total"),
+            lost_changes: counter!("souffleur_kv_event_lost_changes_total"),
+            skipped_batches: counter!("souffleur_kv_event_skipped_batches_total"),
+            replays: counter!("souffleur_kv_event_replays_total"),
+            subscribers,
+        }
+    }
+
+    /// Counts a batch with so many blocks stored and removed.
+    pub fn published(&self, stored: usize, removed: usize, clears: usize) {
+        self.batches.increment(1);
+        self.stored.increment(stored as u64);
+        self.removed.increment(removed as u64);
+        self.clears.increment(clears as u64);
+    }
+
+    /// Counts changes of the cache that the publisher had no room for.
+    pub fn lost(&self, n_changes: usize) {
+        self.lost_changes.increment(n_changes as u64);
+    }
+
+    /// Counts batches that a subscriber did not get, because it reads too slowly.
+    pub fn skipped(&self, n_batches: u64) {
+        self.skipped_batches.increment(n_batches);
+    }
+
+    /// Counts a question for batches that were sent before.
+    pub fn replayed(&self) {
+        self.replays.increment(1);
+    }
+}
+
+/// A subscriber that is connected, until this is dropped.
+pub struct SubscriberCount(Gauge);
+
+impl SubscriberCount {
+    /// Counts one.
+    pub fn new(metrics: &KvEventMetrics) -> Self {
+        metrics.subscribers.increment(1.0);
+        Self(metrics.subscribers.clone())
+    }
+}
+
+impl Drop for SubscriberCount {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}

@@ -1,0 +1,17 @@
+//! The load of an engine, for those that share requests out among several.
+
+use crate::state::scheduler::pending::PendingTokens;
+use crate::state::scheduler::stats::EngineStats;
+
+/// What an engine has to do, and how fast it does it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineLoad {
+    /// Queues, pools and counters, as of the last plan.
+    pub stats: EngineStats,
+    /// Tokens that are inside and not computed yet.
+    pub pending: PendingTokens,
+    /// Tokens decoded a second, over the last second of work; 0 while nothing is inside.
+    pub gen_throughput: f64,
+    /// Part of the prompt tokens that came from the cache, from 0 to 1, of the last plan that admitted any request.
+    pub cache_hit_rate: f64,
+}

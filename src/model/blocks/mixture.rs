@@ -1,0 +1,54 @@
+//! Experts in the place of an MLP.
+
+use super::{Mlp, Norm};
+use crate::error::LoadError;
+use crate::kernels::Backend;
+use crate::model::config::experts::ExpertsConfig;
+use crate::model::loader::Loader;
+use crate::model::routed_experts::RoutedExperts;
+use crate::model::state_mixer::{GatedExpert, load_gated_expert};
+
+/// Experts in the place of an MLP, of which a router chooses. Beside them there may be one that every token goes through.
+pub struct Mixture<B: Backend> {
+    experts: RoutedExperts<B>,
+    /// One that all tokens go through.
+    shared: Option<Mlp<B>>,
+    /// The same behind a gate.
+    gated: Option<GatedExpert<B>>,
+}
+
+impl<B: Backend> Mixture<B> {
+    /// Loads the experts of a layer.
+    pub fn load(
+        loader: &mut Loader<'_, B>,
+        layer: usize,
+        config: &ExpertsConfig,
+    ) -> Result<Self, LoadError> {
+        let bias = loader.config().bias.mlp;
+        let shared = config
+            .shared_width
+            .map(|width| Mlp::of_module(loader, &config.names.shared(layer), width, bias))
+            .transpose()?;
+        Ok(Self {
+            shared,
+            experts: RoutedExperts::load(loader, layer, config)?,
+            gated: load_gated_expert(loader, layer)?,
+        })
+    }
+
+    /// Adds what the experts make of the residual stream `x`, normed, to it.
+    pub fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
+        let normed = norm.rows(backend, x);
+        let shared = self.shared.as_ref().map(|shared| {
+            let normed = norm.forward(backend, x, &shared.gate_up.weight);
+            shared.gated(backend, &normed)
+        });
+        self.experts.add(backend, x, &normed, &normed);
+        if let Some((gate, expert)) = &self.gated {
+            backend.add_gated_expert(x, &normed, gate, expert);
+        }
+        if let (Some(shared), Some(gated)) = (&self.shared, &shared) {
+            backend.project_add(x, gated, &shared.down);
+        }
+    }
+}

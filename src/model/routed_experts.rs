@@ -1,0 +1,62 @@
+//! A router and its experts, in whatever place of a layer a family has them.
+
+use crate::error::LoadError;
+use crate::kernels::{Backend, Expert, Router};
+use crate::model::config::experts::ExpertsConfig;
+use crate::model::loader::Loader;
+
+/// A router and its experts, each a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over those that it chooses.
+pub struct RoutedExperts<B: Backend> {
+    router: Router<B>,
+    experts: B::Experts,
+}
+
+impl<B: Backend> RoutedExperts<B> {
+    /// Loads the router and the experts of a layer, one after the other.
+    pub fn load(
+        loader: &mut Loader<'_, B>,
+        layer: usize,
+        config: &ExpertsConfig,
+    ) -> Result<Self, LoadError> {
+        let router = load_router(loader, layer, config)?;
+        let hidden = loader.config().hidden_size;
+        let experts = (0..config.count()).map(|expert| {
+            let [gate, up, down] = config.names.projections(layer, expert);
+            let gate_up = [(gate, config.width), (up, config.width)];
+            Ok(Expert {
+                gate_up: loader.linear(&gate_up, hidden, config.bias)?,
+                down: loader.linear(&[(down, hidden)], config.width, config.bias)?,
+            })
+        });
+        let experts = experts.collect::<Result<Vec<_>, LoadError>>()?;
+        Ok(Self {
+            router,
+            experts: loader.experts(experts, config.gate),
+        })
+    }
+
+    /// Adds what the experts make of `rows`, as the router chooses them by `routed`.
+    pub fn add(&self, backend: &mut B, sum: &mut B::Tensor, routed: &B::Tensor, rows: &B::Tensor) {
+        let routes = backend.route(routed, &self.router);
+        backend.add_experts(sum, rows, routes, &self.experts);
+    }
+}
+
+fn load_router<B: Backend>(
+    loader: &mut Loader<'_, B>,
+    layer: usize,
+    config: &ExpertsConfig,
+) -> Result<Router<B>, LoadError> {
+    let hidden = loader.config().hidden_size;
+    let (names, count) = (config.names, config.count());
+    let numbers = |loader: &mut Loader<'_, B>, are_there: bool, name: &str| match are_there {
+        true => loader.vector(&[(name, count)]).map(Some),
+        false => Ok(None),
+    };
+    Ok(Router {
+        logits: loader.linear(&[(names.router(layer), count)], hidden, config.bias)?,
+        correction: numbers(loader, config.corrected, &names.correction(layer))?,
+        factors: numbers(loader, config.scaled, &names.factors(layer))?,
+        routing: config.routing,
+    })
+}

@@ -1,0 +1,304 @@
+//! `GET /v1/loads`, `/loads` and `/get_load`: what gateways ask before they choose an engine.
+
+use std::time::SystemTime;
+
+use actix_web::HttpResponse;
+use actix_web::web::{Data, Query};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::openapi::path::Operation;
+
+use super::error::ApiError;
+use super::health::RANKS;
+use super::openapi::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{Shape, count, list, name_of, number, object, text, whole};
+use super::state::AppState;
+use crate::engine::ModelInfo;
+use crate::field::{Field, Shallow};
+use crate::metrics::EngineLoad;
+
+/// The only data-parallel rank.
+const RANK: &str = "0";
+const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
+
+/// What a gateway may ask for.
+#[derive(Deserialize)]
+pub(super) struct Wish {
+    include: Option<String>,
+    dp_rank: Option<String>,
+    format: Option<String>,
+}
+
+impl Wish {
+    /// A section is wanted by its name, by `all`, or where none is named. Names that nobody knows are those of other
+    /// versions, and no error.
+    fn includes(&self, section: &str) -> bool {
+        let named = self.include.as_deref().unwrap_or_default();
+        let mut names = named.split(',').map(str::trim);
+        named.is_empty() || names.any(|name| name == section || name == "all")
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        must_be("dp_rank", &self.dp_rank, RANK, "0: there is one rank")?;
+        let json = "json: /metrics has these numbers for Prometheus";
+        must_be("format", &self.format, "json", json)
+    }
+}
+
+fn must_be(name: &str, value: &Option<String>, only: &str, wanted: &str) -> Result<(), ApiError> {
+    match value {
+        Some(value) if value != only => {
+            let value = Shallow::Text(value.clone());
+            Err(Field::new(name, &value).must_be(wanted).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One rank's load, under SGLang's names.
+#[derive(Serialize)]
+struct RankLoad {
+    dp_rank: usize,
+    num_running_reqs: usize,
+    num_waiting_reqs: usize,
+    num_total_reqs: usize,
+    num_waiting_uncached_tokens: usize,
+    num_used_tokens: usize,
+    num_total_tokens: usize,
+    max_total_num_tokens: usize,
+    max_running_requests: usize,
+    token_usage: f64,
+    gen_throughput: f64,
+    cache_hit_rate: f64,
+    utilization: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disaggregation: Option<Disaggregation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queues: Option<Queues>,
+}
+
+#[derive(Serialize)]
+struct Memory {
+    weight_gb: f64,
+    kv_cache_gb: f64,
+    token_capacity: usize,
+}
+
+#[derive(Serialize)]
+struct Disaggregation {
+    mode: &'static str,
+}
+
+#[derive(Serialize)]
+struct Queues {
+    waiting: usize,
+    paused: usize,
+    retracted: usize,
+}
+
+impl RankLoad {
+    fn new(load: &EngineLoad, model: &ModelInfo, wish: &Wish) -> Self {
+        let stats = &load.stats;
+        Self {
+            dp_rank: 0,
+            num_running_reqs: stats.running_requests,
+            num_waiting_reqs: stats.waiting_requests,
+            num_total_reqs: stats.running_requests + stats.waiting_requests,
+            num_waiting_uncached_tokens: load.pending.total(),
+            num_used_tokens: stats.used_tokens(),
+            num_total_tokens: total_tokens(load),
+            max_total_num_tokens: model.max_total_tokens,
+            max_running_requests: model.max_running_requests,
+            token_usage: stats.token_usage(),
+            gen_throughput: load.gen_throughput,
+            cache_hit_rate: load.cache_hit_rate,
+            utilization: stats.utilization(),
+            memory: wish.includes("memory").then(|| Memory::of(model)).flatten(),
+            disaggregation: wish
+                .includes("disagg")
+                .then_some(Disaggregation { mode: "null" }),
+            queues: wish.includes("queues").then(|| Queues {
+                waiting: stats.waiting_requests,
+                // Requests are retracted, never paused.
+                paused: 0,
+                retracted: stats.retracted_requests,
+            }),
+        }
+    }
+}
+
+impl Memory {
+    /// Nothing is known of the memory of a host's own executor.
+    fn of(model: &ModelInfo) -> Option<Self> {
+        let gb = |bytes: u64| bytes as f64 / BYTES_PER_GB;
+        model.memory.as_ref().map(|memory| Self {
+            weight_gb: gb(memory.budget.weights_bytes),
+            kv_cache_gb: gb(memory.kv_bytes),
+            token_capacity: model.max_total_tokens,
+        })
+    }
+}
+
+/// Tokens that are held and tokens that wait to be: the one number to compare engines by.
+fn total_tokens(load: &EngineLoad) -> usize {
+    load.stats.used_tokens() + load.pending.waiting
+}
+
+/// Answers `GET /v1/loads`, as SGLang's and as smg asks for it, and `GET /loads`.
+pub(super) async fn loads(
+    state: Data<AppState>,
+    wish: Query<Wish>,
+) -> Result<HttpResponse, ApiError> {
+    wish.check()?;
+    let engine = &state.loaded()?.engine;
+    let load = engine.load().await?;
+    let now = humantime::format_rfc3339_millis(SystemTime::now());
+    Ok(HttpResponse::Ok().json(json!({
+        "timestamp": now.to_string(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "dp_rank_count": RANKS,
+        "loads": [RankLoad::new(&load, engine.model(), &wish)],
+    })))
+}
+
+/// Answers `GET /get_load`, the older form, of which sglang-router sums `num_tokens`.
+pub(super) async fn get_load(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
+    Ok(HttpResponse::Ok().json(load_facts(&state).await?))
+}
+
+/// The load in its older form.
+pub(super) async fn load_facts(state: &AppState) -> Result<Value, ApiError> {
+    let load = state.loaded()?.engine.load().await?;
+    let stats = &load.stats;
+    Ok(json!([{
+        "dp_rank": 0,
+        "num_reqs": stats.running_requests + stats.waiting_requests,
+        "num_waiting_reqs": stats.waiting_requests,
+        "num_tokens": total_tokens(&load),
+        "num_pending_tokens": load.pending.total(),
+    }]))
+}
+
+fn rank_load() -> Shape {
+    let memory = object()
+        .has("weight_gb", number())
+        .has("kv_cache_gb", number())
+        .has("token_capacity", count());
+    let queues = object().has("waiting", count()).has("paused", count()).has(
+        "retracted",
+        count().about("they wait because they were retracted"),
+    );
+    let held = "tokens of the KV pool that requests hold";
+    let part = "the part of the prompts of the last admission that came from the cache";
+    object()
+        .has("dp_rank", count())
+        .has("num_running_reqs", count())
+        .has("num_waiting_reqs", count())
+        .has("num_total_reqs", count())
+        .has(
+            "num_waiting_uncached_tokens",
+            count()
+                .about("tokens not computed yet: what of them is cached is known at an admission"),
+        )
+        .has("num_used_tokens", count().about(held))
+        .has(
+            "num_total_tokens",
+            count().about("the same, and those of the requests that wait"),
+        )
+        .has("max_total_num_tokens", count())
+        .has("max_running_requests", count())
+        .has("token_usage", number().at_least(0).at_most(1))
+        .has("gen_throughput", number().about("tokens decoded a second"))
+        .has(
+            "cache_hit_rate",
+            number().at_least(0).at_most(1).about(part),
+        )
+        .has("utilization", number().at_least(0))
+        .may_have("memory", memory.shape())
+        .may_have(
+            "disaggregation",
+            object().has("mode", name_of(["null"])).shape(),
+        )
+        .may_have("queues", queues.shape())
+        .shape()
+}
+
+pub(super) fn operation(_: &Facts) -> Operation {
+    let loads = object()
+        .has("timestamp", text())
+        .has("version", text())
+        .has("dp_rank_count", count())
+        .has("loads", list(rank_load()));
+    describe(Group::Server, "The load, for gateways")
+        .query(
+            "include",
+            text(),
+            "sections, with commas between them: `core` is always there; `memory`, `disagg`, `queues`; `all` is the \
+             default. Other names are ignored",
+        )
+        .query("dp_rank", whole().at_least(0).at_most(0), "a rank: there is one")
+        .query("format", name_of(["json"]), "`/metrics` is for Prometheus")
+        .answers(loads.shape(), "the load of each rank")
+        .fails(400, "there is no such rank or format")
+        .needs_engine("there is no engine")
+        .done()
+}
+
+pub(super) fn get_load_operation(_: &Facts) -> Operation {
+    let load = object()
+        .has("dp_rank", count())
+        .has("num_reqs", count())
+        .has("num_waiting_reqs", count())
+        .has(
+            "num_tokens",
+            count().about("held, or of requests that wait"),
+        )
+        .has("num_pending_tokens", count().about("not computed yet"));
+    describe(Group::Server, "The load, as older gateways ask for it")
+        .answers(list(load.shape()), "the load of each rank")
+        .needs_engine("there is no engine")
+        .done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(include: Option<&str>) -> Wish {
+        Wish {
+            include: include.map(str::to_owned),
+            dp_rank: None,
+            format: None,
+        }
+    }
+
+    #[test]
+    fn sections_are_those_that_are_named_or_all() {
+        for all in [None, Some(""), Some("all"), Some("core, all")] {
+            assert!(wish(all).includes("queues"), "{all:?}");
+        }
+        let some = wish(Some("core, disagg,of_another_version"));
+        assert!(some.includes("disagg") && !some.includes("queues"));
+    }
+
+    #[test]
+    fn another_rank_or_format_is_refused_by_name() {
+        let refused = |dp_rank: Option<&str>, format: Option<&str>| {
+            let wish = Wish {
+                dp_rank: dp_rank.map(str::to_owned),
+                format: format.map(str::to_owned),
+                ..wish(None)
+            };
+            let error = wish.check().err();
+            error.map(|error| error.message().to_owned())
+        };
+        assert_eq!(refused(Some("0"), Some("json")), None);
+        let text = refused(Some("1"), None).expect("there is one rank");
+        assert!(text.starts_with("dp_rank is \"1\", must be 0"), "{text}");
+        let text = refused(None, Some("prometheus")).expect("it is JSON alone");
+        assert!(text.contains("/metrics"), "{text}");
+    }
+}

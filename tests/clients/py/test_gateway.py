@@ -1,0 +1,132 @@
+"""Clients of a gateway in front of two engines: they get an engine's answers, and prefixes meet the one that has them."""
+
+import contextlib
+import json
+import os
+
+from fleet import Fleet
+from world import wait_until
+
+GATEWAY = os.environ["SOUFFLEUR_GATEWAY"]
+PLACES = ("Stage", "Pit", "Box", "Gallery", "Foyer", "Wings")
+TURNS = 4
+GREEDY = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+class Gateway(Fleet):
+    def tearDown(self):
+        self.wait_until_whole()
+
+    def flush(self):
+        flushed = self.http.post("/flush_cache")
+        self.assertEqual(flushed.status_code, 200, flushed.text)
+
+    def test_turns_of_a_conversation_meet_the_engine_that_has_the_others(self):
+        self.flush()
+        conversations = [
+            [{"role": "user", "content": f"{place}: tell me what happens behind the curtain. " * 8}] for place in PLACES
+        ]
+        # All are under way at once: one engine does not get them all.
+        with contextlib.ExitStack() as streams:
+            for messages in conversations:
+                streams.enter_context(self.endless("/v1/chat/completions", messages=messages))
+            self.check_both_run(len(conversations))
+        self.wait_until_whole()
+        before = [engine.prompt_tokens() for engine in self.engines]
+        cached = [100] * len(conversations)
+        for turn in range(TURNS):
+            for index, messages in enumerate(conversations):
+                answer = self.chat(messages)
+                usage = answer.usage
+                self.assertGreaterEqual(usage.prompt_tokens_details.cached_tokens, cached[index])
+                # The last tokens of a prompt open the answer, which a later turn may write in another way.
+                cached[index] = usage.prompt_tokens - 8
+                messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+                messages.append({"role": "user", "content": f"And then, {turn}?"})
+        shares = [engine.prompt_tokens() - seen for engine, seen in zip(self.engines, before)]
+        self.assertTrue(all(shares), f"one engine has done it all: {shares}")
+
+    def test_answers_are_those_of_an_engine(self):
+        for prompt in ({"text": "The curtain rises."}, {"input_ids": list(range(40, 60))}):
+            direct = self.generate(self.engines[0].http, sampling_params=GREEDY, **prompt)
+            through = self.generate(sampling_params=GREEDY, **prompt)
+            self.assertEqual(through["output_ids"], direct["output_ids"])
+
+    def test_streams_come_in_pieces_and_to_their_end(self):
+        options = {"model": self.model, "temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+        messages = [{"role": "user", "content": "Who is on the stage?"}]
+        whole = self.client.chat.completions.create(messages=messages, **options)
+        deltas = self.client.chat.completions.create(messages=messages, stream=True, **options)
+        pieces = [choice.delta.content or "" for chunk in deltas for choice in chunk.choices]
+        self.assertEqual("".join(pieces), whole.choices[0].message.content)
+        self.assertGreater(len(pieces), 2)
+        whole = self.client.completions.create(prompt="The curtain", **options)
+        chunks = self.client.completions.create(prompt="The curtain", stream=True, **options)
+        self.assertEqual("".join(chunk.choices[0].text for chunk in chunks), whole.choices[0].text)
+
+    def test_a_native_stream_ends_as_an_engines_does(self):
+        call = {"text": "The lights go out.", "sampling_params": GREEDY, "stream": True}
+        with self.http.stream("POST", "/generate", json=call) as response:
+            self.assertEqual(response.status_code, 200)
+            events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        self.assertEqual(events[-1], "[DONE]")
+        last = json.loads(events[-2])
+        self.assertEqual(last["meta_info"]["completion_tokens"], GREEDY["max_new_tokens"])
+
+    def test_a_client_that_leaves_is_cancelled_in_its_engine(self):
+        before = self.aborted()
+        with self.endless(text="A play without an end."):
+            wait_until("the request runs", lambda: sum(self.running()) == 1)
+        self.wait_until_whole()
+        self.assertEqual(self.aborted(), before + 1)
+
+    def aborted(self):
+        pages = [engine.http.get("/metrics").text for engine in self.engines]
+        lines = [line for page in pages for line in page.splitlines()]
+        counted = [line for line in lines if line.startswith("sglang:num_aborted_requests_total{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in counted)
+
+    def test_the_load_of_engines_is_known(self):
+        with self.paused_under_way(input_ids=list(range(40, 140))):
+            wait_until("one of two engines has the load", self.is_one_loaded)
+        self.wait_until_whole()
+        wait_until("the load is gone", lambda: not any(self.loads()))
+
+    @contextlib.contextmanager
+    def paused_under_way(self, **call):
+        """A request that neither ends nor leaves."""
+        with self.endless(**call):
+            try:
+                for engine in self.engines:
+                    engine.pause()
+                yield
+            finally:
+                for engine in self.engines:
+                    engine.go_on()
+
+    def is_one_loaded(self):
+        # 100 tokens of the prompt, and those of the answer so far.
+        return sorted(load > 100 for load in self.loads()) == [False, True]
+
+    def loads(self):
+        """Tokens that each engine has to hold, by the gateway's own account."""
+        loads = self.http.get("/get_loads").json()
+        if GATEWAY == "sglang_router":
+            self.assertTrue(all(worker["load"] >= 0 for worker in loads["workers"]), loads)
+            return [worker["load"] for worker in loads["workers"]]
+        ranks = loads["loads"]
+        self.assertEqual(len(ranks), len(self.engines), loads)
+        for rank in ranks:
+            self.assertGreater(rank["max_total_num_tokens"], 0, loads)
+        return [rank["num_used_tokens"] for rank in ranks]
+
+    def test_flushing_empties_every_engine_that_is_idle(self):
+        for engine in self.engines:
+            self.generate(engine.http, text="Once upon a time", sampling_params=GREEDY)
+        self.wait_until_whole()
+        self.assertTrue(all(engine.cached_tokens() for engine in self.engines))
+        self.flush()
+        self.assertFalse(any(engine.cached_tokens() for engine in self.engines))
+        with self.paused_under_way(text="A play without an end."):
+            refused = self.http.post("/flush_cache")
+            self.assertEqual(refused.status_code, 206, refused.text)

@@ -1,0 +1,128 @@
+//! The other side of a ZeroMQ socket, byte by byte.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// Whoever waits for longer will wait for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A socket on the other side.
+pub struct Peer {
+    pub stream: TcpStream,
+}
+
+/// The frames of a message from a publisher.
+pub struct Message {
+    pub topic: String,
+    pub seq: i64,
+    pub payload: Value,
+}
+
+impl Peer {
+    pub fn connect(port: u16, socket: &str) -> Self {
+        Self::shake(TcpStream::connect(("127.0.0.1", port)), socket)
+    }
+
+    pub fn shake(stream: std::io::Result<TcpStream>, socket: &str) -> Self {
+        let stream = stream.expect("somebody listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("it is set");
+        let mut peer = Self { stream };
+        let mut greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
+        greeting.resize(64, 0);
+        peer.write(&greeting);
+        let mut theirs = [0; 64];
+        peer.stream.read_exact(&mut theirs).expect("a greeting");
+        assert_eq!(&theirs[10..17], b"\x03\0NULL\0");
+        let mut ready = b"\x05READY\x0bSocket-Type".to_vec();
+        ready.extend((socket.len() as u32).to_be_bytes());
+        ready.extend(socket.as_bytes());
+        peer.write(&[&[4, ready.len() as u8], &ready[..]].concat());
+        let (flags, theirs) = peer.read_frame();
+        assert_eq!((flags, &theirs[..6]), (4, &b"\x05READY"[..]));
+        peer
+    }
+
+    /// Returns once the publisher knows of the subscription.
+    pub fn subscribe(&mut self, topic: &str) {
+        let wish = [b"\x01", topic.as_bytes()].concat();
+        self.write(&[&[0, wish.len() as u8], &wish[..]].concat());
+        self.write(b"\x04\x0a\x04PING\0\x0aabc");
+        assert_eq!(self.read_frame(), (4, b"\x04PONGabc".to_vec()));
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("it listens");
+    }
+
+    fn read_frame(&mut self) -> (u8, Vec<u8>) {
+        let mut head = [0; 2];
+        self.stream.read_exact(&mut head).expect("a frame");
+        let n_bytes = match head[0] & 2 {
+            0 => u64::from(head[1]),
+            _ => {
+                let mut rest = [0; 7];
+                self.stream.read_exact(&mut rest).expect("a length");
+                let bytes = [&head[1..], &rest[..]].concat();
+                u64::from_be_bytes(bytes.try_into().expect("eight of them"))
+            }
+        };
+        let mut body = vec![0; n_bytes as usize];
+        self.stream.read_exact(&mut body).expect("a frame");
+        (head[0] & !2, body)
+    }
+
+    fn read_frames(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        loop {
+            let (flags, body) = self.read_frame();
+            frames.push(body);
+            if flags == 0 {
+                return frames;
+            }
+        }
+    }
+
+    pub fn read_message(&mut self) -> Message {
+        message(&self.read_frames())
+    }
+
+    /// The answers to the question for batches from `first` on.
+    pub fn ask(&mut self, first: u64) -> Vec<Message> {
+        self.write(b"\x01\0\0\x08");
+        self.write(&first.to_be_bytes());
+        let mut answers = Vec::new();
+        loop {
+            let frames = self.read_frames();
+            assert_eq!(frames[0], b"", "behind the envelope of a REQ");
+            if frames[2] == (-1_i64).to_be_bytes() {
+                assert_eq!(
+                    (&frames[1], &frames[3], frames.len()),
+                    (&vec![], &vec![], 4)
+                );
+                return answers;
+            }
+            answers.push(message(&frames[1..]));
+        }
+    }
+
+    /// Waits for the end of the connection.
+    pub fn is_closed(&mut self) -> bool {
+        let mut rest = Vec::new();
+        let _ = self.stream.read_to_end(&mut rest);
+        self.stream.read(&mut [0]).is_ok_and(|n_bytes| n_bytes == 0)
+    }
+}
+
+fn message(frames: &[Vec<u8>]) -> Message {
+    let [topic, seq, payload] = frames else {
+        panic!("{frames:?}");
+    };
+    Message {
+        topic: String::from_utf8(topic.clone()).expect("UTF-8"),
+        seq: i64::from_be_bytes(seq.clone().try_into().expect("eight bytes")),
+        payload: rmp_serde::from_slice(payload).expect("MessagePack"),
+    }
+}

@@ -1,0 +1,125 @@
+//! What a whole engine publishes of its cache: through a death and a rebuild, and where it cannot.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineHandle};
+
+use super::doubles::{Mishap, mishap_parts};
+use super::world::{Build, World, assert_finished, collect, request, within};
+use super::zmq_peer::Peer;
+
+/// Behind a first request, and before the end of a second one.
+const MISHAP_STEP: u64 = 30;
+const BLOCK: usize = 16;
+
+fn build(endpoint: &str) -> Build {
+    let json = json!({
+        "publisher": "zmq",
+        "endpoint": endpoint,
+        "replay_endpoint": "tcp://*:0",
+        "block_size": BLOCK,
+    });
+    let config = EngineConfig {
+        kv_events_config: Some(json.to_string()),
+        ..Build::default().config
+    };
+    Build {
+        config,
+        ..Build::default()
+    }
+}
+
+/// All events so far.
+fn events(engine: &EngineHandle) -> Vec<Value> {
+    let port = engine.kv_events().expect("it publishes");
+    let port = port.replay_endpoint_port_base.expect("it is configured");
+    let batches = Peer::connect(port, "REQ").ask(0);
+    let events = batches.iter().flat_map(|batch| {
+        let events = batch.payload[1].as_array();
+        events.expect("a batch has a list").clone()
+    });
+    events.collect()
+}
+
+/// The events from where everything was cleared for the `n`th time.
+fn since_clear(engine: &EngineHandle, n: usize) -> Option<Vec<Value>> {
+    let events = events(engine);
+    let is_clear = |event: &Value| event["type"] == "AllBlocksCleared";
+    let places = (0..events.len()).filter(|at| is_clear(&events[*at]));
+    let at = places.skip(n - 1).last()?;
+    Some(events[at + 1..].to_vec())
+}
+
+/// The ids of the prompt's blocks, once they are stored behind the `n`th clear, and nothing before them.
+async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
+    let whole = prompt.len() / BLOCK * BLOCK;
+    within(async {
+        loop {
+            let events = since_clear(engine, n).unwrap_or_default();
+            let (mut ids, mut tokens) = (Vec::new(), Vec::new());
+            for event in &events {
+                assert_eq!(event["type"], "BlockStored");
+                ids.extend(event["block_hashes"].as_array().expect("ids").clone());
+                tokens.extend(event["token_ids"].as_array().expect("tokens").clone());
+            }
+            if tokens.len() >= whole {
+                assert_eq!(json!(tokens[..whole]), json!(prompt[..whole]));
+                ids.truncate(whole / BLOCK);
+                return ids;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_engine_that_was_rebuilt_says_that_everything_is_gone_and_publishes_on() {
+    let build = build("tcp://*:0");
+    let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Panic);
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    let prompt: Vec<u32> = (1..50).collect();
+    let outcome = collect(world.generate(request(&prompt, 2, 7))).await;
+    assert_finished(&outcome, &prompt, 2, 7);
+    let before = stored(&world.engine, 1, &prompt).await;
+    let mut endless = request(&[9; 40], 1000, 7);
+    endless.sampling.ignore_eos = true;
+    let outcome = collect(world.generate(endless)).await;
+    assert!(outcome.end.is_terminal());
+    within(async {
+        let is_over = || world.engine.is_ready() && since_clear(&world.engine, 2).is_some();
+        while !is_over() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(since_clear(&world.engine, 2), Some(Vec::new()));
+    let outcome = collect(world.generate(request(&prompt, 2, 7))).await;
+    assert_finished(&outcome, &prompt, 2, 7);
+    assert_eq!(stored(&world.engine, 2, &prompt).await, before);
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_does_not_start_without_the_port_that_it_was_told() {
+    let taken = TcpListener::bind("0.0.0.0:0").expect("a port is free");
+    let port = taken.local_addr().expect("it is bound").port();
+    let build = build(&format!("tcp://*:{port}"));
+    let parts = build.parts();
+    let refused = Engine::start_with(build.config, parts).err();
+    let refused = refused.expect("the port is taken").to_string();
+    assert!(refused.contains("kv_events_config"), "{refused}");
+    assert!(refused.contains(&port.to_string()), "{refused}");
+}
+
+#[tokio::test]
+async fn an_engine_that_was_not_asked_to_publishes_nothing() {
+    let world = Build::default().start();
+    assert_eq!(world.engine.kv_events(), None);
+    world.stop().await;
+}

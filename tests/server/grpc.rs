@@ -1,0 +1,327 @@
+//! gRPC as Dynamo's sidecar speaks it, asked by a client that is made of the same proto file. With the feature `grpc` only.
+
+use std::net::TcpListener;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use souffleur::server::grpc::proto::sglang_service_client::SglangServiceClient;
+use souffleur::server::grpc::proto::{
+    AbortRequest, FlushCacheRequest, GenerateRequest, GenerateResponse, GetLoadRequest,
+    GetModelInfoRequest, GetServerInfoRequest, HealthCheckRequest, ListModelsRequest,
+    SamplingParams,
+};
+use souffleur::server::{ApiKey, grpc};
+use tonic::metadata::MetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+
+use crate::http::post;
+use crate::world::{World, block_on, wait_until};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Client = SglangServiceClient<Channel>;
+
+/// A server with a port for gRPC.
+struct GrpcWorld {
+    world: World,
+    url: String,
+    thread: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+impl GrpcWorld {
+    fn new(world: World) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = listener.local_addr().expect("the socket is bound");
+        let state = world.state.clone();
+        let serve = move || actix_web::rt::System::new().block_on(grpc::run(listener, state));
+        Self {
+            world,
+            url: format!("http://{address}"),
+            thread: Some(std::thread::spawn(serve)),
+        }
+    }
+
+    /// Does something with a client, on a runtime of its own.
+    fn with<T>(&self, ask: impl AsyncFnOnce(Client) -> T) -> T {
+        block_on(async {
+            let client = Client::connect(self.url.clone()).await;
+            ask(client.expect("it listens")).await
+        })
+    }
+}
+
+impl Drop for GrpcWorld {
+    fn drop(&mut self) {
+        self.world.state.drain();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            if !std::thread::panicking() {
+                ended
+                    .expect("the server does not panic")
+                    .expect("its sockets work");
+            }
+        }
+    }
+}
+
+fn request(max_new_tokens: i32) -> GenerateRequest {
+    GenerateRequest {
+        input_ids: (10..40).collect(),
+        sampling_params: Some(SamplingParams {
+            temperature: Some(0.0),
+            max_new_tokens: Some(max_new_tokens),
+            ignore_eos: Some(true),
+            ..SamplingParams::default()
+        }),
+        stream: Some(true),
+        ..GenerateRequest::default()
+    }
+}
+
+/// What is left of a stream.
+async fn rest(mut stream: Streaming<GenerateResponse>) -> Result<Vec<GenerateResponse>, Status> {
+    let mut responses = Vec::new();
+    while let Some(response) = stream.message().await? {
+        responses.push(response);
+    }
+    Ok(responses)
+}
+
+fn parse(text: &str) -> Value {
+    serde_json::from_str(text).expect("it is JSON")
+}
+
+#[test]
+fn tokens_are_those_of_http_and_come_once_each() {
+    let grpc = GrpcWorld::new(World::new());
+    let sampling = json!({"max_new_tokens": 20, "temperature": 0, "ignore_eos": true});
+    let ids: Vec<i32> = (10..40).collect();
+    let call = json!({"input_ids": ids, "sampling_params": sampling});
+    let expected = post(grpc.world.addr, "/generate", &call).ok();
+    for stream in [Some(true), None] {
+        let responses = grpc.with(async |mut client: Client| {
+            let request = GenerateRequest {
+                stream,
+                ..request(20)
+            };
+            let stream = client.generate(request).await.expect("it is taken");
+            rest(stream.into_inner()).await.expect("it ends well")
+        });
+        let ids: Vec<i32> = responses
+            .iter()
+            .flat_map(|response| response.output_ids.clone())
+            .collect();
+        assert_eq!(json!(ids), expected["output_ids"]);
+        let (last, others) = responses.split_last().expect("there are some");
+        assert!(last.finished && others.iter().all(|response| !response.finished));
+        assert_eq!(others.is_empty(), stream.is_none());
+        let reason = parse(&last.meta_info["finish_reason"]);
+        assert_eq!(reason, json!({"type": "length", "length": 20}));
+        for (name, count) in [("prompt_tokens", 30), ("completion_tokens", 20)] {
+            assert_eq!(parse(&last.meta_info[name]), count, "{name}");
+        }
+        let cached = parse(&last.meta_info["cached_tokens"]);
+        assert_eq!(cached, 29, "all but the last token of the prompt");
+    }
+    grpc.world.wait_until_whole();
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_field() {
+    let grpc = GrpcWorld::new(World::new());
+    // At once, or by the engine, which ends the stream with the reason.
+    let refused = |request: GenerateRequest| {
+        let outcome = grpc.with(async |mut client: Client| {
+            let stream = client.generate(request).await?;
+            rest(stream.into_inner()).await
+        });
+        outcome.expect_err("it is refused")
+    };
+    let sampling = |change: fn(&mut SamplingParams)| {
+        let mut request = request(5);
+        change(request.sampling_params.as_mut().expect("there are some"));
+        request
+    };
+    for (request, part) in [
+        (
+            sampling(|params| params.temperature = Some(-1.0)),
+            "temperature",
+        ),
+        (sampling(|params| params.top_p = Some(f32::NAN)), "top_p"),
+        (
+            sampling(|params| params.max_new_tokens = Some(-1)),
+            "max_new_tokens",
+        ),
+        (sampling(|params| params.n = Some(2)), "2 samples"),
+        (
+            GenerateRequest {
+                input_ids: vec![-1],
+                ..request(5)
+            },
+            "input_ids",
+        ),
+        (
+            GenerateRequest {
+                return_logprob: Some(true),
+                ..request(5)
+            },
+            "return_logprob",
+        ),
+    ] {
+        let status = refused(request);
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert!(status.message().contains(part), "{part}: {status:?}");
+    }
+    grpc.world.wait_until_whole();
+}
+
+#[test]
+fn clients_that_leave_or_abort_are_cancelled() {
+    let grpc = GrpcWorld::new(World::new());
+    grpc.with(async |mut client: Client| {
+        let stream = client.generate(request(60_000)).await;
+        let mut stream = stream.expect("it is taken").into_inner();
+        let first = stream.message().await.expect("it goes on");
+        assert!(!first.expect("a response").finished);
+        drop(stream);
+        wait_for(&grpc.world, 0).await;
+        let named = GenerateRequest {
+            rid: Some("named".to_owned()),
+            ..request(60_000)
+        };
+        let stream = client.generate(named).await.expect("it is taken");
+        wait_for(&grpc.world, 1).await;
+        let abort = AbortRequest {
+            rid: "named".to_owned(),
+            abort_all: false,
+        };
+        let aborted = client.abort(abort).await.expect("it is heard");
+        assert!(aborted.into_inner().success);
+        let responses = rest(stream.into_inner()).await.expect("it ends");
+        let last = responses.last().expect("there is one");
+        let reason = parse(&last.meta_info["finish_reason"]);
+        assert_eq!(reason["type"], "abort");
+    });
+    grpc.world.wait_until_whole();
+}
+
+/// Waits until so many requests run, and lets the client's connection go on meanwhile.
+async fn wait_for(world: &World, requests: usize) {
+    let engine = world.engine();
+    let wait = async {
+        while engine.stats().await.expect("it lives").running_requests != requests {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, wait).await;
+    waited.unwrap_or_else(|_| panic!("waited too long until {requests} requests run"));
+}
+
+#[test]
+fn the_server_describes_itself_as_the_sidecar_asks() {
+    let grpc = GrpcWorld::new(World::new());
+    grpc.with(async |mut client: Client| {
+        let healthy = client.health_check(HealthCheckRequest {}).await;
+        assert!(healthy.expect("it answers").into_inner().healthy);
+        let model = client.get_model_info(GetModelInfoRequest {}).await;
+        let model = model.expect("it answers").into_inner();
+        let info = parse(&model.json_info);
+        assert_eq!(info["tokenizer_path"], model.model_path);
+        let models = client.list_models(ListModelsRequest {}).await;
+        let models = models.expect("it answers").into_inner().models;
+        assert_eq!((models.len(), models[0].id.as_str()), (1, "tiny"));
+        let server = client.get_server_info(GetServerInfoRequest {}).await;
+        let info = parse(&server.expect("it answers").into_inner().json_info);
+        for (name, value) in [
+            ("served_model_name", json!("tiny")),
+            ("page_size", json!(1)),
+            ("max_running_requests", json!(32)),
+            ("dp_size", json!(1)),
+            ("disaggregation_mode", json!("null")),
+            ("incremental_streaming_output", json!(true)),
+        ] {
+            assert_eq!(info[name], value, "{name}");
+        }
+        for name in [
+            "max_total_num_tokens",
+            "max_prefill_tokens",
+            "context_length",
+        ] {
+            assert!(info[name].as_u64() > Some(0), "{name}");
+        }
+        let load = client.get_load(GetLoadRequest { dp_rank: None }).await;
+        let load = parse(&load.expect("it answers").into_inner().json_info);
+        assert_eq!(load[0]["num_reqs"], 0);
+        let other = client.get_load(GetLoadRequest { dp_rank: Some(1) }).await;
+        let other = other.expect_err("there is one rank");
+        assert_eq!(other.code(), Code::InvalidArgument);
+        let flushed = client.flush_cache(FlushCacheRequest {}).await;
+        assert!(flushed.expect("it answers").into_inner().success);
+    });
+}
+
+#[test]
+fn keys_open_what_they_open_over_http() {
+    let grpc = GrpcWorld::new(World::with(|_, server| {
+        server.api_key = ApiKey::new("sk-client").ok();
+        server.admin_api_key = ApiKey::new("sk-admin").ok();
+    }));
+    let with_key = |key: &str| {
+        let mut request = Request::new(FlushCacheRequest {});
+        let value = MetadataValue::try_from(format!("Bearer {key}")).expect("it is printable");
+        request.metadata_mut().insert("authorization", value);
+        request
+    };
+    for (request, code) in [
+        (Request::new(FlushCacheRequest {}), Code::Unauthenticated),
+        (with_key("sk-other"), Code::Unauthenticated),
+        (with_key("sk-client"), Code::Unauthenticated),
+        (with_key("sk-admin"), Code::Ok),
+    ] {
+        let answer = grpc.with(async |mut client: Client| client.flush_cache(request).await);
+        let told = answer.map_or_else(|status| status.code(), |_| Code::Ok);
+        assert_eq!(told, code);
+    }
+}
+
+#[test]
+fn without_its_engine_a_server_is_unavailable_and_not_healthy() {
+    let grpc = GrpcWorld::new(World::without_engine(Default::default()));
+    grpc.with(async |mut client: Client| {
+        let healthy = client.health_check(HealthCheckRequest {}).await;
+        assert!(!healthy.expect("it answers").into_inner().healthy);
+        let refused = client
+            .generate(request(5))
+            .await
+            .expect_err("it is loading");
+        assert_eq!(refused.code(), Code::Unavailable);
+    });
+}
+
+#[test]
+fn a_stream_under_way_ends_before_the_server_does() {
+    let mut grpc = GrpcWorld::new(World::with(|_, server| server.shutdown_deadline_s = 60));
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let url = grpc.url.clone();
+    let client = std::thread::spawn(move || {
+        block_on(async {
+            let mut client = Client::connect(url).await.expect("it listens");
+            let stream = client.generate(request(2000)).await.expect("it is taken");
+            begun.send(()).expect("the test waits");
+            rest(stream.into_inner()).await.expect("it ends well")
+        })
+    });
+    has_begun.recv().expect("the client does not panic");
+    grpc.world.stop();
+    wait_until("the server drains", || grpc.world.state.is_draining());
+    let responses = client.join().expect("the client does not panic");
+    assert!(responses.last().is_some_and(|response| response.finished));
+    let count: usize = responses
+        .iter()
+        .map(|response| response.output_ids.len())
+        .sum();
+    assert_eq!(count, 2000);
+    grpc.world.join();
+}

@@ -1,0 +1,165 @@
+//! The load of an engine, as gateways ask for it.
+
+use serde_json::{Value, json};
+
+use crate::http::{get, open, post, stream};
+use crate::world::{CONTEXT_TOKENS, World};
+
+/// What smg asks for, once every ten seconds.
+const SMG: &str = "/v1/loads?include=core,disagg,queues,memory";
+/// Whole numbers that smg reads in 32 bits.
+const COUNTS: [&str; 9] = [
+    "dp_rank",
+    "num_running_reqs",
+    "num_waiting_reqs",
+    "num_waiting_uncached_tokens",
+    "num_total_reqs",
+    "num_used_tokens",
+    "num_total_tokens",
+    "max_total_num_tokens",
+    "max_running_requests",
+];
+const RATES: [&str; 4] = [
+    "token_usage",
+    "gen_throughput",
+    "cache_hit_rate",
+    "utilization",
+];
+
+/// The load of the only rank.
+#[track_caller]
+fn rank(world: &World, path: &str) -> Value {
+    let mut load = get(world.addr, path).ok();
+    assert_eq!(load["dp_rank_count"], 1, "{load}");
+    assert_eq!(load["loads"].as_array().map(Vec::len), Some(1), "{load}");
+    load["loads"][0].take()
+}
+
+fn call(tokens: impl IntoIterator<Item = u32>, max_new_tokens: u32) -> Value {
+    let tokens: Vec<u32> = tokens.into_iter().collect();
+    let sampling = json!({"max_new_tokens": max_new_tokens, "temperature": 0, "ignore_eos": true});
+    json!({"input_ids": tokens, "sampling_params": sampling, "stream": true})
+}
+
+#[test]
+fn an_idle_engine_has_no_load_and_tells_its_room() {
+    let world = World::new();
+    let load = get(world.addr, SMG).ok();
+    assert_eq!(load["version"], env!("CARGO_PKG_VERSION"));
+    let moment = load["timestamp"].as_str().expect("a text");
+    assert!(moment.ends_with('Z') && moment.contains('T'), "{moment}");
+    let rank = rank(&world, SMG);
+    for name in COUNTS {
+        let count = rank[name].as_u64().unwrap_or_else(|| panic!("{name}"));
+        assert!(i32::try_from(count).is_ok(), "{name}");
+        let expected = match name {
+            "max_total_num_tokens" => CONTEXT_TOKENS as u64 + 1024,
+            "max_running_requests" => 32,
+            _ => 0,
+        };
+        assert_eq!(count, expected, "{name}");
+    }
+    for name in RATES {
+        assert_eq!(rank[name].as_f64(), Some(0.0), "{name}");
+    }
+    assert_eq!(rank["disaggregation"], json!({"mode": "null"}));
+    let queues = json!({"waiting": 0, "paused": 0, "retracted": 0});
+    assert_eq!(rank["queues"], queues);
+    let memory = &rank["memory"];
+    assert_eq!(memory["token_capacity"], rank["max_total_num_tokens"]);
+    for name in ["weight_gb", "kv_cache_gb"] {
+        assert!(memory[name].as_f64() > Some(0.0), "{memory}");
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn what_runs_and_what_waits_is_counted_and_gone_when_it_has_left() {
+    let world = World::with(|engine, _| engine.max_running_requests = Some(1));
+    let mut runs = stream(world.addr, "/generate", &call(10..110, 60_000));
+    runs.next_json();
+    let prompts = [200..230, 240..280];
+    let waits = prompts.map(|tokens| open(world.addr, "/generate", &call(tokens, 5)));
+    world.wait_until("two wait", |stats| stats.waiting_requests == 2);
+    post(
+        world.addr,
+        "/pause_generation",
+        &json!({"mode": "in_place"}),
+    )
+    .ok();
+    let rank = rank(&world, "/v1/loads");
+    for (name, count) in [
+        ("num_running_reqs", 1),
+        ("num_waiting_reqs", 2),
+        ("num_total_reqs", 3),
+        ("num_waiting_uncached_tokens", 70),
+    ] {
+        assert_eq!(rank[name], count, "{name}: {rank}");
+    }
+    let used = rank["num_used_tokens"].as_u64().expect("a count");
+    assert!(used >= 100, "the prompt and its output: {rank}");
+    assert_eq!(rank["num_total_tokens"], used + 70);
+    let usage = used as f64 / (CONTEXT_TOKENS as f64 + 1024.0);
+    assert_eq!(rank["token_usage"].as_f64(), Some(usage));
+    assert_eq!(rank["utilization"], 1.0, "its one row is taken");
+    assert_eq!(rank["queues"]["waiting"], 2);
+    let older = json!([{
+        "dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 2, "num_tokens": used + 70, "num_pending_tokens": 70,
+    }]);
+    assert_eq!(get(world.addr, "/get_load").ok(), older);
+    drop((runs, waits));
+    post(world.addr, "/continue_generation", &json!({})).ok();
+    world.wait_until_whole();
+    let rank = self::rank(&world, "/v1/loads");
+    for name in [
+        "num_total_reqs",
+        "num_waiting_uncached_tokens",
+        "num_total_tokens",
+    ] {
+        assert_eq!(rank[name], 0, "{name}: {rank}");
+    }
+}
+
+#[test]
+fn the_hit_rate_is_that_of_the_last_admission() {
+    let world = World::new();
+    let known = || 10..100;
+    for (rest, rate) in [(100..110, 0.0), (200..210, 0.9)] {
+        let mut body = call(known().chain(rest), 4);
+        body["stream"] = false.into();
+        post(world.addr, "/generate", &body).ok();
+        let rank = rank(&world, "/v1/loads");
+        assert_eq!(rank["cache_hit_rate"], rate, "{rank}");
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn sections_are_chosen_and_what_is_not_there_is_refused_by_name() {
+    let world = World::new();
+    let has = |path: &str| {
+        let rank = rank(&world, path);
+        ["memory", "disaggregation", "queues"].map(|name| rank.get(name).is_some())
+    };
+    assert_eq!(has("/v1/loads?include=core"), [false; 3]);
+    assert_eq!(has("/v1/loads?include=queues"), [false, false, true]);
+    assert_eq!(has("/v1/loads?include=core,of_another_version"), [false; 3]);
+    for all in [
+        "/v1/loads",
+        "/v1/loads?include=all&dp_rank=0",
+        "/loads?model=tiny",
+    ] {
+        assert_eq!(has(all), [true; 3], "{all}");
+    }
+    for (path, part) in [
+        ("/v1/loads?dp_rank=1", "dp_rank is \"1\", must be 0"),
+        ("/v1/loads?format=prometheus", "/metrics"),
+        ("/v1/loads?include=core&include=queues", "the query"),
+    ] {
+        let refused = get(world.addr, path);
+        assert_eq!(refused.status, 400, "{path}: {}", refused.body);
+        let message = refused.json()["error"]["message"].take();
+        let message = message.as_str().expect("a text");
+        assert!(message.contains(part), "{path}: {message}");
+    }
+}

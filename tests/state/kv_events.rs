@@ -1,0 +1,344 @@
+//! KV events: whoever applies them in order knows which blocks of tokens the tree holds after each plan, whatever the plans
+//! are, and however often everything is told again.
+
+use std::collections::HashMap;
+
+use souffleur::kv_events::batch::{EventBatches, KvEvent};
+use souffleur::kv_events::config::IdFormat;
+use souffleur::kv_events::mirror::BlockMirror;
+use souffleur::state::cache::changes::{Above, CacheChange};
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_cache::PrefixCache;
+use souffleur::state::cache::radix_tree::Insert;
+use souffleur::state::pool::pages::{NodeLock, PageSize};
+
+use crate::Memory;
+use crate::chaos_load::{Chaos, Random};
+use crate::chaos_table::{N_RUNS, table};
+
+/// Requests of a run of the chaos.
+const N_REQUESTS: usize = 200;
+/// Lists of changes between two comparisons of everything, in a run of the chaos.
+const COMPARED_EVERY: usize = 16;
+
+/// A reader of events, beside a naive account of the nodes that they come from.
+pub struct Account {
+    block_size: usize,
+    mirror: BlockMirror,
+    events: EventBatches,
+    changes: Vec<CacheChange>,
+    nodes: HashMap<u32, (Above, Vec<u32>)>,
+    /// What the reader knows, by the ids of blocks.
+    known: HashMap<i64, Block>,
+    /// Lists of changes that were not empty.
+    pub heard: usize,
+    pub removed: usize,
+    pub cleared: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    parent: Option<i64>,
+    tokens: Vec<u32>,
+    salt: Option<String>,
+}
+
+impl Account {
+    pub fn new(page_size: PageSize, block_size: usize) -> Self {
+        Self {
+            block_size,
+            mirror: BlockMirror::new(page_size, block_size, IdFormat::Default),
+            events: EventBatches::new(block_size),
+            changes: Vec::new(),
+            nodes: HashMap::new(),
+            known: HashMap::new(),
+            heard: 0,
+            removed: 0,
+            cleared: 0,
+        }
+    }
+
+    /// Takes what has changed in the cache, and at times compares everything.
+    pub fn hear(&mut self, cache: &mut dyn PrefixCache) {
+        cache.take_changes(&mut self.changes);
+        if self.changes.is_empty() {
+            return;
+        }
+        self.heard += 1;
+        for change in std::mem::take(&mut self.changes) {
+            self.mirror.apply(&change, &mut self.events);
+            self.note(change);
+        }
+        for event in self.events.take().into_iter().flatten() {
+            self.apply(event);
+        }
+        if self.heard.is_multiple_of(COMPARED_EVERY) {
+            self.compare(cache);
+        }
+    }
+
+    fn note(&mut self, change: CacheChange) {
+        match change {
+            CacheChange::Stored {
+                node,
+                above,
+                tokens,
+            } => {
+                let before = self.nodes.insert(node, (above, tokens.get().to_vec()));
+                assert!(before.is_none(), "node {node} is stored twice");
+            }
+            CacheChange::Split { upper, lower, at } => {
+                let (above, tokens) = self.nodes.remove(&lower).expect("it was told");
+                let (first, second) = tokens.split_at(at);
+                self.nodes.insert(upper, (above, first.to_vec()));
+                self.nodes
+                    .insert(lower, (Above::Node(upper), second.to_vec()));
+            }
+            CacheChange::Removed { node } => {
+                assert!(self.nodes.remove(&node).is_some(), "{node} was never told");
+            }
+            CacheChange::Cleared => self.nodes.clear(),
+        }
+    }
+
+    fn apply(&mut self, event: KvEvent) {
+        match event {
+            KvEvent::Stored(blocks) => {
+                let mut parent = blocks.parent;
+                assert!(parent.is_none_or(|parent| self.known.contains_key(&parent)));
+                let tokens = blocks.tokens.chunks_exact(self.block_size);
+                assert!(tokens.remainder().is_empty());
+                for (id, tokens) in blocks.ids.iter().zip(tokens) {
+                    let block = Block {
+                        parent,
+                        tokens: tokens.to_vec(),
+                        salt: blocks.cache_salt.as_deref().map(str::to_owned),
+                    };
+                    let before = self.known.insert(*id, block);
+                    assert!(before.is_none(), "block {id} is stored twice");
+                    parent = Some(*id);
+                }
+            }
+            KvEvent::Removed(ids) => {
+                self.removed += ids.len();
+                for id in ids {
+                    assert!(self.known.remove(&id).is_some(), "{id} was not stored");
+                }
+            }
+            KvEvent::Cleared => {
+                self.cleared += 1;
+                self.known.clear();
+            }
+        }
+    }
+
+    /// Compares the nodes with the cache, and the blocks with the nodes.
+    pub fn compare(&self, cache: &dyn PrefixCache) {
+        if cache.has_more_to_tell() {
+            return;
+        }
+        assert_eq!(self.nodes.len(), cache.n_nodes());
+        let n_tokens: usize = self.nodes.values().map(|(_, tokens)| tokens.len()).sum();
+        assert_eq!(n_tokens, cache.total_size());
+        let mut expected = Vec::new();
+        for index in self.nodes.keys() {
+            let (namespace, path) = self.path_to(*index);
+            let (_, own) = &self.nodes[index];
+            // A match may end earlier where layers have windows or states, and never later.
+            let cached = cache.peek(&namespace, &path);
+            assert!(cached <= path.len());
+            let salt = namespace.cache_salt().map(str::to_owned);
+            let first = (path.len() - own.len()) / self.block_size + 1;
+            for end in (first..).map(|n| n * self.block_size) {
+                match path.get(..end) {
+                    Some(path) => expected.push((salt.clone(), path.to_vec())),
+                    None => break,
+                }
+            }
+        }
+        let known = self.known.keys().map(|id| self.path_of(*id));
+        let mut known: Vec<(Option<String>, Vec<u32>)> = known.collect();
+        known.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(known, expected);
+        assert_eq!(self.mirror.n_blocks(), self.known.len());
+    }
+
+    /// As [`compare`](Self::compare), of a tree whose layers keep nothing besides.
+    fn compare_plain(&self, cache: &dyn PrefixCache) {
+        self.compare(cache);
+        if cache.has_more_to_tell() {
+            return;
+        }
+        for index in self.nodes.keys() {
+            let (namespace, path) = self.path_to(*index);
+            assert_eq!(cache.peek(&namespace, &path), path.len());
+        }
+    }
+
+    fn path_to(&self, index: u32) -> (Namespace, Vec<u32>) {
+        let (above, tokens) = &self.nodes[&index];
+        match above {
+            Above::Root(namespace) => (namespace.clone(), tokens.clone()),
+            Above::Node(above) => {
+                let (namespace, mut path) = self.path_to(*above);
+                path.extend(tokens);
+                (namespace, path)
+            }
+        }
+    }
+
+    fn path_of(&self, id: i64) -> (Option<String>, Vec<u32>) {
+        let block = &self.known[&id];
+        let mut path = match block.parent {
+            Some(parent) => self.path_of(parent).1,
+            None => Vec::new(),
+        };
+        path.extend(&block.tokens);
+        (block.salt.clone(), path)
+    }
+}
+
+/// Keys of few tokens that share much.
+fn key(random: &mut Random) -> Vec<u32> {
+    let len = random.within(1..50);
+    (0..len).map(|_| random.below(2) as u32).collect()
+}
+
+fn run_tree(page_size: u32, block_size: usize, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut memory = Memory::new(page_size, "lru", 4_000);
+    let mut account = Account::new(memory.page_size, block_size);
+    memory.tree.note_changes();
+    let namespaces = [
+        Namespace::default(),
+        Namespace::new(None, Some("salt")),
+        Namespace::new(Some("key"), None),
+    ];
+    let mut locks: Vec<NodeLock> = Vec::new();
+    for _ in 0..300 {
+        match random.below(100) {
+            0..60 => {
+                let namespace = &namespaces[random.below(namespaces.len())];
+                memory.insert_in(namespace, &key(&mut random));
+            }
+            60..75 => {
+                memory.matched(&key(&mut random));
+            }
+            75..80 => locks.push(memory.lock(&key(&mut random))),
+            80..85 if !locks.is_empty() => {
+                let lock = locks.swap_remove(random.below(locks.len()));
+                memory.tree.unlock(lock);
+            }
+            80..97 => {
+                memory.evict(random.below(60));
+            }
+            97 => {
+                let cleared = memory.tree.clear();
+                memory.pool.free(cleared);
+            }
+            _ => memory.tree.note_changes(),
+        }
+        if memory.pool.free_pages() < 100 {
+            memory.evict(1_000);
+        }
+        account.hear(&mut memory.tree);
+        account.compare_plain(&memory.tree);
+    }
+    for lock in locks {
+        memory.tree.unlock(lock);
+    }
+    assert!(account.removed > 0 && account.cleared > 1);
+    memory.evict(usize::MAX);
+    account.hear(&mut memory.tree);
+    account.compare(&memory.tree);
+    assert!(account.known.is_empty());
+}
+
+#[test]
+fn the_blocks_of_a_tree_are_known_after_whatever_happens_to_it() {
+    for (page_size, block_size) in [(1, 1), (1, 4), (1, 16), (4, 4), (4, 16), (2, 6)] {
+        for seed in 0..3 {
+            run_tree(page_size, block_size, seed);
+        }
+    }
+}
+
+#[test]
+fn the_blocks_of_a_tree_are_known_after_every_plan_of_the_chaos() {
+    let (mut windows, mut states, mut cleared) = (0, 0, 0);
+    let runs = table().into_iter().enumerate();
+    let cached = runs.filter(|(_, mix)| mix.eviction.is_some());
+    for (number, mix) in cached.take(N_RUNS / 2) {
+        let mut chaos = Chaos::new(mix, 7_000 + number as u64);
+        windows += usize::from(chaos.world.setup.windows.is_some());
+        states += usize::from(chaos.world.setup.states.is_some());
+        let page = mix.page_size as usize;
+        let account = chaos.world.keep_account(match number % 3 {
+            0 => page,
+            _ => page * 4,
+        });
+        assert_eq!(account.heard, 0);
+        chaos.run(N_REQUESTS);
+        let world = &mut chaos.world;
+        let account = world.account.as_mut().expect("it is kept");
+        account.hear(world.states.cache.as_mut());
+        account.compare(&*world.states.cache);
+        assert!(account.heard > 20, "{} of run {number}", account.heard);
+        cleared += account.cleared - 1;
+    }
+    assert!(windows > 0 && states > 0 && cleared > 0);
+}
+
+/// Without a look at the whole tree, which is large.
+fn insert(memory: &mut Memory, tokens: &[u32]) {
+    let pages = memory.alloc(tokens.len());
+    let inserted = memory.tree.insert(Insert {
+        namespace: &Namespace::default(),
+        tokens,
+        owner: None,
+        pages,
+        priority: 0,
+        inserted_tokens: 0,
+    });
+    memory.pool.free(inserted.duplicates);
+    memory.pool.free(inserted.rest);
+}
+
+/// More nodes than are told at once.
+#[test]
+fn a_tree_that_grows_and_shrinks_while_it_is_told_again_is_told_as_it_is() {
+    for seed in 0..3 {
+        let mut random = Random::new(seed);
+        let mut memory = Memory::new(1, "lru", 60_000);
+        memory.tree.note_changes();
+        let mut account = Account::new(memory.page_size, 2);
+        let tokens = |random: &mut Random| -> Vec<u32> {
+            let len = random.within(4..12);
+            (0..len).map(|_| random.below(4) as u32).collect()
+        };
+        for _ in 0..3_000 {
+            insert(&mut memory, &tokens(&mut random));
+        }
+        assert!(memory.tree.n_nodes() > 1_500, "{}", memory.tree.n_nodes());
+        // Nobody has heard anything so far, as if it had been lost.
+        let mut lost = Vec::new();
+        memory.tree.take_changes(&mut lost);
+        memory.tree.note_changes();
+        let mut parts = 0;
+        loop {
+            account.hear(&mut memory.tree);
+            parts += 1;
+            if !memory.tree.has_more_to_tell() {
+                break;
+            }
+            for _ in 0..random.below(40) {
+                insert(&mut memory, &tokens(&mut random));
+            }
+            memory.matched(&tokens(&mut random));
+            memory.evict(random.below(200));
+        }
+        assert!(parts > 3, "{parts}");
+        account.compare_plain(&memory.tree);
+    }
+}
