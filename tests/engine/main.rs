@@ -8,6 +8,7 @@ mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod kv_bits;
 mod longrope;
 mod pooling;
 #[allow(dead_code, reason = "shared with the tests of models")]

@@ -29,7 +29,7 @@ const MODELS: [&str; 10] = [
     "tests/fixtures/models/qwen3-next",
 ];
 
-fn stored(model: &str, folder: &Path, page_size: u32) -> EngineConfig {
+pub fn stored(model: &str, folder: &Path, page_size: u32) -> EngineConfig {
     EngineConfig {
         kv_disk_path: Some(folder.to_owned()),
         kv_disk_bytes: 1 << 28,
@@ -64,7 +64,7 @@ async fn serving(config: EngineConfig) -> World {
 }
 
 /// Runs a prompt, waits until all of it is written, and ends the engine.
-async fn first_life(config: EngineConfig, seed: u32) -> Bits {
+pub async fn first_life(config: EngineConfig, seed: u32) -> Bits {
     let world = serving(config).await;
     let (bits, cached) = bits(world.generate(ask(seed))).await;
     assert_eq!(cached, 0);

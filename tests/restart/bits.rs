@@ -1,11 +1,10 @@
 //! A prompt that was computed, a process that was killed, and the same prompt, loaded: equal tokens and log probabilities,
 //! bit for bit.
 
-use std::io::Write;
-
 use souffleur::kernels::cpu::Isa;
 use tempfile::TempDir;
 
+use crate::kernel_paths::say;
 use crate::server::Launch;
 use crate::{BLOCK_TOKENS, STORED_TOKENS, kills, model, prompt};
 
@@ -85,13 +84,6 @@ fn a_prompt_says_the_same_after_a_kill() {
             check(name, page_size, path);
         }
     }
-}
-
-/// A line to the terminal: the test runner keeps what a test that passes prints with `eprintln`.
-fn say(isa: Isa, what: &str) {
-    let line = format!("kernel path {}: {what}\n", isa.name());
-    let written = std::io::stderr().write_all(line.as_bytes());
-    written.expect("the terminal takes it");
 }
 
 #[test]

@@ -9,6 +9,12 @@ mod damage;
 #[path = "../server/http.rs"]
 mod http;
 mod identity;
+#[allow(
+    dead_code,
+    reason = "shared with tests whose engines are in one process"
+)]
+#[path = "../common/kernel_paths.rs"]
+mod kernel_paths;
 mod kills;
 mod server;
 mod troubles;
