@@ -155,6 +155,20 @@ fn what_comes_too_late_is_computed_and_what_came_is_used() {
 }
 
 #[test]
+fn what_a_fetch_did_not_bring_is_saved_once_it_is_computed() {
+    for (most, written) in [(0, 4), (2, 2), (4, 0)] {
+        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        world.submit(prompt(1, 64, 0), 1);
+        let mut world = world.restart();
+        world.submit(prompt(1, 64, 5), 3);
+        world.answer();
+        world.answer_with(0, most);
+        world.assert_clean();
+        assert_eq!(world.written(), written, "{most} blocks came");
+    }
+}
+
+#[test]
 fn a_store_that_dies_leaves_the_engine_serving() {
     for n_answers in 0..3 {
         let mut world = TierWorld::new(Tiered::default(), Default::default());

@@ -93,6 +93,10 @@ impl Scheduler {
         tier.blocks.ready += n_blocks;
         tier.states.ready += tier.states_of_run();
         let first = fetch.blocks.start;
+        if n_blocks < fetch.blocks.len() {
+            // What did not come may be damaged or gone: it is saved once it is computed.
+            of_sequence.stored_tokens = (first + n_blocks) * block_tokens;
+        }
         of_sequence.phase = TierPhase::Ready {
             ticket,
             from: first * block_tokens,
