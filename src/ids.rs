@@ -66,6 +66,11 @@ numeric_id! {
     StateSlot(u32)
 }
 
+numeric_id! {
+    /// One save or one load of blocks of the KV store. Never reused while the engine lives.
+    Ticket(u64)
+}
+
 impl IntakeId {
     /// Set in the numbers of probes. The number is what the scheduler and its log have of a request from its intake on:
     /// a log is replayed with it.

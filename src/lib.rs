@@ -80,3 +80,5 @@ pub mod server;
 pub mod simulate;
 pub mod sink;
 pub mod state;
+#[doc(hidden)]
+pub mod store;

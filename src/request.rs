@@ -233,6 +233,8 @@ pub struct Usage {
     pub reasoning_tokens: u32,
     /// Prompt tokens whose K/V came from the cache when the request was first admitted.
     pub cached_tokens: u32,
+    /// Those of them that came from the KV store.
+    pub loaded_tokens: u32,
     /// How often the request was retracted.
     pub num_retractions: u32,
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::actors::call::Prompts;
 use crate::actors::mailbox::{HandlerTimer, InFlight};
 use crate::error::{RequestError, StepError};
-use crate::ids::{IntakeId, RequestId, StepId};
+use crate::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
 use crate::metrics::EngineLoad;
 use crate::request::{CancelFlag, GenerateRequest};
 use crate::sink::EventSink;
@@ -21,7 +21,9 @@ use crate::state::scheduler::CacheFlushed;
 use crate::state::scheduler::news::RequestTokens;
 use crate::state::scheduler::stats::EngineStats;
 use crate::state::scheduler::submission::Submission;
+use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
 use crate::state::step::{RowResult, StepOutput, StepPlan};
+use crate::store::Answer;
 
 pub use crate::actors::call::Asked;
 pub use crate::sink::TokenEvent;
@@ -131,6 +133,33 @@ pub use crate::state::plan::StepPlanned;
 
 impl Message for Box<StepPlanned> {
     type Result = ();
+}
+
+/// KvStore -> Scheduler: what the store says, in whatever order.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub enum StoreNews {
+    /// It begins to serve, or ends for good.
+    Serves(bool),
+    /// Answers [`StoreOrder::Find`], also in place of a store that is late.
+    Found {
+        /// Who asked.
+        seq: SeqId,
+        /// What there is.
+        found: PrefixFound,
+    },
+    /// Answers [`StoreOrder::Fetch`], likewise.
+    Fetched {
+        /// The run.
+        ticket: Ticket,
+        /// Blocks that came, from the first that was asked for.
+        blocks: usize,
+    },
+    /// Answers [`StoreOrder::Write`], whatever became of it.
+    Written {
+        /// The save.
+        ticket: Ticket,
+    },
 }
 
 /// Executor thread -> Scheduler, once per step, in step order.
@@ -386,3 +415,20 @@ impl Doors {
         self.generate.connected()
     }
 }
+
+// To the KvStore.
+
+/// Scheduler -> KvStore, when there is anything to do for it: orders, in order.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct StoreOrders {
+    /// The orders. All but `Discard` are answered by `StoreNews`.
+    pub orders: Vec<StoreOrder>,
+    /// How fast the executor prefills, in tokens a second; `None` before it has.
+    pub prefill_tokens_per_s: Option<f64>,
+}
+
+/// The store's thread -> KvStore: what it has to say.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct StoreAnswered(pub Answer);

@@ -1,4 +1,4 @@
-//! The five actors and the watchdog. See [`messages`] for who says what to whom.
+//! The five actors, the KvStore where there is one, and the watchdog. See [`messages`] for who says what to whom.
 //!
 //! ```text
 //!  Generate ──► Tokenizer ── Submit, StopFound ──► Scheduler ── TokensReady ──► Tokenizer ──► client
@@ -14,6 +14,7 @@ pub mod allocator;
 pub(crate) mod call;
 pub mod death;
 pub mod executor;
+pub mod kv_store;
 pub mod mailbox;
 pub mod messages;
 pub mod prefix_index;

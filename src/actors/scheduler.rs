@@ -13,7 +13,8 @@ use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
     CancelAll, CancelRequest, Drain, FlushCache, GetLoad, GetStats, PinPrefix, PinSoftly, PlanStep,
     PoliciesSet, PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPaused,
-    SetPolicy, StepDone, StepPlanned, StopFound, Submit, TokensReady, UnpinPrefix, UnpinSoftly,
+    SetPolicy, StepDone, StepPlanned, StopFound, StoreNews, StoreOrders, Submit, TokensReady,
+    UnpinPrefix, UnpinSoftly,
 };
 use crate::error::RequestError;
 use crate::ids::IntakeId;
@@ -28,6 +29,11 @@ const PIN_SWEEP: Duration = Duration::from_secs(1);
 /// How often requests are looked through for those whose time is over.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
+/// Weight of the last step in the average rate of prefills.
+const PREFILL_RATE_WEIGHT: f64 = 0.25;
+/// A step that prefills fewer tokens says little about the rate of long prompts.
+const MIN_RATED_TOKENS: usize = 64;
+
 /// Whom the Scheduler sends to.
 pub struct Links {
     /// What a policy asks before its plan.
@@ -40,6 +46,8 @@ pub struct Links {
     pub executor: Mailbox<RunStep>,
     /// Tokens and ends.
     pub tokenizer: Mailbox<TokensReady>,
+    /// Orders to the KV store, if there is one.
+    pub store: Option<Mailbox<StoreOrders>>,
 }
 
 /// The actor around the planner.
@@ -57,6 +65,8 @@ pub struct Scheduler {
     admissions: Vec<(IntakeId, Instant)>,
     /// Query tokens of the steps under way: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
+    /// How fast prompts were prefilled lately, in tokens a second.
+    prefill_tokens_per_s: Option<f64>,
     /// There was work since the last step ended: the executor's wait for the next one is overhead.
     had_work: bool,
     started: Instant,
@@ -80,6 +90,7 @@ impl Scheduler {
             drains: Vec::new(),
             admissions: Vec::new(),
             step_tokens: std::collections::VecDeque::new(),
+            prefill_tokens_per_s: None,
             had_work: false,
             started: Instant::now(),
         }
@@ -93,7 +104,30 @@ impl Scheduler {
                 break;
             }
         }
+        self.order_store();
         self.tell();
+    }
+
+    fn order_store(&mut self) {
+        let Some(store) = &self.links.store else {
+            return;
+        };
+        let orders = self.state.take_store_orders();
+        if !orders.is_empty() {
+            store.post(StoreOrders {
+                orders,
+                prefill_tokens_per_s: self.prefill_tokens_per_s,
+            });
+        }
+    }
+
+    /// A step of prefills alone tells how fast they are.
+    fn note_prefill(&mut self, prefill: usize, seconds: f64) {
+        if seconds > 0.0 {
+            let rate = prefill as f64 / seconds;
+            let before = self.prefill_tokens_per_s.unwrap_or(rate);
+            self.prefill_tokens_per_s = Some(before + (rate - before) * PREFILL_RATE_WEIGHT);
+        }
     }
 
     fn dispatch(&mut self, next: Next) -> std::ops::ControlFlow<()> {
@@ -270,12 +304,30 @@ impl Handler<Posted<StepDone>> for Scheduler {
             0.0
         };
         self.had_work = true;
+        if prefill >= MIN_RATED_TOKENS && decode == 0 {
+            self.note_prefill(prefill, done.run_seconds);
+        }
         self.metrics
             .record_step(done.run_seconds, idle_seconds, prefill, decode);
         if let Err(error) = &done.result {
             tracing::error!(step = done.step.get(), %error, "a step failed");
         }
         self.state.step_done(done.step, done.result);
+        self.drive();
+    }
+}
+
+impl Handler<Posted<StoreNews>> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<StoreNews>, _: &mut Context<Self>) {
+        let (news, _timer) = posted.open();
+        match news {
+            StoreNews::Serves(serves) => self.state.store_serves(serves),
+            StoreNews::Found { seq, found } => self.state.prefix_found(seq, found),
+            StoreNews::Fetched { ticket, blocks } => self.state.blocks_fetched(ticket, blocks),
+            StoreNews::Written { ticket } => self.state.blocks_written(&[ticket]),
+        }
         self.drive();
     }
 }

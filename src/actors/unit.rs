@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use crate::actors::allocator::{Allocator, PlannedTo};
 use crate::actors::death::{DeathNote, StopActor};
 use crate::actors::executor::{Executor, ExecutorFactory, ExecutorThread};
+use crate::actors::kv_store::{KvStore, StoreSetup};
 use crate::actors::mailbox::Mailbox;
 use crate::actors::messages::{ActorDied, Doors, PeekPrefix};
 use crate::actors::radix_cache::RadixCache;
@@ -37,6 +38,8 @@ pub struct Blueprint {
     pub tokenizer: TokenizerSettings,
     /// Loads the executor on its thread.
     pub executor: Arc<ExecutorFactory>,
+    /// The KV store, if there is one.
+    pub store: Option<Arc<StoreSetup>>,
     /// How often and after which waits building it again is tried.
     pub rebuild: RebuildRules,
 }
@@ -54,6 +57,8 @@ pub struct Unit {
     generation: u64,
     doors: Doors,
     stop: Vec<Recipient<StopActor>>,
+    /// Stops last: what the others still order is done.
+    store: Option<Recipient<StopActor>>,
     /// `None` once somebody waits for it.
     executor_thread: Option<JoinHandle<()>>,
     tokenizer_arbiter: Option<Arbiter>,
@@ -113,13 +118,17 @@ impl Unit {
             let _ = joined.send(());
         });
         let _ = is_joined.await;
+        if let Some(store) = self.store.take() {
+            // Its death is nobody else's.
+            let _ = store.send(StopActor).await;
+        }
     }
 }
 
 impl Drop for Unit {
     fn drop(&mut self) {
         self.ledger.close();
-        for actor in &self.stop {
+        for actor in self.stop.iter().chain(&self.store) {
             actor.do_send(StopActor);
         }
         if let Some(arbiter) = &self.tokenizer_arbiter {
@@ -163,6 +172,10 @@ fn wire(
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(steps, note("executor")).start();
+        let store = blueprint.store.as_ref().map(|setup| {
+            let news = Mailbox::of(&me, "scheduler", "StoreNews");
+            KvStore::new(setup.clone(), news).start()
+        });
         let tokenizer = start_tokenizer(blueprint, &tokenizer_arbiter, &me, note("tokenizer"));
         let links = Links {
             probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
@@ -170,6 +183,9 @@ fn wire(
             allocator: reserve,
             executor: Mailbox::of(&executor, "executor", "RunStep"),
             tokenizer: Mailbox::of(&tokenizer, "tokenizer", "TokensReady"),
+            store: store
+                .as_ref()
+                .map(|store| Mailbox::of(store, "kv_store", "StoreOrders")),
         };
         let recorder = blueprint.record.as_ref();
         let state = RecordedScheduler::new(state, recorder.map(|sink| sink.recorder(generation)));
@@ -181,15 +197,22 @@ fn wire(
             executor.recipient(),
             tokenizer.clone().recipient(),
         ];
-        parts = Some((tokenizer, radix_cache.recipient(), executor_thread, stop));
+        let store = store.map(Addr::recipient);
+        parts = Some((
+            tokenizer,
+            radix_cache.recipient(),
+            executor_thread,
+            (stop, store),
+        ));
         Scheduler::new(state, links, metrics, note("scheduler"))
     });
-    let (tokenizer, peek, executor_thread, stop) =
+    let (tokenizer, peek, executor_thread, (stop, store)) =
         parts.expect("create runs its closure before it returns");
     Unit {
         generation,
         doors: doors(&scheduler, &tokenizer, peek),
         stop,
+        store,
         executor_thread: Some(executor_thread),
         tokenizer_arbiter: Some(tokenizer_arbiter),
         ledger,

@@ -221,6 +221,7 @@ mod tests {
             info,
             text: None,
             executor: Arc::new(executor),
+            store: None,
         };
         let config = EngineConfig {
             rebuild_attempts: 3,

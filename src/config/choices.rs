@@ -45,6 +45,27 @@ pub enum KvCacheDtype {
     Int8,
 }
 
+/// Which cached prefixes are written to the KV store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvWritePolicy {
+    /// All.
+    #[default]
+    WriteThrough,
+    /// Those that two prompts or outputs went through.
+    WriteThroughSelective,
+}
+
+impl KvWritePolicy {
+    /// Prompts and outputs that go through a node of the tree before it is stored.
+    pub fn min_hits(self) -> u32 {
+        match self {
+            Self::WriteThrough => 1,
+            Self::WriteThroughSelective => 2,
+        }
+    }
+}
+
 /// The kernels of attention: `auto` or `native`. Other engines' backends are refused by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -175,6 +196,10 @@ impl KvCacheDtype {
 
 impl KeyType for KvCacheDtype {
     const FORM: Form = Form::Name(&["auto", "float32", "float16", "bfloat16", "bf16", "int8"]);
+}
+
+impl KeyType for KvWritePolicy {
+    const FORM: Form = Form::Name(&["write_through", "write_through_selective"]);
 }
 
 impl KeyType for AttentionBackend {

@@ -16,11 +16,12 @@ use crate::kernels::dtype::Quantization;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
 use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
-pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype};
+pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype, KvWritePolicy};
 use keys::Flag;
 use validate::{
-    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S,
-    MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS, MAX_THREADS, MIN_RECORD_BYTES,
+    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_REBUILD_ATTEMPTS,
+    MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS, MAX_THREADS,
+    MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -225,6 +226,34 @@ keys::keys! {
         /// Turns the prefix cache off: every prompt is computed in full.
         #[flag(MEMORY)]
         disable_radix_cache: bool = false,
+        /// Folder in which the KV store keeps cached prefixes on disk, so that they outlive memory and restarts; without it
+        /// nothing is stored. CPU only.
+        ///
+        /// Whoever can read the folder and has the model can learn what prompts said: it is readable by its owner only, and not
+        /// encrypted.
+        #[flag(MEMORY.takes("DIR"))]
+        kv_disk_path: Option<PathBuf> = None,
+        /// With `--kv-disk-path`: maximum size of the KV store in bytes, for all models together; the oldest goes first.
+        #[flag(MEMORY.takes("BYTES"))]
+        #[range(MIN_KV_DISK_BYTES..)]
+        kv_disk_bytes: u64 = 64 << 30,
+        /// With `--kv-disk-path`: memory for K/V on its way to the disk and back, in bytes; an eighth of the KV pool, but at
+        /// least 512 MiB, if not given.
+        #[flag(MEMORY.takes("BYTES").rare())]
+        #[range(MIN_KV_HOST_BYTES..)]
+        kv_host_bytes: Option<u64> = None,
+        /// With `--kv-disk-path`: which prefixes are stored, all (write_through) or those that were used twice
+        /// (write_through_selective).
+        #[flag(MEMORY.takes("POLICY"))]
+        kv_write_policy: KvWritePolicy = KvWritePolicy::WriteThrough,
+        /// With `--kv-disk-path`: seconds that a request waits for its prefix from the disk, however short that is.
+        #[flag(MEMORY.takes("SECONDS").rare())]
+        #[range(0.0..=MAX_KV_PREFETCH_S)]
+        kv_prefetch_timeout_base_s: f64 = 1.0,
+        /// With `--kv-disk-path`: seconds that it waits besides for each 1,024 tokens.
+        #[flag(MEMORY.takes("SECONDS").rare())]
+        #[range(0.0..=MAX_KV_PREFETCH_S)]
+        kv_prefetch_timeout_per_ki_token_s: f64 = 0.25,
         /// Delays a request by a step or two while another request is prefilling the same prefix.
         #[flag(SCHEDULING)]
         prefix_wait: bool = true,

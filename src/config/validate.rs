@@ -8,6 +8,7 @@ use crate::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::IntakeLimits;
 use crate::state::scheduler::policy::schedule_policy;
+use crate::state::tiers::{BLOCK_TOKENS, block_tokens};
 
 /// Most tokens per page: larger pages hold whole prompts, so little is shared.
 const MAX_PAGE_TOKENS: u32 = 256;
@@ -29,6 +30,12 @@ pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
 pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
 /// Longest wait between two attempts to build the actors anew, in seconds.
 pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
+/// Room for a few blocks of any model.
+pub(super) const MIN_KV_DISK_BYTES: u64 = 1 << 20;
+/// Likewise, in memory.
+pub(super) const MIN_KV_HOST_BYTES: u64 = 1 << 16;
+/// Longest wait for a prefix from the KV store, in seconds.
+pub(super) const MAX_KV_PREFETCH_S: f64 = 600.0;
 /// Beyond it graphs take more memory than launches take time.
 const MAX_CUDA_GRAPH_MAX_BS: usize = 4096;
 
@@ -45,6 +52,7 @@ impl EngineConfig {
         self.validate_chunks()?;
         self.validate_timeouts()?;
         self.validate_sparsity()?;
+        self.validate_store()?;
         let graphs = self.cuda_graph_max_bs;
         check(
             (1..=MAX_CUDA_GRAPH_MAX_BS).contains(&graphs),
@@ -188,6 +196,30 @@ impl EngineConfig {
         )
     }
 
+    fn validate_store(&self) -> Result<(), ConfigError> {
+        if self.kv_disk_path.is_none() {
+            return Ok(());
+        }
+        let on_cpu = !matches!(self.device, Device::Cuda(_));
+        check(on_cpu, "kv_disk_path", || {
+            let device = String::from(self.device);
+            format!(
+                "is given, but device is {device}: K/V is stored on the CPU only, use cpu or leave it out"
+            )
+        })?;
+        check(!self.disable_radix_cache, "kv_disk_path", || {
+            "is given, but disable_radix_cache is on: what is stored comes from the prefix cache, leave one of the two out"
+                .to_owned()
+        })?;
+        let page = self.page_size as usize;
+        check(block_tokens(page).is_some(), "kv_disk_path", || {
+            format!(
+                "is given, but page_size is {page}: K/V is stored in blocks of {BLOCK_TOKENS} tokens, so a page must have \
+                 a divisor or a multiple of that"
+            )
+        })
+    }
+
     fn validate_timeouts(&self) -> Result<(), ConfigError> {
         let timeouts = [
             ("req_waiting_timeout_s", self.req_waiting_timeout_s),
@@ -234,6 +266,30 @@ mod tests {
             ..EngineConfig::default()
         };
         config.validate().err()
+    }
+
+    #[test]
+    fn a_store_needs_a_cache_and_whole_pages() {
+        let refusal = |page_size, disable_radix_cache| {
+            let config = EngineConfig {
+                kv_disk_path: Some("kv".into()),
+                page_size,
+                disable_radix_cache,
+                ..EngineConfig::default()
+            };
+            config.validate().err().map(|error| error.to_string())
+        };
+        for page_size in [1, 16, 64, 128] {
+            assert_eq!(refusal(page_size, false), None);
+        }
+        for (refusal, reason) in [
+            (refusal(48, false), "page_size is 48"),
+            (refusal(1, true), "disable_radix_cache is on"),
+        ] {
+            let refusal = refusal.expect("nothing could be stored");
+            assert!(refusal.contains("kv_disk_path"), "{refusal}");
+            assert!(refusal.contains(reason), "{refusal}");
+        }
     }
 
     #[test]

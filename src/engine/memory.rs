@@ -70,7 +70,8 @@ pub(super) fn memory_plan(
 }
 
 /// The memory of layers where those with windows have pages of their own: in models that see further than the window, with
-/// chunked prefill, since a chunk's tokens are all in window pages at once.
+/// chunked prefill, since a chunk's tokens are all in window pages at once, and without a KV store, whose blocks hold all
+/// layers of their tokens.
 pub(crate) fn windowed(
     config: &EngineConfig,
     model: &ModelConfig,
@@ -79,7 +80,8 @@ pub(crate) fn windowed(
 ) -> Option<KvLayout> {
     let windowed = layout.windowed(&model.windows)?;
     let is_shorter = windowed.window()? < context_tokens;
-    (is_shorter && config.chunk_tokens().is_some()).then_some(windowed)
+    let keeps_all = config.chunk_tokens().is_none() || config.kv_disk_path.is_some();
+    (is_shorter && !keeps_all).then_some(windowed)
 }
 
 /// The wish for window pages of a layout, if it has any.

@@ -8,6 +8,7 @@ mod handle;
 pub(crate) mod memory;
 mod parts;
 mod pins;
+mod store;
 mod text;
 
 use std::sync::atomic::AtomicU64;

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::actors::executor::ExecutorFactory;
+use crate::actors::kv_store::StoreSetup;
 use crate::actors::tokenizer::{AnswerFormats, TokenizerSettings};
 use crate::actors::unit::Blueprint;
 use crate::admission::Admission;
 use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::engine::memory::{context_length, memory_plan};
+use crate::engine::store::{store_setup, tier_limits};
 use crate::engine::text::TextSide;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
@@ -97,6 +99,8 @@ pub struct EngineParts {
     pub text: Option<Arc<TextModel>>,
     /// Makes the executor, on its thread.
     pub executor: Arc<ExecutorFactory>,
+    /// The KV store that the executor saves blocks to and loads them from, if there is one.
+    pub store: Option<Arc<StoreSetup>>,
 }
 
 impl EngineParts {
@@ -133,6 +137,10 @@ impl EngineParts {
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
+        let store = match &gpu {
+            Some(_) => None,
+            None => store_setup(config, &model, (&memory, sparsity.as_ref()))?.map(Arc::new),
+        };
         let executor = match gpu {
             Some(gpu) => gpu.executor(
                 config,
@@ -142,7 +150,11 @@ impl EngineParts {
                 &eos_token_ids,
                 progress,
             )?,
-            None => cpu_executor(config, (&memory, sparsity), &eos_token_ids, progress),
+            None => {
+                let store = store.clone();
+                let parts = (&memory, sparsity, store);
+                cpu_executor(config, parts, &eos_token_ids, progress)
+            }
         };
         let info = ModelInfo {
             served_model_name: config.model_name(),
@@ -169,6 +181,7 @@ impl EngineParts {
             info,
             text,
             executor,
+            store,
         })
     }
 
@@ -220,12 +233,15 @@ impl EngineParts {
             eos_token_ids: info.eos_token_ids.clone().into(),
             states: info.memory.as_ref().and_then(MemoryPlan::state_limits),
             windows: info.memory.as_ref().and_then(MemoryPlan::window_limits),
+            tier: None,
         })
     }
 
     pub(super) fn blueprint(&self, config: &EngineConfig) -> Result<Blueprint, StartError> {
         let info = &self.info;
-        let limits = Self::scheduler_limits(info, config)?;
+        let mut limits = Self::scheduler_limits(info, config)?;
+        let store = self.store.as_deref();
+        limits.tier = store.and_then(|store| tier_limits(config, store));
         let page_size = limits.page_size;
         let tokenizer = TokenizerSettings {
             text: self.text.clone(),
@@ -277,6 +293,7 @@ impl EngineParts {
             control,
             tokenizer,
             executor: self.executor.clone(),
+            store: self.store.clone(),
             rebuild: config.rebuild_rules(),
         })
     }
@@ -324,7 +341,7 @@ fn answer_formats(config: &EngineConfig, text: &TextModel) -> Result<AnswerForma
 
 fn cpu_executor(
     config: &EngineConfig,
-    (memory, sparsity): (&MemoryPlan, Option<ModelSparsity>),
+    (memory, sparsity, store): (&MemoryPlan, Option<ModelSparsity>, Option<Arc<StoreSetup>>),
     eos_token_ids: &[u32],
     progress: Progress,
 ) -> Arc<ExecutorFactory> {
@@ -350,7 +367,14 @@ fn cpu_executor(
     };
     Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
         let mut report = |done, total| progress.report(done, total);
-        Ok(Box::new(CpuExecutor::load(&dir, &options, &mut report)?))
+        let executor = CpuExecutor::load(&dir, &options, &mut report)?;
+        let Some(store) = &store else {
+            return Ok(Box::new(executor));
+        };
+        let block_tokens = store.geometry.block_tokens;
+        Ok(Box::new(
+            executor.with_store(block_tokens, store.desk.port())?,
+        ))
     })
 }
 

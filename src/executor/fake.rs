@@ -6,6 +6,7 @@
 //! copied at another position, from another sequence or before anything wrote it ends the step. Where layers have windows,
 //! the hash stands in a second table too, and each step looks at all of it that its queries see.
 
+mod blocks;
 mod windows;
 
 use std::ops::Range;
@@ -13,9 +14,11 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
+pub use self::blocks::FAKE_TOKEN_BYTES;
 use self::windows::FakeWindows;
 use crate::error::StepError;
 use crate::executor::Executor;
+use crate::executor::host::Host;
 use crate::executor::scripted::Script;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::RowGrammar;
@@ -59,6 +62,8 @@ pub struct FakeExecutor {
     windows: Option<FakeWindows>,
     /// One hash a state; `None` before anything is written.
     states: Vec<Option<u64>>,
+    /// Where blocks of hashes are saved and loaded from, if anywhere.
+    host: Option<Host>,
     rows: FxHashMap<RowId, FakeRow>,
 }
 
@@ -102,6 +107,7 @@ impl FakeExecutor {
             options,
             script: None,
             windows: None,
+            host: None,
             kv: vec![0; slots],
             rows: FxHashMap::default(),
         }
@@ -392,11 +398,17 @@ impl Executor for FakeExecutor {
         if let Some(fault) = self.fault(plan.step) {
             return Err(fault);
         }
+        if let Some(copies) = &plan.copies {
+            self.save_blocks(&copies.saves)?;
+        }
         for start in &plan.starts {
             self.start(start)?;
         }
         for delta in &plan.table {
             self.edit(delta)?;
+        }
+        if let Some(copies) = &plan.copies {
+            self.load_blocks(&copies.loads)?;
         }
         let rows = plan
             .rows

@@ -12,6 +12,7 @@ pub mod cpu;
 #[doc(hidden)]
 pub mod cuda;
 pub mod fake;
+pub mod host;
 #[doc(hidden)]
 pub mod logits;
 #[doc(hidden)]

@@ -151,6 +151,7 @@ impl NoiseContext {
                     logprobs: None,
                     saves: Default::default(),
                 }],
+                copies: None,
             })?;
             if n == 0 {
                 began = Instant::now();

@@ -11,7 +11,9 @@ use crate::executor::check::{self, Limits};
 use crate::ids::{RowId, SeqId, StateSlot};
 use crate::state::pooling::{PoolSum, Pooling};
 use crate::state::prompt_vectors::{PromptVectors, VectorRun};
-use crate::state::step::{RowResult, RowStart, RowVerdict, RowWork, StepPlan, StepRow, TableDelta};
+use crate::state::step::{
+    BlockLoad, RowResult, RowStart, RowVerdict, RowWork, StepPlan, StepRow, TableDelta,
+};
 
 /// One row of the page table in use.
 pub(super) struct Row {
@@ -55,6 +57,11 @@ impl Rows {
             limits,
             scratch: check::Scratch::default(),
         }
+    }
+
+    /// Lets plans copy blocks of so many tokens to and from a store.
+    pub(super) fn allow_copies(&mut self, block_tokens: usize) {
+        self.limits.block_tokens = Some(block_tokens);
     }
 
     /// Refuses a plan that contradicts itself or the rows; nothing has changed then.
@@ -150,6 +157,11 @@ impl Rows {
             vectors: first..end.min(row.prompt_tokens),
             prompt,
         })
+    }
+
+    /// Counts what is copied to a row.
+    pub(super) fn load(&mut self, load: &BlockLoad) {
+        self.row_mut(load.row).computed = load.positions.end as usize;
     }
 
     /// Counts what the step computes and samples.

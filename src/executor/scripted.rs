@@ -157,6 +157,7 @@ mod tests {
                 logprobs: Some(Arc::new(wish)),
                 saves: smallvec![],
             }],
+            copies: None,
         }
     }
 

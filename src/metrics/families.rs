@@ -90,7 +90,8 @@ pub fn families() -> impl Iterator<Item = Family> {
         .chain(histograms)
 }
 
-const GAUGES: [(&str, &str); 35] = [
+const GAUGES: [(&str, &str); 36] = [
+    ("souffleur_kv_store_bytes", "Size of the KV store on disk."),
     (
         "sglang:num_running_reqs",
         "Requests that prefill or decode.",
@@ -210,7 +211,23 @@ const GAUGES: [(&str, &str); 35] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str); 32] = [
+const COUNTERS: [(&str, &str); 36] = [
+    (
+        "sglang:prefetched_tokens_total",
+        "Tokens whose K/V was read from the KV store.",
+    ),
+    (
+        "sglang:backuped_tokens_total",
+        "Tokens whose K/V was written to the KV store.",
+    ),
+    (
+        "souffleur_kv_store_short_fetches_total",
+        "Fetches from the KV store that brought less than was asked for, by reason.",
+    ),
+    (
+        "souffleur_kv_store_unwritten_tokens_total",
+        "Cached tokens that were copied for the KV store and not written, by reason.",
+    ),
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "souffleur_preemptions_total",

@@ -16,6 +16,7 @@ mod page;
 mod prefix;
 mod request;
 mod scheduler;
+mod store;
 
 pub use cache::CacheMetrics;
 pub use deaths::DeathMetrics;
@@ -29,6 +30,7 @@ pub use page::in_order;
 pub use prefix::PrefixMetrics;
 pub use request::RequestMetrics;
 pub use scheduler::{Capacity, SchedulerMetrics};
+pub use store::StoreMetrics;
 
 use metrics::Label;
 

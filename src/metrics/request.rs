@@ -28,6 +28,8 @@ pub struct RequestMetrics {
     streaming: ByKind,
     whole: ByKind,
     cached_tokens: Counter,
+    /// Of `cached_tokens_total` for the KV store, which most engines go without.
+    stored_labels: Vec<Label>,
     inter_token_seconds: Histogram,
     prompt_tokens_histogram: Histogram,
     uncached_prompt_tokens_histogram: Histogram,
@@ -79,6 +81,7 @@ impl RequestMetrics {
             streaming: ByKind::register(&labels, "true"),
             whole: ByKind::register(&labels, "false"),
             cached_tokens: counter!("sglang:cached_tokens_total", device),
+            stored_labels: with_label(&labels, "cache_source", "storage_file"),
             inter_token_seconds: histogram!("sglang:inter_token_latency_seconds", labels.clone()),
             prompt_tokens_histogram: histogram!("sglang:prompt_tokens_histogram", labels.clone()),
             uncached_prompt_tokens_histogram: histogram!(
@@ -131,6 +134,7 @@ impl RequestMetrics {
             prompt_tokens,
             completion_tokens,
             cached_tokens,
+            loaded_tokens,
             ..
         } = *usage;
         let kind = self.of(is_streaming);
@@ -139,7 +143,12 @@ impl RequestMetrics {
         kind.generation_tokens
             .increment(u64::from(completion_tokens));
         kind.e2e_seconds.record(e2e_seconds);
-        self.cached_tokens.increment(u64::from(cached_tokens));
+        let from_device = cached_tokens.saturating_sub(loaded_tokens);
+        self.cached_tokens.increment(u64::from(from_device));
+        if loaded_tokens > 0 {
+            let labels = self.stored_labels.clone();
+            counter!("sglang:cached_tokens_total", labels).increment(u64::from(loaded_tokens));
+        }
         self.prompt_tokens_histogram.record(prompt_tokens);
         self.uncached_prompt_tokens_histogram
             .record(prompt_tokens.saturating_sub(cached_tokens));

@@ -41,6 +41,11 @@ fn exercise_all() {
     DeathMetrics::register(&["tokenizer"]).died("scheduler");
     CacheMetrics::register().evicted(16, 2e-4);
     PrefixMetrics::register();
+    let store = StoreMetrics::register(64);
+    store.fetched(2, Some("deadline"));
+    store.written();
+    store.not_written("no_space");
+    store.holds(4096);
     exercise_kv_events();
     let gpu = GpuMetrics::register(0);
     gpu.busy(true, 5e-3);
@@ -111,6 +116,7 @@ fn usage(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Usag
         completion_tokens,
         reasoning_tokens: 0,
         cached_tokens,
+        loaded_tokens: 0,
         num_retractions: 0,
     }
 }

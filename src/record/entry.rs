@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StepError;
-use crate::ids::{IntakeId, RequestId, SeqId, StepId};
+use crate::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::cache::namespace::Namespace;
@@ -169,6 +169,32 @@ pub enum Entry {
         /// Its prompt is vectors.
         bypasses_cache: bool,
     },
+    /// The KV store began to serve, or ended.
+    StoreServes {
+        /// It began.
+        serves: bool,
+    },
+    /// The KV store told how much it has of a prompt.
+    Found {
+        /// Whose prompt.
+        seq: Seq,
+        /// Blocks that it has.
+        blocks: u64,
+        /// Of these, blocks that pay to be fetched.
+        worth: u64,
+    },
+    /// A fetch from the KV store ended.
+    Fetched {
+        /// The fetch.
+        ticket: Ticket,
+        /// Blocks that it brought.
+        blocks: u64,
+    },
+    /// The KV store was done with blocks that were saved.
+    Written {
+        /// The saves.
+        tickets: Vec<Ticket>,
+    },
 }
 
 impl Entry {
@@ -238,6 +264,10 @@ impl Entry {
             Self::News(_) => "TokensReady",
             Self::Probed(_) => "PrefixesProbed",
             Self::SetPolicy { .. } | Self::SetEvictionPolicy { .. } => "SetPolicy",
+            Self::StoreServes { .. }
+            | Self::Found { .. }
+            | Self::Fetched { .. }
+            | Self::Written { .. } => "StoreNews",
             Self::FlushCache => "FlushCache",
             Self::SetPaused { .. } => "SetPaused",
             Self::ExpireRequests { .. } => "look for requests whose time is over",

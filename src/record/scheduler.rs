@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::error::{RequestError, StepError};
-use crate::ids::{RequestId, StepId};
+use crate::ids::{RequestId, SeqId, StepId, Ticket};
 use crate::record::digest::NewsDigest;
 use crate::record::entry::{Entry, FlagOf};
 use crate::record::sink::Recorder;
@@ -19,6 +19,7 @@ use crate::state::plan::StepPlanned;
 use crate::state::plan::probe::PrefixesProbed;
 use crate::state::scheduler::news::{FirstAdmission, RequestTokens};
 use crate::state::scheduler::submission::Submission;
+use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
 use crate::state::scheduler::{CacheFlushed, Next, Scheduler};
 use crate::state::step::{RowResult, StepOutput};
 
@@ -201,6 +202,44 @@ impl RecordedScheduler {
     pub fn flush_cache(&mut self) -> Result<u64, RequestError> {
         self.write(|_| Entry::FlushCache);
         self.state.flush_cache()
+    }
+
+    /// See [`Scheduler::store_serves`].
+    pub fn store_serves(&mut self, serves: bool) {
+        self.write(|_| Entry::StoreServes { serves });
+        self.state.store_serves(serves);
+    }
+
+    /// See [`Scheduler::prefix_found`].
+    pub fn prefix_found(&mut self, seq: SeqId, found: PrefixFound) {
+        self.write(|_| Entry::Found {
+            seq: seq.into(),
+            blocks: found.blocks as u64,
+            worth: found.worth as u64,
+        });
+        self.state.prefix_found(seq, found);
+    }
+
+    /// See [`Scheduler::blocks_fetched`].
+    pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize) {
+        self.write(|_| Entry::Fetched {
+            ticket,
+            blocks: n_blocks as u64,
+        });
+        self.state.blocks_fetched(ticket, n_blocks);
+    }
+
+    /// See [`Scheduler::blocks_written`].
+    pub fn blocks_written(&mut self, tickets: &[Ticket]) {
+        self.write(|_| Entry::Written {
+            tickets: tickets.to_vec(),
+        });
+        self.state.blocks_written(tickets);
+    }
+
+    /// See [`Scheduler::take_store_orders`]. Decides nothing, and is not written: steps and news show what comes of it.
+    pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
+        self.state.take_store_orders()
     }
 
     /// See [`Scheduler::set_paused`].

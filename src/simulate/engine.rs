@@ -280,6 +280,7 @@ impl<'a> VirtualEngine<'a> {
                 intake,
                 tokens,
                 cached_tokens,
+                loaded_tokens: _,
                 num_retractions,
                 end,
                 logprobs: _,

@@ -136,6 +136,7 @@ impl Replay {
             states: Vec::new(),
             windows: None,
             boundaries: &[],
+            stored_tokens: 0,
             lock: cached.lock,
             inserted_tokens: 0,
             priority: 0,

@@ -254,6 +254,10 @@ impl ControlSetup {
         let page_size = self.limits.page_size;
         let tree = |policy| {
             let tree = RadixTree::new(page_size, policy, ledger.clone());
+            let tree = match self.limits.tier {
+                Some(tier) => tree.with_saves(tier.saves),
+                None => tree,
+            };
             match (self.limits.states, self.limits.windows) {
                 (Some(_), _) => tree.with_states(),
                 (None, Some(windows)) => tree.with_windows(windows.window(page_size)),

@@ -4,7 +4,7 @@
 //! every structure is property-tested, replayed and simulated as it is.
 //!
 //! Each room imports only those before it: [`request_limits`], [`prompt_vectors`], [`pooling`] (embeddings), [`pool`]
-//! (memory), [`cache`] (prefixes), [`sampling`], [`grammar`] (what may be sampled), [`detok`] (text out of tokens),
+//! (memory), [`cache`] (prefixes), [`tiers`] (prefixes beyond memory), [`sampling`], [`grammar`] (what may be sampled), [`detok`] (text out of tokens),
 //! [`output`] (calls and reasoning out of text), [`answer`] (both together), [`step`] (the work of an executor), [`plan`]
 //! (the transaction between scheduler, cache and pools), [`scheduler`], [`control`] (scheduler, cache and pools together).
 
@@ -22,3 +22,4 @@ pub mod request_limits;
 pub mod sampling;
 pub mod scheduler;
 pub mod step;
+pub mod tiers;

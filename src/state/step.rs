@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
 use crate::state::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
 use crate::state::pool::pages::PageRun;
 use crate::state::pooling::Pooling;
@@ -26,6 +26,101 @@ pub struct StepPlan {
     pub table: Vec<TableDelta>,
     /// The work, one entry for each sequence.
     pub rows: Vec<StepRow>,
+    /// Copies between KV memory and the store's buffers, before `rows`; `None` for a step without any.
+    pub copies: Option<Box<BlockCopies>>,
+}
+
+/// Copies of blocks of K/V. A block is a fixed number of tokens of a sequence, from a multiple of that number on.
+///
+/// Saves come first, so they see what was in the pages before this step; loads follow, and then the rows. Nothing else
+/// reads or writes KV memory, so a page may be granted anew in the step that saves it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockCopies {
+    /// From pages to buffers.
+    pub saves: Vec<BlockSave>,
+    /// From buffers to pages of rows, after the table's edits.
+    pub loads: Vec<BlockLoad>,
+}
+
+impl BlockCopies {
+    /// True when nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.saves.is_empty() && self.loads.is_empty()
+    }
+}
+
+/// A copy of something cached, which earlier steps have written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockSave {
+    /// Names the copy: the store keeps nothing before it is told to.
+    pub ticket: Ticket,
+    /// What is copied.
+    pub from: BlockSource,
+}
+
+/// A part of the cache that goes into one buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockSource {
+    /// The keys and values of a block's tokens, on these pages, in order.
+    Pages(SmallVec<[PageId; 4]>),
+    /// The state after a block's last token.
+    State(StateSlot),
+}
+
+/// A run of blocks that was fetched for a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockLoad {
+    /// Names the run.
+    pub ticket: Ticket,
+    /// The row, which begins with this step.
+    pub row: RowId,
+    /// Tokens at the beginning of the run that the row has from the cache already: fewer than the run has.
+    pub skip_tokens: u32,
+    /// The positions behind its prefix whose K/V is copied to the row's own pages, and counts as computed.
+    pub positions: Range<u32>,
+    /// Where the state after them is copied to: the row's own slot, and one more if it is to stay there. None where no layer
+    /// keeps a state.
+    pub states: SmallVec<[StateSlot; 2]>,
+}
+
+impl BlockLoad {
+    /// Which positions come from which block of the run.
+    pub fn parts(&self, block_tokens: usize) -> LoadParts {
+        LoadParts {
+            begins: (self.positions.start - self.skip_tokens) as usize,
+            positions: self.positions.start as usize..self.positions.end as usize,
+            block_tokens,
+        }
+    }
+}
+
+/// The positions of a [`BlockLoad`], block by block.
+#[derive(Clone, Debug)]
+pub struct LoadParts {
+    /// The position that the run begins with.
+    begins: usize,
+    positions: Range<usize>,
+    block_tokens: usize,
+}
+
+impl LoadParts {
+    /// Blocks of the run that are read, or skipped before one that is.
+    pub fn len(&self) -> usize {
+        (self.positions.end - self.begins).div_ceil(self.block_tokens)
+    }
+
+    /// True for a load of nothing, which no plan has.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The positions that come from block `index` of the run; `None` if there are none.
+    pub fn of(&self, index: usize) -> Option<Range<usize>> {
+        let first = self.begins + index * self.block_tokens;
+        let start = first.max(self.positions.start);
+        let end = (first + self.block_tokens).min(self.positions.end);
+        (start < end).then_some(start..end)
+    }
 }
 
 /// A sequence takes a row of the page table: the row's page list, sampler state and tokens begin anew.

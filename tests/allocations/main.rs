@@ -122,6 +122,7 @@ fn opening(n_rows: usize) -> StepPlan {
         starts: Vec::new(),
         table: Vec::new(),
         rows: Vec::new(),
+        copies: None,
     };
     for (index, sampling) in samplings.iter().cycle().take(n_rows).enumerate() {
         let (row, seq) = (RowId::new(index as u32 + 1), SeqId::new(index as u64 + 1));

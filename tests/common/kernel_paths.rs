@@ -38,7 +38,7 @@ pub fn run_on_each(skipped: &str) {
 }
 
 /// To the terminal: the test runner keeps what a test that passes prints with `eprintln`.
-fn say(isa: Isa, what: &str) {
+pub fn say(isa: Isa, what: &str) {
     let line = format!("kernel path {}: {what}\n", isa.name());
     let written = std::io::stderr().write_all(line.as_bytes());
     written.expect("the terminal takes it");

@@ -48,6 +48,7 @@ pub fn plan(step: u64) -> StepPlan {
         starts: Vec::new(),
         table: Vec::new(),
         rows: Vec::new(),
+        copies: None,
     }
 }
 

@@ -8,6 +8,7 @@ mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
 mod kernel_paths;
+mod kv_bits;
 mod longrope;
 mod pooling;
 #[allow(dead_code, reason = "shared with the tests of models")]
@@ -18,6 +19,7 @@ mod quantised;
 mod random_models;
 #[path = "../common/requests.rs"]
 mod requests;
+mod store;
 mod vectors;
 mod world;
 

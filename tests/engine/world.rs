@@ -98,6 +98,7 @@ impl Build {
             info,
             text: None,
             executor: Arc::new(executor),
+            store: None,
         }
     }
 

@@ -56,6 +56,7 @@ fn limits(page_size: u32, chunk: usize, windows: Option<usize>) -> SchedulerLimi
         },
         eos_token_ids: Arc::default(),
         states: None,
+        tier: None,
         windows: windows.map(|total_pages| WindowLimits {
             tokens: WINDOW,
             total_pages,

@@ -395,6 +395,7 @@ fn plain_cache_keeps_nothing_and_gives_everything_back() {
         states: Vec::new(),
         windows: None,
         boundaries: &[],
+        stored_tokens: 0,
     });
     assert!(plain.is_disabled() && !memory.tree.is_disabled());
     assert_eq!(

@@ -262,6 +262,7 @@ impl Engine {
             states: Vec::new(),
             windows: None,
             boundaries: &[],
+            stored_tokens: 0,
         });
         let remapped: Vec<PageId> = done.remap.iter().collect();
         sequence.row[before..before + remapped.len()].copy_from_slice(&remapped);

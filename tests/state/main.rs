@@ -33,6 +33,7 @@ mod scheduler_world;
 mod soft_pins;
 mod state_defects;
 mod states;
+mod tiers;
 mod tlru;
 mod warm_up;
 mod window_defects;
@@ -141,6 +142,7 @@ impl Memory {
             states: Vec::new(),
             windows: None,
             boundaries: &[],
+            stored_tokens: 0,
         });
         self.check();
         done

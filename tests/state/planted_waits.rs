@@ -104,6 +104,7 @@ fn step_with(log: &mut WaitLog, promise: Promise, rows: &[Does], room: Room) {
         starts: rows.iter().filter_map(|row| row.start()).collect(),
         table: Vec::new(),
         rows: rows.iter().map(|row| row.row()).collect(),
+        copies: None,
     };
     let is_start = |row: &&Does| row.start().is_some();
     let starts: Vec<usize> = rows

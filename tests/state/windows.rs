@@ -260,6 +260,7 @@ impl Tree {
             states: Vec::new(),
             windows: Some(Box::new(own)),
             boundaries: &[tokens.len()],
+            stored_tokens: 0,
         });
         let windows = *done.windows.expect("the tree has windows");
         self.windows.free(windows.own.pages);

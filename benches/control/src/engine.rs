@@ -41,6 +41,7 @@ impl Shape {
             eos_token_ids: Arc::from([]),
             states: None,
             windows: None,
+            tier: None,
         };
         let setup = ControlSetup {
             limits,

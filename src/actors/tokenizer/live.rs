@@ -144,6 +144,7 @@ impl Live {
             tokens,
             logprobs,
             cached_tokens,
+            loaded_tokens,
             num_retractions,
             end,
             intake: _,
@@ -152,6 +153,7 @@ impl Live {
             self.embedding = Some(embedding);
         }
         self.usage.cached_tokens = cached_tokens;
+        self.usage.loaded_tokens = loaded_tokens;
         self.usage.num_retractions = num_retractions;
         self.time_tokens(tokens.len(), metrics);
         let mut delta = Delta::default();

@@ -1,10 +1,12 @@
 //! Refuses a plan that contradicts itself or the rows, before anything is written.
 
+mod copies;
 mod states;
 mod windows;
 
 use rustc_hash::FxHashMap;
 
+use crate::executor::check::copies::Tickets;
 use crate::executor::check::states::Slots;
 use crate::executor::check::windows::RowWindows;
 use crate::executor::rows::Row;
@@ -27,6 +29,8 @@ pub(super) struct Limits {
     pub(super) windows: Option<WindowLimits>,
     /// The length above which a row rotates as long ones do; `None` where all rotate alike.
     pub(super) long_above: Option<usize>,
+    /// Tokens of the blocks that are copied to and from a store; `None` without one.
+    pub(super) block_tokens: Option<usize>,
 }
 
 /// What a row will be once the plan's starts and table edits are applied.
@@ -49,6 +53,7 @@ struct Outlook {
 pub(super) struct Scratch {
     touched: FxHashMap<RowId, Outlook>,
     slots: Slots,
+    tickets: Tickets,
 }
 
 struct Check<'a> {
@@ -56,6 +61,7 @@ struct Check<'a> {
     limits: &'a Limits,
     touched: &'a mut FxHashMap<RowId, Outlook>,
     slots: &'a mut Slots,
+    tickets: &'a mut Tickets,
 }
 
 /// Checks a plan; the error says what is wrong with which row.
@@ -67,12 +73,17 @@ pub(super) fn check(
 ) -> Result<(), String> {
     scratch.touched.clear();
     scratch.slots.clear();
+    scratch.tickets.clear();
     let mut check = Check {
         rows,
         limits,
         touched: &mut scratch.touched,
         slots: &mut scratch.slots,
+        tickets: &mut scratch.tickets,
     };
+    if let Some(copies) = &plan.copies {
+        check.saves(copies)?;
+    }
     for start in &plan.starts {
         check
             .start(start)
@@ -80,6 +91,11 @@ pub(super) fn check(
     }
     for delta in &plan.table {
         check.delta(delta)?;
+    }
+    for load in plan.copies.iter().flat_map(|copies| &copies.loads) {
+        check
+            .load(load)
+            .map_err(|reason| format!("row {} is loaded by {}: {reason}", load.row, load.ticket))?;
     }
     for work in &plan.rows {
         check

@@ -84,7 +84,7 @@ impl Slots {
         }
     }
 
-    fn write(&mut self, slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
+    pub(super) fn write(&mut self, slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
         granted(slot, n_slots)?;
         match self.written.insert(slot) {
             true => Ok(()),
@@ -93,7 +93,8 @@ impl Slots {
     }
 }
 
-fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
+/// Checks that a slot can be granted at all.
+pub(super) fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
     let n_slots = n_slots.unwrap_or(0);
     match (1..=n_slots).contains(&slot.index()) {
         true => Ok(()),

@@ -1,5 +1,6 @@
 //! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
 
+mod blocks;
 mod masks;
 mod pool;
 mod readout;
@@ -11,6 +12,7 @@ pub use self::readout::LOGIT_ROWS;
 use crate::error::{LoadError, StepError};
 use crate::executor::Executor;
 use crate::executor::check::Limits;
+use crate::executor::host::Host;
 use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
@@ -175,6 +177,9 @@ pub struct CpuExecutor {
     page_size: usize,
     vocab_size: usize,
     eos_token_ids: Arc<[u32]>,
+    kv_layout: KvLayout,
+    /// Where blocks are saved and loaded from, if anywhere.
+    host: Option<Host>,
     readout: readout::Readout,
     results: SpentResults,
 }
@@ -217,6 +222,7 @@ impl CpuExecutor {
             total_pages: options.n_window_pages,
         });
         let keeps_states = kv.state_bytes() > 0;
+        let kv_layout = kv.clone();
         let sizes = CpuSizes {
             dtype: checkpoint.dtype,
             quantization: options.quantization,
@@ -251,6 +257,7 @@ impl CpuExecutor {
             n_state_slots: keeps_states.then_some(options.n_state_slots),
             windows,
             long_above: config.rope.long_above(),
+            block_tokens: None,
         };
         // Last: threads that loading starts would inherit it.
         backend.pin_caller();
@@ -265,6 +272,8 @@ impl CpuExecutor {
             page_size: options.page_size,
             vocab_size: config.vocab_size,
             eos_token_ids: options.eos_token_ids.clone(),
+            kv_layout,
+            host: None,
             readout: readout::Readout::default(),
             results: SpentResults::default(),
         })
@@ -281,6 +290,9 @@ impl CpuExecutor {
     ) -> Result<StepOutput, StepError> {
         self.rows.check(plan)?;
         self.backend.wake();
+        if let Some(copies) = &plan.copies {
+            self.save_blocks(&copies.saves);
+        }
         for start in &plan.starts {
             self.rows.start(start);
             self.start(start);
@@ -291,6 +303,9 @@ impl CpuExecutor {
         }
         let states = plan.starts.iter().filter_map(|start| start.state);
         self.backend.begin_states(states);
+        if let Some(copies) = &plan.copies {
+            self.load_blocks(&copies.loads)?;
+        }
         for work in &plan.rows {
             self.push_work(work);
         }
@@ -355,6 +370,7 @@ impl CpuExecutor {
             starts: vec![start],
             table: vec![TableDelta::Append { row, pages }],
             rows: Vec::new(),
+            copies: None,
         };
         if self.rows.have_windows() {
             let pages = (1..=n_pages as u32).map(PageId::new).collect();

@@ -257,6 +257,7 @@ impl CudaExecutor {
             n_state_slots: None,
             windows: None,
             long_above: None,
+            block_tokens: None,
         };
         let n_rows = options.max_rows + 1;
         let readback_words = SAMPLED_WORDS * options.logit_rows();

@@ -52,6 +52,7 @@ fn plan(step: u64) -> StepPlan {
         starts: Vec::new(),
         table: Vec::new(),
         rows: Vec::new(),
+        copies: None,
     };
     for row in 1..=ROWS {
         let (id, seq) = (RowId::new(row), SeqId::new(u64::from(row)));

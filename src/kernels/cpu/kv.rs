@@ -10,6 +10,7 @@ use half::bf16;
 use super::element::{Borrowed, Element, Storage};
 use super::homes;
 use super::kept::Kept;
+use super::kv_blocks::BlockMap;
 use super::labels::{self, Labels};
 use super::threads::ThreadPool;
 use crate::ids::{PageId, RowId};
@@ -135,6 +136,28 @@ impl KvPool {
                 }
             }
         }
+    }
+
+    /// Copies the tokens of `pages` to a block. See [`BlockMap::gather`].
+    pub fn gather(
+        &mut self,
+        map: &mut BlockMap,
+        pool: &mut ThreadPool,
+        pages: &[PageId],
+        block: &mut [u8],
+    ) {
+        map.gather(pool, (&mut self.layers, &mut self.labels), pages, block);
+    }
+
+    /// Copies tokens of a block to pages. See [`BlockMap::scatter`].
+    pub fn scatter(
+        &mut self,
+        map: &mut BlockMap,
+        pool: &mut ThreadPool,
+        to: (&[PageId], Range<usize>),
+        block: &[u8],
+    ) {
+        map.scatter(pool, (&mut self.layers, &mut self.labels), to, block);
     }
 
     /// Copies the labels of the keys that were just written at some slots, if the layer has labels.

@@ -23,6 +23,7 @@ mod homes;
 mod k_quants;
 mod kept;
 pub(crate) mod kv;
+mod kv_blocks;
 mod labels;
 mod latent;
 mod matmul;
@@ -48,6 +49,7 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -61,6 +63,7 @@ use self::experts::{Experts, Routes};
 use self::format::Encoding;
 pub use self::format::FormatRule;
 use self::kv::{KvPool, PageTable};
+use self::kv_blocks::BlockMap;
 use self::latent::HeadMatrices;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
@@ -74,6 +77,7 @@ use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
 use super::blocks::BlockType;
 use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
+use crate::ids::{PageId, RowId, StateSlot};
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
@@ -139,6 +143,8 @@ pub struct CpuBackend {
     weights: WeightArena,
     scratch: Scratch,
     kv: KvPool,
+    /// How blocks of tokens are copied, if any are.
+    blocks: Option<BlockMap>,
     states: StatePool,
     table: PageTable,
     /// Of the layers with window pages.
@@ -186,6 +192,7 @@ impl CpuBackend {
             weights: WeightArena::default(),
             scratch: Scratch::default(),
             kv,
+            blocks: None,
             states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             window_table: PageTable::new(n_window_rows, sizes.page_size),
@@ -255,6 +262,62 @@ impl CpuBackend {
     /// The same, to edit.
     pub fn window_table_mut(&mut self) -> &mut PageTable {
         &mut self.window_table
+    }
+
+    /// Makes [`Self::save_block`] and [`Self::load_block`] copy blocks of so many tokens, which are whole pages. Returns
+    /// the bytes of a block.
+    ///
+    /// # Errors
+    /// The layer that keeps something which blocks do not hold.
+    pub fn carry_blocks(
+        &mut self,
+        layout: &KvLayout,
+        n_slots: usize,
+        block_tokens: usize,
+    ) -> Result<usize, String> {
+        let map = BlockMap::new(layout, n_slots, (block_tokens, self.table.page_size()))?;
+        let bytes = map.bytes();
+        self.blocks = Some(map);
+        Ok(bytes)
+    }
+
+    /// Copies the K/V of a block's tokens, which stand on `pages`.
+    ///
+    /// # Panics
+    /// Without [`Self::carry_blocks`]; if pages or bytes are not those of a block.
+    pub fn save_block(&mut self, pages: &[PageId], block: &mut [u8]) {
+        let map = self.blocks.as_mut().expect("blocks are carried");
+        self.kv.gather(map, &mut self.pool, pages, block);
+    }
+
+    /// Copies a part of a block to where a row has these positions, which are whole pages.
+    ///
+    /// # Panics
+    /// As [`Self::save_block`], and if the row has no pages there.
+    pub fn load_block(&mut self, row: RowId, positions: Range<usize>, block: &[u8]) {
+        let map = self.blocks.as_mut().expect("blocks are carried");
+        let first = positions.start - positions.start % map.block_tokens();
+        let page_size = self.table.page_size();
+        let pages = positions.start / page_size..positions.end / page_size;
+        let pages = &self.table.row(row)[pages];
+        let tokens = positions.start - first..positions.end - first;
+        self.kv.scatter(map, &mut self.pool, (pages, tokens), block);
+    }
+
+    /// Copies a state.
+    ///
+    /// # Panics
+    /// If there is no such slot, or `state` has not the bytes of one.
+    pub fn save_state(&mut self, slot: StateSlot, state: &mut [u8]) {
+        self.states.gather(slot, state);
+    }
+
+    /// Copies a state back.
+    ///
+    /// # Panics
+    /// As [`Self::save_state`].
+    pub fn load_state(&mut self, slot: StateSlot, state: &[u8]) {
+        self.states.scatter(slot, state);
     }
 
     /// Begins the states of rows, each as another one is or zero. No slot is both read and written, and none is written

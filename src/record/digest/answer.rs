@@ -93,6 +93,9 @@ impl From<&StepPlanned> for PlannedDigest {
             pinned,
             admitted,
             held,
+            // They show in what the store is asked for, and in the step.
+            fetches: _,
+            saves: _,
             budget,
             mixed,
             preempt,
@@ -242,6 +245,7 @@ impl From<&Admitted> for AdmittedDigest {
             saves: _,
             keeps_tail: _,
             windows: _,
+            load: _,
         } = admitted;
         Self {
             seq: (*seq).into(),

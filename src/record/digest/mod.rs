@@ -156,6 +156,8 @@ impl From<&[RequestTokens]> for NewsDigest {
                 tokens,
                 logprobs: _,
                 cached_tokens,
+                // The steps have the loads.
+                loaded_tokens: _,
                 num_retractions,
                 end,
             } = news;

@@ -62,6 +62,8 @@ impl From<&PlanStep> for PlanDigest {
             free_windows: _,
             // The log's header says so.
             has_windows: _,
+            // What is saved shows in the step.
+            saves: _,
         } = request;
         let number_of = |demand: &PinDemand| demand.pin;
         let growing = |DecodeDemand { growing }: &DecodeDemand| seqs(growing);
@@ -154,6 +156,8 @@ impl From<&AdmitRequest> for AdmitDigest {
             states: _,
             // What it lets in shows in what is admitted.
             windows: _,
+            // The log's header has it.
+            block_tokens: _,
         } = request;
         let mut sum = Sum::default();
         for candidate in candidates {
@@ -171,6 +175,8 @@ impl From<&AdmitRequest> for AdmitDigest {
                 anchors,
                 bypasses_cache,
                 kv_tokens,
+                // An input of the log; what comes of it shows in the step.
+                stored: _,
             } = candidate;
             sum.add(tokens.len() as u64);
             sum.add(*match_limit as u64);
@@ -293,6 +299,8 @@ impl PublishDigest {
             written_by,
             // The submission has the anchors.
             boundaries: _,
+            // What is saved shows in the steps.
+            stored_tokens: _,
         } = key;
         let saved = states
             .iter()

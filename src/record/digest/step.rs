@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{PageRuns, Seq, Sum};
-use crate::ids::{PageId, RowId, StateSlot, StepId};
-use crate::state::step::{RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta};
+use crate::ids::{PageId, RowId, StateSlot, StepId, Ticket};
+use crate::state::step::{
+    BlockLoad, BlockSave, BlockSource, RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta,
+};
 
 /// Of a [`StepPlan`]: all of it but the tokens and parameters, which the submissions decide.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +53,24 @@ enum EditDigest {
         row: RowId,
         from: u32,
         pages: PageRuns,
+    },
+    /// A block that is saved, behind the edits; these are no edits, and logs without a store know nothing of them.
+    Save {
+        ticket: Ticket,
+        pages: PageRuns,
+    },
+    /// A row that begins with fetched blocks.
+    Load {
+        ticket: Ticket,
+        row: RowId,
+        skip_tokens: u32,
+        start: u32,
+        end: u32,
+        states: Vec<StateSlot>,
+    },
+    SaveState {
+        ticket: Ticket,
+        slot: StateSlot,
     },
 }
 
@@ -99,11 +119,20 @@ impl From<&StepPlan> for StepDigest {
             starts,
             table,
             rows,
+            copies,
         } = plan;
+        let copies = copies.iter();
+        let saves = copies.clone().flat_map(|copies| &copies.saves);
+        let loads = copies.flat_map(|copies| &copies.loads);
         Self {
             step: *step,
             starts: starts.iter().map(StartDigest::from).collect(),
-            table: table.iter().map(EditDigest::from).collect(),
+            table: table
+                .iter()
+                .map(EditDigest::from)
+                .chain(saves.map(EditDigest::from))
+                .chain(loads.map(EditDigest::from))
+                .collect(),
             rows: rows.iter().map(RowDigest::from).collect(),
         }
     }
@@ -167,6 +196,42 @@ impl From<&TableDelta> for EditDigest {
                 from: *from,
                 pages: pages.iter().collect(),
             },
+        }
+    }
+}
+
+impl From<&BlockSave> for EditDigest {
+    fn from(save: &BlockSave) -> Self {
+        let BlockSave { ticket, from } = save;
+        match from {
+            BlockSource::Pages(pages) => Self::Save {
+                ticket: *ticket,
+                pages: pages.iter().copied().collect(),
+            },
+            BlockSource::State(slot) => Self::SaveState {
+                ticket: *ticket,
+                slot: *slot,
+            },
+        }
+    }
+}
+
+impl From<&BlockLoad> for EditDigest {
+    fn from(load: &BlockLoad) -> Self {
+        let BlockLoad {
+            ticket,
+            row,
+            skip_tokens,
+            positions,
+            states,
+        } = load;
+        Self::Load {
+            ticket: *ticket,
+            row: *row,
+            skip_tokens: *skip_tokens,
+            start: positions.start,
+            end: positions.end,
+            states: states.to_vec(),
         }
     }
 }

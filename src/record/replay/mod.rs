@@ -251,6 +251,8 @@ impl Replay<'_> {
             Entry::Outcome(recorded) => return self.compare_outcome(&recorded),
             Entry::News(recorded) => return self.compare_news(&recorded),
             Entry::Next => {
+                // Nothing is stored in a replay.
+                drop(unit.states.scheduler.take_store_orders());
                 unit.said = Some(unit.states.scheduler.next());
                 return Ok(None);
             }

@@ -11,6 +11,7 @@ use crate::state::pool::pages::PoolLedger;
 use crate::state::pooling::Pooling;
 use crate::state::scheduler::Next;
 use crate::state::scheduler::submission::Submission;
+use crate::state::scheduler::tier::PrefixFound;
 
 /// Prompt tokens inside at once.
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
@@ -219,6 +220,21 @@ impl Unit {
             Entry::SetEvictionPolicy { name } => drop(scheduler.set_eviction_policy(&name)),
             Entry::FlushCache => drop(scheduler.flush_cache()),
             Entry::SetPaused { paused } => scheduler.set_paused(paused),
+            Entry::StoreServes { serves } => scheduler.store_serves(serves),
+            Entry::Found { seq, blocks, worth } => {
+                let number = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
+                // Nothing is fetched in a replay: the names of the blocks are not in the log.
+                let found = PrefixFound {
+                    path: Arc::default(),
+                    blocks: number(blocks),
+                    worth: number(worth),
+                };
+                scheduler.prefix_found(seq.into(), found);
+            }
+            Entry::Fetched { ticket, blocks } => {
+                scheduler.blocks_fetched(ticket, usize::try_from(blocks).unwrap_or(usize::MAX));
+            }
+            Entry::Written { tickets } => scheduler.blocks_written(&tickets),
             other => return Err(format!("{} is no command", other.message())),
         }
         Ok(())

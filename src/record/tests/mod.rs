@@ -4,6 +4,7 @@ mod damage;
 mod engine;
 mod limits;
 mod policies;
+mod store;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Write};
@@ -73,6 +74,7 @@ fn setup_with(policy: &str) -> ControlSetup {
             eos_token_ids: Arc::from([0]),
             states: None,
             windows: None,
+            tier: None,
         },
         schedule_policy: policy.to_owned(),
         diagnoses_misses: false,

@@ -326,6 +326,7 @@ mod tests {
             completion_tokens: 1,
             reasoning_tokens: 0,
             cached_tokens: 1,
+            loaded_tokens: 0,
             num_retractions: 3,
         };
         let delta = Delta {

@@ -49,6 +49,7 @@ pub(super) fn news(text: &str, end: Option<FinishReason>) -> News {
         completion_tokens: tokens.len() as u32,
         reasoning_tokens: 0,
         cached_tokens: 4,
+        loaded_tokens: 0,
         num_retractions: 0,
     };
     let output_logprobs = tokens.iter().map(place).collect();
@@ -167,6 +168,7 @@ fn usage_counts_a_prompt_once() {
         completion_tokens: 2,
         reasoning_tokens: 1,
         cached_tokens,
+        loaded_tokens: 0,
         num_retractions: 0,
     };
     let report = wire::UsageReport::of([usage(0), usage(9), usage(1), usage(9)], 2);

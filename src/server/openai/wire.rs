@@ -30,19 +30,26 @@ pub(super) struct Extension {
     cached_tokens_details: CachedTokens,
 }
 
-/// Cached tokens by the memory that they were in. There is one.
+/// Cached tokens by the memory that they were in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct CachedTokens {
     device: u32,
     host: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    storage: Option<u32>,
 }
 
 impl Extension {
     /// The cached tokens of a call, which SGLang tells for the first of its choices.
     pub(super) fn of_cached_tokens(usages: &[Usage]) -> Self {
-        let device = usages.first().map_or(0, |usage| usage.cached_tokens);
+        let usage = usages.first().copied().unwrap_or_default();
+        let storage = usage.loaded_tokens;
         Self {
-            cached_tokens_details: CachedTokens { device, host: 0 },
+            cached_tokens_details: CachedTokens {
+                device: usage.cached_tokens.saturating_sub(storage),
+                host: 0,
+                storage: (storage > 0).then_some(storage),
+            },
         }
     }
 }

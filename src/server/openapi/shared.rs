@@ -356,6 +356,8 @@ pub(super) fn usage() -> Shape {
 /// What SGLang tells of an answer in addition to OpenAI.
 pub(in crate::server) fn sglext() -> Shape {
     let cached = object().has("device", count()).has("host", count());
+    let stored = count().about("if any came from the KV store");
+    let cached = cached.may_have("storage", stored);
     let fields = object().has("cached_tokens_details", cached.shape());
     fields.shape().about("with `return_cached_tokens_details`")
 }

@@ -26,6 +26,7 @@ fn plan(works: &[(std::ops::Range<u32>, bool)]) -> StepPlan {
         starts: Vec::new(),
         table: Vec::new(),
         rows: works.iter().enumerate().map(row).collect(),
+        copies: None,
     }
 }
 

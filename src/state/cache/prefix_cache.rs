@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::ids::{PageId, StateSlot};
 use crate::state::cache::changes::CacheChange;
 use crate::state::cache::eviction::EvictionPolicy;
@@ -170,6 +172,20 @@ pub trait PrefixCache: Send {
     /// Calls `visit` with every cached window page, in no order: for accounts in tests and dumps.
     fn for_each_window_page(&self, _visit: &mut dyn FnMut(PageId)) {}
 
+    /// Takes cached blocks that the store does not have, those of a path from its beginning on, and the states at their ends.
+    /// They count as stored from then on. None from a cache that is not asked to keep account of it.
+    ///
+    /// Mutates nothing else: no touch, no split, no lock. Pages may be evicted and states dropped by the plan that this is a
+    /// part of.
+    fn take_unsaved(&mut self, _demand: SaveDemand) -> Vec<UnsavedBlock> {
+        Vec::new()
+    }
+
+    /// What is to be saved, and what was evicted before it could be.
+    fn save_counts(&self) -> SaveCounts {
+        SaveCounts::default()
+    }
+
     /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
     /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then tells the first
     /// pages of what it held.
@@ -205,6 +221,48 @@ pub trait PrefixCache: Send {
     /// # Errors
     /// A sentence that names the first thing that is wrong.
     fn check_integrity(&self) -> Result<(), String>;
+}
+
+/// How many blocks are to be saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveDemand {
+    /// Blocks whatever was published; besides, as many as were published since blocks were last taken.
+    pub base: usize,
+    /// Blocks in all.
+    pub most: usize,
+    /// States.
+    pub most_states: usize,
+}
+
+/// A block of a cached path that the store does not have, or the state at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnsavedBlock {
+    /// Where the path may be shared.
+    pub namespace: Namespace,
+    /// Tokens of the path, to the end of the block or beyond.
+    pub tokens: Arc<[u32]>,
+    /// How many blocks are before it.
+    pub block: u32,
+    /// Where it lies.
+    pub part: UnsavedPart,
+}
+
+/// The part of a block that goes into one buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnsavedPart {
+    /// The keys and values of its tokens, on these pages.
+    Pages(SmallVec<[PageId; 4]>),
+    /// The state after its last token.
+    State(StateSlot),
+}
+
+/// The account of a cache whose blocks are saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveCounts {
+    /// Paths that wait for their blocks to be taken.
+    pub queued: usize,
+    /// Tokens that were gone before they were taken, and those of paths for which the queue had no room.
+    pub dropped_tokens: u64,
 }
 
 /// A cached prefix, and the lock that keeps it.
@@ -277,6 +335,8 @@ pub struct Checkpoint<'a> {
     pub windows: Option<Box<RowWindows>>,
     /// Positions at which other prompts are likely to leave this one, for the window pages before them.
     pub boundaries: &'a [usize],
+    /// How many of `tokens`' first tokens the store has, in whole blocks; 0 without a store.
+    pub stored_tokens: usize,
 }
 
 /// What a sequence holds after a [`Checkpoint`].

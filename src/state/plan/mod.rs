@@ -17,10 +17,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ids::{RowId, SeqId, StateSlot, StepId};
+use crate::ids::{RowId, SeqId, StateSlot, StepId, Ticket};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::CheckpointedWindows;
+use crate::state::cache::prefix_cache::{
+    CheckpointedWindows, SaveCounts, SaveDemand, UnsavedBlock,
+};
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
 use crate::state::plan::preemption::{Preemption, Rank};
 use crate::state::plan::prefill_adder::{Budget, PrefillAdder};
@@ -74,6 +76,8 @@ pub struct PlanStep {
     pub free_windows: usize,
     /// Every page comes with a window page: some layers have windows.
     pub has_windows: bool,
+    /// Cached blocks to save with this step; `None` without a store that takes any.
+    pub saves: Option<SaveDemand>,
 }
 
 impl PlanStep {
@@ -99,6 +103,7 @@ impl PlanStep {
             free_states: 0,
             free_windows: 0,
             has_windows: false,
+            saves: None,
         }
     }
 }
@@ -135,6 +140,8 @@ pub struct PublishKey {
     pub written_by: StepId,
     /// Positions that other prompts are likely to leave this one at, where layers have windows.
     pub boundaries: SmallVec<[usize; 4]>,
+    /// Tokens from the beginning on that the store has.
+    pub stored_tokens: usize,
 }
 
 /// A checkpoint of an unfinished sequence.
@@ -221,6 +228,52 @@ pub struct AdmitRequest {
     pub states: Option<StateRules>,
     /// Every page comes with a window page, which these are counted by; `None` where no layer has a window.
     pub windows: Option<WindowBudget>,
+    /// Tokens of a block, which the store must have beyond the tree for a candidate to wait for them; 0 without a store.
+    pub block_tokens: usize,
+}
+
+/// The part of a candidate's prefix that the store has, and how far it is on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StoredPrefix {
+    /// None, or none that is worth it.
+    #[default]
+    None,
+    /// So many tokens, which can be fetched.
+    Found {
+        /// From the beginning on.
+        tokens: usize,
+    },
+    /// Some of it is on its way.
+    Fetching,
+    /// Some of it is in memory.
+    Ready {
+        /// Names the run of blocks.
+        ticket: Ticket,
+        /// The first token of the run.
+        from: usize,
+        /// Behind its last token.
+        to: usize,
+    },
+}
+
+/// A run of blocks that an admitted sequence begins with, behind the prefix that the tree has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadGrant {
+    /// Names the run.
+    pub ticket: Ticket,
+    /// The first token of the run, before or at the end of the tree's prefix.
+    pub begins: usize,
+    /// Where the loaded K/V ends and the extent begins: whole pages.
+    pub to: usize,
+}
+
+/// A candidate whose blocks are to be fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FetchWish {
+    /// The candidate.
+    pub seq: SeqId,
+    /// Tokens that the tree has.
+    pub cached_tokens: usize,
 }
 
 /// One waiting request, or the one whose prefill goes on.
@@ -253,6 +306,8 @@ pub struct Candidate {
     pub bypasses_cache: bool,
     /// For the chunked one: tokens that had K/V in the cache when it was admitted.
     pub kv_tokens: usize,
+    /// The part of it that the store has.
+    pub stored: StoredPrefix,
 }
 
 impl Candidate {
@@ -326,6 +381,10 @@ pub struct Verdict {
     pub preempt: Option<Preempt>,
     /// Candidates held back for a prefix in flight.
     pub held: Vec<SeqId>,
+    /// Candidates that wait for blocks which are to be fetched.
+    pub fetches: Vec<FetchWish>,
+    /// Blocks to save.
+    pub saves: Vec<UnsavedBlock>,
     /// Why the admission stopped.
     pub budget: Option<Budget>,
     /// The candidate at which it stopped.
@@ -366,6 +425,8 @@ pub struct CacheCounts {
     pub evictable_windows: usize,
     /// Window pages that a lock keeps.
     pub protected_windows: usize,
+    /// What is to be saved of it.
+    pub saves: SaveCounts,
 }
 
 /// A sequence after its checkpoint.
@@ -417,6 +478,15 @@ pub struct Admitted {
     pub saves: SmallVec<[SaveAt; 2]>,
     /// A state is granted for copies at the ends of pages that its decode fills.
     pub keeps_tail: bool,
+    /// Blocks that are loaded behind its prefix, before the extent.
+    pub load: Option<LoadGrant>,
+}
+
+impl Admitted {
+    /// Where the extent begins: behind the prefix and what is loaded.
+    pub fn extend_start(&self) -> usize {
+        self.load.map_or(self.prefix_len, |load| load.to)
+    }
 }
 
 /// Third leg: what the pools granted.

@@ -160,6 +160,28 @@ impl PrefillAdder {
         self.take(len, prefix, max_new_tokens)
     }
 
+    /// As [`PrefillAdder::add`], for a candidate whose tokens from `prefix` to `loaded` come from the store: they take
+    /// pages, and no part of the step's input.
+    pub fn add_loaded(
+        &mut self,
+        len: usize,
+        (prefix, loaded): (usize, usize),
+        max_new_tokens: usize,
+        available: usize,
+        is_first: bool,
+    ) -> Decision {
+        let pages = self.ceil_page(loaded - prefix);
+        let decision = match available.checked_sub(pages) {
+            Some(available) => self.add(len, loaded, max_new_tokens, available, is_first),
+            None => Decision::Refuse(Budget::NoToken),
+        };
+        if let Decision::Admit { .. } = decision {
+            self.total_offset += pages as f64;
+            self.current_offset += pages;
+        }
+        decision
+    }
+
     /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine that caches nothing: its memory must
     /// suffice at every end to come, not all at once.
     pub fn add_ignoring_eos(

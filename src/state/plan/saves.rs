@@ -32,6 +32,8 @@ pub struct StateRules {
     pub limits: StateLimits,
     /// Tokens a page.
     pub page_size: usize,
+    /// States are saved after multiples of so many tokens: whole pages, and blocks where there is a store for them.
+    pub grain: usize,
 }
 
 impl StateRules {
@@ -43,9 +45,9 @@ impl StateRules {
         admitted: &Admitted,
         shared: &[usize],
     ) -> Wishes {
-        let floor = |position: usize| position - position % self.page_size;
+        let floor = |position: usize| position - position % self.grain;
         let branch = admitted.kv_tokens;
-        let is_branch = branch >= admitted.prefix_len + MIN_BRANCH_TOKENS;
+        let is_branch = branch >= admitted.extend_start() + MIN_BRANCH_TOKENS;
         let last = candidate.tokens.len().saturating_sub(1);
         let anchors = candidate.anchors.iter().map(|anchor| *anchor as usize);
         // One beyond the end stands for other outputs, which compute the last token.
@@ -60,7 +62,9 @@ impl StateRules {
             true => (tail, None),
             false => (None, tail),
         };
-        let wished = shared.iter().copied().map(at);
+        // What is loaded came from elsewhere: here it is to be had for others too.
+        let loaded = admitted.load.map(|load| at(load.to));
+        let wished = shared.iter().copied().map(at).chain(loaded);
         let wished = wished
             .chain(first)
             .chain(anchors.rev().map(at))
@@ -79,13 +83,17 @@ impl StateRules {
     /// The places of the grid in an extent.
     pub(super) fn grid(&self, admitted: &Admitted) -> impl Iterator<Item = usize> + use<> {
         let grid = self.limits.grid_tokens.max(1);
-        let first = (admitted.prefix_len / grid + 1).saturating_mul(grid);
+        let first = (admitted.extend_start() / grid + 1).saturating_mul(grid);
         (first..=admitted.extend_end).step_by(grid)
     }
 
     fn is_within(&self, place: Place, admitted: &Admitted) -> bool {
         match place {
-            Place::At(place) => admitted.prefix_len < place && place <= admitted.extend_end,
+            Place::At(place) => {
+                let is_loaded = admitted.load.is_some_and(|load| load.to == place);
+                let is_computed = admitted.extend_start() < place && place <= admitted.extend_end;
+                is_loaded || is_computed
+            }
             Place::Tail => true,
         }
     }

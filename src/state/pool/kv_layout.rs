@@ -325,6 +325,36 @@ impl KvLayout {
         self.layers.iter().map(LayerKv::state_bytes).sum()
     }
 
+    /// The lengths in bytes of the parts of a block of so many tokens, in their order: the buffers of each layer in turn.
+    /// States are no part of it.
+    ///
+    /// # Errors
+    /// The layer that keeps something which is not stored.
+    pub fn block_planes(&self, tokens: usize) -> Result<Vec<usize>, String> {
+        let mut planes = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            match layer {
+                LayerKv::Pages(pages) => {
+                    let bytes = pages.buffers().map(|buffer| buffer.bytes_per_token());
+                    planes.extend(bytes.map(|bytes| bytes as usize * tokens));
+                }
+                LayerKv::Shared(_) | LayerKv::State { .. } => {}
+                LayerKv::Window { .. } => {
+                    return Err(format!(
+                        "layer {index} keeps {layer}, and only keys and values of all tokens can be stored"
+                    ));
+                }
+            }
+        }
+        Ok(planes)
+    }
+
+    /// The lengths in bytes of the states of a sequence, layer by layer: 0 where there is none.
+    pub fn state_planes(&self) -> Vec<usize> {
+        let bytes = self.layers.iter().map(LayerKv::state_bytes);
+        bytes.map(|bytes| bytes as usize).collect()
+    }
+
     /// How many layers keep what, in the order in which each kind comes first.
     pub fn kinds(&self) -> Vec<(usize, LayerKv)> {
         let mut kinds: Vec<(usize, LayerKv)> = Vec::new();
@@ -397,6 +427,42 @@ mod tests {
         assert_eq!(gemma.windowed(&others), None);
         assert_eq!(gemma.windowed(&[None; 34]), None);
         assert_eq!(hybrid().windowed(&[Some(8); 32]), None);
+    }
+
+    #[test]
+    fn a_block_has_every_buffer_of_its_tokens() {
+        let latent = pages(1, 96, Values::InKeys { dim: 64 });
+        let own = pages(2, 128, Values::Own { dim: 64 });
+        let int8 = PagedKv {
+            dtype: KvDtype::Int8,
+            ..own
+        };
+        let layers = [latent, own, int8].map(LayerKv::Pages);
+        let layout = KvLayout::new([&layers[..], &[LayerKv::Shared(1)]].concat());
+        let planes = layout.block_planes(16).expect("all layers keep pages");
+        assert_eq!(
+            planes,
+            [
+                16 * 96 * 2,
+                16 * 2 * 128 * 2,
+                16 * 2 * 64 * 2,
+                16 * 2 * 128,
+                16 * 2 * 64,
+                16 * 2 * 3 * 2
+            ]
+        );
+        let bytes = layout.bytes_per_token() as usize * 16;
+        assert_eq!(planes.iter().sum::<usize>(), bytes);
+        let window = KvLayout::new(vec![LayerKv::Window {
+            pages: own,
+            tokens: 8,
+        }]);
+        let refusal = window.block_planes(16).expect_err("tokens are missing");
+        assert!(refusal.starts_with("layer 0 keeps"), "{refusal}");
+        assert_eq!(
+            hybrid().state_planes()[..4],
+            [2_195_456, 2_195_456, 2_195_456, 0]
+        );
     }
 
     #[test]

@@ -94,8 +94,9 @@ impl Scheduler {
         sequence.arrival_prefilled_tokens = self.queue.order().prefilled_tokens();
         let seq = self.requests.insert(sequence);
         self.queue.push(seq);
-        if is_cancelled {
-            self.abort(seq);
+        match is_cancelled {
+            true => self.abort(seq),
+            false => self.find_stored(seq),
         }
     }
 

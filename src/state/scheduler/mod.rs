@@ -22,6 +22,7 @@
 //! - pause: no work is planned for as long as a host wishes
 //! - pending: the tokens that are not computed yet, counted for gateways
 //! - windows: the pages that nobody sees any more
+//! - tier: what is fetched from the store and saved to it
 //! - misses: the notes for the diagnosis of misses
 
 mod batch;
@@ -52,6 +53,7 @@ pub mod sequence;
 mod soft_pins;
 pub mod stats;
 pub mod submission;
+pub mod tier;
 mod windows;
 
 use std::sync::Arc;
@@ -81,6 +83,7 @@ use queue::Queue;
 use requests::Requests;
 use sequence::Phase;
 use stats::EngineStats;
+use tier::{StoreOrder, Tier, TierLimits};
 
 pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
@@ -118,6 +121,9 @@ pub struct SchedulerLimits {
     /// The pages of layers with windows; `None` where no layer has one.
     #[serde(default)]
     pub windows: Option<WindowLimits>,
+    /// The use of a store for blocks of K/V; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<TierLimits>,
 }
 
 impl SchedulerLimits {
@@ -126,6 +132,9 @@ impl SchedulerLimits {
         self.states.map(|limits| StateRules {
             limits,
             page_size: self.page_size.get(),
+            grain: self
+                .tier
+                .map_or(self.page_size.get(), |tier| tier.saves.block_tokens),
         })
     }
 
@@ -163,6 +172,8 @@ pub struct Scheduler {
     outbox: Outbox,
     /// Window pages that sequences have left, for the next plan to give back.
     left_windows: WindowPages,
+    /// Where there is a store.
+    tier: Option<Box<Tier>>,
 }
 
 /// The fate of what a sequence has computed, when it gives its memory back.
@@ -191,6 +202,7 @@ impl Scheduler {
             hosts: Hosts::default(),
             outbox: Outbox::default(),
             left_windows: WindowPages::empty(),
+            tier: limits.tier.map(|tier| Box::new(Tier::new(tier))),
             limits,
         }
     }
@@ -203,6 +215,12 @@ impl Scheduler {
     /// Takes the requests that were admitted for the first time since the last call.
     pub fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         self.outbox.take_first_admissions()
+    }
+
+    /// Takes what the store is to do, in order.
+    pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
+        let tier = self.tier.as_mut();
+        tier.map_or_else(Vec::new, |tier| tier.take_orders())
     }
 
     /// True when no request is inside and nothing is under way or to be settled.
@@ -233,6 +251,7 @@ impl Scheduler {
             pins: self.hosts.pins().len(),
             soft_pins: self.hosts.pins().soft().len(),
             is_paused: self.hosts.is_paused(),
+            store: self.tier.as_ref().map(|tier| tier.stats()),
             new_token_ratio: self.batch.ratio().get(),
             ..EngineStats::default()
         };
@@ -315,6 +334,7 @@ impl Scheduler {
             .tell(sequence, SmallVec::new(), None, Some(Box::new(end)));
         if phase == Phase::Waiting {
             self.queue.leave(seq);
+            self.forget_store(seq);
         }
         self.batch.end(seq, phase);
         self.requests.release_name(seq);

@@ -18,6 +18,8 @@ pub struct RequestTokens {
     pub logprobs: Option<Box<RowLogprobs>>,
     /// Prompt tokens that came from the cache; known from the first admission on.
     pub cached_tokens: u32,
+    /// Of these, tokens that came from the store.
+    pub loaded_tokens: u32,
     /// Retractions so far.
     pub num_retractions: u32,
     /// Why the request ended, as far as the scheduler knows: an earlier stop string overrides it. Apart, since most news

@@ -75,6 +75,7 @@ impl Outbox {
             tokens,
             logprobs,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
+            loaded_tokens: sequence.loaded_tokens(),
             num_retractions: sequence.retractions,
             end,
         });
@@ -88,6 +89,7 @@ impl Outbox {
             tokens: SmallVec::new(),
             logprobs: None,
             cached_tokens: 0,
+            loaded_tokens: 0,
             num_retractions: 0,
             end: Some(Box::new(end)),
         });

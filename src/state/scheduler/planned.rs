@@ -83,7 +83,10 @@ impl Scheduler {
     fn take_verdict(&mut self, verdict: &mut Verdict) {
         if let Some(cache) = verdict.cache {
             self.memory.take_cache(cache);
+            self.take_save_counts(cache.saves);
         }
+        self.save(std::mem::take(&mut verdict.saves));
+        self.fetch_wished(std::mem::take(&mut verdict.fetches));
         self.outbox
             .count(Counter::EvictedTokens, verdict.evicted_tokens);
         self.outbox
@@ -181,7 +184,7 @@ impl Scheduler {
             debug_assert_eq!(admitted.seq, grant.seq);
             let seq = admitted.seq;
             let is_start = admitted.lock.is_some();
-            let positions = admitted.prefix_len..admitted.extend_end;
+            let positions = admitted.extend_start()..admitted.extend_end;
             let extent = match admitted.chunked {
                 true => Extent::Chunk,
                 false => Extent::Last,
@@ -199,8 +202,9 @@ impl Scheduler {
                 }
             }
             if !self.requests[seq].has_ended {
-                rows.rows
-                    .push(self.extend_row(seq, positions, extent, &saves));
+                let mut work = self.extend_row(seq, positions, extent, &saves);
+                self.keep_loaded_states(&mut work);
+                rows.rows.push(work);
             }
         }
         rows
@@ -217,22 +221,26 @@ impl Scheduler {
             state,
             keeps_tail,
             windows,
+            load,
             ..
         } = admitted;
         self.note_departure(seq, departure);
         let row = grant.row.expect("a sequence that starts asks for a row");
-        let sequence = &mut self.requests[seq];
-        if sequence.cached_tokens.is_none() {
-            sequence.cached_tokens = Some(prefix_len as u32);
-            let outbox = &mut self.outbox;
-            outbox.note_first_admission(&sequence.request);
-            outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
-            outbox.count(Counter::CachedTokens, prefix_len);
-        }
         let mut granted = grant.states.into_iter();
         let mut states = RowStates::new(&mut granted, keeps_tail, kv_tokens);
         if let Some(states) = &mut states {
             states.take_granted(granted);
+        }
+        let live = states.as_ref().map(|states| states.live().slot());
+        self.begin_load((seq, row, live), prefix_len, load);
+        let loaded_len = load.map_or(prefix_len, |load| load.to);
+        let sequence = &mut self.requests[seq];
+        if sequence.cached_tokens.is_none() {
+            sequence.cached_tokens = Some(loaded_len as u32);
+            let outbox = &mut self.outbox;
+            outbox.note_first_admission(&sequence.request);
+            outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
+            outbox.count(Counter::CachedTokens, loaded_len);
         }
         let state_start = states.as_ref().map(|states| StateStart {
             live: states.live().slot(),
@@ -248,7 +256,7 @@ impl Scheduler {
             lock: lock.unwrap_or_default(),
             protected_pages: prefix.len(),
             private: Pages::empty(),
-            committed: prefix_len,
+            committed: loaded_len,
             inserted_tokens: 0,
         });
         let start = RowStart {
@@ -311,8 +319,11 @@ impl Scheduler {
         let PrefillRows { starts, mut rows } = prefill;
         let decode = self.alive(open.decode);
         let rides = mixed && !decode.is_empty();
-        if self.pipeline.is_recovering() || rows.is_empty() && !rides {
+        if self.pipeline.is_recovering() {
             return Next::Nothing;
+        }
+        if rows.is_empty() && !rides {
+            return self.run_copies();
         }
         if rides {
             let is_mixed = usize::from(!rows.is_empty());
@@ -340,7 +351,7 @@ impl Scheduler {
         }
         let decode = self.alive(open.decode);
         if decode.is_empty() {
-            return Next::Nothing;
+            return self.run_copies();
         }
         self.batch.ratio_mut().decay();
         self.run_step(&decode)
@@ -384,7 +395,7 @@ impl Scheduler {
         rows.collect()
     }
 
-    fn emit(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>) -> Next {
+    pub(super) fn emit(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>) -> Next {
         self.outbox.count(Counter::Steps, 1);
         let prefilled = rows.iter().map(|row| match &row.work {
             RowWork::Prefill { positions } => positions.len() as u64,
@@ -392,11 +403,13 @@ impl Scheduler {
         });
         self.queue.order_mut().note_prefilled(prefilled.sum());
         let (step, table) = self.pipeline.send(rows.iter().map(|row| row.seq).collect());
+        let copies = self.tier.as_mut().and_then(|tier| tier.send(step));
         Next::RunStep(Box::new(StepPlan {
             step,
             starts,
             table,
             rows,
+            copies,
         }))
     }
 

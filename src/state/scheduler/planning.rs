@@ -72,6 +72,7 @@ impl Scheduler {
             || admit.is_some()
             || self.pipeline.has_returned()
             || has_left
+            || self.has_unsaved()
             || self.queue.order().new_eviction_policy().is_some();
         if !needs_tree {
             return self.plan_decode_alone(decode);
@@ -114,6 +115,7 @@ impl Scheduler {
             free_states: self.memory.free_states(),
             max_pinned_states: self.limits.max_pinned_states(),
             eviction_policy: self.queue.order_mut().take_new_eviction_policy(),
+            saves: self.save_demand(),
             ..PlanStep::empty(self.pipeline.next_step(), free_pages, free_rows)
         }
     }
@@ -259,11 +261,13 @@ impl Scheduler {
             states: self.limits.state_rules(),
             windows: self.window_budget(),
             preemption: self.preemptible(decode),
+            block_tokens: self.tier.as_ref().map_or(0, |tier| tier.block_tokens()),
         })
     }
 
     fn candidate(&mut self, seq: SeqId) -> Candidate {
         let rank = self.rank(seq);
+        let stored = self.stored_of(seq);
         let tokens = self.fill_of(seq);
         let sequence = &self.requests[seq];
         let states = sequence.kv.as_ref().and_then(|kv| kv.states.as_ref());
@@ -285,6 +289,7 @@ impl Scheduler {
             anchors: sequence.request.anchors.clone(),
             bypasses_cache: sequence.request.bypasses_cache,
             kv_tokens: kv_tokens.unwrap_or(0),
+            stored,
         }
     }
 }
@@ -315,6 +320,7 @@ fn checkpoint_of(
         return None;
     }
     let len = sequence.fill.len();
+    let stored_tokens = sequence.stored_tokens();
     let kv = sequence.kv.as_mut()?;
     let key = PublishKey {
         namespace: sequence.request.namespace.clone(),
@@ -325,6 +331,7 @@ fn checkpoint_of(
         priority: sequence.request.priority.unwrap_or(0),
         written_by: sequence.last_step,
         boundaries,
+        stored_tokens,
     };
     Some(SettleCheckpoint {
         seq,
@@ -402,6 +409,7 @@ fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> Publish
         priority: sequence.request.priority.unwrap_or(0),
         written_by: sequence.last_step,
         boundaries: SmallVec::new(),
+        stored_tokens: sequence.stored_tokens(),
     }
 }
 

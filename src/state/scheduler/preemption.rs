@@ -30,8 +30,12 @@ impl Scheduler {
     /// The first of the queue that can be admitted now. Where priorities count they come before everything else, so
     /// that a retracted request does not stand in the way of a better one.
     pub(super) fn ready_candidates(&self) -> Vec<SeqId> {
-        // A retracted sequence waits for the tokens that are still on their way.
-        let is_ready = |seq: &SeqId| self.requests[*seq].rows_in_flight == 0;
+        // A retracted sequence waits for the tokens that are still on their way, a new one for the word of the store.
+        let is_ready = |seq: &SeqId| {
+            let sequence = &self.requests[*seq];
+            let tier = sequence.tier.as_ref();
+            sequence.rows_in_flight == 0 && !tier.is_some_and(|tier| tier.is_finding())
+        };
         let queue = self.queue.candidates().filter(is_ready);
         if self.limits.rules.priority.is_none() {
             return queue.take(MAX_CANDIDATES).collect();
@@ -88,6 +92,7 @@ impl Scheduler {
                 self.outbox.count(Counter::Preemptions, 1);
                 let settle = self.evacuate(seq);
                 self.requests[seq].retractions += 1;
+                self.store_again(seq);
                 self.queue.push_preempted(seq);
                 settle
             })

@@ -28,6 +28,9 @@ impl Scheduler {
                 sequence.rows_in_flight -= 1;
             }
         }
+        if let Some(tier) = &mut self.tier {
+            tier.step_done(step, !record.is_void && result.is_ok());
+        }
         if record.is_void {
             return;
         }
@@ -125,6 +128,9 @@ impl Scheduler {
             return Next::Nothing;
         }
         self.pipeline.end_recovery();
+        if let Some(tier) = &mut self.tier {
+            tier.drop_copies();
+        }
         // What is retracted here is admitted again by the plan after this one, and nothing else need happen first.
         self.pipeline.note_change();
         drop(self.batch.take_extended());

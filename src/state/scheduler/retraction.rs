@@ -99,6 +99,7 @@ impl Scheduler {
         self.outbox.count(Counter::Retractions, 1);
         self.outbox.count(Counter::RetractedInputTokens, input);
         self.outbox.count(Counter::RetractedOutputTokens, output);
+        self.store_again(seq);
         self.queue.push_retracted(seq);
     }
 

@@ -7,6 +7,7 @@ use crate::state::pool::pages::{NodeLock, Pages, RowWindows};
 use crate::state::pooling::Pooling;
 use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::submission::Submission;
+use crate::state::scheduler::tier::SequenceTier;
 
 /// Where a sequence stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,8 @@ pub struct Sequence {
     pub arrival_prefilled_tokens: u64,
     /// Output tokens that count, once ended (a stop string may trim).
     pub kept_output: usize,
+    /// What the store has of it; `None` without a store.
+    pub tier: Option<Box<SequenceTier>>,
 }
 
 impl Sequence {
@@ -119,6 +122,7 @@ impl Sequence {
             waits: 0,
             arrival_prefilled_tokens: 0,
             has_ended: false,
+            tier: None,
             kept_output: 0,
             publish: false,
         }
@@ -204,6 +208,17 @@ impl Sequence {
             .start?
             .max(self.input_logprobs_until);
         ((start as usize + 1) < self.request.prompt.len()).then_some(start)
+    }
+
+    /// Tokens from the beginning on that the store has.
+    pub fn stored_tokens(&self) -> usize {
+        let tier = self.tier.as_ref();
+        tier.map_or(0, |tier| tier.stored_tokens())
+    }
+
+    /// Prompt tokens that came from the store at the first admission.
+    pub fn loaded_tokens(&self) -> u32 {
+        self.tier.as_ref().map_or(0, |tier| tier.loaded_tokens())
     }
 
     /// Prompt and output as one slice's worth of tokens.

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::tier::TierStats;
+
 /// SGLang takes a pool for fully used from this token usage on.
 const FULL_TOKEN_USAGE: f64 = 0.9;
 
@@ -86,6 +88,9 @@ pub struct EngineStats {
     pub evicted_tokens: u64,
     /// Window pages evicted while the pages that they belong to stayed.
     pub evicted_windows: u64,
+    /// The KV store; `None` without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<TierStats>,
 }
 
 impl EngineStats {

@@ -104,6 +104,7 @@ impl World {
                 tokens,
                 logprobs,
                 cached_tokens,
+                loaded_tokens: _,
                 num_retractions,
                 end,
             } = news;

@@ -118,6 +118,7 @@ impl Setup {
             eos_token_ids: Arc::from([EOS]),
             states: self.states,
             windows: self.windows,
+            tier: None,
         }
     }
 

@@ -23,6 +23,8 @@ pub struct StatePool {
 struct LayerStates {
     /// From a state to the next one, in elements; 0 in layers that keep none.
     stride: usize,
+    /// Elements of a state.
+    len: usize,
     elements: Elements<f32>,
 }
 
@@ -41,6 +43,7 @@ impl StatePool {
             let stride = elements.next_multiple_of(LINE);
             LayerStates {
                 stride,
+                len: elements,
                 elements: Elements::zeros((n_slots + 1) * stride),
             }
         });
@@ -58,6 +61,38 @@ impl StatePool {
             stride: layer.stride,
             elements: Shared::new((&mut layer.elements).slice()),
         }
+    }
+
+    /// Copies the state of a slot, layer by layer.
+    ///
+    /// # Panics
+    /// If there is no such slot, or `bytes` has another length.
+    pub fn gather(&mut self, slot: StateSlot, bytes: &mut [u8]) {
+        let mut rest = bytes;
+        for layer in &mut self.layers {
+            let (part, others) = rest.split_at_mut(layer.len * size_of::<f32>());
+            let elements = (&layer.elements).slice();
+            let state = &elements[slot.index() * layer.stride..][..layer.len];
+            part.copy_from_slice(bytemuck::cast_slice(state));
+            rest = others;
+        }
+        assert!(rest.is_empty(), "bytes of a state");
+    }
+
+    /// Copies what [`Self::gather`] has written to a slot.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn scatter(&mut self, slot: StateSlot, bytes: &[u8]) {
+        let mut rest = bytes;
+        for layer in &mut self.layers {
+            let (part, others) = rest.split_at(layer.len * size_of::<f32>());
+            let (first, len) = (slot.index() * layer.stride, layer.len);
+            let elements = (&mut layer.elements).slice();
+            bytemuck::cast_slice_mut(&mut elements[first..first + len]).copy_from_slice(part);
+            rest = others;
+        }
+        assert!(rest.is_empty(), "bytes of a state");
     }
 
     /// Begins states: each as another one is, or zero. No slot is both read and written, and none is written twice.

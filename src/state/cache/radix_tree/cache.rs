@@ -10,7 +10,8 @@ use crate::state::cache::changes::CacheChange;
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::{
-    Checkpoint, Checkpointed, LockedPrefix, PrefixCache, Thinning,
+    Checkpoint, Checkpointed, LockedPrefix, PrefixCache, SaveCounts, SaveDemand, Thinning,
+    UnsavedBlock,
 };
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
 use crate::state::pool::pages::{EvictedPages, NodeLock, PageSize, Pages, WindowPages};
@@ -175,8 +176,17 @@ impl PrefixCache for RadixTree {
             .for_each(visit);
     }
 
+    fn take_unsaved(&mut self, demand: SaveDemand) -> Vec<UnsavedBlock> {
+        self.take_unsaved_blocks(demand)
+    }
+
+    fn save_counts(&self) -> SaveCounts {
+        self.counts_of_saves()
+    }
+
     fn clear(&mut self) -> Pages {
         self.note_flush();
+        self.clear_saves();
         if self.protected_tokens > 0 {
             let noted = self.take_noted();
             let evicted = self.evict_leaves(usize::MAX);

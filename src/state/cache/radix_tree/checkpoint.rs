@@ -24,6 +24,7 @@ impl RadixTree {
             states,
             windows,
             boundaries,
+            stored_tokens,
             ..
         } = checkpoint;
         debug_assert!(
@@ -47,6 +48,7 @@ impl RadixTree {
         self.keep_states(key, states, key_use);
         let mut windows = self.keep_windows(node, n_key_pages, windows);
         self.value_boundaries(key, boundaries, key_use);
+        self.queue_saves(node, key, stored_tokens);
         let inserted_tokens = checkpoint.inserted_tokens.max(key.tokens.len());
         if n_key_pages < protected_pages {
             // The output was cut back into what is locked: the sequence goes on under its deeper lock.

@@ -18,6 +18,7 @@ mod evict;
 mod integrity;
 mod lock;
 mod notes;
+mod saving;
 mod states;
 mod windows;
 
@@ -35,8 +36,11 @@ use arena::{Arena, NO_NODE, Node, Past};
 use changes::Changes;
 use evict::Victims;
 use notes::Notes;
+use saving::Saves;
 use states::States;
 use windows::Windows;
+
+pub use saving::SaveRules;
 
 /// The radix cache of one KV pool.
 pub struct RadixTree {
@@ -62,6 +66,8 @@ pub struct RadixTree {
     states: Option<Box<States>>,
     /// Where layers have windows.
     windows: Option<Box<Windows>>,
+    /// Where blocks are saved.
+    saves: Option<Box<Saves>>,
 }
 
 /// The result of [`RadixTree::match_prefix`].
@@ -174,6 +180,7 @@ impl RadixTree {
             changes: None,
             states: None,
             windows: None,
+            saves: None,
         }
     }
 
@@ -269,6 +276,7 @@ impl RadixTree {
         self.note_split(upper, lower);
         self.note_cut(upper, lower);
         self.split_windows(upper, lower);
+        self.split_saves(upper, lower);
         let after = self.rank(lower);
         self.order_is_stale |= self.arena[lower].is_queued && after < before;
         upper
@@ -361,6 +369,10 @@ impl RadixTree {
         self.evictable_tokens += edge.len();
         let leaf = self.arena.add(parent, tag, edge, usage);
         self.note_child(parent, leaf);
+        self.note_unsaved(
+            leaf,
+            usage.history_tokens as usize - usage.start_tokens as usize,
+        );
         self.note_stored(leaf);
         self.offer_new(leaf, &usage);
         leaf

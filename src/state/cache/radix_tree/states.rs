@@ -120,6 +120,12 @@ impl RadixTree {
         (NO_NODE, 0)
     }
 
+    /// The state that a node has.
+    pub(super) fn state_of(&self, node: u32) -> Option<StateSlot> {
+        let states = self.states.as_ref()?;
+        states.nodes.get(&node).map(|kept| kept.state.slot())
+    }
+
     /// Whether a sequence can go on from the end of a node.
     pub(super) fn is_usable(&self, node: u32) -> bool {
         self.states.as_ref().is_none_or(|states| states.has(node))

@@ -9,7 +9,9 @@ use crate::state::cache::prefix_history::Departure;
 use crate::state::plan::preemption::{Deficit, Preemption};
 use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
 use crate::state::plan::saves::{Spare, StateRules, Wishes};
-use crate::state::plan::{AdmitRequest, Admitted, Candidate, Demand, Preempt};
+use crate::state::plan::{
+    AdmitRequest, Admitted, Candidate, Demand, FetchWish, LoadGrant, Preempt, StoredPrefix,
+};
 use crate::state::pool::pages::{PageRun, WindowRun};
 
 /// Tokens that a candidate must share with a prefill in flight to be worth a wait.
@@ -24,7 +26,9 @@ impl Planning<'_> {
         self.take_freed_states();
         let mut adder = request.adder;
         self.windows = request.windows;
+        self.block_tokens = request.block_tokens;
         let mut in_flight: Vec<&Candidate> = Vec::new();
+        let mut fetching: Vec<&Candidate> = Vec::new();
         let mut shared: Vec<(usize, usize)> = Vec::new();
         let mut new_rows = 0;
         let mut target_tokens = 0;
@@ -37,8 +41,18 @@ impl Planning<'_> {
             };
             let has_row = new_rows < request.max_new_rows
                 && (request.states.is_none() || self.spare_states() > new_rows);
-            let admitted = match self.judge(&mut adder, candidate, wait, has_row) {
+            let others = if request.prefix_wait {
+                fetching.as_slice()
+            } else {
+                &[]
+            };
+            let waits = (wait, others);
+            let admitted = match self.judge(&mut adder, candidate, waits, has_row) {
                 Ok(admitted) => admitted,
+                Err(NotNow::Fetching) => {
+                    fetching.push(candidate);
+                    continue;
+                }
                 Err(NotNow::Held { by, at }) => {
                     shared.push((by, at));
                     self.verdict.held.push(candidate.seq);
@@ -134,7 +148,7 @@ impl Planning<'_> {
         &mut self,
         adder: &mut PrefillAdder,
         candidate: &Candidate,
-        in_flight: &[&Candidate],
+        waits: (&[&Candidate], &[&Candidate]),
         has_row: bool,
     ) -> Result<Admitted, NotNow> {
         if !self.verdict.admitted.is_empty() {
@@ -148,10 +162,13 @@ impl Planning<'_> {
             self.take_windows(candidate, &admitted);
             return Ok(admitted);
         }
+        if candidate.stored == StoredPrefix::Fetching {
+            return Err(NotNow::Fetching);
+        }
         if !has_row {
             return Err(NotNow::Refused(Refusal::NoRow));
         }
-        let admitted = self.admit_one(adder, candidate, in_flight)?;
+        let admitted = self.admit_one(adder, candidate, waits)?;
         self.take_windows(candidate, &admitted);
         Ok(admitted)
     }
@@ -237,6 +254,7 @@ impl Planning<'_> {
         }
         self.demands.clear();
         self.verdict.held.clear();
+        self.verdict.fetches.clear();
         self.verdict.budget = None;
         self.verdict.refused = None;
     }
@@ -266,6 +284,7 @@ impl Planning<'_> {
             state: None,
             saves: SmallVec::new(),
             keeps_tail: false,
+            load: None,
         }
     }
 
@@ -273,7 +292,7 @@ impl Planning<'_> {
         &mut self,
         adder: &mut PrefillAdder,
         candidate: &Candidate,
-        in_flight: &[&Candidate],
+        (in_flight, fetching): (&[&Candidate], &[&Candidate]),
     ) -> Result<Admitted, NotNow> {
         let limit = candidate.match_limit.min(candidate.tokens.len());
         let locked = self
@@ -286,7 +305,12 @@ impl Planning<'_> {
             let at = shared_tokens(candidate, in_flight[by], limit);
             return Err(NotNow::Held { by, at });
         }
+        if self.waits_for_blocks(candidate, locked.tokens, limit, fetching) {
+            self.cache.unlock(locked.lock);
+            return Err(NotNow::Fetching);
+        }
         let (locked, state) = self.with_state(locked);
+        let load = self.load_behind(candidate, locked.tokens, limit);
         // While the prefix is locked: what others would have to give is beside it.
         let missing = self.missing_windows(adder, candidate, locked.tokens);
         if missing > 0.0 {
@@ -298,7 +322,13 @@ impl Planning<'_> {
             adder.add_ignoring_eos(len, locked.tokens, max_new, self.available())
         } else {
             let is_first = self.verdict.admitted.is_empty();
-            adder.add(len, locked.tokens, max_new, self.available(), is_first)
+            match load {
+                None => adder.add(len, locked.tokens, max_new, self.available(), is_first),
+                Some(LoadGrant { to, .. }) => {
+                    let prefix = (locked.tokens, to);
+                    adder.add_loaded(len, prefix, max_new, self.available(), is_first)
+                }
+            }
         };
         match decision {
             Decision::Refuse(budget) => {
@@ -319,8 +349,54 @@ impl Planning<'_> {
                 prefix_len: locked.tokens,
                 extend_end: end,
                 chunked,
+                load,
             }),
         }
+    }
+
+    /// Whether a candidate waits for blocks of its prefix: it asks for them, or another one has that shares them. That one
+    /// stops waiting by its deadline.
+    fn waits_for_blocks(
+        &mut self,
+        candidate: &Candidate,
+        cached: usize,
+        limit: usize,
+        fetching: &[&Candidate],
+    ) -> bool {
+        let StoredPrefix::Found { tokens } = candidate.stored else {
+            return false;
+        };
+        let worth = cached + self.block_tokens.max(1);
+        if tokens.min(limit) < worth {
+            return false;
+        }
+        let is_shared = |other: &&Candidate| {
+            candidate.namespace == other.namespace
+                && shared_tokens(candidate, other, limit) >= worth
+        };
+        if !fetching.iter().any(is_shared) {
+            self.verdict.fetches.push(FetchWish {
+                seq: candidate.seq,
+                cached_tokens: cached,
+            });
+        }
+        true
+    }
+
+    /// The blocks in memory that go on where the tree's prefix ends, if there are any.
+    fn load_behind(&self, candidate: &Candidate, cached: usize, limit: usize) -> Option<LoadGrant> {
+        let StoredPrefix::Ready { ticket, from, to } = candidate.stored else {
+            return None;
+        };
+        // A state cannot be cut: it is that at the end of the run.
+        let is_whole = to <= limit || !self.cache.keeps_states();
+        let to = to.min(limit);
+        let to = to - to % self.page_size;
+        (is_whole && from <= cached && cached < to).then_some(LoadGrant {
+            ticket,
+            begins: from,
+            to,
+        })
     }
 
     /// What the tree saw where the prompt left it: nothing where it was not asked.
@@ -386,6 +462,8 @@ enum NotNow {
         by: usize,
         at: usize,
     },
+    /// It waits for blocks of its prefix that are fetched from the store. It keeps its place and stops nobody behind it.
+    Fetching,
     Refused(Refusal),
 }
 

@@ -36,6 +36,7 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         has_windows: request.has_windows,
         mixes: false,
         windows: None,
+        block_tokens: 0,
     };
     if let Some(policy) = request.eviction_policy {
         plan.cache.set_eviction_policy(policy);
@@ -54,6 +55,10 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         plan.cache
             .touch_prefix(&key.namespace, &key.tokens[..limit]);
     }
+    if let Some(demand) = request.saves.filter(|_| !request.flush) {
+        // Before anything is evicted: the copies come before whoever gets the memory writes to it.
+        plan.verdict.saves = plan.cache.take_unsaved(demand);
+    }
     let mut target_tokens = request.evict_tokens;
     if let Some(mut admit) = request.admit {
         admit.max_new_rows += plan.returned_rows.len();
@@ -70,6 +75,7 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         states: plan.cache.cached_states(),
         evictable_windows: plan.cache.evictable_windows(),
         protected_windows: plan.cache.protected_windows(),
+        saves: plan.cache.save_counts(),
     });
     plan.cache.forget_used_states();
     plan.take_freed_states();
@@ -106,6 +112,8 @@ struct Planning<'a> {
     mixes: bool,
     /// The window pages that are left for candidates.
     windows: Option<WindowBudget>,
+    /// Tokens of a block; 0 without a store.
+    block_tokens: usize,
 }
 
 impl Planning<'_> {
@@ -328,6 +336,7 @@ impl PublishKey {
             states,
             windows,
             boundaries: &self.boundaries,
+            stored_tokens: self.stored_tokens.min(self.len),
         }
     }
 }

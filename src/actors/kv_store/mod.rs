@@ -1,0 +1,364 @@
+//! The KvStore: carries the Scheduler's orders to the store and its answers back, and answers in its place when it is late.
+//!
+//! It does no I/O and never waits: the [`Store`] has a thread of its own. Its death ends nothing but the store: the unit goes
+//! on as without one.
+
+mod desk;
+mod paths;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::{Actor, ActorContext, AsyncContext, Context, Handler, ResponseFuture, SpawnHandle};
+use rustc_hash::FxHashMap;
+use tokio::sync::oneshot;
+
+use self::paths::Paths;
+use crate::actors::death::StopActor;
+use crate::actors::mailbox::{Mailbox, Posted};
+use crate::actors::messages::{StoreAnswered, StoreNews, StoreOrders};
+use crate::ids::{SeqId, Ticket};
+use crate::metrics::StoreMetrics;
+use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
+use crate::store::{
+    Answer, BlockUse, Commit, Fetch, Find, Geometry, Identify, Outcome, Sink, Store, StoreConfig,
+    TierState,
+};
+
+pub use desk::BlockDesk;
+
+/// How much longer than its deadline an answer is waited for, in case the store's thread cannot answer.
+const GRACE: Duration = Duration::from_millis(500);
+/// How often the size of the store is recorded.
+const STATS_EVERY: Duration = Duration::from_secs(2);
+
+/// Everything that it takes to start a store, and to start it again with a new unit.
+pub struct StoreSetup {
+    /// Where it is and how much it may take.
+    pub config: StoreConfig,
+    /// What its blocks are.
+    pub geometry: Geometry,
+    /// Says what they depend on.
+    pub identify: Box<dyn Fn() -> Identify + Send + Sync>,
+    /// Where the executor puts blocks and takes them from.
+    pub desk: BlockDesk,
+}
+
+/// See the module.
+pub struct KvStore {
+    setup: Arc<StoreSetup>,
+    scheduler: Mailbox<StoreNews>,
+    store: Option<Store>,
+    /// Names of blocks, while the store serves.
+    paths: Option<Paths>,
+    /// What is not answered yet, and the timers that answer instead.
+    finds: FxHashMap<SeqId, SpawnHandle>,
+    fetches: FxHashMap<Ticket, SpawnHandle>,
+    metrics: StoreMetrics,
+}
+
+impl KvStore {
+    /// An actor that starts the store when it starts.
+    pub fn new(setup: Arc<StoreSetup>, scheduler: Mailbox<StoreNews>) -> Self {
+        Self {
+            metrics: StoreMetrics::register(setup.geometry.block_tokens),
+            setup,
+            scheduler,
+            store: None,
+            paths: None,
+            finds: FxHashMap::default(),
+            fetches: FxHashMap::default(),
+        }
+    }
+
+    fn find(&mut self, find: Find, ctx: &mut Context<Self>) {
+        let seq = find.seq;
+        let is_taken = |store: &Store| store.find(find).is_ok();
+        if !self.store.as_ref().is_some_and(is_taken) {
+            return self.tell_found(seq, nothing_found());
+        }
+        let wait = self.setup.config.prefetch_timeout.base + GRACE;
+        let timer = ctx.run_later(wait, move |actor, _| {
+            if actor.finds.remove(&seq).is_some() {
+                actor.tell_found(seq, nothing_found());
+            }
+        });
+        self.finds.insert(seq, timer);
+    }
+
+    fn fetch(&mut self, mut fetch: Fetch, ctx: &mut Context<Self>) {
+        let ticket = fetch.ticket;
+        let n_tokens = fetch.blocks.len() * self.setup.geometry.block_tokens;
+        fetch.timeout = self.setup.config.prefetch_timeout.of(n_tokens);
+        let wait = fetch.timeout + GRACE;
+        let is_taken = |store: &Store| store.fetch(fetch).is_ok();
+        if !self.store.as_ref().is_some_and(is_taken) {
+            return self.tell_fetched(ticket, 0);
+        }
+        let timer = ctx.run_later(wait, move |actor, _| {
+            if actor.fetches.remove(&ticket).is_some() {
+                actor.cancel(ticket);
+                actor.tell_fetched(ticket, 0);
+            }
+        });
+        self.fetches.insert(ticket, timer);
+    }
+
+    fn cancel(&self, ticket: Ticket) {
+        if let Some(store) = &self.store {
+            // A store that takes nothing more has forgotten the fetch.
+            let _ = store.cancel(ticket);
+        }
+    }
+
+    /// Hands the store what a step has copied. What was not copied for want of a buffer is not written.
+    fn write(&mut self, ticket: Ticket, place: Option<crate::state::tiers::BlockPlace>) {
+        let saved = self.setup.desk.take_saved(ticket);
+        let commit = saved.zip(place).map(|(block, place)| Commit {
+            ticket,
+            place,
+            block,
+        });
+        let is_taken = match (&self.store, commit) {
+            (Some(store), Some(commit)) => store.commit(commit).is_ok(),
+            _ => false,
+        };
+        if !is_taken {
+            self.metrics.not_written("refused");
+            self.scheduler.post(StoreNews::Written { ticket });
+        }
+    }
+
+    fn take_state(&mut self, state: TierState) {
+        match state {
+            TierState::Identifying => tracing::info!("the KV store learns which model it is for"),
+            TierState::Recovering => tracing::info!("the KV store looks at what it has"),
+            TierState::Serving { keys, records } => {
+                tracing::info!(records, "the KV store serves");
+                self.paths = Some(Paths::new(keys));
+                self.scheduler.post(StoreNews::Serves(true));
+            }
+            TierState::Off { reason } => {
+                tracing::warn!(
+                    reason,
+                    "the KV store is off: prefixes are cached in memory only"
+                );
+                self.end();
+            }
+        }
+    }
+
+    /// Answers everything that the store will not answer any more.
+    fn end(&mut self) {
+        self.paths = None;
+        self.finds.clear();
+        self.fetches.clear();
+        self.scheduler.post(StoreNews::Serves(false));
+    }
+
+    fn tell_found(&self, seq: SeqId, found: PrefixFound) {
+        self.scheduler.post(StoreNews::Found { seq, found });
+    }
+
+    fn tell_fetched(&self, ticket: Ticket, blocks: usize) {
+        self.scheduler.post(StoreNews::Fetched { ticket, blocks });
+    }
+}
+
+fn nothing_found() -> PrefixFound {
+    PrefixFound {
+        path: Arc::default(),
+        blocks: 0,
+        worth: 0,
+    }
+}
+
+/// The way of the answers to the actor. Its end tells that the store's thread has ended, however it did.
+struct AnswerLine(Mailbox<StoreAnswered>);
+
+impl Drop for AnswerLine {
+    fn drop(&mut self) {
+        let reason = "its thread has ended".to_owned();
+        let state = TierState::Off { reason };
+        self.0.post(StoreAnswered(Answer::State(state)));
+    }
+}
+
+impl Actor for KvStore {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        let line = AnswerLine(Mailbox::of(&ctx.address(), "kv_store", "StoreAnswered"));
+        let sink: Sink = Box::new(move |answer| line.0.post(StoreAnswered(answer)));
+        let StoreSetup {
+            config,
+            geometry,
+            identify,
+            desk,
+        } = self.setup.as_ref();
+        match Store::start(config.clone(), geometry.clone(), identify(), sink) {
+            Ok(store) => {
+                desk.open(store.pools().clone());
+                self.store = Some(store);
+            }
+            // The line tells that it is off.
+            Err(error) => tracing::error!(%error, "the KV store does not start"),
+        }
+        ctx.run_interval(STATS_EVERY, |actor, _| {
+            if let Some(store) = &actor.store {
+                actor.metrics.holds(store.stats().disk_bytes);
+            }
+        });
+    }
+}
+
+impl Drop for KvStore {
+    fn drop(&mut self) {
+        self.setup.desk.close();
+        self.scheduler.post(StoreNews::Serves(false));
+        if let Some(store) = self.store.take() {
+            // Its end waits for the disk, and this Arbiter runs the engine.
+            std::thread::spawn(move || drop(store));
+        }
+    }
+}
+
+impl Handler<Posted<StoreOrders>> for KvStore {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<StoreOrders>, ctx: &mut Context<Self>) {
+        let (orders, _timer) = posted.open();
+        let prefill_tokens_per_s = orders.prefill_tokens_per_s;
+        for order in orders.orders {
+            match order {
+                StoreOrder::Find {
+                    seq,
+                    namespace,
+                    tokens,
+                } => {
+                    let find = Find {
+                        seq,
+                        namespace,
+                        tokens,
+                        from: 0,
+                        prefill_tokens_per_s,
+                    };
+                    self.find(find, ctx);
+                }
+                StoreOrder::Fetch {
+                    seq,
+                    ticket,
+                    path,
+                    blocks,
+                } => {
+                    let fetch = Fetch {
+                        seq,
+                        ticket,
+                        path,
+                        blocks,
+                        timeout: Duration::ZERO,
+                    };
+                    self.fetch(fetch, ctx);
+                }
+                StoreOrder::Write {
+                    ticket,
+                    namespace,
+                    tokens,
+                    block,
+                } => {
+                    let paths = self.paths.as_mut();
+                    let place = paths.and_then(|paths| paths.place(&namespace, &tokens, block));
+                    self.write(ticket, place);
+                }
+                StoreOrder::Discard { ticket } => {
+                    if self.fetches.contains_key(&ticket) {
+                        self.cancel(ticket);
+                    }
+                    self.setup.desk.discard(ticket);
+                }
+            }
+        }
+    }
+}
+
+impl Handler<Posted<StoreAnswered>> for KvStore {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<StoreAnswered>, ctx: &mut Context<Self>) {
+        let (StoreAnswered(answer), _timer) = posted.open();
+        match answer {
+            Answer::State(state) => self.take_state(state),
+            Answer::Found {
+                seq,
+                path,
+                blocks,
+                worth,
+            } => {
+                if let Some(timer) = self.finds.remove(&seq) {
+                    ctx.cancel_future(timer);
+                    let found = PrefixFound {
+                        path,
+                        blocks,
+                        worth,
+                    };
+                    self.tell_found(seq, found);
+                }
+            }
+            Answer::Fetched {
+                ticket,
+                mut loaded,
+                short,
+                ..
+            } => {
+                let Some(timer) = self.fetches.remove(&ticket) else {
+                    return;
+                };
+                ctx.cancel_future(timer);
+                let blocks = loaded.kv.len();
+                for block in loaded.kv.iter_mut().chain(&mut loaded.state) {
+                    block.set_usage(BlockUse::Ready);
+                }
+                self.metrics
+                    .fetched(blocks, short.map(|short| short.name()));
+                self.setup.desk.put_fetched(ticket, loaded);
+                self.tell_fetched(ticket, blocks);
+            }
+            Answer::Late { ticket, reason, .. } => {
+                if let Some(timer) = self.fetches.remove(&ticket) {
+                    ctx.cancel_future(timer);
+                    self.metrics.fetched(0, Some(reason.name()));
+                    self.tell_fetched(ticket, 0);
+                }
+            }
+            Answer::Committed { ticket, outcome } => {
+                match outcome {
+                    Outcome::Written => self.metrics.written(),
+                    Outcome::Known => {}
+                    other => self.metrics.not_written(other.name()),
+                }
+                self.scheduler.post(StoreNews::Written { ticket });
+            }
+        }
+    }
+}
+
+/// Answers once what was handed to the store is written, or its patience has ended.
+impl Handler<StopActor> for KvStore {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) -> Self::Result {
+        ctx.stop();
+        let store = self.store.take();
+        let (ended, has_ended) = oneshot::channel();
+        std::thread::spawn(move || {
+            if store.is_some_and(|store| !store.shut_down()) {
+                tracing::warn!("the KV store did not end in time: its disk does not answer");
+            }
+            // Whoever waited may have gone.
+            let _ = ended.send(());
+        });
+        Box::pin(async move {
+            let _ = has_ended.await;
+        })
+    }
+}

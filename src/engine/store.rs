@@ -1,0 +1,203 @@
+//! The KV store of an engine: whether there can be one, how large it is, and what its blocks depend on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::actors::kv_store::{BlockDesk, StoreSetup};
+use crate::config::EngineConfig;
+use crate::error::ConfigError;
+use crate::executor::cpu::CpuDescription;
+use crate::executor::memory_plan::MemoryPlan;
+use crate::kernels::cpu::Isa;
+use crate::model::loader::LoadFormat;
+use crate::model::sparsity::ModelSparsity;
+use crate::state::cache::radix_tree::SaveRules;
+use crate::state::pool::kv_layout::KvLayout;
+use crate::state::scheduler::tier::TierLimits;
+use crate::store::weights::digest;
+use crate::store::{
+    BlockKind, BlockPools, FingerprintParts, Geometry, Identify, Needs, Plane, PrefetchTimeout,
+    Stop, StoreConfig, block_tokens,
+};
+
+/// Raised by hand whenever the kernels of the CPU give other bits for the same weights and tokens: blocks of before are
+/// then another engine's.
+const KERNEL_EPOCH: u32 = 1;
+/// The share of the KV pool that buffers take, and the least that they take.
+const HOST_SHARE: u64 = 8;
+const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
+/// Bytes that a step saves however little it prefills, if a block is no larger.
+const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
+/// The end of the name of one file of a split model.
+const SPLIT_SUFFIX: &str = "-00001-of-00001.gguf";
+/// Where hashes of weights are kept, in the store's folder.
+const KEPT_HASHES: &str = "weights";
+
+/// The store that a configuration asks for; `None` where it asks for none.
+///
+/// # Errors
+/// The layer of the model that keeps something which is not stored, and buffers that hold too few blocks.
+pub(super) fn store_setup(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    (memory, sparsity): (&MemoryPlan, Option<&ModelSparsity>),
+) -> Result<Option<StoreSetup>, ConfigError> {
+    let Some(path) = &config.kv_disk_path else {
+        return Ok(None);
+    };
+    let refused = |key: &str, reason: String| ConfigError {
+        key: key.to_owned(),
+        reason,
+    };
+    let geometry = geometry(&model.kv_layout, config.page_size as usize)
+        .map_err(|reason| refused("kv_disk_path", reason))?;
+    let default = (memory.kv_bytes / HOST_SHARE).max(MIN_DEFAULT_HOST_BYTES);
+    let store = StoreConfig {
+        path: path.clone(),
+        disk_bytes: config.kv_disk_bytes,
+        host_bytes: config.kv_host_bytes.unwrap_or(default),
+        prefetch_timeout: PrefetchTimeout {
+            base: Duration::from_secs_f64(config.kv_prefetch_timeout_base_s),
+            per_ki_token: Duration::from_secs_f64(config.kv_prefetch_timeout_per_ki_token_s),
+        },
+        drop_behind: false,
+    };
+    // Refused at start, and not when the first block is saved.
+    n_buffers(&store, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
+    let parts = fingerprint(config, model, sparsity, geometry.block_tokens);
+    let files = weight_files(config);
+    let kept = path.join(KEPT_HASHES);
+    let identify = move || -> Identify {
+        let (parts, files, kept) = (parts.clone(), files.clone(), kept.clone());
+        Box::new(move |stop: &Stop| identify(parts, (files.as_deref(), &kept), stop))
+    };
+    Ok(Some(StoreSetup {
+        config: store,
+        geometry,
+        identify: Box::new(identify),
+        desk: BlockDesk::default(),
+    }))
+}
+
+/// How the scheduler uses a store.
+pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<TierLimits> {
+    let (buffers, state_buffers) = n_buffers(&setup.config, &setup.geometry).ok()?;
+    let block_bytes = setup.geometry.payload_bytes(BlockKind::Kv).max(1) as u64;
+    Some(TierLimits {
+        saves: SaveRules {
+            block_tokens: setup.geometry.block_tokens,
+            min_hits: config.kv_write_policy.min_hits(),
+        },
+        buffers,
+        state_buffers,
+        saves_per_step: (SAVED_BYTES_PER_STEP / block_bytes).max(1) as usize,
+    })
+}
+
+/// Buffers of blocks and of states.
+fn n_buffers(config: &StoreConfig, geometry: &Geometry) -> Result<(usize, usize), String> {
+    let (freed, _) = crossbeam_channel::bounded(1);
+    let pools = BlockPools::new(geometry, config.host_bytes, &freed);
+    let pools = pools.map_err(|error| error.to_string())?;
+    let of = |kind| pools.of(kind).map_or(0, |pool| pool.counts().total);
+    Ok((of(BlockKind::Kv), of(BlockKind::State)))
+}
+
+fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
+    let block_tokens = block_tokens(page_tokens)
+        .ok_or_else(|| format!("pages of {page_tokens} tokens do not make whole blocks"))?;
+    layout.block_planes(block_tokens)?;
+    let layers = layout.layers().iter().enumerate();
+    let planes = layers.flat_map(|(layer, kv)| {
+        let buffers = kv.pages().into_iter().flat_map(|pages| pages.buffers());
+        buffers.enumerate().map(move |(buffer, kv)| Plane {
+            layer: layer as u32,
+            buffer: buffer as u32,
+            bytes: kv.bytes_per_token() as usize * block_tokens,
+        })
+    });
+    let states = layout.state_planes().into_iter().enumerate();
+    let states = states.filter(|(_, bytes)| *bytes > 0);
+    let states: Arc<[Plane]> = states
+        .map(|(layer, bytes)| Plane {
+            layer: layer as u32,
+            buffer: 0,
+            bytes,
+        })
+        .collect();
+    Ok(Geometry {
+        block_tokens,
+        needs: Needs {
+            state: !states.is_empty(),
+            window_tokens: 0,
+        },
+        // In the order of `BlockKind`.
+        planes: [planes.collect(), Arc::default(), states],
+    })
+}
+
+/// Everything but the weights that bits depend on: no name, pool or thread count is among it.
+fn fingerprint(
+    config: &EngineConfig,
+    model: &CpuDescription,
+    sparsity: Option<&ModelSparsity>,
+    block_tokens: usize,
+) -> FingerprintParts {
+    let isa = Isa::chosen().map_or_else(|error| error, |isa| isa.name().to_owned());
+    FingerprintParts::new()
+        .part("kernels", format!("cpu {isa} {KERNEL_EPOCH}"))
+        .part("model", format!("{:?}", model.config))
+        .part("dtype", format!("{:?}", model.dtype))
+        .part("quantization", format!("{:?}", config.quantization))
+        .part("kv_layout", format!("{:?}", model.kv_layout))
+        .part("block_tokens", block_tokens)
+        .part(
+            "sparsity",
+            sparsity.map_or_else(String::new, |sparsity| format!("{:?}", sparsity.rules)),
+        )
+}
+
+/// The files that weights come from, in order; `None` where they are made up.
+fn weight_files(config: &EngineConfig) -> Option<Vec<PathBuf>> {
+    if config.load_format == LoadFormat::Dummy {
+        return None;
+    }
+    let path = &config.model_path;
+    let Some(name) = path.file_name().filter(|_| path.is_file()) else {
+        return Some(files_in(path, |name| name.ends_with(".safetensors")));
+    };
+    let name = name.to_string_lossy();
+    // The parts of a split file lie side by side.
+    let part = name.len().checked_sub(SPLIT_SUFFIX.len());
+    match part.and_then(|at| name.split_at_checked(at)) {
+        Some((first, suffix)) if suffix.contains("-of-") => {
+            Some(files_in(path.parent()?, |name| {
+                name.len() == first.len() + SPLIT_SUFFIX.len() && name.starts_with(first)
+            }))
+        }
+        _ => Some(vec![path.clone()]),
+    }
+}
+
+fn files_in(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let wanted = entries.filter(|entry| entry.file_name().to_str().is_some_and(&is_wanted));
+    let mut files: Vec<PathBuf> = wanted.map(|entry| entry.path()).collect();
+    files.sort();
+    files
+}
+
+/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new.
+fn identify(
+    parts: FingerprintParts,
+    (files, kept): (Option<&[PathBuf]>, &Path),
+    stop: &Stop,
+) -> Result<FingerprintParts, String> {
+    let Some(files) = files else {
+        return Ok(parts.part("weights", "dummy"));
+    };
+    let digest = digest(files, kept, stop).map_err(|error| error.to_string())?;
+    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(parts.part("weights", digest))
+}

@@ -1,0 +1,234 @@
+//! The copies of a plan: whole blocks of pages that exist, into pages of rows that nothing is in yet.
+
+use rustc_hash::FxHashSet;
+
+use super::states::granted;
+use super::{Check, Limits};
+use crate::ids::Ticket;
+use crate::state::step::{BlockCopies, BlockLoad, BlockSave, BlockSource};
+
+/// The tickets that a plan names; kept for its memory.
+pub(super) type Tickets = FxHashSet<Ticket>;
+
+impl Check<'_> {
+    /// Checks the saves, before any row has changed.
+    pub(super) fn saves(&mut self, copies: &BlockCopies) -> Result<(), String> {
+        let block_tokens = self.block_tokens()?;
+        for BlockSave { ticket, from } in &copies.saves {
+            let failed = |reason: String| format!("save {ticket} {reason}");
+            self.take(*ticket).map_err(failed)?;
+            let pages = match from {
+                BlockSource::Pages(pages) => pages,
+                BlockSource::State(slot) => {
+                    granted(*slot, self.limits.n_state_slots).map_err(failed)?;
+                    continue;
+                }
+            };
+            let n_tokens = pages.len() * self.limits.page_size;
+            if n_tokens != block_tokens {
+                return Err(failed(format!(
+                    "has pages for {n_tokens} tokens, a block has {block_tokens}"
+                )));
+            }
+            self.pages(pages.iter().copied()).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a load, behind the table's edits, and counts what it brings as computed.
+    pub(super) fn load(&mut self, load: &BlockLoad) -> Result<(), String> {
+        let block_tokens = self.block_tokens()?;
+        self.take(load.ticket)?;
+        let Limits {
+            page_size, windows, ..
+        } = *self.limits;
+        let (first, end) = (load.positions.start as usize, load.positions.end as usize);
+        let skipped = load.skip_tokens as usize;
+        if !(first.saturating_sub(skipped)).is_multiple_of(block_tokens) || skipped > first {
+            return Err(format!(
+                "position {first} behind {skipped} skipped ones is not in a run of blocks of {block_tokens}"
+            ));
+        }
+        if first >= end || first % page_size != 0 || end % page_size != 0 {
+            return Err(format!(
+                "positions {first} to {end} are not whole pages of {page_size}"
+            ));
+        }
+        let row = self.outlook(load.row)?;
+        if row.has_vectors || windows.is_some() {
+            return Err("a row that K/V alone does not make".to_owned());
+        }
+        if row.live != load.states.first().copied() {
+            return Err("a row whose state is another, or missing".to_owned());
+        }
+        if !row.starts || first != row.computed {
+            return Err(format!(
+                "position {first} of a row with {} computed ones: a load follows the prefix of a row that starts",
+                row.computed
+            ));
+        }
+        if end > row.n_pages * page_size || end >= row.n_tokens {
+            return Err(format!(
+                "positions up to {end}, the row has pages for {} tokens and {} tokens, one of which must be computed",
+                row.n_pages * page_size,
+                row.n_tokens
+            ));
+        }
+        row.computed = end;
+        let copies = load.states.iter().skip(1);
+        copies
+            .copied()
+            .try_for_each(|copy| self.slots.write(copy, self.limits.n_state_slots))
+    }
+
+    fn block_tokens(&self) -> Result<usize, String> {
+        let none = || "the plan copies blocks, and there is no store".to_owned();
+        self.limits.block_tokens.ok_or_else(none)
+    }
+
+    fn take(&mut self, ticket: Ticket) -> Result<(), String> {
+        match self.tickets.insert(ticket) {
+            true => Ok(()),
+            false => Err("is named twice in one step".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::error::StepError;
+    use crate::executor::rows::Rows;
+    use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+    use crate::state::pool::pages::PageRun;
+    use crate::state::sampling::SamplingParams;
+    use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
+
+    const ROW: RowId = RowId::new(1);
+    const SEQ: SeqId = SeqId::new(1);
+
+    fn rows(block_tokens: Option<usize>) -> Rows {
+        let limits = Limits {
+            n_pages: 64,
+            page_size: 4,
+            row_pages: usize::MAX,
+            vocab_size: 100,
+            hidden_size: 8,
+            n_state_slots: None,
+            windows: None,
+            long_above: None,
+            block_tokens,
+        };
+        Rows::new(4, limits)
+    }
+
+    /// A row of 40 tokens with a cached page begins: 28 of its tokens are loaded, from the middle of the first block on.
+    fn plan() -> StepPlan {
+        let prefix: Arc<[PageId]> = [PageId::new(1)].into();
+        let mut run = PageRun::empty();
+        run.push(&prefix, 0..1);
+        let start = RowStart {
+            row: ROW,
+            seq: SEQ,
+            tokens: (0..40).collect(),
+            prompt_tokens: 40,
+            sampling: Arc::new(SamplingParams::default()),
+            grammar: None,
+            vectors: None,
+            pooling: None,
+            prefix: run,
+            state: None,
+        };
+        let load = BlockLoad {
+            ticket: Ticket::new(1),
+            row: ROW,
+            skip_tokens: 4,
+            positions: 4..32,
+            states: smallvec![],
+        };
+        let save = BlockSave {
+            ticket: Ticket::new(2),
+            from: BlockSource::Pages((20..24).map(PageId::new).collect()),
+        };
+        StepPlan {
+            step: StepId::new(1),
+            starts: vec![start],
+            table: vec![TableDelta::Append {
+                row: ROW,
+                pages: (2..=10).map(PageId::new).collect(),
+            }],
+            rows: vec![StepRow {
+                row: ROW,
+                seq: SEQ,
+                work: RowWork::Prefill { positions: 32..40 },
+                sample: true,
+                logprobs: None,
+                saves: smallvec![],
+            }],
+            copies: Some(Box::new(BlockCopies {
+                saves: vec![save],
+                loads: vec![load],
+            })),
+        }
+    }
+
+    #[test]
+    fn copies_are_of_whole_blocks_into_pages_that_nothing_is_in() {
+        type Edit = fn(&mut BlockCopies);
+        let table: [(Edit, &str); 9] = [
+            (|_| {}, ""),
+            (
+                |copies| copies.loads[0].positions = 0..32,
+                "follows the prefix",
+            ),
+            (
+                |copies| copies.loads[0].positions = 4..30,
+                "not whole pages",
+            ),
+            (
+                |copies| copies.loads[0].positions = 4..40,
+                "one of which must be computed",
+            ),
+            (
+                |copies| copies.loads[0].skip_tokens = 0,
+                "not in a run of blocks",
+            ),
+            (
+                |copies| copies.loads[0].row = RowId::new(2),
+                "never started",
+            ),
+            (
+                |copies| copies.loads[0].states = smallvec![StateSlot::new(1)],
+                "whose state is another",
+            ),
+            (|copies| copies.loads[0].ticket = Ticket::new(2), "twice"),
+            (
+                |copies| copies.saves[0].from = BlockSource::Pages(smallvec![PageId::new(1)]),
+                "a block has 16",
+            ),
+        ];
+        for (edit, reason) in table {
+            let mut plan = plan();
+            plan.copies.as_deref_mut().into_iter().for_each(edit);
+            match (rows(Some(16)).check(&plan), reason) {
+                (Ok(()), "") => {}
+                (Err(StepError::Rejected(refusal)), reason) if !reason.is_empty() => {
+                    assert!(refusal.contains(reason), "{refusal}");
+                }
+                (checked, reason) => panic!("{checked:?}, expected {reason:?}"),
+            }
+        }
+        assert!(rows(None).check(&plan()).is_err(), "there is no store");
+    }
+
+    #[test]
+    fn a_row_goes_on_where_its_load_ends() {
+        let mut with_a_gap = plan();
+        with_a_gap.rows[0].work = RowWork::Prefill { positions: 33..40 };
+        assert!(rows(Some(16)).check(&with_a_gap).is_err());
+    }
+}

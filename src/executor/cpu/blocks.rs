@@ -1,0 +1,89 @@
+//! Blocks of K/V on their way to and from the store: copied by the kernel threads, at the beginning of a step.
+
+use super::CpuExecutor;
+use crate::error::{LoadError, StepError};
+use crate::executor::host::{BlockPort, Host, LoadedPart, Wanted};
+use crate::state::step::{BlockLoad, BlockSave, BlockSource};
+use crate::state::tiers::BlockKind;
+
+impl CpuExecutor {
+    /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
+    ///
+    /// # Errors
+    /// A page size that does not divide a block, and the layer that keeps something which blocks do not hold.
+    pub fn with_store(
+        mut self,
+        block_tokens: usize,
+        port: Box<dyn BlockPort>,
+    ) -> Result<Self, LoadError> {
+        let refused = |reason: String| LoadError::Memory(format!("no K/V can be stored: {reason}"));
+        if block_tokens == 0 || !block_tokens.is_multiple_of(self.page_size) {
+            return Err(refused(format!(
+                "blocks of {block_tokens} tokens are not whole pages of {}",
+                self.page_size
+            )));
+        }
+        let n_slots = (self.n_pages + 1) * self.page_size;
+        self.backend
+            .carry_blocks(&self.kv_layout, n_slots, block_tokens)
+            .map_err(refused)?;
+        self.rows.allow_copies(block_tokens);
+        self.host = Some(Host { port, block_tokens });
+        Ok(self)
+    }
+
+    /// Copies blocks to buffers. One for which there is no buffer is not saved: the store hears of it by its ticket and
+    /// finds nothing.
+    pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) {
+        let Some(host) = &mut self.host else {
+            return;
+        };
+        for BlockSave { ticket, from } in saves {
+            let backend = &mut self.backend;
+            match from {
+                BlockSource::Pages(pages) => host.port.save(*ticket, BlockKind::Kv, &mut |block| {
+                    backend.save_block(pages, block);
+                }),
+                BlockSource::State(slot) => {
+                    host.port.save(*ticket, BlockKind::State, &mut |state| {
+                        backend.save_state(*slot, state);
+                    })
+                }
+            };
+        }
+    }
+
+    /// Copies fetched blocks to the pages of rows, and states to their slots, which have begun.
+    pub(super) fn load_blocks(&mut self, loads: &[BlockLoad]) -> Result<(), StepError> {
+        let Some(host) = &mut self.host else {
+            return Ok(());
+        };
+        for load in loads {
+            let parts = load.parts(host.block_tokens);
+            let backend = &mut self.backend;
+            let mut scatter = |part: LoadedPart<'_>| match part {
+                LoadedPart::Block(index, block) => {
+                    if let Some(positions) = parts.of(index) {
+                        backend.load_block(load.row, positions, block);
+                    }
+                }
+                LoadedPart::State(state) => {
+                    let slots = load.states.iter();
+                    slots.for_each(|slot| backend.load_state(*slot, state));
+                }
+            };
+            let wanted = Wanted {
+                blocks: parts.len(),
+                state: !load.states.is_empty(),
+            };
+            if !host.port.load(load.ticket, wanted, &mut scatter) {
+                return Err(StepError::Lost(format!(
+                    "blocks {} of row {} are not there",
+                    load.ticket, load.row
+                )));
+            }
+            self.rows.load(load);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! Blocks of hashes on their way to and from a store.
+//!
+//! A hash is that of all tokens up to its own, so a block of another prefix, at another position or of another time is found
+//! out by the next step that looks at the context.
+
+use super::{FakeExecutor, rejected};
+use crate::error::StepError;
+use crate::executor::host::{BlockPort, Host, LoadedPart, Wanted};
+use crate::state::step::{BlockLoad, BlockSave, BlockSource};
+use crate::state::tiers::BlockKind;
+
+/// Bytes of a token in a block of the fake executor, and of a state.
+pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
+
+impl FakeExecutor {
+    /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from; each has
+    /// [`FAKE_TOKEN_BYTES`] a token.
+    pub fn with_store(mut self, block_tokens: usize, port: Box<dyn BlockPort>) -> Self {
+        self.host = Some(Host { port, block_tokens });
+        self
+    }
+
+    pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) -> Result<(), StepError> {
+        let page_size = self.options.page_size;
+        let Some(host) = &mut self.host else {
+            return Err(no_store());
+        };
+        for BlockSave { ticket, from } in saves {
+            let pages = match from {
+                BlockSource::Pages(pages) => pages,
+                BlockSource::State(slot) => {
+                    let state = self.states.get(slot.index()).copied().flatten();
+                    let state = state.ok_or_else(|| {
+                        StepError::Lost(format!("save {ticket} is of a state that nobody wrote"))
+                    })?;
+                    host.port.save(*ticket, BlockKind::State, &mut |bytes| {
+                        bytes.copy_from_slice(&state.to_le_bytes());
+                    });
+                    continue;
+                }
+            };
+            if pages.len() * page_size != host.block_tokens {
+                let reason = format!("save {ticket} is of {} pages", pages.len());
+                return Err(StepError::Rejected(reason));
+            }
+            let slots = pages.iter().flat_map(|page| {
+                let first = page.index() * page_size;
+                first..first + page_size
+            });
+            let kv = &self.kv;
+            host.port.save(*ticket, BlockKind::Kv, &mut |block| {
+                let hashes = block.chunks_exact_mut(FAKE_TOKEN_BYTES);
+                for (hash, slot) in hashes.zip(slots.clone()) {
+                    hash.copy_from_slice(&kv[slot].to_le_bytes());
+                }
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn load_blocks(&mut self, loads: &[BlockLoad]) -> Result<(), StepError> {
+        for load in loads {
+            self.load_run(load)?;
+        }
+        Ok(())
+    }
+
+    fn load_run(&mut self, load: &BlockLoad) -> Result<(), StepError> {
+        let mut host = self.host.take().ok_or_else(no_store)?;
+        let parts = load.parts(host.block_tokens);
+        let mut hashes = Vec::with_capacity(load.positions.len());
+        let block_tokens = host.block_tokens;
+        let wanted = Wanted {
+            blocks: parts.len(),
+            state: !load.states.is_empty(),
+        };
+        let states = &mut self.states;
+        let is_there = host.port.load(load.ticket, wanted, &mut |part| {
+            let (index, block) = match part {
+                LoadedPart::Block(index, block) => (index, block),
+                LoadedPart::State(state) => {
+                    let state = state.try_into().map(u64::from_le_bytes).ok();
+                    let slots = load.states.iter().map(|slot| slot.index());
+                    slots.for_each(|slot| states[slot] = state);
+                    return;
+                }
+            };
+            let Some(positions) = parts.of(index) else {
+                return;
+            };
+            let first = positions.start % block_tokens;
+            let tokens = block.chunks_exact(FAKE_TOKEN_BYTES).skip(first);
+            for (position, hash) in positions.zip(tokens) {
+                let hash = hash.try_into().map_or(0, u64::from_le_bytes);
+                hashes.push((position, hash));
+            }
+        });
+        self.host = Some(host);
+        let row = self.rows.remove(&load.row);
+        let row = row
+            .ok_or_else(|| StepError::Rejected(format!("row {} has not been started", load.row)))?;
+        if !is_there || hashes.len() != load.positions.len() {
+            let (seq, ticket) = (row.seq, load.ticket);
+            self.rows.insert(load.row, row);
+            return Err(StepError::Lost(format!("{ticket} of {seq} is not there")));
+        }
+        if row.tokens.len() <= load.positions.end as usize {
+            return Err(rejected(row.seq, "is loaded to its end"));
+        }
+        for (position, hash) in hashes {
+            let slot = self.slot(&row, position)?;
+            self.kv[slot] = hash;
+        }
+        self.rows.insert(load.row, row);
+        Ok(())
+    }
+}
+
+fn no_store() -> StepError {
+    StepError::Rejected("the plan copies blocks, and there is no store".to_owned())
+}

@@ -1,0 +1,45 @@
+//! The executor's end of the store: where saved blocks go, and where fetched ones come from.
+
+use crate::ids::Ticket;
+use crate::state::tiers::BlockKind;
+
+/// Buffers of blocks, on the executor's side. No call waits or does I/O.
+pub trait BlockPort: Send {
+    /// Calls `gather` with a free buffer of a kind and keeps what that writes under `ticket`, for the store to write or to
+    /// drop when it is told. False, without a call, when no buffer is free.
+    fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool;
+
+    /// Calls `scatter` with each part of a run that was fetched, and frees its buffers. False, without a call, when not all
+    /// of `wanted` is there.
+    fn load(
+        &mut self,
+        ticket: Ticket,
+        wanted: Wanted,
+        scatter: &mut dyn FnMut(LoadedPart<'_>),
+    ) -> bool;
+}
+
+/// The parts of a run that a row needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Blocks from its beginning on.
+    pub blocks: usize,
+    /// The state after its last block.
+    pub state: bool,
+}
+
+/// A part of a run.
+#[derive(Clone, Copy, Debug)]
+pub enum LoadedPart<'a> {
+    /// The keys and values of the block of this number.
+    Block(usize, &'a [u8]),
+    /// The state.
+    State(&'a [u8]),
+}
+
+/// The port of an executor that moves blocks.
+pub(super) struct Host {
+    pub(super) port: Box<dyn BlockPort>,
+    /// Tokens of a block.
+    pub(super) block_tokens: usize,
+}

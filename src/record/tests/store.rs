@@ -1,0 +1,187 @@
+//! A log of an engine with a KV store replays without one.
+
+use std::collections::HashMap;
+
+use super::*;
+use crate::executor::fake::FAKE_TOKEN_BYTES;
+use crate::executor::host::{BlockPort, LoadedPart, Wanted};
+use crate::ids::{SeqId, Ticket};
+use crate::state::cache::radix_tree::SaveRules;
+use crate::state::scheduler::tier::{PrefixFound, StoreOrder, TierLimits};
+use crate::state::tiers::BlockKind;
+
+const BLOCK_TOKENS: usize = 8;
+
+type Buffers = HashMap<Ticket, Vec<Vec<u8>>>;
+
+/// What executor and store hand each other.
+#[derive(Clone, Default)]
+struct Desk(Arc<Mutex<Buffers>>);
+
+impl Desk {
+    fn put(&self, ticket: Ticket, blocks: Vec<Vec<u8>>) {
+        self.0.lock().expect("nobody panics").insert(ticket, blocks);
+    }
+
+    fn take(&self, ticket: Ticket) -> Option<Vec<Vec<u8>>> {
+        self.0.lock().expect("nobody panics").remove(&ticket)
+    }
+}
+
+impl BlockPort for Desk {
+    fn save(&mut self, ticket: Ticket, _: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool {
+        let mut block = vec![0; BLOCK_TOKENS * FAKE_TOKEN_BYTES];
+        gather(&mut block);
+        self.put(ticket, vec![block]);
+        true
+    }
+
+    fn load(
+        &mut self,
+        ticket: Ticket,
+        wanted: Wanted,
+        scatter: &mut dyn FnMut(LoadedPart<'_>),
+    ) -> bool {
+        let blocks = self.take(ticket).unwrap_or_default();
+        for (index, block) in blocks.iter().take(wanted.blocks).enumerate() {
+            scatter(LoadedPart::Block(index, block));
+        }
+        blocks.len() >= wanted.blocks
+    }
+}
+
+/// A store that answers at once.
+#[derive(Default)]
+struct Store {
+    desk: Desk,
+    blocks: HashMap<Vec<u32>, Vec<u8>>,
+    asked: HashMap<SeqId, Arc<[u32]>>,
+}
+
+impl Store {
+    fn answer(&mut self, order: StoreOrder, scheduler: &mut RecordedScheduler) {
+        let end = |block: usize| (block + 1) * BLOCK_TOKENS;
+        match order {
+            StoreOrder::Find { seq, tokens, .. } => {
+                let whole = 0..tokens.len() / BLOCK_TOKENS;
+                let is_there = |block: &usize| self.blocks.contains_key(&tokens[..end(*block)]);
+                let blocks = whole.take_while(is_there).count();
+                self.asked.insert(seq, tokens);
+                let found = PrefixFound {
+                    path: Arc::default(),
+                    blocks,
+                    worth: blocks,
+                };
+                scheduler.prefix_found(seq, found);
+            }
+            StoreOrder::Fetch {
+                seq,
+                ticket,
+                blocks,
+                ..
+            } => {
+                let tokens = &self.asked[&seq];
+                let read: Vec<Vec<u8>> = blocks
+                    .map(|block| self.blocks[&tokens[..end(block)]].clone())
+                    .collect();
+                let n_blocks = read.len();
+                self.desk.put(ticket, read);
+                scheduler.blocks_fetched(ticket, n_blocks);
+            }
+            StoreOrder::Write {
+                ticket,
+                tokens,
+                block,
+                ..
+            } => {
+                let saved = self.desk.take(ticket).unwrap_or_default();
+                let path = tokens[..end(block as usize)].to_vec();
+                self.blocks
+                    .extend(saved.into_iter().map(|saved| (path.clone(), saved)));
+                scheduler.blocks_written(&[ticket]);
+            }
+            StoreOrder::Discard { ticket } => drop(self.desk.take(ticket)),
+        }
+    }
+}
+
+fn stored(sink: &Arc<LogSink>, setup: &ControlSetup) {
+    let mut engine = Engine::with(setup, Some(sink.recorder(1)));
+    let mut store = Store::default();
+    let executor = FakeExecutor::new(FakeOptions {
+        page_size: 1,
+        n_pages: setup.limits.total_pages,
+        vocab_size: VOCAB,
+        verify: true,
+        n_states: 0,
+        hidden_size: 0,
+        faults: Vec::new(),
+    });
+    engine.executor = executor.with_store(BLOCK_TOKENS, Box::new(store.desk.clone()));
+    engine.states.scheduler.store_serves(true);
+    let mut random = fastrand::Rng::with_seed(3);
+    for round in 0..60 {
+        let shared = (0..32).map(|token| (token * 3 + round % 6 * 17) % VOCAB);
+        let own = (0..random.u32(1..12)).map(|token| (token * 7 + round) % VOCAB);
+        let prompt: Vec<u32> = shared.chain(own).collect();
+        engine.submit(&prompt, random.u32(1..12));
+        for _ in 0..random.u32(2..8) {
+            serve(&mut engine, &mut store);
+            engine.end_step();
+        }
+    }
+    while !engine.steps.is_empty() || serve(&mut engine, &mut store) {
+        engine.end_step();
+    }
+    engine.drain();
+    let stats = engine.states.scheduler.stats();
+    let tier = stats.store.expect("there is a store");
+    assert!(tier.loaded_tokens > 0 && tier.saved_blocks > 0, "{tier:?}");
+    assert_eq!(tier.free_buffers, tier.buffers, "{tier:?}");
+}
+
+/// Answers what there is to answer; false without anything.
+fn serve(engine: &mut Engine, store: &mut Store) -> bool {
+    let mut has_served = false;
+    loop {
+        let orders = engine.states.scheduler.take_store_orders();
+        if orders.is_empty() {
+            return has_served;
+        }
+        has_served = true;
+        for order in orders {
+            store.answer(order, &mut engine.states.scheduler);
+        }
+        engine.drive();
+    }
+}
+
+#[test]
+fn a_log_with_a_store_replays_without_one() {
+    let mut setup = setup();
+    setup.limits.tier = Some(TierLimits {
+        saves: SaveRules {
+            block_tokens: BLOCK_TOKENS,
+            min_hits: 1,
+        },
+        buffers: 12,
+        state_buffers: 0,
+        saves_per_step: 2,
+    });
+    let log = log_with(&setup, NO_LIMIT, |sink| stored(sink, &setup));
+    let replayed = replay_of(&log).expect("it can be replayed");
+    assert_eq!(replayed.difference, None);
+    let entries = entries_of(&log);
+    let is_fetched = |entry: &Entry| matches!(entry, Entry::Fetched { blocks, .. } if *blocks > 0);
+    assert!(entries.iter().any(is_fetched));
+    // Without the answers of the store, the first step that shows it is another one.
+    let silent: Vec<Entry> = entries
+        .into_iter()
+        .map(|entry| match entry {
+            Entry::Fetched { ticket, .. } => Entry::Fetched { ticket, blocks: 0 },
+            other => other,
+        })
+        .collect();
+    let replayed = replay_of(&made_up(&setup, &silent)).expect("it can be replayed");
+    assert!(replayed.difference.is_some());
+}

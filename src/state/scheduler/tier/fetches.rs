@@ -1,0 +1,299 @@
+//! From a request to its blocks in memory: found, fetched, loaded.
+
+use std::sync::Arc;
+
+use super::{Fetching, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
+use crate::ids::{RowId, SeqId, StateSlot, Ticket};
+use crate::state::plan::{FetchWish, LoadGrant, StoredPrefix};
+use crate::state::scheduler::Scheduler;
+use crate::state::step::{BlockLoad, StepRow};
+
+impl Scheduler {
+    /// The store begins to serve, or ends. Whoever waits to hear of its prefix goes on without.
+    pub fn store_serves(&mut self, serves: bool) {
+        let Some(tier) = &mut self.tier else {
+            return;
+        };
+        tier.serves = serves;
+        if !serves {
+            tier.give_up();
+            let waiting: Vec<SeqId> = self.queue.all().collect();
+            for seq in waiting {
+                let of_sequence = self.requests[seq].tier.as_deref_mut();
+                if let Some(of_sequence) = of_sequence
+                    && !matches!(of_sequence.phase, TierPhase::Ready { .. })
+                {
+                    of_sequence.phase = TierPhase::Done;
+                }
+            }
+        }
+        self.pipeline.note_change();
+    }
+
+    /// The store has told how much it has of a prompt.
+    pub fn prefix_found(&mut self, seq: SeqId, found: PrefixFound) {
+        let Some(tier) = &self.tier else {
+            return;
+        };
+        let block_tokens = tier.block_tokens();
+        let Some(sequence) = self.requests.get_mut(seq) else {
+            return;
+        };
+        let n_tokens = sequence.fill.len();
+        let of_sequence = sequence.tier.as_deref_mut();
+        let Some(of_sequence) = of_sequence.filter(|of_sequence| of_sequence.is_finding()) else {
+            return;
+        };
+        let PrefixFound {
+            path,
+            blocks,
+            worth,
+        } = found;
+        let blocks = blocks.min(n_tokens / block_tokens);
+        let worth = worth.min(blocks);
+        *of_sequence = SequenceTier {
+            phase: match worth {
+                0 => TierPhase::Done,
+                _ => TierPhase::Found,
+            },
+            path,
+            worth,
+            stored_tokens: blocks * block_tokens,
+            loaded_tokens: 0,
+        };
+        self.pipeline.note_change();
+    }
+
+    /// A fetch has ended, with so many blocks from the first that was asked for: none if it came too late.
+    pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize) {
+        let Some(tier) = &mut self.tier else {
+            return;
+        };
+        let Some(fetch) = tier.fetches.remove(&ticket) else {
+            return;
+        };
+        self.pipeline.note_change();
+        tier.blocks.fetching -= fetch.blocks.len();
+        tier.states.fetching -= tier.states_of_run();
+        let n_blocks = n_blocks.min(fetch.blocks.len());
+        if n_blocks == 0 {
+            tier.stats.late_fetches += 1;
+        }
+        let block_tokens = tier.block_tokens();
+        let sequence = fetch.seq.and_then(|seq| self.requests.get_mut(seq));
+        let of_sequence = sequence.and_then(|sequence| sequence.tier.as_deref_mut());
+        let Some(of_sequence) = of_sequence.filter(|_| n_blocks > 0) else {
+            tier.orders.push(StoreOrder::Discard { ticket });
+            if let Some(seq) = fetch.seq {
+                self.go_without(seq);
+            }
+            return;
+        };
+        tier.ready.insert(ticket, n_blocks);
+        tier.blocks.ready += n_blocks;
+        tier.states.ready += tier.states_of_run();
+        let first = fetch.blocks.start;
+        if n_blocks < fetch.blocks.len() {
+            // What did not come may be damaged or gone: it is saved once it is computed.
+            of_sequence.stored_tokens = (first + n_blocks) * block_tokens;
+        }
+        of_sequence.phase = TierPhase::Ready {
+            ticket,
+            from: first * block_tokens,
+            to: (first + n_blocks) * block_tokens,
+        };
+    }
+
+    /// A fetch for a sequence has brought nothing, and nobody knows whether what was found is still there.
+    fn go_without(&mut self, seq: SeqId) {
+        let sequence = self.requests.get_mut(seq);
+        if let Some(of_sequence) = sequence.and_then(|sequence| sequence.tier.as_deref_mut()) {
+            of_sequence.phase = TierPhase::Done;
+            of_sequence.stored_tokens = 0;
+        }
+    }
+
+    /// Has the store look for the prefix of a request that has come in.
+    pub(in crate::state::scheduler) fn find_stored(&mut self, seq: SeqId) {
+        let Some(tier) = &mut self.tier else {
+            return;
+        };
+        let sequence = &mut self.requests[seq];
+        let mut tokens: Arc<[u32]> = sequence.fill.clone();
+        let limit = sequence.match_limit_of(tokens.len());
+        if !tier.serves || limit < tier.block_tokens() {
+            return;
+        }
+        if tier.states.total > 0 {
+            // A state after the last block is of no use if not all of it is loaded.
+            tokens = tokens[..limit].into();
+        }
+        sequence.tier = Some(Box::default());
+        tier.orders.push(StoreOrder::Find {
+            seq,
+            namespace: sequence.request.namespace.clone(),
+            tokens,
+        });
+    }
+
+    /// What a plan may count on of a sequence's prefix.
+    pub(in crate::state::scheduler) fn stored_of(&self, seq: SeqId) -> StoredPrefix {
+        let (Some(tier), Some(of_sequence)) = (&self.tier, &self.requests[seq].tier) else {
+            return StoredPrefix::None;
+        };
+        match of_sequence.phase {
+            TierPhase::Found if tier.serves && tier.free_to_fetch() > 0 => StoredPrefix::Found {
+                tokens: of_sequence.worth * tier.block_tokens(),
+            },
+            TierPhase::Fetching { .. } => StoredPrefix::Fetching,
+            TierPhase::Ready { ticket, from, to } => StoredPrefix::Ready { ticket, from, to },
+            TierPhase::Finding | TierPhase::Found | TierPhase::Done => StoredPrefix::None,
+        }
+    }
+
+    /// Fetches what candidates of a plan miss in the tree, as far as there are buffers. A candidate for which there is none
+    /// goes on without.
+    pub(in crate::state::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
+        for FetchWish { seq, cached_tokens } in wishes {
+            let Some(tier) = &mut self.tier else {
+                return;
+            };
+            let Some(sequence) = self.requests.get_mut(seq) else {
+                continue;
+            };
+            let of_sequence = sequence.tier.as_deref_mut();
+            let Some(of_sequence) = of_sequence.filter(|it| it.phase == TierPhase::Found) else {
+                continue;
+            };
+            let first = cached_tokens / tier.block_tokens();
+            let end = of_sequence.worth.min(first + tier.free_to_fetch());
+            if end <= first || sequence.has_ended {
+                tier.stats.refused_fetches += 1;
+                of_sequence.phase = TierPhase::Done;
+                self.pipeline.note_change();
+                continue;
+            }
+            let ticket = tier.ticket();
+            of_sequence.phase = TierPhase::Fetching { ticket };
+            let path = of_sequence.path.clone();
+            tier.fetch(seq, ticket, path, first..end);
+        }
+    }
+
+    /// Has a row that starts behind `prefix_len` cached tokens begin with what was fetched for it; `live` is the slot of its
+    /// state.
+    pub(in crate::state::scheduler) fn begin_load(
+        &mut self,
+        (seq, row, live): (SeqId, RowId, Option<StateSlot>),
+        prefix_len: usize,
+        load: Option<LoadGrant>,
+    ) {
+        let Some(tier) = &mut self.tier else {
+            return;
+        };
+        let sequence = &mut self.requests[seq];
+        let is_first = sequence.cached_tokens.is_none();
+        let Some(of_sequence) = sequence.tier.as_deref_mut() else {
+            return;
+        };
+        if let TierPhase::Ready { ticket, .. } = of_sequence.phase {
+            match load {
+                Some(LoadGrant { begins, to, .. }) => {
+                    if is_first {
+                        of_sequence.loaded_tokens = (to - prefix_len) as u32;
+                        tier.stats.loaded_tokens += (to - prefix_len) as u64;
+                    }
+                    tier.copies.loads.push(BlockLoad {
+                        ticket,
+                        row,
+                        skip_tokens: (prefix_len - begins) as u32,
+                        positions: prefix_len as u32..to as u32,
+                        states: live.into_iter().collect(),
+                    });
+                }
+                None => tier.discard_ready(ticket),
+            }
+        }
+        of_sequence.phase = TierPhase::Done;
+    }
+
+    /// Has the state that a row begins with copied once more: where its extent would save it before it computes anything.
+    pub(in crate::state::scheduler) fn keep_loaded_states(&mut self, work: &mut StepRow) {
+        let first = work.work.positions().start;
+        let (row, saves) = (work.row, &mut work.saves);
+        if !saves.iter().any(|save| save.position == first) {
+            return;
+        }
+        let loads = self.tier.as_mut().map(|tier| &mut tier.copies.loads);
+        let load = loads.and_then(|loads| loads.iter_mut().find(|load| load.row == row));
+        if let Some(load) = load {
+            let loaded = saves.iter().filter(|save| save.position == first);
+            load.states.extend(loaded.map(|save| save.slot));
+        }
+        saves.retain(|save| save.position != first);
+    }
+
+    /// A sequence that waits leaves: what was fetched for it is nobody's.
+    pub(in crate::state::scheduler) fn forget_store(&mut self, seq: SeqId) {
+        let Some(tier) = &mut self.tier else {
+            return;
+        };
+        let of_sequence = self.requests.get_mut(seq);
+        let of_sequence = of_sequence.and_then(|sequence| sequence.tier.as_deref_mut());
+        let Some(of_sequence) = of_sequence else {
+            return;
+        };
+        match std::mem::replace(&mut of_sequence.phase, TierPhase::Done) {
+            TierPhase::Fetching { ticket } => tier.abandon(ticket),
+            TierPhase::Ready { ticket, .. } => tier.discard_ready(ticket),
+            TierPhase::Finding | TierPhase::Found | TierPhase::Done => {}
+        }
+    }
+
+    /// A sequence starts over: what it had from the store can be fetched again, unless a step of it was lost.
+    pub(in crate::state::scheduler) fn store_again(&mut self, seq: SeqId) {
+        let sequence = &mut self.requests[seq];
+        if sequence.losses > 0 {
+            return;
+        }
+        if let Some(of_sequence) = sequence.tier.as_deref_mut()
+            && of_sequence.phase == TierPhase::Done
+            && of_sequence.worth > 0
+        {
+            of_sequence.phase = TierPhase::Found;
+        }
+    }
+}
+
+impl Tier {
+    fn fetch(
+        &mut self,
+        seq: SeqId,
+        ticket: Ticket,
+        path: Arc<[crate::state::tiers::BlockPlace]>,
+        blocks: std::ops::Range<usize>,
+    ) {
+        self.stats.fetches += 1;
+        self.blocks.fetching += blocks.len();
+        self.states.fetching += self.states_of_run();
+        let fetch = Fetching {
+            seq: Some(seq),
+            blocks: blocks.clone(),
+        };
+        self.fetches.insert(ticket, fetch);
+        self.orders.push(StoreOrder::Fetch {
+            seq,
+            ticket,
+            path,
+            blocks,
+        });
+    }
+
+    /// Nobody waits for a fetch any more. Its buffers are the store's until it answers.
+    fn abandon(&mut self, ticket: Ticket) {
+        if let Some(fetch) = self.fetches.get_mut(&ticket) {
+            fetch.seq = None;
+            self.orders.push(StoreOrder::Discard { ticket });
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What the tree has and the store has not: copied in steps, written when they have ended well.
+
+use super::{Saved, Tier};
+use crate::ids::Ticket;
+use crate::state::cache::prefix_cache::{SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart};
+use crate::state::scheduler::{Next, Scheduler};
+use crate::state::step::{BlockSave, BlockSource};
+
+impl Scheduler {
+    /// Blocks are written, or the store has done without: their buffers are free.
+    pub fn blocks_written(&mut self, tickets: &[Ticket]) {
+        let Some(tier) = &mut self.tier else {
+            return;
+        };
+        for ticket in tickets {
+            tier.end_save(*ticket);
+        }
+        self.pipeline.note_change();
+    }
+
+    /// The blocks that a plan may save.
+    pub(in crate::state::scheduler) fn save_demand(&self) -> Option<SaveDemand> {
+        let tier = self.tier.as_ref()?;
+        let most = tier.room_to_save();
+        (most > 0).then_some(SaveDemand {
+            base: tier.limits.saves_per_step,
+            most,
+            most_states: tier.states.room_to_save(),
+        })
+    }
+
+    /// Whether a plan is worth making for nothing else than to save what waits.
+    pub(in crate::state::scheduler) fn has_unsaved(&self) -> bool {
+        let tier = self.tier.as_ref();
+        tier.is_some_and(|tier| tier.stats.queued_paths > 0 && tier.room_to_save() > 0)
+    }
+
+    /// Takes the tree's account of what waits to be saved.
+    pub(in crate::state::scheduler) fn take_save_counts(&mut self, counts: SaveCounts) {
+        if let Some(tier) = &mut self.tier {
+            tier.stats.queued_paths = counts.queued;
+            tier.stats.dropped_tokens = counts.dropped_tokens;
+        }
+    }
+
+    /// Has the next step copy blocks.
+    pub(in crate::state::scheduler) fn save(&mut self, blocks: Vec<UnsavedBlock>) {
+        let Some(tier) = &mut self.tier else {
+            return;
+        };
+        for block in blocks {
+            tier.save(block);
+        }
+    }
+
+    /// Emits a step without rows if there is something to copy: an engine with nothing else to do saves all the same.
+    pub(in crate::state::scheduler) fn run_copies(&mut self) -> Next {
+        match &self.tier {
+            Some(tier) if !tier.copies.is_empty() => self.emit(Vec::new(), Vec::new()),
+            _ => Next::Nothing,
+        }
+    }
+}
+
+impl Tier {
+    /// Blocks that can be saved now: none as long as there is no buffer for a state that may come up beside them.
+    fn room_to_save(&self) -> usize {
+        let has_states = self.states.total == 0 || self.states.room_to_save() > 0;
+        match self.serves && has_states {
+            true => self.blocks.room_to_save(),
+            false => 0,
+        }
+    }
+
+    fn save(&mut self, block: UnsavedBlock) {
+        let ticket = self.ticket();
+        let UnsavedBlock {
+            namespace,
+            tokens,
+            block,
+            part,
+        } = block;
+        let (from, is_state) = match part {
+            UnsavedPart::Pages(pages) => (BlockSource::Pages(pages), false),
+            UnsavedPart::State(slot) => (BlockSource::State(slot), true),
+        };
+        match is_state {
+            true => self.states.saving += 1,
+            false => self.blocks.saving += 1,
+        }
+        self.copies.saves.push(BlockSave { ticket, from });
+        self.saves.insert(
+            ticket,
+            Saved {
+                namespace,
+                tokens,
+                block,
+                is_state,
+            },
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! Whether blocks pay to be loaded: faster than nine tenths of the time in which they would be computed.
+
+/// Share of the time of computing that loading may take.
+const FACTOR: f64 = 0.9;
+/// How much a new reading weighs in an average.
+const WEIGHT: f64 = 0.125;
+/// Rate before the first reading, in bytes a second.
+const FIRST_RATE: f64 = 1e9;
+/// Wait before the first reading, in seconds.
+const FIRST_WAIT: f64 = 1e-3;
+/// One refusal in so many is let through: a rate that nobody reads again would never get better.
+const PROBE_EVERY: u32 = 64;
+
+/// Averages of what a tier's reads take. Readings come in as values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostModel {
+    wait_s: f64,
+    bytes_per_s: f64,
+    n_readings: u64,
+    n_refused: u32,
+}
+
+impl Default for CostModel {
+    fn default() -> Self {
+        Self {
+            wait_s: FIRST_WAIT,
+            bytes_per_s: FIRST_RATE,
+            n_readings: 0,
+            n_refused: 0,
+        }
+    }
+}
+
+impl CostModel {
+    /// A model that begins with a tier's known wait, in seconds, and rate, in bytes a second.
+    pub fn new(wait_s: f64, bytes_per_s: f64) -> Self {
+        Self {
+            wait_s: wait_s.max(0.0),
+            bytes_per_s: bytes_per_s.max(1.0),
+            ..Self::default()
+        }
+    }
+
+    /// A fetch began so long after it was asked for.
+    pub fn note_wait(&mut self, seconds: f64) {
+        self.wait_s += WEIGHT * (seconds.max(0.0) - self.wait_s);
+    }
+
+    /// A read of so many bytes took so long.
+    pub fn note_read(&mut self, bytes: u64, seconds: f64) {
+        if bytes == 0 {
+            return;
+        }
+        let rate = bytes as f64 / seconds.max(1e-9);
+        self.n_readings += 1;
+        match self.n_readings {
+            1 => self.bytes_per_s = rate,
+            _ => self.bytes_per_s += WEIGHT * (rate - self.bytes_per_s),
+        }
+    }
+
+    /// Average rate of reads, in bytes a second; `None` before the first.
+    pub fn bytes_per_s(&self) -> Option<f64> {
+        (self.n_readings > 0).then_some(self.bytes_per_s)
+    }
+
+    /// How long a load of so many bytes takes, in seconds.
+    pub fn load_s(&self, bytes: u64) -> f64 {
+        self.wait_s + bytes as f64 / self.bytes_per_s.max(1.0)
+    }
+
+    /// True if `tokens` that take `bytes` are loaded sooner than they are computed at `tokens_per_s`. Without a rate,
+    /// they are.
+    pub fn pays(&mut self, tokens: usize, bytes: u64, tokens_per_s: Option<f64>) -> bool {
+        let Some(rate) = tokens_per_s.filter(|rate| *rate > 0.0) else {
+            return true;
+        };
+        if self.load_s(bytes) < FACTOR * tokens as f64 / rate {
+            return true;
+        }
+        self.n_refused = (self.n_refused + 1) % PROBE_EVERY;
+        self.n_refused == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_disk_beats_two_cores_and_loses_to_a_gpu() {
+        // 128 blocks of 7 MiB: 8,192 tokens of Qwen3-0.6B in bf16.
+        let (tokens, bytes) = (8192, 128 * 7 * MIB);
+        let mut disk = CostModel::new(1e-3, 1e9);
+        assert!(disk.pays(tokens, bytes, Some(219.0)));
+        assert!(!disk.pays(tokens, bytes, Some(43_000.0)));
+        assert!(disk.pays(tokens, bytes, None), "nobody knows the other way");
+        assert!(disk.pays(tokens, bytes, Some(0.0)));
+        let mut slow = CostModel::new(1e-3, 20e6);
+        assert!(!slow.pays(tokens, bytes, Some(219.0)));
+    }
+
+    #[test]
+    fn averages_follow_what_is_read() {
+        let mut cost = CostModel::default();
+        assert_eq!(cost.bytes_per_s(), None);
+        cost.note_read(100 * MIB, 1.0);
+        assert_eq!(cost.bytes_per_s(), Some((100 * MIB) as f64));
+        for _ in 0..64 {
+            cost.note_read(10 * MIB, 1.0);
+            cost.note_wait(0.5);
+        }
+        let rate = cost.bytes_per_s().expect("there are readings");
+        assert!((rate - (10 * MIB) as f64).abs() < MIB as f64, "{rate}");
+        assert!((cost.load_s(0) - 0.5).abs() < 0.01);
+        cost.note_read(0, 1.0);
+        assert_eq!(cost.bytes_per_s(), Some(rate));
+    }
+
+    #[test]
+    fn a_slow_tier_is_tried_again_now_and_then() {
+        let mut cost = CostModel::new(0.0, 1e6);
+        let tries = (0..200).filter(|_| cost.pays(64, 100 * MIB, Some(1e4)));
+        assert_eq!(tries.count(), 200 / PROBE_EVERY as usize);
+    }
+}

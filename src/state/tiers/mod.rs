@@ -1,0 +1,68 @@
+//! Prefixes that outlive memory: what a block of keys and values is called, which blocks a tier holds, whether loading
+//! them pays.
+//!
+//! A *block* is [`BLOCK_TOKENS`] tokens of a path, at a multiple of so many. Its key says all that its bytes depend on:
+//! the engine ([`Fingerprint`]), the namespace, and every token up to its end. Nothing here reads a disk or a clock; the
+//! store and the simulation run the same [`BlockIndex`] and [`CostModel`].
+
+mod cost;
+mod index;
+mod key;
+mod order;
+
+pub use cost::CostModel;
+pub use index::{BlockIndex, Stored, StoredBlock};
+pub use key::{
+    BLOCK_TOKENS, BlockKey, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys, Secret,
+    block_tokens,
+};
+
+/// What a record of a block holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BlockKind {
+    /// The keys and values of its tokens, of the layers that keep all of them.
+    Kv,
+    /// The keys and values of its tokens, of the layers with a window.
+    Window,
+    /// The states of layers that keep one, as they are after its last token.
+    State,
+}
+
+impl BlockKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Kv, Self::Window, Self::State];
+
+    /// The name in files and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kv => "kv",
+            Self::Window => "window",
+            Self::State => "state",
+        }
+    }
+
+    /// Its place in [`ALL`](Self::ALL).
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What a sequence needs, besides the keys and values of every block, to go on behind a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// The state after the block's last token.
+    pub state: bool,
+    /// The window records of the last blocks, so many tokens of them; 0 where no layer has window pages.
+    pub window_tokens: usize,
+}
+
+impl Needs {
+    /// The blocks whose window records are needed behind block `end - 1`, of blocks of `block_tokens`. The next token
+    /// sees one token less than the window, since it sees itself.
+    pub fn window_blocks(&self, end: usize, block_tokens: usize) -> std::ops::Range<usize> {
+        match self.window_tokens {
+            0 => end..end,
+            window => (end * block_tokens).saturating_sub(window - 1) / block_tokens..end,
+        }
+    }
+}

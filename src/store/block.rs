@@ -1,0 +1,260 @@
+//! Buffers for blocks in memory: a fixed number of each kind, made when they are first needed and kept.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::state::tiers::BlockKind;
+use crate::store::{Geometry, Plane, StoreError};
+
+/// What a buffer is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockUse {
+    /// It is filled by the executor, or waits to be written.
+    Saving,
+    /// It is filled from the disk.
+    Fetching,
+    /// It waits for the step that loads it.
+    Ready,
+}
+
+/// How many buffers there are. When nobody takes or gives one, `free + saving + fetching + ready == total`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockCounts {
+    /// Can be taken.
+    pub free: usize,
+    /// See [`BlockUse::Saving`].
+    pub saving: usize,
+    /// See [`BlockUse::Fetching`].
+    pub fetching: usize,
+    /// See [`BlockUse::Ready`].
+    pub ready: usize,
+    /// All.
+    pub total: usize,
+}
+
+struct PoolState {
+    kind: BlockKind,
+    planes: Arc<[Plane]>,
+    payload_bytes: usize,
+    total: usize,
+    /// Buffers that exist.
+    made: AtomicUsize,
+    uses: [AtomicUsize; 3],
+    give: Sender<Box<[u8]>>,
+    free: Receiver<Box<[u8]>>,
+    /// Tells the I/O thread that a fetch may go on.
+    freed: Sender<()>,
+}
+
+/// The buffers of one kind. Clones are the same pool.
+#[derive(Clone)]
+pub struct BlockPool(Arc<PoolState>);
+
+impl BlockPool {
+    /// A pool of `total` buffers for a kind's planes. Whenever a buffer comes back, `freed` is told, if it has room.
+    pub fn new(kind: BlockKind, planes: Arc<[Plane]>, total: usize, freed: Sender<()>) -> Self {
+        let (give, free) = crossbeam_channel::bounded(total);
+        Self(Arc::new(PoolState {
+            kind,
+            payload_bytes: planes.iter().map(|plane| plane.bytes).sum(),
+            planes,
+            total,
+            made: AtomicUsize::new(0),
+            uses: Default::default(),
+            give,
+            free,
+            freed,
+        }))
+    }
+
+    /// Takes a buffer; its content is whatever was there. `None` where none is free.
+    pub fn take(&self, usage: BlockUse) -> Option<HostBlock> {
+        let pool = &self.0;
+        let bytes = pool.free.try_recv().ok().or_else(|| {
+            let make = |made| (made < pool.total).then_some(made + 1);
+            let made = pool
+                .made
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, make);
+            made.ok()
+                .map(|_| vec![0; pool.payload_bytes].into_boxed_slice())
+        })?;
+        pool.uses[usage as usize].fetch_add(1, Ordering::AcqRel);
+        Some(HostBlock {
+            bytes,
+            usage,
+            pool: self.clone(),
+        })
+    }
+
+    /// How many there are of what.
+    pub fn counts(&self) -> BlockCounts {
+        let pool = &self.0;
+        let of = |usage: BlockUse| pool.uses[usage as usize].load(Ordering::Acquire);
+        BlockCounts {
+            free: pool.free.len() + pool.total - pool.made.load(Ordering::Acquire),
+            saving: of(BlockUse::Saving),
+            fetching: of(BlockUse::Fetching),
+            ready: of(BlockUse::Ready),
+            total: pool.total,
+        }
+    }
+
+    /// The kind of its blocks.
+    pub fn kind(&self) -> BlockKind {
+        self.0.kind
+    }
+
+    /// The planes of its blocks.
+    pub fn planes(&self) -> &Arc<[Plane]> {
+        &self.0.planes
+    }
+}
+
+impl fmt::Debug for BlockPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockPool({}, {:?})", self.kind().name(), self.counts())
+    }
+}
+
+/// One buffer, which goes back to its pool when it is dropped. Move-only: one thread at a time has it.
+#[must_use]
+pub struct HostBlock {
+    bytes: Box<[u8]>,
+    usage: BlockUse,
+    pool: BlockPool,
+}
+
+impl HostBlock {
+    /// What it holds.
+    pub fn kind(&self) -> BlockKind {
+        self.pool.kind()
+    }
+
+    /// Its planes, one behind the other.
+    pub fn planes(&self) -> &Arc<[Plane]> {
+        self.pool.planes()
+    }
+
+    /// All bytes: the planes one behind the other, nothing between.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// All bytes, to be filled.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// The bytes of each plane, in the order of [`planes`](Self::planes).
+    pub fn split(&self) -> impl Iterator<Item = (&Plane, &[u8])> {
+        let mut rest = &*self.bytes;
+        self.pool.planes().iter().map(move |plane| {
+            let (bytes, others) = rest.split_at(plane.bytes);
+            rest = others;
+            (plane, bytes)
+        })
+    }
+
+    /// The bytes of each plane to be filled, which different threads may do.
+    pub fn split_mut(&mut self) -> impl Iterator<Item = (&Plane, &mut [u8])> {
+        let mut rest = &mut *self.bytes;
+        self.pool.planes().iter().map(move |plane| {
+            let (bytes, others) = std::mem::take(&mut rest).split_at_mut(plane.bytes);
+            rest = others;
+            (plane, bytes)
+        })
+    }
+
+    /// What it is used for.
+    pub fn usage(&self) -> BlockUse {
+        self.usage
+    }
+
+    /// Counts it as used for something else.
+    pub fn set_usage(&mut self, usage: BlockUse) {
+        let uses = &self.pool.0.uses;
+        uses[usage as usize].fetch_add(1, Ordering::AcqRel);
+        uses[self.usage as usize].fetch_sub(1, Ordering::AcqRel);
+        self.usage = usage;
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        let pool = &self.pool.0;
+        pool.uses[self.usage as usize].fetch_sub(1, Ordering::AcqRel);
+        let bytes = std::mem::take(&mut self.bytes);
+        // The channel has room for every buffer that there is.
+        let _ = pool.give.try_send(bytes);
+        let _ = pool.freed.try_send(());
+    }
+}
+
+impl fmt::Debug for HostBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind().name();
+        write!(f, "HostBlock({kind}, {} bytes)", self.bytes.len())
+    }
+}
+
+/// The pools of an engine: one for each kind that there is.
+#[derive(Clone, Debug)]
+pub struct BlockPools {
+    pools: [Option<BlockPool>; 3],
+}
+
+/// Of the memory for buffers, states take one part in so many.
+const STATE_SHARE: u64 = 4;
+/// The least number of buffers of a kind: one is saved while another one is loaded.
+const MIN_BUFFERS: u64 = 2;
+/// The largest number of buffers of a kind.
+const MAX_BUFFERS: u64 = 1 << 16;
+
+impl BlockPools {
+    /// Shares `host_bytes` among the kinds: a quarter for states, two at least, the rest for keys and values, as many
+    /// window records as others.
+    ///
+    /// # Errors
+    /// [`StoreError::HostBytes`] if there are not two buffers of each kind.
+    pub fn new(
+        geometry: &Geometry,
+        host_bytes: u64,
+        freed: &Sender<()>,
+    ) -> Result<Self, StoreError> {
+        let size = |kind| geometry.payload_bytes(kind) as u64;
+        let state_bytes = size(BlockKind::State);
+        let token_bytes = size(BlockKind::Kv) + size(BlockKind::Window);
+        let states = match state_bytes {
+            0 => 0,
+            bytes => (host_bytes / STATE_SHARE / bytes).clamp(MIN_BUFFERS, MAX_BUFFERS),
+        };
+        let rest = host_bytes.saturating_sub(states * state_bytes);
+        let blocks = (rest / token_bytes.max(1)).min(MAX_BUFFERS);
+        let needed_bytes = state_bytes + token_bytes;
+        if blocks < MIN_BUFFERS || states * state_bytes > host_bytes {
+            return Err(StoreError::HostBytes {
+                host_bytes,
+                needed_bytes,
+                limit_bytes: MIN_BUFFERS * needed_bytes,
+            });
+        }
+        let pools = BlockKind::ALL.map(|kind| {
+            let planes = geometry.planes(kind);
+            let total = match kind {
+                BlockKind::State => states,
+                BlockKind::Kv | BlockKind::Window => blocks,
+            };
+            let pool = || BlockPool::new(kind, planes.clone(), total as usize, freed.clone());
+            (!planes.is_empty()).then(pool)
+        });
+        Ok(Self { pools })
+    }
+
+    /// The pool of a kind, `None` where there is no such kind.
+    pub fn of(&self, kind: BlockKind) -> Option<&BlockPool> {
+        self.pools[kind.index()].as_ref()
+    }
+}

@@ -1,0 +1,89 @@
+//! What a store may take, and why it cannot start.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::store::BlockKind;
+
+/// Where a store is and how much it may take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoreConfig {
+    /// The folder of all fingerprints; made if it is not there.
+    pub path: PathBuf,
+    /// Bytes on the disk at most, of all fingerprints together.
+    pub disk_bytes: u64,
+    /// Bytes of buffers in memory at most.
+    pub host_bytes: u64,
+    /// How long a fetch may take.
+    pub prefetch_timeout: PrefetchTimeout,
+    /// Writes leave the kernel's page cache once they are on the disk. Without this they stay as long as nobody needs
+    /// the memory, and a restart reads them from there.
+    pub drop_behind: bool,
+}
+
+/// How long a fetch may take: SGLang's `prefetch_timeout_base` and `prefetch_timeout_per_ki_token`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefetchTimeout {
+    /// However little is fetched.
+    pub base: Duration,
+    /// Besides, for 1,024 tokens.
+    pub per_ki_token: Duration,
+}
+
+impl PrefetchTimeout {
+    /// The longest timeout.
+    pub const MAX: Duration = Duration::from_secs(600);
+
+    /// The timeout of so many tokens.
+    pub fn of(&self, tokens: usize) -> Duration {
+        let seconds = self.per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
+        let all = self.base.as_secs_f64() + seconds;
+        Duration::from_secs_f64(all.clamp(0.0, Self::MAX.as_secs_f64()))
+    }
+}
+
+impl Default for PrefetchTimeout {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_secs(1),
+            per_ki_token: Duration::from_millis(250),
+        }
+    }
+}
+
+/// Why a store cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The buffers do not fit.
+    #[error(
+        "{host_bytes} bytes of host memory hold too few blocks, one of each kind takes {needed_bytes} and a store needs \
+         two: raise kv_host_bytes to {limit_bytes}"
+    )]
+    HostBytes {
+        /// What was given.
+        host_bytes: u64,
+        /// One block of each kind.
+        needed_bytes: u64,
+        /// The least that does.
+        limit_bytes: u64,
+    },
+    /// The records do not fit.
+    #[error(
+        "{disk_bytes} bytes of disk hold no {} record of {record_bytes} bytes: raise kv_disk_bytes",
+        kind.name()
+    )]
+    DiskBytes {
+        /// What was given.
+        disk_bytes: u64,
+        /// The largest kind.
+        kind: BlockKind,
+        /// Its size on the disk.
+        record_bytes: u64,
+    },
+    /// There would be no block.
+    #[error("no layer of the model keeps keys and values of all tokens: leave kv_disk_path out")]
+    NoBlocks,
+    /// The thread does not start.
+    #[error("the thread of the KV store does not start: {0}")]
+    Thread(std::io::Error),
+}

@@ -1,0 +1,348 @@
+//! A file system of tests: it can be cut off before any write, be full, and lose what was not synced.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::{Advice, DataFile, Files, Lock};
+
+#[derive(Default)]
+struct Disk {
+    files: BTreeMap<PathBuf, Vec<u8>>,
+    folders: BTreeSet<PathBuf>,
+    locks: BTreeSet<PathBuf>,
+    advised: Vec<(Range<u64>, Advice)>,
+    /// Changes so far.
+    n_changes: usize,
+    /// The change at which the machine dies: half of it happens, and nothing after it.
+    dies_at: Option<usize>,
+    /// Bytes that fit.
+    room: Option<u64>,
+    can_punch: bool,
+    /// Whether reads fail.
+    is_unreadable: bool,
+    /// Writes since [`MemoryFiles::begin_journal`], and the files before them.
+    journal: Option<Journal>,
+}
+
+struct Journal {
+    before: BTreeMap<PathBuf, Vec<u8>>,
+    /// Path, offset and bytes of each.
+    writes: Vec<(PathBuf, usize, Vec<u8>)>,
+}
+
+/// See the module. Clones are the same disk.
+#[derive(Clone)]
+pub(in crate::store) struct MemoryFiles(Arc<Mutex<Disk>>);
+
+impl MemoryFiles {
+    pub fn new() -> Self {
+        let disk = Disk {
+            can_punch: true,
+            ..Disk::default()
+        };
+        Self(Arc::new(Mutex::new(disk)))
+    }
+
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.0.lock().expect("no test panics while it has the lock")
+    }
+
+    /// The machine after it has died and started again: what was written is there, no lock is held.
+    pub fn restarted(&self) -> Self {
+        let disk = self.disk();
+        let after = Disk {
+            files: disk.files.clone(),
+            folders: disk.folders.clone(),
+            can_punch: disk.can_punch,
+            ..Disk::default()
+        };
+        Self(Arc::new(Mutex::new(after)))
+    }
+
+    /// From here on every write may be lost.
+    pub fn begin_journal(&self) {
+        let mut disk = self.disk();
+        disk.journal = Some(Journal {
+            before: disk.files.clone(),
+            writes: Vec::new(),
+        });
+    }
+
+    /// The machine after its power was cut: of the journal's writes, those that `is_kept` says are there, in whatever
+    /// order they reached the disk.
+    pub fn restarted_losing(&self, mut is_kept: impl FnMut() -> bool) -> Self {
+        let after = self.restarted();
+        let disk = self.disk();
+        let journal = disk.journal.as_ref().expect("a journal was begun");
+        let mut files = journal.before.clone();
+        for (path, offset, bytes) in &journal.writes {
+            let file = files.entry(path.clone()).or_default();
+            let end = offset + bytes.len();
+            if file.len() < end {
+                file.resize(end, 0);
+            }
+            if is_kept() {
+                file[*offset..end].copy_from_slice(bytes);
+            }
+        }
+        after.disk().files = files;
+        after
+    }
+
+    pub fn die_at(&self, change: usize) {
+        self.disk().dies_at = Some(change);
+    }
+
+    pub fn changes(&self) -> usize {
+        self.disk().n_changes
+    }
+
+    pub fn set_room(&self, bytes: Option<u64>) {
+        self.disk().room = bytes;
+    }
+
+    pub fn forbid_punching(&self) {
+        self.disk().can_punch = false;
+    }
+
+    pub fn make_unreadable(&self) {
+        self.disk().is_unreadable = true;
+    }
+
+    pub fn advised(&self) -> Vec<(Range<u64>, Advice)> {
+        self.disk().advised.clone()
+    }
+
+    /// Bytes of all files that are not punched.
+    pub fn bytes(&self) -> u64 {
+        let disk = self.disk();
+        disk.files.values().map(|bytes| bytes.len() as u64).sum()
+    }
+
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.disk().files.keys().cloned().collect()
+    }
+
+    /// The one path whose name begins so.
+    pub fn path(&self, name: &str) -> PathBuf {
+        let paths = self.paths();
+        let is_it = |path: &&PathBuf| {
+            let found = path.file_name().and_then(|found| found.to_str());
+            found.is_some_and(|found| found.starts_with(name))
+        };
+        let found = paths.iter().find(is_it).cloned();
+        found.unwrap_or_else(|| panic!("{name} is not among {paths:?}"))
+    }
+
+    /// Changes a file behind everybody's back.
+    pub fn change(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+        change(self.disk().files.entry(path.to_owned()).or_default());
+    }
+}
+
+impl Disk {
+    /// How much of a change of so many bytes happens.
+    fn begin(&mut self, bytes: usize) -> io::Result<usize> {
+        let dies_at = self.dies_at.unwrap_or(usize::MAX);
+        self.n_changes += 1;
+        match self.n_changes.cmp(&dies_at) {
+            std::cmp::Ordering::Less => Ok(bytes),
+            std::cmp::Ordering::Equal => Ok(bytes / 2),
+            std::cmp::Ordering::Greater => Err(ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    fn is_dying(&self) -> bool {
+        self.dies_at.is_some_and(|at| self.n_changes >= at)
+    }
+
+    fn write(&mut self, path: &Path, bytes: &[u8], offset: usize) -> io::Result<()> {
+        let part = self.begin(bytes.len())?;
+        let all: usize = self.files.values().map(Vec::len).sum();
+        let file = self.files.entry(path.to_owned()).or_default();
+        let grows = (offset + bytes.len()).saturating_sub(file.len());
+        if self.room.is_some_and(|room| (all + grows) as u64 > room) {
+            return Err(ErrorKind::StorageFull.into());
+        }
+        if file.len() < offset + part {
+            file.resize(offset + part, 0);
+        }
+        file[offset..offset + part].copy_from_slice(&bytes[..part]);
+        if let Some(journal) = &mut self.journal {
+            journal
+                .writes
+                .push((path.to_owned(), offset, bytes.to_vec()));
+        }
+        match self.is_dying() {
+            true => Err(ErrorKind::BrokenPipe.into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Files for MemoryFiles {
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        self.disk().folders.insert(path.to_owned());
+        Ok(())
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DataFile>> {
+        let mut disk = self.disk();
+        if disk.is_dying() {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        disk.files.entry(path.to_owned()).or_default();
+        Ok(Box::new(MemoryFile {
+            disk: self.clone(),
+            path: path.to_owned(),
+        }))
+    }
+
+    fn read(&self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+        let disk = self.disk();
+        let bytes = disk.files.get(path).ok_or(ErrorKind::NotFound)?;
+        match bytes.len() as u64 > max_bytes {
+            true => Err(ErrorKind::FileTooLarge.into()),
+            false => Ok(bytes.clone()),
+        }
+    }
+
+    fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut disk = self.disk();
+        // All or nothing: the machine dies before the name changes.
+        disk.begin(0)?;
+        if disk.is_dying() {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        if disk.room.is_some_and(|room| bytes.len() as u64 > room) {
+            return Err(ErrorKind::StorageFull.into());
+        }
+        disk.files.insert(path.to_owned(), bytes.to_vec());
+        Ok(())
+    }
+
+    fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        if self.disk().files.contains_key(path) {
+            return Ok(());
+        }
+        self.replace(path, bytes)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let disk = self.disk();
+        let all = disk.files.keys().chain(&disk.folders);
+        let inside = all.filter(|found| found.parent() == Some(path));
+        let names = inside.filter_map(|found| found.file_name()?.to_str());
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    fn usage(&self, path: &Path) -> io::Result<(u64, u64)> {
+        let disk = self.disk();
+        let inside = disk.files.iter().filter(|(p, _)| p.parent() == Some(path));
+        let bytes: usize = inside.map(|(_, bytes)| bytes.len()).sum();
+        // A test's folders were written when their file `time` says, by its length.
+        let written = disk.files.get(&path.join("time")).map_or(0, Vec::len);
+        Ok((bytes as u64, written as u64))
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let mut disk = self.disk();
+        disk.begin(0)?;
+        if !disk.is_dying() {
+            disk.files.remove(path);
+        }
+        Ok(())
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        let mut disk = self.disk();
+        disk.begin(0)?;
+        disk.files.retain(|found, _| !found.starts_with(path));
+        disk.folders.retain(|found| !found.starts_with(path));
+        Ok(())
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Option<Lock>> {
+        if !self.disk().locks.insert(path.to_owned()) {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(MemoryLock {
+            disk: self.clone(),
+            path: path.to_owned(),
+        })))
+    }
+}
+
+struct MemoryLock {
+    disk: MemoryFiles,
+    path: PathBuf,
+}
+
+impl Drop for MemoryLock {
+    fn drop(&mut self) {
+        self.disk.disk().locks.remove(&self.path);
+    }
+}
+
+struct MemoryFile {
+    disk: MemoryFiles,
+    path: PathBuf,
+}
+
+impl DataFile for MemoryFile {
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let disk = self.disk.disk();
+        if disk.is_unreadable {
+            return Err(io::Error::other("the disk does not read"));
+        }
+        let file = disk.files.get(&self.path).ok_or(ErrorKind::NotFound)?;
+        let from = offset as usize;
+        let found = file.get(from..from + bytes.len());
+        bytes.copy_from_slice(found.ok_or(ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut disk = self.disk.disk();
+        disk.write(&self.path, bytes, offset as usize)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let disk = self.disk.disk();
+        Ok(disk.files.get(&self.path).map_or(0, Vec::len) as u64)
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let mut disk = self.disk.disk();
+        disk.begin(0)?;
+        if !disk.is_dying() {
+            let file = disk.files.entry(self.path.clone()).or_default();
+            file.resize(bytes as usize, 0);
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        let mut disk = self.disk.disk();
+        if !disk.can_punch {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        disk.begin(0)?;
+        if let Some(file) = disk.files.get_mut(&self.path) {
+            let end = file.len().min(range.end as usize);
+            file[(range.start as usize).min(end)..end].fill(0);
+        }
+        Ok(())
+    }
+
+    fn advise(&self, range: Range<u64>, advice: Advice) {
+        self.disk.disk().advised.push((range, advice));
+    }
+}

@@ -1,0 +1,256 @@
+//! The file system of the machine.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use super::{Advice, DataFile, Files, Lock};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(in crate::store) struct SystemFiles;
+
+impl Files for SystemFiles {
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        let mut folder = fs::DirBuilder::new();
+        folder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut folder, 0o700);
+        folder.create(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DataFile>> {
+        let mut options = OpenOptions::new();
+        let file = private(options.read(true).create(true).truncate(false)).open(path)?;
+        Ok(Box::new(SystemFile(file)))
+    }
+
+    fn read(&self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+        let file = File::open(path)?;
+        let mut bytes = Vec::new();
+        file.take(max_bytes + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > max_bytes {
+            return Err(ErrorKind::FileTooLarge.into());
+        }
+        Ok(bytes)
+    }
+
+    fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let new = write_beside(path, bytes)?;
+        fs::rename(&new, path).inspect_err(|_| drop(fs::remove_file(&new)))
+    }
+
+    fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let new = write_beside(path, bytes)?;
+        // A link is made or refused as a whole, so that of two engines that start together one makes the file.
+        let made = fs::hard_link(&new, path);
+        fs::remove_file(&new)?;
+        match made {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            // A file system without links.
+            Err(_) if !path.exists() => self.replace(path, bytes),
+            made => made,
+        }
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(path)?;
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        Ok(names.collect())
+    }
+
+    fn usage(&self, path: &Path) -> io::Result<(u64, u64)> {
+        let (mut bytes, mut written) = (0, 0);
+        for entry in fs::read_dir(path)? {
+            let found = entry?.metadata()?;
+            let modified = found.modified().unwrap_or(UNIX_EPOCH);
+            let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+            bytes += bytes_on_disk(&found);
+            written = written.max(since.as_secs());
+        }
+        Ok((bytes, written))
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        absent_is_fine(fs::remove_file(path))
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        absent_is_fine(fs::remove_dir_all(path))
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Option<Lock>> {
+        let mut options = OpenOptions::new();
+        let file = private(options.read(true).create(true).truncate(false)).open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Box::new(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+/// To write, readable by the owner only.
+fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
+    options.write(true)
+}
+
+/// Writes a file that takes the place of `path` later.
+fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    let new = PathBuf::from(name);
+    absent_is_fine(fs::remove_file(&new))?;
+    let write = || {
+        let mut options = OpenOptions::new();
+        let mut file = private(options.create_new(true)).open(&new)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().inspect_err(|_| drop(fs::remove_file(&new)))?;
+    Ok(new)
+}
+
+fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(unix)]
+fn bytes_on_disk(found: &fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::blocks(found) * 512
+}
+
+#[cfg(not(unix))]
+fn bytes_on_disk(found: &fs::Metadata) -> u64 {
+    found.len()
+}
+
+struct SystemFile(File);
+
+impl DataFile for SystemFile {
+    #[cfg(unix)]
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, offset)
+    }
+
+    #[cfg(unix)]
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::write_all_at(&self.0, bytes, offset)
+    }
+
+    #[cfg(not(unix))]
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        use std::io::{Seek, SeekFrom};
+        // One thread has the file, so nobody else moves its position.
+        (&self.0).seek(SeekFrom::Start(offset))?;
+        (&self.0).read_exact(bytes)
+    }
+
+    #[cfg(not(unix))]
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        use std::io::{Seek, SeekFrom};
+        (&self.0).seek(SeekFrom::Start(offset))?;
+        (&self.0).write_all(bytes)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.0.set_len(bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.0, flags, range.start, range.end - range.start)?;
+        Ok(())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn punch(&self, _: Range<u64>) -> io::Result<()> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    fn advise(&self, range: Range<u64>, advice: Advice) {
+        #[cfg(target_os = "linux")]
+        {
+            let advice = match advice {
+                Advice::WillNeed => rustix::fs::Advice::WillNeed,
+                Advice::DontNeed => rustix::fs::Advice::DontNeed,
+            };
+            let len = std::num::NonZeroU64::new(range.end - range.start);
+            let _ = rustix::fs::fadvise(&self.0, range.start, len, advice);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (range, advice);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_made_once_and_replaced_whole() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("file");
+        let files = SystemFiles;
+        files.create(&path, b"first").expect("it is new");
+        files.create(&path, b"second").expect("it stays");
+        assert_eq!(files.read(&path, 5).ok().as_deref(), Some(&b"first"[..]));
+        files.replace(&path, b"third").expect("it can be replaced");
+        assert_eq!(files.read(&path, 5).ok().as_deref(), Some(&b"third"[..]));
+        assert!(files.read(&path, 4).is_err());
+        assert_eq!(files.list(folder.path()).expect("it is there"), ["file"]);
+        let (bytes, written) = files.usage(folder.path()).expect("it is there");
+        assert!(bytes >= 5 && written > 1_600_000_000);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn everything_is_for_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let inner = folder.path().join("a/b");
+        let files = SystemFiles;
+        files.make_folder(&inner).expect("it can be made");
+        files.open(&inner.join("open")).expect("it can be made");
+        files
+            .create(&inner.join("create"), b"x")
+            .expect("it is new");
+        let _lock = files.lock(&inner.join("lock")).expect("it can be made");
+        let mode = |path: &Path| {
+            let found = fs::metadata(path).expect("it is there");
+            found.permissions().mode() & 0o777
+        };
+        assert_eq!(mode(&inner), 0o700);
+        for name in ["open", "create", "lock"] {
+            assert_eq!(mode(&inner.join(name)), 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_lock_is_held_once_and_given_back_on_drop() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("lock");
+        let lock = SystemFiles.lock(&path).expect("it can be made");
+        assert!(lock.is_some());
+        assert!(SystemFiles.lock(&path).expect("it is there").is_none());
+        drop(lock);
+        assert!(SystemFiles.lock(&path).expect("it is there").is_some());
+    }
+}

@@ -1,0 +1,197 @@
+//! The folder of a fingerprint, the secret beside it, and the folders of others.
+
+use std::fmt::Write;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::state::tiers::{BlockKind, Fingerprint, FingerprintParts, Keys, Secret};
+use crate::store::Geometry;
+use crate::store::files::{Files, Lock};
+use crate::store::record::VERSION;
+
+/// Longest `meta` that is read.
+const MAX_META_BYTES: u64 = 1 << 20;
+const SECRET: &str = "secret";
+const SECRET_BYTES: u64 = 32;
+const META: &str = "meta";
+const LOCK: &str = "lock";
+
+/// An open folder, which no other engine uses.
+pub(super) struct Folder {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Where the others are.
+    root: PathBuf,
+    /// Whose it is.
+    pub fingerprint: Fingerprint,
+    /// Names its blocks.
+    pub keys: Keys,
+    secret_line: String,
+    _lock: Lock,
+}
+
+impl Folder {
+    /// Opens the folder, or makes it. Whatever in it was written with another secret is removed. `None` where another
+    /// engine uses it.
+    ///
+    /// # Errors
+    /// A sentence with what the system says.
+    pub fn open(
+        files: &dyn Files,
+        root: &Path,
+        parts: FingerprintParts,
+        geometry: &Geometry,
+    ) -> Result<Option<Self>, String> {
+        let parts = with_format(parts, geometry);
+        let fingerprint = parts.fingerprint();
+        let path = root.join(fingerprint.folder());
+        let said = |error: io::Error| {
+            let shown = path.display();
+            format!("the KV store {shown} cannot be opened: {error}")
+        };
+        files.make_folder(&path).map_err(said)?;
+        let Some(lock) = files.lock(&path.join(LOCK)).map_err(said)? else {
+            return Ok(None);
+        };
+        let secret = secret(files, root).map_err(said)?;
+        let secret_line = secret_line(&secret);
+        let meta = meta(&fingerprint, &secret_line, &parts);
+        let found = files.read(&path.join(META), MAX_META_BYTES);
+        if found.ok().as_deref() != Some(meta.as_bytes()) {
+            wipe(files, &path).map_err(said)?;
+            files
+                .replace(&path.join(META), meta.as_bytes())
+                .map_err(said)?;
+        }
+        Ok(Some(Self {
+            path,
+            root: root.to_owned(),
+            fingerprint,
+            keys: Keys::new(secret, fingerprint, geometry.block_tokens),
+            secret_line,
+            _lock: lock,
+        }))
+    }
+
+    /// Where the log is.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("index.log")
+    }
+
+    /// Folders of other fingerprints, those written last at the end, with their bytes. Those of another secret, which
+    /// nobody can use, come first.
+    pub fn others(&self, files: &dyn Files) -> Vec<Other> {
+        let names = files.list(&self.root).unwrap_or_default();
+        let is_print = |name: &String| {
+            let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+            name.len() == 16 && name.bytes().all(is_hex) && *name != self.fingerprint.folder()
+        };
+        let others = names.into_iter().filter(is_print).filter_map(|name| {
+            let path = self.root.join(name);
+            let (bytes, written) = files.usage(&path).ok()?;
+            let meta = files.read(&path.join(META), MAX_META_BYTES);
+            let meta = meta.unwrap_or_default();
+            let is_usable = String::from_utf8_lossy(&meta).contains(&self.secret_line);
+            Some(Other {
+                path,
+                bytes,
+                written,
+                is_usable,
+            })
+        });
+        let mut others: Vec<Other> = others.collect();
+        others.sort_by(|a, b| {
+            (a.is_usable, a.written, &a.path).cmp(&(b.is_usable, b.written, &b.path))
+        });
+        others
+    }
+}
+
+/// The folder of another fingerprint.
+pub(super) struct Other {
+    pub path: PathBuf,
+    pub bytes: u64,
+    written: u64,
+    /// False if it was written with another secret.
+    pub is_usable: bool,
+}
+
+impl Other {
+    /// Removes it, unless an engine uses it.
+    pub fn remove(&self, files: &dyn Files) -> bool {
+        match files.lock(&self.path.join(LOCK)) {
+            Ok(Some(_lock)) => files.remove_folder(&self.path).is_ok(),
+            Ok(None) | Err(_) => false,
+        }
+    }
+}
+
+/// The parts and what the store itself puts into a fingerprint: how it writes, and what a block is made of.
+fn with_format(parts: FingerprintParts, geometry: &Geometry) -> FingerprintParts {
+    let Geometry {
+        block_tokens,
+        needs,
+        ..
+    } = geometry;
+    let mut parts = parts
+        .part("store version", VERSION)
+        .part("block tokens", block_tokens)
+        .part("window tokens", needs.window_tokens)
+        .part("states", needs.state);
+    for kind in BlockKind::ALL {
+        let mut planes = String::new();
+        for plane in geometry.planes(kind).iter() {
+            let _ = write!(planes, "{}.{}:{} ", plane.layer, plane.buffer, plane.bytes);
+        }
+        parts = parts.part(format!("{} planes", kind.name()), planes.trim_end());
+    }
+    parts
+}
+
+/// Reads the secret, or makes one.
+fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
+    let path = root.join(SECRET);
+    let read = || -> Option<[u8; 32]> { files.read(&path, SECRET_BYTES).ok()?.try_into().ok() };
+    if let Some(bytes) = read() {
+        return Ok(Secret::new(bytes));
+    }
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    let found = files.read(&path, SECRET_BYTES).map(drop);
+    match found.map_err(|error| error.kind()) {
+        Err(io::ErrorKind::NotFound) => files.create(&path, &bytes)?,
+        // It is there, and is none.
+        Ok(()) | Err(io::ErrorKind::FileTooLarge) => files.replace(&path, &bytes)?,
+        Err(kind) => return Err(kind.into()),
+    }
+    // Another engine may have been faster.
+    let bytes = read().ok_or_else(|| io::Error::other("the secret cannot be read"))?;
+    Ok(Secret::new(bytes))
+}
+
+fn secret_line(secret: &Secret) -> String {
+    format!("secret check: {}\n", hex(&secret.check()))
+}
+
+/// The text that tells people what a folder holds, and the store whether it is its own.
+fn meta(fingerprint: &Fingerprint, secret_line: &str, parts: &FingerprintParts) -> String {
+    let mut text = format!("fingerprint: {}\n{secret_line}", hex(&fingerprint.0));
+    for (name, value) in parts.parts() {
+        let _ = writeln!(text, "{name}: {value:?}");
+    }
+    text
+}
+
+/// Removes everything in a folder but its lock.
+pub(super) fn wipe(files: &dyn Files, folder: &Path) -> io::Result<()> {
+    for name in files.list(folder)? {
+        if name != LOCK {
+            files.remove_file(&folder.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,45 @@
+//! What a block is made of.
+
+use std::sync::Arc;
+
+use crate::state::tiers::{BlockKind, Needs};
+
+/// One buffer of one layer, for all tokens of a block: what is written and checked as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// The layer.
+    pub layer: u32,
+    /// The buffer among those of the layer (`PagedKv::buffers`); 0 of a state.
+    pub buffer: u32,
+    /// Its size in bytes.
+    pub bytes: usize,
+}
+
+/// The blocks of an engine: equal for all sequences and for as long as the engine lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// What a sequence needs to go on behind a block.
+    pub needs: Needs,
+    /// The planes of each kind, by [`BlockKind::index`], empty for a kind that there is not.
+    pub planes: [Arc<[Plane]>; 3],
+}
+
+impl Geometry {
+    /// The planes of a kind.
+    pub fn planes(&self, kind: BlockKind) -> &Arc<[Plane]> {
+        &self.planes[kind.index()]
+    }
+
+    /// Bytes of a kind's payload: its planes one behind the other.
+    pub fn payload_bytes(&self, kind: BlockKind) -> usize {
+        self.planes(kind).iter().map(|plane| plane.bytes).sum()
+    }
+
+    /// The kinds that there are.
+    pub fn kinds(&self) -> impl Iterator<Item = BlockKind> + '_ {
+        let all = BlockKind::ALL.into_iter();
+        all.filter(|kind| !self.planes(*kind).is_empty())
+    }
+}

@@ -1,0 +1,304 @@
+//! Fetches: one is read at a time, a record between any two looks at what else was asked.
+//!
+//! A fetch takes buffers for as many blocks as there are, a quarter of them left to saves; what is missing is fetched
+//! in a next round. Where there is none it waits for its turn, until its deadline.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::{MAX_FETCHES, Worker};
+use crate::store::{Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short};
+
+/// Of the buffers of a kind, fetches leave one in so many to saves, and one at least.
+const SAVES_SHARE: usize = 4;
+/// A round takes one in so many of those that are for fetches, or waits until it can.
+const ROUND_SHARE: usize = 4;
+
+/// A fetch under way.
+pub(super) struct Running {
+    pub fetch: Fetch,
+    asked: Instant,
+    pub deadline: Instant,
+    /// `None` as long as it waits for buffers.
+    begun: Option<Begun>,
+}
+
+/// What a fetch has.
+struct Begun {
+    /// Where it ends, if nothing comes between.
+    end: usize,
+    /// Why that is not where it was to end.
+    short: Option<Short>,
+    kv: Vec<HostBlock>,
+    /// Buffers for window records.
+    window: Vec<HostBlock>,
+    /// A buffer for a state.
+    state: Option<HostBlock>,
+}
+
+/// What became of a try to go on.
+enum Step {
+    /// A record was read.
+    Read,
+    /// No buffer is free.
+    Waits,
+    /// It is over, for this reason if it was cut short.
+    Ends(Option<Short>),
+}
+
+/// Buffers of a kind for fetches.
+#[derive(Clone, Copy)]
+struct Room {
+    now: usize,
+    /// If nothing else were loaded.
+    most: usize,
+}
+
+impl Worker<'_> {
+    /// Takes a fetch in.
+    pub(super) fn begin_fetch(&mut self, fetch: Fetch) {
+        let asked = Instant::now();
+        let running = Running {
+            deadline: asked + fetch.timeout,
+            fetch,
+            asked,
+            begun: None,
+        };
+        match self.fetches.len() < MAX_FETCHES {
+            true => self.fetches.push_back(running),
+            false => self.end(running, Some(Short::Memory)),
+        }
+    }
+
+    /// Reads a record, or ends a fetch. False if there is nothing to do for now.
+    pub(super) fn fetch_some(&mut self) -> bool {
+        let now = Instant::now();
+        let is_late = |running: &Running| running.deadline <= now;
+        if let Some(at) = self.fetches.iter().position(is_late) {
+            if let Some(running) = self.fetches.remove(at) {
+                self.end(running, Some(Short::Deadline));
+            }
+            return true;
+        }
+        let Some(mut running) = self.fetches.pop_front() else {
+            return false;
+        };
+        match self.advance(&mut running, now) {
+            Step::Read => self.fetches.push_front(running),
+            Step::Waits => {
+                self.fetches.push_front(running);
+                return false;
+            }
+            Step::Ends(short) => self.end(running, short),
+        }
+        true
+    }
+
+    fn advance(&mut self, running: &mut Running, now: Instant) -> Step {
+        let fetch = &running.fetch;
+        let begun = match &mut running.begun {
+            Some(begun) => begun,
+            none => {
+                let waited = now.saturating_duration_since(running.asked);
+                match self.begin(fetch) {
+                    Ok(begun) => none.insert(begun),
+                    Err(step) => return step,
+                };
+                self.cost.note_wait(waited.as_secs_f64());
+                return Step::Read;
+            }
+        };
+        let at = fetch.blocks.start + begun.kv.len();
+        if at >= begun.end {
+            return Step::Ends(begun.short);
+        }
+        let kv = self.pools.of(BlockKind::Kv);
+        let Some(mut block) = kv.and_then(|pool| pool.take(BlockUse::Fetching)) else {
+            return Step::Ends(Some(Short::Memory));
+        };
+        match self.read(&fetch.path[at], &mut block) {
+            Ok(()) => {
+                begun.kv.push(block);
+                Step::Read
+            }
+            Err(short) => Step::Ends(Some(short)),
+        }
+    }
+
+    /// Decides how much is fetched, and takes the buffers that the end needs.
+    fn begin(&mut self, fetch: &Fetch) -> Result<Begun, Step> {
+        let geometry = self.tier.geometry();
+        let (needs, block_tokens) = (geometry.needs, geometry.block_tokens);
+        let path = &fetch.path;
+        let start = fetch.blocks.start;
+        let wanted = fetch.blocks.end.min(path.len());
+        let index = self.tier.index();
+        let there = index.prefix(&path[..wanted]);
+        let room = self.room(BlockKind::Kv);
+        let end_within = |blocks: usize| {
+            let end = there.min(start.saturating_add(blocks));
+            index.usable(path, end, &needs, block_tokens)
+        };
+        let enough = (room.most / ROUND_SHARE)
+            .max(1)
+            .min(there.saturating_sub(start));
+        let end = end_within(room.now);
+        if end <= start || room.now < enough {
+            if end_within(room.most) > start {
+                return Err(Step::Waits);
+            }
+            let is_there = end_within(usize::MAX) > start;
+            let short = if is_there {
+                Short::Memory
+            } else {
+                Short::Evicted
+            };
+            return Err(Step::Ends(Some(short)));
+        }
+        let mut window_blocks = needs.window_blocks(end, block_tokens);
+        window_blocks.start = window_blocks.start.max(start);
+        let window = self.take_all(BlockKind::Window, window_blocks.len())?;
+        let state = self.take_all(BlockKind::State, usize::from(needs.state))?;
+        let short = match end_within(usize::MAX) > end {
+            true => Some(Short::Memory),
+            false => (end < fetch.blocks.end).then_some(Short::Evicted),
+        };
+        for place in &path[start..end] {
+            self.tier.read_ahead(place.key, BlockKind::Kv);
+        }
+        Ok(Begun {
+            end,
+            short,
+            kv: Vec::with_capacity(end - start),
+            window,
+            state: state.into_iter().next(),
+        })
+    }
+
+    /// Buffers that fetches may take of a kind.
+    fn room(&self, kind: BlockKind) -> Room {
+        let counts = self.pools.of(kind).map(|pool| pool.counts());
+        let counts = counts.unwrap_or_default();
+        let most = counts.total - (counts.total / SAVES_SHARE).max(1).min(counts.total);
+        let used = counts.fetching + counts.ready;
+        Room {
+            now: most.saturating_sub(used).min(counts.free),
+            most,
+        }
+    }
+
+    /// Takes so many buffers, or none.
+    fn take_all(&self, kind: BlockKind, n: usize) -> Result<Vec<HostBlock>, Step> {
+        let room = self.room(kind);
+        if n > room.most {
+            return Err(Step::Ends(Some(Short::Memory)));
+        }
+        // Buffers that come back wake this thread: it takes none that it would give back at once.
+        if n > room.now {
+            return Err(Step::Waits);
+        }
+        let pool = self.pools.of(kind);
+        let take = |_| pool.and_then(|pool| pool.take(BlockUse::Fetching));
+        let taken: Vec<HostBlock> = (0..n).map_while(take).collect();
+        match taken.len() == n {
+            true => Ok(taken),
+            false => Err(Step::Waits),
+        }
+    }
+
+    /// Reads a record and notes how fast that was.
+    fn read(&mut self, place: &BlockPlace, block: &mut HostBlock) -> Result<(), Short> {
+        let begun = Instant::now();
+        self.tier.read(place, block, begun)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        self.cost.note_read(block.bytes().len() as u64, seconds);
+        let rate = self.cost.bytes_per_s().unwrap_or(0.0);
+        self.shared.counts.read_bytes_per_s.set(rate as u64);
+        Ok(())
+    }
+
+    /// Ends a fetch, with what it has.
+    pub(super) fn end(&mut self, running: Running, mut short: Option<Short>) {
+        let Running { fetch, begun, .. } = running;
+        let is_cancelled = short == Some(Short::Cancelled);
+        let begun = begun.filter(|_| !is_cancelled);
+        let loaded = begun.and_then(|begun| self.finish(&fetch, begun, &mut short));
+        let (seq, ticket) = (fetch.seq, fetch.ticket);
+        let answer = match loaded {
+            Some(loaded) => {
+                let is_whole = loaded.blocks.end >= fetch.blocks.end;
+                Answer::Fetched {
+                    seq,
+                    ticket,
+                    loaded,
+                    short: short.filter(|_| !is_whole),
+                }
+            }
+            None => {
+                self.shared.counts.late.add(1);
+                let reason = short.unwrap_or(Short::Evicted);
+                Answer::Late {
+                    seq,
+                    ticket,
+                    reason,
+                }
+            }
+        };
+        self.say(answer);
+    }
+
+    /// Reads what a sequence needs to go on behind what was read: as much of it as there is that for.
+    fn finish(
+        &mut self,
+        fetch: &Fetch,
+        mut begun: Begun,
+        short: &mut Option<Short>,
+    ) -> Option<Loaded> {
+        let geometry = self.tier.geometry();
+        let (needs, block_tokens) = (geometry.needs, geometry.block_tokens);
+        let path = &fetch.path;
+        let start = fetch.blocks.start;
+        loop {
+            let got = start + begun.kv.len();
+            let index = self.tier.index();
+            let end = index.usable(path, got, &needs, block_tokens);
+            if end <= start {
+                return None;
+            }
+            begun.kv.truncate(end - start);
+            let mut window_blocks = needs.window_blocks(end, block_tokens);
+            window_blocks.start = window_blocks.start.max(start);
+            begun.window.truncate(window_blocks.len());
+            let windows = begun.window.iter_mut().zip(&path[window_blocks.clone()]);
+            let state = begun.state.iter_mut().zip(&path[end - 1..end]);
+            let mut tail = windows.chain(state);
+            // A record that fails is out of the index: the next round ends elsewhere.
+            match tail.try_for_each(|(block, place)| self.read(place, block)) {
+                Ok(()) => return Some(self.ready(fetch, begun, start..end)),
+                Err(failed) => *short = short.or(Some(failed)),
+            }
+        }
+    }
+
+    fn ready(&mut self, fetch: &Fetch, begun: Begun, blocks: Range<usize>) -> Loaded {
+        let used = blocks.end - begun.window.len().max(1)..blocks.end;
+        for place in &fetch.path[used] {
+            self.tier.touch(place.key);
+        }
+        let Begun {
+            mut kv,
+            mut window,
+            mut state,
+            ..
+        } = begun;
+        for block in kv.iter_mut().chain(&mut window).chain(&mut state) {
+            block.set_usage(BlockUse::Ready);
+        }
+        Loaded {
+            blocks,
+            kv,
+            window,
+            state,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The thread that touches the disk. Between any two reads or writes it looks at what was asked: finds are answered from
+//! memory at once, reads come before writes.
+
+mod fetches;
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, select};
+
+use crate::ids::Ticket;
+use crate::state::tiers::CostModel;
+use crate::store::files::Files;
+use crate::store::folder::Folder;
+use crate::store::tier::{DiskTier, TierSetup};
+use crate::store::{
+    Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_PATIENCE, Fetch, Find,
+    FingerprintParts, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
+};
+use fetches::Running;
+
+/// Headers that are read before the thread looks whether it should stop.
+const HEADERS_AT_ONCE: usize = 64;
+/// Fetches that are under way at most, all but one of them waiting.
+const MAX_FETCHES: usize = 256;
+/// How long the thread is idle before it waits for the disk to have everything.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How long a folder's lock is waited for, and how often it is tried: somewhat longer than a store takes to end.
+const LOCK_PATIENCE: Duration = Duration::from_secs(8);
+const LOCK_EVERY: Duration = Duration::from_millis(50);
+
+/// What is taken before reads and writes.
+pub(super) enum Urgent {
+    Find(Find),
+    Fetch(Fetch),
+    Touch(BlockKey),
+    Cancel(Ticket),
+}
+
+/// The thread's ends of the channels.
+pub(super) struct Doors {
+    pub urgent: Receiver<Urgent>,
+    pub commits: Receiver<Commit>,
+    pub buffers_freed: Receiver<()>,
+    pub sink: Sink,
+    /// Dropped when the thread ends, whichever way it goes.
+    pub _running: Sender<()>,
+}
+
+/// What the thread begins with.
+pub(super) struct Beginning {
+    pub files: Box<dyn Files>,
+    pub setup: TierSetup,
+    pub identify: Identify,
+    pub pools: BlockPools,
+    pub shared: Arc<Shared>,
+}
+
+/// Starts the thread.
+pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError> {
+    beginning.setup.check()?;
+    let thread = std::thread::Builder::new().name("souffleur-store".to_owned());
+    let spawned = thread.spawn(move || {
+        let shared = beginning.shared.clone();
+        let ended = catch_unwind(AssertUnwindSafe(|| serve(beginning, &doors)));
+        shared.is_serving.store(false, Ordering::Release);
+        let reason = match ended {
+            Ok(Ok(())) => return,
+            Ok(Err(reason)) => reason,
+            Err(_) => "the thread of the KV store has panicked: please report this".to_owned(),
+        };
+        tracing::warn!(%reason, "the KV store is off");
+        (doors.sink)(Answer::State(TierState::Off { reason }));
+    });
+    spawned.map(drop).map_err(StoreError::Thread)
+}
+
+/// Runs until it is told to stop.
+fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
+    let Beginning {
+        files,
+        setup,
+        identify,
+        pools,
+        shared,
+    } = beginning;
+    let say = |state| (doors.sink)(Answer::State(state));
+    say(TierState::Identifying);
+    let parts = identify(&shared.stop);
+    if shared.stop.is_set() {
+        return Ok(());
+    }
+    let parts = parts?;
+    say(TierState::Recovering);
+    let Some(folder) = wait_for_folder(&*files, &setup, &parts, &shared)? else {
+        return Ok(());
+    };
+    let mut tier = DiskTier::open(files, folder, setup, shared.clone())?;
+    let mut scan = tier.recover()?;
+    while let Some(rest) = scan {
+        if shared.stop.is_set() {
+            return Ok(());
+        }
+        scan = tier.scan(rest, HEADERS_AT_ONCE)?;
+    }
+    shared.is_serving.store(true, Ordering::Release);
+    say(TierState::Serving {
+        keys: tier.keys().clone(),
+        records: tier.index().len(),
+    });
+    let mut worker = Worker {
+        tier,
+        doors,
+        pools,
+        shared,
+        fetches: VecDeque::new(),
+        cost: CostModel::default(),
+    };
+    worker.run();
+    worker.drain();
+    worker.tier.close();
+    Ok(())
+}
+
+/// Opens the folder, which the engine before this one may still be writing. `None` if the thread should stop.
+fn wait_for_folder(
+    files: &dyn Files,
+    setup: &TierSetup,
+    parts: &FingerprintParts,
+    shared: &Shared,
+) -> Result<Option<Folder>, String> {
+    let until = Instant::now() + LOCK_PATIENCE;
+    while !shared.stop.is_set() {
+        let opened = Folder::open(files, &setup.root, parts.clone(), &setup.geometry)?;
+        if opened.is_some() {
+            return Ok(opened);
+        }
+        if Instant::now() >= until {
+            let shown = setup.root.display();
+            return Err(format!(
+                "another engine uses the KV store in {shown} for the same model: give this one another kv_disk_path, \
+                 or leave it without a store"
+            ));
+        }
+        std::thread::sleep(LOCK_EVERY);
+    }
+    Ok(None)
+}
+
+/// The thread at work.
+struct Worker<'a> {
+    tier: DiskTier,
+    doors: &'a Doors,
+    pools: BlockPools,
+    shared: Arc<Shared>,
+    /// In the order in which they came; the first is read.
+    fetches: VecDeque<Running>,
+    cost: CostModel,
+}
+
+impl Worker<'_> {
+    fn run(&mut self) {
+        while !self.shared.stop.is_set() {
+            while let Ok(urgent) = self.doors.urgent.try_recv() {
+                self.take(urgent);
+            }
+            if self.fetch_some() {
+                continue;
+            }
+            match self.doors.commits.try_recv() {
+                Ok(commit) => self.write(commit),
+                Err(_) => self.wait(),
+            }
+        }
+    }
+
+    /// Waits for something to do.
+    fn wait(&mut self) {
+        let deadlines = self.fetches.iter().map(|running| running.deadline);
+        let first = deadlines
+            .min()
+            .map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = first.unwrap_or(IDLE).min(IDLE);
+        let doors = self.doors;
+        select! {
+            recv(doors.urgent) -> urgent => if let Ok(urgent) = urgent {
+                self.take(urgent);
+            },
+            recv(doors.commits) -> commit => if let Ok(commit) = commit {
+                self.write(commit);
+            },
+            recv(doors.buffers_freed) -> _ => (),
+            default(timeout) => self.tier.sync(),
+        }
+    }
+
+    fn take(&mut self, urgent: Urgent) {
+        match urgent {
+            Urgent::Find(find) => self.find(&find),
+            Urgent::Fetch(fetch) => self.begin_fetch(fetch),
+            Urgent::Touch(key) => self.tier.touch(key),
+            Urgent::Cancel(ticket) => {
+                let mut fetches = self.fetches.iter();
+                let found = fetches.position(|running| running.fetch.ticket == ticket);
+                if let Some(running) = found.and_then(|at| self.fetches.remove(at)) {
+                    self.end(running, Some(Short::Cancelled));
+                }
+            }
+        }
+    }
+
+    /// Answers from memory.
+    fn find(&mut self, find: &Find) {
+        let geometry = self.tier.geometry();
+        let (block_tokens, needs) = (geometry.block_tokens, geometry.needs);
+        let bytes = |kind| geometry.payload_bytes(kind) as u64;
+        let [kv, window, state] = BlockKind::ALL.map(bytes);
+        let index = self.tier.index();
+        let mut chain = self.tier.keys().chain(&find.namespace);
+        let places = find.tokens.chunks_exact(block_tokens);
+        let places = places.map(|tokens| chain.push(tokens));
+        let is_there = |place: &BlockPlace| index.prefix(std::slice::from_ref(place)) == 1;
+        let path: Vec<_> = places.take_while(is_there).collect();
+        let blocks = index.usable(&path, path.len(), &needs, block_tokens);
+        let n_new = blocks.saturating_sub(find.from);
+        let n_windows = needs.window_blocks(blocks, block_tokens).len();
+        let bytes = n_new as u64 * kv + n_windows as u64 * window + state;
+        let rate = find.prefill_tokens_per_s;
+        let pays = n_new > 0 && self.cost.pays(n_new * block_tokens, bytes, rate);
+        if n_new > 0 && !pays {
+            self.shared.counts.too_slow.add(1);
+        }
+        self.say(Answer::Found {
+            seq: find.seq,
+            path: path.into(),
+            blocks,
+            worth: if pays { blocks } else { 0 },
+        });
+    }
+
+    fn write(&mut self, commit: Commit) {
+        let Commit {
+            ticket,
+            place,
+            block,
+        } = commit;
+        let outcome = self.tier.write(&place, &block, Instant::now());
+        // The buffer is free before anyone hears of it.
+        drop(block);
+        self.committed(ticket, outcome);
+    }
+
+    fn committed(&self, ticket: Ticket, outcome: Outcome) {
+        let counts = &self.shared.counts;
+        match outcome {
+            Outcome::Written | Outcome::Ended => (),
+            Outcome::Known => counts.known.add(1),
+            Outcome::Orphan => counts.orphans.add(1),
+            Outcome::NoSpace => counts.no_space.add(1),
+            Outcome::Failed => counts.failed_writes.add(1),
+        }
+        self.say(Answer::Committed { ticket, outcome });
+    }
+
+    /// Answers everything that is still there: fetches are over, commits are written as long as there is time.
+    fn drain(&mut self) {
+        let deadline = Instant::now() + DRAIN_PATIENCE;
+        self.shared.is_serving.store(false, Ordering::Release);
+        while let Ok(urgent) = self.doors.urgent.try_recv() {
+            self.take(urgent);
+        }
+        while let Some(running) = self.fetches.pop_front() {
+            self.end(running, Some(Short::Cancelled));
+        }
+        while let Ok(commit) = self.doors.commits.try_recv() {
+            match Instant::now() < deadline {
+                true => self.write(commit),
+                false => self.committed(commit.ticket, Outcome::Ended),
+            }
+        }
+    }
+
+    fn say(&self, answer: Answer) {
+        (self.doors.sink)(answer);
+    }
+}

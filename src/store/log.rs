@@ -1,0 +1,311 @@
+//! `index.log`: what is in which slot, appended as it happens, so that a start need not read every header.
+//!
+//! The log may be wrong in any way: what it says of a record is checked against the record's header when that is read.
+//! Entries have one size and a CRC-32 each. A log with any bad entry, a cut one at its end included, is not used.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint, StoredBlock};
+use crate::store::files::{DataFile, Files};
+use crate::store::record::VERSION;
+
+/// Size of an entry and of the header, in bytes.
+pub(super) const ENTRY_BYTES: usize = 96;
+const MAGIC: &[u8; 8] = b"SFKVLOG1";
+/// Longest log that is read.
+const MAX_LOG_BYTES: u64 = 1 << 30;
+/// Entries by which a log may be longer than what it says, before it is written anew.
+const SLACK_ENTRIES: u64 = 1 << 14;
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LogEntry {
+    /// A record is in a slot.
+    Put(StoredBlock),
+    /// A record is no more.
+    Drop(BlockKey, BlockKind),
+    /// A block was used.
+    Touch(BlockKey, u64),
+}
+
+/// An open log.
+pub(super) struct IndexLog {
+    path: PathBuf,
+    /// `None` once it could not be written: the next start reads headers.
+    file: Option<Box<dyn DataFile>>,
+    n_entries: u64,
+}
+
+impl IndexLog {
+    /// Writes a log of what there is in the place of the one that may be there.
+    pub fn create(
+        files: &dyn Files,
+        path: &Path,
+        fingerprint: &Fingerprint,
+        records: impl Iterator<Item = StoredBlock>,
+    ) -> io::Result<Self> {
+        let mut bytes = header(fingerprint).to_vec();
+        for record in records {
+            bytes.extend(encode(&LogEntry::Put(record)));
+        }
+        files.replace(path, &bytes)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: Some(files.open(path)?),
+            n_entries: (bytes.len() / ENTRY_BYTES) as u64 - 1,
+        })
+    }
+
+    /// A log that is not written.
+    pub fn closed(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            file: None,
+            n_entries: 0,
+        }
+    }
+
+    /// Appends. If that fails, the file is removed and the log closed: half a log would say what is not so.
+    pub fn append(&mut self, files: &dyn Files, entry: &LogEntry) {
+        let Some(file) = &self.file else {
+            return;
+        };
+        let offset = (self.n_entries + 1) * ENTRY_BYTES as u64;
+        match file.write_at(&encode(entry), offset) {
+            Ok(()) => self.n_entries += 1,
+            Err(error) => {
+                tracing::debug!(%error, "the log of the KV store cannot be written");
+                self.file = None;
+                let _ = files.remove_file(&self.path);
+            }
+        }
+    }
+
+    /// True if it should be written anew: most of what it says is no more so.
+    pub fn is_due(&self, n_records: usize) -> bool {
+        self.is_open() && self.n_entries > 2 * n_records as u64 + SLACK_ENTRIES
+    }
+
+    /// True unless it could not be written.
+    pub fn is_open(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> u64 {
+        match &self.file {
+            Some(_) => (self.n_entries + 1) * ENTRY_BYTES as u64,
+            None => 0,
+        }
+    }
+
+    /// Waits until it is on the disk.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.sync())
+    }
+}
+
+/// What a log says is there. `None` if there is no log, or one that cannot be believed.
+pub(super) fn read(
+    files: &dyn Files,
+    path: &Path,
+    fingerprint: &Fingerprint,
+) -> Option<Vec<StoredBlock>> {
+    let bytes = files.read(path, MAX_LOG_BYTES).ok()?;
+    let mut entries = bytes.chunks_exact(ENTRY_BYTES);
+    if !entries.remainder().is_empty() || entries.next()? != header(fingerprint) {
+        return None;
+    }
+    let mut replay = Replay::default();
+    for entry in entries {
+        replay.apply(decode(entry)?);
+    }
+    Some(replay.records.into_values().collect())
+}
+
+/// A log as it is read.
+#[derive(Default)]
+struct Replay {
+    records: HashMap<(BlockKey, BlockKind), StoredBlock>,
+    /// What is in a slot: a later record takes it from an earlier one, whether or not the log says that that is gone.
+    owners: HashMap<(BlockKind, u64), BlockKey>,
+}
+
+impl Replay {
+    fn apply(&mut self, entry: LogEntry) {
+        match entry {
+            LogEntry::Put(record) => {
+                let StoredBlock { place, kind, .. } = record;
+                let owner = self.owners.insert((kind, record.location), place.key);
+                if let Some(owner) = owner {
+                    self.records.remove(&(owner, kind));
+                }
+                if let Some(old) = self.records.insert((place.key, kind), record)
+                    && old.location != record.location
+                {
+                    self.owners.remove(&(kind, old.location));
+                }
+            }
+            LogEntry::Drop(key, kind) => {
+                if let Some(old) = self.records.remove(&(key, kind)) {
+                    self.owners.remove(&(kind, old.location));
+                }
+            }
+            LogEntry::Touch(key, used) => {
+                for kind in BlockKind::ALL {
+                    if let Some(record) = self.records.get_mut(&(key, kind)) {
+                        record.used = used;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn header(fingerprint: &Fingerprint) -> [u8; ENTRY_BYTES] {
+    let mut bytes = [0; ENTRY_BYTES];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[16..48].copy_from_slice(&fingerprint.0);
+    sealed(bytes)
+}
+
+/// Puts the CRC at the end.
+fn sealed(mut bytes: [u8; ENTRY_BYTES]) -> [u8; ENTRY_BYTES] {
+    let crc = crc32fast::hash(&bytes[..ENTRY_BYTES - 4]);
+    bytes[ENTRY_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+fn encode(entry: &LogEntry) -> [u8; ENTRY_BYTES] {
+    let zero = BlockKey([0; 32]);
+    let (op, kind, key, parent, block, location, used) = match entry {
+        LogEntry::Put(r) => {
+            let BlockPlace { key, parent, block } = r.place;
+            (1, r.kind, key, parent, block, r.location, r.used)
+        }
+        LogEntry::Drop(key, kind) => (2, *kind, *key, zero, 0, 0, 0),
+        LogEntry::Touch(key, used) => (3, BlockKind::Kv, *key, zero, 0, 0, *used),
+    };
+    let mut bytes = [0; ENTRY_BYTES];
+    bytes[0] = op;
+    bytes[1] = kind.index() as u8;
+    bytes[4..8].copy_from_slice(&block.to_le_bytes());
+    bytes[8..16].copy_from_slice(&location.to_le_bytes());
+    bytes[16..24].copy_from_slice(&used.to_le_bytes());
+    bytes[24..56].copy_from_slice(&key.0);
+    bytes[56..88].copy_from_slice(&parent.0);
+    sealed(bytes)
+}
+
+fn decode(bytes: &[u8]) -> Option<LogEntry> {
+    let bytes: &[u8; ENTRY_BYTES] = bytes.try_into().ok()?;
+    if sealed(*bytes) != *bytes {
+        return None;
+    }
+    let number = |at: usize| Some(u64::from_le_bytes(bytes[at..at + 8].try_into().ok()?));
+    let kind = BlockKind::ALL.get(usize::from(bytes[1])).copied()?;
+    let key = BlockKey(bytes[24..56].try_into().ok()?);
+    match bytes[0] {
+        1 => Some(LogEntry::Put(StoredBlock {
+            place: BlockPlace {
+                key,
+                parent: BlockKey(bytes[56..88].try_into().ok()?),
+                block: u32::from_le_bytes(bytes[4..8].try_into().ok()?),
+            },
+            kind,
+            location: number(8)?,
+            used: number(16)?,
+        })),
+        2 => Some(LogEntry::Drop(key, kind)),
+        3 => Some(LogEntry::Touch(key, number(16)?)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::files::MemoryFiles;
+
+    const PRINT: Fingerprint = Fingerprint([5; 32]);
+
+    fn record(key: u8, location: u64) -> StoredBlock {
+        StoredBlock {
+            place: BlockPlace {
+                key: BlockKey([key; 32]),
+                parent: BlockKey([key + 1; 32]),
+                block: u32::from(key),
+            },
+            kind: BlockKind::Kv,
+            location,
+            used: u64::from(key),
+        }
+    }
+
+    fn written(entries: &[LogEntry]) -> (MemoryFiles, PathBuf) {
+        let files = MemoryFiles::new();
+        let path = PathBuf::from("index.log");
+        let none = std::iter::empty();
+        let mut log = IndexLog::create(&files, &path, &PRINT, none).expect("there is room");
+        for entry in entries {
+            log.append(&files, entry);
+        }
+        assert_eq!(log.bytes() as usize, (entries.len() + 1) * ENTRY_BYTES);
+        (files, path)
+    }
+
+    fn read_back(files: &MemoryFiles, path: &Path) -> Option<Vec<StoredBlock>> {
+        let mut records = read(files, path, &PRINT)?;
+        records.sort_by_key(|record| record.place.block);
+        Some(records)
+    }
+
+    #[test]
+    fn a_log_tells_what_is_there() {
+        let touched = StoredBlock {
+            used: 77,
+            ..record(3, 2)
+        };
+        let (files, path) = written(&[
+            LogEntry::Put(record(1, 0)),
+            LogEntry::Put(record(2, 1)),
+            LogEntry::Put(record(3, 2)),
+            LogEntry::Drop(BlockKey([1; 32]), BlockKind::Kv),
+            LogEntry::Touch(BlockKey([3; 32]), 77),
+            // The slot of another one, whose end is not in the log.
+            LogEntry::Put(record(4, 1)),
+        ]);
+        assert_eq!(read_back(&files, &path), Some(vec![touched, record(4, 1)]));
+        assert_eq!(read(&files, &path, &Fingerprint([6; 32])), None);
+    }
+
+    #[test]
+    fn a_log_with_any_wrong_byte_or_a_cut_is_not_believed() {
+        let entries = [LogEntry::Put(record(1, 0)), LogEntry::Put(record(2, 1))];
+        let (files, path) = written(&entries);
+        let whole = files.read(&path, 1 << 20).expect("it is there");
+        for at in 0..whole.len() {
+            files.change(&path, |bytes| bytes[at] ^= 0x10);
+            assert_eq!(read(&files, &path, &PRINT), None, "byte {at}");
+            files.change(&path, |bytes| bytes[at] ^= 0x10);
+        }
+        for len in (0..whole.len()).filter(|len| len % ENTRY_BYTES != 0) {
+            files.change(&path, |bytes| *bytes = whole[..len].to_vec());
+            assert_eq!(read(&files, &path, &PRINT), None, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_removed() {
+        let (files, path) = written(&[LogEntry::Put(record(1, 0))]);
+        let records = [record(1, 0)].into_iter();
+        let mut log = IndexLog::create(&files, &path, &PRINT, records).expect("there is room");
+        files.set_room(Some(0));
+        log.append(&files, &LogEntry::Put(record(2, 1)));
+        assert!(!log.is_open() && !log.is_due(1));
+        assert_eq!(read(&files, &path, &PRINT), None);
+    }
+}

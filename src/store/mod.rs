@@ -1,0 +1,255 @@
+//! The KV store: blocks of keys, values and states in files, which outlive memory and restarts.
+//!
+//! One thread does all that touches the disk. Requests go to it through bounded channels and never wait: what does not
+//! fit is refused and counted. Its answers go to a [`Sink`]. A record that is damaged, foreign, gone or late is a miss,
+//! never an error of a request; a store that is dead, slow or full leaves the engine as it is without one.
+//!
+//! The store knows neither actors nor executors. Bytes come and go in [`HostBlock`]s, which move: from the executor that
+//! filled them to the thread that writes them, and back. What blocks are called, which of them are kept and which pay to
+//! be loaded is in `state::tiers`.
+
+mod block;
+mod config;
+mod files;
+mod folder;
+mod geometry;
+mod io;
+mod log;
+mod record;
+mod request;
+mod segments;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod tier;
+pub mod weights;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+
+pub use crate::state::tiers::{
+    BLOCK_TOKENS, BlockKey, BlockKind, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys,
+    Needs, Secret, block_tokens,
+};
+pub use block::{BlockCounts, BlockPool, BlockPools, BlockUse, HostBlock};
+pub use config::{PrefetchTimeout, StoreConfig, StoreError};
+pub use geometry::{Geometry, Plane};
+pub use request::{Answer, Commit, Fetch, Find, Loaded, Outcome, Refusal, Short, Sink, TierState};
+pub use stats::StoreStats;
+
+use crate::ids::Ticket;
+use files::{Files, SystemFiles};
+use io::Urgent;
+use stats::Counts;
+use tier::TierSetup;
+
+/// How long a stopping store may write what it was given.
+pub const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
+/// Finds, fetches, touches and cancels that wait at most.
+const MAX_URGENT: usize = 4096;
+/// Commits that wait at most.
+const MAX_COMMITS: usize = 1024;
+
+/// Whether work that takes long should end.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// True once it should.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Asks for it.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Says what the engine's fingerprint is made of. Called once, on the store's thread, where it may take minutes: it
+/// should look at [`Stop`] now and then. An error is a sentence, with which the store is off.
+pub type Identify = Box<dyn FnOnce(&Stop) -> Result<FingerprintParts, String> + Send>;
+
+/// What the handle and the thread share.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: Stop,
+    is_serving: AtomicBool,
+    counts: Counts,
+}
+
+/// A running store. Dropping it stops it, as [`shut_down`](Self::shut_down) does.
+pub struct Store {
+    /// `None` once it is stopping.
+    senders: Option<(Sender<Urgent>, Sender<Commit>)>,
+    shared: Arc<Shared>,
+    pools: BlockPools,
+    prefetch_timeout: PrefetchTimeout,
+    /// Disconnected when the thread has ended.
+    running: Receiver<()>,
+}
+
+impl Store {
+    /// Starts the thread. Everything that the disk has to say comes to `sink`, as a [`TierState`].
+    ///
+    /// # Errors
+    /// [`StoreError`], if the bounds hold nothing of this geometry or the thread does not start.
+    pub fn start(
+        config: StoreConfig,
+        geometry: Geometry,
+        identify: Identify,
+        sink: Sink,
+    ) -> Result<Self, StoreError> {
+        Self::start_on(Box::new(SystemFiles), config, geometry, identify, sink)
+    }
+
+    /// The same on any file system.
+    fn start_on(
+        files: Box<dyn Files>,
+        config: StoreConfig,
+        geometry: Geometry,
+        identify: Identify,
+        sink: Sink,
+    ) -> Result<Self, StoreError> {
+        let (freed, buffers_freed) = crossbeam_channel::bounded(1);
+        let pools = BlockPools::new(&geometry, config.host_bytes, &freed)?;
+        let (urgent, urgent_in) = crossbeam_channel::bounded(MAX_URGENT);
+        let (commits, commits_in) = crossbeam_channel::bounded(MAX_COMMITS);
+        let (running_in_thread, running) = crossbeam_channel::bounded(0);
+        let shared = Arc::new(Shared::default());
+        let doors = io::Doors {
+            urgent: urgent_in,
+            commits: commits_in,
+            buffers_freed,
+            sink,
+            _running: running_in_thread,
+        };
+        let beginning = io::Beginning {
+            files,
+            setup: TierSetup {
+                root: config.path,
+                disk_bytes: config.disk_bytes,
+                drop_behind: config.drop_behind,
+                geometry,
+            },
+            identify,
+            pools: pools.clone(),
+            shared: shared.clone(),
+        };
+        io::start(beginning, doors)?;
+        Ok(Self {
+            senders: Some((urgent, commits)),
+            shared,
+            pools,
+            prefetch_timeout: config.prefetch_timeout,
+            running,
+        })
+    }
+
+    /// Asks which blocks there are.
+    ///
+    /// # Errors
+    /// [`Refusal`]; then no answer comes.
+    pub fn find(&self, find: Find) -> Result<(), Refusal> {
+        self.send_urgent(Urgent::Find(find))
+    }
+
+    /// Asks for blocks in memory.
+    ///
+    /// # Errors
+    /// [`Refusal`]; then no answer comes.
+    pub fn fetch(&self, fetch: Fetch) -> Result<(), Refusal> {
+        self.send_urgent(Urgent::Fetch(fetch))
+    }
+
+    /// Gives a block to be written.
+    ///
+    /// # Errors
+    /// [`Refusal`]; then no answer comes, and the buffer is free again.
+    pub fn commit(&self, commit: Commit) -> Result<(), Refusal> {
+        let commits = self.senders.as_ref().map(|(_, commits)| commits);
+        self.send(commits, commit)
+    }
+
+    /// Says that a block was used, and with it all before it: they go later than others.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn touch(&self, key: BlockKey) -> Result<(), Refusal> {
+        self.send_urgent(Urgent::Touch(key))
+    }
+
+    /// Ends a fetch. Its answer still comes: [`Answer::Late`], unless it was on its way.
+    ///
+    /// # Errors
+    /// [`Refusal`]; the fetch then ends by its deadline.
+    pub fn cancel(&self, ticket: Ticket) -> Result<(), Refusal> {
+        self.send_urgent(Urgent::Cancel(ticket))
+    }
+
+    /// The buffers.
+    pub fn pools(&self) -> &BlockPools {
+        &self.pools
+    }
+
+    /// How long a fetch of so many tokens may take.
+    pub fn prefetch_timeout(&self, tokens: usize) -> Duration {
+        self.prefetch_timeout.of(tokens)
+    }
+
+    /// The counts now.
+    pub fn stats(&self) -> StoreStats {
+        self.shared.counts.read()
+    }
+
+    /// Stops: fetches are cancelled, what was committed is written, within [`DRAIN_PATIENCE`]. False if the disk did not
+    /// answer in time: the thread then ends when it does.
+    pub fn shut_down(mut self) -> bool {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> bool {
+        // In this order: the thread wakes when the channels close.
+        self.shared.stop.set();
+        self.senders = None;
+        let ended = self
+            .running
+            .recv_timeout(DRAIN_PATIENCE + DRAIN_PATIENCE / 5);
+        ended == Err(crossbeam_channel::RecvTimeoutError::Disconnected)
+    }
+
+    fn send_urgent(&self, request: Urgent) -> Result<(), Refusal> {
+        let urgent = self.senders.as_ref().map(|(urgent, _)| urgent);
+        self.send(urgent, request)
+    }
+
+    fn send<T>(&self, sender: Option<&Sender<T>>, request: T) -> Result<(), Refusal> {
+        let counts = &self.shared.counts;
+        let is_serving = self.shared.is_serving.load(Ordering::Acquire);
+        let sent = match sender.filter(|_| is_serving) {
+            Some(sender) => sender.try_send(request),
+            None => Err(TrySendError::Disconnected(request)),
+        };
+        sent.map_err(|refused| match refused {
+            TrySendError::Full(_) => {
+                counts.refused_full.add(1);
+                Refusal::Full
+            }
+            TrySendError::Disconnected(_) => {
+                counts.refused_not_serving.add(1);
+                Refusal::NotServing
+            }
+        })
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if self.senders.is_some() && !self.stop() {
+            tracing::warn!("the KV store did not end in time: its disk does not answer");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What goes to the I/O thread and what comes back.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::ids::{SeqId, Ticket};
+use crate::state::cache::namespace::Namespace;
+use crate::state::tiers::{BlockPlace, Keys};
+use crate::store::HostBlock;
+
+/// Asks which blocks of a prompt the store has. Answered by [`Answer::Found`].
+#[derive(Clone)]
+pub struct Find {
+    /// Who asks.
+    pub seq: SeqId,
+    /// Whose blocks.
+    pub namespace: Namespace,
+    /// The prompt.
+    pub tokens: Arc<[u32]>,
+    /// Blocks that nobody needs from the store, since the tree has them.
+    pub from: usize,
+    /// How fast the executor prefills at that depth, in tokens a second; `None` before it has.
+    pub prefill_tokens_per_s: Option<f64>,
+}
+
+/// Asks for blocks in memory. Answered by [`Answer::Fetched`] or [`Answer::Late`], once, by the deadline.
+#[derive(Clone)]
+pub struct Fetch {
+    /// Who asks.
+    pub seq: SeqId,
+    /// The load that the blocks are for.
+    pub ticket: Ticket,
+    /// The blocks of the prompt, as [`Answer::Found`] gave them.
+    pub path: Arc<[BlockPlace]>,
+    /// Those that are wanted. Fewer may come: memory is short, or they are gone. Then ask for the rest.
+    pub blocks: Range<usize>,
+    /// How long the answer may take.
+    pub timeout: Duration,
+}
+
+/// Gives a filled block to be written. Answered by [`Answer::Committed`].
+#[derive(Debug)]
+pub struct Commit {
+    /// The save that the block is from.
+    pub ticket: Ticket,
+    /// Its name, and the block that it follows.
+    pub place: BlockPlace,
+    /// The bytes.
+    pub block: HostBlock,
+}
+
+/// Why a request was not taken. Nothing will be answered to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The store does not serve: it is starting, or off.
+    #[error("the KV store does not serve yet, or no more")]
+    NotServing,
+    /// As many requests as may wait are waiting.
+    #[error("the queue of the KV store is full")]
+    Full,
+}
+
+/// Where a store stands.
+#[derive(Clone, Debug)]
+pub enum TierState {
+    /// The fingerprint is not known yet: weights are being read.
+    Identifying,
+    /// The disk is read for what is there.
+    Recovering,
+    /// It finds, fetches and saves.
+    Serving {
+        /// Names blocks.
+        keys: Keys,
+        /// Records on the disk now.
+        records: usize,
+    },
+    /// It does nothing until the engine restarts, for a reason that a person can act on.
+    Off {
+        /// A sentence.
+        reason: String,
+    },
+}
+
+/// What the I/O thread says. Answers to requests come once each, in any order.
+pub enum Answer {
+    /// The store has come to another state; the first is [`TierState::Identifying`].
+    State(TierState),
+    /// The answer to [`Find`].
+    Found {
+        /// Who asked.
+        seq: SeqId,
+        /// The whole blocks of the prompt, for [`Fetch`]: only as many as are in the store.
+        path: Arc<[BlockPlace]>,
+        /// Blocks from the prompt's beginning behind which the sequence can go on: the length of `path`, or less where
+        /// states or windows are missing.
+        blocks: usize,
+        /// As many of them as pay to be loaded behind `from`: `blocks`, or 0 where computing is faster.
+        worth: usize,
+    },
+    /// Blocks in memory.
+    Fetched {
+        /// Who asked.
+        seq: SeqId,
+        /// The load.
+        ticket: Ticket,
+        /// What there is.
+        loaded: Loaded,
+        /// Why it is less than was asked for.
+        short: Option<Short>,
+    },
+    /// Nothing came.
+    Late {
+        /// Who asked.
+        seq: SeqId,
+        /// The load, which is over.
+        ticket: Ticket,
+        /// Why.
+        reason: Short,
+    },
+    /// What became of a block that was to be written.
+    Committed {
+        /// The save.
+        ticket: Ticket,
+        /// Whether it is on the disk.
+        outcome: Outcome,
+    },
+}
+
+/// Blocks whose bytes are checked. Dropping it gives the buffers back.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// Which blocks of the path: from the first that was asked for, at least one.
+    pub blocks: Range<usize>,
+    /// Their keys and values, in order.
+    pub kv: Vec<HostBlock>,
+    /// Window records of the last of them, in order: those of [`Needs::window_blocks`] at `blocks.end`, as far as they
+    /// are among `blocks`.
+    ///
+    /// [`Needs::window_blocks`]: crate::state::tiers::Needs::window_blocks
+    pub window: Vec<HostBlock>,
+    /// The state after the last of them, where layers keep one.
+    pub state: Option<HostBlock>,
+}
+
+/// Why a fetch brought less than was asked for, or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Short {
+    /// The deadline.
+    Deadline,
+    /// No buffer is free for more.
+    Memory,
+    /// A record was damaged or could not be read.
+    Damaged,
+    /// A record has given way to others since it was found.
+    Evicted,
+    /// The caller has cancelled it, or the store ends.
+    Cancelled,
+}
+
+impl Short {
+    /// The name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Deadline => "deadline",
+            Self::Memory => "memory",
+            Self::Damaged => "damaged",
+            Self::Evicted => "evicted",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// What became of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The block is written.
+    Written,
+    /// The store had it.
+    Known,
+    /// The block that it follows is not in the store (any more), so nothing would ever find it.
+    Orphan,
+    /// No room: the disk is full, or refuses writes for now.
+    NoSpace,
+    /// The write failed.
+    Failed,
+    /// The store ended first.
+    Ended,
+}
+
+impl Outcome {
+    /// The name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Written => "written",
+            Self::Known => "known",
+            Self::Orphan => "orphan",
+            Self::NoSpace => "no_space",
+            Self::Failed => "failed",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// Where answers go: called on the I/O thread, it must not wait.
+pub type Sink = Box<dyn Fn(Answer) + Send>;
+
+impl fmt::Debug for Find {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Find({}, {} tokens)", self.seq, self.tokens.len())
+    }
+}
+
+impl fmt::Debug for Fetch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fetch({}, {}, {:?})", self.seq, self.ticket, self.blocks)
+    }
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::State(state) => write!(f, "State({state:?})"),
+            Self::Found {
+                seq, blocks, worth, ..
+            } => write!(f, "Found({seq}, {blocks} blocks, worth {worth})"),
+            Self::Fetched {
+                ticket,
+                loaded,
+                short,
+                ..
+            } => write!(f, "Fetched({ticket}, {:?}, {short:?})", loaded.blocks),
+            Self::Late { ticket, reason, .. } => write!(f, "Late({ticket}, {reason:?})"),
+            Self::Committed { ticket, outcome } => write!(f, "Committed({ticket}, {outcome:?})"),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The slots of a kind: equal places in files of 1 GiB at most, which hold a record each.
+//!
+//! A slot is live (a record is in it), dirty (it is free, and its old bytes take room on the disk) or clean (it is free
+//! and takes none, or not yet).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::state::tiers::BlockKind;
+use crate::store::files::{Advice, DataFile, Files};
+use crate::store::record::RecordSize;
+
+/// Size of a file, in bytes.
+const SEGMENT_BYTES: u64 = 1 << 30;
+/// The last number of a file.
+const MAX_NUMBER: u64 = u32::MAX as u64;
+/// Files that are open at a time.
+const MAX_OPEN: usize = 64;
+
+/// The slots of a kind.
+pub(super) struct Segments {
+    folder: PathBuf,
+    kind: BlockKind,
+    size: RecordSize,
+    slots_per_file: u64,
+    /// The last used at the end.
+    open: Vec<(u64, Box<dyn DataFile>)>,
+    /// Slots in files, by file, as they were found.
+    found: BTreeMap<u64, u64>,
+    n_live: u64,
+    dirty: BTreeSet<u64>,
+    clean: BTreeSet<u64>,
+    /// Behind the last slot that is not clean. Those of files that were removed are not used again.
+    end: u64,
+    /// Slots written since the last sync.
+    unsynced: Vec<u64>,
+}
+
+impl Segments {
+    /// The slots of a kind in a folder: what its files hold is not known yet.
+    pub fn open(
+        files: &dyn Files,
+        folder: &Path,
+        kind: BlockKind,
+        size: RecordSize,
+    ) -> io::Result<Self> {
+        let mut segments = Self {
+            folder: folder.to_owned(),
+            kind,
+            size,
+            slots_per_file: (SEGMENT_BYTES / size.slot()).max(1),
+            open: Vec::new(),
+            found: BTreeMap::new(),
+            n_live: 0,
+            dirty: BTreeSet::new(),
+            clean: BTreeSet::new(),
+            end: 0,
+            unsynced: Vec::new(),
+        };
+        let prefix = segments.prefix();
+        let names = files.list(folder)?;
+        let numbers = names
+            .iter()
+            .filter_map(|name| name.strip_prefix(&prefix)?.parse::<u64>().ok())
+            .filter(|number| *number <= MAX_NUMBER);
+        for number in numbers.collect::<Vec<u64>>() {
+            let bytes = segments.file(files, number)?.len()?;
+            let slots = bytes.div_ceil(size.slot()).min(segments.slots_per_file);
+            segments.found.insert(number, slots);
+        }
+        Ok(segments)
+    }
+
+    /// The slots that files were found to have, in order.
+    pub fn found(&self) -> impl Iterator<Item = u64> + '_ {
+        let ranges = self.found.iter().map(|(file, slots)| {
+            let first = file * self.slots_per_file;
+            first..first + slots
+        });
+        ranges.flatten()
+    }
+
+    /// True if a file was found to have the slot.
+    pub fn has(&self, slot: u64) -> bool {
+        let slots = self.found.get(&(slot / self.slots_per_file));
+        slots.is_some_and(|slots| slot % self.slots_per_file < *slots)
+    }
+
+    /// Says which of the slots that were found are live. Files without any are removed, the ends of others cut off.
+    pub fn settle(&mut self, files: &dyn Files, live: &BTreeSet<u64>) -> io::Result<()> {
+        self.n_live = live.len() as u64;
+        self.end = live.last().map_or(0, |slot| slot + 1);
+        for (number, slots) in std::mem::take(&mut self.found) {
+            let first = number * self.slots_per_file;
+            let Some(last) = live.range(first..first + slots).next_back() else {
+                self.open.retain(|(open, _)| *open != number);
+                files.remove_file(&self.path(number))?;
+                continue;
+            };
+            let end = (last % self.slots_per_file + 1) * self.size.slot();
+            let file = self.file(files, number)?;
+            if file.len()? > end {
+                file.set_len(end)?;
+            }
+            self.dirty
+                .extend((first..*last).filter(|slot| !live.contains(slot)));
+        }
+        Ok(())
+    }
+
+    /// Removes all files.
+    pub fn clear(&mut self, files: &dyn Files) -> io::Result<()> {
+        self.open.clear();
+        self.dirty.clear();
+        self.clean.clear();
+        self.unsynced.clear();
+        (self.n_live, self.end) = (0, 0);
+        for name in files.list(&self.folder)? {
+            if name.starts_with(&self.prefix()) {
+                files.remove_file(&self.folder.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that the slots take on the disk.
+    pub fn bytes(&self) -> u64 {
+        (self.n_live + self.dirty.len() as u64) * self.size.slot()
+    }
+
+    /// Sizes of a record.
+    pub fn size(&self) -> &RecordSize {
+        &self.size
+    }
+
+    /// A free slot that takes no more room than it does already.
+    pub fn take_dirty(&mut self) -> Option<u64> {
+        let slot = self.dirty.pop_first()?;
+        self.n_live += 1;
+        Some(slot)
+    }
+
+    /// A free slot that takes more room.
+    pub fn take_clean(&mut self) -> u64 {
+        self.n_live += 1;
+        self.clean.pop_first().unwrap_or_else(|| {
+            self.end += 1;
+            self.end - 1
+        })
+    }
+
+    /// Takes a slot back.
+    pub fn free(&mut self, slot: u64) {
+        self.n_live = self.n_live.saturating_sub(1);
+        self.dirty.insert(slot);
+    }
+
+    /// Gives the room of one dirty slot back to the file system. `Ok(false)` where there is none.
+    pub fn punch(&mut self, files: &dyn Files) -> io::Result<bool> {
+        let Some(slot) = self.dirty.last().copied() else {
+            return Ok(false);
+        };
+        let (number, offset) = self.place(slot);
+        let range = offset..offset + self.size.slot();
+        self.file(files, number)?.punch(range)?;
+        self.dirty.remove(&slot);
+        self.clean.insert(slot);
+        Ok(true)
+    }
+
+    /// Writes a record: nothing where the old header was, the payload, then the header. A record that is cut off
+    /// anywhere, or whose parts come to the disk in another order, is none by its checksums.
+    pub fn write(
+        &mut self,
+        files: &dyn Files,
+        slot: u64,
+        header: &[u8],
+        payload: &[u8],
+    ) -> io::Result<()> {
+        let (number, offset) = self.place(slot);
+        let payload_at = offset + self.size.header as u64;
+        let file = self.file(files, number)?;
+        file.write_at(&vec![0; header.len()], offset)?;
+        file.write_at(payload, payload_at)?;
+        file.write_at(header, offset)?;
+        self.unsynced.push(slot);
+        Ok(())
+    }
+
+    /// Reads the header of a slot.
+    pub fn read_header(&mut self, files: &dyn Files, slot: u64) -> io::Result<Vec<u8>> {
+        let (number, offset) = self.place(slot);
+        let mut header = vec![0; self.size.header];
+        self.file(files, number)?.read_at(&mut header, offset)?;
+        Ok(header)
+    }
+
+    /// Reads the payload of a slot.
+    pub fn read_payload(
+        &mut self,
+        files: &dyn Files,
+        slot: u64,
+        payload: &mut [u8],
+    ) -> io::Result<()> {
+        let (number, offset) = self.place(slot);
+        let payload_at = offset + self.size.header as u64;
+        self.file(files, number)?.read_at(payload, payload_at)
+    }
+
+    /// Has the kernel read a slot before it is asked for.
+    pub fn read_ahead(&mut self, files: &dyn Files, slot: u64) {
+        self.advise(files, slot, Advice::WillNeed);
+    }
+
+    /// Waits until everything written is on the disk; then `drop_behind` has the kernel forget it.
+    pub fn sync(&mut self, files: &dyn Files, drop_behind: bool) -> io::Result<()> {
+        let written = std::mem::take(&mut self.unsynced);
+        let numbers = written.iter().map(|slot| slot / self.slots_per_file);
+        for number in numbers.collect::<BTreeSet<u64>>() {
+            self.file(files, number)?.sync()?;
+        }
+        if drop_behind {
+            for slot in written {
+                self.advise(files, slot, Advice::DontNeed);
+            }
+        }
+        Ok(())
+    }
+
+    fn advise(&mut self, files: &dyn Files, slot: u64, advice: Advice) {
+        let (number, offset) = self.place(slot);
+        let range = offset..offset + self.size.slot();
+        if let Ok(file) = self.file(files, number) {
+            file.advise(range, advice);
+        }
+    }
+
+    /// The file of a slot, and where it begins.
+    fn place(&self, slot: u64) -> (u64, u64) {
+        let number = slot / self.slots_per_file;
+        (number, slot % self.slots_per_file * self.size.slot())
+    }
+
+    fn prefix(&self) -> String {
+        format!("seg-{}-", self.kind.name())
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        self.folder.join(format!("{}{number:04}", self.prefix()))
+    }
+
+    fn file(&mut self, files: &dyn Files, number: u64) -> io::Result<&dyn DataFile> {
+        let entry = match self.open.iter().position(|(open, _)| *open == number) {
+            Some(at) => self.open.remove(at),
+            None => {
+                if self.open.len() >= MAX_OPEN {
+                    self.open.remove(0);
+                }
+                (number, files.open(&self.path(number))?)
+            }
+        };
+        self.open.push(entry);
+        let last = self.open.last().map(|(_, file)| &**file);
+        last.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}

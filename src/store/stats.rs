@@ -1,0 +1,85 @@
+//! Counts of a store.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a store has done and holds.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct StoreStats {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        /// The same, while it is counted.
+        #[derive(Debug, Default)]
+        pub(super) struct Counts {
+            $(pub $name: Count,)*
+        }
+
+        impl Counts {
+            /// All counts now.
+            pub fn read(&self) -> StoreStats {
+                StoreStats {
+                    $($name: self.$name.0.load(Ordering::Relaxed),)*
+                }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Records on the disk now.
+    records,
+    /// Bytes that they take, with what waits to be used again.
+    disk_bytes,
+    /// Bytes of the folders of other fingerprints, when last looked at.
+    foreign_bytes,
+    /// Requests that were refused since the store did not serve.
+    refused_not_serving,
+    /// Requests that were refused since a queue was full.
+    refused_full,
+    /// Records written.
+    written,
+    /// Their payloads in bytes.
+    written_bytes,
+    /// Records read and found intact.
+    read,
+    /// Their payloads in bytes.
+    read_bytes,
+    /// Commits of what was there already.
+    known,
+    /// Commits of what nobody could find.
+    orphans,
+    /// Commits without room.
+    no_space,
+    /// Writes that failed.
+    failed_writes,
+    /// Reads that failed or found something else than was written.
+    damaged,
+    /// Records that gave way to others.
+    evicted,
+    /// Fetches that brought nothing.
+    late,
+    /// Finds for which computing was faster.
+    too_slow,
+    /// Folders of other fingerprints that were removed.
+    foreign_removed,
+    /// Average rate at which records are read, in bytes a second; 0 before the first.
+    read_bytes_per_s,
+}
+
+/// One count.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    /// Adds.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Says what it is now.
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+}

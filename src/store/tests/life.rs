@@ -1,0 +1,118 @@
+//! Starts, stops and refusals.
+
+use std::collections::HashSet;
+
+use super::*;
+
+#[test]
+fn nothing_is_taken_before_the_fingerprint_is_known() {
+    let mut world = World::dense(4);
+    let place = world.path(0, 1)[0];
+    assert!(world.store.take().is_some_and(Store::shut_down));
+    let (known, wait) = unbounded::<Result<FingerprintParts, String>>();
+    world.start_with(Box::new(move |_| wait.recv().expect("it is told")));
+    let identifying = world.answer();
+    assert!(matches!(identifying, Answer::State(TierState::Identifying)));
+    let commit = Commit {
+        ticket: Ticket::new(1),
+        place,
+        block: world.take(BlockKind::Kv),
+    };
+    assert_eq!(world.store().commit(commit), Err(Refusal::NotServing));
+    assert_eq!(world.store().touch(place.key), Err(Refusal::NotServing));
+    assert_eq!(world.store().stats().refused_not_serving, 2);
+    assert_eq!(world.counts(BlockKind::Kv).free, 4);
+    known
+        .send(Err("the weights are gone".to_owned()))
+        .expect("it waits");
+    match world.answer() {
+        Answer::State(TierState::Off { reason }) => assert_eq!(reason, "the weights are gone"),
+        other => panic!("{other:?}"),
+    }
+    assert!(world.store.take().is_some_and(Store::shut_down));
+}
+
+#[test]
+fn a_stop_ends_what_would_take_long() {
+    let mut world = World::dense(4);
+    assert!(world.store.take().is_some_and(Store::shut_down));
+    let (begun, identifying) = unbounded();
+    world.start_with(Box::new(move |stop| {
+        begun.send(()).expect("the test waits");
+        while !stop.is_set() {
+            std::thread::yield_now();
+        }
+        Err("stopped".to_owned())
+    }));
+    identifying.recv_timeout(PATIENCE).expect("it begins");
+    assert!(world.store.take().is_some_and(Store::shut_down));
+}
+
+#[test]
+fn a_stopping_store_answers_everything() {
+    let mut world = World::dense(64);
+    let path = world.path(0, 40);
+    let mut tickets = HashSet::new();
+    for (at, place) in path.iter().enumerate() {
+        let mut block = world.take(BlockKind::Kv);
+        block.bytes_mut().fill(byte(place, BlockKind::Kv));
+        let ticket = Ticket::new(at as u64);
+        let commit = Commit {
+            ticket,
+            place: *place,
+            block,
+        };
+        world.store().commit(commit).expect("there is room");
+        tickets.insert(ticket);
+    }
+    let store = world.store.take().expect("it runs");
+    let pools = store.pools().clone();
+    assert!(store.shut_down());
+    while let Ok(answer) = world.answers.try_recv() {
+        match answer {
+            Answer::Committed { ticket, outcome } => {
+                assert_eq!(outcome, Outcome::Written);
+                assert!(tickets.remove(&ticket));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(tickets.is_empty(), "{tickets:?}");
+    let counts = pools.of(BlockKind::Kv).map(BlockPool::counts);
+    assert_eq!(counts.map(|counts| counts.free), Some(64));
+    world.start();
+    assert_eq!(world.find(0, 40, None).1, 40);
+}
+
+#[test]
+fn bounds_that_hold_nothing_are_told() {
+    let start = |host_bytes, disk_bytes| {
+        let config = StoreConfig {
+            path: PathBuf::from("/kv"),
+            disk_bytes,
+            host_bytes,
+            prefetch_timeout: PrefetchTimeout::default(),
+            drop_behind: false,
+        };
+        let files = Box::new(MemoryFiles::new());
+        let identify: Identify = Box::new(|_| Err("not asked".to_owned()));
+        let sink: Sink = Box::new(|_| ());
+        let started = Store::start_on(files, config, geometry(true, 0), identify, sink);
+        started.err().expect("it does not fit").to_string()
+    };
+    let few = start(3000, 1 << 30);
+    assert!(few.contains("raise kv_host_bytes to 3200"), "{few}");
+    let small = start(1 << 20, 4096);
+    assert!(
+        small.contains("4096 bytes of disk hold no kv record of 8192"),
+        "{small}"
+    );
+}
+
+#[test]
+fn timeouts_grow_with_tokens_and_are_bounded() {
+    let timeout = PrefetchTimeout::default();
+    assert_eq!(timeout.of(0), Duration::from_secs(1));
+    assert_eq!(timeout.of(8192), Duration::from_secs(3));
+    assert_eq!(timeout.of(usize::MAX), PrefetchTimeout::MAX);
+}

@@ -1,0 +1,180 @@
+//! What is found and loaded.
+
+use super::*;
+
+#[test]
+fn blocks_come_back_after_a_restart() {
+    let mut world = World::dense(8);
+    let path = world.path(0, 5);
+    for place in &path {
+        assert_eq!(world.save(*place, BlockKind::Kv), Outcome::Written);
+    }
+    assert_eq!(world.save(path[4], BlockKind::Kv), Outcome::Known);
+    world.restart();
+    let (found, blocks, worth) = world.find(0, 9, None);
+    assert_eq!((&*found, blocks, worth), (&path[..], 5, 5));
+    assert_eq!(world.find(1, 9, None).1, 0);
+    let (loaded, short) = world.fetch(&path, 2);
+    let loaded = loaded.expect("it is there");
+    assert_eq!((loaded.blocks.clone(), short), (2..5, None));
+    assert_eq!(world.counts(BlockKind::Kv).ready, 3);
+    drop(loaded);
+    assert_eq!(world.counts(BlockKind::Kv).free, 8);
+    let stats = world.store().stats();
+    assert_eq!((stats.records, stats.read, stats.damaged), (5, 3, 0));
+    assert_eq!(stats.read_bytes, 3 * KV_BYTES as u64);
+}
+
+#[test]
+fn what_is_computed_faster_is_worth_nothing() {
+    let mut world = World::dense(4);
+    let place = world.path(0, 1)[0];
+    world.save(place, BlockKind::Kv);
+    assert_eq!(world.find(0, 1, Some(1e9)).2, 0);
+    assert_eq!(world.find(0, 1, Some(1.0)).2, 1);
+    assert_eq!(world.store().stats().too_slow, 1);
+}
+
+#[test]
+fn a_long_prefix_comes_in_rounds_and_saves_keep_their_share() {
+    let mut world = World::dense(8);
+    let path = world.path(0, 9);
+    for place in &path {
+        world.save(*place, BlockKind::Kv);
+    }
+    let (first, short) = world.fetch(&path, 0);
+    let first = first.expect("it is there");
+    assert_eq!((first.blocks.clone(), short), (0..6, Some(Short::Memory)));
+    // The next round waits for buffers; saves have theirs.
+    let second = world.ask(&path, 6, PATIENCE);
+    let other = world.path(1, 1)[0];
+    assert_eq!(world.save(other, BlockKind::Kv), Outcome::Written);
+    drop(first);
+    let (ticket, loaded, _) = world.fetched(&path);
+    assert_eq!(ticket, second);
+    // It began with as many as had come back by then.
+    let mut end = loaded.expect("it is there").blocks.end;
+    while end < 9 {
+        let next = world.fetch(&path, end).0.expect("it is there");
+        assert_eq!(next.blocks.start, end);
+        end = next.blocks.end;
+    }
+}
+
+#[test]
+fn a_fetch_ends_by_its_deadline_or_when_it_is_cancelled() {
+    let mut world = World::dense(4);
+    let path = world.path(0, 3);
+    for place in &path {
+        world.save(*place, BlockKind::Kv);
+    }
+    world.ask(&path, 0, Duration::ZERO);
+    let (_, late, _) = world.fetched(&path);
+    assert_eq!(late.err(), Some(Short::Deadline));
+    let held = world.fetch(&path, 0).0.expect("it is there");
+    let waiting = world.ask(&path, 0, PATIENCE);
+    world.store().cancel(waiting).expect("there is room");
+    let (ticket, late, _) = world.fetched(&path);
+    assert_eq!((ticket, late.err()), (waiting, Some(Short::Cancelled)));
+    drop(held);
+    let gone = world.path(3, 2);
+    assert_eq!(world.fetch(&gone, 0).0.err(), Some(Short::Evicted));
+    assert_eq!(world.fetch(&path, 3).0.err(), Some(Short::Evicted));
+    assert_eq!(world.store().stats().late, 4);
+    assert_eq!(world.counts(BlockKind::Kv).free, 4);
+}
+
+#[test]
+fn a_damaged_block_cuts_a_fetch_short() {
+    let mut world = World::dense(8);
+    let path = world.path(0, 4);
+    for place in &path {
+        world.save(*place, BlockKind::Kv);
+    }
+    let segment = world.files.path("seg-kv");
+    world
+        .files
+        .change(&segment, |bytes| bytes[2 * 8192 + 4096 + 5] ^= 1);
+    let (loaded, short) = world.fetch(&path, 0);
+    assert_eq!(short, Some(Short::Damaged));
+    assert_eq!(loaded.expect("the first two are whole").blocks, 0..2);
+    assert_eq!(world.find(0, 4, None).1, 2);
+    assert_eq!(world.store().stats().damaged, 1);
+    assert_eq!(world.save(path[2], BlockKind::Kv), Outcome::Written);
+    assert_eq!(world.find(0, 4, None).1, 4);
+}
+
+#[test]
+fn layers_with_states_go_on_where_there_is_one() {
+    let mut world = World::new(geometry(true, 0), 16 * KV_BYTES as u64);
+    let path = world.path(0, 6);
+    for place in &path {
+        assert_eq!(world.save(*place, BlockKind::Kv), Outcome::Written);
+    }
+    assert_eq!(world.find(0, 6, None).1, 0);
+    for block in [1, 4] {
+        assert_eq!(world.save(path[block], BlockKind::State), Outcome::Written);
+    }
+    let (found, blocks, worth) = world.find(0, 6, None);
+    assert_eq!((found.len(), blocks, worth), (6, 5, 5));
+    let (loaded, short) = world.fetch(&found[..blocks], 0);
+    assert_eq!((loaded.expect("it is there").blocks, short), (0..5, None));
+    // The state at the end is damaged: the path ends at the one before.
+    let segment = world.files.path("seg-state");
+    world
+        .files
+        .change(&segment, |bytes| bytes[8192 + 4096] ^= 1);
+    let (loaded, short) = world.fetch(&found[..blocks], 0);
+    let loaded = loaded.expect("there is a state before");
+    assert_eq!((loaded.blocks.clone(), short), (0..2, Some(Short::Damaged)));
+    drop(loaded);
+    assert_eq!(
+        world.fetch(&found[..blocks], 2).0.err(),
+        Some(Short::Evicted)
+    );
+    assert_eq!(
+        world.counts(BlockKind::State).free,
+        world.counts(BlockKind::State).total
+    );
+}
+
+#[test]
+fn windows_are_loaded_of_the_last_blocks_alone() {
+    let mut world = World::new(geometry(false, 6), 32 * KV_BYTES as u64);
+    let path = world.path(0, 5);
+    for place in &path {
+        world.save(*place, BlockKind::Kv);
+    }
+    for block in [1, 2, 3] {
+        world.save(path[block], BlockKind::Window);
+    }
+    // Behind four blocks of 4 tokens, 5 are seen: those of the last two.
+    assert_eq!(world.find(0, 5, None).1, 4);
+    let (loaded, _) = world.fetch(&path[..4], 0);
+    let loaded = loaded.expect("it is there");
+    assert_eq!((loaded.kv.len(), loaded.window.len()), (4, 2));
+    drop(loaded);
+    let (loaded, _) = world.fetch(&path[..4], 3);
+    assert_eq!(loaded.expect("it is there").window.len(), 1);
+}
+
+#[test]
+fn the_kernel_hears_what_is_read_soon_and_what_is_not() {
+    let mut world = World::dense(8);
+    let path = world.path(0, 2);
+    for place in &path {
+        world.save(*place, BlockKind::Kv);
+    }
+    let loaded = world.fetch(&path, 0).0.expect("it is there");
+    assert_eq!(loaded.blocks, 0..2);
+    world.restart();
+    let heard = |wanted: Advice| {
+        let advised = world.files.advised().into_iter();
+        let of = advised.filter(move |(_, advice)| *advice == wanted);
+        of.map(|(range, _)| range).collect::<Vec<_>>()
+    };
+    let records = [0..8192, 8192..16384];
+    assert_eq!(heard(Advice::WillNeed), records);
+    // Once they are on the disk.
+    assert_eq!(heard(Advice::DontNeed), records);
+}

@@ -1,0 +1,272 @@
+mod life;
+mod loads;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::files::{Advice, MemoryFiles};
+use super::*;
+use crate::ids::SeqId;
+use crate::state::cache::namespace::Namespace;
+
+const TOKENS: usize = 4;
+const KV_BYTES: usize = 1000;
+const STATE_BYTES: usize = 600;
+/// Longer than any test takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn geometry(state: bool, window_tokens: usize) -> Geometry {
+    let plane = |bytes| -> Arc<[Plane]> {
+        Arc::from([Plane {
+            layer: 0,
+            buffer: 0,
+            bytes,
+        }])
+    };
+    let none = Arc::default;
+    Geometry {
+        block_tokens: TOKENS,
+        needs: Needs {
+            state,
+            window_tokens,
+        },
+        planes: [
+            plane(KV_BYTES),
+            if window_tokens > 0 {
+                plane(KV_BYTES)
+            } else {
+                none()
+            },
+            if state { plane(STATE_BYTES) } else { none() },
+        ],
+    }
+}
+
+/// A store on a disk in memory, and what it says.
+struct World {
+    files: MemoryFiles,
+    geometry: Geometry,
+    host_bytes: u64,
+    store: Option<Store>,
+    answers: Receiver<Answer>,
+    keys: Option<Keys>,
+    next: u64,
+}
+
+impl World {
+    fn new(geometry: Geometry, host_bytes: u64) -> Self {
+        let mut world = Self {
+            files: MemoryFiles::new(),
+            geometry,
+            host_bytes,
+            store: None,
+            answers: crossbeam_channel::never(),
+            keys: None,
+            next: 0,
+        };
+        world.start();
+        world
+    }
+
+    fn dense(blocks_in_memory: usize) -> Self {
+        Self::new(geometry(false, 0), (blocks_in_memory * KV_BYTES) as u64)
+    }
+
+    fn start_with(&mut self, identify: Identify) {
+        let (sink, answers): (Sender<Answer>, _) = unbounded();
+        let config = StoreConfig {
+            path: PathBuf::from("/kv"),
+            disk_bytes: 1 << 30,
+            host_bytes: self.host_bytes,
+            prefetch_timeout: PrefetchTimeout::default(),
+            drop_behind: true,
+        };
+        let sink: Sink = Box::new(move |answer| drop(sink.send(answer)));
+        let files = Box::new(self.files.clone());
+        let store = Store::start_on(files, config, self.geometry.clone(), identify, sink);
+        self.store = Some(store.expect("it fits"));
+        self.answers = answers;
+    }
+
+    /// Starts until it serves.
+    fn start(&mut self) {
+        self.start_with(Box::new(|_| Ok(FingerprintParts::new().part("a", 1))));
+        loop {
+            match self.answer() {
+                Answer::State(TierState::Serving { keys, .. }) => {
+                    self.keys = Some(keys);
+                    return;
+                }
+                Answer::State(TierState::Identifying | TierState::Recovering) => (),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        let store = self.store.take().expect("it runs");
+        assert!(store.shut_down());
+        self.start();
+    }
+
+    fn store(&self) -> &Store {
+        self.store.as_ref().expect("it runs")
+    }
+
+    fn answer(&self) -> Answer {
+        let answer = self.answers.recv_timeout(PATIENCE);
+        answer.expect("an answer comes")
+    }
+
+    fn path(&self, prompt: u32, blocks: usize) -> Vec<BlockPlace> {
+        let keys = self.keys.as_ref().expect("it serves");
+        keys.path(&Namespace::default(), &tokens(prompt, blocks))
+    }
+
+    fn take(&self, kind: BlockKind) -> HostBlock {
+        let pool = self.store().pools().of(kind).expect("there is the kind");
+        pool.take(BlockUse::Saving).expect("one is free")
+    }
+
+    fn save(&mut self, place: BlockPlace, kind: BlockKind) -> Outcome {
+        let mut block = self.take(kind);
+        block.bytes_mut().fill(byte(&place, kind));
+        self.next += 1;
+        let ticket = Ticket::new(self.next);
+        let commit = Commit {
+            ticket,
+            place,
+            block,
+        };
+        self.store().commit(commit).expect("there is room");
+        match self.answer() {
+            Answer::Committed {
+                ticket: answered,
+                outcome,
+            } => {
+                assert_eq!(answered, ticket);
+                outcome
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn find(
+        &self,
+        prompt: u32,
+        blocks: usize,
+        rate: Option<f64>,
+    ) -> (Arc<[BlockPlace]>, usize, usize) {
+        let find = Find {
+            seq: SeqId::new(7),
+            namespace: Namespace::default(),
+            tokens: tokens(prompt, blocks).into(),
+            from: 0,
+            prefill_tokens_per_s: rate,
+        };
+        self.store().find(find).expect("there is room");
+        match self.answer() {
+            Answer::Found {
+                seq,
+                path,
+                blocks,
+                worth,
+            } => {
+                assert_eq!(seq.get(), 7);
+                (path, blocks, worth)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ask(&mut self, path: &[BlockPlace], from: usize, timeout: Duration) -> Ticket {
+        self.next += 1;
+        let fetch = Fetch {
+            seq: SeqId::new(7),
+            ticket: Ticket::new(self.next),
+            path: path.into(),
+            blocks: from..path.len(),
+            timeout,
+        };
+        self.store().fetch(fetch).expect("there is room");
+        Ticket::new(self.next)
+    }
+
+    /// The answer to a fetch. Whatever comes is what was saved.
+    fn fetched(&self, path: &[BlockPlace]) -> (Ticket, Result<Loaded, Short>, Option<Short>) {
+        match self.answer() {
+            Answer::Fetched {
+                ticket,
+                loaded,
+                short,
+                ..
+            } => {
+                check(&loaded, path, &self.geometry);
+                (ticket, Ok(loaded), short)
+            }
+            Answer::Late { ticket, reason, .. } => (ticket, Err(reason), None),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn fetch(
+        &mut self,
+        path: &[BlockPlace],
+        from: usize,
+    ) -> (Result<Loaded, Short>, Option<Short>) {
+        let asked = self.ask(path, from, PATIENCE);
+        let (ticket, loaded, short) = self.fetched(path);
+        assert_eq!(ticket, asked);
+        (loaded, short)
+    }
+
+    fn counts(&self, kind: BlockKind) -> BlockCounts {
+        let pool = self.store().pools().of(kind).expect("there is the kind");
+        let counts = pool.counts();
+        let used = counts.saving + counts.fetching + counts.ready;
+        assert_eq!(counts.free + used, counts.total, "{counts:?}");
+        counts
+    }
+}
+
+fn tokens(prompt: u32, blocks: usize) -> Vec<u32> {
+    (0..blocks * TOKENS)
+        .map(|t| t as u32 ^ prompt << 16)
+        .collect()
+}
+
+fn byte(place: &BlockPlace, kind: BlockKind) -> u8 {
+    place.key.0[0] ^ kind.index() as u8
+}
+
+/// Every buffer holds its block's bytes, and the end's needs are met.
+fn check(loaded: &Loaded, path: &[BlockPlace], geometry: &Geometry) {
+    let needs = geometry.needs;
+    let Loaded {
+        blocks,
+        kv,
+        window,
+        state,
+    } = loaded;
+    let mut windows = needs.window_blocks(blocks.end, TOKENS);
+    windows.start = windows.start.max(blocks.start);
+    let end = blocks.end - 1..blocks.end;
+    let states = if needs.state { end } else { 0..0 };
+    let state: Vec<&HostBlock> = state.iter().collect();
+    let parts = [
+        (kv.iter().collect(), blocks.clone()),
+        (window.iter().collect(), windows),
+        (state, states),
+    ];
+    for (buffers, blocks) in parts {
+        let buffers: Vec<&HostBlock> = buffers;
+        assert_eq!(buffers.len(), blocks.len());
+        for (buffer, place) in buffers.iter().zip(&path[blocks]) {
+            let expected = byte(place, buffer.kind());
+            assert!(buffer.bytes().iter().all(|byte| *byte == expected));
+            assert_eq!(buffer.usage(), BlockUse::Ready);
+        }
+    }
+}

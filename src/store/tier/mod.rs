@@ -1,0 +1,315 @@
+//! The records on the disk: files, index and log together, one call at a time.
+
+mod recovery;
+mod room;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, Stored, StoredBlock};
+use crate::store::files::Files;
+use crate::store::folder::Folder;
+use crate::store::log::{IndexLog, LogEntry};
+use crate::store::record::{self, RecordName, RecordSize};
+use crate::store::segments::Segments;
+use crate::store::stats::Counts;
+use crate::store::{Geometry, HostBlock, Outcome, Shared, Short, StoreError};
+
+/// Bytes that are written before the next wait for the disk.
+const SYNC_BYTES: u64 = 64 << 20;
+/// How long nothing is written behind a write that failed.
+const PAUSE: Duration = Duration::from_secs(60);
+/// How often a kind of damage is logged.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// What a tier is to be.
+#[derive(Clone, Debug)]
+pub(super) struct TierSetup {
+    pub root: PathBuf,
+    pub disk_bytes: u64,
+    pub drop_behind: bool,
+    pub geometry: Geometry,
+}
+
+impl TierSetup {
+    /// Checks that there are blocks, and at least one record of each kind fits.
+    pub fn check(&self) -> Result<(), StoreError> {
+        if self.geometry.payload_bytes(BlockKind::Kv) == 0 {
+            return Err(StoreError::NoBlocks);
+        }
+        for kind in self.geometry.kinds() {
+            let record_bytes = RecordSize::new(&self.geometry, kind).slot();
+            if record_bytes > self.disk_bytes {
+                return Err(StoreError::DiskBytes {
+                    disk_bytes: self.disk_bytes,
+                    kind,
+                    record_bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// See the module.
+pub(super) struct DiskTier {
+    files: Box<dyn Files>,
+    folder: Folder,
+    setup: TierSetup,
+    /// By [`BlockKind::index`].
+    segments: [Segments; 3],
+    index: BlockIndex,
+    log: IndexLog,
+    /// Bytes of other fingerprints, when last looked at.
+    foreign_bytes: u64,
+    /// Bytes written since then.
+    written_since_look: u64,
+    can_punch: bool,
+    unsynced_bytes: u64,
+    /// No write before then.
+    paused_until: Option<Instant>,
+    logged_at: Option<Instant>,
+    shared: Arc<Shared>,
+}
+
+impl DiskTier {
+    /// Opens the files of a folder. What they hold is known once [`recover`](Self::recover) says so.
+    ///
+    /// # Errors
+    /// A sentence with which the store is off.
+    pub fn open(
+        files: Box<dyn Files>,
+        folder: Folder,
+        setup: TierSetup,
+        shared: Arc<Shared>,
+    ) -> Result<Self, String> {
+        let open = |kind| {
+            let size = RecordSize::new(&setup.geometry, kind);
+            let opened = Segments::open(&*files, &folder.path, kind, size);
+            opened.map_err(|error| {
+                let shown = folder.path.display();
+                format!("the KV store {shown} cannot be read: {error}")
+            })
+        };
+        let segments = [
+            open(BlockKind::Kv)?,
+            open(BlockKind::Window)?,
+            open(BlockKind::State)?,
+        ];
+        let log = IndexLog::closed(&folder.log());
+        Ok(Self {
+            files,
+            folder,
+            setup,
+            segments,
+            index: BlockIndex::default(),
+            log,
+            foreign_bytes: 0,
+            written_since_look: 0,
+            can_punch: true,
+            unsynced_bytes: 0,
+            paused_until: None,
+            logged_at: None,
+            shared,
+        })
+    }
+
+    /// Names blocks.
+    pub fn keys(&self) -> &Keys {
+        &self.folder.keys
+    }
+
+    /// What there is.
+    pub fn index(&self) -> &BlockIndex {
+        &self.index
+    }
+
+    /// What a block is made of.
+    pub fn geometry(&self) -> &Geometry {
+        &self.setup.geometry
+    }
+
+    /// Has the kernel read a record before it is asked for.
+    pub fn read_ahead(&mut self, key: BlockKey, kind: BlockKind) {
+        if let Some(slot) = self.index.location(key, kind) {
+            self.segments[kind.index()].read_ahead(&*self.files, slot);
+        }
+    }
+
+    /// Reads a record of the block's kind and checks it. What is found damaged is taken out.
+    ///
+    /// # Errors
+    /// [`Short::Evicted`] if there is none, [`Short::Damaged`] if it is not what was written.
+    pub fn read(
+        &mut self,
+        place: &BlockPlace,
+        block: &mut HostBlock,
+        now: Instant,
+    ) -> Result<(), Short> {
+        let kind = block.kind();
+        let slot = self.index.location(place.key, kind);
+        let slot = slot.ok_or(Short::Evicted)?;
+        match self.read_slot(place, slot, block) {
+            Ok(true) => {
+                self.shared.counts.read.add(1);
+                let bytes = block.bytes().len() as u64;
+                self.shared.counts.read_bytes.add(bytes);
+                Ok(())
+            }
+            found => {
+                self.shared.counts.damaged.add(1);
+                self.warn_of_damage(place, found.err(), now);
+                self.forget(place.key, kind);
+                Err(Short::Damaged)
+            }
+        }
+    }
+
+    /// False if the slot holds something else, or not what was written.
+    fn read_slot(
+        &mut self,
+        place: &BlockPlace,
+        slot: u64,
+        block: &mut HostBlock,
+    ) -> io::Result<bool> {
+        let kind = block.kind();
+        let segments = &mut self.segments[kind.index()];
+        let header = segments.read_header(&*self.files, slot)?;
+        let size = *segments.size();
+        let print = &self.folder.fingerprint;
+        let name = record::read_header(&header, &size, print, kind, block.planes());
+        let expected = RecordName {
+            place: *place,
+            kind,
+        };
+        if name != Some(expected) {
+            return Ok(false);
+        }
+        segments.read_payload(&*self.files, slot, block.bytes_mut())?;
+        Ok(record::is_intact(&header, block))
+    }
+
+    /// Writes a block.
+    pub fn write(&mut self, place: &BlockPlace, block: &HostBlock, now: Instant) -> Outcome {
+        let kind = block.kind();
+        match self.index.check(place, kind) {
+            Stored::New => (),
+            Stored::Known => {
+                self.touch(place.key);
+                return Outcome::Known;
+            }
+            Stored::Orphan => return Outcome::Orphan,
+        }
+        if self.paused_until.is_some_and(|until| now < until) {
+            return Outcome::NoSpace;
+        }
+        let Some(slot) = self.make_room(place, kind) else {
+            return Outcome::NoSpace;
+        };
+        let segments = &mut self.segments[kind.index()];
+        let size = *segments.size();
+        let header = record::header(&size, &self.folder.fingerprint, place, block);
+        let bytes = size.slot();
+        if let Err(error) = segments.write(&*self.files, slot, &header, block.bytes()) {
+            segments.free(slot);
+            return self.pause(&error, now);
+        }
+        self.index.insert(*place, kind, slot);
+        self.note_put(place.key, kind);
+        self.unsynced_bytes += bytes;
+        self.written_since_look += bytes;
+        self.shared.counts.written.add(1);
+        self.shared
+            .counts
+            .written_bytes
+            .add(block.bytes().len() as u64);
+        if self.unsynced_bytes >= SYNC_BYTES {
+            self.sync();
+        }
+        self.rewrite_log_if_due();
+        self.show();
+        Outcome::Written
+    }
+
+    /// Says that a block was used.
+    pub fn touch(&mut self, key: BlockKey) {
+        if let Some(used) = self.index.touch(key) {
+            self.log.append(&*self.files, &LogEntry::Touch(key, used));
+        }
+    }
+
+    /// Waits until everything written is on the disk.
+    pub fn sync(&mut self) {
+        if self.unsynced_bytes == 0 {
+            return;
+        }
+        self.unsynced_bytes = 0;
+        let drop_behind = self.setup.drop_behind;
+        let files = &*self.files;
+        let mut segments = self.segments.iter_mut();
+        let synced = segments.try_for_each(|each| each.sync(files, drop_behind));
+        if let Err(error) = synced.and_then(|()| self.log.sync()) {
+            tracing::warn!(%error, "the KV store cannot wait for its disk");
+        }
+    }
+
+    /// Writes what is still in memory.
+    pub fn close(mut self) {
+        if !self.log.is_open() {
+            self.rewrite_log();
+        }
+        // What nobody synced is in the kernel's hands, and in nobody's way.
+        self.unsynced_bytes = self.unsynced_bytes.max(1);
+        self.sync();
+    }
+
+    /// Takes a record out. Its slot is free.
+    fn forget(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
+        let gone = self.index.remove(key, kind)?;
+        self.segments[kind.index()].free(gone.location);
+        let entry = LogEntry::Drop(key, kind);
+        self.log.append(&*self.files, &entry);
+        self.show();
+        Some(gone)
+    }
+
+    fn note_put(&mut self, key: BlockKey, kind: BlockKind) {
+        if let Some(stored) = self.index.get(key, kind) {
+            self.log.append(&*self.files, &LogEntry::Put(stored));
+        }
+    }
+
+    /// Stops writing for a while.
+    fn pause(&mut self, error: &io::Error, now: Instant) -> Outcome {
+        self.paused_until = Some(now + PAUSE);
+        let seconds = PAUSE.as_secs();
+        tracing::warn!(%error, "the KV store saves nothing for {seconds} s: a write failed");
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Outcome::NoSpace,
+            _ => Outcome::Failed,
+        }
+    }
+
+    fn warn_of_damage(&mut self, place: &BlockPlace, error: Option<io::Error>, now: Instant) {
+        let logged = self.logged_at.is_some_and(|at| now < at + LOG_EVERY);
+        if logged {
+            return;
+        }
+        self.logged_at = Some(now);
+        let error = error.map_or_else(|| "its checksums differ".to_owned(), |e| e.to_string());
+        let key = place.key;
+        tracing::warn!(?key, %error, "a record of the KV store is damaged, and is computed again");
+    }
+
+    /// Shows sizes in the counts.
+    fn show(&self) {
+        let counts: &Counts = &self.shared.counts;
+        counts.records.set(self.index.len() as u64);
+        counts.disk_bytes.set(self.bytes());
+        counts.foreign_bytes.set(self.foreign_bytes);
+    }
+}

@@ -1,0 +1,119 @@
+//! A start: what the log says is there, or what the headers of all slots say.
+
+use std::collections::BTreeSet;
+
+use super::DiskTier;
+use crate::state::tiers::{BlockKind, StoredBlock};
+use crate::store::log::{self, IndexLog};
+use crate::store::record;
+
+/// Headers being read, where the log says nothing.
+pub(in crate::store) struct Scan {
+    slots: Vec<(BlockKind, u64)>,
+    records: Vec<StoredBlock>,
+}
+
+impl DiskTier {
+    /// Reads the log. Returns the scan that is needed where there is none, or one that cannot be believed.
+    ///
+    /// # Errors
+    /// A sentence with which the store is off.
+    pub fn recover(&mut self) -> Result<Option<Scan>, String> {
+        let path = self.folder.log();
+        let logged = log::read(&*self.files, &path, &self.folder.fingerprint);
+        if let Some(records) = logged {
+            return self.settle(records).map(|()| None);
+        }
+        let of = |kind: BlockKind| {
+            let found = self.segments[kind.index()].found();
+            found.map(move |slot| (kind, slot))
+        };
+        let mut slots: Vec<(BlockKind, u64)> = BlockKind::ALL.into_iter().flat_map(of).collect();
+        // Read from the end.
+        slots.reverse();
+        Ok(Some(Scan {
+            slots,
+            records: Vec::new(),
+        }))
+    }
+
+    /// Reads up to so many headers. Returns the scan as long as there are more.
+    ///
+    /// # Errors
+    /// A sentence with which the store is off.
+    pub fn scan(&mut self, mut scan: Scan, n_headers: usize) -> Result<Option<Scan>, String> {
+        for _ in 0..n_headers {
+            let Some((kind, slot)) = scan.slots.pop() else {
+                return self.settle(scan.records).map(|()| None);
+            };
+            scan.records.extend(self.read_name(kind, slot));
+        }
+        Ok(Some(scan))
+    }
+
+    fn read_name(&mut self, kind: BlockKind, slot: u64) -> Option<StoredBlock> {
+        let segments = &mut self.segments[kind.index()];
+        let header = segments.read_header(&*self.files, slot).ok()?;
+        let planes = self.setup.geometry.planes(kind);
+        let print = &self.folder.fingerprint;
+        let name = record::read_header(&header, segments.size(), print, kind, planes)?;
+        Some(StoredBlock {
+            place: name.place,
+            kind,
+            location: slot,
+            // When it was used nobody knows: all are equally old, leaves first.
+            used: 0,
+        })
+    }
+
+    /// Begins with these records, as far as the bound allows.
+    fn settle(&mut self, mut records: Vec<StoredBlock>) -> Result<(), String> {
+        records.retain(|record| self.segments[record.kind.index()].has(record.location));
+        // Nobody would find them: their slots are free.
+        let _ = self.index.restore(records);
+        for kind in BlockKind::ALL {
+            let live = self.index.iter().filter(|record| record.kind == kind);
+            let live: BTreeSet<u64> = live.map(|record| record.location).collect();
+            let settled = self.segments[kind.index()].settle(&*self.files, &live);
+            settled.map_err(|error| self.sentence(&error))?;
+        }
+        self.remove_useless_others();
+        self.look_at_others();
+        self.shrink();
+        if self.bytes() > self.limit() {
+            self.start_anew().map_err(|error| self.sentence(&error))?;
+        }
+        self.rewrite_log();
+        self.show();
+        Ok(())
+    }
+
+    /// Writes the log anew: what is there now, by its last use.
+    pub(super) fn rewrite_log(&mut self) {
+        let mut records: Vec<StoredBlock> = self.index.iter().collect();
+        records.sort_by_key(|record| (record.used, record.place.block, record.location));
+        let files = &*self.files;
+        let path = self.folder.log();
+        let print = &self.folder.fingerprint;
+        match IndexLog::create(files, &path, print, records.into_iter()) {
+            Ok(log) => self.log = log,
+            Err(error) => {
+                tracing::debug!(%error, "the log of the KV store cannot be written");
+                let _ = files.remove_file(&path);
+                self.log = IndexLog::closed(&path);
+            }
+        }
+    }
+
+    /// The same once it says much that is no more so.
+    pub(super) fn rewrite_log_if_due(&mut self) {
+        if self.log.is_due(self.index.len()) {
+            self.rewrite_log();
+        }
+    }
+
+    fn sentence(&self, error: &std::io::Error) -> String {
+        let shown = self.folder.path.display();
+        format!("the KV store {shown} cannot be read: {error}")
+    }
+}

@@ -1,0 +1,145 @@
+//! The bound: what gives way to what.
+//!
+//! Folders of other fingerprints go first, the one written last at the end, whole; then records of this one, the least
+//! recently used first, leaves before what they follow.
+
+use std::io;
+
+use super::DiskTier;
+use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, StoredBlock};
+use crate::store::segments::Segments;
+
+/// Records at most: what the index takes in memory is bounded by this, some 300 bytes each.
+const MAX_RECORDS: usize = 1 << 20;
+/// Records and folders that go for one write at most.
+const MAX_ROUNDS: usize = 4096;
+/// Bytes that are written before other folders are looked at again.
+const LOOK_BYTES: u64 = 64 << 20;
+
+impl DiskTier {
+    /// Bytes that slots take on the disk.
+    pub(super) fn bytes(&self) -> u64 {
+        self.segments.iter().map(Segments::bytes).sum()
+    }
+
+    /// Bytes that slots may take: what others and the log leave.
+    pub(super) fn limit(&self) -> u64 {
+        let others = self.foreign_bytes + self.log.bytes();
+        self.setup.disk_bytes.saturating_sub(others)
+    }
+
+    /// A slot for a block's record of a kind. `None` if what would have to go is what the block follows, or too much.
+    pub(super) fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> Option<u64> {
+        let kept = match kind {
+            BlockKind::Kv => place.parent,
+            BlockKind::Window | BlockKind::State => place.key,
+        };
+        // So that others go first.
+        self.index.touch(kept);
+        let bytes = self.segments[kind.index()].size().slot();
+        if self.bytes() + bytes > self.limit() && self.written_since_look >= LOOK_BYTES {
+            self.look_at_others();
+            self.shrink();
+        }
+        for _ in 0..MAX_ROUNDS {
+            if self.index.len() < MAX_RECORDS {
+                let segments = &mut self.segments[kind.index()];
+                if let Some(slot) = segments.take_dirty() {
+                    return Some(slot);
+                }
+                if self.bytes() + bytes <= self.limit() {
+                    return Some(self.segments[kind.index()].take_clean());
+                }
+                if self.punch() || self.remove_other() {
+                    continue;
+                }
+            }
+            let of = (!self.can_punch).then_some(kind);
+            self.evict(of, Some(kept))?;
+        }
+        None
+    }
+
+    /// Gives room back to the file system until the bound holds, as far as that is possible.
+    pub(super) fn shrink(&mut self) {
+        while self.bytes() > self.limit() {
+            if self.remove_other() || self.punch() {
+                continue;
+            }
+            if !self.can_punch || self.evict(None, None).is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Forgets everything: where a file system gives no room back, there is no other way to have less.
+    pub(super) fn start_anew(&mut self) -> io::Result<()> {
+        while self.index.evict(None).is_some() {}
+        let files = &*self.files;
+        let mut segments = self.segments.iter_mut();
+        segments.try_for_each(|each| each.clear(files))
+    }
+
+    /// Takes out the record that goes first, unless it is of the block to keep.
+    fn evict(&mut self, of: Option<BlockKind>, kept: Option<BlockKey>) -> Option<StoredBlock> {
+        let (kind, key) = self.index.first_to_go(of)?;
+        if kept == Some(key) {
+            return None;
+        }
+        self.shared.counts.evicted.add(1);
+        self.forget(key, kind)
+    }
+
+    /// Gives the room of one free slot back to the file system. False if there is none, or it does not take it.
+    fn punch(&mut self) -> bool {
+        if !self.can_punch {
+            return false;
+        }
+        let files = &*self.files;
+        let mut segments = self.segments.iter_mut();
+        let punched = segments.find_map(|each| match each.punch(files) {
+            Ok(false) => None,
+            done => Some(done),
+        });
+        match punched {
+            Some(Ok(_)) => true,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "the KV store's file system gives no room back");
+                self.can_punch = false;
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Looks at what other fingerprints take.
+    pub(super) fn look_at_others(&mut self) {
+        let others = self.folder.others(&*self.files);
+        self.foreign_bytes = others.iter().map(|other| other.bytes).sum();
+        self.written_since_look = 0;
+        self.show();
+    }
+
+    /// Removes folders that were written with another secret.
+    pub(super) fn remove_useless_others(&mut self) {
+        for other in self.folder.others(&*self.files) {
+            if !other.is_usable && other.remove(&*self.files) {
+                self.shared.counts.foreign_removed.add(1);
+            }
+        }
+    }
+
+    /// Removes the oldest folder of another fingerprint that no engine uses. False if there is none.
+    fn remove_other(&mut self) -> bool {
+        if self.foreign_bytes == 0 {
+            return false;
+        }
+        let others = self.folder.others(&*self.files);
+        let removed = others.iter().any(|other| other.remove(&*self.files));
+        if removed {
+            self.shared.counts.foreign_removed.add(1);
+        }
+        self.look_at_others();
+        removed
+    }
+}

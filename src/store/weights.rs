@@ -1,0 +1,209 @@
+//! The hash of a model's files, which is part of an engine's fingerprint: other weights under the same name are others.
+//!
+//! Hashing takes about a second a gigabyte. What a file hashed to is kept beside the store, under everything by which
+//! the file system tells that it is still the same file.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::store::Stop;
+use crate::store::files::{Files, SystemFiles};
+
+/// Bytes that are hashed before [`Stop`] is looked at.
+const PIECE_BYTES: usize = 1 << 20;
+/// Hashes that are kept at most: the oldest go.
+const MAX_KEPT: usize = 1024;
+/// Longest file of kept hashes that is read.
+const MAX_KEPT_BYTES: u64 = 1 << 20;
+
+/// Why weights have no hash.
+#[derive(Debug, thiserror::Error)]
+pub enum DigestError {
+    /// A file cannot be read.
+    #[error("{} cannot be read to tell its weights from others: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// [`Stop`] was set.
+    #[error("the engine stops")]
+    Stopped,
+}
+
+/// The SHA-256 of the hashes of files, in the order in which they are given. What `kept` has is taken from there, and
+/// what is new goes there; if it cannot be read or written, everything is hashed again next time.
+///
+/// # Errors
+/// [`DigestError`].
+pub fn digest(files: &[PathBuf], kept: &Path, stop: &Stop) -> Result<[u8; 32], DigestError> {
+    let mut cache = Kept::read(kept);
+    let mut all = Sha256::new();
+    for path in files {
+        let unreadable = |error| DigestError::Unreadable {
+            path: path.clone(),
+            error,
+        };
+        let file = File::open(path).map_err(unreadable)?;
+        let identity = identity(&file.metadata().map_err(unreadable)?);
+        let known = identity.as_ref().and_then(|identity| cache.get(identity));
+        let hash = match known {
+            Some(hash) => hash,
+            None => {
+                let hash = hash_file(&file, stop).map_err(unreadable)?;
+                let hash = hash.ok_or(DigestError::Stopped)?;
+                // A file that was written meanwhile is another one.
+                let after = fs::metadata(path).ok();
+                if after.as_ref().and_then(self::identity) == identity {
+                    cache.put(identity, &hash);
+                }
+                hash
+            }
+        };
+        all.update(hash.as_bytes());
+    }
+    cache.write(kept);
+    Ok(all.finalize().into())
+}
+
+/// The hash in hexadecimal digits; `None` if it should stop.
+fn hash_file(mut file: &File, stop: &Stop) -> io::Result<Option<String>> {
+    let mut hash = Sha256::new();
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        if stop.is_set() {
+            return Ok(None);
+        }
+        match file.read(&mut piece) {
+            Ok(0) => break,
+            Ok(n) => hash.update(&piece[..n]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+            Err(error) => return Err(error),
+        }
+    }
+    let hash: [u8; 32] = hash.finalize().into();
+    Ok(Some(hash.iter().map(|b| format!("{b:02x}")).collect()))
+}
+
+/// Device, inode, size, and the times of the last change of the contents and of the inode: a file that keeps all of them
+/// has not been written.
+#[cfg(unix)]
+fn identity(found: &fs::Metadata) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    let (device, inode, bytes) = (found.dev(), found.ino(), found.size());
+    let modified = (found.mtime(), found.mtime_nsec());
+    let changed = (found.ctime(), found.ctime_nsec());
+    Some(format!(
+        "{device}:{inode}:{bytes}:{}.{:09}:{}.{:09}",
+        modified.0, modified.1, changed.0, changed.1
+    ))
+}
+
+#[cfg(not(unix))]
+fn identity(_: &fs::Metadata) -> Option<String> {
+    None
+}
+
+/// Hashes by identity, the newest last.
+struct Kept {
+    lines: Vec<(String, String)>,
+    is_changed: bool,
+}
+
+impl Kept {
+    fn read(path: &Path) -> Self {
+        let bytes = SystemFiles.read(path, MAX_KEPT_BYTES).unwrap_or_default();
+        let text = String::from_utf8(bytes).unwrap_or_default();
+        let is_hash = |hash: &str| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
+        let lines = text.lines().filter_map(|line| line.split_once(' '));
+        let lines = lines.filter(|(_, hash)| is_hash(hash));
+        Self {
+            lines: lines
+                .map(|(identity, hash)| (identity.to_owned(), hash.to_owned()))
+                .collect(),
+            is_changed: false,
+        }
+    }
+
+    fn get(&self, identity: &str) -> Option<String> {
+        let mut lines = self.lines.iter();
+        let found = lines.find(|(kept, _)| kept == identity);
+        found.map(|(_, hash)| hash.clone())
+    }
+
+    fn put(&mut self, identity: Option<String>, hash: &str) {
+        if let Some(identity) = identity {
+            self.lines.push((identity, hash.to_owned()));
+            let n_old = self.lines.len().saturating_sub(MAX_KEPT);
+            self.lines.drain(..n_old);
+            self.is_changed = true;
+        }
+    }
+
+    fn write(&self, path: &Path) {
+        if !self.is_changed {
+            return;
+        }
+        let lines = self.lines.iter();
+        let text: String = lines.map(|(id, hash)| format!("{id} {hash}\n")).collect();
+        let folder = path.parent().map_or(Ok(()), |p| SystemFiles.make_folder(p));
+        let written = folder.and_then(|()| SystemFiles.replace(path, text.as_bytes()));
+        if let Err(error) = written {
+            tracing::debug!(%error, "the hashes of weights cannot be kept");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hashed(folder: &Path, names: &[&str]) -> [u8; 32] {
+        let files: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
+        let stop = Stop::default();
+        digest(&files, &folder.join("kept/weights"), &stop).expect("they can be read")
+    }
+
+    #[test]
+    fn other_bytes_and_another_order_are_other_weights() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let write = |name: &str, text: &str| {
+            fs::write(folder.path().join(name), text).expect("it can be written");
+        };
+        write("a", "one");
+        write("b", "two");
+        let first = hashed(folder.path(), &["a", "b"]);
+        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "kept");
+        assert_ne!(first, hashed(folder.path(), &["b", "a"]));
+        fs::remove_file(folder.path().join("kept/weights")).expect("it was written");
+        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "not kept");
+        write("c", "six");
+        fs::rename(folder.path().join("c"), folder.path().join("b")).expect("same folder");
+        assert_ne!(first, hashed(folder.path(), &["a", "b"]));
+        write("kept/weights", "what \u{1} is this\n\n");
+        write("b", "two");
+        assert_eq!(first, hashed(folder.path(), &["a", "b"]), "nonsense kept");
+    }
+
+    #[test]
+    fn kept_hashes_are_taken_without_reading() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        fs::write(folder.path().join("a"), "one").expect("it can be written");
+        let first = hashed(folder.path(), &["a"]);
+        let stop = Stop::default();
+        stop.set();
+        let files = [folder.path().join("a")];
+        let kept = digest(&files, &folder.path().join("kept/weights"), &stop);
+        assert_eq!(kept.ok(), cfg!(unix).then_some(first));
+        let unkept = digest(&files, &folder.path().join("other"), &stop);
+        assert!(matches!(unkept, Err(DigestError::Stopped)));
+        let missing = [folder.path().join("none")];
+        let error = digest(&missing, &folder.path().join("other"), &Stop::default());
+        let error = error.expect_err("there is no such file").to_string();
+        assert!(error.contains("none cannot be read"), "{error}");
+    }
+}

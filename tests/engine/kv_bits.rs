@@ -1,0 +1,259 @@
+//! Bits of keys, values and states on each kernel path, against the fixtures of the kernels' epoch.
+//!
+//! Blocks of the KV store outlive the binary that computed them. So kernels that give other bits must have another epoch
+//! (`KERNEL_EPOCH` in `src/engine/store.rs`), and this test fails if they have not.
+//!
+//! `SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine` writes the fixtures of all kernel paths that the machine has: after
+//! the epoch was raised, or to add a path or a model. It does not overwrite bits of the same epoch.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use souffleur::config::{DtypeChoice, EngineConfig, KvCacheDtype};
+use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
+use souffleur::kernels::dtype::Quantization;
+use tempfile::TempDir;
+
+use crate::kernel_paths::say;
+use crate::store::{first_life, stored};
+
+/// Makes the fixtures when it is set.
+const REMAKE: &str = "SOUFFLEUR_REMAKE_KV_BITS";
+const COMMAND: &str = "SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine";
+const FIXTURES: &str = "tests/fixtures/kv_bits";
+/// Where headers of records and payloads begin, in bytes.
+const ALIGN: usize = 4096;
+const MAGIC: &[u8] = b"SFKVBLK1";
+/// In a header: the number of the block, of planes, and the checksums of these.
+const BLOCK_AT: usize = 112;
+const PLANES_AT: usize = 116;
+const SUMS_AT: usize = 128;
+
+/// Models of all kinds of layers, with the weights that they have: the first is large enough for kernels of many rows and
+/// columns.
+const MODELS: [&str; 10] = [
+    "models/souffleur-tiny",
+    "tests/fixtures/models/qwen3",
+    "tests/fixtures/models/qwen3-moe",
+    "tests/fixtures/models/deepseek-v2",
+    "tests/fixtures/models/gemma2",
+    "tests/fixtures/models/gemma4",
+    "tests/fixtures/models/gpt-oss",
+    "tests/fixtures/models/lfm2",
+    "tests/fixtures/models/qwen3-5",
+    "tests/fixtures/models/qwen3-next",
+];
+
+/// What is run, by its name in the fixtures.
+fn cases(folder: &Path) -> Vec<(String, EngineConfig)> {
+    let of = |model: &str| stored(model, folder, 16);
+    let name = |model: &str| model.rsplit('/').next().unwrap_or(model).to_owned();
+    let mut cases: Vec<_> = MODELS.map(|model| (name(model), of(model))).into();
+    let dense = of(MODELS[0]);
+    let dtypes = [
+        ("float32", DtypeChoice::Float32),
+        ("float16", DtypeChoice::Float16),
+    ];
+    for (name, dtype) in dtypes {
+        let config = EngineConfig {
+            dtype,
+            ..dense.clone()
+        };
+        cases.push((format!("souffleur-tiny-{name}"), config));
+    }
+    for (name, quantization) in [("int8", Quantization::Int8), ("int4", Quantization::Int4)] {
+        let config = EngineConfig {
+            quantization: Some(quantization),
+            ..dense.clone()
+        };
+        cases.push((format!("souffleur-tiny-{name}"), config));
+    }
+    let config = EngineConfig {
+        kv_cache_dtype: KvCacheDtype::Int8,
+        ..dense
+    };
+    cases.push(("souffleur-tiny-kv-int8".to_owned(), config));
+    cases
+}
+
+/// Bits of one kernel path: the epoch, and a checksum by case and record.
+#[derive(Debug, PartialEq)]
+struct KvBits {
+    epoch: String,
+    records: BTreeMap<String, String>,
+}
+
+impl KvBits {
+    /// What the engine computes now.
+    async fn compute(path: Isa) -> Self {
+        let mut bits = Self {
+            epoch: String::new(),
+            records: BTreeMap::new(),
+        };
+        let names: Vec<String> = cases(Path::new(""))
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        for (index, name) in names.into_iter().enumerate() {
+            let folder = TempDir::new().expect("a temporary folder");
+            let (_, config) = cases(folder.path()).swap_remove(index);
+            first_life(config, 1).await;
+            bits.take_folder(&name, path, folder.path());
+        }
+        bits
+    }
+
+    /// Adds the records of the one fingerprint in a store's folder.
+    fn take_folder(&mut self, case: &str, path: Isa, root: &Path) {
+        let entries = fs::read_dir(root).expect("the store made it");
+        let entries = entries.map(|entry| entry.expect("it can be read").path());
+        let folder = entries.into_iter().find(|path| path.is_dir());
+        let folder = folder.expect("there is a fingerprint");
+        let meta = fs::read_to_string(folder.join("meta")).expect("it is text");
+        let kernels = meta.lines().find_map(|line| line.strip_prefix("kernels: "));
+        let kernels = kernels.expect("kernels are a part of the fingerprint");
+        let words: Vec<&str> = kernels.trim_matches('"').split(' ').collect();
+        assert_eq!(words[..2], ["cpu", path.name()]);
+        self.epoch = words[2].to_owned();
+        let mut n_records = 0;
+        for kind in ["kv", "state"] {
+            let file = folder.join(format!("seg-{kind}-0000"));
+            let bytes = fs::read(file).unwrap_or_default();
+            let at = (0..bytes.len()).step_by(ALIGN);
+            for header in at.map(|at| &bytes[at..]) {
+                if header.starts_with(MAGIC) {
+                    let (block, sum) = checksum(header);
+                    self.records.insert(format!("{case} {kind} {block}"), sum);
+                    n_records += 1;
+                }
+            }
+        }
+        assert!(n_records >= 2, "{case}: {n_records} records");
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let epoch = lines.next()?.strip_prefix("epoch ")?.to_owned();
+        let records = lines.map(|line| {
+            let (record, sum) = line.rsplit_once(' ')?;
+            Some((record.to_owned(), sum.to_owned()))
+        });
+        let records = records.collect::<Option<_>>()?;
+        Some(Self { epoch, records })
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("epoch {}\n", self.epoch);
+        for (record, sum) in &self.records {
+            let _ = writeln!(text, "{record} {sum}");
+        }
+        text
+    }
+
+    /// The records that both have, with other bits.
+    fn moved(&self, now: &Self) -> Vec<&str> {
+        let records = self.records.iter();
+        let moved = records.filter(|(record, sum)| {
+            let found = now.records.get(*record);
+            found.is_some_and(|found| found != *sum)
+        });
+        moved.map(|(record, _)| record.as_str()).collect()
+    }
+}
+
+/// The block of a record, and a checksum over those of its planes.
+fn checksum(header: &[u8]) -> (u32, String) {
+    let word = |at: usize| {
+        let bytes = header[at..at + 4].try_into().expect("four bytes");
+        u32::from_le_bytes(bytes)
+    };
+    let sums = &header[SUMS_AT..SUMS_AT + 4 * word(PLANES_AT) as usize];
+    let sum = crc32fast::hash(sums);
+    (word(BLOCK_AT), format!("{sum:08x}"))
+}
+
+fn fixture(path: Isa) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(FIXTURES);
+    folder.join(format!("{}.txt", path.name()))
+}
+
+/// Names the kernel paths that no fixture is of; those that the machine lacks are named by the test of all paths.
+fn say_which_are_missing() {
+    let missing = Isa::ALL.into_iter().filter(|path| !fixture(*path).exists());
+    for path in missing {
+        say(path, &format!("no bits in {FIXTURES}: {COMMAND} adds them"));
+    }
+}
+
+/// Writes the fixture. Bits that moved need another epoch first.
+fn remake(path: Isa, now: &KvBits) {
+    let file = fixture(path);
+    let text = fs::read_to_string(&file).unwrap_or_default();
+    if let Some(before) = KvBits::parse(&text)
+        && before.epoch == now.epoch
+    {
+        check(path, &before, now);
+    }
+    fs::create_dir_all(file.with_file_name("")).expect("the repository is writable");
+    fs::write(file, now.text()).expect("the repository is writable");
+}
+
+fn check(path: Isa, expected: &KvBits, now: &KvBits) {
+    let (path, epoch) = (path.name(), &now.epoch);
+    assert_eq!(
+        expected.epoch, *epoch,
+        "kernel path {path}: the kernels are of epoch {epoch}, {FIXTURES}/{path}.txt is of epoch {}: run {COMMAND} on \
+         machines that have all kernel paths between them",
+        expected.epoch
+    );
+    let moved = expected.moved(now);
+    assert!(
+        moved.is_empty(),
+        "kernel path {path}: keys and values of {moved:?} have other bits than epoch {epoch} had, so blocks that an earlier \
+         binary stored would be loaded between others. If the kernels were meant to change, raise KERNEL_EPOCH in \
+         src/engine/store.rs, then run {COMMAND}. If only a model or prompt of this test changed, remove \
+         {FIXTURES}/{path}.txt first"
+    );
+}
+
+#[tokio::test]
+async fn keys_and_values_have_the_bits_of_their_epoch() {
+    if cfg!(not(target_arch = "x86_64")) {
+        eprintln!("not tried: the fixtures are those of x86-64");
+        return;
+    }
+    let path = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
+    let now = KvBits::compute(path).await;
+    if std::env::var_os(REMAKE).is_some() {
+        return remake(path, &now);
+    }
+    if std::env::var_os(ISA_VARIABLE).is_none() {
+        say_which_are_missing();
+    }
+    match fs::read_to_string(fixture(path)) {
+        Ok(text) => {
+            let expected = KvBits::parse(&text).expect("the fixture is whole");
+            check(path, &expected, &now);
+        }
+        // Every machine has this one.
+        Err(error) => assert_ne!(path, Isa::Portable, "{error}: run {COMMAND}"),
+    }
+}
+
+#[test]
+fn bits_that_moved_are_named() {
+    let bits = |epoch: &str, sum: &str| KvBits {
+        epoch: epoch.to_owned(),
+        records: [
+            ("a kv 0".to_owned(), "0".to_owned()),
+            ("a kv 1".to_owned(), sum.to_owned()),
+        ]
+        .into(),
+    };
+    let before = bits("1", "5");
+    assert_eq!(KvBits::parse(&before.text()).as_ref(), Some(&before));
+    assert!(before.moved(&before).is_empty());
+    assert_eq!(before.moved(&bits("1", "6")), ["a kv 1"]);
+}

@@ -1,0 +1,161 @@
+//! Prefixes outlive a restart: a prompt that was computed, an engine that ended, and a prompt that is loaded give the same
+//! tokens and log probabilities, bit for bit. Real models on the CPU executor, a real store in a folder of its own.
+
+use std::path::Path;
+
+use souffleur::config::{DtypeChoice, EngineConfig, KvCacheDtype};
+use souffleur::request::{GenerateRequest, Prompt};
+use souffleur::state::sampling::LogprobWish;
+use souffleur::state::scheduler::stats::EngineStats;
+use souffleur::state::scheduler::tier::TierStats;
+use tempfile::TempDir;
+
+use crate::identity::{plain, start};
+use crate::requests::{Bits, VOCAB, bits};
+use crate::world::World;
+
+/// A dense model, two with latent attention, two with windows, one with sinks, one whose layers share KV, and three with
+/// states.
+const MODELS: [&str; 10] = [
+    "tests/fixtures/models/qwen3",
+    "tests/fixtures/models/deepseek-v2",
+    "tests/fixtures/models/glm4-moe-lite",
+    "tests/fixtures/models/gemma2",
+    "tests/fixtures/models/mistral",
+    "tests/fixtures/models/gpt-oss",
+    "tests/fixtures/models/gemma4",
+    "tests/fixtures/models/lfm2",
+    "tests/fixtures/models/qwen3-5",
+    "tests/fixtures/models/qwen3-next",
+];
+
+pub fn stored(model: &str, folder: &Path, page_size: u32) -> EngineConfig {
+    EngineConfig {
+        kv_disk_path: Some(folder.to_owned()),
+        kv_disk_bytes: 1 << 28,
+        kv_host_bytes: Some(1 << 24),
+        page_size,
+        ..plain(model, DtypeChoice::Auto)
+    }
+}
+
+/// A prompt of whole blocks and some more.
+fn ask(seed: u32) -> GenerateRequest {
+    let prompt = (0..150).map(|i| (i * 17 + seed * 5 + i / 7) % VOCAB);
+    let mut request = GenerateRequest::new(Prompt::Tokens(prompt.collect()));
+    request.logprobs = Some(LogprobWish::default());
+    let sampling = &mut request.sampling;
+    sampling.max_new_tokens = 8;
+    sampling.ignore_eos = true;
+    sampling.sampling_seed = Some(u64::from(seed));
+    sampling.temperature = 0.7;
+    request
+}
+
+fn tier(stats: &EngineStats) -> TierStats {
+    stats.store.expect("the engine has a store")
+}
+
+/// An engine whose store serves.
+async fn serving(config: EngineConfig) -> World {
+    let world = start(config);
+    world.until(|stats| tier(stats).serves).await;
+    world
+}
+
+/// Runs a prompt, waits until all of it is written, and ends the engine.
+pub async fn first_life(config: EngineConfig, seed: u32) -> Bits {
+    let world = serving(config).await;
+    let (bits, cached) = bits(world.generate(ask(seed))).await;
+    assert_eq!(cached, 0);
+    let is_written = |stats: &EngineStats| {
+        let tier = tier(stats);
+        let is_idle =
+            tier.free_buffers == tier.buffers && tier.free_state_buffers == tier.state_buffers;
+        tier.saved_blocks >= 2 && tier.queued_paths == 0 && is_idle
+    };
+    world.until(is_written).await;
+    world.assert_whole().await;
+    world.stop().await;
+    bits
+}
+
+/// Runs it again; how many tokens came from the store.
+async fn second_life(config: EngineConfig, seed: u32) -> (Bits, u64) {
+    let world = serving(config).await;
+    let (bits, cached) = bits(world.generate(ask(seed))).await;
+    let stats = world.assert_whole().await;
+    let loaded = tier(&stats).loaded_tokens;
+    assert_eq!(u64::from(cached), loaded);
+    world.stop().await;
+    (bits, loaded)
+}
+
+#[tokio::test]
+async fn a_prompt_says_the_same_after_a_restart() {
+    for model in MODELS {
+        for page_size in [1, 16, 64] {
+            let folder = TempDir::new().expect("a temporary folder");
+            let config = stored(model, folder.path(), page_size);
+            let expected = first_life(config.clone(), 1).await;
+            let (got, loaded) = second_life(config, 1).await;
+            assert_eq!(loaded, 128, "{model}, pages of {page_size}");
+            assert_eq!(got, expected, "{model}, pages of {page_size}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn codes_and_scales_of_int8_are_stored_together() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let config = EngineConfig {
+        kv_cache_dtype: KvCacheDtype::Int8,
+        ..stored(MODELS[0], folder.path(), 16)
+    };
+    let expected = first_life(config.clone(), 2).await;
+    let (got, loaded) = second_life(config, 2).await;
+    assert_eq!((loaded, got), (128, expected));
+}
+
+#[tokio::test]
+async fn chunks_and_another_page_size_find_what_was_stored() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let expected = first_life(stored(MODELS[0], folder.path(), 1), 3).await;
+    let config = EngineConfig {
+        chunked_prefill_size: 16,
+        enable_mixed_chunk: true,
+        ..stored(MODELS[0], folder.path(), 16)
+    };
+    let (got, loaded) = second_life(config, 3).await;
+    assert_eq!((loaded, got), (128, expected));
+}
+
+#[tokio::test]
+async fn another_model_and_another_kv_type_find_nothing() {
+    let folder = TempDir::new().expect("a temporary folder");
+    first_life(stored(MODELS[0], folder.path(), 1), 4).await;
+    let others = [
+        stored("tests/fixtures/models/qwen2", folder.path(), 1),
+        EngineConfig {
+            kv_cache_dtype: KvCacheDtype::Int8,
+            ..stored(MODELS[0], folder.path(), 1)
+        },
+    ];
+    for config in others {
+        let (_, loaded) = second_life(config, 4).await;
+        assert_eq!(loaded, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_used_leaves_the_engine_serving() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let file = folder.path().join("a file, no folder");
+    std::fs::write(&file, "x").expect("a writable folder");
+    let world = start(stored(MODELS[0], &file, 1));
+    let (said, cached) = bits(world.generate(ask(5))).await;
+    assert_eq!((said.len(), cached), (8, 0));
+    let stats = world.assert_whole().await;
+    assert!(!tier(&stats).serves);
+    world.stop().await;
+}

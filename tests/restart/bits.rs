@@ -1,0 +1,107 @@
+//! A prompt that was computed, a process that was killed, and the same prompt, loaded: equal tokens and log probabilities,
+//! bit for bit.
+
+use souffleur::kernels::cpu::Isa;
+use tempfile::TempDir;
+
+use crate::kernel_paths::say;
+use crate::server::Launch;
+use crate::{BLOCK_TOKENS, STORED_TOKENS, kills, model, prompt};
+
+/// Models whose layers keep all tokens: dense ones, latent attention, windows, sinks, layers that share keys and values, and
+/// experts.
+const KEPT: [&str; 9] = [
+    "souffleur-tiny",
+    "qwen3",
+    "deepseek-v2",
+    "glm4-moe-lite",
+    "gemma2",
+    "mistral",
+    "gpt-oss",
+    "gemma4",
+    "qwen3-moe",
+];
+/// Models with layers that keep a state.
+const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
+const PAGE_SIZES: [u32; 3] = [1, 16, 64];
+/// What each run of the tests takes of these.
+const SOME: [(&str, u32); 11] = [
+    ("souffleur-tiny", 1),
+    ("souffleur-tiny", 16),
+    ("souffleur-tiny", 64),
+    ("deepseek-v2", 1),
+    ("deepseek-v2", 64),
+    ("gemma2", 16),
+    ("gpt-oss", 64),
+    ("gemma4", 1),
+    ("lfm2", 16),
+    ("qwen3-5", 1),
+    ("qwen3-5", 64),
+];
+
+fn check(name: &str, page_size: u32, isa: Isa) {
+    let what = format!("{name}, pages of {page_size}, {}", isa.name());
+    let folder = TempDir::new().expect("a folder can be made");
+    let launch = Launch::new(&model(name)).stored(folder.path());
+    let launch = launch.pages_of(page_size).on(isa);
+    let first = launch.start_serving();
+    let expected = first.ask(&prompt(1));
+    assert_eq!((expected.device, expected.stored), (0, 0), "{what}");
+    first.wait_until_written(STORED_TOKENS);
+    first.kill();
+    let second = launch.start_serving();
+    let got = second.ask(&prompt(1));
+    assert_eq!(got.said, expected.said, "{what}");
+    assert_eq!((got.device, second.damages()), (0, 0), "{what}");
+    let source = r#"cache_source="storage_file""#;
+    let counted = second.metric("sglang:cached_tokens_total", source);
+    assert_eq!(counted as u64, got.stored, "{what}");
+    let again = second.ask(&prompt(1));
+    assert_eq!(again.said, expected.said, "{what}");
+    if WITH_STATES.contains(&name) {
+        // Behind a block at whose end a state was saved.
+        let is_block = got.stored % BLOCK_TOKENS == 0 && got.stored <= STORED_TOKENS;
+        assert!(got.stored > 0 && is_block, "{what}: {}", got.stored);
+    } else {
+        assert_eq!(got.stored, STORED_TOKENS, "{what}");
+        // What was loaded is in memory now, and is not loaded again.
+        let is_cached = again.device >= STORED_TOKENS && again.stored == 0;
+        assert!(is_cached, "{what}: {again:?}");
+    }
+}
+
+#[test]
+fn a_prompt_says_the_same_after_a_kill() {
+    let path = Isa::chosen().unwrap_or_else(|error| panic!("{error}"));
+    if kills().is_none() {
+        for (name, page_size) in SOME {
+            check(name, page_size, path);
+        }
+        return;
+    }
+    for name in KEPT.into_iter().chain(WITH_STATES) {
+        for page_size in PAGE_SIZES {
+            check(name, page_size, path);
+        }
+    }
+}
+
+#[test]
+fn every_kernel_path_says_the_same_after_a_kill() {
+    let available = Isa::available();
+    for isa in Isa::ALL {
+        if !available.contains(&isa) {
+            say(isa, "not present on this machine");
+            continue;
+        }
+        match kills() {
+            None => check("souffleur-tiny", 16, isa),
+            Some(_) => {
+                for name in KEPT.into_iter().chain(WITH_STATES) {
+                    check(name, 16, isa);
+                }
+            }
+        }
+        say(isa, "restarted");
+    }
+}

@@ -1,0 +1,177 @@
+//! Files that changed between two lives: what is damaged is a miss that is counted, never another output.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::server::Launch;
+use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
+
+/// Where headers and payloads begin, in bytes.
+const ALIGN: usize = 4096;
+/// The file of records of keys and values.
+const RECORDS: &str = "seg-kv-0000";
+/// Lives in which everything is mended.
+const MAX_LIVES: usize = 3;
+/// The magic bytes of a header, and where it has the number of its block.
+const MAGIC: &[u8] = b"SFKVBLK1";
+const BLOCK_AT: usize = 112;
+
+/// The files of the one fingerprint in a store's folder.
+struct Files(PathBuf);
+
+impl Files {
+    fn of(root: &Path) -> Self {
+        let entries = fs::read_dir(root).expect("it is there");
+        let mut folders = entries.filter_map(|entry| {
+            let path = entry.expect("it can be read").path();
+            path.is_dir().then_some(path)
+        });
+        let only = folders.next().expect("there is a fingerprint");
+        assert!(folders.next().is_none(), "there is one fingerprint");
+        Self(only)
+    }
+
+    /// Changes a file.
+    fn edit(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let path = self.0.join(name);
+        let mut bytes = fs::read(&path).expect("it is there");
+        change(&mut bytes);
+        fs::write(path, bytes).expect("it can be written");
+    }
+
+    /// Changes the records of the prompt's two blocks: where each begins, in the order of the blocks.
+    fn edit_records(&self, change: impl FnOnce(&mut Vec<u8>, [usize; 2])) {
+        self.edit(RECORDS, |bytes| {
+            let block = |at: &usize| bytes[at + BLOCK_AT];
+            let places = (0..bytes.len()).step_by(ALIGN);
+            let mut places: Vec<usize> = places
+                .filter(|at| bytes[*at..].starts_with(MAGIC))
+                .collect();
+            places.sort_by_key(block);
+            let places = <[usize; 2]>::try_from(places).expect("two blocks are stored");
+            change(bytes, places);
+        });
+    }
+}
+
+/// A damage, the tokens that are found all the same, and whether reading it counts as one.
+type Damage = (&'static str, fn(&Files), u64, bool);
+
+const DAMAGES: [Damage; 12] = [
+    (
+        "a bit of the first payload",
+        |files| files.edit_records(|bytes, [first, _]| bytes[first + ALIGN + 100] ^= 4),
+        0,
+        true,
+    ),
+    (
+        "a bit of the second payload",
+        |files| files.edit_records(|bytes, [_, second]| bytes[second + ALIGN + 7] ^= 128),
+        BLOCK_TOKENS,
+        true,
+    ),
+    (
+        "a byte of the second key",
+        |files| files.edit_records(|bytes, [_, second]| bytes[second + 50] ^= 1),
+        BLOCK_TOKENS,
+        true,
+    ),
+    (
+        "a checksum of the second block",
+        |files| files.edit_records(|bytes, [_, second]| bytes[second + 128] ^= 1),
+        BLOCK_TOKENS,
+        true,
+    ),
+    (
+        "zeros for the first header",
+        |files| files.edit_records(|bytes, [first, _]| bytes[first..first + ALIGN].fill(0)),
+        0,
+        true,
+    ),
+    (
+        "swapped records",
+        |files| files.edit_records(|bytes, places| swap(bytes, places)),
+        0,
+        true,
+    ),
+    (
+        "a file without its end",
+        |files| files.edit(RECORDS, |bytes| bytes.truncate(bytes.len() - ALIGN - 1)),
+        BLOCK_TOKENS,
+        true,
+    ),
+    (
+        "an empty file",
+        |files| files.edit(RECORDS, Vec::clear),
+        0,
+        false,
+    ),
+    (
+        "another fingerprint in meta",
+        |files| files.edit("meta", |bytes| bytes[20] ^= 1),
+        0,
+        false,
+    ),
+    (
+        "a byte of index.log",
+        |files| {
+            files.edit("index.log", |bytes| {
+                let half = bytes.len() / 2;
+                bytes[half] ^= 1;
+            });
+        },
+        STORED_TOKENS,
+        false,
+    ),
+    (
+        "a cut index.log",
+        |files| files.edit("index.log", |bytes| bytes.truncate(bytes.len() - 1)),
+        STORED_TOKENS,
+        false,
+    ),
+    (
+        "no index.log",
+        |files| fs::remove_file(files.0.join("index.log")).expect("it is there"),
+        STORED_TOKENS,
+        false,
+    ),
+];
+
+/// Each takes the other's place.
+fn swap(bytes: &mut [u8], [first, second]: [usize; 2]) {
+    let (low, high) = (first.min(second), first.max(second));
+    let (before, behind) = bytes.split_at_mut(high);
+    let len = (high - low).min(behind.len());
+    before[low..low + len].swap_with_slice(&mut behind[..len]);
+}
+
+#[test]
+fn what_is_damaged_is_computed_again_and_then_found_again() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let launch = Launch::new(&model("qwen3")).stored(folder.path());
+    let server = launch.start_serving();
+    let said = server.ask(&prompt(1)).said;
+    server.wait_until_written(STORED_TOKENS);
+    server.kill();
+    for (what, damage, tokens, is_counted) in DAMAGES {
+        damage(&Files::of(folder.path()));
+        let mut server = launch.start_serving();
+        let mut found = server.ask(&prompt(1));
+        assert_eq!((found.stored, &found.said), (tokens, &said), "{what}");
+        assert_eq!(server.damages() > 0, is_counted, "{what}");
+        // What is behind a damaged block is met in the next life, and may be damaged, too.
+        for _ in 0..MAX_LIVES {
+            if found.stored == STORED_TOKENS {
+                break;
+            }
+            server.wait_until_written(BLOCK_TOKENS);
+            server.kill();
+            server = launch.start_serving();
+            found = server.ask(&prompt(1));
+            assert_eq!(found.said, said, "after {what}");
+        }
+        assert_eq!(found.stored, STORED_TOKENS, "after {what}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Whatever changes bits, and whoever must not see what others asked, finds nothing; all else finds everything.
+
+use std::fs;
+use std::path::Path;
+
+use souffleur::kernels::cpu::Isa;
+use tempfile::TempDir;
+
+use crate::server::{Answer, Launch, Said};
+use crate::{STORED_TOKENS, model, prompt};
+
+/// A folder with what a prompt of the fixture left, the launch that fills it, and what it said.
+struct Stored {
+    folder: TempDir,
+    launch: Launch,
+    said: Said,
+}
+
+impl Stored {
+    fn new(model: &Path) -> Self {
+        let folder = TempDir::new().expect("a folder can be made");
+        let launch = Launch::new(model).stored(folder.path());
+        let server = launch.start_serving();
+        let said = server.ask(&prompt(1)).said;
+        server.wait_until_written(STORED_TOKENS);
+        server.kill();
+        Self {
+            folder,
+            launch,
+            said,
+        }
+    }
+
+    /// The prompt, asked in another life of the server.
+    fn ask(&self, launch: &Launch) -> Answer {
+        launch.start_serving().ask(&prompt(1))
+    }
+
+    /// It is found by the launch that it comes from.
+    fn assert_found(&self) {
+        let found = self.ask(&self.launch);
+        assert_eq!((found.stored, &found.said), (STORED_TOKENS, &self.said));
+    }
+}
+
+/// What a server without a store says.
+fn computed(launch: &Launch) -> Said {
+    launch.start().ask(&prompt(1)).said
+}
+
+#[test]
+fn another_type_page_or_kernel_path_loads_nothing() {
+    let model = model("qwen3");
+    let stored = Stored::new(&model);
+    let flags: [&[&str]; 5] = [
+        &["--kv-cache-dtype", "int8"],
+        &["--kv-cache-dtype", "float32"],
+        &["--dtype", "float32"],
+        &["--quantization", "int8"],
+        // A block is a page then.
+        &["--page-size", "128"],
+    ];
+    let with_flags = flags.map(|flags| Launch::new(&model).args(flags));
+    let mut others = with_flags.to_vec();
+    let chosen = Isa::detect();
+    let paths = Isa::available().into_iter().filter(|isa| *isa != chosen);
+    others.extend(paths.map(|isa| Launch::new(&model).on(isa)));
+    for (index, other) in others.into_iter().enumerate() {
+        let expected = computed(&other);
+        let found = stored.ask(&other.stored(stored.folder.path()));
+        assert_eq!(found.stored, 0, "other {index}");
+        assert_eq!(found.said, expected, "other {index}");
+    }
+    stored.assert_found();
+}
+
+#[test]
+fn what_changes_no_bit_finds_everything() {
+    let stored = Stored::new(&model("qwen3"));
+    let flags: [&[&str]; 5] = [
+        &["--page-size", "16"],
+        &["--page-size", "64", "--chunked-prefill-size", "64"],
+        &["--max-total-tokens", "2048"],
+        &["--context-length", "200", "--schedule-policy", "lpm"],
+        &["--kv-write-policy", "write_through_selective"],
+    ];
+    for flags in flags {
+        let found = stored.ask(&stored.launch.clone().args(flags));
+        assert_eq!(found.stored, STORED_TOKENS, "{flags:?}");
+        assert_eq!(found.said, stored.said, "{flags:?}");
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("it is there") {
+        let entry = entry.expect("it can be read");
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("it can be written");
+    }
+}
+
+#[test]
+fn other_weights_under_the_same_name_load_nothing() {
+    let folder = TempDir::new().expect("a folder can be made");
+    copy_folder(&model("qwen3"), folder.path());
+    let stored = Stored::new(folder.path());
+    let file = folder.path().join("model.safetensors");
+    let weights = fs::read(&file).expect("it is there");
+    let mut others = weights.clone();
+    // The mantissa of the last value: the smallest change that there is.
+    let last = others.len() - 2;
+    others[last] ^= 1;
+    fs::write(&file, &others).expect("it can be written");
+    let expected = computed(&Launch::new(folder.path()));
+    let found = stored.ask(&stored.launch);
+    assert_eq!((found.stored, found.said), (0, expected));
+    // Another folder with the first weights is the first model, whatever it is called.
+    let elsewhere = TempDir::new().expect("a folder can be made");
+    copy_folder(folder.path(), elsewhere.path());
+    let copied = elsewhere.path().join("model.safetensors");
+    fs::write(copied, &weights).expect("it can be written");
+    let launch = Launch::new(elsewhere.path()).stored(stored.folder.path());
+    let found = stored.ask(&launch);
+    assert_eq!((found.stored, &found.said), (STORED_TOKENS, &stored.said));
+}
+
+#[test]
+fn a_salt_separates_users_across_a_restart() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let launch = Launch::new(&model("qwen3")).stored(folder.path());
+    let first = launch.start_serving();
+    let said = first.ask_salted(&prompt(1), "a").said;
+    first.wait_until_written(STORED_TOKENS);
+    first.kill();
+    // Each is the first request of a life: later ones would not be loaded if they were computed as fast.
+    let second_life = |salt| launch.start_serving().ask_salted(&prompt(1), salt);
+    for other in ["b", ""] {
+        let other = second_life(other);
+        assert_eq!((other.stored, &other.said), (0, &said));
+    }
+    let same = second_life("a");
+    assert_eq!((same.stored, same.said), (STORED_TOKENS, said));
+}
+
+#[test]
+fn without_its_secret_nothing_is_found() {
+    let stored = Stored::new(&model("qwen3"));
+    let secret = stored.folder.path().join("secret");
+    for other in [None, Some([7; 32])] {
+        match other {
+            None => fs::remove_file(&secret),
+            Some(bytes) => fs::write(&secret, bytes),
+        }
+        .expect("it can be changed");
+        let server = stored.launch.start_serving();
+        let found = server.ask(&prompt(1));
+        assert_eq!((found.stored, &found.said), (0, &stored.said));
+        server.wait_until_written(STORED_TOKENS);
+        server.kill();
+        stored.assert_found();
+    }
+}

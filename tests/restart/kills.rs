@@ -1,0 +1,162 @@
+//! Servers under load, killed at any moment: what was answered five seconds before is found, and whatever is found is right.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::http::stream;
+use crate::server::{Launch, Server, call};
+use crate::{BLOCK_TOKENS, kills, model, number};
+
+/// Kills without `SOUFFLEUR_RESTART_KILLS`.
+const FEW: u64 = 2;
+/// Prompts that are answered, and written, before the load that is killed.
+const SETTLED: u32 = 6;
+/// What was answered so long ago is written.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+/// Tokens that the prompts are made of.
+const VOCABULARY: u32 = 2000;
+/// Prompts of the load at most.
+const MOST: u32 = 8;
+/// Room for some of the rounds: later ones take the place of earlier ones.
+const DISK_BYTES: &str = "50331648";
+
+/// A prompt of a dozen blocks and some more: long enough that it pays to load it. No two begin alike.
+fn long_prompt(seed: u32) -> Vec<u32> {
+    let rest = (2..840 + seed % 60).map(|i| (i * 13 + i / 5 + seed * (i % 7 + 3)) % VOCABULARY);
+    [seed % VOCABULARY, seed / VOCABULARY]
+        .into_iter()
+        .chain(rest)
+        .collect()
+}
+
+fn block_tokens(prompt: &[u32]) -> u64 {
+    prompt.len() as u64 / BLOCK_TOKENS * BLOCK_TOKENS
+}
+
+/// Answers that no store was part of.
+struct Reference(Server);
+
+impl Reference {
+    fn new() -> Self {
+        let launch = Launch::new(&model("souffleur-tiny"));
+        Self(launch.args(&["--disable-radix-cache"]).start())
+    }
+
+    /// Asks a server for a prompt, which must be answered as here. Tokens that were cached anywhere.
+    fn check(&self, server: &Server, seed: u32) -> u64 {
+        let prompt = long_prompt(seed);
+        let (expected, got) = (self.0.ask(&prompt), server.ask(&prompt));
+        assert_eq!(got.said, expected.said, "prompt {seed}\n{}", server.log());
+        got.stored + got.device
+    }
+}
+
+/// Asks for new prompts and kills the server within one of them.
+fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fastrand::Rng) {
+    let last = random.u32(seeds.clone());
+    for seed in seeds.start..last {
+        server.ask(&long_prompt(seed));
+    }
+    let mut body = call(&long_prompt(last));
+    body["stream"] = true.into();
+    // In the prefill, or behind some tokens.
+    let n_events = random.usize(0..10);
+    if n_events == 0 {
+        let socket = crate::http::open(server.addr, "/v1/completions", &body);
+        server.kill();
+        drop(socket);
+        return;
+    }
+    let mut events = stream(server.addr, "/v1/completions", &body);
+    for _ in 1..n_events {
+        if events.next_data().is_none() {
+            break;
+        }
+    }
+    server.kill();
+}
+
+/// The files below a folder.
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("it is there") {
+        let path = entry.expect("it can be read").path();
+        match path.is_dir() {
+            true => files(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+/// Changes a byte of a file, cuts it or removes it.
+fn damage(folder: &Path, random: &mut fastrand::Rng) -> String {
+    let mut found = Vec::new();
+    files(folder, &mut found);
+    found.sort();
+    let path = random.choice(&found).expect("there are files");
+    let mut bytes = fs::read(path).expect("it can be read");
+    let at = random.usize(..bytes.len().max(1));
+    let what = random.u8(..4);
+    let done = match what {
+        0 => fs::remove_file(path),
+        1 => fs::write(path, &bytes[..at.min(bytes.len())]),
+        _ => {
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 1 << random.u8(..8);
+            }
+            fs::write(path, bytes)
+        }
+    };
+    done.expect("it can be changed");
+    format!("damage {what} of {} at {at}", path.display())
+}
+
+#[test]
+fn what_was_answered_before_a_kill_is_found_and_right() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let seed = number("SOUFFLEUR_RESTART_SEED").unwrap_or(1);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let reference = Reference::new();
+    let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
+    let launch = launch.args(&["--kv-disk-bytes", DISK_BYTES]);
+    let launch = launch.args(&["--max-total-tokens", "16384"]);
+    let mut next = 0;
+    for kill in 0..kills().unwrap_or(FEW) {
+        let settled = next..next + SETTLED;
+        next = settled.end + MOST;
+        let server = launch.start_serving();
+        let mut tokens = 0;
+        for seed in settled.clone() {
+            tokens += block_tokens(&long_prompt(seed));
+            reference.check(&server, seed);
+        }
+        server.wait_at_most(WRITTEN_WITHIN, "all answers are written", || {
+            server.written_tokens() >= tokens
+        });
+        kill_under_load(server, settled.end..next, &mut random);
+        let is_damaged = kill % 3 == 2;
+        if is_damaged {
+            // Shown if the test fails.
+            eprintln!("kill {kill}: {}", damage(folder.path(), &mut random));
+        }
+        let server = launch.start_serving();
+        let found: u64 = settled
+            .clone()
+            .map(|seed| reference.check(&server, seed))
+            .sum();
+        assert!(
+            is_damaged || found * 100 >= tokens * 95,
+            "kill {kill}: {found} of {tokens} tokens are found\n{}",
+            server.log()
+        );
+        // Some of the load, as far as it was written.
+        for seed in settled.end..next {
+            reference.check(&server, seed);
+        }
+        let is_sound = is_damaged || kill > 1 || server.damages() == 0;
+        assert!(is_sound, "kill {kill}: {}", server.log());
+        server.kill();
+    }
+}

@@ -1,0 +1,55 @@
+//! A server that is killed and started again on the same KV store: black box, with real processes and real files.
+//!
+//! `SOUFFLEUR_RESTART_KILLS` says how often a server under load is killed (twice otherwise); with it, the other tests take
+//! every model, page size and kernel path. `SOUFFLEUR_RESTART_SEED` says at which moments (the same ones otherwise).
+
+mod bits;
+mod damage;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../server/http.rs"]
+mod http;
+mod identity;
+#[allow(
+    dead_code,
+    reason = "shared with tests whose engines are in one process"
+)]
+#[path = "../common/kernel_paths.rs"]
+mod kernel_paths;
+mod kills;
+mod server;
+mod troubles;
+
+use std::path::{Path, PathBuf};
+
+/// Tokens of a block.
+const BLOCK_TOKENS: u64 = 64;
+/// Tokens of [`prompt`] that whole blocks hold.
+const STORED_TOKENS: u64 = 2 * BLOCK_TOKENS;
+
+/// The folder of a fixture, or of the bundled model.
+fn model(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    match name {
+        "souffleur-tiny" => root.join("models").join(name),
+        _ => root.join("tests/fixtures/models").join(name),
+    }
+}
+
+/// A prompt of whole blocks and some more, of tokens that every model has.
+fn prompt(seed: u32) -> Vec<u32> {
+    let tokens = 0..STORED_TOKENS as u32 + 22;
+    tokens
+        .map(|i| (i * 17 + seed * 5 + i / 7 + i * i % (seed + 11)) % 288)
+        .collect()
+}
+
+/// A number in the environment; `None` where it is not set.
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
+}
+
+/// How often to kill, if that was asked for.
+fn kills() -> Option<u64> {
+    number("SOUFFLEUR_RESTART_KILLS")
+}

@@ -1,0 +1,344 @@
+//! A server process with a KV store: started, asked, watched and killed.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
+
+use crate::http::{get, post};
+
+/// Longest time that something is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What all servers here have, unless a flag says otherwise.
+const SETTINGS: [(&str, &str); 5] = [
+    ("SOUFFLEUR_THREADS", "1"),
+    ("SOUFFLEUR_MAX_TOTAL_TOKENS", "4096"),
+    ("SOUFFLEUR_MAX_RUNNING_REQUESTS", "16"),
+    ("SOUFFLEUR_KV_DISK_BYTES", "67108864"),
+    ("SOUFFLEUR_KV_HOST_BYTES", "33554432"),
+];
+
+/// How a server is started.
+#[derive(Clone)]
+pub struct Launch {
+    model: PathBuf,
+    args: Vec<OsString>,
+    isa: Option<Isa>,
+    file_blocks: Option<u32>,
+}
+
+impl Launch {
+    /// A server without a store.
+    pub fn new(model: &Path) -> Self {
+        Self {
+            model: model.to_owned(),
+            args: Vec::new(),
+            isa: None,
+            file_blocks: None,
+        }
+    }
+
+    /// The same with more flags.
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(OsString::from));
+        self
+    }
+
+    /// The same with a store in this folder.
+    pub fn stored(mut self, folder: &Path) -> Self {
+        self.args.push("--kv-disk-path".into());
+        self.args.push(folder.into());
+        self
+    }
+
+    /// The same with pages of so many tokens.
+    pub fn pages_of(self, tokens: u32) -> Self {
+        self.args(&["--page-size", &tokens.to_string()])
+    }
+
+    /// The same on a kernel path.
+    pub fn on(self, isa: Isa) -> Self {
+        Self {
+            isa: Some(isa),
+            ..self
+        }
+    }
+
+    /// The same with files of so many times 512 bytes at most: writes beyond fail as on a full disk.
+    pub fn with_files_of(self, blocks: u32) -> Self {
+        Self {
+            file_blocks: Some(blocks),
+            ..self
+        }
+    }
+
+    fn command(&self) -> Command {
+        let program = env!("CARGO_BIN_EXE_souffleur");
+        let mut command = match self.file_blocks {
+            None => Command::new(program),
+            Some(blocks) => {
+                // The signal that comes with the error would end the process.
+                let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &script, program]);
+                shell
+            }
+        };
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SOUFFLEUR_") {
+                command.env_remove(name);
+            }
+        }
+        if let Some(isa) = self.isa {
+            command.env(ISA_VARIABLE, isa.name());
+        }
+        // In the environment, where flags can say otherwise.
+        command.envs(SETTINGS);
+        command.args(["serve", "--port", "0"]);
+        command
+            .args(&self.args)
+            .arg("--model-path")
+            .arg(&self.model);
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts it; it is ready, and its store may not be.
+    pub fn start(&self) -> Server {
+        let mut child = self.command().spawn().expect("the binary runs");
+        let log = Log::of(child.stderr.take().expect("it is piped"));
+        let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let address = address(&mut stdout);
+        let addr = address.unwrap_or_else(|printed| {
+            let status = child.wait();
+            panic!(
+                "it ended before it was ready: {status:?}\n{printed}{}",
+                log.text()
+            )
+        });
+        Server {
+            child,
+            _stdout: stdout,
+            log,
+            addr,
+        }
+    }
+
+    /// Starts it and waits until its store serves.
+    pub fn start_serving(&self) -> Server {
+        let server = self.start();
+        server.wait_until("the store serves", || server.store()["serves"] == true);
+        server
+    }
+
+    /// What it says when it does not start.
+    pub fn refused(&self) -> String {
+        let output = self.command().output().expect("the binary runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "it started:\n{said}");
+        assert!(!said.contains("panicked"), "{said}");
+        said
+    }
+}
+
+/// The address that is printed once the model is loaded, or all that was printed.
+fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
+    let mut printed = String::new();
+    loop {
+        let start = printed.len();
+        if stdout.read_line(&mut printed).expect("it prints UTF-8") == 0 {
+            return Err(printed);
+        }
+        if let Some((_, rest)) = printed[start..].split_once("curl -N http://") {
+            let address = rest.split('/').next().expect("an address");
+            return Ok(address.parse().expect("an IP address and a port"));
+        }
+    }
+}
+
+/// What a process logs, read as it comes.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Log {
+    fn of(mut from: impl Read + Send + 'static) -> Self {
+        let log = Self::default();
+        let read = log.clone();
+        std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(n @ 1..) = from.read(&mut piece) {
+                read.lock().push_str(&String::from_utf8_lossy(&piece[..n]));
+            }
+        });
+        log
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn text(&self) -> String {
+        self.lock().clone()
+    }
+}
+
+/// What a request said, by its bits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    tokens: Value,
+    logprobs: Value,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub said: Said,
+    /// Prompt tokens that came from files, and from memory.
+    pub stored: u64,
+    pub device: u64,
+}
+
+/// A server that is ready, killed when it is dropped.
+pub struct Server {
+    child: Child,
+    _stdout: BufReader<ChildStdout>,
+    log: Log,
+    pub addr: SocketAddr,
+}
+
+/// A request of eight tokens behind a prompt.
+pub fn call(prompt: &[u32]) -> Value {
+    json!({
+        "prompt": prompt,
+        "max_tokens": 8,
+        "ignore_eos": true,
+        "temperature": 0.7,
+        "seed": 1,
+        "logprobs": 1,
+        "return_token_ids": true,
+        "return_cached_tokens_details": true,
+    })
+}
+
+impl Server {
+    /// Asks for eight tokens.
+    #[track_caller]
+    pub fn ask(&self, prompt: &[u32]) -> Answer {
+        self.answer(&call(prompt))
+    }
+
+    /// The same in the namespace of a salt.
+    #[track_caller]
+    pub fn ask_salted(&self, prompt: &[u32], salt: &str) -> Answer {
+        let mut call = call(prompt);
+        call["cache_salt"] = salt.into();
+        self.answer(&call)
+    }
+
+    #[track_caller]
+    fn answer(&self, call: &Value) -> Answer {
+        let mut reply = post(self.addr, "/v1/completions", call).ok();
+        let cached = &reply["sglext"]["cached_tokens_details"];
+        let (stored, device) = (cached["storage"].as_u64(), cached["device"].as_u64());
+        let choice = &mut reply["choices"][0];
+        let said = Said {
+            tokens: choice["token_ids"].take(),
+            logprobs: choice["logprobs"]["token_logprobs"].take(),
+        };
+        for list in [&said.tokens, &said.logprobs] {
+            assert_eq!(list.as_array().map(Vec::len), Some(8), "{reply}");
+        }
+        Answer {
+            said,
+            // It is not told of a request that loaded nothing.
+            stored: stored.unwrap_or(0),
+            device: device.expect("a count"),
+        }
+    }
+
+    /// The store, as the engine sees it.
+    pub fn store(&self) -> Value {
+        get(self.addr, "/server_info").ok()["internal_states"][0]["store"].take()
+    }
+
+    /// A metric, summed over its labels of which one contains `label`.
+    pub fn metric(&self, name: &str, label: &str) -> f64 {
+        let page = get(self.addr, "/metrics").body;
+        let lines = page.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let (labels, value) = rest.rsplit_once(' ')?;
+            let is_it = labels.is_empty() || labels.starts_with('{');
+            (is_it && labels.contains(label)).then(|| value.parse::<f64>().expect("a number"))
+        });
+        lines.sum()
+    }
+
+    /// Tokens that this process has written.
+    pub fn written_tokens(&self) -> u64 {
+        self.metric("sglang:backuped_tokens_total", "") as u64
+    }
+
+    /// Records that were found to be something else than what was written.
+    pub fn damages(&self) -> u64 {
+        self.metric("souffleur_kv_store_short_fetches_total", "damaged") as u64
+    }
+
+    /// Waits until so many tokens are written, and nothing more is under way.
+    #[track_caller]
+    pub fn wait_until_written(&self, tokens: u64) {
+        self.wait_until("everything is written", || {
+            let store = self.store();
+            let is_idle = store["queued_paths"] == 0
+                && store["free_buffers"] == store["buffers"]
+                && store["free_state_buffers"] == store["state_buffers"];
+            is_idle && self.written_tokens() >= tokens
+        });
+    }
+
+    /// Waits for something that does not take long.
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
+        self.wait_at_most(PATIENCE, what, holds);
+    }
+
+    /// The same with a limit of its own.
+    #[track_caller]
+    pub fn wait_at_most(&self, limit: Duration, what: &str, holds: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !holds() {
+            let log = || self.log.text();
+            assert!(
+                started.elapsed() < limit,
+                "waited too long until {what}: {}\n{}",
+                self.store(),
+                log()
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        self.log.text()
+    }
+
+    /// Ends it as SIGKILL does: at once.
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,154 @@
+//! Folders that cannot be used, or not any more: the engine serves as without a store, and says why. And flags that no store
+//! can be made of.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::server::{Launch, Said};
+use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
+
+fn computed(seed: u32) -> Said {
+    Launch::new(&model("qwen3")).start().ask(&prompt(seed)).said
+}
+
+fn stored(folder: &Path) -> Launch {
+    Launch::new(&model("qwen3")).stored(folder)
+}
+
+#[test]
+fn a_second_engine_on_the_same_folder_serves_without_and_says_so() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let first = stored(folder.path()).start_serving();
+    let said = first.ask(&prompt(1)).said;
+    first.wait_until_written(STORED_TOKENS);
+    let second = stored(folder.path()).start();
+    // While it waits for the folder, and once it has given up.
+    assert_eq!(second.ask(&prompt(1)).said, said);
+    second.wait_until("it gives up", || {
+        second.log().contains("another engine uses the KV store")
+    });
+    assert_eq!(second.store()["serves"], false);
+    let other = second.ask(&prompt(2));
+    assert_eq!((other.stored, other.said), (0, computed(2)));
+    assert_eq!(second.written_tokens(), 0);
+    second.kill();
+    // The first one has not noticed.
+    first.ask(&prompt(3));
+    first.wait_until_written(2 * STORED_TOKENS);
+    first.kill();
+    assert_eq!(
+        stored(folder.path()).start_serving().ask(&prompt(1)).stored,
+        STORED_TOKENS
+    );
+}
+
+#[test]
+fn a_killed_engine_leaves_its_folder_to_the_next_at_once() {
+    let folder = TempDir::new().expect("a folder can be made");
+    for _ in 0..3 {
+        let server = stored(folder.path()).start_serving();
+        assert!(!server.log().contains("another engine"), "{}", server.log());
+        server.kill();
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_keeps_what_fits_and_the_engine_serves() {
+    let folder = TempDir::new().expect("a folder can be made");
+    // One record of 36 KiB and the beginning of the next.
+    let full = stored(folder.path()).with_files_of(2 * 40).start_serving();
+    assert_eq!(full.ask(&prompt(1)).said, computed(1));
+    full.wait_until("a write fails", || {
+        let unwritten = "souffleur_kv_store_unwritten_tokens_total";
+        full.metric(unwritten, "failed") > 0.0
+    });
+    assert_eq!(full.ask(&prompt(2)).said, computed(2));
+    full.kill();
+    let roomy = stored(folder.path()).start_serving();
+    let found = roomy.ask(&prompt(1));
+    assert_eq!((found.stored, found.said), (BLOCK_TOKENS, computed(1)));
+    assert_eq!(roomy.damages(), 0);
+}
+
+/// It serves without a store, and says what is wrong.
+#[track_caller]
+fn serves_without(folder: &Path, reason: &str) {
+    let server = stored(folder).start();
+    server.wait_until("it says why", || server.log().contains(reason));
+    let answer = server.ask(&prompt(1));
+    assert_eq!((answer.stored, answer.said), (0, computed(1)));
+    assert_eq!(server.store()["serves"], false);
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_leaves_the_engine_serving() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let file = folder.path().join("file");
+    fs::write(&file, "no folder").expect("it can be written");
+    serves_without(&file, "cannot be opened");
+    serves_without(&file.join("inside"), "cannot be opened");
+    if cfg!(target_os = "linux") {
+        serves_without(Path::new("/proc/souffleur-kv"), "cannot be opened");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_that_cannot_be_written_leaves_the_engine_serving() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = TempDir::new().expect("a folder can be made");
+    let mode = |mode| {
+        let permissions = fs::Permissions::from_mode(mode);
+        fs::set_permissions(folder.path(), permissions).expect("it is ours");
+    };
+    mode(0o500);
+    let may_write = fs::write(folder.path().join("probe"), "").is_ok();
+    if may_write {
+        eprintln!("not tried: this user may write to any folder");
+    } else {
+        serves_without(folder.path(), "cannot be opened");
+    }
+    mode(0o700);
+}
+
+#[test]
+fn flags_that_make_no_store_are_refused_with_a_sentence() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let refused: [(&[&str], &[&str]); 6] = [
+        (
+            &["--page-size", "48"],
+            &["kv-disk-path", "page_size is 48", "64"],
+        ),
+        (
+            &["--disable-radix-cache"],
+            &["kv-disk-path", "disable_radix_cache", "leave one"],
+        ),
+        (
+            &["--device", "cuda"],
+            &["kv-disk-path", "cuda", "on the CPU only"],
+        ),
+        (&["--kv-disk-bytes", "1000"], &["kv-disk-bytes", "1000"]),
+        (
+            &["--kv-host-bytes", "65536"],
+            &["kv-host-bytes", "65536", "raise"],
+        ),
+        (
+            &["--kv-write-policy", "write_back"],
+            &["kv-write-policy", "write_back", "write_through"],
+        ),
+    ];
+    for (flags, parts) in refused {
+        // Its blocks are as large as the least that buffers may take.
+        let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
+        let said = launch.args(flags).refused();
+        for part in parts {
+            assert!(said.contains(part), "{flags:?}: {part:?} in\n{said}");
+        }
+    }
+    // Nothing is left of a start that was refused.
+    let left = fs::read_dir(folder.path()).expect("it is there").count();
+    assert_eq!(left, 0);
+}

@@ -1,0 +1,305 @@
+//! A store beside the engine: prefixes outlive memory and restarts, and nothing that a store does or fails to do changes
+//! what a request gets.
+//!
+//! The executor's K/V is a hash of all tokens up to a position, so a block that was saved too early, of another path, or
+//! loaded to the wrong place fails the next step.
+
+mod chaos;
+mod store;
+mod world;
+
+use souffleur::state::scheduler::tier::StoreOrder;
+
+use self::world::{TierWorld, Tiered, prompt};
+use crate::scheduler_world::Fate;
+
+fn discards(world: &TierWorld) -> usize {
+    let is_discard = |order: &&StoreOrder| matches!(order, StoreOrder::Discard { .. });
+    world.store.seen.iter().filter(is_discard).count()
+}
+
+#[test]
+fn a_prompt_after_a_restart_is_loaded_and_says_the_same() {
+    for (page_size, block_tokens) in [(1, 64), (16, 64), (64, 64), (128, 128)] {
+        let setup = Tiered {
+            page_size,
+            n_pages: 2048 / page_size as usize,
+            block_tokens,
+            ..Tiered::default()
+        };
+        let mut world = TierWorld::new(setup, Default::default());
+        let number = world.submit(prompt(1, 300, 0), 4);
+        world.drain();
+        assert_eq!(world.lives[number].cached_tokens, 0);
+        let mut world = world.restart();
+        let number = world.submit(prompt(1, 300, 0), 4);
+        world.assert_clean();
+        let whole = (300 / block_tokens * block_tokens) as u32;
+        let life = &world.lives[number];
+        assert_eq!(
+            (life.cached_tokens, life.loaded_tokens),
+            (whole, whole),
+            "pages of {page_size}"
+        );
+        // What came from the store is not saved again.
+        assert_eq!(world.written(), 0);
+    }
+}
+
+#[test]
+fn a_prompt_of_a_model_with_states_goes_on_behind_a_stored_one() {
+    for page_size in [1, 16] {
+        let setup = Tiered {
+            page_size,
+            n_pages: 2048 / page_size as usize,
+            block_tokens: 64,
+            n_states: 32,
+            ..Tiered::default()
+        };
+        let mut world = TierWorld::new(setup, Default::default());
+        world.submit(prompt(1, 300, 0), 4);
+        world.drain();
+        assert!(!world.store.disk.states.is_empty());
+        let mut world = world.restart();
+        let number = world.submit(prompt(1, 300, 0), 4);
+        world.drain();
+        let life = &world.lives[number];
+        assert_eq!((life.cached_tokens, life.loaded_tokens), (256, 256));
+        // The state that was loaded is in the tree, for whoever comes next.
+        let number = world.submit(prompt(1, 290, 9), 4);
+        world.assert_clean();
+        let life = &world.lives[number];
+        assert_eq!((life.cached_tokens, life.loaded_tokens), (256, 0));
+    }
+}
+
+#[test]
+fn what_is_loaded_ends_before_the_last_token_of_a_prompt() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    world.submit(prompt(1, 64, 0), 1);
+    let mut world = world.restart();
+    let number = world.submit(prompt(1, 64, 0), 1);
+    world.assert_clean();
+    assert_eq!(world.lives[number].loaded_tokens, 63);
+    // The whole prompt is in the tree now, one token aside.
+    let number = world.submit(prompt(1, 64, 0), 1);
+    world.assert_clean();
+    let life = &world.lives[number];
+    assert_eq!((life.cached_tokens, life.loaded_tokens), (63, 0));
+}
+
+#[test]
+fn a_load_goes_on_inside_a_block_where_the_tree_ends() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    world.submit(prompt(1, 80, 0), 1);
+    let mut world = world.restart();
+    // Of the first block and a half of it, the tree has its own.
+    let disk = std::mem::take(&mut world.store.disk);
+    world.submit(prompt(1, 24, 0), 1);
+    world.drain();
+    world.store.disk = disk;
+    let number = world.submit(prompt(1, 80, 9), 3);
+    world.assert_clean();
+    let life = &world.lives[number];
+    assert_eq!((life.cached_tokens, life.loaded_tokens), (80, 56));
+}
+
+#[test]
+fn a_request_that_waits_for_blocks_stops_nobody_and_keeps_its_place() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    world.submit(prompt(1, 64, 0), 1);
+    let mut world = world.restart();
+    let waits = world.submit(prompt(1, 64, 3), 2);
+    world.answer();
+    assert_eq!(world.tier().fetching_buffers, 4);
+    let other = world.submit(prompt(2, 40, 0), 2);
+    world.answer_with(1, usize::MAX);
+    while world.end_step(Fate::Done) {}
+    assert!(world.lives[other].end.is_some() && world.lives[waits].end.is_none());
+    world.assert_clean();
+    assert_eq!(world.lives[waits].loaded_tokens, 64);
+}
+
+#[test]
+fn requests_that_share_a_prefix_fetch_it_once() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    world.submit(prompt(1, 96, 0), 1);
+    let mut world = world.restart();
+    let numbers: Vec<usize> = (0..4)
+        .map(|own| world.submit(prompt(1, 96, own + 2), 2))
+        .collect();
+    world.assert_clean();
+    assert_eq!(world.tier().fetches, 1);
+    let loaded: Vec<u32> = numbers
+        .iter()
+        .map(|n| world.lives[*n].loaded_tokens)
+        .collect();
+    assert_eq!(loaded, [96, 0, 0, 0]);
+    assert!(numbers.iter().all(|n| world.lives[*n].cached_tokens == 96));
+}
+
+#[test]
+fn what_comes_too_late_is_computed_and_what_came_is_used() {
+    for (most, loaded) in [(0, 0), (2, 32)] {
+        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        world.submit(prompt(1, 64, 0), 1);
+        let mut world = world.restart();
+        let number = world.submit(prompt(1, 64, 5), 3);
+        world.answer();
+        world.answer_with(0, most);
+        world.assert_clean();
+        let life = &world.lives[number];
+        assert_eq!((life.cached_tokens, life.loaded_tokens), (loaded, loaded));
+        assert_eq!(world.tier().late_fetches, u64::from(most == 0));
+    }
+}
+
+#[test]
+fn what_a_fetch_did_not_bring_is_saved_once_it_is_computed() {
+    for (most, written) in [(0, 4), (2, 2), (4, 0)] {
+        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        world.submit(prompt(1, 64, 0), 1);
+        let mut world = world.restart();
+        world.submit(prompt(1, 64, 5), 3);
+        world.answer();
+        world.answer_with(0, most);
+        world.assert_clean();
+        assert_eq!(world.written(), written, "{most} blocks came");
+    }
+}
+
+#[test]
+fn a_store_that_dies_leaves_the_engine_serving() {
+    for n_answers in 0..3 {
+        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        world.submit(prompt(1, 64, 0), 1);
+        let mut world = world.restart();
+        let asked = world.submit(prompt(1, 64, 5), 3);
+        for _ in 0..n_answers {
+            world.answer();
+        }
+        world.kill_store();
+        let after = world.submit(prompt(1, 64, 6), 3);
+        world.assert_clean();
+        let loaded = [asked, after].map(|number| world.lives[number].loaded_tokens);
+        // What was there before it died is still good.
+        assert_eq!(loaded, [if n_answers == 2 { 64 } else { 0 }, 0]);
+        assert!(!world.tier().serves);
+    }
+}
+
+#[test]
+fn whoever_is_cancelled_while_it_waits_leaves_no_buffer_behind() {
+    for n_answers in 0..2 {
+        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        world.submit(prompt(1, 64, 0), 1);
+        let mut world = world.restart();
+        let number = world.submit(prompt(1, 64, 5), 3);
+        for _ in 0..n_answers {
+            world.answer();
+        }
+        world.cancel(number);
+        world.assert_clean();
+        assert!(world.lives[number].delivered.is_empty());
+    }
+}
+
+#[test]
+fn a_step_that_is_lost_writes_nothing_and_loads_nothing() {
+    for fate in [Fate::LostBeforeItRan, Fate::LostAfterItRan] {
+        let mut world = TierWorld::new(Tiered::default(), Default::default());
+        world.submit(prompt(1, 64, 0), 8);
+        world.answer();
+        world.end_step(Fate::Done);
+        let saves = |world: &TierWorld| {
+            let copies = world.steps.iter().filter_map(|step| step.copies.as_ref());
+            copies.map(|copies| copies.saves.len()).sum::<usize>()
+        };
+        while saves(&world) == 0 {
+            assert!(world.end_step(Fate::Done));
+        }
+        let (written, discarded) = (world.written(), discards(&world));
+        let n_saves = saves(&world);
+        while world
+            .steps
+            .front()
+            .is_some_and(|step| step.copies.is_none())
+        {
+            world.end_step(Fate::Done);
+        }
+        world.end_step(fate);
+        while world.end_step(Fate::Done) && discards(&world) == discarded {}
+        assert_eq!(world.written(), written);
+        assert!(discards(&world) >= discarded + n_saves.min(1));
+        world.assert_clean();
+
+        let mut world = world.restart();
+        let number = world.submit(prompt(1, 64, 5), 3);
+        world.answer();
+        world.answer();
+        assert!(world.steps.iter().any(|step| step.copies.is_some()));
+        world.end_step(fate);
+        world.assert_clean();
+        assert_eq!(world.lives[number].delivered.len(), 3);
+    }
+}
+
+#[test]
+fn an_idle_engine_saves_and_half_of_the_buffers_are_for_that() {
+    let setup = Tiered {
+        buffers: 4,
+        ..Tiered::default()
+    };
+    let mut world = TierWorld::new(setup, Default::default());
+    world.submit(prompt(1, 200, 0), 1);
+    world.answer();
+    while world.end_step(Fate::Done) {}
+    // Nothing runs, and the buffers for saves wait to be written.
+    assert_eq!(world.tier().saving_buffers, 2);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 200 / 16);
+    assert_eq!(world.tier().dropped_tokens, 0);
+}
+
+#[test]
+fn what_was_used_once_is_not_written_by_the_selective_policy() {
+    let setup = Tiered {
+        min_hits: 2,
+        ..Tiered::default()
+    };
+    let mut world = TierWorld::new(setup, Default::default());
+    world.submit(prompt(1, 64, 20), 1);
+    world.drain();
+    assert_eq!(world.store.disk.blocks.len(), 0);
+    world.submit(prompt(1, 64, 21), 1);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 4);
+}
+
+#[test]
+fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    world
+        .store
+        .desk
+        .lock()
+        .expect("nobody panics with it")
+        .is_full = true;
+    world.submit(prompt(1, 64, 0), 4);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 0);
+}
+
+#[test]
+fn a_prefix_is_longer_than_the_buffers_hold() {
+    let setup = Tiered {
+        buffers: 4,
+        ..Tiered::default()
+    };
+    let mut world = TierWorld::new(setup, Default::default());
+    world.submit(prompt(1, 200, 0), 1);
+    let mut world = world.restart();
+    let number = world.submit(prompt(1, 200, 5), 2);
+    world.assert_clean();
+    assert_eq!(world.lives[number].loaded_tokens, 64);
+}

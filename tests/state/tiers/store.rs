@@ -1,0 +1,263 @@
+//! A naive store: a map from paths to bytes, orders that are answered when a test says so, and buffers between it and the
+//! executor.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use souffleur::executor::host::{BlockPort, LoadedPart, Wanted};
+use souffleur::ids::{SeqId, Ticket};
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::scheduler::Scheduler;
+use souffleur::state::scheduler::tier::{PrefixFound, StoreOrder};
+use souffleur::state::tiers::BlockKind;
+
+type Path = (Namespace, Vec<u32>);
+
+/// Blocks, and the states at their ends, by the path that they end.
+#[derive(Default)]
+pub struct Disk {
+    pub blocks: HashMap<Path, Vec<u8>>,
+    pub states: HashMap<Path, Vec<u8>>,
+}
+
+/// A run in memory.
+pub struct Run {
+    pub blocks: Vec<Vec<u8>>,
+    pub state: Option<Vec<u8>>,
+}
+
+/// Buffers by ticket.
+#[derive(Default)]
+pub struct Desk {
+    pub saved: HashMap<Ticket, (BlockKind, Vec<u8>)>,
+    pub fetched: HashMap<Ticket, Run>,
+    /// The executor finds no free buffer.
+    pub is_full: bool,
+}
+
+pub struct Port {
+    desk: Arc<Mutex<Desk>>,
+    block_tokens: usize,
+    token_bytes: usize,
+}
+
+impl BlockPort for Port {
+    fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool {
+        let mut desk = self.desk.lock().expect("nobody panics with it");
+        if desk.is_full {
+            return false;
+        }
+        let mut bytes = match kind {
+            BlockKind::Kv => vec![0; self.block_tokens * self.token_bytes],
+            BlockKind::State => vec![0; self.token_bytes],
+            BlockKind::Window => panic!("no window is saved"),
+        };
+        gather(&mut bytes);
+        let before = desk.saved.insert(ticket, (kind, bytes));
+        assert!(before.is_none(), "{ticket} twice");
+        true
+    }
+
+    fn load(
+        &mut self,
+        ticket: Ticket,
+        wanted: Wanted,
+        scatter: &mut dyn FnMut(LoadedPart<'_>),
+    ) -> bool {
+        let mut desk = self.desk.lock().expect("nobody panics with it");
+        let Some(run) = desk.fetched.remove(&ticket) else {
+            return false;
+        };
+        if run.blocks.len() < wanted.blocks || run.state.is_some() != wanted.state {
+            return false;
+        }
+        for (index, block) in run.blocks.iter().take(wanted.blocks).enumerate() {
+            scatter(LoadedPart::Block(index, block));
+        }
+        if let Some(state) = &run.state {
+            scatter(LoadedPart::State(state));
+        }
+        true
+    }
+}
+
+pub struct NaiveStore {
+    pub disk: Disk,
+    pub desk: Arc<Mutex<Desk>>,
+    /// Orders that are not answered, in the order in which they came.
+    pub pending: Vec<StoreOrder>,
+    /// Every order that ever came.
+    pub seen: Vec<StoreOrder>,
+    block_tokens: usize,
+    /// A prompt goes on only where there is a state.
+    has_states: bool,
+    asked: HashMap<SeqId, (Namespace, Arc<[u32]>)>,
+    discarded: HashSet<Ticket>,
+}
+
+impl NaiveStore {
+    pub fn new(block_tokens: usize, has_states: bool, disk: Disk) -> Self {
+        Self {
+            disk,
+            desk: Arc::default(),
+            pending: Vec::new(),
+            seen: Vec::new(),
+            block_tokens,
+            has_states,
+            asked: HashMap::new(),
+            discarded: HashSet::new(),
+        }
+    }
+
+    pub fn port(&self, token_bytes: usize) -> Box<dyn BlockPort> {
+        Box::new(Port {
+            desk: self.desk.clone(),
+            block_tokens: self.block_tokens,
+            token_bytes,
+        })
+    }
+
+    /// Takes orders in. What is to be discarded is gone at once.
+    pub fn take(&mut self, orders: Vec<StoreOrder>) {
+        for order in orders {
+            self.seen.push(order.clone());
+            match order {
+                StoreOrder::Discard { ticket } => {
+                    let mut desk = self.desk.lock().expect("nobody panics with it");
+                    desk.saved.remove(&ticket);
+                    desk.fetched.remove(&ticket);
+                    self.discarded.insert(ticket);
+                }
+                other => self.pending.push(other),
+            }
+        }
+    }
+
+    fn path(&self, namespace: &Namespace, tokens: &[u32], n_blocks: usize) -> Path {
+        let path = tokens[..n_blocks * self.block_tokens].to_vec();
+        (namespace.clone(), path)
+    }
+
+    /// Blocks of a path from its beginning on.
+    pub fn chain(&self, namespace: &Namespace, tokens: &[u32]) -> usize {
+        let is_there = |n_blocks: &usize| {
+            let path = self.path(namespace, tokens, *n_blocks);
+            self.disk.blocks.contains_key(&path)
+        };
+        let blocks = 1..=tokens.len() / self.block_tokens;
+        blocks.take_while(is_there).count()
+    }
+
+    /// Of so many blocks, those behind which a sequence can go on.
+    fn usable(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        blocks: std::ops::Range<usize>,
+    ) -> usize {
+        if !self.has_states {
+            return blocks.end;
+        }
+        let has_state = |n_blocks: &usize| {
+            let path = self.path(namespace, tokens, *n_blocks);
+            self.disk.states.contains_key(&path)
+        };
+        let ends = (blocks.start + 1..=blocks.end).rev();
+        ends.into_iter().find(has_state).unwrap_or(blocks.start)
+    }
+
+    /// Answers one of the orders; of a fetch, that it brings no more than `most` blocks.
+    pub fn answer(&mut self, index: usize, most: usize, scheduler: &mut Scheduler) {
+        match self.pending.remove(index) {
+            StoreOrder::Find {
+                seq,
+                namespace,
+                tokens,
+            } => {
+                let blocks = 0..self.chain(&namespace, &tokens);
+                let blocks = self.usable(&namespace, &tokens, blocks);
+                self.asked.insert(seq, (namespace, tokens));
+                let found = PrefixFound {
+                    path: Arc::default(),
+                    blocks,
+                    worth: blocks,
+                };
+                scheduler.prefix_found(seq, found);
+            }
+            StoreOrder::Fetch {
+                seq,
+                ticket,
+                blocks,
+                ..
+            } => {
+                let (namespace, tokens) = self.asked[&seq].clone();
+                let most = if self.discarded.contains(&ticket) {
+                    0
+                } else {
+                    most
+                };
+                let end = self.chain(&namespace, &tokens).min(blocks.end);
+                let end = end.min(blocks.start.saturating_add(most)).max(blocks.start);
+                let end = self.usable(&namespace, &tokens, blocks.start..end);
+                let paths = (blocks.start + 1..=end).map(|n| self.path(&namespace, &tokens, n));
+                let read = paths.map(|path| self.disk.blocks[&path].clone());
+                let run = Run {
+                    blocks: read.collect(),
+                    state: self
+                        .disk
+                        .states
+                        .get(&self.path(&namespace, &tokens, end))
+                        .filter(|_| self.has_states)
+                        .cloned(),
+                };
+                let n_blocks = run.blocks.len();
+                if n_blocks > 0 {
+                    let mut desk = self.desk.lock().expect("nobody panics with it");
+                    desk.fetched.insert(ticket, run);
+                }
+                scheduler.blocks_fetched(ticket, n_blocks);
+            }
+            StoreOrder::Write {
+                ticket,
+                namespace,
+                tokens,
+                block,
+            } => {
+                self.write(ticket, namespace, &tokens, block as usize);
+                scheduler.blocks_written(&[ticket]);
+            }
+            StoreOrder::Discard { .. } => unreachable!("it was carried out at once"),
+        }
+    }
+
+    fn write(&mut self, ticket: Ticket, namespace: Namespace, tokens: &[u32], block: usize) {
+        let mut desk = self.desk.lock().expect("nobody panics with it");
+        let saved = desk.saved.remove(&ticket);
+        drop(desk);
+        let has_parent = self.chain(&namespace, tokens) >= block;
+        let Some((kind, saved)) = saved.filter(|_| has_parent) else {
+            return;
+        };
+        let path = self.path(&namespace, tokens, block + 1);
+        let before = match kind {
+            BlockKind::State => self.disk.states.insert(path, saved.clone()),
+            _ => self.disk.blocks.insert(path, saved.clone()),
+        };
+        assert!(
+            before.is_none_or(|before| before == saved),
+            "one path has two contents"
+        );
+    }
+
+    /// Drops a block, and with it those that nobody would find any more.
+    pub fn evict(&mut self, index: usize) {
+        let mut paths: Vec<Path> = self.disk.blocks.keys().cloned().collect();
+        paths.sort_by(|a, b| a.1.cmp(&b.1));
+        let Some((namespace, gone)) = paths.get(index % paths.len().max(1)).cloned() else {
+            return;
+        };
+        let stays = |(other, path): &Path| *other != namespace || !path.starts_with(&gone);
+        self.disk.blocks.retain(|path, _| stays(path));
+        self.disk.states.retain(|path, _| stays(path));
+    }
+}

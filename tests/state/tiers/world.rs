@@ -1,0 +1,373 @@
+//! An engine without actors on a naive store. What must hold at every moment is asserted here.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use souffleur::error::{RequestError, StepError};
+use souffleur::executor::Executor;
+use souffleur::executor::fake::{FAKE_TOKEN_BYTES, FakeExecutor, FakeOptions, expected_output};
+use souffleur::ids::{IntakeId, RequestId, StepId};
+use souffleur::request::CancelFlag;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::radix_tree::SaveRules;
+use souffleur::state::control::{ControlSetup, ControlStates};
+use souffleur::state::pool::pages::PageSize;
+use souffleur::state::pool::state_pool::StateLimits;
+use souffleur::state::sampling::SamplingParams;
+use souffleur::state::scheduler::news::{FinishReason, RequestEnd};
+use souffleur::state::scheduler::stats::EngineStats;
+use souffleur::state::scheduler::submission::{RequestTimeouts, Submission};
+use souffleur::state::scheduler::tier::{StoreOrder, TierLimits, TierStats};
+use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
+use souffleur::state::step::StepPlan;
+use souffleur::state::tiers::BlockKind;
+
+use super::store::{Disk, NaiveStore};
+use crate::scheduler_world::Fate;
+
+pub const VOCAB: u32 = 256;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Tiered {
+    pub page_size: u32,
+    pub n_pages: usize,
+    pub n_rows: usize,
+    pub chunk_tokens: Option<usize>,
+    pub mixed_chunk: bool,
+    pub prefix_wait: bool,
+    pub block_tokens: usize,
+    pub min_hits: u32,
+    pub buffers: usize,
+    /// States of a model whose layers keep some; 0 of another.
+    pub n_states: usize,
+}
+
+impl Default for Tiered {
+    fn default() -> Self {
+        Self {
+            page_size: 1,
+            n_pages: 1024,
+            n_rows: 8,
+            chunk_tokens: None,
+            mixed_chunk: false,
+            prefix_wait: true,
+            block_tokens: 16,
+            min_hits: 1,
+            buffers: 32,
+            n_states: 0,
+        }
+    }
+}
+
+pub struct Life {
+    pub prompt: Vec<u32>,
+    pub max_new_tokens: usize,
+    pub flag: CancelFlag,
+    pub delivered: Vec<u32>,
+    pub cached_tokens: u32,
+    pub loaded_tokens: u32,
+    pub end: Option<RequestEnd>,
+    seed: u64,
+}
+
+pub struct TierWorld {
+    pub setup: Tiered,
+    pub states: ControlStates,
+    pub store: NaiveStore,
+    pub lives: Vec<Life>,
+    pub steps: VecDeque<StepPlan>,
+    executor: FakeExecutor,
+    void_until: StepId,
+}
+
+impl TierWorld {
+    /// An engine whose store serves and holds `disk`.
+    pub fn new(setup: Tiered, disk: Disk) -> Self {
+        let page_size = PageSize::new(setup.page_size).expect("it is positive");
+        let limits = SchedulerLimits {
+            page_size,
+            total_pages: setup.n_pages,
+            total_rows: setup.n_rows,
+            max_prefill_tokens: 4096,
+            chunk_tokens: setup.chunk_tokens,
+            prefix_wait: setup.prefix_wait,
+            rules: BatchRules {
+                mixed_chunk: setup.mixed_chunk,
+                ..BatchRules::default()
+            },
+            schedule_conservativeness: 0.3,
+            max_pins: 4,
+            queue: QueueRules::default(),
+            eos_token_ids: Arc::from([]),
+            states: (setup.n_states > 0).then_some(StateLimits {
+                total_slots: setup.n_states,
+                grid_tokens: 64,
+            }),
+            windows: None,
+            tier: Some(TierLimits {
+                saves: SaveRules {
+                    block_tokens: setup.block_tokens,
+                    min_hits: setup.min_hits,
+                },
+                buffers: setup.buffers,
+                state_buffers: if setup.n_states > 0 { 3 } else { 0 },
+                saves_per_step: 1,
+            }),
+        };
+        let control = ControlSetup {
+            limits,
+            schedule_policy: "fcfs".to_owned(),
+            diagnoses_misses: false,
+        };
+        let store = NaiveStore::new(setup.block_tokens, setup.n_states > 0, disk);
+        let executor = FakeExecutor::new(FakeOptions {
+            page_size: setup.page_size as usize,
+            n_pages: setup.n_pages,
+            vocab_size: VOCAB,
+            verify: true,
+            n_states: setup.n_states,
+            hidden_size: 0,
+            faults: Vec::new(),
+        });
+        let executor = executor.with_store(setup.block_tokens, store.port(FAKE_TOKEN_BYTES));
+        let mut world = Self {
+            setup,
+            states: control.build().expect("the pools are small"),
+            store,
+            lives: Vec::new(),
+            steps: VecDeque::new(),
+            executor,
+            void_until: StepId::new(0),
+        };
+        world.states.scheduler.store_serves(true);
+        world.settle();
+        world
+    }
+
+    /// The same engine after a restart: only the disk is left.
+    pub fn restart(mut self) -> Self {
+        self.drain();
+        Self::new(self.setup, std::mem::take(&mut self.store.disk))
+    }
+
+    pub fn submit(&mut self, prompt: Vec<u32>, max_new_tokens: usize) -> usize {
+        let number = self.lives.len();
+        let (seed, flag) = (number as u64, CancelFlag::default());
+        let sampling = SamplingParams {
+            max_new_tokens: max_new_tokens as u32,
+            ignore_eos: true,
+            sampling_seed: Some(seed),
+            ..SamplingParams::default()
+        };
+        let submission = Submission {
+            rid: RequestId::new(format!("r{number}")),
+            intake: IntakeId::new(number as u64),
+            prompt: prompt.as_slice().into(),
+            namespace: Namespace::default(),
+            sampling: Arc::new(sampling),
+            logprobs: None,
+            opening: Arc::default(),
+            grammar: None,
+            anchors: Arc::default(),
+            vectors: None,
+            bypasses_cache: false,
+            pooling: None,
+            priority: None,
+            cancel: flag.clone(),
+            submitted_s: 0.0,
+            timeouts: RequestTimeouts::default(),
+        };
+        self.lives.push(Life {
+            prompt,
+            max_new_tokens,
+            flag,
+            delivered: Vec::new(),
+            cached_tokens: 0,
+            loaded_tokens: 0,
+            end: None,
+            seed,
+        });
+        self.states.scheduler.submit(submission);
+        self.settle();
+        number
+    }
+
+    pub fn cancel(&mut self, number: usize) {
+        self.lives[number].flag.raise();
+        let rid = RequestId::new(format!("r{number}"));
+        self.states.scheduler.cancel(&rid, None);
+        self.settle();
+    }
+
+    /// Answers the oldest order of the store; false without one.
+    pub fn answer(&mut self) -> bool {
+        self.answer_with(0, usize::MAX)
+    }
+
+    pub fn answer_with(&mut self, index: usize, most: usize) -> bool {
+        if index >= self.store.pending.len() {
+            return false;
+        }
+        self.store.answer(index, most, &mut self.states.scheduler);
+        self.settle();
+        true
+    }
+
+    /// The store is dead: nothing that it was asked is answered any more.
+    pub fn kill_store(&mut self) {
+        self.store.pending.clear();
+        self.states.scheduler.store_serves(false);
+        self.settle();
+    }
+
+    pub fn end_step(&mut self, fate: Fate) -> bool {
+        let Some(plan) = self.steps.pop_front() else {
+            return false;
+        };
+        let is_void = plan.step <= self.void_until;
+        let result = match fate {
+            Fate::Done => self.executor.run(&plan),
+            Fate::Rejected => Err(StepError::Rejected("injected".into())),
+            Fate::LostBeforeItRan => Err(StepError::Lost("injected".into())),
+            Fate::LostAfterItRan => {
+                let _ = self.executor.run(&plan);
+                Err(StepError::Lost("injected".into()))
+            }
+        };
+        match &result {
+            Err(error) if !is_void && fate == Fate::Done => panic!("step {}: {error}", plan.step),
+            Err(_) if !is_void => {
+                self.void_until = self.steps.back().map_or(plan.step, |last| last.step);
+            }
+            _ => {}
+        }
+        self.states.scheduler.step_done(plan.step, result);
+        self.settle();
+        true
+    }
+
+    /// Lets everything run to its end, the store included.
+    pub fn drain(&mut self) {
+        let mut rounds = 0;
+        loop {
+            let goes_on = self.end_step(Fate::Done) || self.answer();
+            if !goes_on {
+                break;
+            }
+            rounds += 1;
+            assert!(rounds < 100_000, "{:?}", self.stats());
+        }
+        assert!(self.states.scheduler.is_idle(), "{:?}", self.stats());
+    }
+
+    /// Everybody got what it asked for, and every page and buffer is where it belongs.
+    pub fn assert_clean(&mut self) {
+        self.drain();
+        for (number, life) in self.lives.iter().enumerate() {
+            match life.end.as_ref().expect("every request ends") {
+                RequestEnd::Finished(FinishReason::Abort) => assert!(life.flag.is_raised()),
+                RequestEnd::Finished(_) => {
+                    let expected =
+                        expected_output(&life.prompt, life.seed, life.max_new_tokens, VOCAB);
+                    assert_eq!(life.delivered, expected, "request {number}");
+                }
+                RequestEnd::Failed(RequestError::Step(_) | RequestError::OutOfMemory) => {}
+                other => panic!("request {number} ended with {other:?}"),
+            }
+        }
+        let (stats, tier) = (self.stats(), self.tier());
+        assert!(stats.is_idle_and_whole(), "{stats:?}");
+        if tier.serves {
+            assert_eq!(tier.free_buffers, tier.buffers, "{tier:?}");
+            assert_eq!(tier.free_state_buffers, tier.state_buffers, "{tier:?}");
+        }
+        let desk = self.store.desk.lock().expect("nobody panics with it");
+        assert!(desk.fetched.is_empty(), "fetched blocks are left behind");
+        assert!(desk.saved.is_empty() || !tier.serves);
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        self.states.scheduler.stats()
+    }
+
+    pub fn tier(&self) -> TierStats {
+        self.stats().store.expect("there is a store")
+    }
+
+    /// Blocks that the store was told to write so far.
+    pub fn written(&self) -> usize {
+        let is_write = |order: &&StoreOrder| matches!(order, StoreOrder::Write { .. });
+        self.store.seen.iter().filter(is_write).count()
+    }
+
+    /// Plans what can be planned, and looks at everything.
+    pub fn settle(&mut self) {
+        while self.steps.len() < 2
+            && let Some(plan) = self.states.advance()
+        {
+            self.check_plan(&plan);
+            self.steps.push_back(*plan);
+        }
+        let orders = self.states.scheduler.take_store_orders();
+        self.store.take(orders);
+        self.states.scheduler.take_first_admissions();
+        self.states.scheduler.take_prefix_events();
+        for news in self.states.scheduler.take_news() {
+            let life = &mut self.lives[news.intake.index()];
+            assert_eq!(life.end, None, "it hears of itself after its end");
+            life.delivered.extend(news.tokens);
+            life.cached_tokens = news.cached_tokens;
+            life.loaded_tokens = news.loaded_tokens;
+            life.end = news.end.map(|end| *end);
+        }
+        self.check();
+    }
+
+    fn check_plan(&self, plan: &StepPlan) {
+        let Some(copies) = &plan.copies else {
+            assert!(!plan.rows.is_empty(), "a step does something");
+            return;
+        };
+        assert!(!copies.is_empty());
+        for load in &copies.loads {
+            let start = plan.starts.iter().find(|start| start.row == load.row);
+            let start = start.expect("what is loaded begins with this step");
+            let cached = start.prefix.len() as u32 * self.setup.page_size;
+            assert_eq!(load.positions.start, cached);
+            assert!((load.positions.end as usize) < start.tokens.len());
+            let work = plan.rows.iter().find(|work| work.row == load.row);
+            let work = work.expect("the rest is computed in the same step");
+            assert_eq!(work.work.positions().start, load.positions.end);
+        }
+    }
+
+    fn check(&self) {
+        let (stats, tier) = (self.stats(), self.tier());
+        assert_eq!(stats.integrity_failures, 0);
+        let used = tier.saving_buffers + tier.fetching_buffers + tier.ready_buffers;
+        assert_eq!(tier.free_buffers + used, tier.buffers, "{tier:?}");
+        let desk = self.store.desk.lock().expect("nobody panics with it");
+        let fetched: usize = desk.fetched.values().map(|run| run.blocks.len()).sum();
+        assert!(fetched <= tier.ready_buffers, "{tier:?}");
+        if tier.serves {
+            let of_blocks = |(kind, _): &&(BlockKind, Vec<u8>)| *kind == BlockKind::Kv;
+            let saved = desk.saved.values().filter(of_blocks).count();
+            assert!(saved <= tier.saving_buffers, "{tier:?}");
+            assert!(tier.saving_buffers <= tier.buffers.div_ceil(2), "{tier:?}");
+        }
+        drop(desk);
+        let pages = &self.states.pools.pages;
+        let private = self.states.scheduler.private_pages().count();
+        if !self.states.scheduler.has_open_plan() {
+            let cached = self.states.cache.total_size() / self.setup.page_size as usize;
+            assert_eq!(pages.free_pages() + private + cached, self.setup.n_pages);
+        }
+    }
+}
+
+/// A prompt that shares its first tokens with others of its family.
+pub fn prompt(family: u32, len: usize, own: usize) -> Vec<u32> {
+    let shared = (0..len as u32).map(|i| (i * 7 + family * 31 + i / 5) % VOCAB);
+    let tail = (0..own as u32).map(|i| (i * 13 + len as u32 + own as u32 * 17 + family) % VOCAB);
+    shared.chain(tail).collect()
+}

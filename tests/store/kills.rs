@@ -1,0 +1,144 @@
+//! A child process saves until it is killed; then everything that is found is what was saved, and what was saved last is
+//! found.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use souffleur::ids::Ticket;
+use souffleur::store::Outcome;
+
+use crate::world::{BLOCKS, DISK_BYTES, World};
+
+/// Names the folder to the child.
+const FOLDER: &str = "SOUFFLEUR_STORE_FOLDER";
+/// The first of its prompts.
+const FIRST: &str = "SOUFFLEUR_STORE_FIRST";
+/// Prompts that a child saves at most: it is killed long before.
+const PROMPTS: u32 = 10_000;
+/// Saves that the child has under way.
+const UNDER_WAY: usize = 4;
+
+fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text}")),
+        Err(_) => default,
+    }
+}
+
+/// The child: says `saved PROMPT BLOCK` for each block that the store has said to be written.
+#[test]
+fn a_child_saves_until_it_is_killed() {
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        return;
+    };
+    let world = World::open(Path::new(&folder));
+    let first = number(FIRST, 0) as u32;
+    let mut under_way = 0;
+    let say = || {
+        let (ticket, outcome) = world.saved();
+        if outcome == Outcome::Written {
+            let (prompt, block) = (ticket.get() / BLOCKS as u64, ticket.index() % BLOCKS);
+            let mut out = std::io::stdout().lock();
+            let said = writeln!(out, "saved {prompt} {block}").and_then(|()| out.flush());
+            said.expect("the parent reads");
+        }
+    };
+    for prompt in first..first + PROMPTS {
+        for (block, place) in world.path(prompt).into_iter().enumerate() {
+            let ticket = u64::from(prompt) * BLOCKS as u64 + block as u64;
+            world.save(place, Ticket::new(ticket));
+            under_way += 1;
+            if under_way == UNDER_WAY {
+                say();
+                under_way -= 1;
+            }
+        }
+    }
+    (0..under_way).for_each(|_| say());
+}
+
+/// Runs the child until it has saved so many blocks. Returns the last that it said to be saved.
+fn run_child(folder: &Path, first: u32, saves: usize) -> Option<(u32, usize)> {
+    let program = std::env::current_exe().expect("the test has a path");
+    let mut child = Command::new(program)
+        .args([
+            "--exact",
+            "kills::a_child_saves_until_it_is_killed",
+            "--nocapture",
+        ])
+        .env(FOLDER, folder)
+        .env(FIRST, first.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the test can be run again");
+    let out = child.stdout.take().expect("it is piped");
+    let lines = BufReader::new(out).lines().map_while(Result::ok);
+    let mut saved = lines.filter_map(|line| {
+        // The harness writes its own text before the first, on the same line.
+        let (_, said) = line.split_once("saved ")?;
+        let (prompt, block) = said.split_once(' ')?;
+        Some((prompt.parse().ok()?, block.parse().ok()?))
+    });
+    let mut last = None;
+    for _ in 0..saves {
+        last = saved.next().or(last);
+    }
+    child.kill().expect("it can be killed");
+    // What it had said before it died.
+    last = saved.last().or(last);
+    child.wait().expect("it has ended");
+    last
+}
+
+/// Changes a byte of a random file of the store.
+fn damage(folder: &Path, random: &mut fastrand::Rng) {
+    let folders = std::fs::read_dir(folder).expect("it is there");
+    let folders = folders.filter_map(|entry| Some(entry.ok()?.path()));
+    let files = folders.filter(|path| path.is_dir()).flat_map(|path| {
+        let files = std::fs::read_dir(path).expect("it is there");
+        files.filter_map(|entry| Some(entry.ok()?.path()))
+    });
+    let mut files: Vec<PathBuf> = files.collect();
+    files.sort();
+    let path = random.choice(&files).expect("there are files");
+    let mut bytes = std::fs::read(path).expect("it can be read");
+    if !bytes.is_empty() {
+        let at = random.usize(..bytes.len());
+        bytes[at] ^= 1 << random.u8(..8);
+        std::fs::write(path, bytes).expect("it can be written");
+    }
+}
+
+#[test]
+fn a_killed_store_finds_what_it_had_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let mut random = fastrand::Rng::with_seed(number("SOUFFLEUR_STORE_SEED", 1));
+    let (mut first, mut n_loaded_in_all) = (0, 0);
+    for kill in 0..number("SOUFFLEUR_STORE_KILLS", 6) {
+        let last = run_child(folder.path(), first, random.usize(1..150));
+        let is_damaged = kill % 3 == 2;
+        if is_damaged {
+            damage(folder.path(), &mut random);
+        }
+        let world = World::open(folder.path());
+        let end = last.map_or(first, |(prompt, _)| prompt + 2);
+        for prompt in end.saturating_sub(60)..end {
+            let n_loaded = world.load(prompt);
+            n_loaded_in_all += n_loaded;
+            let expected = last.filter(|(saved, _)| *saved == prompt && !is_damaged);
+            let n_expected = expected.map_or(0, |(_, block)| block + 1);
+            assert!(
+                n_loaded >= n_expected,
+                "kill {kill}: {n_loaded} of {n_expected}"
+            );
+        }
+        let stats = world.store.stats();
+        // Afterwards there is damage that nobody has met yet.
+        assert!(stats.damaged == 0 || kill >= 2, "kill {kill}: {stats:?}");
+        assert!(stats.disk_bytes <= DISK_BYTES);
+        assert!(world.store.shut_down());
+        first = end;
+    }
+    assert!(n_loaded_in_all > 0);
+}

@@ -1,0 +1,155 @@
+//! A store of small blocks, whose bytes follow from their keys.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use souffleur::ids::{SeqId, Ticket};
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::store::{
+    Answer, BlockKind, BlockPlace, BlockUse, Commit, Fetch, Find, FingerprintParts, Geometry, Keys,
+    Loaded, Needs, Outcome, Plane, PrefetchTimeout, Store, StoreConfig, TierState,
+};
+
+/// Blocks of a prompt.
+pub const BLOCKS: usize = 8;
+const TOKENS: usize = 64;
+const PLANE_BYTES: usize = 3001;
+const PLANES: u32 = 3;
+/// Of about 340 records.
+pub const DISK_BYTES: u64 = 5 << 20;
+const HOST_BUFFERS: u64 = 32;
+/// Longer than anything takes.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A running store.
+pub struct World {
+    pub store: Store,
+    pub answers: Receiver<Answer>,
+    pub keys: Keys,
+}
+
+impl World {
+    /// Opens the store in a folder and waits until it serves.
+    pub fn open(folder: &Path) -> Self {
+        let planes = (0..PLANES).map(|layer| Plane {
+            layer,
+            buffer: 0,
+            bytes: PLANE_BYTES,
+        });
+        let geometry = Geometry {
+            block_tokens: TOKENS,
+            needs: Needs::default(),
+            planes: [planes.collect(), Arc::default(), Arc::default()],
+        };
+        let config = StoreConfig {
+            path: folder.to_owned(),
+            disk_bytes: DISK_BYTES,
+            host_bytes: HOST_BUFFERS * u64::from(PLANES) * PLANE_BYTES as u64,
+            prefetch_timeout: PrefetchTimeout::default(),
+            drop_behind: false,
+        };
+        let (sink, answers) = crossbeam_channel::unbounded();
+        let store = Store::start(
+            config,
+            geometry,
+            Box::new(|_| Ok(FingerprintParts::new().part("model", "killed"))),
+            Box::new(move |answer| drop(sink.send(answer))),
+        );
+        let store = store.expect("it fits");
+        let keys = loop {
+            match answers
+                .recv_timeout(PATIENCE)
+                .expect("it says where it stands")
+            {
+                Answer::State(TierState::Serving { keys, .. }) => break keys,
+                Answer::State(TierState::Off { reason }) => panic!("{reason}"),
+                _ => (),
+            }
+        };
+        Self {
+            store,
+            answers,
+            keys,
+        }
+    }
+
+    /// The blocks of a prompt.
+    pub fn path(&self, prompt: u32) -> Vec<BlockPlace> {
+        self.keys.path(&Namespace::default(), &tokens(prompt))
+    }
+
+    /// Gives a block to be written; its ticket says which it is.
+    pub fn save(&self, place: BlockPlace, ticket: Ticket) {
+        let pool = self.store.pools().of(BlockKind::Kv).expect("there is one");
+        let mut block = pool.take(BlockUse::Saving).expect("one is free");
+        block.bytes_mut().copy_from_slice(&content(&place));
+        let commit = Commit {
+            ticket,
+            place,
+            block,
+        };
+        self.store.commit(commit).expect("the queue has room");
+    }
+
+    /// The next answer to a save.
+    pub fn saved(&self) -> (Ticket, Outcome) {
+        match self.answers.recv_timeout(PATIENCE).expect("it answers") {
+            Answer::Committed { ticket, outcome } => (ticket, outcome),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// How many blocks of a prompt are found and loaded. Whatever is loaded is what was saved.
+    pub fn load(&self, prompt: u32) -> usize {
+        let find = Find {
+            seq: SeqId::new(1),
+            namespace: Namespace::default(),
+            tokens: tokens(prompt).into(),
+            from: 0,
+            prefill_tokens_per_s: None,
+        };
+        self.store.find(find).expect("the queue has room");
+        let found = match self.answers.recv_timeout(PATIENCE).expect("it answers") {
+            Answer::Found { path, .. } => path,
+            other => panic!("{other:?}"),
+        };
+        if found.is_empty() {
+            return 0;
+        }
+        let fetch = Fetch {
+            seq: SeqId::new(1),
+            ticket: Ticket::new(1),
+            blocks: 0..found.len(),
+            path: found.clone(),
+            timeout: PATIENCE,
+        };
+        self.store.fetch(fetch).expect("the queue has room");
+        match self.answers.recv_timeout(PATIENCE).expect("it answers") {
+            Answer::Fetched { loaded, .. } => check(&loaded, &found),
+            Answer::Late { .. } => 0,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn check(loaded: &Loaded, path: &[BlockPlace]) -> usize {
+    for (block, place) in loaded.kv.iter().zip(path) {
+        assert!(block.bytes() == content(place), "wrong bytes of {place:?}");
+    }
+    loaded.kv.len()
+}
+
+fn tokens(prompt: u32) -> Vec<u32> {
+    let tokens = 0..(BLOCKS * TOKENS) as u32;
+    tokens.map(|token| token ^ prompt << 12).collect()
+}
+
+fn content(place: &BlockPlace) -> Vec<u8> {
+    let mut seed = [0; 8];
+    seed.copy_from_slice(&place.key.0[..8]);
+    let mut random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
+    let bytes = std::iter::repeat_with(|| random.u8(..));
+    bytes.take(PLANES as usize * PLANE_BYTES).collect()
+}
