@@ -167,7 +167,7 @@ fn sizes_of_the_disk_are_compared() {
         "--requests",
         "80",
         "--request-rate",
-        "2",
+        "0.5",
         "--shape",
         "qwen3-0.6b",
         "--hardware",
@@ -252,7 +252,11 @@ fn what_cannot_be_simulated_is_one_line() {
             2,
             "disk_bytes is 2097152, must be at least 7344128",
         ),
-        (&["--disk-bytes", "1"], 2, "kv_disk_bytes is 1"),
+        (
+            &["--disk-bytes", "1"],
+            2,
+            "kv_disk_bytes: is 1, must be at least",
+        ),
         (
             &["--disk-bytes", "1G", "--page-size", "48"],
             2,

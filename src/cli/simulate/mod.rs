@@ -224,7 +224,7 @@ fn run_engine(
     };
     let sizes = capacities.iter().flat_map(|kv_tokens| {
         let disks = disks.iter();
-        disks.map(|disk_bytes| (*kv_tokens, *disk_bytes))
+        disks.map(move |disk_bytes| (*kv_tokens, *disk_bytes))
     });
     let run = |(kv_tokens, disk_bytes)| {
         let config = with_disk(config, disk_bytes);

@@ -11,6 +11,8 @@ use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 const SAVES_SHARE: usize = 4;
 /// A fetch takes one in so many of those that are for fetches, or waits until it can.
 const ROUND_SHARE: usize = 4;
+/// Records at most, as the store has it.
+const MAX_RECORDS: usize = 1 << 20;
 
 /// Blocks that are wanted.
 pub(super) struct Fetch {
@@ -222,7 +224,11 @@ impl VirtualStore<'_> {
         // So that others go first.
         self.index.touch(kept);
         let bytes = self.model.record_bytes(kind);
-        while self.held_bytes() + bytes > self.model.disk_bytes {
+        let is_full = |store: &Self| {
+            let is_too_large = store.held_bytes() + bytes > store.model.disk_bytes;
+            is_too_large || store.index.len() >= MAX_RECORDS
+        };
+        while is_full(self) {
             match self.index.first_to_go(None) {
                 Some((gone, key)) if key != kept => self.index.remove(key, gone),
                 _ => return false,
