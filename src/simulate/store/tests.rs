@@ -38,7 +38,10 @@ fn model(disk_blocks: u64, buffers: u64) -> StoreModel {
 
 /// A path of whole blocks; equal letters make equal blocks.
 fn tokens(letters: &[u8]) -> Arc<[u32]> {
-    let block = |letter: &u8| (0..BLOCK_TOKENS as u32).map(|at| at + 1000 * u32::from(*letter));
+    let block = |letter: &u8| {
+        let first = 1000 * u32::from(*letter);
+        first..first + BLOCK_TOKENS as u32
+    };
     letters.iter().flat_map(block).collect()
 }
 
