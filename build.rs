@@ -1,5 +1,5 @@
 //! Lists the CUDA kernels' sources, and their pack if there is one, for `src/kernels/cuda/pack`; with the feature `grpc`,
-//! makes Rust of its proto file.
+//! makes Rust of its proto files.
 //!
 //! A file that is new in `kernels/` is seen once this or one of the others changes: cargo could watch the folder only
 //! with all that is below.
@@ -41,15 +41,17 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     fs::write(out.join("kernels.rs"), list).expect("the folder is cargo's for this");
     #[cfg(feature = "grpc")]
-    compile_proto(&root.join("src/server/grpc"));
+    compile_protos(&root.join("src/server/grpc"));
 }
 
-/// Makes messages and service of gRPC, as Rust.
+/// Makes messages and services of gRPC, as Rust.
 #[cfg(feature = "grpc")]
-fn compile_proto(folder: &Path) {
-    let proto = folder.join("runtime.proto");
-    println!("cargo::rerun-if-changed={}", proto.display());
-    let files = protox::compile([&proto], [folder]).unwrap_or_else(|error| panic!("{error}"));
+fn compile_protos(folder: &Path) {
+    let protos = files(folder, "proto");
+    for proto in &protos {
+        println!("cargo::rerun-if-changed={}", proto.display());
+    }
+    let files = protox::compile(&protos, [folder]).unwrap_or_else(|error| panic!("{error}"));
     let made = tonic_prost_build::configure().compile_fds(files);
     made.unwrap_or_else(|error| panic!("{error}"));
 }

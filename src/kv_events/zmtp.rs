@@ -359,7 +359,7 @@ mod tests {
             (changed(0, b'G'), SocketType::Pub, "ZeroMQ's protocol"),
             (changed(10, 2), SocketType::Pub, "before 3.0"),
             (changed(12, b'P'), SocketType::Pub, "security"),
-            (subscriber.clone(), SocketType::Pub, "eof"),
+            (subscriber.clone(), SocketType::Pub, "end of file"),
             (
                 [&subscriber[..], b"\x80\0"].concat(),
                 SocketType::Pub,

@@ -39,8 +39,8 @@ keys! {
         /// TCP port; 0 picks a free one.
         #[flag(SERVER)]
         port: u16 = 30000,
-        /// TCP port for gRPC, on the same address, in the form that Dynamo's sidecar speaks; 0 picks a free one. Needs a build
-        /// with the feature `grpc`.
+        /// TCP port for gRPC, on the same address, in the forms that Dynamo's sidecar and smg speak; 0 picks a free one. Needs
+        /// a build with the feature `grpc`.
         #[flag(SERVER.takes("PORT"))]
         grpc_port: Option<u16> = None,
         /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; set it through the environment

@@ -155,13 +155,17 @@ pub(super) async fn loads(
     wish.check()?;
     let engine = &state.loaded()?.engine;
     let load = engine.load().await?;
-    let now = humantime::format_rfc3339_millis(SystemTime::now());
     Ok(HttpResponse::Ok().json(json!({
-        "timestamp": now.to_string(),
+        "timestamp": now(),
         "version": env!("CARGO_PKG_VERSION"),
         "dp_rank_count": RANKS,
         "loads": [RankLoad::new(&load, engine.model(), &wish)],
     })))
+}
+
+/// The moment of a load, as RFC 3339 has it.
+pub(super) fn now() -> String {
+    humantime::format_rfc3339_millis(SystemTime::now()).to_string()
 }
 
 /// Answers `GET /get_load`, the older form, of which sglang-router sums `num_tokens`.

@@ -1,9 +1,12 @@
-//! gRPC: the part of SGLang's runtime service that Dynamo's sidecar calls. Behind the feature `grpc`.
+//! gRPC: the parts of SGLang's runtime service that Dynamo's sidecar calls, and of its scheduler service that smg does.
+//! Behind the feature `grpc`.
 //!
-//! It reads what it is asked as a call of `/generate`, with the same limits and errors, and has no state of its own.
+//! Both read what they are asked as calls of `/generate`, with the same limits and errors, and have no state of their own.
 
+mod answer;
 mod call;
 mod runtime;
+mod scheduler;
 
 use std::io;
 use std::net::TcpListener;
@@ -18,14 +21,24 @@ use tonic::{Code, Request, Status};
 use super::error::ApiError;
 use super::key;
 use super::state::AppState;
-use proto::sglang_service_server::SglangServiceServer;
+use proto::runtime::sglang_service_server::SglangServiceServer;
+use proto::scheduler::sglang_scheduler_server::SglangSchedulerServer;
 use runtime::Runtime;
+use scheduler::Scheduler;
 
-/// Messages and service, generated from `runtime.proto`; the client is for tests.
+/// Messages and services, generated from the proto files; the clients are for tests.
 #[doc(hidden)]
 #[allow(missing_docs, clippy::all, reason = "generated")]
 pub mod proto {
-    tonic::include_proto!("sglang.runtime.v1");
+    /// Of `runtime.proto`.
+    pub mod runtime {
+        tonic::include_proto!("sglang.runtime.v1");
+    }
+
+    /// Of `scheduler.proto`.
+    pub mod scheduler {
+        tonic::include_proto!("sglang.grpc.scheduler");
+    }
 }
 
 /// The header of the key.
@@ -48,12 +61,16 @@ pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()>
         let _ = draining.wait_for(|drains| *drains).await;
     };
     let max_bytes = state.config().max_body_bytes;
-    let service = SglangServiceServer::new(Runtime::new(state.clone()));
-    let service = service.max_decoding_message_size(max_bytes);
-    let guarded = InterceptedService::new(service, Guard { state });
+    let runtime = SglangServiceServer::new(Runtime::new(state.clone()));
+    let runtime = runtime.max_decoding_message_size(max_bytes);
+    let scheduler = SglangSchedulerServer::new(Scheduler::new(state.clone()));
+    let scheduler = scheduler.max_decoding_message_size(max_bytes);
+    let guard = Guard { state };
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
-        .serve_with_incoming_shutdown(guarded, incoming, drained)
+        .add_service(InterceptedService::new(runtime, guard.clone()))
+        .add_service(InterceptedService::new(scheduler, guard))
+        .serve_with_incoming_shutdown(incoming, drained)
         .await
         .map_err(io::Error::other)
 }
@@ -87,6 +104,22 @@ fn status(error: ApiError) -> Status {
         _ => Code::Internal,
     };
     Status::new(code, error.message())
+}
+
+/// Refuses ranks that are not there.
+fn check_rank(rank: Option<i32>) -> Result<(), Status> {
+    match rank {
+        None | Some(0) => Ok(()),
+        Some(rank) => {
+            let text = format!("dp_rank is {rank}, must be 0: there is one rank");
+            Err(status(ApiError::field("dp_rank", text)))
+        }
+    }
+}
+
+/// A count or a token as these services have it; none comes near the limit.
+fn i32_of(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]

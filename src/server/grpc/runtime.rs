@@ -5,25 +5,24 @@ use std::pin::Pin;
 
 use actix_web::web::Data;
 use futures_util::stream::{self, Stream};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status};
 
-use super::proto::sglang_service_server::SglangService;
-use super::proto::{
+use super::answer::Answer;
+use super::call::{self, finite};
+use super::proto::runtime::sglang_service_server::SglangService;
+use super::proto::runtime::{
     AbortRequest, AbortResponse, FlushCacheRequest, FlushCacheResponse, GenerateRequest,
     GenerateResponse, GetLoadRequest, GetLoadResponse, GetModelInfoRequest, GetModelInfoResponse,
     GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest, HealthCheckResponse,
-    ListModelsRequest, ListModelsResponse, ModelCard,
+    ListModelsRequest, ListModelsResponse, ModelCard, SamplingParams,
 };
-use super::{call, shown, status};
-use crate::engine::Generation;
+use super::{check_rank, i32_of, shown, status};
 use crate::ids::RequestId;
-use crate::server::budget::{BodyCharge, Charges};
 use crate::server::error::ApiError;
 use crate::server::native::{Meta, Shape};
-use crate::server::open_requests::Listed;
 use crate::server::state::AppState;
-use crate::server::transcript::{News, Transcript};
+use crate::server::transcript::Transcript;
 use crate::server::{health, key, loads};
 
 /// The service of one server.
@@ -48,10 +47,13 @@ impl SglangService for Runtime {
         &self,
         request: Request<GenerateRequest>,
     ) -> Result<Response<Responses>, Status> {
-        let answer = Answer::begin(&self.state, request.into_inner()).map_err(status)?;
+        let call = body(request.into_inner()).and_then(|body| call::read(&self.state, body));
+        let answer = call.and_then(|call| Answer::begin(&self.state, call));
+        let answer = answer.map_err(status)?;
         let responses = stream::unfold(Some(answer), |answer| async move {
             let mut answer = answer?;
-            let response = answer.next().await;
+            let news = answer.next().await;
+            let response = news.map(|news| response(answer.rid(), &news));
             let goes_on = response.as_ref().is_ok_and(|response| !response.finished);
             Some((response, goes_on.then_some(answer)))
         });
@@ -110,12 +112,7 @@ impl SglangService for Runtime {
         &self,
         request: Request<GetLoadRequest>,
     ) -> Result<Response<GetLoadResponse>, Status> {
-        if let Some(rank) = request.into_inner().dp_rank
-            && rank != 0
-        {
-            let text = format!("dp_rank is {rank}, must be 0: there is one rank");
-            return Err(status(ApiError::field("dp_rank", text)));
-        }
+        check_rank(request.into_inner().dp_rank)?;
         let load = loads::load_facts(&self.state).await.map_err(status)?;
         Ok(Response::new(GetLoadResponse {
             json_info: load.to_string(),
@@ -163,74 +160,14 @@ impl Runtime {
     }
 }
 
-/// One request under way. Dropped before its end, when its client leaves, it is cancelled.
-struct Answer {
-    generation: Generation,
-    rid: RequestId,
-    shape: Shape,
-    /// What has come and was not sent.
-    transcript: Transcript,
-    streams: bool,
-    /// The memory of the prompt, until the first event: by then the engine has it.
-    prompt_charge: Option<BodyCharge>,
-    _request_charge: BodyCharge,
-    _listed: Listed,
-}
-
-impl Answer {
-    fn begin(state: &AppState, request: GenerateRequest) -> Result<Self, ApiError> {
-        let call = call::read(state, request)?;
-        let streams = call.stream;
-        let (
-            mut requests,
-            Charges {
-                prompt,
-                request: kept,
-            },
-        ) = match streams {
-            true => call.into_streamed(),
-            false => (call.requests, call.charges),
-        };
-        let request = requests.pop();
-        let request = request.ok_or_else(|| ApiError::field("n", "n is 0, must be 1"))?;
-        let (rid, shape) = (request.rid.clone(), Shape::new(None, None));
-        let generation = state.serving()?.engine.generate(request)?;
-        Ok(Self {
-            _listed: state.open_requests().list(generation.canceller()),
-            prompt_charge: Some(prompt),
-            _request_charge: kept,
-            generation,
-            rid,
-            shape,
-            transcript: Transcript::default(),
-            streams,
-        })
-    }
-
-    /// The next response, which has finished if it is the last.
-    async fn next(&mut self) -> Result<GenerateResponse, Status> {
-        loop {
-            let lost = || Status::unavailable("the request was lost");
-            let event = self.generation.next().await.ok_or_else(lost)?;
-            self.prompt_charge = None;
-            let news = News::of(event).map_err(|error| status(error.into()))?;
-            let is_shown = self.streams && !news.is_of_the_prompt();
-            self.transcript.push(news);
-            if is_shown || self.transcript.end.is_some() {
-                return Ok(self.response());
-            }
-        }
-    }
-
-    fn response(&mut self) -> GenerateResponse {
-        let transcript = std::mem::take(&mut self.transcript);
-        let meta = Meta::new(&self.rid, &self.shape, &transcript);
-        let id = |token: &u32| i32::try_from(*token).unwrap_or(i32::MAX);
-        GenerateResponse {
-            output_ids: transcript.tokens.iter().map(id).collect(),
-            meta_info: as_json(&meta),
-            finished: transcript.end.is_some(),
-        }
+fn response(rid: &RequestId, news: &Transcript) -> GenerateResponse {
+    let shape = Shape::new(None, None);
+    let meta = Meta::new(rid, &shape, news);
+    let ids = news.tokens.iter();
+    GenerateResponse {
+        output_ids: ids.map(|token| i32_of(*token as usize)).collect(),
+        meta_info: as_json(&meta),
+        finished: news.end.is_some(),
     }
 }
 
@@ -244,5 +181,101 @@ fn as_json(meta: &Meta<'_>) -> HashMap<String, String> {
                 .collect()
         }
         _ => HashMap::new(),
+    }
+}
+
+/// The request as a call of `/generate`.
+fn body(request: GenerateRequest) -> Result<Map<String, Value>, ApiError> {
+    let lora_path = request.lora_path.unwrap_or_default();
+    call::refuse(&[
+        ("return_logprob", request.return_logprob == Some(true)),
+        ("lora_path", !lora_path.is_empty()),
+        (
+            "disaggregated_params",
+            request.disaggregated_params.is_some(),
+        ),
+    ])?;
+    let rid = request.rid.filter(|rid| !rid.is_empty());
+    let sampling = request.sampling_params.map(sampling).transpose()?;
+    Ok(call::object([
+        ("input_ids", json!(request.input_ids)),
+        ("stream", json!(request.stream)),
+        ("rid", json!(rid)),
+        ("sampling_params", json!(sampling)),
+    ]))
+}
+
+fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
+    let number = |name, value: Option<f32>| {
+        let number = value.map(|value| finite(name, value)).transpose();
+        number.map(|number| json!(number))
+    };
+    Ok(call::object([
+        ("temperature", number("temperature", params.temperature)?),
+        ("top_p", number("top_p", params.top_p)?),
+        ("top_k", json!(params.top_k)),
+        ("min_p", number("min_p", params.min_p)?),
+        (
+            "frequency_penalty",
+            number("frequency_penalty", params.frequency_penalty)?,
+        ),
+        (
+            "presence_penalty",
+            number("presence_penalty", params.presence_penalty)?,
+        ),
+        (
+            "repetition_penalty",
+            number("repetition_penalty", params.repetition_penalty)?,
+        ),
+        ("max_new_tokens", json!(params.max_new_tokens)),
+        ("min_new_tokens", json!(params.min_new_tokens)),
+        ("ignore_eos", json!(params.ignore_eos)),
+        ("n", json!(params.n)),
+        ("stop", call::unless_empty(params.stop)),
+        ("stop_token_ids", call::unless_empty(params.stop_token_ids)),
+        ("json_schema", json!(params.json_schema)),
+        ("regex", json!(params.regex)),
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_absent_is_left_to_the_engine_and_zero_is_zero() {
+        let params = SamplingParams {
+            temperature: Some(0.0),
+            max_new_tokens: Some(5),
+            ..SamplingParams::default()
+        };
+        let fields = sampling(params).expect("they are finite");
+        let given = fields.iter().filter(|(_, value)| !value.is_null());
+        let given: Vec<_> = given.map(|(name, value)| (name.as_str(), value)).collect();
+        let expected = [("temperature", &json!(0.0)), ("max_new_tokens", &json!(5))];
+        assert_eq!(given, expected);
+    }
+
+    #[test]
+    fn what_is_no_number_is_refused_by_name() {
+        for value in [f32::NAN, f32::INFINITY] {
+            let params = SamplingParams {
+                top_p: Some(value),
+                ..SamplingParams::default()
+            };
+            let error = sampling(params).expect_err("it is not finite");
+            assert!(error.message().starts_with("top_p is "), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_only_sglang_has_is_refused() {
+        let request = GenerateRequest {
+            return_logprob: Some(true),
+            ..GenerateRequest::default()
+        };
+        let error = body(request).expect_err("there are none");
+        assert!(error.message().contains("return_logprob"), "{error:?}");
+        assert!(body(GenerateRequest::default()).is_ok());
     }
 }

@@ -1,70 +1,21 @@
-//! gRPC as Dynamo's sidecar speaks it, asked by a client that is made of the same proto file. With the feature `grpc` only.
+//! SGLang's runtime service, as Dynamo's sidecar calls it.
 
-use std::net::TcpListener;
-use std::thread::JoinHandle;
-use std::time::Duration;
-
-use serde_json::{Value, json};
-use souffleur::server::grpc::proto::sglang_service_client::SglangServiceClient;
-use souffleur::server::grpc::proto::{
-    AbortRequest, FlushCacheRequest, GenerateRequest, GenerateResponse, GetLoadRequest,
-    GetModelInfoRequest, GetServerInfoRequest, HealthCheckRequest, ListModelsRequest,
-    SamplingParams,
+use serde_json::json;
+use souffleur::server::ApiKey;
+use souffleur::server::grpc::proto::runtime::sglang_service_client::SglangServiceClient;
+use souffleur::server::grpc::proto::runtime::{
+    AbortRequest, FlushCacheRequest, GenerateRequest, GetLoadRequest, GetModelInfoRequest,
+    GetServerInfoRequest, HealthCheckRequest, ListModelsRequest, SamplingParams,
 };
-use souffleur::server::{ApiKey, grpc};
 use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status, Streaming};
+use tonic::{Code, Request};
 
+use super::{GrpcWorld, parse, rest, wait_for};
 use crate::http::post;
 use crate::world::{World, block_on, wait_until};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 type Client = SglangServiceClient<Channel>;
-
-/// A server with a port for gRPC.
-struct GrpcWorld {
-    world: World,
-    url: String,
-    thread: Option<JoinHandle<std::io::Result<()>>>,
-}
-
-impl GrpcWorld {
-    fn new(world: World) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let address = listener.local_addr().expect("the socket is bound");
-        let state = world.state.clone();
-        let serve = move || actix_web::rt::System::new().block_on(grpc::run(listener, state));
-        Self {
-            world,
-            url: format!("http://{address}"),
-            thread: Some(std::thread::spawn(serve)),
-        }
-    }
-
-    /// Does something with a client, on a runtime of its own.
-    fn with<T>(&self, ask: impl AsyncFnOnce(Client) -> T) -> T {
-        block_on(async {
-            let client = Client::connect(self.url.clone()).await;
-            ask(client.expect("it listens")).await
-        })
-    }
-}
-
-impl Drop for GrpcWorld {
-    fn drop(&mut self) {
-        self.world.state.drain();
-        if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            if !std::thread::panicking() {
-                ended
-                    .expect("the server does not panic")
-                    .expect("its sockets work");
-            }
-        }
-    }
-}
 
 fn request(max_new_tokens: i32) -> GenerateRequest {
     GenerateRequest {
@@ -80,19 +31,6 @@ fn request(max_new_tokens: i32) -> GenerateRequest {
     }
 }
 
-/// What is left of a stream.
-async fn rest(mut stream: Streaming<GenerateResponse>) -> Result<Vec<GenerateResponse>, Status> {
-    let mut responses = Vec::new();
-    while let Some(response) = stream.message().await? {
-        responses.push(response);
-    }
-    Ok(responses)
-}
-
-fn parse(text: &str) -> Value {
-    serde_json::from_str(text).expect("it is JSON")
-}
-
 #[test]
 fn tokens_are_those_of_http_and_come_once_each() {
     let grpc = GrpcWorld::new(World::new());
@@ -101,7 +39,8 @@ fn tokens_are_those_of_http_and_come_once_each() {
     let call = json!({"input_ids": ids, "sampling_params": sampling});
     let expected = post(grpc.world.addr, "/generate", &call).ok();
     for stream in [Some(true), None] {
-        let responses = grpc.with(async |mut client: Client| {
+        let responses = grpc.with(async |channel| {
+            let mut client = Client::new(channel);
             let request = GenerateRequest {
                 stream,
                 ..request(20)
@@ -133,7 +72,8 @@ fn what_cannot_be_is_refused_with_its_field() {
     let grpc = GrpcWorld::new(World::new());
     // At once, or by the engine, which ends the stream with the reason.
     let refused = |request: GenerateRequest| {
-        let outcome = grpc.with(async |mut client: Client| {
+        let outcome = grpc.with(async |channel| {
+            let mut client = Client::new(channel);
             let stream = client.generate(request).await?;
             rest(stream.into_inner()).await
         });
@@ -180,7 +120,8 @@ fn what_cannot_be_is_refused_with_its_field() {
 #[test]
 fn clients_that_leave_or_abort_are_cancelled() {
     let grpc = GrpcWorld::new(World::new());
-    grpc.with(async |mut client: Client| {
+    grpc.with(async |channel| {
+        let mut client = Client::new(channel);
         let stream = client.generate(request(60_000)).await;
         let mut stream = stream.expect("it is taken").into_inner();
         let first = stream.message().await.expect("it goes on");
@@ -207,22 +148,11 @@ fn clients_that_leave_or_abort_are_cancelled() {
     grpc.world.wait_until_whole();
 }
 
-/// Waits until so many requests run, and lets the client's connection go on meanwhile.
-async fn wait_for(world: &World, requests: usize) {
-    let engine = world.engine();
-    let wait = async {
-        while engine.stats().await.expect("it lives").running_requests != requests {
-            tokio::task::yield_now().await;
-        }
-    };
-    let waited = tokio::time::timeout(PATIENCE, wait).await;
-    waited.unwrap_or_else(|_| panic!("waited too long until {requests} requests run"));
-}
-
 #[test]
 fn the_server_describes_itself_as_the_sidecar_asks() {
     let grpc = GrpcWorld::new(World::new());
-    grpc.with(async |mut client: Client| {
+    grpc.with(async |channel| {
+        let mut client = Client::new(channel);
         let healthy = client.health_check(HealthCheckRequest {}).await;
         assert!(healthy.expect("it answers").into_inner().healthy);
         let model = client.get_model_info(GetModelInfoRequest {}).await;
@@ -280,7 +210,7 @@ fn keys_open_what_they_open_over_http() {
         (with_key("sk-client"), Code::Unauthenticated),
         (with_key("sk-admin"), Code::Ok),
     ] {
-        let answer = grpc.with(async |mut client: Client| client.flush_cache(request).await);
+        let answer = grpc.with(async |channel| Client::new(channel).flush_cache(request).await);
         let told = answer.map_or_else(|status| status.code(), |_| Code::Ok);
         assert_eq!(told, code);
     }
@@ -289,7 +219,8 @@ fn keys_open_what_they_open_over_http() {
 #[test]
 fn without_its_engine_a_server_is_unavailable_and_not_healthy() {
     let grpc = GrpcWorld::new(World::without_engine(Default::default()));
-    grpc.with(async |mut client: Client| {
+    grpc.with(async |channel| {
+        let mut client = Client::new(channel);
         let healthy = client.health_check(HealthCheckRequest {}).await;
         assert!(!healthy.expect("it answers").into_inner().healthy);
         let refused = client

@@ -1,0 +1,377 @@
+//! The scheduler service, by which smg sends tokens instead of text.
+
+use std::pin::Pin;
+
+use actix_web::web::Data;
+use futures_util::stream::{self, Stream};
+use serde_json::{Map, Value, json};
+use tonic::{Request, Response, Status};
+
+use super::answer::Answer;
+use super::call::{self, finite};
+use super::proto::scheduler::generate_complete::MatchedStop;
+use super::proto::scheduler::generate_response::Response as Part;
+use super::proto::scheduler::sampling_params::Constraint;
+use super::proto::scheduler::sglang_scheduler_server::SglangScheduler;
+use super::proto::scheduler::{
+    AbortRequest, AbortResponse, GenerateComplete, GenerateRequest, GenerateResponse,
+    GenerateStreamChunk, GetLoadsRequest, GetLoadsResponse, GetModelInfoRequest,
+    GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest,
+    HealthCheckResponse, QueueMetrics, SamplingParams, SchedulerLoad,
+};
+use super::{check_rank, i32_of, status};
+use crate::request::FinishReason;
+use crate::server::error::ApiError;
+use crate::server::loads;
+use crate::server::state::AppState;
+use crate::server::transcript::Transcript;
+
+/// The service of one server.
+pub(super) struct Scheduler {
+    state: Data<AppState>,
+}
+
+impl Scheduler {
+    pub(super) fn new(state: Data<AppState>) -> Self {
+        Self { state }
+    }
+}
+
+/// Responses as they come.
+type Responses = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl SglangScheduler for Scheduler {
+    type GenerateStream = Responses;
+
+    async fn generate(
+        &self,
+        request: Request<GenerateRequest>,
+    ) -> Result<Response<Responses>, Status> {
+        let telling = Telling::begin(&self.state, request.into_inner()).map_err(status)?;
+        let responses = stream::unfold(telling, |mut telling| async move {
+            let response = telling.next().await?;
+            Some((response, telling))
+        });
+        Ok(Response::new(Box::pin(responses)))
+    }
+
+    async fn health_check(
+        &self,
+        _: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let response = match self.state.serving() {
+            Ok(loaded) => HealthCheckResponse {
+                healthy: loaded.engine.is_alive(),
+                message: String::new(),
+            },
+            Err(error) => HealthCheckResponse {
+                healthy: false,
+                message: error.message().to_owned(),
+            },
+        };
+        Ok(Response::new(response))
+    }
+
+    async fn abort(
+        &self,
+        request: Request<AbortRequest>,
+    ) -> Result<Response<AbortResponse>, Status> {
+        let name = request.into_inner().request_id;
+        if name.is_empty() {
+            let text = "request_id is empty: name a request";
+            return Err(status(ApiError::field("request_id", text)));
+        }
+        let aborted = self.state.open_requests().cancel(&name);
+        Ok(Response::new(AbortResponse {
+            success: aborted > 0,
+            message: format!("{aborted} aborted"),
+        }))
+    }
+
+    async fn get_model_info(
+        &self,
+        _: Request<GetModelInfoRequest>,
+    ) -> Result<Response<GetModelInfoResponse>, Status> {
+        let model = self.state.loaded().map_err(status)?.engine.model();
+        let path = model.model_path.display().to_string();
+        let ends = model.eos_token_ids.iter();
+        Ok(Response::new(GetModelInfoResponse {
+            model_path: path.clone(),
+            tokenizer_path: path,
+            is_generation: true,
+            weight_version: "default".to_owned(),
+            served_model_name: model.served_model_name.clone(),
+            max_context_length: i32_of(model.context_length),
+            vocab_size: i32_of(model.vocab_size),
+            eos_token_ids: ends.map(|token| i32_of(*token as usize)).collect(),
+            // One token at least is generated.
+            max_req_input_len: i32_of(model.context_length.saturating_sub(1)),
+        }))
+    }
+
+    async fn get_server_info(
+        &self,
+        _: Request<GetServerInfoRequest>,
+    ) -> Result<Response<GetServerInfoResponse>, Status> {
+        let engine = &self.state.loaded().map_err(status)?.engine;
+        let stats = engine.stats().await;
+        let stats = stats.map_err(|error| status(error.into()))?;
+        Ok(Response::new(GetServerInfoResponse {
+            active_requests: i32_of(engine.requests_inside()),
+            is_paused: stats.is_paused,
+            sglang_version: env!("CARGO_PKG_VERSION").to_owned(),
+            server_type: "grpc".to_owned(),
+            max_total_num_tokens: i32_of(engine.model().max_total_tokens),
+        }))
+    }
+
+    async fn get_loads(
+        &self,
+        request: Request<GetLoadsRequest>,
+    ) -> Result<Response<GetLoadsResponse>, Status> {
+        let GetLoadsRequest { dp_rank, include } = request.into_inner();
+        check_rank(dp_rank)?;
+        let engine = &self.state.loaded().map_err(status)?.engine;
+        let load = engine.load().await.map_err(|error| status(error.into()))?;
+        let (stats, model) = (&load.stats, engine.model());
+        let has_queues = include.is_empty();
+        let has_queues = has_queues || include.iter().any(|name| name == "queues" || name == "all");
+        let load = SchedulerLoad {
+            dp_rank: 0,
+            num_running_reqs: i32_of(stats.running_requests),
+            num_waiting_reqs: i32_of(stats.waiting_requests),
+            num_total_reqs: i32_of(stats.running_requests + stats.waiting_requests),
+            num_used_tokens: i32_of(stats.used_tokens()),
+            max_total_num_tokens: i32_of(model.max_total_tokens),
+            token_usage: stats.token_usage(),
+            gen_throughput: load.gen_throughput,
+            cache_hit_rate: load.cache_hit_rate,
+            utilization: stats.utilization(),
+            max_running_requests: i32_of(model.max_running_requests),
+            queues: has_queues.then(|| QueueMetrics {
+                waiting: i32_of(stats.waiting_requests),
+                retracted: i32_of(stats.retracted_requests),
+            }),
+            num_waiting_uncached_tokens: i32_of(load.pending.total()),
+        };
+        Ok(Response::new(GetLoadsResponse {
+            timestamp: loads::now(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            dp_rank_count: 1,
+            loads: vec![load],
+        }))
+    }
+}
+
+/// What a client is told of its request: chunks, if it wants them, and then the whole.
+struct Telling {
+    answer: Answer,
+    streams: bool,
+    tokens: Vec<u32>,
+    /// To be told next.
+    complete: Option<GenerateComplete>,
+    has_ended: bool,
+}
+
+impl Telling {
+    fn begin(state: &AppState, request: GenerateRequest) -> Result<Self, ApiError> {
+        let streams = request.stream;
+        let call = call::read(state, body(request)?)?;
+        Ok(Self {
+            answer: Answer::begin(state, call)?,
+            streams,
+            tokens: Vec::new(),
+            complete: None,
+            has_ended: false,
+        })
+    }
+
+    /// The next response; `None` after the whole or an error.
+    async fn next(&mut self) -> Option<Result<GenerateResponse, Status>> {
+        if let Some(complete) = self.complete.take() {
+            return Some(Ok(self.response(Part::Complete(complete))));
+        }
+        if self.has_ended {
+            return None;
+        }
+        let news = match self.answer.next().await {
+            Ok(news) => news,
+            Err(error) => {
+                self.has_ended = true;
+                return Some(Err(error));
+            }
+        };
+        self.tokens.extend(&news.tokens);
+        let complete = self.complete(&news);
+        self.has_ended = complete.is_some();
+        let is_chunk = self.streams && !news.tokens.is_empty();
+        let part = match complete {
+            Some(complete) if !is_chunk => Part::Complete(complete),
+            complete => {
+                self.complete = complete;
+                Part::Chunk(chunk(news))
+            }
+        };
+        Some(Ok(self.response(part)))
+    }
+
+    fn response(&self, part: Part) -> GenerateResponse {
+        GenerateResponse {
+            request_id: self.answer.rid().to_string(),
+            response: Some(part),
+        }
+    }
+
+    fn complete(&mut self, news: &Transcript) -> Option<GenerateComplete> {
+        let end = news.end.as_ref()?;
+        let matched_stop = match &end.reason {
+            FinishReason::StopToken(token) => Some(MatchedStop::MatchedTokenId(*token)),
+            FinishReason::StopString(text) => Some(MatchedStop::MatchedStopStr(text.clone())),
+            _ => None,
+        };
+        Some(GenerateComplete {
+            output_ids: std::mem::take(&mut self.tokens),
+            finish_reason: end.reason.as_str().to_owned(),
+            prompt_tokens: news.usage.prompt_tokens,
+            completion_tokens: news.usage.completion_tokens,
+            cached_tokens: news.usage.cached_tokens,
+            matched_stop,
+        })
+    }
+}
+
+fn chunk(news: Transcript) -> GenerateStreamChunk {
+    GenerateStreamChunk {
+        token_ids: news.tokens,
+        prompt_tokens: news.usage.prompt_tokens,
+        completion_tokens: news.usage.completion_tokens,
+        cached_tokens: news.usage.cached_tokens,
+    }
+}
+
+/// The request as a call of `/generate`.
+fn body(request: GenerateRequest) -> Result<Map<String, Value>, ApiError> {
+    call::refuse(&[
+        ("mm_inputs", request.mm_inputs.is_some()),
+        ("return_logprob", request.return_logprob),
+        ("return_hidden_states", request.return_hidden_states),
+        (
+            "disaggregated_params",
+            request.disaggregated_params.is_some(),
+        ),
+        (
+            "custom_logit_processor",
+            !request.custom_logit_processor.is_empty(),
+        ),
+        ("lora_id", !request.lora_id.is_empty()),
+    ])?;
+    let missing = || {
+        let text = "tokenized is missing: send the token ids of the prompt";
+        ApiError::field("tokenized", text)
+    };
+    let ids = request.tokenized.ok_or_else(missing)?.input_ids;
+    let rid = Some(request.request_id).filter(|rid| !rid.is_empty());
+    let sampling = request.sampling_params.map(sampling).transpose()?;
+    let fields = [
+        ("input_ids", json!(ids)),
+        ("stream", json!(request.stream)),
+        ("rid", json!(rid)),
+        ("sampling_params", json!(sampling)),
+    ];
+    Ok(call::object(fields))
+}
+
+fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
+    let number = |name, value| finite(name, value).map(Value::Number);
+    // What no request can mean stands for nothing.
+    let unless_zero = |name, value: f32| match value == 0.0 {
+        true => Ok(Value::Null),
+        false => number(name, value),
+    };
+    let mut bias = Map::new();
+    for (token, value) in params.logit_bias {
+        bias.insert(token, number("logit_bias", value)?);
+    }
+    let mut fields = call::object([
+        ("temperature", number("temperature", params.temperature)?),
+        ("top_p", unless_zero("top_p", params.top_p)?),
+        ("top_k", json!((params.top_k != 0).then_some(params.top_k))),
+        ("min_p", number("min_p", params.min_p)?),
+        (
+            "frequency_penalty",
+            number("frequency_penalty", params.frequency_penalty)?,
+        ),
+        (
+            "presence_penalty",
+            number("presence_penalty", params.presence_penalty)?,
+        ),
+        (
+            "repetition_penalty",
+            unless_zero("repetition_penalty", params.repetition_penalty)?,
+        ),
+        ("max_new_tokens", json!(params.max_new_tokens)),
+        ("min_new_tokens", json!(params.min_new_tokens)),
+        ("ignore_eos", json!(params.ignore_eos)),
+        ("n", json!(params.n.max(1))),
+        ("stop", call::unless_empty(params.stop)),
+        ("stop_token_ids", call::unless_empty(params.stop_token_ids)),
+    ]);
+    if !bias.is_empty() {
+        fields.insert("logit_bias".to_owned(), Value::Object(bias));
+    }
+    if let Some(constraint) = params.constraint {
+        let (name, text) = match constraint {
+            Constraint::Regex(text) => ("regex", text),
+            Constraint::JsonSchema(text) => ("json_schema", text),
+            Constraint::EbnfGrammar(text) => ("ebnf", text),
+            Constraint::StructuralTag(text) => ("structural_tag", text),
+        };
+        fields.insert(name.to_owned(), Value::String(text));
+    }
+    Ok(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zero_that_no_request_can_mean_is_left_to_the_engine() {
+        let fields = sampling(SamplingParams::default()).expect("it is finite");
+        for name in [
+            "top_p",
+            "top_k",
+            "repetition_penalty",
+            "max_new_tokens",
+            "stop",
+        ] {
+            assert!(fields[name].is_null(), "{name}");
+        }
+        for name in ["temperature", "min_p", "frequency_penalty"] {
+            assert_eq!(fields[name], 0.0, "{name}");
+        }
+        assert_eq!(fields["n"], 1);
+        assert!(!fields.contains_key("logit_bias"));
+    }
+
+    #[test]
+    fn a_constraint_has_its_name_in_generate() {
+        let params = SamplingParams {
+            constraint: Some(Constraint::EbnfGrammar("root ::= \"a\"".to_owned())),
+            ..SamplingParams::default()
+        };
+        let fields = sampling(params).expect("it is finite");
+        assert_eq!(fields["ebnf"], "root ::= \"a\"");
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_by_name() {
+        let request = GenerateRequest {
+            lora_id: "a".to_owned(),
+            ..GenerateRequest::default()
+        };
+        let error = body(request).expect_err("there are no adapters");
+        assert!(error.message().contains("lora_id"), "{error:?}");
+    }
+}

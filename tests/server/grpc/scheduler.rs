@@ -1,0 +1,177 @@
+//! SGLang's scheduler service, as smg calls it.
+
+use serde_json::json;
+use souffleur::server::grpc::proto::scheduler::generate_complete::MatchedStop;
+use souffleur::server::grpc::proto::scheduler::generate_response::Response as Part;
+use souffleur::server::grpc::proto::scheduler::sglang_scheduler_client::SglangSchedulerClient as Client;
+use souffleur::server::grpc::proto::scheduler::{
+    AbortRequest, GenerateComplete, GenerateRequest, GetLoadsRequest, GetModelInfoRequest,
+    GetServerInfoRequest, HealthCheckRequest, SamplingParams, TokenizedInput,
+};
+use tonic::Code;
+
+use super::{GrpcWorld, rest, wait_for};
+use crate::http::post;
+use crate::world::World;
+
+/// As smg builds one: every plain number is there.
+fn request(name: &str, max_new_tokens: u32, stream: bool) -> GenerateRequest {
+    GenerateRequest {
+        request_id: name.to_owned(),
+        tokenized: Some(TokenizedInput {
+            input_ids: (10..40).collect(),
+        }),
+        sampling_params: Some(SamplingParams {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: -1,
+            repetition_penalty: 1.0,
+            max_new_tokens: Some(max_new_tokens),
+            ignore_eos: true,
+            n: 1,
+            ..SamplingParams::default()
+        }),
+        stream,
+        ..GenerateRequest::default()
+    }
+}
+
+/// The tokens of the chunks, and the whole at the end.
+fn told(grpc: &GrpcWorld, request: GenerateRequest) -> (Vec<u32>, GenerateComplete) {
+    let name = request.request_id.clone();
+    let responses = grpc.with(async |channel| {
+        let stream = Client::new(channel).generate(request).await;
+        let stream = stream.expect("it is taken").into_inner();
+        rest(stream).await.expect("it ends well")
+    });
+    let (mut chunks, mut complete) = (Vec::new(), None);
+    for response in responses {
+        assert_eq!(response.request_id, name);
+        assert_eq!(complete, None, "nothing follows the whole");
+        match response.response.expect("there is one") {
+            Part::Chunk(chunk) => chunks.extend(chunk.token_ids),
+            Part::Complete(whole) => complete = Some(whole),
+        }
+    }
+    (chunks, complete.expect("it comes at the end"))
+}
+
+#[test]
+fn chunks_are_the_whole_and_the_whole_is_that_of_http() {
+    let grpc = GrpcWorld::new(World::new());
+    let sampling = json!({"max_new_tokens": 20, "temperature": 0, "ignore_eos": true});
+    let ids: Vec<u32> = (10..40).collect();
+    let call = json!({"input_ids": ids, "sampling_params": sampling});
+    let expected = post(grpc.world.addr, "/generate", &call).ok();
+    for stream in [true, false] {
+        let (chunks, whole) = told(&grpc, request("a", 20, stream));
+        assert_eq!(json!(whole.output_ids), expected["output_ids"]);
+        match stream {
+            true => assert_eq!(chunks, whole.output_ids),
+            false => assert!(chunks.is_empty()),
+        }
+        assert_eq!(whole.finish_reason, "length");
+        let counts = (
+            whole.prompt_tokens,
+            whole.completion_tokens,
+            whole.cached_tokens,
+        );
+        assert_eq!(counts, (30, 20, 29));
+    }
+    let stop = expected["output_ids"][3].as_u64().expect("a token") as u32;
+    let mut request = request("b", 20, true);
+    let params = request.sampling_params.as_mut().expect("there are some");
+    params.stop_token_ids = vec![stop];
+    params.ignore_eos = false;
+    let (_, whole) = told(&grpc, request);
+    assert_eq!(whole.finish_reason, "stop");
+    assert!(matches!(
+        whole.matched_stop,
+        Some(MatchedStop::MatchedTokenId(_))
+    ));
+    grpc.world.wait_until_whole();
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_field() {
+    let grpc = GrpcWorld::new(World::new());
+    let changed = |change: fn(&mut GenerateRequest)| {
+        let mut request = request("a", 5, true);
+        change(&mut request);
+        request
+    };
+    for (request, part) in [
+        (
+            changed(|request| request.return_logprob = true),
+            "return_logprob",
+        ),
+        (
+            changed(|request| request.lora_id = "a".to_owned()),
+            "lora_id",
+        ),
+        (changed(|request| request.tokenized = None), "tokenized"),
+    ] {
+        let outcome = grpc.with(async |channel| {
+            let stream = Client::new(channel).generate(request).await?;
+            rest(stream.into_inner()).await
+        });
+        let status = outcome.expect_err("it is refused");
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert!(status.message().contains(part), "{part}: {status:?}");
+    }
+    grpc.world.wait_until_whole();
+}
+
+#[test]
+fn a_request_is_aborted_by_its_name_and_counts_as_load_until_then() {
+    let grpc = GrpcWorld::new(World::new());
+    grpc.with(async |channel| {
+        let mut client = Client::new(channel);
+        let stream = client.generate(request("named", 60_000, true)).await;
+        let stream = stream.expect("it is taken").into_inner();
+        wait_for(&grpc.world, 1).await;
+        let loads = client.get_loads(GetLoadsRequest::default()).await;
+        let loads = loads.expect("it answers").into_inner();
+        assert_eq!((loads.dp_rank_count, loads.loads.len()), (1, 1));
+        let load = &loads.loads[0];
+        assert_eq!((load.num_running_reqs, load.num_total_reqs), (1, 1));
+        assert!(load.num_used_tokens >= 30 && load.max_total_num_tokens > 60_000);
+        assert!(load.queues.is_some());
+        let abort = AbortRequest {
+            request_id: "named".to_owned(),
+        };
+        let aborted = client.abort(abort.clone()).await.expect("it is heard");
+        assert!(aborted.into_inner().success);
+        let last = rest(stream).await.expect("it ends").pop();
+        let Some(Part::Complete(whole)) = last.and_then(|last| last.response) else {
+            panic!("it has no end");
+        };
+        assert_eq!(whole.finish_reason, "abort");
+        wait_for(&grpc.world, 0).await;
+        let again = client.abort(abort).await.expect("it is heard");
+        assert!(!again.into_inner().success, "nobody has the name");
+    });
+    grpc.world.wait_until_whole();
+}
+
+#[test]
+fn the_server_describes_itself_as_smg_asks() {
+    let grpc = GrpcWorld::new(World::new());
+    grpc.with(async |channel| {
+        let mut client = Client::new(channel);
+        let health = client.health_check(HealthCheckRequest {}).await;
+        assert!(health.expect("it answers").into_inner().healthy);
+        let model = client.get_model_info(GetModelInfoRequest {}).await;
+        let model = model.expect("it answers").into_inner();
+        assert_eq!(model.served_model_name, "tiny");
+        assert!(model.is_generation && !model.tokenizer_path.is_empty());
+        assert!(model.max_context_length > model.max_req_input_len);
+        let server = client.get_server_info(GetServerInfoRequest {}).await;
+        let server = server.expect("it answers").into_inner();
+        assert_eq!(
+            (server.server_type.as_str(), server.active_requests),
+            ("grpc", 0)
+        );
+        assert!(server.max_total_num_tokens > 0 && !server.is_paused);
+    });
+}
