@@ -5,6 +5,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{Form, KeyType};
+use crate::kernels::cpu::Numa;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::loader::LoadFormat;
@@ -219,6 +220,10 @@ impl KeyType for LoadFormat {
 
 impl KeyType for ChannelType {
     const FORM: Form = Form::Name(&["qk", "q", "k"]);
+}
+
+impl KeyType for Numa {
+    const FORM: Form = Form::Name(&["auto", "off"]);
 }
 
 impl KeyType for GemmWish {

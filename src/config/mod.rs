@@ -10,6 +10,7 @@ mod validate;
 
 use std::path::PathBuf;
 
+use crate::kernels::cpu::Numa;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::Quantization;
 use crate::model::loader::LoadFormat;
@@ -96,6 +97,12 @@ keys::keys! {
         /// Binds each compute thread to a core, if there are as many threads as cores that the process may use.
         #[flag(MODEL)]
         pin_threads: bool = true,
+        /// Divides threads, weights and KV memory among the machine's NUMA nodes: auto does if the process may use the CPUs of
+        /// two or more, off never does.
+        ///
+        /// Outputs are the same.
+        #[flag(MODEL)]
+        numa: Numa = Numa::Auto,
         /// Tokens per KV page, from 1 to 256; 1, 16, 32 and 64 are usual.
         #[flag(MEMORY.takes("TOKENS"))]
         page_size: u32 = 1,

@@ -355,6 +355,7 @@ fn cpu_executor(
         page_size: config.page_size as usize,
         threads: threads(config.threads),
         pin_threads: config.pin_threads,
+        numa: config.numa,
         max_rows: memory.max_running_requests as usize,
         // One of the plan's is the dummy, which the pool adds.
         n_state_slots: memory.state_slots.saturating_sub(1) as usize,

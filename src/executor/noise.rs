@@ -8,6 +8,7 @@ use crate::error::{LoadError, StepError};
 use crate::executor::Executor;
 use crate::executor::cpu::{CpuExecutor, CpuOptions};
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use crate::kernels::cpu::Numa;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ModelSparsity;
@@ -33,6 +34,8 @@ pub struct NoiseRequest {
     pub threads: usize,
     /// Binds them to cores.
     pub pin_threads: bool,
+    /// Whether they, the weights and the pool are divided among nodes of memory.
+    pub numa: Numa,
     /// Tokens in a page.
     pub page_size: usize,
     /// Tokens of noise.
@@ -71,6 +74,7 @@ impl NoiseContext {
             load_format: request.load_format,
             page_size,
             pin_threads: request.pin_threads,
+            numa: request.numa,
             sparsity: request.sparsity.clone(),
             ..CpuOptions::for_one_row(n_pages, request.threads)
         };

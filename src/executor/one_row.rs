@@ -1,6 +1,7 @@
 //! Options of an executor that nobody but one caller uses, for one sequence after the other.
 
 use crate::executor::cpu::CpuOptions;
+use crate::kernels::cpu::Numa;
 use crate::model::loader::LoadFormat;
 
 impl CpuOptions {
@@ -15,6 +16,7 @@ impl CpuOptions {
             page_size: 1,
             threads,
             pin_threads: false,
+            numa: Numa::Off,
             max_rows: 1,
             n_state_slots: 1,
             n_window_pages: 0,

@@ -16,6 +16,7 @@ use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::executor::cuda::{CudaExecutor, CudaOptions};
 use souffleur::executor::{Executor, Placement};
 use souffleur::ids::{PageId, RowId, SeqId, StateSlot, StepId};
+use souffleur::kernels::cpu::Numa;
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::gemm::GemmWish;
 use souffleur::kernels::cuda::pack::Modules;
@@ -190,6 +191,7 @@ fn on_cpu(
         page_size: 1,
         threads,
         pin_threads: false,
+        numa: Numa::Off,
         max_rows: SHARED_ROWS,
         n_state_slots: 2 * SHARED_ROWS,
         n_window_pages,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use souffleur::executor::cpu::CpuOptions;
 use souffleur::ids::{PageId, RowId, SeqId, StepId};
+use souffleur::kernels::cpu::Numa;
 use souffleur::model::loader::LoadFormat;
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
@@ -21,6 +22,7 @@ pub fn cpu_options() -> CpuOptions {
         page_size: 1,
         threads: 1,
         pin_threads: false,
+        numa: Numa::Off,
         max_rows: 32,
         n_state_slots: 64,
         n_window_pages: 0,

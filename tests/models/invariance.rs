@@ -6,8 +6,9 @@ use std::ops::Range;
 use souffleur::executor::Executor;
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions};
 use souffleur::ids::{PageId, SeqId, StateSlot};
-use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
+use souffleur::kernels::cpu::{ISA_VARIABLE, Isa, Numa};
 use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::state::pool::kv_layout::KvDtype;
 use souffleur::state::pool::pages::PageRun;
 use souffleur::state::sampling::LogprobWish;
 use souffleur::state::step::{StateSave, StateStart, StepOutput, StepPlan};
@@ -250,6 +251,58 @@ fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
             assert_same(&got, expected, &format!("{what}, behind a prefix"));
         }
     });
+}
+
+/// The prompt alone and among others, and tokens that are decoded, on so many nodes of memory.
+fn check_nodes(name: &str, options: &CpuOptions, numbers: &[usize]) {
+    let on = |numa| {
+        let options = CpuOptions {
+            threads: 4,
+            numa,
+            ..options.clone()
+        };
+        load(name, &options)
+    };
+    let expected = alone(&mut on(Numa::Off), 1, PROMPT_TOKENS);
+    for &nodes in numbers {
+        let (quantization, kv) = (options.quantization, options.kv_dtype);
+        let what = format!("{name}, {quantization:?}, K/V {kv:?}, {nodes} nodes");
+        let mut executor = on(Numa::Pretended(nodes));
+        assert_same(&alone(&mut executor, 1, PROMPT_TOKENS), &expected, &what);
+        assert_same(&alone(&mut executor, 1, 7), &expected, &what);
+        let got = among_others(&mut on(Numa::Pretended(nodes)));
+        assert_same(&got, &expected, &format!("{what}, among others"));
+        check_retraction(&mut on(Numa::Pretended(nodes)), &what);
+    }
+}
+
+#[test]
+fn nodes_of_memory_do_not_change_a_bit() {
+    let in_bf16 = CpuOptions {
+        dtype: Some(Dtype::BF16),
+        ..options()
+    };
+    for name in fixtures() {
+        check_nodes(&name, &in_bf16, &[2, 3, 4]);
+    }
+    for name in [
+        "llama",
+        "qwen3-moe",
+        "gpt-oss",
+        "deepseek-v3",
+        "gemma4",
+        "lfm2",
+        "qwen3-5",
+    ] {
+        for quantization in [Quantization::Int8, Quantization::Int4] {
+            let options = CpuOptions {
+                quantization: Some(quantization),
+                kv_dtype: Some(KvDtype::Int8),
+                ..in_bf16.clone()
+            };
+            check_nodes(name, &options, &[2, 4]);
+        }
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::calibration::Calibration;
 use crate::kernels::cpu::recall::Recall;
 use crate::kernels::cpu::tensor::Tensor;
-use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, FormatRule};
+use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, FormatRule, Numa};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
@@ -54,6 +54,8 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Binds them to cores, if they are as many as the process may use.
     pub pin_threads: bool,
+    /// Whether they, the weights and the pool are divided among nodes of memory; the results are the same.
+    pub numa: Numa,
     /// Rows that can be granted, ids `1..=max_rows`.
     pub max_rows: usize,
     /// States of sequences that can be granted, ids `1..=n_state_slots`; 0 where no layer keeps one. The pool has one more,
@@ -161,7 +163,7 @@ pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 /// Runs steps on the CPU.
 ///
 /// **The result of a row depends on its own tokens and sampling state only, bit for bit**: not on the other rows of
-/// a step, on chunks, pages, cached prefixes or the number of threads.
+/// a step, on chunks, pages, cached prefixes, the number of threads or the nodes of memory that they are divided among.
 pub struct CpuExecutor {
     model: Box<dyn Model<CpuBackend>>,
     backend: CpuBackend,
@@ -226,6 +228,7 @@ impl CpuExecutor {
             quantization: options.quantization,
             threads: options.threads,
             pin_threads: options.pin_threads,
+            numa: options.numa,
             isa: options
                 .isa
                 .map_or_else(Isa::chosen, Ok)

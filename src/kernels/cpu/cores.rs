@@ -1,4 +1,13 @@
-//! Which cores this process may compute on.
+//! Which cores this process may compute on, and on which nodes of memory they are.
+
+/// A node of memory with CPUs that this process may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    /// Its logical CPUs, lowest first.
+    pub cpus: Vec<usize>,
+    /// One of each physical core.
+    pub cores: Vec<usize>,
+}
 
 /// Returns one logical CPU of each physical core that this process may use, lowest first; nothing where the system
 /// does not tell.
@@ -16,20 +25,55 @@ pub fn default_threads() -> usize {
     }
 }
 
-/// Binds the calling thread to a CPU. A refusal costs speed only.
+/// Returns the nodes of memory that have CPUs which this process may use, in the system's order; nothing where it does not
+/// tell.
+pub(super) fn allowed_nodes() -> Vec<Node> {
+    let nodes = std::fs::read_to_string("/sys/devices/system/node/has_cpu").unwrap_or_default();
+    let cpus_of = |node| {
+        let file = format!("/sys/devices/system/node/node{node}/cpulist");
+        std::fs::read_to_string(file).unwrap_or_default()
+    };
+    nodes_of(&allowed_cpus(), &nodes, cpus_of, siblings)
+}
+
+/// Binds the calling thread to some CPUs; leaves it alone if there are none. A refusal costs speed only.
 #[cfg(target_os = "linux")]
-pub(super) fn pin_this_thread(cpu: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
+pub(super) fn bind_this_thread(cpus: &[usize]) {
+    use rustix::thread::CpuSet;
+    let mut set = CpuSet::new();
+    let cpus = cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU);
+    cpus.clone().for_each(|cpu| set.set(*cpu));
+    if set.count() == 0 {
+        return;
+    }
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::debug!(cpu, %error, "a compute thread is not pinned");
+        let cpus: Vec<usize> = cpus.copied().collect();
+        tracing::debug!(?cpus, %error, "a compute thread is not bound");
     }
 }
 
 /// Other systems place threads themselves.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn pin_this_thread(_: usize) {}
+pub(super) fn bind_this_thread(_: &[usize]) {}
 
+/// Runs something on some CPUs, or anywhere if there are none; the calling thread may then go on where it could before.
+pub(super) fn run_on<R>(cpus: &[usize], run: impl FnOnce() -> R) -> R {
+    /// The CPUs that the thread goes back to, after a panic too.
+    struct Before(Vec<usize>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            bind_this_thread(&self.0);
+        }
+    }
+    if cpus.is_empty() {
+        return run();
+    }
+    let _before = Before(allowed_cpus());
+    bind_this_thread(cpus);
+    run()
+}
+
+/// The CPUs that the calling thread may run on.
 #[cfg(target_os = "linux")]
 fn allowed_cpus() -> Vec<usize> {
     use rustix::thread::CpuSet;
@@ -44,6 +88,39 @@ fn allowed_cpus() -> Vec<usize> {
 #[cfg(not(target_os = "linux"))]
 fn allowed_cpus() -> Vec<usize> {
     Vec::new()
+}
+
+fn nodes_of(
+    allowed: &[usize],
+    nodes: &str,
+    cpus_of: impl Fn(usize) -> String,
+    siblings: impl Fn(usize) -> Option<String> + Copy,
+) -> Vec<Node> {
+    let nodes = numbers(nodes).into_iter().map(|node| {
+        let all = numbers(&cpus_of(node));
+        let cpus: Vec<usize> = allowed
+            .iter()
+            .copied()
+            .filter(|cpu| all.contains(cpu))
+            .collect();
+        Node {
+            cores: one_cpu_a_core(cpus.clone(), siblings),
+            cpus,
+        }
+    });
+    nodes.filter(|node| !node.cpus.is_empty()).collect()
+}
+
+/// Reads a list as the system writes it, `0-3,8`. What is no number, or beyond what a list of CPUs may hold, counts as not
+/// there.
+fn numbers(list: &str) -> Vec<usize> {
+    const MOST: usize = 1 << 16;
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+        (last < MOST).then_some(first..=last)
+    });
+    ranges.flatten().collect()
 }
 
 /// The logical CPUs of a CPU's core, as the system writes them.
@@ -83,16 +160,65 @@ mod tests {
         assert!((1..=parallelism).contains(&default_threads()));
     }
 
+    #[test]
+    fn lists_are_read_as_the_system_writes_them() {
+        assert_eq!(numbers("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
+        assert_eq!(numbers("7"), [7]);
+        for nothing in ["", "\n", "x", "3-", "-", "5-4", "0-99999999999"] {
+            assert_eq!(numbers(nothing), [0; 0], "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn nodes_have_the_cpus_that_may_be_used_and_no_others() {
+        let cpus_of = |node| String::from(["0-3,8-11\n", "", "4-7,12-15\n", "16"][node]);
+        let siblings = |cpu: usize| Some(format!("{},{}\n", cpu % 8, cpu % 8 + 8));
+        let nodes = |allowed: &[usize]| nodes_of(allowed, "0-3\n", cpus_of, siblings);
+        let node = |cpus: &[usize], cores: &[usize]| Node {
+            cpus: cpus.to_vec(),
+            cores: cores.to_vec(),
+        };
+        let all: Vec<usize> = (0..16).collect();
+        assert_eq!(
+            nodes(&all),
+            [
+                node(&[0, 1, 2, 3, 8, 9, 10, 11], &[0, 1, 2, 3]),
+                node(&[4, 5, 6, 7, 12, 13, 14, 15], &[4, 5, 6, 7]),
+            ]
+        );
+        assert_eq!(
+            nodes(&[3, 8, 11, 16]),
+            [node(&[3, 8, 11], &[3, 8]), node(&[16], &[16])]
+        );
+        assert_eq!(nodes(&[4, 12]), [node(&[4, 12], &[4])]);
+        assert_eq!(nodes_of(&all, "", cpus_of, siblings), []);
+    }
+
     #[cfg(target_os = "linux")]
     #[test]
-    fn pinned_thread_stays_on_its_cpu_and_others_do_not() {
+    fn bound_thread_stays_on_its_cpus_and_others_do_not() {
         let before = allowed_cpus();
         let cpu = *before.last().expect("a thread runs somewhere");
-        let pinned = std::thread::spawn(move || {
-            pin_this_thread(cpu);
-            allowed_cpus()
+        let bound = std::thread::spawn(move || {
+            bind_this_thread(&[cpu]);
+            let alone = allowed_cpus();
+            bind_this_thread(&[]);
+            (alone, allowed_cpus())
         });
-        assert_eq!(pinned.join().expect("no panic"), [cpu]);
+        assert_eq!(bound.join().expect("no panic"), (vec![cpu], vec![cpu]));
+        assert_eq!(allowed_cpus(), before);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_thread_goes_back_to_where_it_could_run() {
+        let before = allowed_cpus();
+        let cpu = before[0];
+        assert_eq!(run_on(&[cpu], allowed_cpus), [cpu]);
+        assert_eq!(allowed_cpus(), before);
+        assert_eq!(run_on(&[], allowed_cpus), before);
+        let panicked = std::panic::catch_unwind(|| run_on(&[cpu], || panic!("planted")));
+        assert!(panicked.is_err());
         assert_eq!(allowed_cpus(), before);
     }
 }

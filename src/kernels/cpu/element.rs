@@ -117,6 +117,13 @@ impl<T> Elements<T> {
     }
 }
 
+impl<T: bytemuck::Pod> Elements<T> {
+    /// The bytes, which begin on a page of the system.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map[..self.bytes]
+    }
+}
+
 /// What borrows elements, as a slice.
 pub trait Borrowed {
     /// A slice, to write if it was borrowed so.
@@ -200,19 +207,6 @@ macro_rules! with_elements {
 pub(super) use with_elements;
 
 impl Storage {
-    /// The elements and their scales, as bytes.
-    pub fn bytes_mut(&mut self) -> (&mut [u8], &mut [u8]) {
-        match self {
-            Self::F32(elements) => (bytemuck::cast_slice_mut(elements.slice()), &mut []),
-            Self::F16(elements) => (bytemuck::cast_slice_mut(elements.slice()), &mut []),
-            Self::BF16(elements) => (bytemuck::cast_slice_mut(elements.slice()), &mut []),
-            Self::I8(elements, scales) => (
-                bytemuck::cast_slice_mut(elements.slice()),
-                bytemuck::cast_slice_mut(scales.slice()),
-            ),
-        }
-    }
-
     /// Returns zeros. They are taken from the system as zeros and not touched, so a large pool costs no time.
     ///
     /// # Panics
@@ -226,6 +220,16 @@ impl Storage {
                 Elements::zeros(len + <i8 as Kept>::SLACK),
                 Elements::zeros(n_scales),
             ),
+        }
+    }
+
+    /// The bytes of the elements, and those of their scales, of which floats have none. Both begin on a page of the system.
+    pub fn bytes_mut(&mut self) -> [&mut [u8]; 2] {
+        match self {
+            Self::F32(elements) => [elements.bytes_mut(), &mut []],
+            Self::F16(elements) => [elements.bytes_mut(), &mut []],
+            Self::BF16(elements) => [elements.bytes_mut(), &mut []],
+            Self::I8(elements, scales) => [elements.bytes_mut(), scales.bytes_mut()],
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::element::{Borrowed, Element, Storage};
+use super::homes;
 use super::kept::Kept;
 use super::kv_blocks::BlockMap;
 use super::labels::{self, Labels};
@@ -15,11 +16,13 @@ use super::threads::ThreadPool;
 use crate::ids::{PageId, RowId};
 use crate::kernels::HeadShape;
 use crate::kernels::sparsity::DoubleSparsity;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, Values};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
+    /// What each layer keeps in pages, if it does.
+    layouts: Vec<Option<PagedKv>>,
     /// Of each layer: its slots are those of window pages.
     windowed: Vec<bool>,
     labels: Vec<Option<Labels>>,
@@ -54,9 +57,39 @@ impl KvPool {
         };
         Self {
             layers: layout.layers().iter().map(storage).collect(),
+            layouts: layout
+                .layers()
+                .iter()
+                .map(|layer| layer.pages().copied())
+                .collect(),
             windowed: layout.layers().iter().map(is_windowed).collect(),
             labels: labels::of_layers(sparsity, layout, n_slots),
             hides_labels: false,
+        }
+    }
+
+    /// Touches all memory on the node that owns it: heads are dealt to nodes, and where there are fewer, stretches of memory.
+    /// With one node nothing happens.
+    pub fn settle(&mut self, pool: &mut ThreadPool) {
+        if pool.nodes().count() == 1 {
+            return;
+        }
+        let layers = self.layers.iter_mut().zip(&self.layouts);
+        for (storage, pages) in
+            layers.filter_map(|(storage, pages)| Some((storage, pages.as_ref()?)))
+        {
+            let planes = match pages.values {
+                Values::Own { dim } if dim == pages.key_dim => 2,
+                Values::Own { .. } | Values::InKeys { .. } => 1,
+            };
+            let [elements, scales] = storage.bytes_mut();
+            homes::touch(pool, elements, (planes, pages.heads));
+            homes::touch(pool, scales, (1, pages.heads));
+        }
+        for labels in self.labels.iter_mut().flatten() {
+            let heads = labels.channels().n_heads();
+            let [elements, _] = labels.storage_mut().bytes_mut();
+            homes::touch(pool, elements, (1, heads));
         }
     }
 

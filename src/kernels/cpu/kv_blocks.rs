@@ -230,10 +230,11 @@ fn memories<'a>(
 ) -> Vec<LayerMemory<'a>> {
     let both = layers.iter_mut().zip(labels);
     let memories = both.map(|(storage, labels)| {
-        let (elements, scales) = storage.bytes_mut();
-        let labels = labels
-            .as_mut()
-            .map(|labels| labels.storage_mut().bytes_mut().0);
+        let [elements, scales] = storage.bytes_mut();
+        let labels = labels.as_mut().map(|labels| {
+            let [labels, _] = labels.storage_mut().bytes_mut();
+            labels
+        });
         LayerMemory {
             elements: Shared::new(elements),
             labels: Shared::new(labels.unwrap_or_default()),
@@ -377,7 +378,7 @@ mod tests {
             score_cap: None,
             window: None,
         };
-        let (elements, _) = kv.layer_mut(1).bytes_mut();
+        let [elements, _] = kv.layer_mut(1).bytes_mut();
         let planes = Planes::of(&heads, elements.len() / 2);
         let at = map.layers[1].planes[0].at;
         for (token, slot) in ids.iter().enumerate() {

@@ -9,6 +9,7 @@ use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
 use super::k_quants::{self, SUPER_BLOCK};
 use super::memory::{WeightArena, WeightWords};
 use super::nibbles;
+use super::nodes::{PerNode, locate};
 use super::quantise::{INT8_VECTORS, INT8_WORDS, quantise};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
@@ -22,8 +23,8 @@ const WEIGHT_COST: usize = 4;
 /// Inputs that are converted at once, through f32.
 const CHUNK: usize = INT8_GROUP;
 
-/// A weight matrix `[outputs, inputs]` in panels. Each stacked part begins with a panel of its own; the panels of two
-/// parts of equal height alternate, so that gates and what they let through are one stream.
+/// A weight matrix `[outputs, inputs]` in panels, or what a node has of one. Each stacked part begins with a panel of its own;
+/// the panels of two parts of equal height alternate, so that gates and what they let through are one stream.
 pub struct Matrix {
     /// Number of outputs.
     pub outputs: usize,
@@ -31,8 +32,8 @@ pub struct Matrix {
     pub inputs: usize,
     /// How it is encoded.
     pub format: Format,
-    /// The first output in the stack.
-    pub first_output: usize,
+    /// The node of memory where it lies.
+    pub node: usize,
     words: WeightWords,
     panels: Vec<Panel>,
     alternates: bool,
@@ -57,7 +58,9 @@ pub struct Panel {
 }
 
 impl Matrix {
-    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`.
+    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. Panels, or pairs of those that
+    /// alternate, are dealt to the nodes of the threads: the result is a matrix for each node, in order. With one node it is
+    /// the whole.
     ///
     /// # Panics
     /// If the widths differ.
@@ -69,7 +72,7 @@ impl Matrix {
             tensors: parts,
             first_output,
         }: Parts<'_>,
-    ) -> Self {
+    ) -> SmallVec<[Self; 1]> {
         let inputs = parts[0].shape[1];
         assert!(
             parts.iter().all(|part| part.shape[1] == inputs),
@@ -89,38 +92,32 @@ impl Matrix {
             }));
             end += rows;
         }
-        let outputs = end - first_output;
         let alternates = matches!(parts, [a, b] if a.shape == b.shape);
         if alternates {
             panels.sort_by_key(|source| source.first);
         }
         let panel_words = format.panel_words(inputs);
-        let mut words = arena.zeroed(panels.len() * panel_words);
-        let shared = Shared::new(words.as_mut_slice());
-        // In runs: two threads side by side would fault the same pages in.
-        let cost = outputs * inputs * WEIGHT_COST;
-        pool.for_each_in_runs(panels.len(), cost, &|index| {
-            // SAFETY: each panel is written by one item.
-            let out = unsafe { shared.part(index * panel_words, panel_words) };
-            let source = panels[index].source();
-            dispatch(
-                isa,
-                PackPanel {
+        let at_once = if alternates { 2 } else { 1 };
+        let shares = pool.nodes().shares(panels.len() / at_once).into_iter();
+        let mut matrices: SmallVec<[Self; 1]> = shares
+            .enumerate()
+            .map(|(node, share)| {
+                let own = &panels[share.start * at_once..share.end * at_once];
+                let panels: Vec<Panel> = own.iter().map(|source| source.panel).collect();
+                Self {
+                    outputs: panels.iter().map(|panel| panel.len as usize).sum(),
+                    inputs,
                     format,
-                    source,
-                    out,
-                },
-            );
-        });
-        Self {
-            outputs,
-            inputs,
-            format,
-            first_output,
-            words,
-            panels: panels.iter().map(|source| source.panel).collect(),
-            alternates,
-        }
+                    node,
+                    words: arena.zeroed(node, panels.len() * panel_words),
+                    panels,
+                    alternates,
+                }
+            })
+            .collect();
+        let cost = (end - first_output) * inputs * WEIGHT_COST;
+        fill((pool, isa), &mut matrices, &panels, cost);
+        matrices
     }
 
     /// Whether the first half of the outputs and the second alternate, panel by panel.
@@ -196,6 +193,34 @@ impl Matrix {
             }
         }
     }
+}
+
+/// Packs the panels of nodes' matrices, each on a thread of its node: memory lies where it is first touched.
+fn fill(
+    (pool, isa): (&mut ThreadPool, Isa),
+    matrices: &mut [Matrix],
+    panels: &[PanelSource<'_>],
+    cost: usize,
+) {
+    let (format, panel_words) = (matrices[0].format, matrices[0].panel_words());
+    let dealt: PerNode<usize> = matrices.iter().map(|own| own.panels.len()).collect();
+    let words = matrices.iter_mut().map(|own| own.words.as_mut_slice());
+    let words: PerNode<Shared<'_, u32>> = words.map(Shared::new).collect();
+    // In runs: two threads side by side would fault the same pages in.
+    pool.for_each_at_home(&dealt, cost, &|index| {
+        let (node, panel) = locate(&dealt, index);
+        // SAFETY: each panel is written by one item.
+        let out = unsafe { words[node].part(panel * panel_words, panel_words) };
+        let source = panels[index].source();
+        dispatch(
+            isa,
+            PackPanel {
+                format,
+                source,
+                out,
+            },
+        );
+    });
 }
 
 /// Where a panel comes from.

@@ -9,6 +9,8 @@ use bytemuck::{Pod, Zeroable};
 use memmap2::Advice;
 use memmap2::{MmapMut, MmapRaw};
 
+use super::nodes::PerNode;
+
 /// Size of a huge page on x86-64 and of the usual ones elsewhere.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -18,20 +20,36 @@ const CHUNK_BYTES: usize = 64 << 20;
 const ALIGN_BYTES: usize = 64;
 
 /// Memory that weights are put into side by side, in huge pages where the system has them: a stream over the weights
-/// then walks the page tables once every 2 MiB, and no matrix is so small that it goes without.
+/// then walks the page tables once every 2 MiB, and no matrix is so small that it goes without. Each node of memory has pages
+/// of its own: a page lies where it is first touched.
 #[derive(Default)]
 pub struct WeightArena {
+    nodes: PerNode<NodeArena>,
+}
+
+/// Memory of one node.
+#[derive(Default)]
+struct NodeArena {
     chunk: Option<Arc<MmapRaw>>,
     /// Bytes of the chunk that are taken, those before its first huge page among them.
     used: usize,
 }
 
 impl WeightArena {
-    /// Takes memory for `len` words, all zero; untouched pages take none.
+    /// Takes memory for `len` words of a node, all zero; untouched pages take none.
     ///
     /// # Panics
     /// When the system has no address space left, as any allocation does.
-    pub fn zeroed(&mut self, len: usize) -> WeightWords {
+    pub fn zeroed(&mut self, node: usize, len: usize) -> WeightWords {
+        while self.nodes.len() <= node {
+            self.nodes.push(NodeArena::default());
+        }
+        self.nodes[node].zeroed(len)
+    }
+}
+
+impl NodeArena {
+    fn zeroed(&mut self, len: usize) -> WeightWords {
         let bytes = len * size_of::<u32>();
         let has_room = |chunk: &Arc<MmapRaw>| chunk.len() - self.used >= bytes;
         let chunk = match self.chunk.take().filter(has_room) {
@@ -158,7 +176,7 @@ mod tests {
     fn words_of_an_arena_are_zero_and_stand_side_by_side_from_a_huge_page_on() {
         let mut arena = WeightArena::default();
         let lens = [5, HUGE_PAGE_BYTES / 4 + 5, 0, CHUNK_BYTES / 4, 7];
-        let mut words = lens.map(|len| arena.zeroed(len));
+        let mut words = lens.map(|len| arena.zeroed(0, len));
         for (i, (words, len)) in words.iter_mut().zip(lens).enumerate() {
             assert_eq!(words.as_slice(), vec![0; len], "words {i}");
             words.as_mut_slice().fill(i as u32 + 1);
@@ -174,5 +192,18 @@ mod tests {
             0,
             "a chunk of its own"
         );
+    }
+
+    #[test]
+    fn no_page_of_an_arena_holds_words_of_two_nodes() {
+        let mut arena = WeightArena::default();
+        let words: Vec<WeightWords> = (0..9).map(|i| arena.zeroed(i % 3, 100 * (i + 1))).collect();
+        let page = |at: *const u32| at as usize / HUGE_PAGE_BYTES;
+        for (i, a) in words.iter().enumerate() {
+            for (k, b) in words.iter().enumerate() {
+                let [a, b] = [a, b].map(|words| page(words.as_slice().as_ptr()));
+                assert_eq!(a == b, i % 3 == k % 3, "words {i} and {k}");
+            }
+        }
     }
 }

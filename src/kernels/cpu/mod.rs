@@ -19,6 +19,7 @@ mod element;
 mod experts;
 mod format;
 mod gates;
+mod homes;
 mod k_quants;
 mod kept;
 pub(crate) mod kv;
@@ -29,6 +30,7 @@ mod matmul;
 mod matrix;
 mod memory;
 mod nibbles;
+mod nodes;
 mod portable;
 pub mod probe;
 mod quantise;
@@ -37,6 +39,7 @@ pub mod recall;
 mod recurrent;
 mod residual;
 mod rowwise;
+mod seats;
 mod simd;
 mod stack;
 mod strips;
@@ -66,6 +69,8 @@ use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
 use self::recall::Recall;
 use self::recurrent::StatePool;
+pub use self::seats::Numa;
+use self::seats::Seats;
 pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
@@ -93,6 +98,8 @@ pub struct CpuSizes {
     pub threads: usize,
     /// Binds them to cores, if they are as many as the process may use: fewer are better placed by the system.
     pub pin_threads: bool,
+    /// Whether they, the weights and the pool are divided among nodes of memory; the results are the same.
+    pub numa: Numa,
     /// Instruction set.
     pub isa: Isa,
     /// The memory that each layer keeps.
@@ -130,8 +137,6 @@ impl Operand {
 /// Kernels, KV pool and page table of the CPU.
 pub struct CpuBackend {
     pool: ThreadPool,
-    /// Where the calling thread computes, if threads are pinned.
-    own_core: Option<usize>,
     isa: Isa,
     rule: FormatRule,
     /// Where matrices are put.
@@ -164,24 +169,29 @@ impl CpuBackend {
             Some(_) => sizes.n_rows,
             None => 0,
         };
-        let cores = sizes.pin_threads.then(allowed_cores);
-        let cores = cores.filter(|cores| cores.len() == sizes.threads);
-        let (own_core, worker_cores) = match cores.as_deref().and_then(<[_]>::split_first) {
-            Some((own, others)) => (Some(*own), others),
-            None => (None, &[][..]),
-        };
+        let seats = Seats::choose(sizes.threads, sizes.pin_threads, sizes.numa);
+        if seats.nodes.count() > 1 {
+            let (nodes, threads) = (seats.nodes.count(), seats.nodes.n_threads());
+            tracing::info!(
+                nodes,
+                threads,
+                "threads, weights and KV memory are divided among NUMA nodes"
+            );
+        }
+        let mut pool = ThreadPool::seated(seats)?;
+        let mut kv = KvPool::new(
+            &sizes.kv,
+            (n_slots, n_window_slots),
+            sizes.sparsity.as_ref(),
+        );
+        kv.settle(&mut pool);
         Ok(Self {
-            pool: ThreadPool::pinned(sizes.threads, worker_cores)?,
-            own_core,
+            pool,
             isa: sizes.isa,
             rule: FormatRule::new(sizes.dtype, sizes.quantization),
             weights: WeightArena::default(),
             scratch: Scratch::default(),
-            kv: KvPool::new(
-                &sizes.kv,
-                (n_slots, n_window_slots),
-                sizes.sparsity.as_ref(),
-            ),
+            kv,
             blocks: None,
             states: StatePool::new(&sizes.kv, sizes.n_state_slots),
             table: PageTable::new(sizes.n_rows, sizes.page_size),
@@ -194,11 +204,9 @@ impl CpuBackend {
         })
     }
 
-    /// Binds the calling thread, which is the first of the compute threads, to its core if threads are pinned.
+    /// Binds the calling thread, which is the first of the compute threads, to its core if threads are pinned, or to its node.
     pub fn pin_caller(&self) {
-        if let Some(core) = self.own_core {
-            cores::pin_this_thread(core);
-        }
+        self.pool.bind_caller();
     }
 
     /// Begins a step: the workers wake up.

@@ -1,4 +1,4 @@
-//! Stacked matrices of equal width, each in the format of its own weights.
+//! Stacked matrices of equal width, each in the format of its own weights and on a node of memory of its own.
 
 use smallvec::SmallVec;
 
@@ -16,14 +16,16 @@ const MAX_PARTS: usize = 4;
 /// The encodings that the products of a stack read.
 pub type Encodings = SmallVec<[Encoding; MAX_PARTS]>;
 
-/// Weights `[outputs, inputs]`, stacked in order: neighbours of one format are one matrix.
+/// Weights `[outputs, inputs]`, stacked in order: neighbours of one format are one matrix for each node of memory.
 pub struct Stack {
     /// Number of outputs.
     pub outputs: usize,
     /// Number of inputs.
     pub inputs: usize,
+    /// By node, then by output.
     sections: SmallVec<[Matrix; 1]>,
     encodings: Encodings,
+    alternates: bool,
 }
 
 impl Stack {
@@ -58,10 +60,14 @@ impl Stack {
                 tensors: same,
                 first_output: outputs,
             };
-            let section = Matrix::pack((&mut *pool, isa), arena, format, same);
-            outputs += section.outputs;
-            sections.push(section);
+            for section in Matrix::pack((&mut *pool, isa), arena, format, same) {
+                outputs += section.outputs;
+                sections.push(section);
+            }
         }
+        let alternates = formats.iter().all(|format| *format == formats[0]);
+        let alternates = alternates && sections[0].alternates();
+        sections.sort_by_key(|section| section.node);
         assert!(
             sections.iter().all(|section| section.inputs == inputs),
             "stacked matrices have equal width"
@@ -71,12 +77,18 @@ impl Stack {
             inputs,
             sections,
             encodings,
+            alternates,
         }
     }
 
-    /// The matrices.
+    /// The matrices, those of the first node first. Stacks of one format have one for each node.
     pub fn sections(&self) -> &[Matrix] {
         &self.sections
+    }
+
+    /// Nodes of memory that the matrices are dealt to.
+    pub fn n_nodes(&self) -> usize {
+        self.sections[self.sections.len() - 1].node + 1
     }
 
     /// The encodings of activations that its products read, each once.
@@ -86,14 +98,21 @@ impl Stack {
 
     /// Whether the first half of the outputs and the second alternate, panel by panel.
     pub fn alternates(&self) -> bool {
-        matches!(self.sections.as_slice(), [only] if only.alternates())
+        self.alternates
     }
 
     /// Reads the weights of one output of a stack of one part, an embedding.
     ///
     /// # Panics
     /// If `output` is beyond the outputs, or `out` not as long as the inputs.
-    pub fn read_row(&self, output: usize, out: &mut [f32]) {
-        self.sections[0].read_row(output, out);
+    pub fn read_row(&self, mut output: usize, out: &mut [f32]) {
+        let (last, others) = self.sections.split_last().expect("a stack has a matrix");
+        for section in others {
+            if output < section.outputs {
+                return section.read_row(output, out);
+            }
+            output -= section.outputs;
+        }
+        last.read_row(output, out);
     }
 }

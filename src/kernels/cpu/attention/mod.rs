@@ -38,6 +38,7 @@ use self::tile::{Step, Work};
 use super::element::with_elements;
 use super::kv::{KvPool, PageTable, Planes};
 use super::memory::Lines;
+use super::nodes::Nodes;
 use super::simd::{Isa, Kernel, Lanes};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
@@ -134,7 +135,7 @@ impl Attention {
                     .attend((pool, isa), q, (heads, sinks), history, batch, &mut out);
             self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        let plan = self.plan((*heads, dense_until), table, batch, pool.n_threads());
+        let plan = self.plan((*heads, dense_until), table, batch, pool.nodes());
         let plan = &self.plans[plan].1;
         let shared = Shared::new(out.values_mut());
         with_elements!(kv.layer(layer), kv, scales => {
@@ -152,11 +153,8 @@ impl Attention {
                     let bytes = run(isa, step, Work { step, item, space });
                     self.kv_bytes.fetch_add(bytes, Ordering::Relaxed);
                 };
-                let spaces = &mut self.spaces;
-                match round.by_heads {
-                    true => pool.for_each_in_runs_with(spaces, items.len(), round.cost, &work),
-                    false => pool.for_each_with(spaces, items.len(), round.cost, &work),
-                }
+                let lanes = (self.spaces.as_mut_slice(), round.taking);
+                pool.for_each_dealt_with(lanes, plan.dealt(round), round.cost, &work);
             }
             let (merges, cost) = plan.merges();
             pool.for_each(merges.len() * heads.n_kv_heads, cost, &|index| {
@@ -173,7 +171,7 @@ impl Attention {
         kind: (HeadShape, usize),
         table: &PageTable,
         batch: &CpuBatch,
-        n_threads: usize,
+        nodes: &Nodes,
     ) -> usize {
         if self.serial != batch.serial() {
             self.serial = batch.serial();
@@ -207,7 +205,7 @@ impl Attention {
             segments = &self.dense;
         }
         let prefixes = self.shares_prefixes.then_some(&mut self.prefixes);
-        plan.make(segments, table, &heads, n_threads, prefixes);
+        plan.make(segments, table, &heads, nodes, prefixes);
         self.n_plans += 1;
         self.n_plans - 1
     }

@@ -12,6 +12,8 @@ use crate::ids::RowId;
 use crate::kernels::HeadShape;
 use crate::kernels::cpu::Segment;
 use crate::kernels::cpu::kv::PageTable;
+use crate::kernels::cpu::nodes::Nodes;
+use crate::kernels::cpu::threads::Taking;
 
 /// Queries of a key head (tokens times heads of its group) that share the packing of a block.
 const TILE_ROWS: usize = 192;
@@ -75,6 +77,8 @@ pub struct Item {
     pub heads: Range<u32>,
     pub spans: Range<usize>,
     round: u32,
+    /// The node of memory that owns the heads; 0 where there are fewer heads than nodes.
+    pub node: u32,
     /// Multiply-adds.
     pub cost: usize,
 }
@@ -82,10 +86,12 @@ pub struct Item {
 /// Items that do not wait for each other.
 pub struct Round {
     items: Range<usize>,
+    /// Where it is said how many of them each node has.
+    dealt: Range<usize>,
     /// Multiply-adds of all.
     pub cost: usize,
-    /// Whether neighbours share a head, whose keys a thread finds in its cache if it has both.
-    pub by_heads: bool,
+    /// In runs if neighbours share a head, whose keys a thread finds in its cache if it has both.
+    pub taking: Taking,
 }
 
 /// The tiles and items of a step, for layers with one head shape and window.
@@ -93,8 +99,10 @@ pub struct Round {
 pub struct AttentionPlan {
     tokens: Vec<QueryToken>,
     pub tiles: Vec<Tile>,
-    /// In the order of rounds; in a round the longest first, so that what is left at the end is short.
+    /// In the order of rounds; in a round those of a node, the longest first, so that what is left at the end is short.
     items: Vec<Item>,
+    /// Items of each node in each round; of all, where heads are nobody's.
+    dealt: Vec<usize>,
     /// A round begins when the one before is done.
     rounds: Vec<Round>,
     /// Tiles whose spans are merged at the end, and the multiply-adds of that.
@@ -114,12 +122,13 @@ impl AttentionPlan {
         segments: &[Segment],
         table: &PageTable,
         heads: &HeadShape,
-        n_threads: usize,
+        nodes: &Nodes,
         prefixes: Option<&mut Prefixes>,
     ) {
         self.tokens.clear();
         self.tiles.clear();
         self.items.clear();
+        self.dealt.clear();
         self.rounds.clear();
         self.merges.0.clear();
         self.merges.1 = 0;
@@ -165,7 +174,7 @@ impl AttentionPlan {
                 false => Target::Out,
             };
         }
-        self.divide(heads, n_threads);
+        self.divide(heads, nodes);
     }
 
     /// Tokens of a tile.
@@ -178,6 +187,11 @@ impl AttentionPlan {
         self.rounds
             .iter()
             .map(|round| (round, &self.items[round.items.clone()]))
+    }
+
+    /// How many items of a round each node has.
+    pub fn dealt(&self, round: &Round) -> &[usize] {
+        &self.dealt[round.dealt.clone()]
     }
 
     /// The tiles whose spans are merged at the end, and the multiply-adds of that.
@@ -217,8 +231,9 @@ impl AttentionPlan {
     }
 
     /// Cuts tiles into items: by key heads, and long ones of few queries by spans too.
-    fn divide(&mut self, heads: &HeadShape, n_threads: usize) {
+    fn divide(&mut self, heads: &HeadShape, nodes: &Nodes) {
         let group = heads.n_heads / heads.n_kv_heads;
+        let heads_of_nodes = nodes.heads(heads.n_kv_heads);
         let cost = |tile: &Tile, spans: &Range<usize>| {
             let end = tile.keys.end.min(spans.end * SPAN);
             let keys = end.saturating_sub(tile.keys.start.max(spans.start * SPAN));
@@ -232,7 +247,7 @@ impl AttentionPlan {
                 .filter(|tile| tile.round == round)
                 .map(|tile| cost(tile, &tile.spans))
                 .sum();
-            let fair = (total / (ITEMS_PER_THREAD * n_threads)).max(1);
+            let fair = (total / (ITEMS_PER_THREAD * nodes.n_threads())).max(1);
             for (i, tile) in self.tiles.iter_mut().enumerate() {
                 if tile.round != round {
                     continue;
@@ -252,14 +267,18 @@ impl AttentionPlan {
                 *records = (tile.n_tokens * group * step).max(*records);
                 for first in tile.spans.clone().step_by(spans_in_part) {
                     let spans = first..tile.spans.end.min(first + spans_in_part);
-                    for head in (0..heads.n_kv_heads).step_by(step) {
-                        self.items.push(Item {
-                            tile: i as u32,
-                            heads: head as u32..(head + step) as u32,
-                            cost: cost(tile, &spans) * step,
-                            spans: spans.clone(),
-                            round: round as u32,
-                        });
+                    for (node, own) in heads_of_nodes.iter().enumerate() {
+                        for head in own.clone().step_by(step) {
+                            let end = own.end.min(head + step);
+                            self.items.push(Item {
+                                tile: i as u32,
+                                heads: head as u32..end as u32,
+                                cost: cost(tile, &spans) * (end - head),
+                                spans: spans.clone(),
+                                round: round as u32,
+                                node: node as u32,
+                            });
+                        }
                     }
                 }
             }
@@ -271,6 +290,7 @@ impl AttentionPlan {
             let head = if is_many { item.heads.start } else { 0 };
             (
                 item.round,
+                item.node,
                 head,
                 Reverse(item.cost),
                 item.tile,
@@ -280,10 +300,19 @@ impl AttentionPlan {
         let mut first = 0;
         for items in self.items.chunk_by(|a, b| a.round == b.round) {
             let is_many = |item: &Item| tiles[item.tile as usize].n_tokens * group >= FEW_ROWS;
+            let first_count = self.dealt.len();
+            self.dealt.resize(first_count + heads_of_nodes.len(), 0);
+            for item in items {
+                self.dealt[first_count + item.node as usize] += 1;
+            }
             self.rounds.push(Round {
                 items: first..first + items.len(),
+                dealt: first_count..self.dealt.len(),
                 cost: items.iter().map(|item| item.cost).sum(),
-                by_heads: items.iter().all(is_many),
+                taking: match items.iter().all(is_many) {
+                    true => Taking::Runs,
+                    false => Taking::First,
+                },
             });
             first += items.len();
         }

@@ -1,8 +1,8 @@
 //! Experts against the products of dense layers, bit by bit, and against sums in f64, in every format.
 
 use super::super::format::{Format, PANEL};
-use super::super::matmul::tests::blocks::{TYPES, product, seeded_stack};
-use super::super::matmul::tests::{FORMATS, seeded_weight, values};
+use super::super::matmul::tests::blocks::{TYPES, product, seeded_stack_on};
+use super::super::matmul::tests::{FORMATS, seeded_weight, seeded_weight_on, values};
 use super::*;
 use crate::kernels::Gate;
 use crate::kernels::blocks::BlockType;
@@ -48,25 +48,37 @@ fn all_values(stack: &Stack) -> Vec<f32> {
 }
 
 fn weights(isa: Isa, kind: Kind, expert: usize) -> Weights {
+    let mut pool = ThreadPool::new(2).expect("threads start");
+    weights_on((&mut pool, isa), kind, expert)
+}
+
+/// The same, packed on the threads of a pool.
+fn weights_on((pool, isa): (&mut ThreadPool, Isa), kind: Kind, expert: usize) -> Weights {
     let seed = 100 * expert as u32;
     match kind {
         Kind::Plain(format) => {
-            let gate_up = |parts: &[usize]| seeded_weight(isa, format, seed, parts, HIDDEN);
-            let down = seeded_weight(isa, format, seed + 1, &[HIDDEN], WIDTH);
+            let down = seeded_weight_on((&mut *pool, isa), format, seed + 1, &[HIDDEN], WIDTH);
+            let mut gate_up =
+                |parts: &[usize]| seeded_weight_on((&mut *pool, isa), format, seed, parts, HIDDEN);
             let halves = gate_up(&[2 * WIDTH]);
             Weights {
                 values: [all_values(&halves), all_values(&down)],
                 stacks: [gate_up(&[WIDTH; 2]), down],
             }
         }
-        Kind::Blocks(block) => in_blocks(isa, [block; 3], seed),
-        Kind::Mixed(gate, up) => in_blocks(isa, [gate, up, gate], seed),
+        Kind::Blocks(block) => in_blocks((pool, isa), [block; 3], seed),
+        Kind::Mixed(gate, up) => in_blocks((pool, isa), [gate, up, gate], seed),
     }
 }
 
-fn in_blocks(isa: Isa, [gate, up, down]: [BlockType; 3], seed: u32) -> Weights {
-    let (gate_up, first) = seeded_stack((isa, seed), &[(gate, WIDTH), (up, WIDTH)], HIDDEN);
-    let (down, second) = seeded_stack((isa, seed + 7), &[(down, HIDDEN)], WIDTH);
+fn in_blocks(
+    (pool, isa): (&mut ThreadPool, Isa),
+    [gate, up, down]: [BlockType; 3],
+    seed: u32,
+) -> Weights {
+    let both = [(gate, WIDTH), (up, WIDTH)];
+    let (gate_up, first) = seeded_stack_on((&mut *pool, isa), seed, &both, HIDDEN);
+    let (down, second) = seeded_stack_on((pool, isa), seed + 7, &[(down, HIDDEN)], WIDTH);
     Weights {
         stacks: [gate_up, down],
         values: [first.concat(), second.concat()],
@@ -90,6 +102,16 @@ fn routes(isa: Isa, pool: &mut ThreadPool, n_tokens: usize, seed: u32) -> Routes
 
 fn mixed(isa: Isa, threads: usize, experts: &Experts, x: &[f32], first: u32) -> (Vec<f32>, Routes) {
     let mut pool = ThreadPool::new(threads).expect("threads start");
+    mixed_on((&mut pool, isa), experts, x, first)
+}
+
+/// The same on the threads of a pool.
+fn mixed_on(
+    (pool, isa): (&mut ThreadPool, Isa),
+    experts: &Experts,
+    x: &[f32],
+    first: u32,
+) -> (Vec<f32>, Routes) {
     let scratch = Scratch::default();
     let n_tokens = x.len() / HIDDEN;
     let tensor = |values: &[f32]| {
@@ -98,9 +120,9 @@ fn mixed(isa: Isa, threads: usize, experts: &Experts, x: &[f32], first: u32) -> 
         tensor
     };
     let mut residual = tensor(&residual(n_tokens));
-    let routes = routes(isa, &mut pool, n_tokens, first);
+    let routes = routes(isa, pool, n_tokens, first);
     let mut mixing = Mixing {
-        pool: &mut pool,
+        pool,
         isa,
         scratch: &scratch,
         routes: &routes,
@@ -231,6 +253,33 @@ fn experts_compute_what_dense_layers_do_in_every_format_and_number_of_tokens() {
                     let error = relative_error(&got, &before, &sums);
                     assert!(error <= bound(kind), "{isa:?} {kind:?}: {error}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_on_nodes_of_memory_give_the_bits_of_one_node_in_every_format() {
+    let experts = |isa, kind, threads: &[usize]| {
+        let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
+        let experts = (0..EXPERTS).map(|expert| {
+            let [gate_up, down] = weights_on((&mut pool, isa), kind, expert)
+                .stacks
+                .map(linear);
+            Expert { gate_up, down }
+        });
+        let experts = Experts::new(experts.collect(), Gate::Silu);
+        [1, 30].map(|n_tokens| {
+            let x = values(3, n_tokens * HIDDEN);
+            bits(&mixed_on((&mut pool, isa), &experts, &x, 11).0)
+        })
+    };
+    for isa in Isa::available() {
+        for kind in kinds() {
+            let expected = experts(isa, kind, &[2]);
+            for threads in [&[1, 1][..], &[1, 2], &[1, 1, 1, 1]] {
+                let got = experts(isa, kind, threads);
+                assert_eq!(got, expected, "{isa:?} {kind:?}, {threads:?}");
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Products of experts' rows: each expert multiplies its own with its own weights.
 
+use std::ops::Range;
+
 use super::super::activations::{RowGroups, most_group_rows};
 use super::super::experts::{ActiveExpert, ExpertRows, weight_of};
-use super::super::format::PANEL;
 use super::super::matrix::Matrix;
+use super::super::nodes::{PerNode, locate};
 use super::super::simd::Isa;
 use super::super::stack::Stack;
 use super::super::strips::STRIP_ROWS;
@@ -12,7 +14,7 @@ use super::super::threads::ThreadPool;
 use super::super::tile::MAX_PANELS;
 use super::super::{CpuBackend, Linear};
 use super::output::{Output, Weighted, Write};
-use super::{STREAM_BYTES, Section};
+use super::{STREAM_BYTES, Section, threads_of};
 
 /// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
 const ITEM_PANELS: usize = 4 * MAX_PANELS;
@@ -57,18 +59,23 @@ pub fn multiply_experts(
     let sections = ExpertSections::new(product, isa, None);
     runs.clear();
     runs.reserve(sections.most_sections());
-    let mut n_items = 0;
-    for (index, active) in sections.active.iter().enumerate() {
-        for section in 0..sections.weight(active).sections().len() {
-            runs.push(ItemRun {
-                first_item: n_items,
-                active: index,
-                section,
-            });
-            n_items += sections.section(index, section).n_items();
+    let (mut n_items, mut dealt) = (0, PerNode::new());
+    for node in 0..sections.n_nodes() {
+        let first_of_node = n_items;
+        for (index, active) in sections.active.iter().enumerate() {
+            let of_expert = sections.weight(active).sections().iter().enumerate();
+            for (section, _) in of_expert.filter(|(_, matrix)| matrix.node == node) {
+                runs.push(ItemRun {
+                    first_item: n_items,
+                    active: index,
+                    section,
+                });
+                n_items += sections.section(index, section).n_items();
+            }
         }
+        dealt.push(n_items - first_of_node);
     }
-    pool.for_each_in_runs(n_items, sections.cost(), &|item| {
+    pool.for_each_dealt(&dealt, sections.cost(), &|item| {
         let run = runs[runs.partition_point(|run| run.first_item <= item) - 1];
         let section = sections.section(run.active, run.section);
         section.item(item - run.first_item).run(isa);
@@ -86,21 +93,47 @@ pub fn add_experts(
     weighted: Weighted<'_>,
 ) {
     let sections = ExpertSections::new(product, isa, Some(weighted));
-    let n_panels = sections.columns.div_ceil(PANEL);
-    let even = n_panels.div_ceil(4 * pool.n_threads());
-    let stride = match most_group_rows(isa) {
-        // Strips are of whole tiles; single panels take twice as long.
-        ..=STRIP_ROWS => even.next_multiple_of(MAX_PANELS),
-        _ => even.max(2),
-    };
-    let n_spans = n_panels.div_ceil(stride);
-    pool.for_each_in_runs(n_spans, sections.cost(), &|span| {
+    let parts: PerNode<NodePanels> = (0..sections.n_nodes())
+        .map(|node| {
+            let weight = &sections.experts[0].weight;
+            let threads = threads_of(pool, weight, node);
+            NodePanels::new(weight.sections()[node].panels().len(), threads, isa)
+        })
+        .collect();
+    let dealt: PerNode<usize> = parts.iter().map(NodePanels::n_spans).collect();
+    pool.for_each_dealt(&dealt, sections.cost(), &|item| {
+        let (node, span) = locate(&dealt, item);
         for index in 0..sections.active.len() {
-            let section = sections.section(index, 0);
-            let panels = span * stride..n_panels.min((span + 1) * stride);
-            section.span(panels).run(isa);
+            let section = sections.section(index, node);
+            section.span(parts[node].span(span)).run(isa);
         }
     });
+}
+
+/// A node's panels of each expert, in spans.
+struct NodePanels {
+    n_panels: usize,
+    stride: usize,
+}
+
+impl NodePanels {
+    fn new(n_panels: usize, threads: usize, isa: Isa) -> Self {
+        let even = n_panels.div_ceil(4 * threads);
+        let stride = match most_group_rows(isa) {
+            // Strips are of whole tiles; single panels take twice as long.
+            ..=STRIP_ROWS => even.next_multiple_of(MAX_PANELS),
+            _ => even.max(2),
+        };
+        Self { n_panels, stride }
+    }
+
+    fn n_spans(&self) -> usize {
+        self.n_panels.div_ceil(self.stride.max(1))
+    }
+
+    fn span(&self, span: usize) -> Range<usize> {
+        span * self.stride..self.n_panels.min((span + 1) * self.stride)
+    }
 }
 
 /// The matrices of the active experts, each with its rows.
@@ -144,6 +177,11 @@ impl<'a> ExpertSections<'a> {
             columns,
             isa,
         }
+    }
+
+    /// Nodes of memory that each expert's weights are dealt to.
+    fn n_nodes(&self) -> usize {
+        self.experts[0].weight.n_nodes()
     }
 
     fn weight(&self, active: &ActiveExpert) -> &'a Stack {

@@ -2,6 +2,7 @@
 
 use super::super::activations::RowGroups;
 use super::super::latent::HeadRows;
+use super::super::nodes::{PerNode, locate};
 use super::super::simd::Isa;
 use super::super::stack::Stack;
 use super::super::tensor::{Shared, Tensor};
@@ -40,8 +41,8 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         return;
     }
     let out = Shared::new(out.values_mut());
-    let section = |head: usize| {
-        let weight = &heads[head].sections()[0];
+    let section = |head: usize, node: usize| {
+        let weight = &heads[head].sections()[node];
         let wanted = (weight.inputs, weight.format.encoding(isa));
         let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
         let rows: RowGroups<'_> = found.expect("activations as the weights").of(head);
@@ -60,14 +61,19 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         };
         Section::with_stride(rows, weight, output, stride)
     };
-    // As many items as the head with the most has: formats may differ, and with them the size of a panel.
-    let most = (0..heads.len()).map(|head| section(head).n_items()).max();
-    let most = most.unwrap_or(0);
+    // As many items of a node as the head with the most has: formats may differ, and with them the size of a panel.
+    let most = (0..heads[0].n_nodes()).map(|node| {
+        let items = (0..heads.len()).map(|head| section(head, node).n_items());
+        items.max().unwrap_or(0)
+    });
+    let most: PerNode<usize> = most.collect();
+    let dealt: PerNode<usize> = most.iter().map(|most| heads.len() * most).collect();
     let cost = rows * inputs * outputs * heads.len();
-    pool.for_each_in_runs(heads.len() * most, cost, &|index| {
-        let section = section(index / most);
-        if index % most < section.n_items() {
-            section.item(index % most).run(isa);
+    pool.for_each_dealt(&dealt, cost, &|item| {
+        let (node, index) = locate(&dealt, item);
+        let section = section(index / most[node], node);
+        if index % most[node] < section.n_items() {
+            section.item(index % most[node]).run(isa);
         }
     });
 }

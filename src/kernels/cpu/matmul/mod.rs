@@ -1,7 +1,8 @@
 //! Products of activations with weight matrices.
 //!
-//! The weights' panels are divided among the threads; each thread multiplies a few panels with all rows before it
-//! goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and the order of the sums.
+//! The weights' panels are divided among the threads, those of a node of memory among its own; each thread multiplies a few
+//! panels with all rows before it goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and
+//! the order of the sums.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -12,7 +13,7 @@ mod tiles;
 
 use std::marker::PhantomData;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 pub use self::experts::{ExpertProduct, ItemRun, add_experts, multiply_experts};
 pub use self::heads::{HeadsProduct, multiply_heads};
@@ -24,6 +25,7 @@ use super::format::{Format, group_rows};
 use super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::matrix::Matrix;
 use super::nibbles;
+use super::nodes::PerNode;
 use super::simd::{Isa, Kernel, Lanes};
 use super::stack::Stack;
 use super::strips::{self, Widened};
@@ -94,7 +96,6 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
         weight.outputs
     );
     let out = Shared::new(out);
-    let n_threads = pool.n_threads();
     let sections = weight.sections().iter().map(|section| {
         let output = Output {
             panels: section.panels(),
@@ -105,12 +106,20 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
             weighted: None,
         };
         let rows = rows_for(x, section, isa).groups();
-        Section::new(rows, section, output, n_threads)
+        Section::new(
+            rows,
+            section,
+            output,
+            threads_of(pool, weight, section.node),
+        )
     });
-    let sections: SmallVec<[Section<'_>; 3]> = sections.collect();
-    let n_items = sections.iter().map(Section::n_items).sum();
+    let sections: SmallVec<[Section<'_>; 8]> = sections.collect();
+    let mut dealt: PerNode<usize> = smallvec![0; weight.n_nodes()];
+    for section in &sections {
+        dealt[section.weight.node] += section.n_items();
+    }
     let cost = rows * weight.inputs * weight.outputs;
-    pool.for_each_in_runs(n_items, cost, &|index| {
+    pool.for_each_dealt(&dealt, cost, &|index| {
         let mut before = 0;
         for section in &sections {
             let end = before + section.n_items();
@@ -121,6 +130,14 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
             before = end;
         }
     });
+}
+
+/// The threads that a node's part of a weight is divided among.
+fn threads_of(pool: &ThreadPool, weight: &Stack, node: usize) -> usize {
+    match weight.n_nodes() == pool.nodes().count() {
+        true => pool.nodes().threads(node).len(),
+        false => pool.n_threads(),
+    }
 }
 
 /// The rows in the encoding that a matrix reads.

@@ -4,13 +4,18 @@
 //! The caller waits for items that were claimed, never for workers: one that the system has put aside holds up
 //! nobody. Which thread computes an item never changes the item's result.
 
-use std::cell::UnsafeCell;
+mod dealt;
+
+use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
-use super::cores::pin_this_thread;
+pub use self::dealt::Taking;
+use super::cores::bind_this_thread;
+use super::nodes::{Nodes, PerNode};
+use super::seats::Seats;
 use super::tensor::Shared as Parts;
 
 /// Rounds of `spin_loop` (some tens of nanoseconds each) before a worker parks.
@@ -26,6 +31,11 @@ const MIN_SHARED_COST: usize = 256 << 10;
 const SPINS_BETWEEN_YIELDS: usize = 64;
 
 type Item<'a> = &'a (dyn Fn(usize) + Sync);
+
+thread_local! {
+    /// Which thread of its pool this is; workers have numbers from 1 on.
+    static NUMBER: Cell<usize> = const { Cell::new(0) };
+}
 
 /// One kernel: what to do with each item index below `n_items`.
 #[derive(Clone, Copy)]
@@ -79,6 +89,9 @@ pub struct ThreadPool {
     has_shared: bool,
     /// For each thread, the items of [`ThreadPool::for_each_in_runs`] that it has before it.
     runs: Arc<[Run]>,
+    nodes: Nodes,
+    /// The CPUs that the caller is bound to, if any.
+    own_cpus: Vec<usize>,
 }
 
 /// Items that follow each other: the first in the high half, the end in the low half.
@@ -95,6 +108,11 @@ impl Run {
     fn claim_first(&self) -> Option<usize> {
         let before = self.claim(|first, end| (first + 1, end))?;
         Some((before >> 32) as usize)
+    }
+
+    fn has_items(&self) -> bool {
+        let items = self.0.load(Ordering::Relaxed);
+        (items >> 32) as u32 != items as u32
     }
 
     /// Takes the last item; for threads that have none of their own left.
@@ -119,13 +137,14 @@ impl Run {
 }
 
 impl ThreadPool {
-    /// Starts the workers and waits until they run, worker `i` bound to the logical CPU `cpus[i]` if there is one; the
-    /// system places the others. One thread or none means that everything runs on the caller.
+    /// Starts the workers and waits until they run, each bound to the CPUs of its seat; the caller has the first seat, and
+    /// is not bound yet. One thread means that everything runs on the caller.
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub fn pinned(n_threads: usize, cpus: &[usize]) -> std::io::Result<Self> {
-        let n_workers = n_threads.max(1) - 1;
+    pub fn seated(seats: Seats) -> std::io::Result<Self> {
+        let n_workers = seats.nodes.n_threads() - 1;
+        let mut cpus = seats.cpus.into_iter();
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             ticket: AtomicU64::new(0),
@@ -142,18 +161,19 @@ impl ThreadPool {
             epoch: 0,
             has_shared: false,
             runs: (0..=n_workers).map(|_| Run::default()).collect(),
+            nodes: seats.nodes,
+            own_cpus: cpus.next().unwrap_or_default(),
         };
         let (started, starts) = std::sync::mpsc::channel();
         for worker in 0..n_workers {
             let shared = shared.clone();
             let started = started.clone();
-            let cpu = cpus.get(worker).copied();
+            let cpus = cpus.next().unwrap_or_default();
             let handle = std::thread::Builder::new()
                 .name(format!("souffleur-cpu-{}", worker + 1))
                 .spawn(move || {
-                    if let Some(cpu) = cpu {
-                        pin_this_thread(cpu);
-                    }
+                    NUMBER.set(worker + 1);
+                    bind_this_thread(&cpus);
                     // The pool that waits for this is there until all workers have started.
                     let _ = started.send(());
                     drop(started);
@@ -171,6 +191,16 @@ impl ThreadPool {
     /// Number of threads that share the work, the caller's among them.
     pub fn n_threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// The nodes that the threads are grouped by.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// Binds the calling thread to the first seat's CPUs, if it has any.
+    pub fn bind_caller(&self) {
+        bind_this_thread(&self.own_cpus);
     }
 
     /// Begins a step: workers wake up now rather than at its first kernel, and none parks before [`ThreadPool::rest`].
@@ -247,6 +277,11 @@ impl ThreadPool {
         if n_items <= 1 {
             (0..n_items).for_each(|index| item(0, index));
             return;
+        }
+        if self.nodes.count() > 1 {
+            let shares = self.nodes.shares(n_items).into_iter();
+            let dealt: PerNode<usize> = shares.map(|share| share.len()).collect();
+            return self.share_out(&dealt, Taking::Runs, cost, item);
         }
         let runs = self.runs.clone();
         let items = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
@@ -405,7 +440,12 @@ fn run_claimed(shared: &Shared, rest: usize) {
 impl ThreadPool {
     /// Starts threads that the system places.
     pub fn new(n_threads: usize) -> std::io::Result<Self> {
-        Self::pinned(n_threads, &[])
+        Self::on_nodes(&[n_threads])
+    }
+
+    /// Starts so many threads for each of some nodes that the machine need not have.
+    pub fn on_nodes(threads: &[usize]) -> std::io::Result<Self> {
+        Self::seated(Seats::anywhere(threads))
     }
 }
 

@@ -75,6 +75,7 @@ pub fn measure(
         load_format: config.load_format,
         threads,
         pin_threads: config.pin_threads,
+        numa: config.numa,
         page_size: config.page_size as usize,
         context_tokens: context_tokens as usize,
         decoded_tokens: args.output_tokens as usize,

@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use self::best::Best;
 use super::super::element::{Borrowed, Storage};
 use super::super::labels::Labels;
+use super::super::nodes::PerNode;
 use super::super::simd::{LANES, dispatch};
+use super::super::threads::Taking;
 use super::kv_element::{FloatKv, KvElement};
 use super::space::Sizes;
 use super::{
@@ -219,12 +221,16 @@ impl SparseAttention {
             };
             n_bytes.fetch_add(dispatch(isa, work), Ordering::Relaxed);
         };
-        let spaces = &mut self.spaces;
+        let spaces = self.spaces.as_mut_slice();
+        // By head, so those of a node follow each other.
+        let of_nodes = pool.nodes().heads(heads.n_kv_heads).into_iter();
+        let dealt: PerNode<usize> = of_nodes.map(|own| own.len() * tiles.len()).collect();
         if n_parts == 1 {
             let whole = |space: &mut Space, item: usize| work(space, item, Stage::Whole);
-            pool.for_each_in_runs_with(spaces, n_items, cost, &whole);
+            pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &dealt, cost, &whole);
             return n_bytes.into_inner();
         }
+        let parts_of_nodes: PerNode<usize> = dealt.iter().map(|items| items * n_parts).collect();
         let part_len = most_tokens * heads.group() * (step.n_chosen - 1);
         let item_len = n_parts * part_len;
         self.candidates.clear();
@@ -240,13 +246,13 @@ impl SparseAttention {
             let keys = first..n_keys.min(first + n_in_part);
             work(space, item, Stage::Part { keys, best });
         };
-        pool.for_each_in_runs_with(spaces, n_items * n_parts, cost, &part);
+        pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &parts_of_nodes, cost, &part);
         let candidates = &self.candidates;
         let rest = |space: &mut Space, item: usize| {
             let parts = &candidates[item * item_len..][..item_len];
             work(space, item, Stage::Rest { parts, part_len });
         };
-        pool.for_each_in_runs_with(spaces, n_items, cost, &rest);
+        pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &dealt, cost, &rest);
         n_bytes.into_inner()
     }
 

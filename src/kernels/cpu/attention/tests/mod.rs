@@ -1,6 +1,7 @@
 //! Attention against a plain double-precision one, and against itself cut otherwise.
 
 mod codes;
+mod nodes;
 mod sparse;
 mod widths;
 mod world;

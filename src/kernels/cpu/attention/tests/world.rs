@@ -9,6 +9,7 @@ use crate::ids::{PageId, RowId};
 use crate::kernels::cpu::element::{Borrowed, Element, Storage};
 use crate::kernels::cpu::kept::Kept;
 use crate::kernels::cpu::portable::Portable;
+use crate::kernels::cpu::seats::{Numa, Seats};
 use crate::kernels::cpu::tensor::Scratch;
 use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
 use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_GROUP, Values};
@@ -49,6 +50,8 @@ pub(super) struct Setup {
     pub heads: HeadShape,
     pub page_size: usize,
     pub threads: usize,
+    /// Nodes of memory that the threads are divided among.
+    pub nodes: usize,
     pub shares: bool,
     pub sparse: Option<Sparse>,
 }
@@ -78,6 +81,7 @@ pub(super) fn setup() -> Setup {
         heads: HEADS,
         page_size: 1,
         threads: 1,
+        nodes: 1,
         shares: true,
         sparse: None,
     }
@@ -110,11 +114,15 @@ impl World {
             dtype: setup.dtype,
         };
         let rules = setup.sparse.map(|sparse| rules(&setup.heads, sparse));
+        let seats = Seats::choose(setup.threads, false, Numa::Pretended(setup.nodes));
+        let mut pool = ThreadPool::seated(seats).expect("threads start");
+        let mut kv = KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), rules.as_ref());
+        kv.settle(&mut pool);
         Self {
-            pool: ThreadPool::new(setup.threads).expect("threads start"),
+            pool,
             isa: setup.isa,
             heads: setup.heads,
-            kv: KvPool::new(&KvLayout::uniform(1, pages), (SLOTS, 0), rules.as_ref()),
+            kv,
             table: PageTable::new(40, setup.page_size),
             attention: Attention::new(setup.shares),
             contents: vec![Vec::new(); 40],

@@ -68,9 +68,29 @@ pub fn seeded_stack(
     stack_for(Dtype::BF16, (isa, seed), parts, inputs)
 }
 
+/// The same, packed on the threads of a pool.
+pub fn seeded_stack_on(
+    threads: (&mut ThreadPool, Isa),
+    seed: u32,
+    parts: &[(BlockType, usize)],
+    inputs: usize,
+) -> (Stack, Vec<Vec<f32>>) {
+    stack_on(threads, (Dtype::BF16, seed), parts, inputs)
+}
+
 fn stack_for(
     dtype: Dtype,
     (isa, seed): (Isa, u32),
+    parts: &[(BlockType, usize)],
+    inputs: usize,
+) -> (Stack, Vec<Vec<f32>>) {
+    let mut pool = ThreadPool::new(2).expect("threads start");
+    stack_on((&mut pool, isa), (dtype, seed), parts, inputs)
+}
+
+fn stack_on(
+    threads: (&mut ThreadPool, Isa),
+    (dtype, seed): (Dtype, u32),
     parts: &[(BlockType, usize)],
     inputs: usize,
 ) -> (Stack, Vec<Vec<f32>>) {
@@ -91,9 +111,7 @@ fn stack_for(
             order: RowOrder::AsNumbered,
         })
         .collect();
-    let mut pool = ThreadPool::new(2).expect("threads start");
     let rule = FormatRule::new(dtype, None);
-    let threads = (&mut pool, isa);
     let stack = Stack::pack(
         threads,
         &mut WeightArena::default(),
@@ -106,13 +124,18 @@ fn stack_for(
 /// `x weight^T`.
 pub fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack) -> Vec<f32> {
     let mut pool = ThreadPool::new(threads).expect("threads start");
+    product_on((&mut pool, isa), x, weight)
+}
+
+/// The same on the threads of a pool.
+pub fn product_on((pool, isa): (&mut ThreadPool, Isa), x: &[f32], weight: &Stack) -> Vec<f32> {
     let mut out = vec![0.0; x.len() / weight.inputs * weight.outputs];
     let rows: Vec<PackedRows> = weight
         .encodings()
         .iter()
         .map(|encoding| {
             let source = Activations::plain(x, weight.inputs);
-            PackedRows::pack((&mut pool, isa), &Scratch::default(), *encoding, source)
+            PackedRows::pack((&mut *pool, isa), &Scratch::default(), *encoding, source)
         })
         .collect();
     let product = Product {
@@ -122,7 +145,7 @@ pub fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack) -> Vec<f32> 
         out: &mut out,
         write: Write::Store,
     };
-    matmul(&mut pool, isa, product);
+    matmul(pool, isa, product);
     out
 }
 

@@ -1,4 +1,5 @@
 pub mod blocks;
+mod nodes;
 
 use half::{bf16, f16};
 
@@ -29,6 +30,17 @@ fn weight(isa: Isa, format: Format, parts: &[usize], inputs: usize) -> Stack {
 /// Weights of a seed, in parts that follow each other.
 pub fn seeded_weight(isa: Isa, format: Format, seed: u32, parts: &[usize], inputs: usize) -> Stack {
     let mut pool = ThreadPool::new(2).expect("threads start");
+    seeded_weight_on((&mut pool, isa), format, seed, parts, inputs)
+}
+
+/// The same, packed on the threads of a pool.
+pub fn seeded_weight_on(
+    threads: (&mut ThreadPool, Isa),
+    format: Format,
+    seed: u32,
+    parts: &[usize],
+    inputs: usize,
+) -> Stack {
     let all = values(seed, parts.iter().sum::<usize>() * inputs);
     let mut rest = all.as_slice();
     let cut = parts.iter().map(|n| {
@@ -36,7 +48,7 @@ pub fn seeded_weight(isa: Isa, format: Format, seed: u32, parts: &[usize], input
         rest = others;
         part.to_vec()
     });
-    packed_weight((&mut pool, isa), format, cut.collect(), inputs)
+    packed_weight(threads, format, cut.collect(), inputs)
 }
 
 fn packed_weight(
@@ -59,13 +71,23 @@ fn packed_weight(
 
 fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack, write: Write) -> Vec<f32> {
     let mut pool = ThreadPool::new(threads).expect("threads start");
+    product_on((&mut pool, isa), x, weight, write)
+}
+
+/// The same on the threads of a pool.
+fn product_on(
+    (pool, isa): (&mut ThreadPool, Isa),
+    x: &[f32],
+    weight: &Stack,
+    write: Write,
+) -> Vec<f32> {
     // What pads rows of words is zero.
     let before = if write == Write::GatedRows { 0.0 } else { 1.0 };
     let mut out = vec![before; x.len() / weight.inputs * write.columns(weight.outputs)];
     let bias = values(9, weight.outputs);
     let x = packed(
         isa,
-        threads,
+        pool.n_threads(),
         Activations::plain(x, weight.inputs),
         format_of(weight),
     );
@@ -76,7 +98,7 @@ fn product(isa: Isa, threads: usize, x: &[f32], weight: &Stack, write: Write) ->
         out: &mut out,
         write,
     };
-    matmul(&mut pool, isa, product);
+    matmul(pool, isa, product);
     out
 }
 

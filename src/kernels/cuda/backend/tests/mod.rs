@@ -8,7 +8,7 @@ use self::model::{Model, Seen, model, run};
 use super::*;
 use crate::ids::{PageId, RowId};
 use crate::kernels::HeadShape;
-use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa};
+use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa};
 use crate::kernels::cuda::driver::Priority;
 use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::Dtype;
@@ -304,6 +304,7 @@ fn cpu(case: &Case) -> CpuBackend {
         quantization: None,
         threads: 1,
         pin_threads: false,
+        numa: Numa::Off,
         isa: Isa::chosen().unwrap(),
         kv: case.kv(),
         n_pages: PAGES,

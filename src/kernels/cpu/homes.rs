@@ -1,0 +1,135 @@
+//! First touch: the system puts a page of memory on the node of the thread that touches it first.
+//!
+//! Memory of the KV pool is touched at the start of an engine rather than by the first token of each page: a decode's few
+//! tokens are stored by one thread, which would draw the heads of all nodes to its own.
+
+use std::ops::Range;
+
+use super::nodes::{Nodes, PerNode, locate};
+use super::tensor::Shared;
+use super::threads::ThreadPool;
+
+/// Size of the system's pages; where they are larger, some are touched more than once.
+const PAGE_BYTES: usize = 4 << 10;
+/// Pages that are touched as one item, and stretches of memory that nobody owns.
+const STRETCH_PAGES: usize = 256;
+/// Multiply-adds that touching a page costs about.
+const PAGE_COST: usize = 1 << 14;
+
+/// Touches zeroed memory that begins on a page and holds planes one after the other, each divided among heads in equal parts;
+/// a page on the border of two heads goes to the one whose bytes it begins with.
+pub fn touch(pool: &mut ThreadPool, bytes: &mut [u8], planes_and_heads: (usize, usize)) {
+    let homes = homes(pool.nodes(), bytes.len(), planes_and_heads);
+    let dealt: PerNode<usize> = homes.iter().map(Vec::len).collect();
+    let cost = bytes.len() / PAGE_BYTES * PAGE_COST;
+    let bytes = Shared::new(bytes);
+    pool.for_each_at_home(&dealt, cost, &|item| {
+        let (node, stretch) = locate(&dealt, item);
+        for page in homes[node][stretch].clone() {
+            // SAFETY: each page is one item's, and its first byte is there.
+            let first = unsafe { bytes.part(page * PAGE_BYTES, 1) };
+            // What is written is what is there; a plain write of it might be left out.
+            // SAFETY: as above.
+            unsafe { std::ptr::from_mut(&mut first[0]).write_volatile(0) };
+        }
+    });
+}
+
+/// Stretches of pages that each node touches.
+fn homes(
+    nodes: &Nodes,
+    n_bytes: usize,
+    (planes, heads): (usize, usize),
+) -> PerNode<Vec<Range<usize>>> {
+    let n_pages = n_bytes.div_ceil(PAGE_BYTES);
+    let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
+    let owned = nodes.heads(heads);
+    if owned.len() == 1 {
+        for (i, stretch) in stretches(0..n_pages).enumerate() {
+            homes[i % nodes.count()].push(stretch);
+        }
+        return homes;
+    }
+    // Page by page from where one begins: what is behind the last head, if anything, is the last one's.
+    let begins = |plane: usize, head: usize| {
+        let byte = (n_bytes as u128 * (plane * heads + head) as u128) / (planes * heads) as u128;
+        (byte as usize).div_ceil(PAGE_BYTES)
+    };
+    for plane in 0..planes {
+        for (home, own) in homes.iter_mut().zip(&owned) {
+            home.extend(stretches(begins(plane, own.start)..begins(plane, own.end)));
+        }
+    }
+    homes
+}
+
+fn stretches(pages: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = pages.end;
+    pages
+        .step_by(STRETCH_PAGES)
+        .map(move |first| first..end.min(first + STRETCH_PAGES))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn every_page_has_one_home_where_its_head_is_owned() {
+        for threads in [&[1, 1][..], &[3, 1], &[1, 1, 1], &[2, 2, 2, 2]] {
+            let nodes = Nodes::new(threads.iter().copied());
+            for (planes, heads, head_bytes) in
+                [(2, 8, MIB), (1, 8, 5000), (2, 4, 4096 * 3 + 64), (1, 4, 20)]
+            {
+                let n_bytes = planes * heads * head_bytes;
+                let mut owners = vec![usize::MAX; n_bytes.div_ceil(PAGE_BYTES)];
+                let homes = homes(&nodes, n_bytes, (planes, heads));
+                for (node, stretches) in homes.iter().enumerate() {
+                    for page in stretches.iter().cloned().flatten() {
+                        assert_eq!(owners[page], usize::MAX, "page {page} has two homes");
+                        owners[page] = node;
+                    }
+                }
+                for (page, owner) in owners.iter().enumerate() {
+                    let head = page * PAGE_BYTES / head_bytes % heads;
+                    assert_eq!(
+                        *owner,
+                        nodes.owner(head, heads),
+                        "page {page} of {threads:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_of_fewer_heads_than_nodes_lies_on_all_nodes_alike() {
+        let nodes = Nodes::new([1; 4]);
+        let homes = homes(&nodes, 8 * STRETCH_PAGES * PAGE_BYTES, (1, 1));
+        let pages: Vec<usize> = homes
+            .iter()
+            .map(|home| home.iter().map(ExactSizeIterator::len).sum())
+            .collect();
+        assert_eq!(pages, [2 * STRETCH_PAGES; 4]);
+    }
+
+    #[test]
+    fn memory_is_touched_as_it_is_and_by_its_own_threads() {
+        let mut pool = ThreadPool::on_nodes(&[1, 2, 1]).expect("threads start");
+        for (planes, heads) in [(2, 4), (1, 1), (1, 0)] {
+            let mut bytes = vec![0; 300 * PAGE_BYTES + 64];
+            touch(&mut pool, &mut bytes, (planes, heads));
+            assert!(bytes.iter().all(|byte| *byte == 0), "{planes}, {heads}");
+        }
+        touch(&mut pool, &mut [], (2, 4));
+        let counted = AtomicUsize::new(0);
+        pool.for_each_at_home(&[0, 5, 2], 0, &|_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(counted.into_inner(), 7);
+    }
+}

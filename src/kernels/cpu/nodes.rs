@@ -1,0 +1,175 @@
+//! The deal: which node of memory owns which outputs of a weight and which heads of the KV pool.
+//!
+//! Threads are numbered node by node, and things that lie in a row are dealt to nodes as they would be to threads: in equal
+//! parts, in order. Packing, first touch and kernels ask the same functions, so a thread finds near it what it works on.
+//! Nobody asks who owns an input: sums are never divided, so the deal changes no bit.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+/// Nodes of whose items a list takes no memory of its own.
+const USUAL_NODES: usize = 8;
+
+/// Something for each node, in order.
+pub type PerNode<T> = SmallVec<[T; USUAL_NODES]>;
+
+/// The nodes that threads are grouped by: one or more, each with a thread or more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    /// The first thread behind each node.
+    ends: Arc<[usize]>,
+}
+
+impl Nodes {
+    /// Nodes with so many threads; those without a thread are left out.
+    ///
+    /// # Panics
+    /// If there is no thread at all.
+    pub fn new(threads: impl IntoIterator<Item = usize>) -> Self {
+        let used = threads.into_iter().filter(|threads| *threads > 0);
+        let ends: Arc<[usize]> = used
+            .scan(0, |end, threads| {
+                *end += threads;
+                Some(*end)
+            })
+            .collect();
+        assert!(!ends.is_empty(), "nodes without a thread");
+        Self { ends }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Threads of all nodes.
+    pub fn n_threads(&self) -> usize {
+        self.ends[self.count() - 1]
+    }
+
+    /// The threads of a node.
+    pub fn threads(&self, node: usize) -> Range<usize> {
+        let first = node.checked_sub(1).map_or(0, |before| self.ends[before]);
+        first..self.ends[node]
+    }
+
+    /// The node of a thread.
+    pub fn of_thread(&self, thread: usize) -> usize {
+        self.ends.partition_point(|end| *end <= thread)
+    }
+
+    /// Which of `count` things in a row a node owns.
+    pub fn share(&self, node: usize, count: usize) -> Range<usize> {
+        let first = |thread: usize| thread * count / self.n_threads();
+        let threads = self.threads(node);
+        first(threads.start)..first(threads.end)
+    }
+
+    /// Who owns one of `count` things in a row.
+    pub fn owner(&self, index: usize, count: usize) -> usize {
+        let ends = (0..self.count()).map(|node| self.share(node, count).end);
+        ends.take_while(|end| *end <= index).count()
+    }
+
+    /// The shares of all nodes.
+    pub fn shares(&self, count: usize) -> PerNode<Range<usize>> {
+        (0..self.count())
+            .map(|node| self.share(node, count))
+            .collect()
+    }
+
+    /// The heads that each node owns. Where one would have none, all of them in one range: they are nobody's.
+    pub fn heads(&self, n_heads: usize) -> PerNode<Range<usize>> {
+        let shares = self.shares(n_heads);
+        match shares.iter().any(Range::is_empty) {
+            true => std::iter::once(0..n_heads).collect(),
+            false => shares,
+        }
+    }
+}
+
+/// The node of an item by its number, and its number among those of the node, which has as many as `dealt` says.
+///
+/// # Panics
+/// If there are fewer items.
+#[inline(always)]
+pub fn locate(dealt: &[usize], mut item: usize) -> (usize, usize) {
+    let mut node = 0;
+    while item >= dealt[node] {
+        item -= dealt[node];
+        node += 1;
+    }
+    (node, item)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUPINGS: [&[usize]; 6] = [&[1], &[5], &[1, 1], &[3, 1], &[1, 2, 1], &[8, 8, 8, 8]];
+
+    #[test]
+    fn everything_has_one_owner_and_all_of_a_node_lie_in_a_row() {
+        for threads in GROUPINGS {
+            let nodes = Nodes::new(threads.iter().copied());
+            for count in [0, 1, 2, 7, 8, 31, 4096] {
+                let shares = nodes.shares(count);
+                assert_eq!(shares.len(), threads.len());
+                let all: Vec<usize> = shares.iter().cloned().flatten().collect();
+                assert!(all.into_iter().eq(0..count), "{threads:?}, {count}");
+                for (node, share) in shares.into_iter().enumerate() {
+                    for index in share {
+                        assert_eq!(nodes.owner(index, count), node, "{threads:?}, {index}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shares_are_in_proportion_to_threads() {
+        let nodes = Nodes::new([3, 1]);
+        assert_eq!(nodes.shares(8).as_slice(), [0..6, 6..8]);
+        assert_eq!(
+            Nodes::new([4; 4]).shares(32).as_slice(),
+            [0..8, 8..16, 16..24, 24..32]
+        );
+        let alone = Nodes::new([7]);
+        assert_eq!((alone.share(0, 5), alone.shares(5).len()), (0..5, 1));
+    }
+
+    #[test]
+    fn threads_are_numbered_node_by_node() {
+        let nodes = Nodes::new([2, 0, 1, 3]);
+        assert_eq!((nodes.count(), nodes.n_threads()), (3, 6));
+        let threads: Vec<usize> = (0..6).map(|thread| nodes.of_thread(thread)).collect();
+        assert_eq!(threads, [0, 0, 1, 2, 2, 2]);
+        for node in 0..3 {
+            let own = nodes.threads(node);
+            assert!(
+                own.into_iter()
+                    .all(|thread| nodes.of_thread(thread) == node)
+            );
+        }
+    }
+
+    #[test]
+    fn fewer_heads_than_nodes_are_nobodys() {
+        let nodes = Nodes::new([1; 4]);
+        assert_eq!(nodes.heads(8).as_slice(), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(nodes.heads(4).as_slice(), [0..1, 1..2, 2..3, 3..4]);
+        for (nodes, n_heads) in [(nodes, 3), (Nodes::new([4]), 1)] {
+            let all: Vec<_> = nodes.heads(n_heads).into_iter().collect();
+            assert!(all.len() == 1 && all[0] == (0..n_heads), "{all:?}");
+        }
+    }
+
+    #[test]
+    fn items_are_found_behind_nodes_without_any() {
+        let dealt = [0, 2, 0, 3];
+        let places: Vec<_> = (0..5).map(|item| locate(&dealt, item)).collect();
+        assert_eq!(places, [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)]);
+    }
+}

@@ -1,0 +1,159 @@
+//! Where compute threads sit: on which node of memory, and on which CPUs.
+
+use serde::{Deserialize, Serialize};
+
+use super::cores::{Node, allowed_cores, allowed_nodes};
+use super::nodes::Nodes;
+
+/// Whether threads, weights and KV memory are divided among the machine's nodes of memory (its sockets).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Numa {
+    /// Among those whose CPUs the process may use, if there are two or more.
+    #[default]
+    Auto,
+    /// They are not.
+    Off,
+    /// As on so many nodes, but at most one for each thread, whatever the machine has; the system places the threads. For
+    /// tests.
+    #[serde(skip)]
+    Pretended(usize),
+}
+
+/// The seats of compute threads, the caller's first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seats {
+    /// How they are grouped.
+    pub nodes: Nodes,
+    /// The CPUs that each is bound to; none where the system places it.
+    pub cpus: Vec<Vec<usize>>,
+}
+
+impl Seats {
+    /// Seats that the system chooses, on as many threads of each node as `threads` says.
+    pub fn anywhere(threads: &[usize]) -> Self {
+        let nodes = Nodes::new(threads.iter().copied());
+        let cpus = vec![Vec::new(); nodes.n_threads()];
+        Self { nodes, cpus }
+    }
+
+    /// Seats for so many threads, of which none means one. `pins` binds each to a core, if they are as many as the process
+    /// may use: fewer are better placed by the system, among all cores or those of their node.
+    pub fn choose(n_threads: usize, pins: bool, numa: Numa) -> Self {
+        let n_threads = n_threads.max(1);
+        let grouped = match numa {
+            Numa::Auto => Self::on_nodes(n_threads, pins, &allowed_nodes()),
+            Numa::Off => None,
+            Numa::Pretended(nodes) => {
+                let nodes = nodes.clamp(1, n_threads);
+                let threads: Vec<usize> = (0..nodes)
+                    .map(|node| (node + 1) * n_threads / nodes - node * n_threads / nodes)
+                    .collect();
+                Some(Self::anywhere(&threads))
+            }
+        };
+        grouped.unwrap_or_else(|| Self::on_one_node(n_threads, pins.then(allowed_cores)))
+    }
+
+    fn on_one_node(n_threads: usize, cores: Option<Vec<usize>>) -> Self {
+        let mut seats = Self::anywhere(&[n_threads]);
+        if let Some(cores) = cores.filter(|cores| cores.len() == n_threads) {
+            seats.cpus = cores.into_iter().map(|core| vec![core]).collect();
+        }
+        seats
+    }
+
+    /// Threads in proportion to the nodes' cores; nothing if they sit on one node.
+    fn on_nodes(n_threads: usize, pins: bool, nodes: &[Node]) -> Option<Self> {
+        let n_cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
+        let (mut cores, mut taken) = (0, 0);
+        let mut seats: Vec<(usize, &Node)> = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            cores += node.cores.len();
+            let end = n_threads * cores / n_cores;
+            seats.push((end - taken, node));
+            taken = end;
+        }
+        seats.retain(|(threads, _)| *threads > 0);
+        if seats.len() < 2 {
+            return None;
+        }
+        let pins = pins && n_threads == n_cores;
+        let cpus = seats.iter().flat_map(|(threads, node)| {
+            (0..*threads).map(move |thread| match pins {
+                true => vec![node.cores[thread]],
+                false => node.cpus.clone(),
+            })
+        });
+        Some(Self {
+            cpus: cpus.collect(),
+            nodes: Nodes::new(seats.iter().map(|(threads, _)| *threads)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes() -> [Node; 2] {
+        // Eight CPUs on four cores, numbered as BIOSes do it: one of each core first, nodes in turn.
+        [
+            Node {
+                cpus: vec![0, 2, 4, 6],
+                cores: vec![0, 2],
+            },
+            Node {
+                cpus: vec![1, 3, 5, 7],
+                cores: vec![1, 3],
+            },
+        ]
+    }
+
+    #[test]
+    fn as_many_threads_as_cores_have_one_each_on_their_node() {
+        let seats = Seats::on_nodes(4, true, &nodes()).expect("two nodes");
+        assert_eq!(seats.nodes, Nodes::new([2, 2]));
+        assert_eq!(seats.cpus, [[0], [2], [1], [3]]);
+    }
+
+    #[test]
+    fn other_threads_stay_on_their_node() {
+        for (threads, pins) in [(2, true), (4, false), (8, true)] {
+            let seats = Seats::on_nodes(threads, pins, &nodes()).expect("two nodes");
+            assert_eq!(seats.nodes, Nodes::new([threads / 2; 2]));
+            let cpus = seats.cpus.iter().enumerate();
+            for (thread, cpus) in cpus {
+                let node = &nodes()[seats.nodes.of_thread(thread)];
+                assert_eq!(*cpus, node.cpus, "thread {thread} of {threads}");
+            }
+        }
+    }
+
+    #[test]
+    fn threads_on_one_node_are_seated_as_without_nodes() {
+        assert_eq!(Seats::on_nodes(1, true, &nodes()), None);
+        assert_eq!(Seats::on_nodes(4, true, &nodes()[..1]), None);
+        assert_eq!(Seats::on_nodes(4, true, &[]), None);
+        let seats = Seats::on_one_node(2, Some(vec![4, 6]));
+        assert_eq!(seats.nodes, Nodes::new([2]));
+        assert_eq!(seats.cpus, [[4], [6]]);
+        let fewer = Seats::on_one_node(1, Some(vec![4, 6]));
+        assert_eq!(fewer, Seats::anywhere(&[1]));
+    }
+
+    #[test]
+    fn pretended_nodes_have_a_thread_each_and_bind_none() {
+        for (threads, nodes, expected) in [
+            (4, 1, vec![4]),
+            (4, 2, vec![2, 2]),
+            (4, 3, vec![1, 1, 2]),
+            (2, 4, vec![1, 1]),
+            (0, 0, vec![1]),
+        ] {
+            let seats = Seats::choose(threads, true, Numa::Pretended(nodes));
+            assert_eq!(seats, Seats::anywhere(&expected), "{threads}, {nodes}");
+        }
+        assert_eq!(Seats::choose(3, false, Numa::Off), Seats::anywhere(&[3]));
+    }
+}

@@ -1,0 +1,151 @@
+//! Kernels whose items belong to nodes of memory: a node's threads take its items first, and then help the others.
+//!
+//! A list says how many items each node has, and items are numbered node by node. With one node, or for items that are
+//! nobody's, it has a single number, and everything is as if there were no nodes.
+
+use std::sync::atomic::Ordering;
+
+use super::{Item, NUMBER, Parts, Run, ThreadPool};
+use crate::kernels::cpu::cores::run_on;
+
+/// In which order a node's items are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taking {
+    /// Each thread goes through items that follow each other, as in [`ThreadPool::for_each_in_runs`].
+    Runs,
+    /// Each thread takes the first item that is left, as in [`ThreadPool::for_each_with`].
+    First,
+}
+
+impl Taking {
+    /// Takes an item that is another thread's.
+    fn help(self, run: &Run) -> Option<usize> {
+        match self {
+            Self::Runs => run.claim_last(),
+            Self::First => run.claim_first(),
+        }
+    }
+}
+
+impl ThreadPool {
+    /// Like [`ThreadPool::for_each_in_runs`], of items that are dealt to nodes.
+    ///
+    /// # Panics
+    /// As [`ThreadPool::for_each`].
+    pub fn for_each_dealt(&mut self, dealt: &[usize], cost: usize, item: Item<'_>) {
+        match dealt.len() == self.nodes.count() && dealt.len() > 1 {
+            true => self.share_out(dealt, Taking::Runs, cost, &|_, index| item(index)),
+            false => self.for_each_in_runs(dealt.iter().sum(), cost, item),
+        }
+    }
+
+    /// Like [`ThreadPool::for_each_dealt`], and lends each call one of `lanes`, which no other call holds meanwhile.
+    ///
+    /// # Panics
+    /// As [`ThreadPool::for_each`], and with fewer lanes than threads.
+    pub fn for_each_dealt_with<L: Send>(
+        &mut self,
+        (lanes, taking): (&mut [L], Taking),
+        dealt: &[usize],
+        cost: usize,
+        item: &(dyn Fn(&mut L, usize) + Sync),
+    ) {
+        if dealt.len() == self.nodes.count() && dealt.len() > 1 {
+            let lanes = Parts::new(lanes);
+            return self.share_out(dealt, taking, cost, &|claim, index| {
+                // SAFETY: each claim is one thread's, and has a lane of its own.
+                item(&mut unsafe { lanes.part(claim, 1) }[0], index);
+            });
+        }
+        let n_items = dealt.iter().sum();
+        match taking {
+            Taking::Runs => self.for_each_in_runs_with(lanes, n_items, cost, item),
+            Taking::First => self.for_each_with(lanes, n_items, cost, item),
+        }
+    }
+
+    /// Calls `item` once for each item, on a thread of the node that it is dealt to and on no other: for memory, which lies
+    /// where it is first touched. For the start of an engine: threads that are done wait for the others.
+    ///
+    /// # Panics
+    /// As [`ThreadPool::for_each`].
+    pub fn for_each_at_home(&mut self, dealt: &[usize], cost: usize, item: Item<'_>) {
+        let n_items = dealt.iter().sum();
+        if self.nodes.count() == 1 || n_items == 0 {
+            return self.for_each_in_runs(n_items, cost, item);
+        }
+        self.set_runs(dealt, Taking::Runs);
+        let (runs, nodes, shared) = (self.runs.clone(), self.nodes.clone(), self.shared.clone());
+        let at_home = |_: usize| {
+            let own = NUMBER.get();
+            let threads = nodes.threads(nodes.of_thread(own));
+            for run in turned(threads, own).map(|thread| &runs[thread]) {
+                while let Some(index) = run.claim_first() {
+                    item(index);
+                }
+            }
+            // There are as many claims as threads. Who is done keeps its claim, so one is left for every other thread.
+            let is_over = || shared.panicked.load(Ordering::Relaxed);
+            while runs.iter().any(Run::has_items) && !is_over() {
+                std::thread::yield_now();
+            }
+        };
+        let own_cpus = self.own_cpus.clone();
+        run_on(&own_cpus, || {
+            self.for_each(runs.len(), usize::MAX, &at_home)
+        });
+    }
+
+    /// Calls `item` once for each item, with the number of a claim, which no two threads have at once.
+    pub(super) fn share_out(
+        &mut self,
+        dealt: &[usize],
+        taking: Taking,
+        cost: usize,
+        item: &(dyn Fn(usize, usize) + Sync),
+    ) {
+        self.set_runs(dealt, taking);
+        let (runs, nodes) = (self.runs.clone(), self.nodes.clone());
+        self.for_each(runs.len(), cost, &|claim| {
+            let own = NUMBER.get();
+            let node = nodes.of_thread(own);
+            while let Some(index) = runs[own].claim_first() {
+                item(claim, index);
+            }
+            let near = turned(nodes.threads(node), own).skip(1);
+            let count = nodes.count();
+            let far = (1..count).flat_map(|i| nodes.threads((node + i) % count));
+            for other in near.chain(far) {
+                while let Some(index) = taking.help(&runs[other]) {
+                    item(claim, index);
+                }
+            }
+        });
+    }
+
+    /// Gives each thread its items, or the first one of a node all of the node's.
+    fn set_runs(&mut self, dealt: &[usize], taking: Taking) {
+        assert_eq!(dealt.len(), self.nodes.count(), "items of each node");
+        let mut first = 0;
+        for (node, count) in dealt.iter().enumerate() {
+            let threads = self.nodes.threads(node);
+            for (i, thread) in threads.clone().enumerate() {
+                let items = match taking {
+                    Taking::Runs => i * count / threads.len()..(i + 1) * count / threads.len(),
+                    Taking::First if i == 0 => 0..*count,
+                    Taking::First => 0..0,
+                };
+                let number = |item: usize| {
+                    u32::try_from(first + item).expect("a kernel has fewer than 2^32 items")
+                };
+                self.runs[thread].set(number(items.start)..number(items.end));
+            }
+            first += count;
+        }
+    }
+}
+
+/// Numbers in a row, from one of them on and around.
+fn turned(numbers: std::ops::Range<usize>, from: usize) -> impl Iterator<Item = usize> {
+    (from..numbers.end).chain(numbers.start..from)
+}
