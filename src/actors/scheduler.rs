@@ -22,17 +22,13 @@ use crate::metrics::SchedulerMetrics;
 use crate::record::RecordedScheduler;
 use crate::state::scheduler::{CacheFlushed, Next};
 use crate::state::step::{RowWork, StepPlan};
+use crate::state::tiers::PrefillRate;
 
 /// How often pins are looked through for those whose time has passed.
 const PIN_SWEEP: Duration = Duration::from_secs(1);
 
 /// How often requests are looked through for those whose time is over.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
-
-/// Weight of the last step in the average rate of prefills.
-const PREFILL_RATE_WEIGHT: f64 = 0.25;
-/// A step that prefills fewer tokens says little about the rate of long prompts.
-const MIN_RATED_TOKENS: usize = 64;
 
 /// Whom the Scheduler sends to.
 pub struct Links {
@@ -65,8 +61,7 @@ pub struct Scheduler {
     admissions: Vec<(IntakeId, Instant)>,
     /// Query tokens of the steps under way: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
-    /// How fast prompts were prefilled lately, in tokens a second.
-    prefill_tokens_per_s: Option<f64>,
+    prefill_rate: PrefillRate,
     /// There was work since the last step ended: the executor's wait for the next one is overhead.
     had_work: bool,
     started: Instant,
@@ -90,7 +85,7 @@ impl Scheduler {
             drains: Vec::new(),
             admissions: Vec::new(),
             step_tokens: std::collections::VecDeque::new(),
-            prefill_tokens_per_s: None,
+            prefill_rate: PrefillRate::default(),
             had_work: false,
             started: Instant::now(),
         }
@@ -116,17 +111,8 @@ impl Scheduler {
         if !orders.is_empty() {
             store.post(StoreOrders {
                 orders,
-                prefill_tokens_per_s: self.prefill_tokens_per_s,
+                prefill_tokens_per_s: self.prefill_rate.tokens_per_s(),
             });
-        }
-    }
-
-    /// A step of prefills alone tells how fast they are.
-    fn note_prefill(&mut self, prefill: usize, seconds: f64) {
-        if seconds > 0.0 {
-            let rate = prefill as f64 / seconds;
-            let before = self.prefill_tokens_per_s.unwrap_or(rate);
-            self.prefill_tokens_per_s = Some(before + (rate - before) * PREFILL_RATE_WEIGHT);
         }
     }
 
@@ -304,8 +290,8 @@ impl Handler<Posted<StepDone>> for Scheduler {
             0.0
         };
         self.had_work = true;
-        if prefill >= MIN_RATED_TOKENS && decode == 0 {
-            self.note_prefill(prefill, done.run_seconds);
+        if decode == 0 {
+            self.prefill_rate.note(prefill, done.run_seconds);
         }
         self.metrics
             .record_step(done.run_seconds, idle_seconds, prefill, decode);

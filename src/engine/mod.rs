@@ -8,7 +8,7 @@ mod handle;
 pub(crate) mod memory;
 mod parts;
 mod pins;
-mod store;
+pub(crate) mod store;
 mod text;
 
 use std::sync::atomic::AtomicU64;

@@ -52,19 +52,15 @@ pub(super) fn store_setup(
     };
     let geometry = geometry(&model.kv_layout, config.page_size as usize)
         .map_err(|reason| refused("kv_disk_path", reason))?;
-    let default = (memory.kv_bytes / HOST_SHARE).max(MIN_DEFAULT_HOST_BYTES);
     let store = StoreConfig {
         path: path.clone(),
         disk_bytes: config.kv_disk_bytes,
-        host_bytes: config.kv_host_bytes.unwrap_or(default),
-        prefetch_timeout: PrefetchTimeout {
-            base: Duration::from_secs_f64(config.kv_prefetch_timeout_base_s),
-            per_ki_token: Duration::from_secs_f64(config.kv_prefetch_timeout_per_ki_token_s),
-        },
+        host_bytes: host_bytes(config, memory.kv_bytes),
+        prefetch_timeout: prefetch_timeout(config),
         drop_behind: false,
     };
     // Refused at start, and not when the first block is saved.
-    n_buffers(&store, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
+    n_buffers(store.host_bytes, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
     let parts = fingerprint(config, model, sparsity, geometry.block_tokens);
     let files = weight_files(config);
     let kept = path.join(KEPT_HASHES);
@@ -82,11 +78,54 @@ pub(super) fn store_setup(
 
 /// How the scheduler uses a store.
 pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<TierLimits> {
-    let (buffers, state_buffers) = n_buffers(&setup.config, &setup.geometry).ok()?;
-    let block_bytes = setup.geometry.payload_bytes(BlockKind::Kv).max(1) as u64;
-    Some(TierLimits {
+    limits(config, setup.config.host_bytes, &setup.geometry).ok()
+}
+
+/// What there is to know of a store without a disk: what a simulation needs.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreShape {
+    /// What its blocks are.
+    pub geometry: Geometry,
+    /// How the scheduler uses it.
+    pub limits: TierLimits,
+    /// How long a fetch may take.
+    pub prefetch_timeout: PrefetchTimeout,
+}
+
+/// The shape of the store that a configuration asks for, beside a KV pool of so many bytes in this layout.
+///
+/// # Errors
+/// Those of [`store_setup`].
+pub(crate) fn store_shape(
+    config: &EngineConfig,
+    layout: &KvLayout,
+    kv_bytes: u64,
+) -> Result<StoreShape, ConfigError> {
+    let refused = |key: &str, reason: String| ConfigError {
+        key: key.to_owned(),
+        reason,
+    };
+    let geometry = geometry(layout, config.page_size as usize)
+        .map_err(|reason| refused("kv_disk_path", reason))?;
+    let limits = limits(config, host_bytes(config, kv_bytes), &geometry)
+        .map_err(|reason| refused("kv_host_bytes", reason))?;
+    Ok(StoreShape {
+        geometry,
+        limits,
+        prefetch_timeout: prefetch_timeout(config),
+    })
+}
+
+fn limits(
+    config: &EngineConfig,
+    host_bytes: u64,
+    geometry: &Geometry,
+) -> Result<TierLimits, String> {
+    let (buffers, state_buffers) = n_buffers(host_bytes, geometry)?;
+    let block_bytes = geometry.payload_bytes(BlockKind::Kv).max(1) as u64;
+    Ok(TierLimits {
         saves: SaveRules {
-            block_tokens: setup.geometry.block_tokens,
+            block_tokens: geometry.block_tokens,
             min_hits: config.kv_write_policy.min_hits(),
         },
         buffers,
@@ -95,10 +134,23 @@ pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<T
     })
 }
 
+/// Memory for buffers, beside a KV pool of so many bytes.
+fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
+    let default = (kv_bytes / HOST_SHARE).max(MIN_DEFAULT_HOST_BYTES);
+    config.kv_host_bytes.unwrap_or(default)
+}
+
+fn prefetch_timeout(config: &EngineConfig) -> PrefetchTimeout {
+    PrefetchTimeout {
+        base: Duration::from_secs_f64(config.kv_prefetch_timeout_base_s),
+        per_ki_token: Duration::from_secs_f64(config.kv_prefetch_timeout_per_ki_token_s),
+    }
+}
+
 /// Buffers of blocks and of states.
-fn n_buffers(config: &StoreConfig, geometry: &Geometry) -> Result<(usize, usize), String> {
+fn n_buffers(host_bytes: u64, geometry: &Geometry) -> Result<(usize, usize), String> {
     let (freed, _) = crossbeam_channel::bounded(1);
-    let pools = BlockPools::new(geometry, config.host_bytes, &freed);
+    let pools = BlockPools::new(geometry, host_bytes, &freed);
     let pools = pools.map_err(|error| error.to_string())?;
     let of = |kind| pools.of(kind).map_or(0, |pool| pool.counts().total);
     Ok((of(BlockKind::Kv), of(BlockKind::State)))

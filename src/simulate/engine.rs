@@ -7,16 +7,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use smallvec::smallvec;
-
 use super::SimulateError;
+use super::disk::StoreModel;
 use super::outcome::{Moment, Outcome, RequestFate, RequestOutcome};
 use super::replay::MAX_POOL_PAGES;
-use super::roofline::Roofline;
-use super::trace::{PROMPT_VOCAB, Trace, TraceRequest};
+use super::roofline::{Roofline, StepCost};
+use super::rows::{prefilled_alone, row_result};
+use super::store::{StoreAnswer, VirtualStore};
+use super::trace::{Trace, TraceRequest};
 use crate::config::EngineConfig;
 use crate::engine::{EngineParts, ModelInfo};
-use crate::ids::{IntakeId, RequestId, SeqId};
+use crate::ids::{IntakeId, RequestId};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::cache::namespace::Namespace;
 use crate::state::control::{ControlSetup, ControlStates};
@@ -24,7 +25,8 @@ use crate::state::sampling::SamplingParams;
 use crate::state::scheduler::IntakeLimits;
 use crate::state::scheduler::news::{RequestEnd, RequestTokens};
 use crate::state::scheduler::submission::Submission;
-use crate::state::step::{RowResult, RowVerdict, RowWork, StepOutput, StepPlan, StepRow};
+use crate::state::step::{RowWork, StepOutput, StepPlan};
+use crate::state::tiers::PrefillRate;
 
 /// What is simulated besides the load.
 pub struct Simulation<'a> {
@@ -34,6 +36,8 @@ pub struct Simulation<'a> {
     pub model: &'a ModelInfo,
     /// How long its steps take.
     pub roofline: &'a Roofline,
+    /// Its KV store, if it has one. It begins empty.
+    pub store: Option<&'a StoreModel>,
     /// Tells the engine that every request generates all its tokens, as load generators do. Without it memory is
     /// reserved for a part of them only, and the rest may end in a retraction.
     pub ignore_eos: bool,
@@ -53,10 +57,13 @@ struct VirtualEngine<'a> {
     simulation: &'a Simulation<'a>,
     limits: IntakeLimits,
     states: ControlStates,
+    store: Option<VirtualStore<'a>>,
+    prefill_rate: PrefillRate,
     now_s: f64,
-    /// The first one runs, until `step_ends_s`.
+    /// The first one runs, for `step_s` until `step_ends_s`.
     steps: VecDeque<Box<StepPlan>>,
     step_ends_s: f64,
+    step_s: f64,
     inside: Inside,
     outcome: Outcome,
 }
@@ -77,7 +84,8 @@ struct Inside {
 impl<'a> VirtualEngine<'a> {
     fn new(simulation: &'a Simulation<'a>) -> Result<Self, SimulateError> {
         let (config, model) = (simulation.config, simulation.model);
-        let limits = EngineParts::scheduler_limits(model, config)?;
+        let mut limits = EngineParts::scheduler_limits(model, config)?;
+        limits.tier = simulation.store.map(|store| store.shape.limits);
         let pages = limits.total_pages;
         if pages > MAX_POOL_PAGES {
             let reason = format!("make {pages} pages, must make at most {MAX_POOL_PAGES}");
@@ -88,7 +96,8 @@ impl<'a> VirtualEngine<'a> {
             schedule_policy: config.schedule_policy.clone(),
             diagnoses_misses: false,
         };
-        let states = setup.build()?;
+        let mut states = setup.build()?;
+        states.scheduler.store_serves(simulation.store.is_some());
         let page_size = setup.limits.page_size;
         let kv_tokens = page_size.tokens_in(setup.limits.total_pages);
         Ok(Self {
@@ -99,9 +108,12 @@ impl<'a> VirtualEngine<'a> {
                 page_size,
             },
             states,
+            store: simulation.store.map(VirtualStore::new),
+            prefill_rate: PrefillRate::default(),
             now_s: 0.0,
             steps: VecDeque::new(),
             step_ends_s: 0.0,
+            step_s: 0.0,
             inside: Inside::default(),
             outcome: Outcome::new(kv_tokens),
         })
@@ -115,20 +127,20 @@ impl<'a> VirtualEngine<'a> {
                 .get(self.inside.arrived)
                 .map(|request| request.arrival_s);
             let end_s = (!self.steps.is_empty()).then_some(self.step_ends_s);
-            match (arrival_s, end_s) {
-                (None, None) if self.inside.requests == 0 => break,
-                (None, None) => {
-                    return Err(SimulateError::Stuck {
-                        inside: self.inside.requests,
-                        now_s: self.now_s,
-                    });
-                }
-                (Some(arrival_s), None) => self.now_s = arrival_s,
-                (Some(arrival_s), Some(end_s)) if arrival_s < end_s => self.now_s = arrival_s,
-                (_, Some(end_s)) => {
-                    self.now_s = end_s;
-                    self.end_step();
-                }
+            if arrival_s.is_none() && end_s.is_none() && self.inside.requests == 0 {
+                break;
+            }
+            let store_s = self.store.as_ref().and_then(VirtualStore::next_event_s);
+            let events = [end_s, arrival_s, store_s].into_iter().flatten();
+            let Some(next_s) = events.min_by(f64::total_cmp) else {
+                return Err(SimulateError::Stuck {
+                    inside: self.inside.requests,
+                    now_s: self.now_s,
+                });
+            };
+            self.now_s = next_s;
+            if end_s == Some(next_s) {
+                self.end_step();
             }
             self.let_in(requests);
             self.pump();
@@ -139,7 +151,7 @@ impl<'a> VirtualEngine<'a> {
 
     fn finish(&mut self) -> Outcome {
         let stats = self.states.scheduler.stats();
-        self.outcome.makespan_s = self.now_s;
+        self.outcome.store = self.store.as_ref().map(VirtualStore::outcome);
         self.outcome
             .timeline
             .note(Moment::new(self.now_s, &stats, 0));
@@ -155,6 +167,7 @@ impl<'a> VirtualEngine<'a> {
             .is_some_and(|request| request.arrival_s <= self.now_s)
         {
             self.inside.arrived += 1;
+            self.outcome.makespan_s = self.now_s;
         }
         while self.inside.next < self.inside.arrived && self.has_room(&requests[self.inside.next]) {
             self.submit(&requests[self.inside.next]);
@@ -182,6 +195,7 @@ impl<'a> VirtualEngine<'a> {
             longest_gap_s: 0.0,
             prompt_tokens: prompt_tokens as u32,
             cached_tokens: 0,
+            loaded_tokens: 0,
             output_tokens: 0,
             retractions: 0,
             end: RequestFate::TooLong,
@@ -223,10 +237,38 @@ impl<'a> VirtualEngine<'a> {
 
     /// Plans until there is nothing to plan.
     fn pump(&mut self) {
-        while let Some(plan) = self.states.advance() {
-            self.begin_step(plan);
+        loop {
+            self.run_store();
+            match self.states.advance() {
+                Some(plan) => self.begin_step(plan),
+                None if self.run_store() => {}
+                None => break,
+            }
         }
         self.hear();
+    }
+
+    /// Carries orders to the store and its answers back. False if it has answered nothing.
+    fn run_store(&mut self) -> bool {
+        let Some(store) = &mut self.store else {
+            return false;
+        };
+        let scheduler = &mut self.states.scheduler;
+        let orders = scheduler.take_store_orders();
+        store.take(orders, self.now_s, self.prefill_rate.tokens_per_s());
+        store.advance(self.now_s);
+        let answers = store.take_answers();
+        let has_answered = !answers.is_empty();
+        for answer in answers {
+            match answer {
+                StoreAnswer::Found { seq, found } => scheduler.prefix_found(seq, found),
+                StoreAnswer::Fetched { ticket, blocks } => {
+                    scheduler.blocks_fetched(ticket, blocks);
+                }
+                StoreAnswer::Written { ticket } => scheduler.blocks_written(&[ticket]),
+            }
+        }
+        has_answered
     }
 
     fn begin_step(&mut self, plan: Box<StepPlan>) {
@@ -235,6 +277,7 @@ impl<'a> VirtualEngine<'a> {
             .iter()
             .all(|row| matches!(row.work, RowWork::Decode { .. }));
         match is_decode {
+            _ if plan.rows.is_empty() => self.outcome.copy_steps += 1,
             true => self.outcome.decode_steps += 1,
             false => self.outcome.prefill_steps += 1,
         }
@@ -249,9 +292,16 @@ impl<'a> VirtualEngine<'a> {
     fn time_step(&mut self) {
         if let Some(plan) = self.steps.front() {
             let roofline = self.simulation.roofline;
-            let step_s = roofline.seconds(&roofline.cost(plan));
-            self.step_ends_s = self.now_s + step_s;
-            self.outcome.busy_s += step_s;
+            // A step without rows reads no weights.
+            let cost = match plan.rows.is_empty() {
+                true => StepCost::default(),
+                false => roofline.cost(plan),
+            };
+            let copies = self.simulation.store.zip(plan.copies.as_deref());
+            let copies_s = copies.map_or(0.0, |(store, copies)| store.copies_s(copies));
+            self.step_s = roofline.seconds(&cost) + copies_s;
+            self.step_ends_s = self.now_s + self.step_s;
+            self.outcome.busy_s += self.step_s;
         }
     }
 
@@ -259,6 +309,15 @@ impl<'a> VirtualEngine<'a> {
         let Some(plan) = self.steps.pop_front() else {
             return;
         };
+        if !plan.rows.is_empty() {
+            self.outcome.makespan_s = self.now_s;
+        }
+        if let Some(tokens) = prefilled_alone(&plan) {
+            self.prefill_rate.note(tokens, self.step_s);
+        }
+        if let (Some(store), Some(copies)) = (&mut self.store, &plan.copies) {
+            store.copied(copies);
+        }
         let mut rows = self.states.scheduler.take_spent().unwrap_or_default();
         rows.extend(plan.rows.iter().map(row_result));
         self.states.scheduler.step_done(
@@ -280,13 +339,14 @@ impl<'a> VirtualEngine<'a> {
                 intake,
                 tokens,
                 cached_tokens,
-                loaded_tokens: _,
+                loaded_tokens,
                 num_retractions,
                 end,
                 logprobs: _,
             } = news;
             let request = &mut self.outcome.requests[intake.index()];
             (request.cached_tokens, request.retractions) = (cached_tokens, num_retractions);
+            request.loaded_tokens = loaded_tokens;
             if !tokens.is_empty() {
                 match request.first_token_s {
                     None => request.first_token_s = Some(self.now_s),
@@ -322,24 +382,4 @@ impl Drop for VirtualEngine<'_> {
     fn drop(&mut self) {
         self.states.ledger.close();
     }
-}
-
-fn row_result(row: &StepRow) -> RowResult {
-    RowResult {
-        seq: row.seq,
-        tokens: if row.sample {
-            smallvec![output_token(row.seq)]
-        } else {
-            smallvec![]
-        },
-        accepted: row.work.positions().len() as u32,
-        logprobs: None,
-        verdict: RowVerdict::Open,
-    }
-}
-
-/// No prompt has it, and no other output either: what a trace's prompts repeat of earlier outputs is in their blocks.
-fn output_token(seq: SeqId) -> u32 {
-    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    PROMPT_VOCAB | (seq.get().wrapping_mul(ODD) >> 33) as u32
 }

@@ -46,6 +46,15 @@ pub struct Hardware {
     pub bandwidth_gb_s: f64,
     /// Bandwidth to the other devices in one direction, in GB/s; without one there is no tensor parallelism.
     pub link_gb_s: Option<f64>,
+    /// Bandwidth to the host's memory in one direction, in GB/s; without one the device computes in that memory.
+    pub host_link_gb_s: Option<f64>,
+    /// Rates of the disk of the KV store, in GB/s: an assumption, since the disk is no part of the device. Without them there
+    /// is no store.
+    pub disk_read_gb_s: Option<f64>,
+    /// The same of writes.
+    pub disk_write_gb_s: Option<f64>,
+    /// What a read of the disk takes before its first byte, in microseconds.
+    pub disk_latency_us: Option<f64>,
     /// Peak rates of dense matrix products.
     pub tflops: Tflops,
     /// Part of the peak bandwidth that kernels reach: an assumption, no data sheet says it.
@@ -107,6 +116,30 @@ impl Hardware {
             ("memory_gib", hardware.memory_gib, 1e-3, 1e6),
             ("bandwidth_gb_s", hardware.bandwidth_gb_s, 1e-3, 1e9),
             ("link_gb_s", hardware.link_gb_s.unwrap_or(1.0), 1e-3, 1e9),
+            (
+                "host_link_gb_s",
+                hardware.host_link_gb_s.unwrap_or(1.0),
+                1e-3,
+                1e9,
+            ),
+            (
+                "disk_read_gb_s",
+                hardware.disk_read_gb_s.unwrap_or(1.0),
+                1e-6,
+                1e9,
+            ),
+            (
+                "disk_write_gb_s",
+                hardware.disk_write_gb_s.unwrap_or(1.0),
+                1e-6,
+                1e9,
+            ),
+            (
+                "disk_latency_us",
+                hardware.disk_latency_us.unwrap_or(1.0),
+                0.0,
+                1e9,
+            ),
             ("tflops.float32", hardware.tflops.float32, 1e-6, 1e9),
             ("tflops.float16", hardware.tflops.float16, 1e-6, 1e9),
             ("tflops.int8", hardware.tflops.int8, 1e-6, 1e9),

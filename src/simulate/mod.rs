@@ -6,11 +6,13 @@
 //!
 //! - [`trace`], [`read`], [`synthetic`]: which requests come, and when
 //! - [`hardware`], [`shape`], [`roofline`], [`pool`]: how long a step takes, and how much K/V fits
+//! - [`disk`], [`store`]: the KV store, whose disk takes its time
 //! - [`engine`]: the states in virtual time
 //! - [`replay`]: prompts alone, one after another, for hit rates by capacity
 //! - [`outcome`]: what became of every request
 
 mod azure;
+pub mod disk;
 pub mod engine;
 mod error;
 pub mod hardware;
@@ -20,7 +22,9 @@ pub mod pool;
 pub mod read;
 pub mod replay;
 pub mod roofline;
+mod rows;
 pub mod shape;
+pub mod store;
 pub mod synthetic;
 pub mod trace;
 

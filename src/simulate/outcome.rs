@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::store::StoreOutcome;
 use crate::state::scheduler::stats::EngineStats;
 
 /// Intervals that are kept at most: when there are more, two become one.
@@ -24,6 +25,8 @@ pub struct RequestOutcome {
     pub prompt_tokens: u32,
     /// Of those, tokens that came from the cache.
     pub cached_tokens: u32,
+    /// Of those, tokens that the KV store had on its disk.
+    pub loaded_tokens: u32,
     /// Tokens that it generated.
     pub output_tokens: u32,
     /// Times it was retracted.
@@ -162,6 +165,8 @@ pub struct Outcome {
     pub decode_steps: u64,
     /// Steps that prefilled.
     pub prefill_steps: u64,
+    /// Steps that did nothing but copy blocks for the KV store.
+    pub copy_steps: u64,
     /// Most requests in one step.
     pub largest_batch: usize,
     /// Nodes evicted from the tree.
@@ -170,6 +175,8 @@ pub struct Outcome {
     pub waited_outside: usize,
     /// The engine's own counters at the end.
     pub stats: EngineStats,
+    /// What became of the blocks of the KV store, if there is one.
+    pub store: Option<StoreOutcome>,
 }
 
 impl Outcome {
@@ -182,16 +189,34 @@ impl Outcome {
             busy_s: 0.0,
             decode_steps: 0,
             prefill_steps: 0,
+            copy_steps: 0,
             largest_batch: 0,
             evicted_nodes: 0,
             waited_outside: 0,
             stats: EngineStats::default(),
+            store: None,
         }
     }
 
     /// Part of the admitted prompt tokens that came from the cache.
     pub fn hit_rate(&self) -> f64 {
         self.stats.cached_tokens as f64 / self.stats.prompt_tokens.max(1) as f64
+    }
+
+    /// Prompt tokens that came from the KV store.
+    pub fn loaded_tokens(&self) -> u64 {
+        self.stats.store.map_or(0, |store| store.loaded_tokens)
+    }
+
+    /// Part of the admitted prompt tokens that were in memory.
+    pub fn memory_hit_rate(&self) -> f64 {
+        let in_memory = self.stats.cached_tokens - self.loaded_tokens();
+        in_memory as f64 / self.stats.prompt_tokens.max(1) as f64
+    }
+
+    /// Part of the admitted prompt tokens that were on disk.
+    pub fn disk_hit_rate(&self) -> f64 {
+        self.loaded_tokens() as f64 / self.stats.prompt_tokens.max(1) as f64
     }
 
     /// Requests that ended like this.

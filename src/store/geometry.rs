@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::state::tiers::{BlockKind, Needs};
+use crate::store::record::RecordSize;
 
 /// One buffer of one layer, for all tokens of a block: what is written and checked as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,11 @@ impl Geometry {
     /// Bytes of a kind's payload: its planes one behind the other.
     pub fn payload_bytes(&self, kind: BlockKind) -> usize {
         self.planes(kind).iter().map(|plane| plane.bytes).sum()
+    }
+
+    /// Bytes of a kind's record on the disk: its header and its payload.
+    pub fn record_bytes(&self, kind: BlockKind) -> u64 {
+        RecordSize::new(self, kind).slot()
     }
 
     /// The kinds that there are.

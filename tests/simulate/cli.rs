@@ -158,6 +158,65 @@ fn a_load_gives_percentiles_counts_and_moments() {
     }
 }
 
+#[test]
+fn sizes_of_the_disk_are_compared() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let plot = dir.path().join("disks.svg");
+    let plot_file = plot.to_string_lossy();
+    let load = [
+        "--requests",
+        "80",
+        "--request-rate",
+        "0.5",
+        "--shape",
+        "qwen3-0.6b",
+        "--hardware",
+        "zen4-2-cores",
+        "--shared-prefixes",
+        "8",
+        "--input-len",
+        "100",
+        "--output-len",
+        "10",
+        "--kv-tokens",
+        "4000",
+    ];
+    let args = [
+        &load[..],
+        &["--disk-bytes", "0,512M,8G", "--plot", &plot_file],
+    ]
+    .concat();
+    let found = json(&args);
+    let run = |index: usize| found["runs"][index].clone();
+    assert!(run(0)["store"].is_null());
+    assert_eq!(run(0)["disk_hit_rate"], 0.0);
+    for (index, disk_bytes) in [(1, 512_u64 << 20), (2, 8 << 30)] {
+        let run = run(index);
+        let store = &run["store"];
+        assert_eq!(store["disk_bytes"].as_u64(), Some(disk_bytes));
+        assert!(store["held_bytes"].as_u64() <= Some(disk_bytes));
+        assert!(store["written"].as_u64() > Some(0));
+        assert_eq!(run["finished"], 80);
+        let sum = ["memory_hit_rate", "disk_hit_rate"].map(|rate| run[rate].as_f64());
+        let sum: f64 = sum.into_iter().flatten().sum();
+        let all = run["hit_rate"].as_f64().expect("it is a number");
+        assert!((sum - all).abs() < 1e-9);
+    }
+    assert!(run(2)["disk_hit_rate"].as_f64() > Some(0.0));
+    check_plot(&plot, &["KV store, GiB", "of them on disk", "first token"]);
+    let table = stdout(&args);
+    for part in [
+        "  on disk",
+        "8 GiB disk",
+        "0.5 GiB disk",
+        "prompt tokens computed",
+    ] {
+        assert!(table.contains(part), "{part} is not in\n{table}");
+    }
+    let plain = stdout(&load);
+    assert!(!plain.contains("on disk"), "{plain}");
+}
+
 fn check_plot(file: &std::path::Path, parts: &[&str]) {
     let svg = std::fs::read_to_string(file).expect("it was written");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
@@ -170,7 +229,7 @@ fn check_plot(file: &std::path::Path, parts: &[&str]) {
 #[test]
 fn what_cannot_be_simulated_is_one_line() {
     let trace = mooncake();
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 13] = [
         (&["/nonexistent"], 1, "/nonexistent"),
         (&["--hardware", "h1000"], 2, "hardware is \"h1000\""),
         (&["--shape", "gpt-9"], 2, "shape is \"gpt-9\""),
@@ -188,6 +247,26 @@ fn what_cannot_be_simulated_is_one_line() {
             2,
             "kv_tokens make 0 pages",
         ),
+        (
+            &["--disk-bytes", "2M", "--shape", "qwen3-0.6b"],
+            2,
+            "disk_bytes is 2097152, must be at least 7344128",
+        ),
+        (
+            &["--disk-bytes", "1"],
+            2,
+            "kv_disk_bytes: is 1, must be at least",
+        ),
+        (
+            &["--disk-bytes", "1G", "--page-size", "48"],
+            2,
+            "page_size is 48",
+        ),
+        (
+            &["--disk-bytes", "1G", "--disable-radix-cache"],
+            2,
+            "disable_radix_cache",
+        ),
     ];
     for (args, code, part) in cases {
         let output = simulate(args);
@@ -196,5 +275,9 @@ fn what_cannot_be_simulated_is_one_line() {
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }
-    assert_eq!(simulate(&["--input-len", "long"]).status.code(), Some(2));
+    for args in [["--input-len", "long"], ["--disk-bytes", "many"]] {
+        assert_eq!(simulate(&args).status.code(), Some(2));
+    }
+    let both = ["--prompts-only", "--disk-bytes", "1G"];
+    assert_eq!(simulate(&both).status.code(), Some(2));
 }

@@ -26,6 +26,7 @@ fn run(
         config,
         model: &model,
         roofline: &roofline,
+        store: None,
         ignore_eos,
     };
     let outcome = simulate(&simulation, trace).expect("it runs to its end");

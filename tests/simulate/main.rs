@@ -1,8 +1,9 @@
-//! The simulator: the reference curve, the states in virtual time, traces that cannot be read.
+//! The simulator: the reference curve, the states in virtual time, the KV store, traces that cannot be read.
 
 mod cli;
 mod engine;
 mod replay;
+mod store;
 mod traces;
 
 use std::path::{Path, PathBuf};

@@ -4,7 +4,6 @@
 //! on as without one.
 
 mod desk;
-mod paths;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +12,13 @@ use actix::{Actor, ActorContext, AsyncContext, Context, Handler, ResponseFuture,
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use self::paths::Paths;
 use crate::actors::death::StopActor;
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{StoreAnswered, StoreNews, StoreOrders};
 use crate::ids::{SeqId, Ticket};
 use crate::metrics::StoreMetrics;
 use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
+use crate::state::tiers::Paths;
 use crate::store::{
     Answer, BlockUse, Commit, Fetch, Find, Geometry, Identify, Outcome, Sink, Store, StoreConfig,
     TierState,

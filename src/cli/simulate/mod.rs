@@ -3,7 +3,9 @@
 mod load;
 mod plot;
 mod report;
+mod size;
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -12,6 +14,7 @@ use serde_json::json;
 
 use souffleur::config::EngineConfig;
 use souffleur::simulate::SimulateError;
+use souffleur::simulate::disk::StoreModel;
 use souffleur::simulate::engine::{Simulation, simulate};
 use souffleur::simulate::hardware::Hardware;
 use souffleur::simulate::pool::{model_info, storage};
@@ -64,6 +67,18 @@ pub struct SimulateArgs {
         help_heading = "Simulation"
     )]
     kv_tokens: Vec<usize>,
+    /// Size of the KV store on disk in bytes, or with K, M, G or T in powers of 1024; 0 for none; a comma-separated list
+    /// makes one run per size (and per size of the pool). Without it, --kv-disk-path and --kv-disk-bytes say whether there
+    /// is one. Nothing is written
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_delimiter = ',',
+        value_parser = size::parse,
+        conflicts_with = "prompts_only",
+        help_heading = "Simulation"
+    )]
+    disk_bytes: Vec<u64>,
     /// Replay only the prompts, one after another, and show the cache's hit rate for each pool size; hardware and time
     /// are ignored. A page has 512 tokens unless --page-size is given; here, --page-size may be larger than 256
     #[arg(long, help_heading = "Simulation")]
@@ -77,7 +92,8 @@ pub struct SimulateArgs {
     /// Write everything to a file as JSON; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     json: Option<PathBuf>,
-    /// Plot memory, queue and latencies as SVG; with --prompts-only, plot the hit rate against the pool size
+    /// Plot memory, queue and latencies of the first run as SVG; with two or more sizes in --disk-bytes, plot hit rate and
+    /// latencies against the size of the store; with --prompts-only, plot the hit rate against the pool size
     #[arg(long, value_name = "FILE", help_heading = "Simulation")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -202,12 +218,24 @@ fn run_engine(
         true => vec![None],
         false => args.kv_tokens.iter().copied().map(Some).collect(),
     };
-    let run = |kv_tokens| {
-        let info = model_info(config, &model, &hardware, args.tp_size, kv_tokens)?;
+    let disks: Vec<Option<u64>> = match args.disk_bytes.is_empty() {
+        true => vec![None],
+        false => args.disk_bytes.iter().copied().map(Some).collect(),
+    };
+    let sizes = capacities.iter().flat_map(|kv_tokens| {
+        let disks = disks.iter();
+        disks.map(move |disk_bytes| (*kv_tokens, *disk_bytes))
+    });
+    let run = |(kv_tokens, disk_bytes)| {
+        let config = with_disk(config, disk_bytes);
+        let info = model_info(&config, &model, &hardware, args.tp_size, kv_tokens)?;
+        let devices = (&hardware, args.tp_size);
+        let store = StoreModel::new(&config, &model, &info, devices)?;
         let simulation = Simulation {
-            config,
+            config: &config,
             model: &info,
             roofline: &roofline,
+            store: store.as_ref(),
             ignore_eos: args.ignore_eos,
         };
         let began = Instant::now();
@@ -215,10 +243,7 @@ fn run_engine(
         let wall_s = began.elapsed().as_secs_f64();
         Ok(Run { outcome, wall_s })
     };
-    let runs = capacities
-        .into_iter()
-        .map(run)
-        .collect::<Result<Vec<_>, SimulateError>>()?;
+    let runs = sizes.map(run).collect::<Result<Vec<_>, SimulateError>>()?;
     let title = format!("{}x {}, {name}", args.tp_size, hardware.name);
     if !is_quiet {
         report::print_runs(&title, config, &runs);
@@ -234,13 +259,28 @@ fn run_engine(
         });
         write_json(file, &report::json_of(&args.load.name(), trace, body))?;
     }
-    match (&args.plot, runs.first()) {
-        (Some(file), Some(run)) => plot::write(
-            file,
-            plot::run(&format!("{} on {title}", args.load.name()), &run.outcome),
-        ),
-        _ => Ok(()),
+    let (Some(file), Some(run)) = (&args.plot, runs.first()) else {
+        return Ok(());
+    };
+    let title = format!("{} on {title}", args.load.name());
+    let svg = match args.disk_bytes.len() > 1 {
+        true => plot::disks(&title, &runs),
+        false => plot::run(&title, &run.outcome),
+    };
+    plot::write(file, svg)
+}
+
+/// The configuration with a store of this size; as it is if none is given.
+fn with_disk(config: &EngineConfig, disk_bytes: Option<u64>) -> Cow<'_, EngineConfig> {
+    let Some(disk_bytes) = disk_bytes else {
+        return Cow::Borrowed(config);
+    };
+    let mut config = config.clone();
+    config.kv_disk_path = (disk_bytes > 0).then(|| PathBuf::from("simulated"));
+    if disk_bytes > 0 {
+        config.kv_disk_bytes = disk_bytes;
     }
+    Cow::Owned(config)
 }
 
 fn check_link(args: &SimulateArgs, hardware: &Hardware) -> Result<(), Failure> {

@@ -8,10 +8,13 @@ use plotters::prelude::*;
 use souffleur::simulate::outcome::{Moment, Outcome};
 
 use super::super::failure::Failure;
-use super::report::CurvePoint;
+use super::report::{CurvePoint, Run};
+use super::size::gib;
+use crate::cli::statistics::Summary;
 
 const SIZE: (u32, u32) = (800, 780);
 const CURVE_SIZE: (u32, u32) = (760, 420);
+const DISKS_SIZE: (u32, u32) = (760, 640);
 const BLUE: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
 const LIGHT: RGBColor = RGBColor(0xa9, 0xc8, 0xe8);
 const ORANGE: RGBColor = RGBColor(0xd9, 0x7a, 0x1a);
@@ -42,6 +45,13 @@ pub fn run(title: &str, outcome: &Outcome) -> Result<String, String> {
 pub fn curve(title: &str, points: &[CurvePoint]) -> Result<String, String> {
     let mut svg = String::new();
     draw_curve(&mut svg, title, points).map_err(|error| error.to_string())?;
+    Ok(svg)
+}
+
+/// Hits and latencies by the size of the KV store.
+pub fn disks(title: &str, runs: &[Run]) -> Result<String, String> {
+    let mut svg = String::new();
+    draw_disks(&mut svg, title, runs).map_err(|error| error.to_string())?;
     Ok(svg)
 }
 
@@ -107,6 +117,52 @@ fn draw_curve(svg: &mut String, title: &str, points: &[CurvePoint]) -> Drawn {
         &[("hit rate", line, BLUE)],
         false,
     )?;
+    area.present()?;
+    Ok(())
+}
+
+fn draw_disks(svg: &mut String, title: &str, runs: &[Run]) -> Drawn {
+    let area = SVGBackend::with_string(svg, DISKS_SIZE).into_drawing_area();
+    area.fill(&WHITE)?;
+    let panels = area.titled(title, ("sans-serif", 15))?.split_evenly((2, 1));
+    // Of several pools, the first.
+    let pool = runs.first().map(|run| run.outcome.kv_tokens);
+    let of_pool = runs
+        .iter()
+        .filter(|run| Some(run.outcome.kv_tokens) == pool);
+    let mut outcomes: Vec<_> = of_pool.map(|run| &run.outcome).collect();
+    let size = |outcome: &Outcome| outcome.store.map_or(0, |store| store.disk_bytes);
+    outcomes.sort_by_key(|outcome| size(outcome));
+    let line = |of: &dyn Fn(&Outcome) -> f64| -> Vec<(f64, f64)> {
+        let points = outcomes.iter();
+        points
+            .map(|outcome| (gib(size(outcome)), of(outcome)))
+            .collect()
+    };
+    let hits = [
+        ("hits", line(&|outcome| 100.0 * outcome.hit_rate()), BLUE),
+        (
+            "of them in memory",
+            line(&|outcome| 100.0 * outcome.memory_hit_rate()),
+            LIGHT,
+        ),
+        (
+            "of them on disk",
+            line(&|outcome| 100.0 * outcome.disk_hit_rate()),
+            ORANGE,
+        ),
+    ];
+    let names = ("KV store, GiB", "prompt tokens, %");
+    panel(&panels[0], names, &hits, false)?;
+    let ttft = |of: fn(&Summary) -> f64| {
+        line(&|outcome| Summary::of(&outcome.ttft_s()).as_ref().map_or(0.0, of))
+    };
+    let latencies = [
+        ("mean", ttft(|summary| summary.mean), BLUE),
+        ("p90", ttft(|summary| summary.p90), ORANGE),
+    ];
+    let names = ("KV store, GiB", "time to first token, seconds");
+    panel(&panels[1], names, &latencies, false)?;
     area.present()?;
     Ok(())
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use souffleur::config::EngineConfig;
 use souffleur::simulate::outcome::{Outcome, RequestFate};
 use souffleur::simulate::replay::Replayed;
+use souffleur::simulate::store::StoreOutcome;
 use souffleur::simulate::trace::Trace;
 use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::pool::pages::PageSize;
@@ -12,6 +13,7 @@ use souffleur::state::pool::pages::PageSize;
 use super::super::output::say;
 use super::super::output::table;
 use super::super::statistics::Summary;
+use super::size::gib;
 
 /// One simulation of the engine.
 pub struct Run {
@@ -117,14 +119,12 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
         config.page_size,
         config.chunked_prefill_size
     ));
-    let columns: Vec<Vec<Cell>> = runs.iter().map(rows).collect();
+    let has_store = runs.iter().any(|run| run.outcome.store.is_some());
+    let columns: Vec<Vec<Cell>> = runs.iter().map(|run| rows(run, has_store)).collect();
     let Some(first) = columns.first() else {
         return;
     };
-    let header: Vec<String> = runs
-        .iter()
-        .map(|run| format!("{} KV tokens", run.outcome.kv_tokens))
-        .collect();
+    let header: Vec<String> = runs.iter().map(|run| name(&run.outcome)).collect();
     let header: Vec<&str> = std::iter::once("")
         .chain(header.iter().map(String::as_str))
         .collect();
@@ -141,15 +141,36 @@ pub fn print_runs(title: &str, config: &EngineConfig, runs: &[Run]) {
 /// Name of a row, its value.
 type Cell = (String, String);
 
-fn rows(run: &Run) -> Vec<Cell> {
+/// The sizes of a run.
+fn name(outcome: &Outcome) -> String {
+    let pool = format!("{} KV tokens", outcome.kv_tokens);
+    match &outcome.store {
+        Some(store) => format!("{pool}, {} GiB disk", shown_gib(store.disk_bytes)),
+        None => pool,
+    }
+}
+
+/// With as few digits as say it.
+fn shown_gib(bytes: u64) -> String {
+    let shown = format!("{:.3}", gib(bytes));
+    shown.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn rows(run: &Run, has_store: bool) -> Vec<Cell> {
     let outcome = &run.outcome;
     let mut rows = request_rows(outcome);
+    if has_store {
+        rows.splice(1..1, hit_rows(outcome));
+    }
     rows.extend(latency_rows("TTFT", &outcome.ttft_s(), SECONDS));
     rows.extend(latency_rows("TPOT", &outcome.tpot_s(), MILLISECONDS));
     let gaps = outcome.longest_gap_s();
     rows.extend(latency_rows("longest gap", &gaps, MILLISECONDS));
     rows.extend(latency_rows("E2E", &outcome.e2e_s(), SECONDS));
     rows.extend(engine_rows(outcome));
+    if has_store {
+        rows.extend(store_rows(outcome));
+    }
     rows.push(("simulated in, s".to_owned(), format!("{:.2}", run.wall_s)));
     rows
 }
@@ -166,6 +187,14 @@ fn request_rows(outcome: &Outcome) -> Vec<Cell> {
         ("  too long, refused", ended(RequestFate::TooLong)),
         ("  given up", ended(RequestFate::Failed)),
         ("  waited at the door", outcome.waited_outside.to_string()),
+    ])
+}
+
+/// Where the hits came from.
+fn hit_rows(outcome: &Outcome) -> Vec<Cell> {
+    named([
+        ("  in memory", format!("{:.4}", outcome.memory_hit_rate())),
+        ("  on disk", format!("{:.4}", outcome.disk_hit_rate())),
     ])
 }
 
@@ -209,6 +238,35 @@ fn engine_rows(outcome: &Outcome) -> Vec<Cell> {
     ])
 }
 
+fn store_rows(outcome: &Outcome) -> Vec<Cell> {
+    let store = outcome.store.as_ref();
+    let cell = |of: &dyn Fn(&StoreOutcome) -> String| store.map_or_else(|| "-".to_owned(), of);
+    let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / outcome.makespan_s.max(1e-9));
+    let stats = &outcome.stats;
+    let in_memory = stats.cached_tokens - outcome.loaded_tokens();
+    let computed = stats.prompt_tokens - stats.cached_tokens;
+    named([
+        ("prompt tokens in memory", in_memory.to_string()),
+        ("prompt tokens on disk", outcome.loaded_tokens().to_string()),
+        ("prompt tokens computed", computed.to_string()),
+        (
+            "disk used, GiB",
+            cell(&|store| format!("{:.2}", gib(store.held_bytes))),
+        ),
+        ("  reads", cell(&|store| share(store.read_s))),
+        ("  writes", cell(&|store| share(store.write_s))),
+        ("blocks written", cell(&|store| store.written.to_string())),
+        ("blocks read", cell(&|store| store.read.to_string())),
+        ("blocks evicted", cell(&|store| store.evicted.to_string())),
+        (
+            "slower than computing",
+            cell(&|store| store.too_slow.to_string()),
+        ),
+        ("fetched in vain", cell(&|store| store.late.to_string())),
+        ("copy steps", outcome.copy_steps.to_string()),
+    ])
+}
+
 fn output_tokens(outcome: &Outcome) -> u64 {
     let tokens = outcome.requests.iter().map(|request| request.output_tokens);
     tokens.map(u64::from).sum()
@@ -222,6 +280,8 @@ impl Run {
         json!({
             "kv_tokens": outcome.kv_tokens,
             "hit_rate": outcome.hit_rate(),
+            "memory_hit_rate": outcome.memory_hit_rate(),
+            "disk_hit_rate": outcome.disk_hit_rate(),
             "finished": outcome.ended(RequestFate::Finished).count(),
             "too_long": outcome.ended(RequestFate::TooLong).count(),
             "failed": outcome.ended(RequestFate::Failed).count(),
@@ -235,6 +295,8 @@ impl Run {
             "makespan_s": outcome.makespan_s,
             "busy_s": outcome.busy_s,
             "prefill_steps": outcome.prefill_steps,
+            "copy_steps": outcome.copy_steps,
+            "store": outcome.store,
             "decode_steps": outcome.decode_steps,
             "largest_batch": outcome.largest_batch,
             "evicted_nodes": outcome.evicted_nodes,

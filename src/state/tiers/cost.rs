@@ -10,6 +10,10 @@ const FIRST_RATE: f64 = 1e9;
 const FIRST_WAIT: f64 = 1e-3;
 /// One refusal in so many is let through: a rate that nobody reads again would never get better.
 const PROBE_EVERY: u32 = 64;
+/// How much the last step weighs in the average rate of prefills.
+const PREFILL_WEIGHT: f64 = 0.25;
+/// A step that prefills fewer tokens says little about the rate of long prompts.
+const MIN_RATED_TOKENS: usize = 64;
 
 /// Averages of what a tier's reads take. Readings come in as values.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,6 +87,28 @@ impl CostModel {
     }
 }
 
+/// How fast prompts were prefilled lately.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PrefillRate {
+    tokens_per_s: Option<f64>,
+}
+
+impl PrefillRate {
+    /// A step that did nothing but prefill so many tokens took so long.
+    pub fn note(&mut self, tokens: usize, seconds: f64) {
+        if tokens >= MIN_RATED_TOKENS && seconds > 0.0 {
+            let rate = tokens as f64 / seconds;
+            let before = self.tokens_per_s.unwrap_or(rate);
+            self.tokens_per_s = Some(before + (rate - before) * PREFILL_WEIGHT);
+        }
+    }
+
+    /// In tokens a second; `None` before the first step that says something.
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        self.tokens_per_s
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +143,17 @@ mod tests {
         assert!((cost.load_s(0) - 0.5).abs() < 0.01);
         cost.note_read(0, 1.0);
         assert_eq!(cost.bytes_per_s(), Some(rate));
+    }
+
+    #[test]
+    fn long_prefills_tell_the_rate() {
+        let mut rate = PrefillRate::default();
+        rate.note(63, 1.0);
+        rate.note(64, 0.0);
+        assert_eq!(rate.tokens_per_s(), None);
+        rate.note(1000, 1.0);
+        rate.note(2000, 1.0);
+        assert_eq!(rate.tokens_per_s(), Some(1250.0));
     }
 
     #[test]

@@ -9,13 +9,15 @@ mod cost;
 mod index;
 mod key;
 mod order;
+mod paths;
 
-pub use cost::CostModel;
+pub use cost::{CostModel, PrefillRate};
 pub use index::{BlockIndex, Stored, StoredBlock};
 pub use key::{
     BLOCK_TOKENS, BlockKey, BlockPlace, Fingerprint, FingerprintParts, KeyChain, Keys, Secret,
     block_tokens,
 };
+pub use paths::Paths;
 
 /// What a record of a block holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

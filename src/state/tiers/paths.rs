@@ -10,12 +10,14 @@ use crate::state::tiers::{BlockPlace, KeyChain, Keys};
 const MAX_PATHS: usize = 16;
 
 /// See the module.
-pub(super) struct Paths {
+#[derive(Clone, Debug)]
+pub struct Paths {
     keys: Keys,
     /// Those used last at the front.
     recent: VecDeque<Path>,
 }
 
+#[derive(Clone, Debug)]
 struct Path {
     namespace: Namespace,
     tokens: Arc<[u32]>,
@@ -24,7 +26,8 @@ struct Path {
 }
 
 impl Paths {
-    pub(super) fn new(keys: Keys) -> Self {
+    /// No path yet.
+    pub fn new(keys: Keys) -> Self {
         Self {
             keys,
             recent: VecDeque::with_capacity(MAX_PATHS),
@@ -32,7 +35,7 @@ impl Paths {
     }
 
     /// The name and place of a block of a path; `None` if the path is shorter.
-    pub(super) fn place(
+    pub fn place(
         &mut self,
         namespace: &Namespace,
         tokens: &Arc<[u32]>,

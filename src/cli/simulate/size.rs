@@ -1,0 +1,42 @@
+//! Sizes as people write them.
+
+/// Letters behind a number, and by which power of two they multiply it.
+const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+
+/// Reads a number of bytes: `8G`, `512M`, `1000000`.
+pub fn parse(text: &str) -> Result<u64, String> {
+    let unit = UNITS.iter().find(|(letter, _)| text.ends_with(*letter));
+    let (digits, shift) = match unit {
+        Some((letter, shift)) => (text.trim_end_matches(*letter), *shift),
+        None => (text, 0),
+    };
+    let bytes = digits.parse::<u64>().ok();
+    let bytes = bytes.and_then(|number| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| {
+        "must be a whole number of bytes below 2^64, or one with K, M, G or T behind it, such as 64G".to_owned()
+    })
+}
+
+/// A size in GiB.
+pub fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_bytes_or_powers_of_1024() {
+        let read = |text| parse(text).ok();
+        assert_eq!(read("0"), Some(0));
+        assert_eq!(read("1000"), Some(1000));
+        assert_eq!(read("3K"), Some(3 << 10));
+        assert_eq!(read("8G"), Some(8 << 30));
+        assert_eq!(read("2T"), Some(2 << 40));
+        for wrong in ["", "G", "8GG", "8g", "-1", "1.5G", "99999999999T"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+        assert_eq!(gib(8 << 30), 8.0);
+    }
+}

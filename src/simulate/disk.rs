@@ -1,0 +1,108 @@
+//! The KV store of a simulated engine: what its blocks are, how large it may be, how fast its disk and the way there are.
+
+use crate::config::EngineConfig;
+use crate::engine::ModelInfo;
+use crate::engine::store::{StoreShape, store_shape};
+use crate::model::config::ModelConfig;
+use crate::state::step::{BlockCopies, BlockSource};
+use crate::state::tiers::BlockKind;
+
+use super::SimulateError;
+use super::hardware::Hardware;
+use super::pool::storage;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct StoreModel {
+    pub(super) shape: StoreShape,
+    /// Bytes on the disk at most.
+    pub(super) disk_bytes: u64,
+    pub(super) read_bytes_per_s: f64,
+    pub(super) write_bytes_per_s: f64,
+    /// What a fetch takes before its first byte, in seconds.
+    pub(super) latency_s: f64,
+    /// Between KV memory and the store's buffers.
+    copy_bytes_per_s: f64,
+}
+
+impl StoreModel {
+    /// The store of `devices` devices of a kind with this model, `None` where the configuration names no folder for one.
+    /// Nothing is written there. `info` is what the engine knows of the model under the same configuration.
+    ///
+    /// # Errors
+    /// A device whose disk is not described, blocks that cannot be stored, bounds that hold none of them.
+    pub fn new(
+        config: &EngineConfig,
+        model: &ModelConfig,
+        info: &ModelInfo,
+        (hardware, devices): (&Hardware, u32),
+    ) -> Result<Option<Self>, SimulateError> {
+        if config.kv_disk_path.is_none() {
+            return Ok(None);
+        }
+        config.validate()?;
+        let given = |key: &str, value: Option<f64>| {
+            value.ok_or_else(|| {
+                let reason = format!(
+                    "is {}, which has no {key}: a KV store needs a TOML file with it, like those in config/hardware",
+                    hardware.name
+                );
+                SimulateError::value("hardware", reason)
+            })
+        };
+        let layout = storage(config, model).layout(model)?;
+        let kv_bytes = info.memory.as_ref().map_or(0, |memory| memory.kv_bytes);
+        let shape = store_shape(config, &layout, kv_bytes)?;
+        let disk_bytes = config.kv_disk_bytes;
+        for kind in shape.geometry.kinds() {
+            let record_bytes = shape.geometry.record_bytes(kind);
+            if record_bytes > disk_bytes {
+                let reason = format!(
+                    "is {disk_bytes}, must be at least {record_bytes} to hold one {} record",
+                    kind.name()
+                );
+                return Err(SimulateError::value("disk_bytes", reason));
+            }
+        }
+        let read_gb_s = given("disk_read_gb_s", hardware.disk_read_gb_s)?;
+        let write_gb_s = given("disk_write_gb_s", hardware.disk_write_gb_s)?;
+        let latency_us = given("disk_latency_us", hardware.disk_latency_us)?;
+        // Where the pool is in the host's memory, a copy reads it and writes it.
+        let in_memory_gb_s = hardware.bandwidth_gb_s * hardware.bandwidth_efficiency / 2.0;
+        let copy_gb_s = hardware.host_link_gb_s.unwrap_or(in_memory_gb_s);
+        Ok(Some(Self {
+            shape,
+            disk_bytes,
+            read_bytes_per_s: read_gb_s * 1e9,
+            write_bytes_per_s: write_gb_s * 1e9,
+            latency_s: latency_us * 1e-6,
+            copy_bytes_per_s: copy_gb_s * f64::from(devices) * 1e9,
+        }))
+    }
+
+    /// Bytes of a block's keys and values, or of a state.
+    pub fn payload_bytes(&self, kind: BlockKind) -> u64 {
+        self.shape.geometry.payload_bytes(kind) as u64
+    }
+
+    /// The same with what the disk keeps besides.
+    pub fn record_bytes(&self, kind: BlockKind) -> u64 {
+        self.shape.geometry.record_bytes(kind)
+    }
+
+    /// How long a step takes longer by its copies, in seconds.
+    pub(super) fn copies_s(&self, copies: &BlockCopies) -> f64 {
+        let [block, state] = [BlockKind::Kv, BlockKind::State].map(|kind| self.payload_bytes(kind));
+        let saved = copies.saves.iter().map(|save| match save.from {
+            BlockSource::Pages(_) => block,
+            BlockSource::State(_) => state,
+        });
+        let block_tokens = self.shape.geometry.block_tokens as u64;
+        let loaded = copies.loads.iter().map(|load| {
+            let tokens = load.positions.len() as u64;
+            tokens * block / block_tokens + state * load.states.len() as u64
+        });
+        let bytes = saved.sum::<u64>() + loaded.sum::<u64>();
+        bytes as f64 / self.copy_bytes_per_s
+    }
+}

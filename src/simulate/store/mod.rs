@@ -1,0 +1,234 @@
+//! The KV store in virtual time: the index, the names and the cost rule of [`crate::state::tiers`], and a disk that takes
+//! its time.
+//!
+//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. What the
+//! store has is told at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes
+//! its bytes at the disk's rate.
+
+mod work;
+
+use std::collections::VecDeque;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::Serialize;
+
+use super::disk::StoreModel;
+use crate::ids::{SeqId, Ticket};
+use crate::state::cache::namespace::Namespace;
+use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
+use crate::state::step::{BlockCopies, BlockSource};
+use crate::state::tiers::{
+    BlockIndex, BlockKind, BlockPlace, CostModel, FingerprintParts, Keys, Paths, Secret,
+};
+use work::{Fetch, Job, Write};
+
+/// What became of a store's blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StoreOutcome {
+    /// Bytes that it might take on the disk.
+    pub disk_bytes: u64,
+    /// Bytes that it took at the end.
+    pub held_bytes: u64,
+    /// Blocks of keys and values that it had at the end.
+    pub held_blocks: usize,
+    /// Blocks and states written.
+    pub written: u64,
+    /// Blocks and states that were there when they were to be written.
+    pub known: u64,
+    /// Blocks and states that nobody would have found, and were not written.
+    pub orphans: u64,
+    /// Blocks and states for which no other could go.
+    pub no_space: u64,
+    /// Blocks and states that gave way to others.
+    pub evicted: u64,
+    /// Blocks read.
+    pub read: u64,
+    /// Fetches that brought nothing.
+    pub late: u64,
+    /// Prompts whose blocks were slower to load than to compute.
+    pub too_slow: u64,
+    /// Seconds in which the disk read.
+    pub read_s: f64,
+    /// Seconds in which it wrote.
+    pub write_s: f64,
+}
+
+/// What the store says to the scheduler.
+pub(super) enum StoreAnswer {
+    Found { seq: SeqId, found: PrefixFound },
+    Fetched { ticket: Ticket, blocks: usize },
+    Written { ticket: Ticket },
+}
+
+/// See the module.
+pub(super) struct VirtualStore<'a> {
+    model: &'a StoreModel,
+    keys: Keys,
+    paths: Paths,
+    index: BlockIndex,
+    cost: CostModel,
+    fetches: VecDeque<Fetch>,
+    writes: VecDeque<Write>,
+    under_way: Option<Job>,
+    /// Saves that are of states.
+    saved_states: FxHashSet<Ticket>,
+    /// Blocks of the runs that were fetched and are not loaded yet.
+    ready: FxHashMap<Ticket, usize>,
+    answers: Vec<StoreAnswer>,
+    outcome: StoreOutcome,
+}
+
+impl<'a> VirtualStore<'a> {
+    /// A store with nothing in it, which serves.
+    pub fn new(model: &'a StoreModel) -> Self {
+        let fingerprint = FingerprintParts::new().fingerprint();
+        let block_tokens = model.shape.geometry.block_tokens;
+        let keys = Keys::new(Secret::new([0; 32]), fingerprint, block_tokens);
+        Self {
+            model,
+            paths: Paths::new(keys.clone()),
+            keys,
+            index: BlockIndex::default(),
+            cost: CostModel::default(),
+            fetches: VecDeque::new(),
+            writes: VecDeque::new(),
+            under_way: None,
+            saved_states: FxHashSet::default(),
+            ready: FxHashMap::default(),
+            answers: Vec::new(),
+            outcome: StoreOutcome {
+                disk_bytes: model.disk_bytes,
+                ..StoreOutcome::default()
+            },
+        }
+    }
+
+    /// When something happens by itself, if anything does.
+    pub fn next_event_s(&self) -> Option<f64> {
+        let job = self.under_way.iter().map(|job| job.ends_s);
+        let deadlines = self.fetches.iter().map(|fetch| fetch.deadline_s);
+        job.chain(deadlines).min_by(f64::total_cmp)
+    }
+
+    /// A step has made these copies.
+    pub fn copied(&mut self, copies: &BlockCopies) {
+        let states = copies.saves.iter();
+        let states = states.filter(|save| matches!(save.from, BlockSource::State(_)));
+        self.saved_states.extend(states.map(|save| save.ticket));
+        for load in &copies.loads {
+            self.ready.remove(&load.ticket);
+        }
+    }
+
+    /// Takes orders in.
+    pub fn take(&mut self, orders: Vec<StoreOrder>, now_s: f64, prefill_tokens_per_s: Option<f64>) {
+        for order in orders {
+            match order {
+                StoreOrder::Find {
+                    seq,
+                    namespace,
+                    tokens,
+                } => {
+                    let found = self.find(&namespace, &tokens, prefill_tokens_per_s);
+                    self.answers.push(StoreAnswer::Found { seq, found });
+                }
+                StoreOrder::Fetch {
+                    ticket,
+                    path,
+                    blocks,
+                    ..
+                } => self.ask(ticket, path, blocks, now_s),
+                StoreOrder::Write {
+                    ticket,
+                    namespace,
+                    tokens,
+                    block,
+                } => {
+                    let is_state = self.saved_states.remove(&ticket);
+                    let kind = if is_state {
+                        BlockKind::State
+                    } else {
+                        BlockKind::Kv
+                    };
+                    match self.paths.place(&namespace, &tokens, block) {
+                        Some(place) => self.writes.push_back(Write {
+                            ticket,
+                            place,
+                            kind,
+                        }),
+                        None => self.answers.push(StoreAnswer::Written { ticket }),
+                    }
+                }
+                StoreOrder::Discard { ticket } => self.discard(ticket, now_s),
+            }
+        }
+    }
+
+    /// Does what is done by now, and begins what comes next.
+    pub fn advance(&mut self, now_s: f64) {
+        loop {
+            match self.under_way.take() {
+                Some(job) if job.ends_s > now_s => self.under_way = Some(job),
+                Some(job) => self.finish(job),
+                None => {}
+            }
+            self.end_late(now_s);
+            if self.under_way.is_some() {
+                return;
+            }
+            let next = self.begin_read(now_s);
+            self.under_way = next.or_else(|| self.begin_write(now_s));
+            if self.under_way.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Takes what was answered since it was last taken.
+    pub fn take_answers(&mut self) -> Vec<StoreAnswer> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// What became of the blocks so far.
+    pub fn outcome(&self) -> StoreOutcome {
+        StoreOutcome {
+            held_bytes: self.held_bytes(),
+            held_blocks: self.index.records(BlockKind::Kv),
+            ..self.outcome
+        }
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.model.shape.geometry.block_tokens
+    }
+
+    fn find(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        prefill_tokens_per_s: Option<f64>,
+    ) -> PrefixFound {
+        let needs = self.model.shape.geometry.needs;
+        let block_tokens = self.block_tokens();
+        let mut chain = self.keys.chain(namespace);
+        let places = tokens.chunks_exact(block_tokens);
+        let places = places.map(|tokens| chain.push(tokens));
+        let is_there = |place: &BlockPlace| self.index.prefix(std::slice::from_ref(place)) == 1;
+        let path: Vec<_> = places.take_while(is_there).collect();
+        let blocks = self.index.usable(&path, path.len(), &needs, block_tokens);
+        let [kv, state] =
+            [BlockKind::Kv, BlockKind::State].map(|kind| self.model.payload_bytes(kind));
+        let n_tokens = blocks * block_tokens;
+        let bytes = blocks as u64 * kv + state;
+        let pays = blocks > 0 && self.cost.pays(n_tokens, bytes, prefill_tokens_per_s);
+        self.outcome.too_slow += u64::from(blocks > 0 && !pays);
+        PrefixFound {
+            path: path.into(),
+            blocks,
+            worth: if pays { blocks } else { 0 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

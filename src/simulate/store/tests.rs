@@ -1,0 +1,336 @@
+//! The disk's time worked out by hand; what it holds against a naive store.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::*;
+use crate::config::EngineConfig;
+use crate::simulate::hardware::Hardware;
+use crate::simulate::pool::model_info;
+use crate::simulate::shape;
+use crate::state::step::{BlockLoad, BlockSave};
+
+/// A block of Qwen3-0.6B in 16 bits: 64 tokens of 28 layers with 8 heads of 128 keys and values.
+const BLOCK_BYTES: u64 = 64 * 28 * 8 * 128 * 2 * 2;
+const BLOCK_TOKENS: usize = 64;
+
+/// A disk that reads a block in a millisecond, begins a read after half of one and writes a block in ten.
+fn model(disk_blocks: u64, buffers: u64) -> StoreModel {
+    let mut hardware = Hardware::load("zen4-2-cores").expect("it is compiled in");
+    hardware.disk_read_gb_s = Some(BLOCK_BYTES as f64 / 1e6);
+    hardware.disk_write_gb_s = Some(BLOCK_BYTES as f64 / 1e7);
+    hardware.disk_latency_us = Some(500.0);
+    let shape = shape::load("qwen3-0.6b").expect("it is compiled in");
+    let record_bytes = BLOCK_BYTES + 4096;
+    let config = EngineConfig {
+        kv_disk_path: Some("nowhere".into()),
+        kv_disk_bytes: disk_blocks * record_bytes,
+        kv_host_bytes: Some(buffers * BLOCK_BYTES),
+        ..EngineConfig::default()
+    };
+    let info = model_info(&config, &shape, &hardware, 1, Some(10_000)).expect("it fits");
+    let model = StoreModel::new(&config, &shape, &info, (&hardware, 1));
+    let model = model.expect("it is sane").expect("there is a folder");
+    assert_eq!(model.payload_bytes(BlockKind::Kv), BLOCK_BYTES);
+    assert_eq!(model.record_bytes(BlockKind::Kv), record_bytes);
+    model
+}
+
+/// A path of whole blocks; equal letters make equal blocks.
+fn tokens(letters: &[u8]) -> Arc<[u32]> {
+    let block = |letter: &u8| {
+        let first = 1000 * u32::from(*letter);
+        first..first + BLOCK_TOKENS as u32
+    };
+    letters.iter().flat_map(block).collect()
+}
+
+struct Bench<'a> {
+    store: VirtualStore<'a>,
+    n_tickets: u64,
+    /// When what was answered.
+    fetched: Vec<(f64, Ticket, usize)>,
+    written: Vec<(f64, Ticket)>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(model: &'a StoreModel) -> Self {
+        Self {
+            store: VirtualStore::new(model),
+            n_tickets: 0,
+            fetched: Vec::new(),
+            written: Vec::new(),
+        }
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.n_tickets += 1;
+        Ticket::new(self.n_tickets)
+    }
+
+    fn order(&mut self, order: StoreOrder, now_s: f64) {
+        self.store.take(vec![order], now_s, None);
+        self.hear(now_s);
+    }
+
+    fn hear(&mut self, now_s: f64) {
+        self.store.advance(now_s);
+        for answer in self.store.take_answers() {
+            match answer {
+                StoreAnswer::Found { .. } => panic!("it is asked for directly"),
+                StoreAnswer::Fetched { ticket, blocks } => {
+                    self.fetched.push((now_s, ticket, blocks));
+                }
+                StoreAnswer::Written { ticket } => self.written.push((now_s, ticket)),
+            }
+        }
+    }
+
+    /// Everything that happens by itself until then.
+    fn run_until(&mut self, end_s: f64) {
+        while let Some(now_s) = self.store.next_event_s().filter(|at| *at <= end_s) {
+            self.hear(now_s);
+        }
+    }
+
+    fn write(&mut self, path: &Arc<[u32]>, block: u32, now_s: f64) -> Ticket {
+        let ticket = self.ticket();
+        let order = StoreOrder::Write {
+            ticket,
+            namespace: Namespace::default(),
+            tokens: path.clone(),
+            block,
+        };
+        self.order(order, now_s);
+        ticket
+    }
+
+    fn find(&mut self, path: &[u32]) -> PrefixFound {
+        self.store.find(&Namespace::default(), path, None)
+    }
+
+    fn fetch(&mut self, path: &[u32], blocks: std::ops::Range<usize>, now_s: f64) -> Ticket {
+        let ticket = self.ticket();
+        let order = StoreOrder::Fetch {
+            seq: SeqId::new(1),
+            ticket,
+            path: self.find(path).path,
+            blocks,
+        };
+        self.order(order, now_s);
+        ticket
+    }
+}
+
+fn check_times(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    let is_near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-9;
+    assert!(found.iter().zip(expected).all(is_near), "{found:?}");
+}
+
+#[test]
+fn a_fetch_waits_for_the_write_under_way_and_goes_before_the_others() {
+    let model = model(100, 16);
+    let mut bench = Bench::new(&model);
+    let path = tokens(b"abc");
+    for block in 0..3 {
+        bench.write(&path, block, 0.0);
+    }
+    bench.run_until(0.015);
+    assert_eq!(bench.find(&path).blocks, 1);
+    let ticket = bench.fetch(&path, 0..1, 0.015);
+    bench.run_until(1.0);
+    let written: Vec<f64> = bench.written.iter().map(|(at, _)| *at).collect();
+    // The second block is done at 20 ms. Then the fetch takes its half and its one, and the third block goes on.
+    check_times(&written, &[0.010, 0.020, 0.0315]);
+    check_times(&[bench.fetched[0].0], &[0.0215]);
+    assert_eq!((bench.fetched[0].1, bench.fetched[0].2), (ticket, 1));
+    let outcome = bench.store.outcome();
+    assert_eq!(
+        (outcome.written, outcome.read, outcome.held_blocks),
+        (3, 1, 3)
+    );
+    check_times(&[outcome.read_s, outcome.write_s], &[0.0015, 0.030]);
+}
+
+#[test]
+fn fetches_wait_for_buffers_and_end_at_their_deadlines() {
+    // Of four buffers, three are for fetches.
+    let model = model(100, 4);
+    let mut bench = Bench::new(&model);
+    let path = tokens(b"abcd");
+    for block in 0..4 {
+        bench.write(&path, block, 0.0);
+    }
+    bench.run_until(1.0);
+    let first = bench.fetch(&path, 0..4, 1.0);
+    let second = bench.fetch(&path, 0..1, 1.0);
+    bench.run_until(1.5);
+    assert_eq!(bench.fetched.len(), 1, "no buffer is left");
+    assert_eq!((bench.fetched[0].1, bench.fetched[0].2), (first, 3));
+    bench.run_until(10.0);
+    // A second, and a quarter of one for 1,024 tokens.
+    check_times(&[bench.fetched[1].0], &[1.0 + 1.0 + 0.25 / 16.0]);
+    assert_eq!((bench.fetched[1].1, bench.fetched[1].2), (second, 0));
+    let load = BlockLoad {
+        ticket: first,
+        row: crate::ids::RowId::new(1),
+        skip_tokens: 0,
+        positions: 0..192,
+        states: Default::default(),
+    };
+    let copies = BlockCopies {
+        saves: Vec::<BlockSave>::new(),
+        loads: vec![load],
+    };
+    bench.store.copied(&copies);
+    bench.fetch(&path, 0..1, 10.0);
+    bench.run_until(20.0);
+    check_times(&[bench.fetched[2].0], &[10.0015]);
+    assert_eq!(bench.fetched[2].2, 1);
+}
+
+#[test]
+fn a_fetch_that_nobody_wants_any_more_ends_with_the_block_that_is_read() {
+    let model = model(100, 16);
+    let mut bench = Bench::new(&model);
+    let path = tokens(b"abcd");
+    for block in 0..4 {
+        bench.write(&path, block, 0.0);
+    }
+    bench.run_until(1.0);
+    let ticket = bench.fetch(&path, 0..4, 1.0);
+    let waiting = bench.fetch(&path, 0..1, 1.0);
+    bench.order(StoreOrder::Discard { ticket: waiting }, 1.0001);
+    bench.order(StoreOrder::Discard { ticket }, 1.002);
+    bench.run_until(2.0);
+    let fetched: Vec<_> = bench
+        .fetched
+        .iter()
+        .map(|(_, ticket, n)| (*ticket, *n))
+        .collect();
+    assert_eq!(fetched, [(waiting, 0), (ticket, 0)]);
+    // Half a millisecond, and two blocks: the second one was being read.
+    check_times(&[bench.fetched[1].0], &[1.0025]);
+}
+
+/// Blocks as the letters of their paths, with their last use.
+#[derive(Default)]
+struct Naive {
+    blocks: BTreeMap<Vec<u8>, u64>,
+    clock: u64,
+    most: usize,
+}
+
+impl Naive {
+    fn prefix(&self, path: &[u8]) -> usize {
+        let is_there = |n: &usize| self.blocks.contains_key(&path[..*n]);
+        (1..=path.len()).take_while(is_there).count()
+    }
+
+    fn touch(&mut self, path: &[u8]) {
+        self.clock += 1;
+        for n in 1..=path.len() {
+            if let Some(used) = self.blocks.get_mut(&path[..n]) {
+                *used = self.clock;
+            }
+        }
+    }
+
+    fn write(&mut self, path: &[u8]) {
+        let parent = &path[..path.len() - 1];
+        if self.blocks.contains_key(path) {
+            return self.touch(path);
+        }
+        if self.prefix(parent) < parent.len() {
+            return;
+        }
+        self.touch(parent);
+        while self.blocks.len() >= self.most {
+            let has_child = |block: &Vec<u8>| {
+                let mut others = self.blocks.keys();
+                others.any(|other| other.len() > block.len() && other.starts_with(block))
+            };
+            let leaves = self.blocks.iter().filter(|(block, _)| !has_child(block));
+            let oldest = leaves.min_by_key(|(_, used)| **used);
+            let oldest = oldest.map(|(block, _)| block.clone());
+            match oldest {
+                Some(block) if block != parent => self.blocks.remove(&block),
+                _ => return,
+            };
+        }
+        self.clock += 1;
+        self.blocks.insert(path.to_vec(), self.clock);
+    }
+}
+
+#[test]
+fn whatever_is_written_and_fetched_it_holds_what_a_naive_store_holds() {
+    for most in [1, 2, 5, 9, 40, 400] {
+        let model = model(most as u64, 16);
+        let mut bench = Bench::new(&model);
+        let mut naive = Naive {
+            most,
+            ..Naive::default()
+        };
+        let mut random: u64 = most as u64;
+        let mut below = |n: u64| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (random >> 33) % n
+        };
+        let mut now_s = 0.0;
+        for _ in 0..2000 {
+            let n_letters = 1 + below(5);
+            let letters: Vec<u8> = (0..n_letters).map(|_| below(3) as u8).collect();
+            let path = tokens(&letters);
+            assert_eq!(
+                bench.find(&path).blocks,
+                naive.prefix(&letters),
+                "{letters:?}"
+            );
+            now_s += 10.0;
+            if below(3) == 0 {
+                let found = naive.prefix(&letters);
+                bench.fetch(&path, 0..found, now_s);
+                bench.run_until(now_s + 5.0);
+                let (_, ticket, blocks) = *bench.fetched.last().expect("it is answered");
+                assert_eq!(blocks, found);
+                naive.touch(&letters[..found]);
+                bench.order(StoreOrder::Discard { ticket }, now_s + 5.0);
+            } else {
+                for block in 0..letters.len() {
+                    bench.write(&path, block as u32, now_s);
+                    naive.write(&letters[..=block]);
+                }
+                bench.run_until(now_s + 5.0);
+            }
+            assert_eq!(bench.store.index.fault(), None);
+            let outcome = bench.store.outcome();
+            assert_eq!(outcome.held_blocks, naive.blocks.len());
+            assert!(outcome.held_bytes <= outcome.disk_bytes);
+        }
+        let outcome = bench.store.outcome();
+        assert!(outcome.known > 0 && outcome.read > 0);
+        assert_eq!(outcome.evicted > 0, most < 400, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_disk_that_is_slower_than_computing_is_not_used() {
+    let model = model(100, 16);
+    let mut bench = Bench::new(&model);
+    let path = tokens(b"abcd");
+    for block in 0..4 {
+        bench.write(&path, block, 0.0);
+    }
+    bench.run_until(1.0);
+    let namespace = Namespace::default();
+    // At first a disk is taken for one that reads 1 GB/s: 30 ms for 256 tokens.
+    let slow = bench.store.find(&namespace, &path, Some(1000.0));
+    assert_eq!((slow.blocks, slow.worth), (4, 4));
+    let fast = bench.store.find(&namespace, &path, Some(100_000.0));
+    assert_eq!((fast.blocks, fast.worth), (4, 0));
+    assert_eq!(bench.store.outcome().too_slow, 1);
+}

@@ -1,0 +1,288 @@
+//! What the disk does, in its order: fetches in turn, and writes where no fetch can begin.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{StoreAnswer, VirtualStore};
+use crate::ids::Ticket;
+use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
+
+/// Of the buffers, fetches leave one in so many to saves, and one at least.
+const SAVES_SHARE: usize = 4;
+/// A fetch takes one in so many of those that are for fetches, or waits until it can.
+const ROUND_SHARE: usize = 4;
+/// Records at most, as the store has it.
+const MAX_RECORDS: usize = 1 << 20;
+
+/// Blocks that are wanted.
+pub(super) struct Fetch {
+    pub ticket: Ticket,
+    pub path: Arc<[BlockPlace]>,
+    pub blocks: Range<usize>,
+    pub asked_s: f64,
+    pub deadline_s: f64,
+}
+
+/// A record that is to be written.
+pub(super) struct Write {
+    pub ticket: Ticket,
+    pub place: BlockPlace,
+    pub kind: BlockKind,
+}
+
+/// What the disk does.
+pub(super) struct Job {
+    began_s: f64,
+    pub ends_s: f64,
+    work: Work,
+}
+
+enum Work {
+    Read {
+        fetch: Fetch,
+        /// Of the blocks that are wanted, those that are read.
+        blocks: usize,
+        is_cancelled: bool,
+    },
+    Write(Write),
+}
+
+/// What can be done about a fetch.
+enum Next {
+    /// Blocks are read up to this one.
+    Read(usize),
+    /// There are too few buffers.
+    Wait,
+    /// There is nothing of it.
+    End,
+}
+
+impl VirtualStore<'_> {
+    pub(super) fn ask(
+        &mut self,
+        ticket: Ticket,
+        path: Arc<[BlockPlace]>,
+        blocks: Range<usize>,
+        now_s: f64,
+    ) {
+        let timeout = self.model.shape.prefetch_timeout;
+        let timeout = timeout.of(blocks.len() * self.block_tokens());
+        self.fetches.push_back(Fetch {
+            ticket,
+            path,
+            blocks,
+            asked_s: now_s,
+            deadline_s: now_s + timeout.as_secs_f64(),
+        });
+    }
+
+    pub(super) fn discard(&mut self, discarded: Ticket, now_s: f64) {
+        self.saved_states.remove(&discarded);
+        self.ready.remove(&discarded);
+        let waiting = self.fetches.iter();
+        let mut waiting = waiting.map(|fetch| fetch.ticket);
+        if let Some(at) = waiting.position(|ticket| ticket == discarded) {
+            self.fetches.remove(at);
+            return self.bring(discarded, 0);
+        }
+        let read_s = self.read_s(BlockKind::Kv);
+        let latency_s = self.model.latency_s;
+        if let Some(job) = &mut self.under_way
+            && let Work::Read {
+                fetch,
+                is_cancelled,
+                ..
+            } = &mut job.work
+            && fetch.ticket == discarded
+        {
+            // It ends with the block that is being read.
+            *is_cancelled = true;
+            let begun = ((now_s - job.began_s - latency_s) / read_s).ceil().max(0.0);
+            job.ends_s = job.ends_s.min(job.began_s + latency_s + begun * read_s);
+        }
+    }
+
+    fn bring(&mut self, ticket: Ticket, blocks: usize) {
+        self.outcome.late += u64::from(blocks == 0);
+        self.answers.push(StoreAnswer::Fetched { ticket, blocks });
+    }
+
+    /// Seconds that a record takes.
+    fn read_s(&self, kind: BlockKind) -> f64 {
+        self.model.payload_bytes(kind) as f64 / self.model.read_bytes_per_s
+    }
+
+    /// Ends the fetches whose time is over before they began.
+    pub(super) fn end_late(&mut self, now_s: f64) {
+        let is_late = |fetch: &Fetch| fetch.deadline_s <= now_s;
+        while let Some(at) = self.fetches.iter().position(is_late) {
+            if let Some(fetch) = self.fetches.remove(at) {
+                self.bring(fetch.ticket, 0);
+            }
+        }
+    }
+
+    pub(super) fn begin_read(&mut self, now_s: f64) -> Option<Job> {
+        while let Some(fetch) = self.fetches.pop_front() {
+            match self.look_at(&fetch) {
+                Next::Read(end) => return Some(self.read(fetch, end, now_s)),
+                Next::Wait => {
+                    self.fetches.push_front(fetch);
+                    return None;
+                }
+                Next::End => self.bring(fetch.ticket, 0),
+            }
+        }
+        None
+    }
+
+    fn look_at(&self, fetch: &Fetch) -> Next {
+        let needs = self.model.shape.geometry.needs;
+        let start = fetch.blocks.start;
+        let wanted = fetch.blocks.end.min(fetch.path.len());
+        let there = self.index.prefix(&fetch.path[..wanted]);
+        let end_within = |blocks: usize| {
+            let end = there.min(start.saturating_add(blocks));
+            let block_tokens = self.block_tokens();
+            self.index.usable(&fetch.path, end, &needs, block_tokens)
+        };
+        let total = self.model.shape.limits.buffers;
+        let most = total - (total / SAVES_SHARE).max(1).min(total);
+        let now = most.saturating_sub(self.ready.values().sum());
+        let enough = (most / ROUND_SHARE).max(1);
+        let enough = enough.min(there.saturating_sub(start));
+        let end = end_within(now);
+        if end > start && now >= enough {
+            return Next::Read(end);
+        }
+        match end_within(most) > start {
+            true => Next::Wait,
+            false => Next::End,
+        }
+    }
+
+    fn read(&mut self, fetch: Fetch, end: usize, now_s: f64) -> Job {
+        self.cost.note_wait(now_s - fetch.asked_s);
+        let read_s = self.read_s(BlockKind::Kv);
+        let in_time_s = fetch.deadline_s - now_s - self.model.latency_s;
+        // The last one began before the deadline.
+        let in_time = (in_time_s / read_s).ceil().max(1.0);
+        let blocks = (end - fetch.blocks.start).min(in_time as usize);
+        let states_s = self.read_s(BlockKind::State);
+        let took_s = self.model.latency_s + blocks as f64 * read_s + states_s;
+        Job {
+            began_s: now_s,
+            ends_s: now_s + took_s,
+            work: Work::Read {
+                fetch,
+                blocks,
+                is_cancelled: false,
+            },
+        }
+    }
+
+    pub(super) fn begin_write(&mut self, now_s: f64) -> Option<Job> {
+        while let Some(write) = self.writes.pop_front() {
+            let Write {
+                ticket,
+                place,
+                kind,
+            } = write;
+            let counted = match self.index.check(&place, kind) {
+                Stored::New if self.make_room(&place, kind) => {
+                    let bytes = self.model.payload_bytes(kind) as f64;
+                    return Some(Job {
+                        began_s: now_s,
+                        ends_s: now_s + bytes / self.model.write_bytes_per_s,
+                        work: Work::Write(write),
+                    });
+                }
+                Stored::New => &mut self.outcome.no_space,
+                Stored::Known => {
+                    self.index.touch(place.key);
+                    &mut self.outcome.known
+                }
+                Stored::Orphan => &mut self.outcome.orphans,
+            };
+            *counted += 1;
+            self.answers.push(StoreAnswer::Written { ticket });
+        }
+        None
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
+        let of = |kind| self.index.records(kind) as u64 * self.model.record_bytes(kind);
+        BlockKind::ALL.into_iter().map(of).sum()
+    }
+
+    /// Takes out what gives way to a record. False if that would be what it follows.
+    fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> bool {
+        let kept: BlockKey = match kind {
+            BlockKind::Kv => place.parent,
+            BlockKind::Window | BlockKind::State => place.key,
+        };
+        // So that others go first.
+        self.index.touch(kept);
+        let bytes = self.model.record_bytes(kind);
+        let is_full = |store: &Self| {
+            let is_too_large = store.held_bytes() + bytes > store.model.disk_bytes;
+            is_too_large || store.index.len() >= MAX_RECORDS
+        };
+        while is_full(self) {
+            match self.index.first_to_go(None) {
+                Some((gone, key)) if key != kept => self.index.remove(key, gone),
+                _ => return false,
+            };
+            self.outcome.evicted += 1;
+        }
+        true
+    }
+
+    pub(super) fn finish(&mut self, job: Job) {
+        let took_s = job.ends_s - job.began_s;
+        match job.work {
+            Work::Write(Write {
+                ticket,
+                place,
+                kind,
+            }) => {
+                self.outcome.write_s += took_s;
+                self.outcome.written += 1;
+                self.index.insert(place, kind, 0);
+                self.answers.push(StoreAnswer::Written { ticket });
+            }
+            Work::Read {
+                fetch,
+                blocks,
+                is_cancelled,
+            } => {
+                self.outcome.read_s += took_s;
+                match is_cancelled {
+                    true => self.bring(fetch.ticket, 0),
+                    false => self.end_read(&fetch, blocks),
+                }
+            }
+        }
+    }
+
+    fn end_read(&mut self, fetch: &Fetch, blocks: usize) {
+        let read_s = self.read_s(BlockKind::Kv);
+        let bytes = self.model.payload_bytes(BlockKind::Kv);
+        self.cost.note_read(bytes, read_s + self.model.latency_s);
+        for _ in 1..blocks {
+            self.cost.note_read(bytes, read_s);
+        }
+        self.outcome.read += blocks as u64;
+        let needs = self.model.shape.geometry.needs;
+        let start = fetch.blocks.start;
+        let end = start + blocks;
+        let block_tokens = self.block_tokens();
+        let end = self.index.usable(&fetch.path, end, &needs, block_tokens);
+        let brought = end.saturating_sub(start);
+        if let Some(last) = end.checked_sub(1).filter(|_| brought > 0) {
+            self.index.touch(fetch.path[last].key);
+            self.ready.insert(fetch.ticket, brought);
+        }
+        self.bring(fetch.ticket, brought);
+    }
+}
