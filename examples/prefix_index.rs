@@ -29,7 +29,7 @@ use souffleur::state::plan::preemption::Rank;
 use souffleur::state::plan::prefill_adder::{PrefillAdder, PrefillLimits};
 use souffleur::state::plan::{
     AdmitRequest, Admitted, CacheCounts, Candidate, Grant, PlanStep, PublishKey, Reservation,
-    Settle, SettleRelease,
+    Settle, SettleRelease, StoredPrefix,
 };
 use souffleur::state::pool::pages::PageSize;
 use tokio::sync::oneshot;
@@ -159,6 +159,7 @@ impl WorkerIndex {
                 continues_at: None,
                 anchors: Arc::default(),
                 kv_tokens: 0,
+                stored: StoredPrefix::default(),
             }],
             max_new_rows: self.free_rows,
             prefix_wait: false,
@@ -166,6 +167,7 @@ impl WorkerIndex {
             preemption: None,
             states: None,
             windows: None,
+            block_tokens: 0,
         }
     }
 
@@ -180,6 +182,7 @@ impl WorkerIndex {
                 prompt_len: tokens.len(),
                 tokens,
                 inserted_tokens: 0,
+                stored_tokens: 0,
                 priority: 0,
                 written_by: self.next_step,
                 boundaries: Default::default(),

@@ -60,7 +60,7 @@ fn check(name: &str, page_size: u32, isa: Isa) {
     assert_eq!(again.said, expected.said, "{what}");
     if WITH_STATES.contains(&name) {
         // Behind a block at whose end a state was saved.
-        let is_block = got.stored % BLOCK_TOKENS == 0 && got.stored <= STORED_TOKENS;
+        let is_block = got.stored.is_multiple_of(BLOCK_TOKENS) && got.stored <= STORED_TOKENS;
         assert!(got.stored > 0 && is_block, "{what}: {}", got.stored);
     } else {
         assert_eq!(got.stored, STORED_TOKENS, "{what}");
