@@ -80,6 +80,13 @@ pub struct TierWorld {
     void_until: StepId,
 }
 
+/// What the tree holds at the end of an engine is not lost.
+impl Drop for TierWorld {
+    fn drop(&mut self) {
+        self.states.ledger.close();
+    }
+}
+
 impl TierWorld {
     /// An engine whose store serves and holds `disk`.
     pub fn new(setup: Tiered, disk: Disk) -> Self {
