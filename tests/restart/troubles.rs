@@ -133,7 +133,7 @@ fn flags_that_make_no_store_are_refused_with_a_sentence() {
         (&["--kv-disk-bytes", "1000"], &["kv-disk-bytes", "1000"]),
         (
             &["--kv-host-bytes", "65536"],
-            &["kv-host-bytes", "65536", "raise"],
+            &["kv_host_bytes", "65536", "raise"],
         ),
         (
             &["--kv-write-policy", "write_back"],

@@ -182,7 +182,10 @@ mod tests {
         let table: [(Edit, &str); 9] = [
             (|_| {}, ""),
             (
-                |copies| copies.loads[0].positions = 0..32,
+                |copies| {
+                    copies.loads[0].positions = 0..32;
+                    copies.loads[0].skip_tokens = 0;
+                },
                 "follows the prefix",
             ),
             (
