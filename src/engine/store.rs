@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use crate::actors::kv_store::{BlockDesk, StoreSetup};
 use crate::config::EngineConfig;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, LoadError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::memory_plan::MemoryPlan;
 use crate::kernels::cpu::Isa;
 use crate::model::loader::LoadFormat;
+use crate::model::location::ModelLocation;
 use crate::model::sparsity::ModelSparsity;
 use crate::state::cache::radix_tree::SaveRules;
 use crate::state::pool::kv_layout::KvLayout;
@@ -29,8 +30,6 @@ const HOST_SHARE: u64 = 8;
 const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
 /// Bytes that a step saves however little it prefills, if a block is no larger.
 const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
-/// The end of the name of one file of a split model.
-const SPLIT_SUFFIX: &str = "-00001-of-00001.gguf";
 /// Where hashes of weights are kept, in the store's folder.
 const KEPT_HASHES: &str = "weights";
 
@@ -62,7 +61,7 @@ pub(super) fn store_setup(
     // Refused at start, and not when the first block is saved.
     n_buffers(store.host_bytes, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
     let parts = fingerprint(config, model, sparsity, geometry.block_tokens);
-    let files = weight_files(config);
+    let files = weight_files(config).map_err(|error| refused("model_path", error.to_string()))?;
     let kept = path.join(KEPT_HASHES);
     let identify = move || -> Identify {
         let (parts, files, kept) = (parts.clone(), files.clone(), kept.clone());
@@ -210,34 +209,13 @@ fn fingerprint(
         )
 }
 
-/// The files that weights come from, in order; `None` where they are made up.
-fn weight_files(config: &EngineConfig) -> Option<Vec<PathBuf>> {
+/// The files that weights come from; `None` where they are made up.
+fn weight_files(config: &EngineConfig) -> Result<Option<Vec<PathBuf>>, LoadError> {
     if config.load_format == LoadFormat::Dummy {
-        return None;
+        return Ok(None);
     }
-    let path = &config.model_path;
-    let Some(name) = path.file_name().filter(|_| path.is_file()) else {
-        return Some(files_in(path, |name| name.ends_with(".safetensors")));
-    };
-    let name = name.to_string_lossy();
-    // The parts of a split file lie side by side.
-    let part = name.len().checked_sub(SPLIT_SUFFIX.len());
-    match part.and_then(|at| name.split_at_checked(at)) {
-        Some((first, suffix)) if suffix.contains("-of-") => {
-            Some(files_in(path.parent()?, |name| {
-                name.len() == first.len() + SPLIT_SUFFIX.len() && name.starts_with(first)
-            }))
-        }
-        _ => Some(vec![path.clone()]),
-    }
-}
-
-fn files_in(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let wanted = entries.filter(|entry| entry.file_name().to_str().is_some_and(&is_wanted));
-    let mut files: Vec<PathBuf> = wanted.map(|entry| entry.path()).collect();
-    files.sort();
-    files
+    let location = ModelLocation::find(&config.model_path)?;
+    location.weight_files().map(Some)
 }
 
 /// Adds the hash of the weights, which takes a second for a gigabyte when a file is new.

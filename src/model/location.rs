@@ -4,7 +4,12 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LoadError;
 use crate::model::gguf;
-use crate::model::weights::folder::{INDEX, SINGLE};
+use crate::model::json_file::format_error;
+use crate::model::weights::folder::{self, INDEX, SINGLE};
+use crate::model::weights::quantised::scheme;
+
+/// What says how weights are encoded, beside the files of tools that quantise.
+const CONFIG: &str = "config.json";
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,5 +38,74 @@ impl ModelLocation {
             Some(file) => Self::Gguf(file),
             None => Self::Folder(path.to_owned()),
         })
+    }
+
+    /// The files that weights come from, and those that say how they are encoded.
+    ///
+    /// # Errors
+    /// The folder's index cannot be read, or there are no weights.
+    pub fn weight_files(&self) -> Result<Vec<PathBuf>, LoadError> {
+        let dir = match self {
+            Self::Gguf(file) => return Ok(gguf::files_of(file)),
+            Self::Folder(dir) => dir,
+        };
+        let mut files = folder::files_of(dir)?;
+        if files.is_empty() {
+            return Err(format_error(dir, "holds no weights"));
+        }
+        let encodings = [CONFIG].into_iter().chain(scheme::FILES);
+        files.extend(
+            encodings
+                .map(|name| dir.join(name))
+                .filter(|file| file.exists()),
+        );
+        Ok(files)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(location: &ModelLocation) -> Vec<String> {
+        let files = location.weight_files().expect("there are weights");
+        let name = |file: &PathBuf| file.file_name().map(|name| name.to_string_lossy().into());
+        files.iter().filter_map(name).collect()
+    }
+
+    #[test]
+    fn the_files_of_weights_are_those_that_are_read() {
+        let parts = ModelLocation::Gguf("m-00001-of-00003.gguf".into());
+        let expected = [1, 2, 3].map(|part| format!("m-0000{part}-of-00003.gguf"));
+        assert_eq!(names(&parts), expected);
+        assert_eq!(names(&ModelLocation::Gguf("m.gguf".into())), ["m.gguf"]);
+
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).expect("it can be written");
+        };
+        let found = || ModelLocation::find(folder.path()).expect("one model");
+        assert!(found().weight_files().is_err(), "no weights");
+        write("config.json", "{}");
+        write("m.gguf", "");
+        assert_eq!(names(&found()), ["m.gguf"]);
+        write(
+            INDEX,
+            r#"{"weight_map": {"a": "two.safetensors", "b": "one.safetensors"}}"#,
+        );
+        write("quantize_config.json", "{}");
+        let mut files = names(&found());
+        files.sort();
+        let expected = [
+            "config.json",
+            INDEX,
+            "one.safetensors",
+            "quantize_config.json",
+            "two.safetensors",
+        ];
+        assert_eq!(files, expected);
+        write(SINGLE, "");
+        let expected = [SINGLE, "config.json", "quantize_config.json"];
+        assert_eq!(names(&found()), expected);
     }
 }

@@ -43,7 +43,7 @@ pub use element::ElementType;
 pub use file::GgufFile;
 pub use metadata::Metadata;
 pub use split::model_name;
-pub(crate) use split::{PartName, only_model_in};
+pub(crate) use split::{PartName, files_of, only_model_in};
 pub use tensors::TensorInfo;
 
 /// A model's files, opened and checked; only their headers have been read.

@@ -93,6 +93,17 @@ pub(crate) fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
     }
 }
 
+/// All files of the model whose only or first file is `file`, by their names.
+pub(crate) fn files_of(file: &Path) -> Vec<PathBuf> {
+    let name = file.file_name().and_then(|name| name.to_str());
+    match name.and_then(PartName::parse) {
+        Some(part) if part.number == 1 && part.count <= MAX_PARTS => (1..=part.count)
+            .map(|number| file.with_file_name(part.of(number)))
+            .collect(),
+        _ => vec![file.to_owned()],
+    }
+}
+
 /// Opens all files of the model whose only or first file is `file`.
 pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     refuse_missing_first(file)?;

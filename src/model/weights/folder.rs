@@ -61,6 +61,24 @@ impl Weights {
     }
 }
 
+/// The files that the weights in a folder come from, in order: as [`Weights::open`] finds them, with the index if there is
+/// one.
+///
+/// # Errors
+/// The index cannot be read.
+pub(crate) fn files_of(dir: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
+    if single.exists() {
+        return Ok(vec![single]);
+    }
+    if !index.exists() {
+        return Ok(Vec::new());
+    }
+    let shards = shards_of(&index)?;
+    let shards = shards.into_keys().map(|shard| dir.join(shard));
+    Ok([index].into_iter().chain(shards).collect())
+}
+
 impl Shards {
     fn map(&mut self, file: PathBuf, wanted: impl Fn(&str) -> bool) -> Result<(), LoadError> {
         let mapped = MappedFile::open(file)?;

@@ -8,7 +8,7 @@ mod experts;
 pub(crate) mod folder;
 pub(crate) mod mapped;
 mod names;
-mod quantised;
+pub(crate) mod quantised;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -15,7 +15,7 @@
 mod affine;
 mod scaled;
 mod scales;
-mod scheme;
+pub(crate) mod scheme;
 mod stacked;
 mod tensors;
 mod turned;

@@ -15,7 +15,7 @@ const MAX_GROUP: usize = 1 << 20;
 /// The keys under which configurations have it.
 const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
 /// Files that have it where the configuration does not: AutoGPTQ and GPTQModel write the first, AutoAWQ the second.
-const FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
+pub(crate) const FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
 
 /// The bits of a code as AWQ's tools write them into their own file.
 const AWQ_BITS: &str = "w_bit";
