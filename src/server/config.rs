@@ -220,9 +220,11 @@ impl ServerConfig {
                 format!("is {bodies}, must be at least four times max_body_bytes: {least}");
             return Err(out_of_range("max_bodies_bytes", reason));
         }
-        if self.grpc_port.is_some() && !cfg!(feature = "grpc") {
-            let reason = "needs a build with gRPC: cargo build --release --features grpc";
-            return Err(out_of_range("grpc_port", reason.to_owned()));
+        if let Some(port) = self.grpc_port.filter(|_| !cfg!(feature = "grpc")) {
+            let reason = format!(
+                "is {port}, needs a build with gRPC: cargo build --release --features grpc"
+            );
+            return Err(out_of_range("grpc_port", reason));
         }
         self.validate_traces()?;
         self.validate_guards()
