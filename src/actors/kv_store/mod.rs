@@ -124,7 +124,8 @@ impl KvStore {
         };
         if !is_taken {
             self.metrics.not_written("refused");
-            self.scheduler.post(StoreNews::Written { ticket });
+            let kept = false;
+            self.scheduler.post(StoreNews::Written { ticket, kept });
         }
     }
 
@@ -335,7 +336,8 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                     Outcome::Known => {}
                     other => self.metrics.not_written(other.name()),
                 }
-                self.scheduler.post(StoreNews::Written { ticket });
+                let kept = outcome.is_kept();
+                self.scheduler.post(StoreNews::Written { ticket, kept });
             }
         }
     }

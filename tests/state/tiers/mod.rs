@@ -291,6 +291,32 @@ fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
 }
 
 #[test]
+fn what_the_store_did_without_is_written_when_it_is_used_again() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let set_full = |world: &TierWorld, is_full| {
+        let mut desk = world.store.desk.lock().expect("nobody panics with it");
+        desk.is_full = is_full;
+    };
+    set_full(&world, true);
+    world.submit(prompt(1, 64, 0), 1);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 0);
+    set_full(&world, false);
+    // The tree has it, and the blocks behind it are of no use without it.
+    world.submit(prompt(1, 64, 40), 1);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 104 / 16);
+    // What is evicted there while it is hot in memory comes back once something follows on it.
+    world.store.evict(0);
+    assert_eq!(world.store.disk.blocks.len(), 0);
+    world.submit(prompt(1, 64, 80), 1);
+    world.assert_clean();
+    world.submit(prompt(1, 64, 80), 1);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 144 / 16);
+}
+
+#[test]
 fn a_prefix_is_longer_than_the_buffers_hold() {
     let setup = Tiered {
         buffers: 4,
