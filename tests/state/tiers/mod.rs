@@ -182,6 +182,8 @@ fn a_store_that_dies_leaves_the_engine_serving() {
         let after = world.submit(prompt(1, 64, 6), 3);
         world.assert_clean();
         let loaded = [asked, after].map(|number| world.lives[number].loaded_tokens);
+        // Nothing waits to be saved any more.
+        assert_eq!(world.tier().queued_paths, 0);
         // What was there before it died is still good.
         assert_eq!(loaded, [if n_answers == 2 { 64 } else { 0 }, 0]);
         assert!(!world.tier().serves);

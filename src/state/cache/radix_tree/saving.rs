@@ -15,6 +15,9 @@ use crate::state::cache::prefix_cache::{
 
 /// Paths that wait at most: the youngest is dropped where there is no room.
 const MAX_QUEUED: usize = 4096;
+/// Tokens of these paths at most, which the queue keeps in memory after their requests have ended: 32 MiB of ids. Few trees
+/// hold more tokens, and what has left the tree before its turn is not saved anyway.
+const MAX_QUEUED_TOKENS: usize = 8 << 20;
 
 /// When a block is worth a place in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -33,6 +36,10 @@ pub(super) struct Saves {
     /// Raised to forget what is stored: an account of an earlier epoch says nothing.
     epoch: u32,
     queue: VecDeque<Entry>,
+    /// Of all paths in the queue, as they are kept: to the end of their requests' tokens.
+    queued_tokens: usize,
+    /// The store has ended: nothing is queued.
+    is_over: bool,
     /// Tokens published since blocks were last taken.
     fresh_tokens: usize,
     dropped_tokens: u64,
@@ -111,6 +118,8 @@ impl RadixTree {
             nodes: Vec::new(),
             epoch: 0,
             queue: VecDeque::new(),
+            queued_tokens: 0,
+            is_over: false,
             fresh_tokens: 0,
             dropped_tokens: 0,
         }));
@@ -139,6 +148,9 @@ impl RadixTree {
 
     /// Queues a path that was just published down to `node`, of which the store has the first `stored_tokens`.
     pub(super) fn queue_saves(&mut self, node: u32, key: Key<'_>, stored_tokens: usize) {
+        if self.saves.as_ref().is_none_or(|saves| saves.is_over) {
+            return;
+        }
         let Some(mut saves) = self.saves.take() else {
             return;
         };
@@ -180,6 +192,7 @@ impl RadixTree {
                 saves.queue.push_front(entry);
                 break;
             }
+            saves.queued_tokens -= entry.tokens.len();
         }
         self.saves = Some(saves);
         taken.blocks
@@ -265,8 +278,7 @@ impl RadixTree {
     /// Forgets everything that is to be saved: the tree was emptied, of all of it but what locks keep.
     pub(super) fn clear_saves(&mut self) {
         if let Some(saves) = &mut self.saves {
-            saves.queue.clear();
-            saves.fresh_tokens = 0;
+            saves.clear();
         }
     }
 }
@@ -291,10 +303,19 @@ impl Taken {
 
 impl Saves {
     fn carry_on(&mut self, account: SaveAccount) {
-        match account {
-            SaveAccount::Keep => {}
-            SaveAccount::Forget | SaveAccount::End => self.epoch = self.epoch.wrapping_add(1),
+        if account == SaveAccount::Keep {
+            return;
         }
+        self.epoch = self.epoch.wrapping_add(1);
+        self.is_over = account == SaveAccount::End;
+        if self.is_over {
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.queue = VecDeque::new();
+        (self.queued_tokens, self.fresh_tokens) = (0, 0);
     }
 
     /// A path that goes on from the youngest one takes its place.
@@ -310,10 +331,13 @@ impl Saves {
             }
             return;
         }
-        if self.queue.len() >= MAX_QUEUED {
+        let n_tokens = key.owner.map_or(len, |owner| owner.len());
+        let queued_tokens = self.queued_tokens.saturating_add(n_tokens);
+        if self.queue.len() >= MAX_QUEUED || queued_tokens > MAX_QUEUED_TOKENS {
             self.dropped_tokens += self.whole(len) as u64;
             return;
         }
+        self.queued_tokens = queued_tokens;
         self.queue.push_back(Entry {
             namespace: key.namespace.clone(),
             tokens: key.owner.cloned().unwrap_or_else(|| key.tokens.into()),
@@ -506,5 +530,40 @@ mod tests {
             .collect();
         assert_eq!(taken, [1, 2, 3]);
         assert_eq!(saver.tree.save_counts().queued, 0);
+    }
+
+    #[test]
+    fn the_queue_keeps_no_more_tokens_than_its_bound() {
+        let mut saver = Saver::new(1, 1);
+        let namespace = Namespace::default();
+        let whole: Arc<[u32]> = vec![0; MAX_QUEUED_TOKENS].into();
+        let saves = saver.tree.saves.as_mut().expect("it keeps account");
+        for owner in [whole, tokens(8).into()] {
+            saves.push(Key {
+                namespace: &namespace,
+                tokens: &owner[..8],
+                owner: Some(&owner),
+            });
+        }
+        let counts = saver.tree.save_counts();
+        assert_eq!((counts.queued, counts.dropped_tokens), (1, 8));
+        // Its turn makes room.
+        assert!(saver.take(9, 9).is_empty());
+        saver.publish(&tokens(8), 0);
+        assert_eq!(saver.take(9, 9).len(), 2);
+    }
+
+    #[test]
+    fn nothing_is_queued_for_a_store_that_has_ended() {
+        let mut saver = Saver::new(1, 1);
+        saver.publish(&tokens(8), 0);
+        assert!(saver.take_with(SaveAccount::End, (0, 0)).is_empty());
+        assert_eq!(saver.tree.save_counts(), SaveCounts::default());
+        saver.publish(&tokens(12), 0);
+        assert_eq!(saver.tree.save_counts(), SaveCounts::default());
+        // Until one begins.
+        assert!(saver.take_with(SaveAccount::Forget, (0, 0)).is_empty());
+        saver.publish(&tokens(12), 0);
+        assert_eq!(saver.take(9, 9).len(), 3);
     }
 }

@@ -397,10 +397,17 @@ impl Tier {
         }
     }
 
+    /// The tree is to begin its account anew. A store that has ended has taken it with it.
+    fn forget_stored(&mut self) {
+        if self.serves {
+            self.account = SaveAccount::Forget;
+        }
+    }
+
     /// Gives the buffer of a save back. The tree takes the block for stored.
     fn drop_save(&mut self, ticket: Ticket) {
         if self.end_save(ticket) {
-            self.account = SaveAccount::Forget;
+            self.forget_stored();
             self.orders.push(StoreOrder::Discard { ticket });
         }
     }

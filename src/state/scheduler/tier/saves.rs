@@ -17,7 +17,7 @@ impl Scheduler {
         };
         for ticket in tickets {
             if tier.end_save(*ticket) && !kept {
-                tier.account = SaveAccount::Forget;
+                tier.forget_stored();
             }
         }
         self.pipeline.note_change();
