@@ -166,6 +166,7 @@ impl KvStore {
 
     /// Answers everything that the store will not answer any more.
     fn end(&mut self) {
+        self.setup.desk.close();
         self.paths = None;
         self.finds.clear();
         self.fetches.clear();
