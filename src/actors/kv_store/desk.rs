@@ -192,9 +192,7 @@ mod tests {
         desk.open(pools.clone());
         let closing = desk.clone();
         let mut gather = |_: &mut [u8]| closing.close();
-        let is_saved = desk
-            .port()
-            .save(Ticket::new(1), BlockKind::Kv, &mut gather);
+        let is_saved = desk.port().save(Ticket::new(1), BlockKind::Kv, &mut gather);
         assert!(!is_saved && desk.take_saved(Ticket::new(1)).is_none());
         let counts = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
         assert_eq!(counts, Some(8));
