@@ -159,6 +159,8 @@ pub enum StoreNews {
     Written {
         /// The save.
         ticket: Ticket,
+        /// The store has the block now.
+        kept: bool,
     },
 }
 

@@ -312,7 +312,7 @@ impl Handler<Posted<StoreNews>> for Scheduler {
             StoreNews::Serves(serves) => self.state.store_serves(serves),
             StoreNews::Found { seq, found } => self.state.prefix_found(seq, found),
             StoreNews::Fetched { ticket, blocks } => self.state.blocks_fetched(ticket, blocks),
-            StoreNews::Written { ticket } => self.state.blocks_written(&[ticket]),
+            StoreNews::Written { ticket, kept } => self.state.blocks_written(&[ticket], kept),
         }
         self.drive();
     }

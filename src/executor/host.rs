@@ -6,7 +6,7 @@ use crate::state::tiers::BlockKind;
 /// Buffers of blocks, on the executor's side. No call waits or does I/O.
 pub trait BlockPort: Send {
     /// Calls `gather` with a free buffer of a kind and keeps what that writes under `ticket`, for the store to write or to
-    /// drop when it is told. False, without a call, when no buffer is free.
+    /// drop when it is told. False, without a call, when no buffer is free, and after it where the store ended meanwhile.
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool;
 
     /// Calls `scatter` with each part of a run that was fetched, and frees its buffers. False, without a call, when not all

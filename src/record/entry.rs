@@ -194,6 +194,8 @@ pub enum Entry {
     Written {
         /// The saves.
         tickets: Vec<Ticket>,
+        /// It has them now.
+        kept: bool,
     },
 }
 

@@ -230,11 +230,12 @@ impl RecordedScheduler {
     }
 
     /// See [`Scheduler::blocks_written`].
-    pub fn blocks_written(&mut self, tickets: &[Ticket]) {
+    pub fn blocks_written(&mut self, tickets: &[Ticket], kept: bool) {
         self.write(|_| Entry::Written {
             tickets: tickets.to_vec(),
+            kept,
         });
-        self.state.blocks_written(tickets);
+        self.state.blocks_written(tickets, kept);
     }
 
     /// See [`Scheduler::take_store_orders`]. Decides nothing, and is not written: steps and news show what comes of it.

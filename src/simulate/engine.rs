@@ -265,7 +265,9 @@ impl<'a> VirtualEngine<'a> {
                 StoreAnswer::Fetched { ticket, blocks } => {
                     scheduler.blocks_fetched(ticket, blocks);
                 }
-                StoreAnswer::Written { ticket } => scheduler.blocks_written(&[ticket]),
+                StoreAnswer::Written { ticket, kept } => {
+                    scheduler.blocks_written(&[ticket], kept);
+                }
             }
         }
         has_answered

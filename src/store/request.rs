@@ -190,6 +190,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// The store has the block: what follows on it can be written.
+    pub fn is_kept(self) -> bool {
+        matches!(self, Self::Written | Self::Known)
+    }
+
     /// The name in metrics.
     pub fn name(self) -> &'static str {
         match self {

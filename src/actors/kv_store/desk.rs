@@ -37,9 +37,12 @@ impl BlockDesk {
         };
     }
 
-    /// The store ends: nothing is saved any more, and what lies here is gone.
+    /// The store ends: nothing is saved any more, and what was is gone. What was fetched stays for the steps that load it.
     pub fn close(&self) {
-        *self.lock() = OnDesk::default();
+        let mut desk = self.lock();
+        let left = (desk.pools.take(), std::mem::take(&mut desk.saved));
+        drop(desk);
+        drop(left);
     }
 
     /// Puts down what was fetched.
@@ -81,8 +84,13 @@ impl BlockPort for DeskPort {
             return false;
         };
         gather(block.bytes_mut());
-        self.0.lock().saved.insert(ticket, block);
-        true
+        let mut desk = self.0.lock();
+        let is_open = desk.pools.is_some();
+        if is_open {
+            desk.saved.insert(ticket, block);
+        }
+        // Otherwise the store has ended meanwhile, and nobody would take it.
+        is_open
     }
 
     fn load(
@@ -105,5 +113,88 @@ impl BlockPort for DeskPort {
             scatter(LoadedPart::State(state.bytes()));
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::tiers::Needs;
+    use crate::store::{Geometry, Plane};
+
+    const BLOCK_BYTES: usize = 64;
+
+    fn pools() -> BlockPools {
+        let plane = Plane {
+            layer: 0,
+            buffer: 0,
+            bytes: BLOCK_BYTES,
+        };
+        let geometry = Geometry {
+            block_tokens: 4,
+            needs: Needs {
+                state: false,
+                window_tokens: 0,
+            },
+            planes: [Arc::from([plane]), Arc::default(), Arc::default()],
+        };
+        let (freed, _) = crossbeam_channel::bounded(1);
+        BlockPools::new(&geometry, 8 * BLOCK_BYTES as u64, &freed).expect("eight blocks fit")
+    }
+
+    fn save(desk: &BlockDesk, ticket: u64) -> bool {
+        let mut gather = |bytes: &mut [u8]| bytes.fill(ticket as u8);
+        desk.port()
+            .save(Ticket::new(ticket), BlockKind::Kv, &mut gather)
+    }
+
+    fn load(desk: &BlockDesk, ticket: u64) -> bool {
+        let wanted = Wanted {
+            blocks: 1,
+            state: false,
+        };
+        desk.port()
+            .load(Ticket::new(ticket), wanted, &mut |_: LoadedPart<'_>| {})
+    }
+
+    fn fetched(pools: &BlockPools) -> Loaded {
+        let pool = pools.of(BlockKind::Kv).expect("there are such blocks");
+        Loaded {
+            blocks: 0..1,
+            kv: pool.take(BlockUse::Ready).into_iter().collect(),
+            window: Vec::new(),
+            state: None,
+        }
+    }
+
+    #[test]
+    fn what_was_fetched_outlives_the_store_and_nothing_else_does() {
+        let (desk, pools) = (BlockDesk::default(), pools());
+        assert!(!save(&desk, 1));
+        desk.open(pools.clone());
+        assert!(save(&desk, 2));
+        desk.put_fetched(Ticket::new(3), fetched(&pools));
+        desk.put_fetched(Ticket::new(4), fetched(&pools));
+        desk.close();
+        assert!(!save(&desk, 5));
+        assert!(desk.take_saved(Ticket::new(2)).is_none());
+        assert!(load(&desk, 3));
+        // The next unit begins with an empty desk.
+        desk.open(pools.clone());
+        assert!(!load(&desk, 4));
+        let counts = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
+        assert_eq!(counts, Some(8));
+    }
+
+    #[test]
+    fn a_store_that_ends_while_a_block_is_copied_gets_nothing() {
+        let (desk, pools) = (BlockDesk::default(), pools());
+        desk.open(pools.clone());
+        let closing = desk.clone();
+        let mut gather = |_: &mut [u8]| closing.close();
+        let is_saved = desk.port().save(Ticket::new(1), BlockKind::Kv, &mut gather);
+        assert!(!is_saved && desk.take_saved(Ticket::new(1)).is_none());
+        let counts = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
+        assert_eq!(counts, Some(8));
     }
 }

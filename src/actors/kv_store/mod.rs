@@ -53,6 +53,8 @@ pub struct KvStore {
     /// What is not answered yet, and the timers that answer instead.
     finds: FxHashMap<SeqId, SpawnHandle>,
     fetches: FxHashMap<Ticket, SpawnHandle>,
+    /// It has let an answer wait beyond its time, and has said nothing since.
+    is_late: bool,
     metrics: StoreMetrics,
 }
 
@@ -67,6 +69,7 @@ impl KvStore {
             paths: None,
             finds: FxHashMap::default(),
             fetches: FxHashMap::default(),
+            is_late: false,
         }
     }
 
@@ -76,9 +79,14 @@ impl KvStore {
         if !self.store.as_ref().is_some_and(is_taken) {
             return self.tell_found(seq, nothing_found());
         }
+        if self.is_late {
+            // What the store says to it tells that it answers again. Nobody waits for that.
+            return self.tell_found(seq, nothing_found());
+        }
         let wait = self.setup.config.prefetch_timeout.base + GRACE;
         let timer = ctx.run_later(wait, move |actor, _| {
             if actor.finds.remove(&seq).is_some() {
+                actor.note_late();
                 actor.tell_found(seq, nothing_found());
             }
         });
@@ -96,11 +104,19 @@ impl KvStore {
         }
         let timer = ctx.run_later(wait, move |actor, _| {
             if actor.fetches.remove(&ticket).is_some() {
+                actor.note_late();
                 actor.cancel(ticket);
                 actor.tell_fetched(ticket, 0);
             }
         });
         self.fetches.insert(ticket, timer);
+    }
+
+    /// From here on no request waits for the store, until it answers something: the disk under it hangs.
+    fn note_late(&mut self) {
+        if !std::mem::replace(&mut self.is_late, true) {
+            tracing::warn!("the KV store does not answer: requests go on without it until it does");
+        }
     }
 
     fn cancel(&self, ticket: Ticket) {
@@ -124,7 +140,8 @@ impl KvStore {
         };
         if !is_taken {
             self.metrics.not_written("refused");
-            self.scheduler.post(StoreNews::Written { ticket });
+            let kept = false;
+            self.scheduler.post(StoreNews::Written { ticket, kept });
         }
     }
 
@@ -149,6 +166,7 @@ impl KvStore {
 
     /// Answers everything that the store will not answer any more.
     fn end(&mut self) {
+        self.setup.desk.close();
         self.paths = None;
         self.finds.clear();
         self.fetches.clear();
@@ -285,6 +303,7 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
 
     fn handle(&mut self, posted: Posted<StoreAnswered>, ctx: &mut Context<Self>) {
         let (StoreAnswered(answer), _timer) = posted.open();
+        self.is_late = false;
         match answer {
             Answer::State(state) => self.take_state(state),
             Answer::Found {
@@ -335,7 +354,8 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                     Outcome::Known => {}
                     other => self.metrics.not_written(other.name()),
                 }
-                self.scheduler.post(StoreNews::Written { ticket });
+                let kept = outcome.is_kept();
+                self.scheduler.post(StoreNews::Written { ticket, kept });
             }
         }
     }

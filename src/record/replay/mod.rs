@@ -177,9 +177,17 @@ fn check_sizes(setup: &ControlSetup) -> Result<(), String> {
         ("total_pages", limits.total_pages, MAX_PAGES),
         ("total_rows", limits.total_rows, MAX_ROWS),
     ];
-    match sizes.iter().find(|(_, size, limit)| size > limit) {
-        Some((what, size, limit)) => Err(format!("{what} is {size}, limit is {limit}")),
-        None => Ok(()),
+    if let Some((what, size, limit)) = sizes.iter().find(|(_, size, limit)| size > limit) {
+        return Err(format!("{what} is {size}, limit is {limit}"));
+    }
+    let page_tokens = limits.page_size.get();
+    match limits.tier.map(|tier| tier.saves.block_tokens) {
+        Some(block_tokens) if block_tokens == 0 || !block_tokens.is_multiple_of(page_tokens) => {
+            Err(format!(
+                "tier.saves.block_tokens is {block_tokens}, must be whole pages of {page_tokens} tokens"
+            ))
+        }
+        _ => Ok(()),
     }
 }
 

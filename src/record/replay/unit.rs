@@ -234,7 +234,7 @@ impl Unit {
             Entry::Fetched { ticket, blocks } => {
                 scheduler.blocks_fetched(ticket, usize::try_from(blocks).unwrap_or(usize::MAX));
             }
-            Entry::Written { tickets } => scheduler.blocks_written(&tickets),
+            Entry::Written { tickets, kept } => scheduler.blocks_written(&tickets, kept),
             other => return Err(format!("{} is no command", other.message())),
         }
         Ok(())

@@ -50,9 +50,10 @@ impl BlockPort for Desk {
     }
 }
 
-/// A store that answers at once.
+/// A store that answers at once, and does without one block in eight.
 #[derive(Default)]
 struct Store {
+    n_writes: usize,
     desk: Desk,
     blocks: HashMap<Vec<u32>, Vec<u8>>,
     asked: HashMap<SeqId, Arc<[u32]>>,
@@ -96,9 +97,13 @@ impl Store {
             } => {
                 let saved = self.desk.take(ticket).unwrap_or_default();
                 let path = tokens[..end(block as usize)].to_vec();
-                self.blocks
-                    .extend(saved.into_iter().map(|saved| (path.clone(), saved)));
-                scheduler.blocks_written(&[ticket]);
+                self.n_writes += 1;
+                let kept = !self.n_writes.is_multiple_of(8);
+                if kept {
+                    self.blocks
+                        .extend(saved.into_iter().map(|saved| (path.clone(), saved)));
+                }
+                scheduler.blocks_written(&[ticket], kept);
             }
             StoreOrder::Discard { ticket } => drop(self.desk.take(ticket)),
         }
@@ -184,4 +189,28 @@ fn a_log_with_a_store_replays_without_one() {
         .collect();
     let replayed = replay_of(&made_up(&setup, &silent)).expect("it can be replayed");
     assert!(replayed.difference.is_some());
+}
+
+#[test]
+fn a_log_whose_blocks_are_no_whole_pages_is_refused() {
+    let mut setup = setup();
+    setup.limits.page_size = PageSize::new(16).expect("it is positive");
+    for (block_tokens, is_good) in [(0, false), (8, false), (24, false), (16, true), (64, true)] {
+        setup.limits.tier = Some(TierLimits {
+            saves: SaveRules {
+                block_tokens,
+                min_hits: 1,
+            },
+            buffers: 2,
+            state_buffers: 0,
+            saves_per_step: 1,
+        });
+        match replay_of(&made_up(&setup, &[])) {
+            Ok(_) => assert!(is_good, "{block_tokens}"),
+            Err(ReplayError::Setup(reason)) => {
+                assert!(!is_good && reason.contains("block_tokens"), "{reason}");
+            }
+            Err(other) => panic!("blocks of {block_tokens} tokens: {other}"),
+        }
+    }
 }

@@ -57,7 +57,7 @@ pub struct StoreOutcome {
 pub(super) enum StoreAnswer {
     Found { seq: SeqId, found: PrefixFound },
     Fetched { ticket: Ticket, blocks: usize },
-    Written { ticket: Ticket },
+    Written { ticket: Ticket, kept: bool },
 }
 
 /// See the module.
@@ -156,7 +156,10 @@ impl<'a> VirtualStore<'a> {
                             place,
                             kind,
                         }),
-                        None => self.answers.push(StoreAnswer::Written { ticket }),
+                        None => {
+                            let kept = false;
+                            self.answers.push(StoreAnswer::Written { ticket, kept });
+                        }
                     }
                 }
                 StoreOrder::Discard { ticket } => self.discard(ticket, now_s),

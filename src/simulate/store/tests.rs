@@ -81,7 +81,7 @@ impl<'a> Bench<'a> {
                 StoreAnswer::Fetched { ticket, blocks } => {
                     self.fetched.push((now_s, ticket, blocks));
                 }
-                StoreAnswer::Written { ticket } => self.written.push((now_s, ticket)),
+                StoreAnswer::Written { ticket, .. } => self.written.push((now_s, ticket)),
             }
         }
     }

@@ -188,7 +188,9 @@ impl VirtualStore<'_> {
                 place,
                 kind,
             } = write;
-            let counted = match self.index.check(&place, kind) {
+            let stored = self.index.check(&place, kind);
+            let kept = matches!(stored, Stored::Known);
+            let counted = match stored {
                 Stored::New if self.make_room(&place, kind) => {
                     let bytes = self.model.payload_bytes(kind) as f64;
                     return Some(Job {
@@ -205,7 +207,7 @@ impl VirtualStore<'_> {
                 Stored::Orphan => &mut self.outcome.orphans,
             };
             *counted += 1;
-            self.answers.push(StoreAnswer::Written { ticket });
+            self.answers.push(StoreAnswer::Written { ticket, kept });
         }
         None
     }
@@ -249,7 +251,8 @@ impl VirtualStore<'_> {
                 self.outcome.write_s += took_s;
                 self.outcome.written += 1;
                 self.index.insert(place, kind, 0);
-                self.answers.push(StoreAnswer::Written { ticket });
+                let kept = true;
+                self.answers.push(StoreAnswer::Written { ticket, kept });
             }
             Work::Read {
                 fetch,

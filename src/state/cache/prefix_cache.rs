@@ -232,6 +232,21 @@ pub struct SaveDemand {
     pub most: usize,
     /// States.
     pub most_states: usize,
+    /// What becomes of the account of what the store has.
+    pub account: SaveAccount,
+}
+
+/// What a cache does with its account of what the store has, before it takes any block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SaveAccount {
+    /// Goes on with it.
+    #[default]
+    Keep,
+    /// Begins anew, as if the store had nothing: it did without a block that counts as stored, and whatever follows on such a
+    /// block is refused. Paths are queued again when they are published the next time.
+    Forget,
+    /// Gives it up, and the queue: the store has ended. Nothing is queued until a demand begins anew.
+    End,
 }
 
 /// A block of a cached path that the store does not have, or the state at its end.

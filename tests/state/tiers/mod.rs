@@ -182,6 +182,8 @@ fn a_store_that_dies_leaves_the_engine_serving() {
         let after = world.submit(prompt(1, 64, 6), 3);
         world.assert_clean();
         let loaded = [asked, after].map(|number| world.lives[number].loaded_tokens);
+        // Nothing waits to be saved any more.
+        assert_eq!(world.tier().queued_paths, 0);
         // What was there before it died is still good.
         assert_eq!(loaded, [if n_answers == 2 { 64 } else { 0 }, 0]);
         assert!(!world.tier().serves);
@@ -288,6 +290,32 @@ fn a_buffer_that_is_missing_costs_a_block_and_no_request() {
     world.submit(prompt(1, 64, 0), 4);
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 0);
+}
+
+#[test]
+fn what_the_store_did_without_is_written_when_it_is_used_again() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    let set_full = |world: &TierWorld, is_full| {
+        let mut desk = world.store.desk.lock().expect("nobody panics with it");
+        desk.is_full = is_full;
+    };
+    set_full(&world, true);
+    world.submit(prompt(1, 64, 0), 1);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 0);
+    set_full(&world, false);
+    // The tree has it, and the blocks behind it are of no use without it.
+    world.submit(prompt(1, 64, 40), 1);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 104 / 16);
+    // What is evicted there while it is hot in memory comes back once something follows on it.
+    world.store.evict(0);
+    assert_eq!(world.store.disk.blocks.len(), 0);
+    world.submit(prompt(1, 64, 80), 1);
+    world.assert_clean();
+    world.submit(prompt(1, 64, 80), 1);
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 144 / 16);
 }
 
 #[test]

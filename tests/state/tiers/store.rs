@@ -223,20 +223,27 @@ impl NaiveStore {
                 tokens,
                 block,
             } => {
-                self.write(ticket, namespace, &tokens, block as usize);
-                scheduler.blocks_written(&[ticket]);
+                let kept = self.write(ticket, namespace, &tokens, block as usize);
+                scheduler.blocks_written(&[ticket], kept);
             }
             StoreOrder::Discard { .. } => unreachable!("it was carried out at once"),
         }
     }
 
-    fn write(&mut self, ticket: Ticket, namespace: Namespace, tokens: &[u32], block: usize) {
+    /// True if the block is there afterwards.
+    fn write(
+        &mut self,
+        ticket: Ticket,
+        namespace: Namespace,
+        tokens: &[u32],
+        block: usize,
+    ) -> bool {
         let mut desk = self.desk.lock().expect("nobody panics with it");
         let saved = desk.saved.remove(&ticket);
         drop(desk);
         let has_parent = self.chain(&namespace, tokens) >= block;
         let Some((kind, saved)) = saved.filter(|_| has_parent) else {
-            return;
+            return false;
         };
         let path = self.path(&namespace, tokens, block + 1);
         let before = match kind {
@@ -247,6 +254,7 @@ impl NaiveStore {
             before.is_none_or(|before| before == saved),
             "one path has two contents"
         );
+        true
     }
 
     /// Drops a block, and with it those that nobody would find any more.

@@ -9,10 +9,15 @@ use std::sync::Arc;
 
 use super::{Key, RadixTree};
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::{SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart};
+use crate::state::cache::prefix_cache::{
+    SaveAccount, SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart,
+};
 
 /// Paths that wait at most: the youngest is dropped where there is no room.
 const MAX_QUEUED: usize = 4096;
+/// Tokens of these paths at most, which the queue keeps in memory after their requests have ended: 32 MiB of ids. Few trees
+/// hold more tokens, and what has left the tree before its turn is not saved anyway.
+const MAX_QUEUED_TOKENS: usize = 8 << 20;
 
 /// When a block is worth a place in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -28,7 +33,13 @@ pub(super) struct Saves {
     rules: SaveRules,
     /// By node.
     nodes: Vec<NodeSaves>,
+    /// Raised to forget what is stored: an account of an earlier epoch says nothing.
+    epoch: u32,
     queue: VecDeque<Entry>,
+    /// Of all paths in the queue, as they are kept: to the end of their requests' tokens.
+    queued_tokens: usize,
+    /// The store has ended: nothing is queued.
+    is_over: bool,
     /// Tokens published since blocks were last taken.
     fresh_tokens: usize,
     dropped_tokens: u64,
@@ -37,6 +48,7 @@ pub(super) struct Saves {
 /// The account of a node.
 #[derive(Clone, Copy, Default)]
 struct NodeSaves {
+    epoch: u32,
     /// The store has, or is getting, all of its blocks that end within so many tokens of their path.
     stored_to: u32,
     /// The same of the state at its end.
@@ -48,6 +60,12 @@ struct Entry {
     namespace: Namespace,
     tokens: Arc<[u32]>,
     len: usize,
+    /// When it was published last.
+    epoch: u32,
+    /// Blocks that end within so many tokens were taken in its turn, and states likewise. They are not taken twice in one
+    /// turn, whatever is forgotten meanwhile: a store that refuses everything would be offered it for ever.
+    blocks_to: usize,
+    states_to: usize,
 }
 
 /// A node on the way along a path.
@@ -64,7 +82,20 @@ impl Saves {
         if index >= self.nodes.len() {
             self.nodes.resize(index + 1, NodeSaves::default());
         }
-        &mut self.nodes[index]
+        let fresh = self.fresh();
+        let saves = &mut self.nodes[index];
+        if saves.epoch != fresh.epoch {
+            *saves = fresh;
+        }
+        saves
+    }
+
+    /// The account of a node of which nothing is stored.
+    fn fresh(&self) -> NodeSaves {
+        NodeSaves {
+            epoch: self.epoch,
+            ..NodeSaves::default()
+        }
     }
 
     fn note_stored(&mut self, node: u32, tokens: usize) {
@@ -85,7 +116,10 @@ impl RadixTree {
         self.saves = Some(Box::new(Saves {
             rules,
             nodes: Vec::new(),
+            epoch: 0,
             queue: VecDeque::new(),
+            queued_tokens: 0,
+            is_over: false,
             fresh_tokens: 0,
             dropped_tokens: 0,
         }));
@@ -95,7 +129,7 @@ impl RadixTree {
     /// A leaf is new: nothing of it is stored, whatever had its index before.
     pub(super) fn note_unsaved(&mut self, leaf: u32, n_tokens: usize) {
         if let Some(saves) = &mut self.saves {
-            *saves.at(leaf) = NodeSaves::default();
+            *saves.at(leaf) = saves.fresh();
             saves.fresh_tokens += n_tokens;
         }
     }
@@ -107,13 +141,16 @@ impl RadixTree {
             // The lower half ends where the node did, and keeps its state.
             *saves.at(upper) = NodeSaves {
                 stored_to,
-                has_state: false,
+                ..saves.fresh()
             };
         }
     }
 
     /// Queues a path that was just published down to `node`, of which the store has the first `stored_tokens`.
     pub(super) fn queue_saves(&mut self, node: u32, key: Key<'_>, stored_tokens: usize) {
+        if self.saves.as_ref().is_none_or(|saves| saves.is_over) {
+            return;
+        }
         let Some(mut saves) = self.saves.take() else {
             return;
         };
@@ -136,6 +173,11 @@ impl RadixTree {
         let Some(mut saves) = self.saves.take() else {
             return Vec::new();
         };
+        saves.carry_on(demand.account);
+        if demand.most == 0 {
+            self.saves = Some(saves);
+            return Vec::new();
+        }
         let published = std::mem::take(&mut saves.fresh_tokens);
         let published = published.div_ceil(saves.rules.block_tokens);
         let mut taken = Taken {
@@ -144,19 +186,20 @@ impl RadixTree {
             left_states: demand.most_states,
         };
         while taken.left > 0
-            && let Some(entry) = saves.queue.pop_front()
+            && let Some(mut entry) = saves.queue.pop_front()
         {
-            if !self.take_path(&mut saves, &entry, &mut taken) {
+            if !self.take_path(&mut saves, &mut entry, &mut taken) {
                 saves.queue.push_front(entry);
                 break;
             }
+            saves.queued_tokens -= entry.tokens.len();
         }
         self.saves = Some(saves);
         taken.blocks
     }
 
     /// Takes the blocks of a path, and the states on it, as long as more may be taken; true if it has no more.
-    fn take_path(&self, saves: &mut Saves, entry: &Entry, taken: &mut Taken) -> bool {
+    fn take_path(&self, saves: &mut Saves, entry: &mut Entry, taken: &mut Taken) -> bool {
         let block_tokens = saves.rules.block_tokens;
         let path = self.path_along(&entry.namespace, &entry.tokens[..entry.len]);
         for Stop { node, start, end } in &path {
@@ -166,7 +209,8 @@ impl RadixTree {
             }
             for block in start / block_tokens..end / block_tokens {
                 let block_end = (block + 1) * block_tokens;
-                if saves.at(*node).stored_to as usize >= block_end {
+                let stored_to = saves.at(*node).stored_to as usize;
+                if stored_to.max(entry.blocks_to) >= block_end {
                     continue;
                 }
                 if taken.left == 0 {
@@ -178,16 +222,20 @@ impl RadixTree {
                 let n_pages = self.page_size.full_pages(block_tokens);
                 let pages = pages.iter().take(n_pages).collect();
                 taken.push(entry, block, UnsavedPart::Pages(pages));
+                entry.blocks_to = block_end;
                 saves.note_stored(*node, block_end);
             }
             let is_whole = *end == self.end_of(*node) && end % block_tokens == 0;
             let state = self.state_of(*node).filter(|_| is_whole);
-            if let Some(state) = state.filter(|_| !saves.at(*node).has_state) {
+            if let Some(state) =
+                state.filter(|_| !saves.at(*node).has_state && entry.states_to < *end)
+            {
                 if taken.left_states == 0 {
                     return false;
                 }
                 taken.left_states -= 1;
                 taken.push(entry, end / block_tokens - 1, UnsavedPart::State(state));
+                entry.states_to = *end;
                 saves.at(*node).has_state = true;
             }
         }
@@ -230,8 +278,7 @@ impl RadixTree {
     /// Forgets everything that is to be saved: the tree was emptied, of all of it but what locks keep.
     pub(super) fn clear_saves(&mut self) {
         if let Some(saves) = &mut self.saves {
-            saves.queue.clear();
-            saves.fresh_tokens = 0;
+            saves.clear();
         }
     }
 }
@@ -255,6 +302,22 @@ impl Taken {
 }
 
 impl Saves {
+    fn carry_on(&mut self, account: SaveAccount) {
+        if account == SaveAccount::Keep {
+            return;
+        }
+        self.epoch = self.epoch.wrapping_add(1);
+        self.is_over = account == SaveAccount::End;
+        if self.is_over {
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.queue = VecDeque::new();
+        (self.queued_tokens, self.fresh_tokens) = (0, 0);
+    }
+
     /// A path that goes on from the youngest one takes its place.
     fn push(&mut self, key: Key<'_>) {
         let len = key.tokens.len();
@@ -263,16 +326,25 @@ impl Saves {
             && last.namespace == *key.namespace
         {
             last.len = last.len.max(len);
+            if last.epoch != self.epoch {
+                (last.epoch, last.blocks_to, last.states_to) = (self.epoch, 0, 0);
+            }
             return;
         }
-        if self.queue.len() >= MAX_QUEUED {
+        let n_tokens = key.owner.map_or(len, |owner| owner.len());
+        let queued_tokens = self.queued_tokens.saturating_add(n_tokens);
+        if self.queue.len() >= MAX_QUEUED || queued_tokens > MAX_QUEUED_TOKENS {
             self.dropped_tokens += self.whole(len) as u64;
             return;
         }
+        self.queued_tokens = queued_tokens;
         self.queue.push_back(Entry {
             namespace: key.namespace.clone(),
             tokens: key.owner.cloned().unwrap_or_else(|| key.tokens.into()),
             len,
+            epoch: self.epoch,
+            blocks_to: 0,
+            states_to: 0,
         });
     }
 }
@@ -339,10 +411,19 @@ mod tests {
         }
 
         fn take(&mut self, base: usize, most: usize) -> Vec<(u32, Vec<u32>)> {
+            self.take_with(SaveAccount::Keep, (base, most))
+        }
+
+        fn take_with(
+            &mut self,
+            account: SaveAccount,
+            (base, most): (usize, usize),
+        ) -> Vec<(u32, Vec<u32>)> {
             let blocks = self.tree.take_unsaved(SaveDemand {
                 base,
                 most,
                 most_states: 0,
+                account,
             });
             let blocks = blocks.into_iter().map(|block| match block.part {
                 UnsavedPart::Pages(pages) => {
@@ -420,5 +501,69 @@ mod tests {
         // The index of the node is another's now, of which nothing is stored.
         saver.publish(&tokens(4), 0);
         assert_eq!(saver.take(9, 9).len(), 1);
+    }
+
+    #[test]
+    fn what_the_store_did_without_is_taken_again_at_the_next_publish() {
+        let mut saver = Saver::new(1, 1);
+        saver.publish(&tokens(8), 0);
+        let first = saver.take(9, 9);
+        assert_eq!(first.len(), 2);
+        saver.publish(&tokens(8), 0);
+        assert!(saver.take(9, 9).is_empty());
+        // Nothing comes again by itself.
+        assert!(saver.take_with(SaveAccount::Forget, (9, 9)).is_empty());
+        saver.publish(&tokens(8), 0);
+        assert_eq!(saver.take(9, 9), first);
+        saver.publish(&tokens(8), 0);
+        assert!(saver.take(9, 9).is_empty());
+    }
+
+    #[test]
+    fn a_store_that_refuses_everything_is_offered_a_path_once() {
+        let mut saver = Saver::new(1, 1);
+        saver.publish(&tokens(16), 0);
+        assert_eq!(saver.take(0, 1).len(), 1);
+        let taken: Vec<u32> = (0..9)
+            .flat_map(|_| saver.take_with(SaveAccount::Forget, (1, 1)))
+            .map(|(block, _)| block)
+            .collect();
+        assert_eq!(taken, [1, 2, 3]);
+        assert_eq!(saver.tree.save_counts().queued, 0);
+    }
+
+    #[test]
+    fn the_queue_keeps_no_more_tokens_than_its_bound() {
+        let mut saver = Saver::new(1, 1);
+        let namespace = Namespace::default();
+        let whole: Arc<[u32]> = vec![0; MAX_QUEUED_TOKENS].into();
+        let saves = saver.tree.saves.as_mut().expect("it keeps account");
+        for owner in [whole, tokens(8).into()] {
+            saves.push(Key {
+                namespace: &namespace,
+                tokens: &owner[..8],
+                owner: Some(&owner),
+            });
+        }
+        let counts = saver.tree.save_counts();
+        assert_eq!((counts.queued, counts.dropped_tokens), (1, 8));
+        // Its turn makes room.
+        assert!(saver.take(9, 9).is_empty());
+        saver.publish(&tokens(8), 0);
+        assert_eq!(saver.take(9, 9).len(), 2);
+    }
+
+    #[test]
+    fn nothing_is_queued_for_a_store_that_has_ended() {
+        let mut saver = Saver::new(1, 1);
+        saver.publish(&tokens(8), 0);
+        assert!(saver.take_with(SaveAccount::End, (0, 0)).is_empty());
+        assert_eq!(saver.tree.save_counts(), SaveCounts::default());
+        saver.publish(&tokens(12), 0);
+        assert_eq!(saver.tree.save_counts(), SaveCounts::default());
+        // Until one begins.
+        assert!(saver.take_with(SaveAccount::Forget, (0, 0)).is_empty());
+        saver.publish(&tokens(12), 0);
+        assert_eq!(saver.take(9, 9).len(), 3);
     }
 }

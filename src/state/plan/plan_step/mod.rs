@@ -55,7 +55,10 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         plan.cache
             .touch_prefix(&key.namespace, &key.tokens[..limit]);
     }
-    if let Some(demand) = request.saves.filter(|_| !request.flush) {
+    if let Some(mut demand) = request.saves {
+        if request.flush {
+            demand.most = 0;
+        }
         // Before anything is evicted: the copies come before whoever gets the memory writes to it.
         plan.verdict.saves = plan.cache.take_unsaved(demand);
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Fetching, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
 use crate::ids::{RowId, SeqId, StateSlot, Ticket};
+use crate::state::cache::prefix_cache::SaveAccount;
 use crate::state::plan::{FetchWish, LoadGrant, StoredPrefix};
 use crate::state::scheduler::Scheduler;
 use crate::state::step::{BlockLoad, StepRow};
@@ -15,6 +16,10 @@ impl Scheduler {
             return;
         };
         tier.serves = serves;
+        tier.account = match serves {
+            true => SaveAccount::Forget,
+            false => SaveAccount::End,
+        };
         if !serves {
             tier.give_up();
             let waiting: Vec<SeqId> = self.queue.all().collect();

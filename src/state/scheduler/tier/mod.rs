@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 use crate::ids::{SeqId, StepId, Ticket};
 use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_cache::SaveAccount;
 use crate::state::cache::radix_tree::SaveRules;
 use crate::state::step::BlockCopies;
 use crate::state::tiers::BlockPlace;
@@ -189,6 +190,8 @@ pub(super) struct Tier {
     /// A run that is fetched has one.
     states: Buffers,
     stats: TierStats,
+    /// What the next plan tells the tree.
+    account: SaveAccount,
 }
 
 /// The copies of a step.
@@ -258,6 +261,7 @@ impl Tier {
             blocks: Buffers::new(limits.buffers),
             states: Buffers::new(limits.state_buffers),
             stats: TierStats::default(),
+            account: SaveAccount::default(),
         }
     }
 
@@ -393,8 +397,17 @@ impl Tier {
         }
     }
 
+    /// The tree is to begin its account anew. A store that has ended has taken it with it.
+    fn forget_stored(&mut self) {
+        if self.serves {
+            self.account = SaveAccount::Forget;
+        }
+    }
+
+    /// Gives the buffer of a save back. The tree takes the block for stored.
     fn drop_save(&mut self, ticket: Ticket) {
         if self.end_save(ticket) {
+            self.forget_stored();
             self.orders.push(StoreOrder::Discard { ticket });
         }
     }

@@ -2,30 +2,37 @@
 
 use super::{Saved, Tier};
 use crate::ids::Ticket;
-use crate::state::cache::prefix_cache::{SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart};
+use crate::state::cache::prefix_cache::{
+    SaveAccount, SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart,
+};
 use crate::state::scheduler::{Next, Scheduler};
 use crate::state::step::{BlockSave, BlockSource};
 
 impl Scheduler {
-    /// Blocks are written, or the store has done without: their buffers are free.
-    pub fn blocks_written(&mut self, tickets: &[Ticket]) {
+    /// Blocks are written, or the store has done without: their buffers are free. `kept` if the store has them now: without
+    /// one of them it refuses what follows on it, so everything is offered to it again.
+    pub fn blocks_written(&mut self, tickets: &[Ticket], kept: bool) {
         let Some(tier) = &mut self.tier else {
             return;
         };
         for ticket in tickets {
-            tier.end_save(*ticket);
+            if tier.end_save(*ticket) && !kept {
+                tier.forget_stored();
+            }
         }
         self.pipeline.note_change();
     }
 
     /// The blocks that a plan may save.
-    pub(in crate::state::scheduler) fn save_demand(&self) -> Option<SaveDemand> {
-        let tier = self.tier.as_ref()?;
+    pub(in crate::state::scheduler) fn save_demand(&mut self) -> Option<SaveDemand> {
+        let tier = self.tier.as_mut()?;
         let most = tier.room_to_save();
-        (most > 0).then_some(SaveDemand {
+        let account = std::mem::take(&mut tier.account);
+        (most > 0 || account != SaveAccount::Keep).then_some(SaveDemand {
             base: tier.limits.saves_per_step,
             most,
             most_states: tier.states.room_to_save(),
+            account,
         })
     }
 
