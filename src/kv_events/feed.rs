@@ -84,6 +84,10 @@ impl ChangeFeed {
     /// another change: the cache has more to tell, or the publisher to catch up.
     pub fn pass_on(&mut self, cache: &mut dyn PrefixCache) -> bool {
         self.take_back();
+        if self.news.is_closed() {
+            self.forget(cache);
+            return false;
+        }
         if self.pauses(cache) {
             self.paused_calls += 1;
             return true;
@@ -102,6 +106,14 @@ impl ChangeFeed {
             self.send(changes);
         }
         self.has_lost || cache.has_more_to_tell()
+    }
+
+    /// The publisher has stopped with the engine, or died: nobody hears anything any more, and nothing is to catch up.
+    fn forget(&mut self, cache: &mut dyn PrefixCache) {
+        self.has_lost = false;
+        let mut changes = self.spare.pop().unwrap_or_default();
+        cache.take_changes(&mut changes);
+        self.keep(changes);
     }
 
     /// Whether the cache is to tell no further part before the publisher has read more.
@@ -134,7 +146,7 @@ impl ChangeFeed {
                 self.waiting_tokens += n_tokens;
             }
             Err(TrySendError::Full(news)) => self.lose(news.changes),
-            // The publisher has stopped with the engine, or died: nobody hears anything any more.
+            // The next call finds that out too.
             Err(TrySendError::Closed(news)) => self.keep(news.changes),
         }
     }
@@ -331,5 +343,17 @@ mod tests {
         world.insert(&[1]);
         assert!(!world.feed.pass_on(&mut world.tree));
         assert_eq!(world.feed.waiting_changes, 0);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_publisher_that_died_before_it_caught_up() {
+        let mut world = World::new(1);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        world.insert(&[1]);
+        assert!(world.feed.pass_on(&mut world.tree), "it is lost");
+        world.news.close();
+        assert!(!world.feed.pass_on(&mut world.tree));
+        world.insert(&[2]);
+        assert!(!world.feed.pass_on(&mut world.tree));
     }
 }
