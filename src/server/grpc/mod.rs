@@ -10,6 +10,7 @@ mod scheduler;
 
 use std::io;
 use std::net::TcpListener;
+use std::time::Duration;
 
 use actix_web::web::Data;
 use tonic::service::Interceptor;
@@ -44,7 +45,13 @@ pub mod proto {
 /// The header of the key.
 const AUTHORIZATION: &str = "authorization";
 /// Requests that one connection has under way at most.
-const MAX_STREAMS: u32 = 1024;
+const MAX_STREAMS: u32 = 256;
+/// Those of them whose messages are being read.
+const MAX_READ_AT_ONCE: usize = 8;
+/// A message, and what is answered at once, may take so long.
+const READING_PATIENCE: Duration = Duration::from_secs(60);
+/// Longest message: 800,000 tokens of five bytes each.
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 /// Serves on `listener` until the state drains and the answers under way have ended. Runs in the caller's runtime,
 /// which may have one thread.
@@ -60,7 +67,7 @@ pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()>
         // An error means that the state is gone.
         let _ = draining.wait_for(|drains| *drains).await;
     };
-    let max_bytes = state.config().max_body_bytes;
+    let max_bytes = state.config().max_body_bytes.min(MAX_MESSAGE_BYTES);
     let runtime = SglangServiceServer::new(Runtime::new(state.clone()));
     let runtime = runtime.max_decoding_message_size(max_bytes);
     let scheduler = SglangSchedulerServer::new(Scheduler::new(state.clone()));
@@ -68,6 +75,8 @@ pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()>
     let guard = Guard { state };
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
+        .concurrency_limit_per_connection(MAX_READ_AT_ONCE)
+        .timeout(READING_PATIENCE)
         .add_service(InterceptedService::new(runtime, guard.clone()))
         .add_service(InterceptedService::new(scheduler, guard))
         .serve_with_incoming_shutdown(incoming, drained)
