@@ -5,6 +5,7 @@
 
 mod answer;
 mod call;
+mod door;
 mod runtime;
 mod scheduler;
 
@@ -16,7 +17,6 @@ use actix_web::web::Data;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Status};
 
 use super::error::ApiError;
@@ -44,6 +44,8 @@ pub mod proto {
 
 /// The header of the key.
 const AUTHORIZATION: &str = "authorization";
+/// Connections at once; others wait. With the limits below, the messages that are being read have 1 GiB at most.
+const MAX_CONNECTIONS: usize = 32;
 /// Requests that one connection has under way at most.
 const MAX_STREAMS: u32 = 256;
 /// Those of them whose messages are being read.
@@ -61,7 +63,7 @@ const MAX_MESSAGE_BYTES: usize = 4 << 20;
 pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = door::connections(listener, MAX_CONNECTIONS);
     let mut draining = state.drain_signal();
     let drained = async move {
         // An error means that the state is gone.
@@ -77,6 +79,8 @@ pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()>
         .max_concurrent_streams(MAX_STREAMS)
         .concurrency_limit_per_connection(MAX_READ_AT_ONCE)
         .timeout(READING_PATIENCE)
+        .http2_keepalive_interval(Some(door::KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(door::KEEPALIVE_PATIENCE))
         .add_service(InterceptedService::new(runtime, guard.clone()))
         .add_service(InterceptedService::new(scheduler, guard))
         .serve_with_incoming_shutdown(incoming, drained)
