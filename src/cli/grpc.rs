@@ -1,9 +1,36 @@
 //! The port for gRPC, in builds with the feature `grpc`. The configuration of others has none.
 
+use std::time::Duration;
+
+use actix_web::rt::task::JoinHandle;
 use actix_web::web::Data;
 use souffleur::server::{AppState, ServerConfig};
 
 use super::failure::Failure;
+
+/// What clients have not read so long after the engine has stopped is lost.
+const READING_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A server of gRPC, if there is one.
+#[derive(Default)]
+pub struct GrpcServing {
+    server: Option<JoinHandle<()>>,
+}
+
+impl GrpcServing {
+    /// Waits until the answers under way have been read, and not for ever. To be called once the engine has stopped,
+    /// which ends them.
+    pub async fn ended(self) {
+        let Some(mut server) = self.server else {
+            return;
+        };
+        let ended = actix_web::rt::time::timeout(READING_PATIENCE, &mut server).await;
+        if ended.is_err() {
+            tracing::warn!("a client of gRPC reads its answer too slowly: it is cut off");
+            server.abort();
+        }
+    }
+}
 
 /// A socket for gRPC, if there is to be one.
 #[derive(Default)]
@@ -34,16 +61,19 @@ impl GrpcDoor {
     }
 
     /// Serves beside HTTP until the state drains.
-    pub fn serve(self, state: &Data<AppState>) {
+    pub fn serve(self, state: &Data<AppState>) -> GrpcServing {
         let Some(listener) = self.listener else {
-            return;
+            return GrpcServing::default();
         };
         let state = state.clone();
-        actix_web::rt::spawn(async move {
+        let server = actix_web::rt::spawn(async move {
             if let Err(error) = souffleur::server::grpc::run(listener, state).await {
                 tracing::error!(%error, "gRPC has ended");
             }
         });
+        GrpcServing {
+            server: Some(server),
+        }
     }
 }
 
@@ -55,5 +85,37 @@ impl GrpcDoor {
     }
 
     /// Nothing is to be served.
-    pub fn serve(self, _: &Data<AppState>) {}
+    pub fn serve(self, _: &Data<AppState>) -> GrpcServing {
+        GrpcServing::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use actix_web::rt::{self, System};
+
+    use super::*;
+
+    #[test]
+    fn answers_under_way_are_waited_for() {
+        System::new().block_on(async {
+            let is_told = Rc::new(Cell::new(false));
+            let telling = is_told.clone();
+            let server = rt::spawn(async move {
+                for _ in 0..100 {
+                    rt::task::yield_now().await;
+                }
+                telling.set(true);
+            });
+            let serving = GrpcServing {
+                server: Some(server),
+            };
+            serving.ended().await;
+            assert!(is_told.get());
+            GrpcServing::default().ended().await;
+        });
+    }
 }

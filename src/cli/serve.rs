@@ -70,7 +70,7 @@ async fn serve(
     let render = Arc::new(move || with_counter_types(&metrics.render()));
     let state = AppState::new(server_config, slot.clone(), render);
     let state = Data::new(traces.installed_in(state));
-    grpc.serve(&state);
+    let grpc = grpc.serve(&state);
     let (stop, stopped) = oneshot::channel::<()>();
     let mut serving = rt::spawn(server::run(listener, state, async {
         let _ = stopped.await;
@@ -98,7 +98,9 @@ async fn serve(
     };
     rt::spawn(async move { signals.next().await.exit() });
     let _ = stop.send(());
-    outcome.and(finish(serving.await))
+    let served = finish(serving.await);
+    grpc.ended().await;
+    outcome.and(served)
 }
 
 /// Downloading and loading block, so they have a thread of their own; the server answers 503 meanwhile.

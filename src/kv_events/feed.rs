@@ -2,6 +2,7 @@
 //!
 //! What the publisher has no room for is lost, and with it all that comes before the publisher has read what waits. Then
 //! the cache tells again what it holds, a part after each plan, and subscribers hear first that all they know is void.
+//! While more than half of what may wait does, the cache keeps its parts, so that a large one is not lost in its turn.
 
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
@@ -15,6 +16,10 @@ pub(super) const MAX_WAITING_NEWS: usize = 1024;
 const MAX_WAITING_TOKENS: usize = 4 << 20;
 /// Emptied lists with room for more changes than this are not used again.
 const MAX_SPARE_CHANGES: usize = 4096;
+
+/// Calls in a row that may leave with the cache what it has to tell. What changes meanwhile stays there, so that this
+/// bounds it; a part more then is small beside the half that is free.
+const MAX_PAUSED_CALLS: usize = 64;
 
 /// Changes of a plan.
 pub(super) struct News {
@@ -44,6 +49,8 @@ pub struct ChangeFeed {
     /// Changes and tokens that were sent and not read yet.
     waiting_changes: usize,
     waiting_tokens: usize,
+    /// Calls since the last that took anything from the cache.
+    paused_calls: usize,
     /// The publisher knows less than the tree has said.
     has_lost: bool,
     metrics: KvEventMetrics,
@@ -67,6 +74,7 @@ impl ChangeFeed {
             max_changes,
             waiting_changes: 0,
             waiting_tokens: 0,
+            paused_calls: 0,
             has_lost: false,
             metrics,
         }
@@ -76,6 +84,15 @@ impl ChangeFeed {
     /// another change: the cache has more to tell, or the publisher to catch up.
     pub fn pass_on(&mut self, cache: &mut dyn PrefixCache) -> bool {
         self.take_back();
+        if self.news.is_closed() {
+            self.forget(cache);
+            return false;
+        }
+        if self.pauses(cache) {
+            self.paused_calls += 1;
+            return true;
+        }
+        self.paused_calls = 0;
         let mut changes = self.spare.pop().unwrap_or_default();
         if self.has_lost && self.waiting_changes == 0 {
             self.has_lost = false;
@@ -89,6 +106,24 @@ impl ChangeFeed {
             self.send(changes);
         }
         self.has_lost || cache.has_more_to_tell()
+    }
+
+    /// The publisher has stopped with the engine, or died: nobody hears anything any more, and nothing is to catch up.
+    fn forget(&mut self, cache: &mut dyn PrefixCache) {
+        self.has_lost = false;
+        let mut changes = self.spare.pop().unwrap_or_default();
+        cache.take_changes(&mut changes);
+        self.keep(changes);
+    }
+
+    /// Whether the cache is to tell no further part before the publisher has read more.
+    fn pauses(&self, cache: &dyn PrefixCache) -> bool {
+        let is_behind = self.waiting_changes > self.max_changes / 2
+            || self.waiting_tokens > MAX_WAITING_TOKENS / 2;
+        is_behind
+            && !self.has_lost
+            && self.paused_calls < MAX_PAUSED_CALLS
+            && cache.has_more_to_tell()
     }
 
     fn send(&mut self, changes: Vec<CacheChange>) {
@@ -111,7 +146,7 @@ impl ChangeFeed {
                 self.waiting_tokens += n_tokens;
             }
             Err(TrySendError::Full(news)) => self.lose(news.changes),
-            // The publisher has stopped with the engine, or died: nobody hears anything any more.
+            // The next call finds that out too.
             Err(TrySendError::Closed(news)) => self.keep(news.changes),
         }
     }
@@ -167,7 +202,7 @@ mod tests {
             let metrics = KvEventMetrics::register();
             Self {
                 tree,
-                pool: PagePool::new(10_000, page_size, ledger),
+                pool: PagePool::new(200_000, page_size, ledger),
                 feed: ChangeFeed::new(1, sender, max_changes, metrics),
                 news,
             }
@@ -261,11 +296,64 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_what_is_told_again_has_few_tokens() {
+        let mut world = World::new(100);
+        for first in [0, 100_000, 200_000, 300_000] {
+            let tokens: Vec<u32> = (first..first + 40_000).collect();
+            world.insert(&tokens);
+        }
+        world.tree.note_changes();
+        assert!(world.feed.pass_on(&mut world.tree), "half is told");
+        assert_eq!(world.read().as_deref(), Some("cleared stored stored "));
+        assert!(!world.feed.pass_on(&mut world.tree));
+        assert_eq!(world.read().as_deref(), Some("stored stored "));
+    }
+
+    #[test]
+    fn no_further_part_is_told_while_more_than_half_of_what_may_wait_does() {
+        let mut world = World::new(600);
+        for token in 0..1000 {
+            world.insert(&[token]);
+        }
+        world.tree.note_changes();
+        // The publisher reads nothing meanwhile.
+        for _ in 0..20 {
+            assert!(world.feed.pass_on(&mut world.tree));
+        }
+        assert!(!world.feed.has_lost);
+        assert!(world.feed.waiting_changes > 300 && world.feed.waiting_changes <= 600);
+        let mut told = String::new();
+        loop {
+            while let Some(text) = world.read() {
+                told.push_str(&text);
+            }
+            if !world.feed.pass_on(&mut world.tree) {
+                break;
+            }
+        }
+        told.push_str(&world.read().unwrap_or_default());
+        assert_eq!(told.matches("stored").count(), 1000);
+        assert_eq!(told.matches("cleared").count(), 1, "it began once");
+    }
+
+    #[test]
     fn a_publisher_that_is_gone_costs_nothing() {
         let mut world = World::new(4);
         world.news.close();
         world.insert(&[1]);
         assert!(!world.feed.pass_on(&mut world.tree));
         assert_eq!(world.feed.waiting_changes, 0);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_publisher_that_died_before_it_caught_up() {
+        let mut world = World::new(1);
+        assert!(!world.feed.pass_on(&mut world.tree));
+        world.insert(&[1]);
+        assert!(world.feed.pass_on(&mut world.tree), "it is lost");
+        world.news.close();
+        assert!(!world.feed.pass_on(&mut world.tree));
+        world.insert(&[2]);
+        assert!(!world.feed.pass_on(&mut world.tree));
     }
 }

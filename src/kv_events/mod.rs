@@ -11,6 +11,7 @@
 //! what these layers need there may be gone, which says nothing, as no other block is worth less for it.
 
 pub mod batch;
+mod complaints;
 pub mod config;
 pub mod feed;
 pub mod hash;

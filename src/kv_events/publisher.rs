@@ -224,6 +224,7 @@ async fn publish(work: Work) -> io::Result<()> {
         topic: config.topic.clone(),
         ring: RefCell::new(Ring::new(limits)),
         published: watch::Sender::new(0),
+        complaints: Default::default(),
         metrics,
     });
     match subscribers {

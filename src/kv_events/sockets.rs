@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
+use super::complaints::Complaints;
 use super::config::Endpoint;
 use super::ring::{Batch, Ring};
 use super::zmtp::{self, SocketType, SubscriberWord, ZmtpError};
@@ -30,6 +31,9 @@ const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
 /// The same for one that has batches repeated: whoever asks reads.
 const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+/// Whoever asks for nothing for so long, or subscribes to nothing that is published here, loses its connection: those
+/// that are gone without a word must not keep others out. ZeroMQ connects again by itself.
+const IDLE_PATIENCE: Duration = Duration::from_secs(120);
 /// Topics of a subscriber, and what each may be long.
 const MAX_TOPICS: usize = 64;
 const MAX_WORD_BYTES: usize = 512;
@@ -49,6 +53,8 @@ pub(super) struct Sockets {
     pub ring: RefCell<Ring>,
     /// The number of the next batch, for those who wait for it.
     pub published: watch::Sender<u64>,
+    /// About those that connect.
+    pub complaints: Complaints,
     pub metrics: KvEventMetrics,
 }
 
@@ -68,12 +74,14 @@ impl Sockets {
 
 /// Serves subscribers that connect to `listener`, for ever.
 pub(super) async fn accept_subscribers(listener: TcpListener, sockets: Rc<Sockets>) {
-    accept(listener, |stream| serve_subscriber(stream, sockets.clone())).await;
+    let serve = |stream| serve_subscriber(stream, sockets.clone());
+    accept(listener, &sockets, serve).await;
 }
 
 /// Serves those that ask for batches again, for ever.
 pub(super) async fn accept_questions(listener: TcpListener, sockets: Rc<Sockets>) {
-    accept(listener, |stream| serve_replays(stream, sockets.clone())).await;
+    let serve = |stream| serve_replays(stream, sockets.clone());
+    accept(listener, &sockets, serve).await;
 }
 
 /// Connects to a subscriber that has bound its socket, again and again.
@@ -87,7 +95,7 @@ pub(super) async fn connect_to_subscriber(endpoint: Endpoint, sockets: Rc<Socket
                 if !matches!(ended, Err(ZmtpError::Peer(_))) {
                     wait = FIRST_RETRY;
                 }
-                note_end(ended);
+                note_end(ended, &sockets.complaints);
             }
             Err(error) => tracing::debug!(host = endpoint.host, %error, "no subscriber is there"),
         }
@@ -96,7 +104,7 @@ pub(super) async fn connect_to_subscriber(endpoint: Endpoint, sockets: Rc<Socket
     }
 }
 
-async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F)
+async fn accept<F>(listener: TcpListener, sockets: &Rc<Sockets>, serve: impl Fn(TcpStream) -> F)
 where
     F: Future<Output = Result<(), ZmtpError>> + 'static,
 {
@@ -105,33 +113,42 @@ where
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "a reader of KV events cannot connect");
+                let what = "a reader of KV events cannot connect";
+                sockets.complaints.log(what, &error);
                 sleep(ACCEPT_RETRY).await;
                 continue;
             }
         };
         if open.get() >= MAX_CONNECTIONS {
-            tracing::warn!(
-                limit = MAX_CONNECTIONS,
-                "too many readers of KV events at once: one was turned away"
-            );
+            let reason = format_args!("{MAX_CONNECTIONS} are connected, which is the limit");
+            let what = "a reader of KV events was turned away";
+            sockets.complaints.log(what, &reason);
             continue;
         }
         open.set(open.get() + 1);
         let (served, open) = (serve(stream), open.clone());
+        let sockets = sockets.clone();
         tokio::task::spawn_local(async move {
-            note_end(served.await);
+            note_end(served.await, &sockets.complaints);
             open.set(open.get() - 1);
         });
     }
 }
 
-fn note_end(ended: Result<(), ZmtpError>) {
+fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
-        Err(ZmtpError::Io(error)) => tracing::debug!(%error, "a reader of KV events is gone"),
-        Err(error) => tracing::warn!(%error, "a reader of KV events was disconnected"),
+        Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle)) => {
+            tracing::debug!(%error, "a reader of KV events is gone");
+        }
+        Err(error) => complaints.log("a reader of KV events was disconnected", &error),
     }
+}
+
+/// What somebody says who must say something.
+async fn unless_idle<T>(heard: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ZmtpError> {
+    let heard = timeout(IDLE_PATIENCE, heard).await;
+    heard.map_err(|_| ZmtpError::Idle)?
 }
 
 async fn open(
@@ -183,7 +200,12 @@ async fn hear_wishes(
     sockets: &Sockets,
 ) -> Result<(), ZmtpError> {
     loop {
-        let frame = zmtp::read_frame(reader, MAX_WORD_BYTES).await?;
+        let heard = zmtp::read_frame(reader, MAX_WORD_BYTES);
+        let frame = match wishes.next.get() {
+            // It may have nothing more to say; whether it is there shows when it is sent something.
+            Some(_) => heard.await?,
+            None => unless_idle(heard).await?,
+        };
         let mut topics = wishes.topics.borrow_mut();
         match zmtp::subscriber_word(&frame) {
             Some(SubscriberWord::Subscribe(topic)) => {
@@ -295,7 +317,8 @@ async fn read_question(
 ) -> Result<Option<Question>, ZmtpError> {
     let mut envelope = Vec::new();
     loop {
-        let frame = match zmtp::read_frame(reader, MAX_WORD_BYTES).await {
+        let heard = unless_idle(zmtp::read_frame(reader, MAX_WORD_BYTES));
+        let frame = match heard.await {
             Err(ZmtpError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 return Ok(None);
             }

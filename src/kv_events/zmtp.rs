@@ -31,6 +31,9 @@ pub enum ZmtpError {
     /// The peer has let too much time pass.
     #[error("the peer was silent for too long")]
     Late,
+    /// The peer wants nothing.
+    #[error("the peer asked for nothing for too long")]
+    Idle,
 }
 
 /// The types of sockets that are served.

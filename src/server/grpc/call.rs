@@ -3,11 +3,68 @@
 use serde::Serialize;
 use serde_json::{Map, Number, Value, json};
 
+use crate::error::RequestError;
 use crate::server::call::CallLimits;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::native::NativeCall;
 use crate::server::state::AppState;
+use crate::state::request_limits::RequestLimits;
+
+/// How much of a message is made JSON, which takes many times its memory. What is longer has no chance.
+#[derive(Clone, Copy)]
+pub(super) struct MessageLimits<'a> {
+    pub(super) context_length: usize,
+    pub(super) request: &'a RequestLimits,
+}
+
+impl<'a> MessageLimits<'a> {
+    /// Those of the engine.
+    ///
+    /// # Errors
+    /// There is none, or none for new requests.
+    pub(super) fn of(state: &'a AppState) -> Result<Self, ApiError> {
+        let engine = &state.serving()?.engine;
+        Ok(Self {
+            context_length: engine.model().context_length,
+            request: engine.request_limits(),
+        })
+    }
+
+    /// Refuses a prompt that no context has room for.
+    pub(super) fn check_prompt(&self, prompt_tokens: usize) -> Result<(), ApiError> {
+        let limit_tokens = self.context_length;
+        match prompt_tokens > limit_tokens {
+            true => Err(ApiError::from(RequestError::PromptTooLong {
+                prompt_tokens,
+                limit_tokens,
+            })),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses lists that are too long.
+    pub(super) fn check_lists(
+        &self,
+        stop: usize,
+        stop_token_ids: usize,
+        logit_bias: usize,
+    ) -> Result<(), ApiError> {
+        let most = self.request;
+        let lists = [
+            ("stop", stop, most.max_stop_strings),
+            ("stop_token_ids", stop_token_ids, most.max_stop_token_ids),
+            ("logit_bias", logit_bias, most.max_logit_bias),
+        ];
+        match lists.into_iter().find(|(_, len, limit)| len > limit) {
+            Some((name, len, limit)) => {
+                let text = format!("{name} has {len} entries, limit is {limit}: send fewer");
+                Err(ApiError::field(name, text))
+            }
+            None => Ok(()),
+        }
+    }
+}
 
 /// Reads a call of one request.
 ///
@@ -56,4 +113,43 @@ pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
 pub(super) fn finite(name: &str, value: f32) -> Result<Number, ApiError> {
     let number = Number::from_f64(value.into());
     number.ok_or_else(|| ApiError::field(name, format!("{name} is {value}, must be a number")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_longer_than_its_limit_is_refused_with_both_lengths() {
+        let request = RequestLimits {
+            max_stop_strings: 1,
+            max_stop_token_ids: 2,
+            max_logit_bias: 3,
+            ..RequestLimits::default()
+        };
+        let limits = MessageLimits {
+            context_length: 100,
+            request: &request,
+        };
+        assert!(limits.check_prompt(100).is_ok());
+        let error = limits.check_prompt(101).expect_err("it is too long");
+        let expected = "prompt has 101 tokens, limit is 100: shorten the prompt";
+        assert_eq!(error.message(), expected);
+        assert!(limits.check_lists(1, 2, 3).is_ok());
+        for (lens, expected) in [
+            ([2, 2, 3], "stop has 2 entries, limit is 1: send fewer"),
+            (
+                [1, 3, 3],
+                "stop_token_ids has 3 entries, limit is 2: send fewer",
+            ),
+            (
+                [1, 2, 4],
+                "logit_bias has 4 entries, limit is 3: send fewer",
+            ),
+        ] {
+            let [stop, ids, bias] = lens;
+            let error = limits.check_lists(stop, ids, bias);
+            assert_eq!(error.expect_err("it is too long").message(), expected);
+        }
+    }
 }

@@ -5,17 +5,18 @@
 
 mod answer;
 mod call;
+mod door;
 mod runtime;
 mod scheduler;
 
 use std::io;
 use std::net::TcpListener;
+use std::time::Duration;
 
 use actix_web::web::Data;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Status};
 
 use super::error::ApiError;
@@ -43,8 +44,16 @@ pub mod proto {
 
 /// The header of the key.
 const AUTHORIZATION: &str = "authorization";
+/// Connections at once; others wait. With the limits below, the messages that are being read have 1 GiB at most.
+const MAX_CONNECTIONS: usize = 32;
 /// Requests that one connection has under way at most.
-const MAX_STREAMS: u32 = 1024;
+const MAX_STREAMS: u32 = 256;
+/// Those of them whose messages are being read.
+const MAX_READ_AT_ONCE: usize = 8;
+/// A message, and what is answered at once, may take so long.
+const READING_PATIENCE: Duration = Duration::from_secs(60);
+/// Longest message: 800,000 tokens of five bytes each.
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 /// Serves on `listener` until the state drains and the answers under way have ended. Runs in the caller's runtime,
 /// which may have one thread.
@@ -54,13 +63,13 @@ const MAX_STREAMS: u32 = 1024;
 pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = door::connections(listener, MAX_CONNECTIONS);
     let mut draining = state.drain_signal();
     let drained = async move {
         // An error means that the state is gone.
         let _ = draining.wait_for(|drains| *drains).await;
     };
-    let max_bytes = state.config().max_body_bytes;
+    let max_bytes = state.config().max_body_bytes.min(MAX_MESSAGE_BYTES);
     let runtime = SglangServiceServer::new(Runtime::new(state.clone()));
     let runtime = runtime.max_decoding_message_size(max_bytes);
     let scheduler = SglangSchedulerServer::new(Scheduler::new(state.clone()));
@@ -68,6 +77,10 @@ pub async fn run(listener: TcpListener, state: Data<AppState>) -> io::Result<()>
     let guard = Guard { state };
     Server::builder()
         .max_concurrent_streams(MAX_STREAMS)
+        .concurrency_limit_per_connection(MAX_READ_AT_ONCE)
+        .timeout(READING_PATIENCE)
+        .http2_keepalive_interval(Some(door::KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(door::KEEPALIVE_PATIENCE))
         .add_service(InterceptedService::new(runtime, guard.clone()))
         .add_service(InterceptedService::new(scheduler, guard))
         .serve_with_incoming_shutdown(incoming, drained)

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status};
 
 use super::answer::Answer;
-use super::call::{self, finite};
+use super::call::{self, MessageLimits, finite};
 use super::proto::runtime::sglang_service_server::SglangService;
 use super::proto::runtime::{
     AbortRequest, AbortResponse, FlushCacheRequest, FlushCacheResponse, GenerateRequest,
@@ -47,7 +47,9 @@ impl SglangService for Runtime {
         &self,
         request: Request<GenerateRequest>,
     ) -> Result<Response<Responses>, Status> {
-        let call = body(request.into_inner()).and_then(|body| call::read(&self.state, body));
+        let limits = MessageLimits::of(&self.state);
+        let body = limits.and_then(|limits| body(request.into_inner(), limits));
+        let call = body.and_then(|body| call::read(&self.state, body));
         let answer = call.and_then(|call| Answer::begin(&self.state, call));
         let answer = answer.map_err(status)?;
         let responses = stream::unfold(Some(answer), |answer| async move {
@@ -185,7 +187,10 @@ fn as_json(meta: &Meta<'_>) -> HashMap<String, String> {
 }
 
 /// The request as a call of `/generate`.
-fn body(request: GenerateRequest) -> Result<Map<String, Value>, ApiError> {
+fn body(
+    request: GenerateRequest,
+    limits: MessageLimits<'_>,
+) -> Result<Map<String, Value>, ApiError> {
     let lora_path = request.lora_path.unwrap_or_default();
     call::refuse(&[
         ("return_logprob", request.return_logprob == Some(true)),
@@ -195,6 +200,10 @@ fn body(request: GenerateRequest) -> Result<Map<String, Value>, ApiError> {
             request.disaggregated_params.is_some(),
         ),
     ])?;
+    limits.check_prompt(request.input_ids.len())?;
+    if let Some(params) = &request.sampling_params {
+        limits.check_lists(params.stop.len(), params.stop_token_ids.len(), 0)?;
+    }
     let rid = request.rid.filter(|rid| !rid.is_empty());
     let sampling = request.sampling_params.map(sampling).transpose()?;
     Ok(call::object([
@@ -241,6 +250,7 @@ fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::request_limits::RequestLimits;
 
     #[test]
     fn what_is_absent_is_left_to_the_engine_and_zero_is_zero() {
@@ -270,12 +280,22 @@ mod tests {
 
     #[test]
     fn what_only_sglang_has_is_refused() {
+        let limits = MessageLimits {
+            context_length: 10,
+            request: &RequestLimits::default(),
+        };
         let request = GenerateRequest {
             return_logprob: Some(true),
             ..GenerateRequest::default()
         };
-        let error = body(request).expect_err("there are none");
+        let error = body(request, limits).expect_err("there are none");
         assert!(error.message().contains("return_logprob"), "{error:?}");
-        assert!(body(GenerateRequest::default()).is_ok());
+        assert!(body(GenerateRequest::default(), limits).is_ok());
+        let long = GenerateRequest {
+            input_ids: vec![1; 11],
+            ..GenerateRequest::default()
+        };
+        let error = body(long, limits).expect_err("it has no room");
+        assert!(error.message().contains("limit is 10"), "{error:?}");
     }
 }

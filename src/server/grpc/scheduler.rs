@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status};
 
 use super::answer::Answer;
-use super::call::{self, finite};
+use super::call::{self, MessageLimits, finite};
 use super::proto::scheduler::generate_complete::MatchedStop;
 use super::proto::scheduler::generate_response::Response as Part;
 use super::proto::scheduler::sampling_params::Constraint;
@@ -177,7 +177,8 @@ struct Telling {
 impl Telling {
     fn begin(state: &AppState, request: GenerateRequest) -> Result<Self, ApiError> {
         let streams = request.stream;
-        let call = call::read(state, body(request)?)?;
+        let body = body(request, MessageLimits::of(state)?)?;
+        let call = call::read(state, body)?;
         Ok(Self {
             answer: Answer::begin(state, call)?,
             streams,
@@ -251,7 +252,10 @@ fn chunk(news: Transcript) -> GenerateStreamChunk {
 }
 
 /// The request as a call of `/generate`.
-fn body(request: GenerateRequest) -> Result<Map<String, Value>, ApiError> {
+fn body(
+    request: GenerateRequest,
+    limits: MessageLimits<'_>,
+) -> Result<Map<String, Value>, ApiError> {
     call::refuse(&[
         ("mm_inputs", request.mm_inputs.is_some()),
         ("return_logprob", request.return_logprob),
@@ -271,6 +275,11 @@ fn body(request: GenerateRequest) -> Result<Map<String, Value>, ApiError> {
         ApiError::field("tokenized", text)
     };
     let ids = request.tokenized.ok_or_else(missing)?.input_ids;
+    limits.check_prompt(ids.len())?;
+    if let Some(params) = &request.sampling_params {
+        let (ids, bias) = (&params.stop_token_ids, &params.logit_bias);
+        limits.check_lists(params.stop.len(), ids.len(), bias.len())?;
+    }
     let rid = Some(request.request_id).filter(|rid| !rid.is_empty());
     let sampling = request.sampling_params.map(sampling).transpose()?;
     let fields = [
@@ -335,6 +344,7 @@ fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::request_limits::RequestLimits;
 
     #[test]
     fn a_zero_that_no_request_can_mean_is_left_to_the_engine() {
@@ -371,7 +381,11 @@ mod tests {
             lora_id: "a".to_owned(),
             ..GenerateRequest::default()
         };
-        let error = body(request).expect_err("there are no adapters");
+        let limits = MessageLimits {
+            context_length: 10,
+            request: &RequestLimits::default(),
+        };
+        let error = body(request, limits).expect_err("there are no adapters");
         assert!(error.message().contains("lora_id"), "{error:?}");
     }
 }

@@ -104,6 +104,17 @@ fn what_cannot_be_is_refused_with_its_field() {
         ),
         (
             GenerateRequest {
+                input_ids: vec![10; 500_000],
+                ..request(5)
+            },
+            "prompt has 500000 tokens",
+        ),
+        (
+            sampling(|params| params.stop_token_ids = vec![1; 5000]),
+            "stop_token_ids has 5000 entries",
+        ),
+        (
+            GenerateRequest {
                 return_logprob: Some(true),
                 ..request(5)
             },

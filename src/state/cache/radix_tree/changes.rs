@@ -11,6 +11,8 @@ use crate::state::cache::changes::{Above, CacheChange, NodeTokens};
 
 /// Indices that one asking for changes looks at, of nodes that are told again: some ten microseconds.
 const TOLD_AT_ONCE: u32 = 256;
+/// Tokens that end such a part, with the node that reaches them: little of what may wait for the publisher.
+const TOKENS_TOLD_AT_ONCE: usize = 64 << 10;
 
 /// The changes since somebody asked for them.
 pub(super) struct Changes {
@@ -125,12 +127,18 @@ impl RadixTree {
             return;
         };
         let end = self.arena.indices().end;
-        let next = end.min(first + TOLD_AT_ONCE);
-        for index in first..next {
-            let node = &self.arena[index];
-            if node.is_live && !node.is_root() && !changes.is_told(index) {
-                self.tell(changes, index);
+        let last = end.min(first + TOLD_AT_ONCE);
+        let mut next = first;
+        let mut n_tokens = 0;
+        while next < last && n_tokens < TOKENS_TOLD_AT_ONCE {
+            let node = &self.arena[next];
+            if node.is_live && !node.is_root() && !changes.is_told(next) {
+                let n_noted = changes.noted.len();
+                self.tell(changes, next);
+                let told = changes.noted[n_noted..].iter();
+                n_tokens += told.map(CacheChange::n_tokens).sum::<usize>();
             }
+            next += 1;
         }
         match &mut changes.telling {
             Some(telling) if next < end => telling.next = next,

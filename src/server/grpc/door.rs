@@ -1,0 +1,145 @@
+//! Connections for gRPC: few at once, and none that is silent for long.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::stream::{self, Stream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::sleep;
+use tokio_io_timeout::TimeoutStream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+/// A client is asked whether it is there after so long without a word.
+pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// It has so long to say so.
+pub(super) const KEEPALIVE_PATIENCE: Duration = Duration::from_secs(20);
+/// Nothing is read for so long of clients that never began to speak HTTP/2, which are not asked: others answer.
+const READ_PATIENCE: Duration = Duration::from_secs(90);
+/// Out of file descriptors, most likely.
+const ACCEPT_RETRY: Duration = Duration::from_millis(500);
+
+/// Connections to `listener`, `limit` of them at once: others wait in the socket's queue.
+pub(super) fn connections(
+    listener: TcpListener,
+    limit: usize,
+) -> impl Stream<Item = io::Result<Connection>> {
+    let room = Arc::new(Semaphore::new(limit));
+    stream::unfold((listener, room), |(listener, room)| async move {
+        let place = room.clone().acquire_owned().await.ok()?;
+        let connection = Connection::new(accept(&listener).await, place);
+        Some((Ok(connection), (listener, room)))
+    })
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                tracing::debug!(%error, "a client of gRPC cannot connect");
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// A connection, which ends if it is silent for long.
+pub(super) struct Connection {
+    stream: Pin<Box<TimeoutStream<TcpStream>>>,
+    info: TcpConnectInfo,
+    /// Its place among those at once.
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, place: OwnedSemaphorePermit) -> Self {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "small answers may come late");
+        }
+        let info = stream.connect_info();
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_read_timeout(Some(READ_PATIENCE));
+        Self {
+            stream: Box::pin(stream),
+            info,
+            _place: place,
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.info.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.as_mut().poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.as_mut().poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::{FutureExt, StreamExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_connection_more_than_the_limit_waits_until_another_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").await;
+        let listener = listener.expect("a port is free");
+        let address = listener.local_addr().expect("it is bound");
+        let mut connections = pin!(connections(listener, 1));
+        let _one = TcpStream::connect(address).await.expect("it listens");
+        let _another = TcpStream::connect(address).await.expect("it waits");
+        let first = connections.next().await;
+        assert!(connections.next().now_or_never().is_none());
+        drop(first);
+        let second = connections.next().await.expect("there is room again");
+        assert!(second.is_ok());
+    }
+}
