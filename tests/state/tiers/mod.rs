@@ -48,7 +48,8 @@ fn a_prompt_after_a_restart_is_loaded_and_says_the_same() {
 
 #[test]
 fn a_prompt_of_a_model_with_states_goes_on_behind_a_stored_one() {
-    for page_size in [1, 16] {
+    // With larger pages, the reply's row has left a state at the end of the prompt's last whole one.
+    for (page_size, reused) in [(1, 256), (16, 288)] {
         let setup = Tiered {
             page_size,
             n_pages: 2048 / page_size as usize,
@@ -69,7 +70,7 @@ fn a_prompt_of_a_model_with_states_goes_on_behind_a_stored_one() {
         let number = world.submit(prompt(1, 290, 9), 4);
         world.assert_clean();
         let life = &world.lives[number];
-        assert_eq!((life.cached_tokens, life.loaded_tokens), (256, 0));
+        assert_eq!((life.cached_tokens, life.loaded_tokens), (reused, 0));
     }
 }
 
