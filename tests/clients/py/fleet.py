@@ -63,7 +63,11 @@ class Fleet(unittest.TestCase):
         except httpx2.TransportError:
             # It does not listen yet.
             return False
-        return readiness.status_code == 200 and readiness.json()["healthy_workers"] == len(ENGINES)
+        if readiness.status_code != 200 or readiness.json()["healthy_workers"] != len(ENGINES):
+            return False
+        # smg counts an engine as healthy before it sends requests there, and lists loads of those that it does.
+        loads = cls.http.get("/get_loads")
+        return loads.status_code == 200 and all(url in loads.text for url in ENGINES)
 
     def wait_until_whole(self, engines=None):
         for engine in engines or self.engines:
