@@ -5,11 +5,8 @@ const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
 /// Reads a number of bytes: `8G`, `512M`, `1000000`.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let unit = UNITS.iter().find(|(letter, _)| text.ends_with(*letter));
-    let (digits, shift) = match unit {
-        Some((letter, shift)) => (text.trim_end_matches(*letter), *shift),
-        None => (text, 0),
-    };
+    let with_unit = |(letter, shift): &(char, u32)| Some((text.strip_suffix(*letter)?, *shift));
+    let (digits, shift) = UNITS.iter().find_map(with_unit).unwrap_or((text, 0));
     let bytes = digits.parse::<u64>().ok();
     let bytes = bytes.and_then(|number| number.checked_mul(1 << shift));
     bytes.ok_or_else(|| {
