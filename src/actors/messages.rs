@@ -143,9 +143,9 @@ pub enum StoreNews {
     Serves(bool),
     /// Answers [`StoreOrder::Find`], also in place of a store that is late.
     Found {
-        /// Who asked.
+        /// The sequence that asked.
         seq: SeqId,
-        /// What there is.
+        /// The part of the prompt that there is.
         found: PrefixFound,
     },
     /// Answers [`StoreOrder::Fetch`], likewise.

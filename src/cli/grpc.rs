@@ -8,7 +8,7 @@ use souffleur::server::{AppState, ServerConfig};
 
 use super::failure::Failure;
 
-/// What clients have not read so long after the engine has stopped is lost.
+/// Time for clients to read after the engine has stopped; the rest is lost.
 const READING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A server of gRPC, if there is one.

@@ -80,10 +80,10 @@ pub(super) fn tier_limits(config: &EngineConfig, setup: &StoreSetup) -> Option<T
     limits(config, setup.config.host_bytes, &setup.geometry).ok()
 }
 
-/// What there is to know of a store without a disk: what a simulation needs.
+/// The shape of a store without its disk, for a simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreShape {
-    /// What its blocks are.
+    /// The shape of its blocks.
     pub geometry: Geometry,
     /// How the scheduler uses it.
     pub limits: TierLimits,

@@ -27,7 +27,7 @@ pub enum KvEvent {
 pub struct StoredBlocks {
     /// Of each block.
     pub ids: Vec<i64>,
-    /// Of the block before the first one; `None` at the beginning of a prefix.
+    /// The id of the block before the first one; `None` at the beginning of a prefix.
     pub parent: Option<i64>,
     /// Of all blocks.
     pub tokens: Vec<u32>,
@@ -41,7 +41,7 @@ pub struct EventBatches {
     block_size: usize,
     full: Vec<Vec<KvEvent>>,
     open: Vec<KvEvent>,
-    /// What the open batch takes at most.
+    /// The most bytes that the open batch takes.
     open_bytes: usize,
 }
 

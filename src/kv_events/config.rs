@@ -96,7 +96,7 @@ impl Endpoint {
         ["*", "::", "0.0.0.0"].contains(&self.host.as_str())
     }
 
-    /// What a listener binds to.
+    /// The address that a listener binds to.
     pub fn bound_host(&self) -> &str {
         match self.host.as_str() {
             "*" => "0.0.0.0",

@@ -15,7 +15,7 @@ const LONG_ROTATION: &[u8] = b"\x02souffleur-long-rotation";
 /// The hash of a block and of everything before it.
 pub type BlockHash = [u8; 32];
 
-/// What the ids of blocks in a namespace begin with.
+/// The seed of the ids of blocks in a namespace.
 #[derive(Debug)]
 pub struct IdSpace {
     /// Stands for the block before the first one.

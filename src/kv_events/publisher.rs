@@ -49,7 +49,7 @@ pub struct KvEventsInfo {
     pub publisher: &'static str,
     /// As configured; `*` stands for every address of the machine.
     pub endpoint_host: String,
-    /// Of the PUB socket.
+    /// The address of the PUB socket.
     pub endpoint_port_base: u16,
     /// The first frame of every message.
     pub topic: String,
@@ -57,7 +57,7 @@ pub struct KvEventsInfo {
     pub block_size: usize,
     /// Ranks of data parallelism: one.
     pub dp_size: usize,
-    /// Of the ROUTER socket, if there is one.
+    /// The address of the ROUTER socket, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_endpoint_port_base: Option<u16>,
 }

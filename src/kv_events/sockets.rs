@@ -47,7 +47,7 @@ const LAST_RETRY: Duration = Duration::from_secs(10);
 /// Out of file descriptors, most likely.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
 
-/// What all connections share.
+/// State that all connections share.
 pub(super) struct Sockets {
     pub topic: String,
     pub ring: RefCell<Ring>,

@@ -1,4 +1,4 @@
-//! What was published of the prefix cache.
+//! Counts of the events that were published of the prefix cache.
 
 use metrics::{Counter, Gauge, counter, gauge};
 

@@ -3,7 +3,7 @@
 use crate::state::scheduler::pending::PendingTokens;
 use crate::state::scheduler::stats::EngineStats;
 
-/// What an engine has to do, and how fast it does it.
+/// An engine's load: the work it has, and how fast it does it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineLoad {
     /// Queues, pools and counters, as of the last plan.

@@ -1,4 +1,4 @@
-//! What the KV store brought and took.
+//! Counts of what the KV store brought and took.
 
 use metrics::{Counter, Gauge, counter, gauge};
 

@@ -8,7 +8,7 @@ use crate::model::json_file::format_error;
 use crate::model::weights::folder::{self, INDEX, SINGLE};
 use crate::model::weights::quantised::scheme;
 
-/// What says how weights are encoded, beside the files of tools that quantise.
+/// The file that says how weights are encoded, beside the files of tools that quantise.
 const CONFIG: &str = "config.json";
 
 /// Where a model is.

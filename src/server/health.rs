@@ -82,7 +82,7 @@ pub(super) async fn model_info(state: Data<AppState>) -> Result<HttpResponse, Ap
     Ok(HttpResponse::Ok().json(model_facts(model)))
 }
 
-/// What is known of a model.
+/// Facts of a model.
 pub(super) fn model_facts(model: &ModelInfo) -> Value {
     json!({
         "model_path": model.model_path,
@@ -104,7 +104,7 @@ pub(super) async fn server_info(state: Data<AppState>) -> Result<HttpResponse, A
     Ok(HttpResponse::Ok().json(server_facts(&state).await?))
 }
 
-/// What is known of a server and its engine.
+/// Facts of a server and its engine.
 pub(super) async fn server_facts(state: &AppState) -> Result<Value, ApiError> {
     let engine = &state.loaded()?.engine;
     let (model, stats) = (engine.model(), engine.stats().await?);

@@ -22,7 +22,7 @@ use crate::metrics::EngineLoad;
 const RANK: &str = "0";
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
-/// What a gateway may ask for.
+/// The parts that a gateway may ask for.
 #[derive(Deserialize)]
 pub(super) struct Wish {
     include: Option<String>,

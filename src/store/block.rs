@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::state::tiers::BlockKind;
 use crate::store::{Geometry, Plane, StoreError};
 
-/// What a buffer is used for.
+/// The use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockUse {
     /// It is filled by the executor, or waits to be written.
@@ -168,7 +168,7 @@ impl HostBlock {
         })
     }
 
-    /// What it is used for.
+    /// Its use.
     pub fn usage(&self) -> BlockUse {
         self.usage
     }
@@ -206,7 +206,7 @@ pub struct BlockPools {
     pools: [Option<BlockPool>; 3],
 }
 
-/// Of the memory for buffers, states take one part in so many.
+/// States take one part in so many of the memory for buffers.
 const STATE_SHARE: u64 = 4;
 /// The least number of buffers of a kind: one is saved while another one is loaded.
 const MIN_BUFFERS: u64 = 2;

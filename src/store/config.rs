@@ -1,4 +1,4 @@
-//! What a store may take, and why it cannot start.
+//! Limits of a store, and the reasons why it cannot start.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub enum StoreError {
          two: raise kv_host_bytes to {limit_bytes}"
     )]
     HostBytes {
-        /// What was given.
+        /// The given value.
         host_bytes: u64,
         /// One block of each kind.
         needed_bytes: u64,
@@ -73,7 +73,7 @@ pub enum StoreError {
         kind.name()
     )]
     DiskBytes {
-        /// What was given.
+        /// The given value.
         disk_bytes: u64,
         /// The largest kind.
         kind: BlockKind,

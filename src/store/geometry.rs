@@ -1,4 +1,4 @@
-//! What a block is made of.
+//! The parts of a block.
 
 use std::sync::Arc;
 

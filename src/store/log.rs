@@ -19,7 +19,7 @@ const MAX_LOG_BYTES: u64 = 1 << 30;
 /// Entries by which a log may be longer than what it says, before it is written anew.
 const SLACK_ENTRIES: u64 = 1 << 14;
 
-/// What an entry says.
+/// The content of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LogEntry {
     /// A record is in a slot.

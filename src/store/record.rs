@@ -21,7 +21,7 @@
 use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint};
 use crate::store::{Geometry, HostBlock, Plane};
 
-/// What headers and payloads are rounded up to, in bytes.
+/// Bytes that headers and payloads are rounded up to.
 pub(super) const ALIGN: usize = 4096;
 /// Version of everything in a fingerprint's folder, which is part of the fingerprint.
 pub(super) const VERSION: u32 = 1;
@@ -53,7 +53,7 @@ impl RecordSize {
     }
 }
 
-/// What a header says.
+/// The content of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordName {
     pub place: BlockPlace,

@@ -1,4 +1,4 @@
-//! What goes to the I/O thread and what comes back.
+//! Requests to the I/O thread, and its answers.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::store::HostBlock;
 /// Asks which blocks of a prompt the store has. Answered by [`Answer::Found`].
 #[derive(Clone)]
 pub struct Find {
-    /// Who asks.
+    /// The sequence that asks.
     pub seq: SeqId,
     /// Whose blocks.
     pub namespace: Namespace,
@@ -28,7 +28,7 @@ pub struct Find {
 /// Asks for blocks in memory. Answered by [`Answer::Fetched`] or [`Answer::Late`], once, by the deadline.
 #[derive(Clone)]
 pub struct Fetch {
-    /// Who asks.
+    /// The sequence that asks.
     pub seq: SeqId,
     /// The load that the blocks are for.
     pub ticket: Ticket,
@@ -83,13 +83,13 @@ pub enum TierState {
     },
 }
 
-/// What the I/O thread says. Answers to requests come once each, in any order.
+/// Answers and news of the I/O thread. Answers to requests come once each, in any order.
 pub enum Answer {
     /// The store has come to another state; the first is [`TierState::Identifying`].
     State(TierState),
     /// The answer to [`Find`].
     Found {
-        /// Who asked.
+        /// The sequence that asked.
         seq: SeqId,
         /// The whole blocks of the prompt, for [`Fetch`]: only as many as are in the store.
         path: Arc<[BlockPlace]>,
@@ -101,7 +101,7 @@ pub enum Answer {
     },
     /// Blocks in memory.
     Fetched {
-        /// Who asked.
+        /// The sequence that asked.
         seq: SeqId,
         /// The load.
         ticket: Ticket,
@@ -112,14 +112,14 @@ pub enum Answer {
     },
     /// Nothing came.
     Late {
-        /// Who asked.
+        /// The sequence that asked.
         seq: SeqId,
         /// The load, which is over.
         ticket: Ticket,
         /// Why.
         reason: Short,
     },
-    /// What became of a block that was to be written.
+    /// The outcome of a block that was to be written.
     Committed {
         /// The save.
         ticket: Ticket,
@@ -172,7 +172,7 @@ impl Short {
     }
 }
 
-/// What became of a commit.
+/// The outcome of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The block is written.

@@ -27,7 +27,7 @@ pub enum DigestError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's reason.
         error: io::Error,
     },
     /// [`Stop`] was set.

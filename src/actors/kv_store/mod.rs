@@ -35,7 +35,7 @@ const STATS_EVERY: Duration = Duration::from_secs(2);
 pub struct StoreSetup {
     /// Where it is and how much it may take.
     pub config: StoreConfig,
-    /// What its blocks are.
+    /// The shape of its blocks.
     pub geometry: Geometry,
     /// Says what they depend on.
     pub identify: Box<dyn Fn() -> Identify + Send + Sync>,
@@ -50,7 +50,7 @@ pub struct KvStore {
     store: Option<Store>,
     /// Names of blocks, while the store serves.
     paths: Option<Paths>,
-    /// What is not answered yet, and the timers that answer instead.
+    /// Questions that are not answered yet, and the timers that answer instead.
     finds: FxHashMap<SeqId, SpawnHandle>,
     fetches: FxHashMap<Ticket, SpawnHandle>,
     /// It has let an answer wait beyond its time, and has said nothing since.
@@ -80,7 +80,7 @@ impl KvStore {
             return self.tell_found(seq, nothing_found());
         }
         if self.is_late {
-            // What the store says to it tells that it answers again. Nobody waits for that.
+            // The store's answer, for which nobody waits, tells that it answers again.
             return self.tell_found(seq, nothing_found());
         }
         let wait = self.setup.config.prefetch_timeout.base + GRACE;

@@ -15,9 +15,9 @@ pub(super) struct Notation {
     pub(super) whole: fn(&Value, &Value) -> Option<Part>,
     /// A constant; `None` if it cannot be written.
     pub(super) literal: fn(&Value) -> Option<String>,
-    /// What stands before a value in an object, with its name; `None` if that cannot be written.
+    /// The text before a value in an object, with its name; `None` if that cannot be written.
     pub(super) key: fn(&str) -> Option<String>,
-    /// What stands between values.
+    /// The text between values.
     pub(super) separator: &'static str,
 }
 

@@ -21,7 +21,7 @@ use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values}
 /// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
-    /// What each layer keeps in pages, if it does.
+    /// The buffers that each layer keeps in pages, if it does.
     layouts: Vec<Option<PagedKv>>,
     /// Of each layer: its slots are those of window pages.
     windowed: Vec<bool>,

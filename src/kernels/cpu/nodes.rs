@@ -67,7 +67,7 @@ impl Nodes {
         first(threads.start)..first(threads.end)
     }
 
-    /// Who owns one of `count` things in a row.
+    /// The node that owns one of `count` things in a row.
     pub fn owner(&self, index: usize, count: usize) -> usize {
         let ends = (0..self.count()).map(|node| self.share(node, count).end);
         ends.take_while(|end| *end <= index).count()

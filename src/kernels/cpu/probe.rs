@@ -86,7 +86,7 @@ impl Arithmetic {
         Self::Int8Tiles,
     ];
 
-    /// What multiplies bf16 on an instruction set.
+    /// The instruction that multiplies bf16 on an instruction set.
     pub fn of_bf16(isa: Isa) -> Self {
         match isa {
             Isa::Amx => Self::Bf16Tiles,
@@ -94,7 +94,7 @@ impl Arithmetic {
         }
     }
 
-    /// What multiplies int8 on an instruction set.
+    /// The instruction that multiplies int8 on an instruction set.
     pub fn of_int8(isa: Isa) -> Self {
         match isa {
             Isa::Amx => Self::Int8Tiles,

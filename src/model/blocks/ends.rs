@@ -1,4 +1,4 @@
-//! What stands before the first layer and after the last one.
+//! The parts before the first layer and after the last one.
 
 use super::Norm;
 use crate::error::LoadError;
@@ -6,7 +6,7 @@ use crate::kernels::Backend;
 use crate::model::layer_inputs::InputTable;
 use crate::model::loader::Loader;
 
-/// What stands before the first layer and after the last one.
+/// The parts before the first layer and after the last one.
 pub struct Ends<B: Backend> {
     embedding: B::Matrix,
     /// Factor on embeddings of tokens, and not on vectors of a prompt.

@@ -101,7 +101,7 @@ impl Interceptor for Guard {
     }
 }
 
-/// What a request shows as its key.
+/// The key that a request shows.
 fn shown<T>(request: &Request<T>) -> Option<&[u8]> {
     let value = request.metadata().get(AUTHORIZATION)?;
     Some(value.to_str().ok()?.as_bytes())

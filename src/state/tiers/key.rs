@@ -92,7 +92,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// What a fingerprint is made of: named parts, in the order in which they are added.
+/// The parts of a fingerprint by name, in the order in which they are added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FingerprintParts {
     parts: Vec<(String, String)>,

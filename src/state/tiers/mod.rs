@@ -19,7 +19,7 @@ pub use key::{
 };
 pub use paths::Paths;
 
-/// What a record of a block holds.
+/// The content of a block's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlockKind {
     /// The keys and values of its tokens, of the layers that keep all of them.

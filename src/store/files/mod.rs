@@ -1,4 +1,4 @@
-//! What the store wants of a file system, so that tests can cut it off at any write.
+//! The file system as the store needs it, so that tests can cut it off at any write.
 
 #[cfg(test)]
 mod memory;
@@ -13,7 +13,7 @@ use std::path::Path;
 pub(in crate::store) use memory::MemoryFiles;
 pub(in crate::store) use system::SystemFiles;
 
-/// What holds a lock until it is dropped.
+/// A lock that is held until this is dropped.
 pub(in crate::store) type Lock = Box<dyn Any + Send>;
 
 /// What the kernel may know of bytes of a file.

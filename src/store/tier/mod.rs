@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// How often a kind of damage is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// What a tier is to be.
+/// The shape of a tier.
 #[derive(Clone, Debug)]
 pub(super) struct TierSetup {
     pub root: PathBuf,
@@ -128,7 +128,7 @@ impl DiskTier {
         &self.index
     }
 
-    /// What a block is made of.
+    /// The parts of a block.
     pub fn geometry(&self) -> &Geometry {
         &self.setup.geometry
     }

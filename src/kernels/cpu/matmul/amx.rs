@@ -152,7 +152,7 @@ impl Item<'_> {
         }
     }
 
-    /// What this thread probably multiplies next, to ask for: the share of these rows, and how many words that is.
+    /// The weights that this thread probably multiplies next, to ask for: the share of these rows, and how many words that is.
     #[inline(always)]
     fn words_ahead(
         &self,
@@ -274,7 +274,7 @@ impl BlockProduct for Bf16Product {
             }
             if rest > 0 {
                 let operands = block.step::<ROWS, PANELS>(whole * TILE_PAIRS, whole * TILE_WORDS);
-                // What lies after a panel is another one, or nothing: zeros stand in for it.
+                // After a panel comes another one, or nothing: zeros stand in for it.
                 let mut padded = [[0u32; TILE_WORDS]; PANELS];
                 for (padded, panel) in padded.iter_mut().zip(operands.panels) {
                     for line in 0..rest {

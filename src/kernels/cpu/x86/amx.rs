@@ -21,7 +21,7 @@ pub fn has_amx() -> bool {
     *HAS.get_or_init(|| has_instructions() && is_permitted())
 }
 
-/// What the processor and the system's kernel say.
+/// Whether the processor has the instructions and the system's kernel saves tiles.
 fn has_instructions() -> bool {
     const BF16: u32 = 1 << 22;
     const TILE: u32 = 1 << 24;
@@ -75,7 +75,7 @@ fn is_permitted() -> bool {
 /// Tiles that are configured, until this is dropped.
 pub struct Tiles(());
 
-/// What the processor reads to configure tiles.
+/// The block that the processor reads to configure tiles.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,

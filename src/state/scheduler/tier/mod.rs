@@ -21,7 +21,7 @@ use crate::state::cache::radix_tree::SaveRules;
 use crate::state::step::BlockCopies;
 use crate::state::tiers::BlockPlace;
 
-/// What bounds the scheduler's use of a store.
+/// Bounds of the scheduler's use of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TierLimits {
     /// Which blocks are saved.
@@ -34,12 +34,12 @@ pub struct TierLimits {
     pub saves_per_step: usize,
 }
 
-/// What the store is to do.
+/// An order to the store.
 #[derive(Clone, Debug)]
 pub enum StoreOrder {
     /// Says how much of a prompt there is: [`Scheduler::prefix_found`](super::Scheduler::prefix_found).
     Find {
-        /// Who asks.
+        /// The sequence that asks.
         seq: SeqId,
         /// Where the prompt's prefix may be shared.
         namespace: Namespace,
@@ -48,7 +48,7 @@ pub enum StoreOrder {
     },
     /// Brings blocks into buffers: [`Scheduler::blocks_fetched`](super::Scheduler::blocks_fetched).
     Fetch {
-        /// Who asks.
+        /// The sequence that asks.
         seq: SeqId,
         /// Names the run.
         ticket: Ticket,
@@ -75,7 +75,7 @@ pub enum StoreOrder {
     },
 }
 
-/// What the store has of a prompt.
+/// The part of a prompt that the store has.
 #[derive(Clone, Debug)]
 pub struct PrefixFound {
     /// The blocks of the prompt that it has, for a fetch.
@@ -86,7 +86,7 @@ pub struct PrefixFound {
     pub worth: usize,
 }
 
-/// What was done with a store, and who has its buffers.
+/// Counts of the work done with a store, and the holders of its buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct TierStats {
     /// It finds, fetches and saves.
@@ -179,7 +179,7 @@ pub(super) struct Tier {
     orders: Vec<StoreOrder>,
     /// For the next step.
     copies: BlockCopies,
-    /// Of the steps under way that copy blocks, oldest first.
+    /// Copies of the steps under way, oldest first.
     steps: VecDeque<StepCopies>,
     saves: FxHashMap<Ticket, Saved>,
     /// Fetches that are not answered.
@@ -211,12 +211,12 @@ struct Saved {
 
 /// A fetch under way.
 struct Fetching {
-    /// Who waits for it; `None` once nobody does.
+    /// The sequence that waits for it; `None` once nobody does.
     seq: Option<SeqId>,
     blocks: Range<usize>,
 }
 
-/// Who has the buffers of blocks, or of states; those that nobody has are free.
+/// Holders of the buffers of blocks, or of states; those that nobody has are free.
 #[derive(Clone, Copy, Default)]
 struct Buffers {
     total: usize,

@@ -81,7 +81,7 @@ fn product_on(
     weight: &Stack,
     write: Write,
 ) -> Vec<f32> {
-    // What pads rows of words is zero.
+    // Padding of rows of words is zero.
     let before = if write == Write::GatedRows { 0.0 } else { 1.0 };
     let mut out = vec![before; x.len() / weight.inputs * write.columns(weight.outputs)];
     let bias = values(9, weight.outputs);
