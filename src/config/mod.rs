@@ -21,7 +21,7 @@ use keys::Flag;
 use validate::{
     MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_REBUILD_ATTEMPTS,
     MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS, MAX_THREADS,
-    MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_RECORD_BYTES,
+    MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -246,6 +246,11 @@ keys::keys! {
         /// (write_through_selective).
         #[flag(MEMORY.takes("POLICY"))]
         kv_write_policy: KvWritePolicy = KvWritePolicy::WriteThrough,
+        /// With `--kv-disk-path`: share of the compute threads' time that writing to the disk takes at most while they compute.
+        /// What waits is written once they are idle. With 1 it is written at once.
+        #[flag(MEMORY.takes("SHARE").rare())]
+        #[range(MIN_KV_WRITE_SHARE..=1.0)]
+        kv_write_share: f64 = 0.01,
         /// With `--kv-disk-path`: seconds that a request waits for its prefix from the disk, however short that is.
         #[flag(MEMORY.takes("SECONDS").rare())]
         #[range(0.0..=MAX_KV_PREFETCH_S)]

@@ -34,6 +34,8 @@ pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
 pub(super) const MIN_KV_DISK_BYTES: u64 = 1 << 20;
 /// Likewise, in memory.
 pub(super) const MIN_KV_HOST_BYTES: u64 = 1 << 16;
+/// Least share of the compute threads' time for writes: with less, a block would take minutes.
+pub(super) const MIN_KV_WRITE_SHARE: f64 = 0.001;
 /// Longest wait for a prefix from the KV store, in seconds.
 pub(super) const MAX_KV_PREFETCH_S: f64 = 600.0;
 /// Beyond it graphs take more memory than launches take time.

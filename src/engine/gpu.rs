@@ -92,6 +92,7 @@ impl Gpu {
                 .saturating_add(Products::workspace_bytes(info.multiprocessors))
                 .saturating_add(HEADROOM_BYTES),
             page_table_bytes,
+            store_bytes: 0,
         })
     }
 

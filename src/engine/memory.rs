@@ -2,6 +2,7 @@
 
 use crate::config::EngineConfig;
 use crate::engine::gpu::Gpu;
+use crate::engine::store::buffer_bytes;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::{self, CpuDescription};
 use crate::executor::memory_plan::{
@@ -97,11 +98,15 @@ pub(crate) fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<Wi
 fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBudget, LoadError> {
     let step_tokens = config.chunk_tokens().unwrap_or(config.max_prefill_tokens) as u64;
     let logit_rows = cpu::LOGIT_ROWS as u64;
+    let free_before_bytes = available_bytes()?;
+    let store_bytes = buffer_bytes(config, free_before_bytes);
+    let activations = reserve_bytes(&model.config, step_tokens, logit_rows);
     Ok(MemoryBudget {
         place: Place::Host,
-        free_before_bytes: available_bytes()?,
+        free_before_bytes,
         weights_bytes: model.weights_bytes,
-        reserve_bytes: reserve_bytes(&model.config, step_tokens, logit_rows),
+        reserve_bytes: activations.saturating_add(store_bytes),
         page_table_bytes: 0,
+        store_bytes,
     })
 }

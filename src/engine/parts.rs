@@ -398,7 +398,7 @@ fn record(
     })
 }
 
-fn threads(configured: usize) -> usize {
+pub(super) fn threads(configured: usize) -> usize {
     if configured > 0 {
         return configured;
     }

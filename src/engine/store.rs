@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::actors::kv_store::{BlockDesk, StoreSetup};
 use crate::config::EngineConfig;
+use crate::engine::parts::threads;
 use crate::error::{ConfigError, LoadError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::memory_plan::MemoryPlan;
@@ -27,9 +28,14 @@ use crate::store::{
 const KERNEL_EPOCH: u32 = 1;
 /// The share of the KV pool that buffers take, and the least that they take.
 const HOST_SHARE: u64 = 8;
+/// The share of the available memory that the KV pool takes by default, at most.
+const POOL_SHARE: u64 = 4;
 const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
-/// Bytes that a step saves however little it prefills, if a block is no larger.
+/// Bytes that a step saves however little it prefills: where a block is larger, not every step saves one. A decode reads
+/// all weights, hundreds of times as much.
 const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
+/// Bytes that a step saves which does nothing else: some milliseconds, for which a request that comes in waits.
+const SAVED_BYTES_AT_REST: u64 = 16 << 20;
 /// Where hashes of weights are kept, in the store's folder.
 const KEPT_HASHES: &str = "weights";
 
@@ -57,6 +63,7 @@ pub(super) fn store_setup(
         host_bytes: host_bytes(config, memory.kv_bytes),
         prefetch_timeout: prefetch_timeout(config),
         drop_behind: false,
+        write_share: write_share(config),
     };
     // Refused at start, and not when the first block is saved.
     n_buffers(store.host_bytes, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
@@ -130,7 +137,22 @@ fn limits(
         buffers,
         state_buffers,
         saves_per_step: (SAVED_BYTES_PER_STEP / block_bytes).max(1) as usize,
+        steps_per_save: block_bytes.div_ceil(SAVED_BYTES_PER_STEP) as usize,
+        saves_at_rest: (SAVED_BYTES_AT_REST / block_bytes).max(1) as usize,
     })
+}
+
+/// How much of one core writing may take while the engine computes.
+fn write_share(config: &EngineConfig) -> f64 {
+    config.kv_write_share * threads(config.threads) as f64
+}
+
+/// Memory for buffers that the memory plan keeps free, of so many bytes; 0 without a store.
+pub(super) fn buffer_bytes(config: &EngineConfig, available_bytes: u64) -> u64 {
+    match config.kv_disk_path {
+        Some(_) => host_bytes(config, available_bytes / POOL_SHARE),
+        None => 0,
+    }
 }
 
 /// Memory for buffers, beside a KV pool of so many bytes.

@@ -17,6 +17,9 @@ pub trait BlockPort: Send {
         wanted: Wanted,
         scatter: &mut dyn FnMut(LoadedPart<'_>),
     ) -> bool;
+
+    /// A step begins to compute, or has ended: whoever shares the processor with it may hold back meanwhile.
+    fn computes(&mut self, _is_computing: bool) {}
 }
 
 /// The parts of a run that a row needs.

@@ -80,6 +80,8 @@ pub fn model_info(
         weights_bytes: weights_bytes(model, storage),
         reserve_bytes: reserve_bytes(model, step_tokens, LOGIT_ROWS as u64) * u64::from(devices),
         page_table_bytes: 0,
+        // Not known to be in the same memory.
+        store_bytes: 0,
     };
     if given.is_some() {
         // A capacity that is asked for is simulated, whatever the device has.

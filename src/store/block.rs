@@ -1,4 +1,5 @@
-//! Buffers for blocks in memory: a fixed number of each kind, made when they are first needed and kept.
+//! Buffers for blocks in memory: a fixed number of each kind, made when they are first needed, or before if there is time,
+//! and kept.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::state::tiers::BlockKind;
-use crate::store::{Geometry, Plane, StoreError};
+use crate::store::{Geometry, Plane, StepBeat, StoreError};
+
+/// Smaller buffers are made when they are needed: their memory is soon there.
+const MIN_AHEAD_BYTES: usize = 1 << 20;
 
 /// The use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +91,23 @@ impl BlockPool {
             usage,
             pool: self.clone(),
         })
+    }
+
+    /// Makes a buffer before anybody needs it: memory that is touched for the first time holds up whoever does. False if
+    /// all are made, or are small.
+    fn make_ahead(&self) -> bool {
+        let pool = &self.0;
+        if pool.payload_bytes < MIN_AHEAD_BYTES || pool.made.load(Ordering::Acquire) >= pool.total {
+            return false;
+        }
+        // Something that is not 0: zeros come without memory behind them.
+        let bytes = vec![1; pool.payload_bytes].into_boxed_slice();
+        let make = |made| (made < pool.total).then_some(made + 1);
+        let made = pool
+            .made
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, make);
+        // The channel has room for every buffer that there is.
+        made.is_ok() && pool.give.try_send(bytes).is_ok()
     }
 
     /// How many there are of what.
@@ -204,6 +225,7 @@ impl fmt::Debug for HostBlock {
 #[derive(Clone, Debug)]
 pub struct BlockPools {
     pools: [Option<BlockPool>; 3],
+    beat: StepBeat,
 }
 
 /// States take one part in so many of the memory for buffers.
@@ -250,7 +272,20 @@ impl BlockPools {
             let pool = || BlockPool::new(kind, planes.clone(), total as usize, freed.clone());
             (!planes.is_empty()).then(pool)
         });
-        Ok(Self { pools })
+        Ok(Self {
+            pools,
+            beat: StepBeat::default(),
+        })
+    }
+
+    /// Whether the engine computes that has the other end of the buffers.
+    pub fn beat(&self) -> &StepBeat {
+        &self.beat
+    }
+
+    /// Makes a buffer before anybody needs it. False if there is none to make.
+    pub fn make_ahead(&self) -> bool {
+        self.pools.iter().flatten().any(BlockPool::make_ahead)
     }
 
     /// The pool of a kind, `None` where there is no such kind.

@@ -19,6 +19,8 @@ pub struct StoreConfig {
     /// Writes leave the kernel's page cache once they are on the disk. Without this they stay as long as nobody needs
     /// the memory, and a restart reads them from there.
     pub drop_behind: bool,
+    /// How much of one core writing may take while the engine computes: between 0 and 1.
+    pub write_share: f64,
 }
 
 /// How long a fetch may take: SGLang's `prefetch_timeout_base` and `prefetch_timeout_per_ki_token`.

@@ -15,6 +15,7 @@ mod folder;
 mod geometry;
 mod io;
 mod log;
+mod pace;
 mod record;
 mod request;
 mod segments;
@@ -37,6 +38,7 @@ pub use crate::state::tiers::{
 pub use block::{BlockCounts, BlockPool, BlockPools, BlockUse, HostBlock};
 pub use config::{PrefetchTimeout, StoreConfig, StoreError};
 pub use geometry::{Geometry, Plane};
+pub use pace::StepBeat;
 pub use request::{Answer, Commit, Fetch, Find, Loaded, Outcome, Refusal, Short, Sink, TierState};
 pub use stats::StoreStats;
 
@@ -138,6 +140,7 @@ impl Store {
             identify,
             pools: pools.clone(),
             shared: shared.clone(),
+            write_share: config.write_share,
         };
         io::start(beginning, doors)?;
         Ok(Self {

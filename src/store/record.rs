@@ -60,30 +60,33 @@ pub(super) struct RecordName {
     pub kind: BlockKind,
 }
 
-/// The header of a block's record.
+/// The header of a block's record, with the CRC-32 of each of its planes.
 pub(super) fn header(
     size: &RecordSize,
     fingerprint: &Fingerprint,
-    place: &BlockPlace,
-    block: &HostBlock,
+    (place, kind): (&BlockPlace, BlockKind),
+    sums: &[u32],
 ) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(size.header);
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
-    bytes.extend([block.kind().index() as u8, 0, 0, 0]);
+    bytes.extend([kind.index() as u8, 0, 0, 0]);
     bytes.extend(fingerprint.0);
     bytes.extend(place.key.0);
     bytes.extend(place.parent.0);
     bytes.extend(place.block.to_le_bytes());
-    bytes.extend((block.planes().len() as u32).to_le_bytes());
+    bytes.extend((sums.len() as u32).to_le_bytes());
     bytes.extend((size.payload as u64).to_le_bytes());
-    for (_, plane) in block.split() {
-        bytes.extend(crc32fast::hash(plane).to_le_bytes());
-    }
+    bytes.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
     bytes.resize(size.header - CRC_BYTES, 0);
     let crc = crc32fast::hash(&bytes);
     bytes.extend(crc.to_le_bytes());
     bytes
+}
+
+/// The check value of a plane.
+pub(super) fn sum(plane: &[u8]) -> u32 {
+    crc32fast::hash(plane)
 }
 
 /// Reads the header of a record of so many planes; `None` if it is none of this fingerprint and kind, or damaged.
@@ -129,5 +132,5 @@ pub(super) fn is_intact(header: &[u8], block: &HostBlock) -> bool {
         && block
             .split()
             .zip(sums)
-            .all(|((_, plane), sum)| crc32fast::hash(plane).to_le_bytes() == *sum)
+            .all(|((_, plane), stored)| sum(plane).to_le_bytes() == *stored)
 }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::state::tiers::BlockKind;
 use crate::store::files::{Advice, DataFile, Files};
@@ -25,7 +26,7 @@ pub(super) struct Segments {
     size: RecordSize,
     slots_per_file: u64,
     /// The last used at the end.
-    open: Vec<(u64, Box<dyn DataFile>)>,
+    open: Vec<(u64, Arc<dyn DataFile>)>,
     /// Slots in files, by file, as they were found.
     found: BTreeMap<u64, u64>,
     n_live: u64,
@@ -169,43 +170,45 @@ impl Segments {
         Ok(true)
     }
 
-    /// Writes a record: nothing where the old header was, the payload, then the header. A record that is cut off
-    /// anywhere, or whose parts come to the disk in another order, is none by its checksums.
-    pub fn write(
+    /// Begins a record: writes nothing where the old header was. The payload comes next, in parts, then the header. A
+    /// record that is cut off anywhere, or whose parts come to the disk in another order, is none by its checksums.
+    pub fn erase(&mut self, files: &dyn Files, slot: u64) -> io::Result<()> {
+        let (number, offset) = self.place(slot);
+        let nothing = vec![0; self.size.header];
+        self.file(files, number)?.write_at(&nothing, offset)
+    }
+
+    /// Writes a part of a payload that begins behind so many bytes of it.
+    pub fn write_part(
         &mut self,
         files: &dyn Files,
         slot: u64,
-        header: &[u8],
-        payload: &[u8],
+        (at, part): (usize, &[u8]),
     ) -> io::Result<()> {
         let (number, offset) = self.place(slot);
-        let payload_at = offset + self.size.header as u64;
-        let file = self.file(files, number)?;
-        file.write_at(&vec![0; header.len()], offset)?;
-        file.write_at(payload, payload_at)?;
-        file.write_at(header, offset)?;
+        let part_at = offset + (self.size.header + at) as u64;
+        self.file(files, number)?.write_at(part, part_at)
+    }
+
+    /// Writes the header, with which a record is whole.
+    pub fn write_header(&mut self, files: &dyn Files, slot: u64, header: &[u8]) -> io::Result<()> {
+        let (number, offset) = self.place(slot);
+        self.file(files, number)?.write_at(header, offset)?;
         self.unsynced.push(slot);
         Ok(())
     }
 
     /// Reads the header of a slot.
     pub fn read_header(&mut self, files: &dyn Files, slot: u64) -> io::Result<Vec<u8>> {
-        let (number, offset) = self.place(slot);
-        let mut header = vec![0; self.size.header];
-        self.file(files, number)?.read_at(&mut header, offset)?;
-        Ok(header)
+        self.reader(files, slot)?.header()
     }
 
-    /// Reads the payload of a slot.
-    pub fn read_payload(
-        &mut self,
-        files: &dyn Files,
-        slot: u64,
-        payload: &mut [u8],
-    ) -> io::Result<()> {
+    /// Reads a slot, on whichever thread has this.
+    pub fn reader(&mut self, files: &dyn Files, slot: u64) -> io::Result<SlotReader> {
         let (number, offset) = self.place(slot);
-        let payload_at = offset + self.size.header as u64;
-        self.file(files, number)?.read_at(payload, payload_at)
+        let size = self.size;
+        let file = self.file(files, number)?.clone();
+        Ok(SlotReader { file, offset, size })
     }
 
     /// Has the kernel read a slot before it is asked for.
@@ -250,18 +253,45 @@ impl Segments {
         self.folder.join(format!("{}{number:04}", self.prefix()))
     }
 
-    fn file(&mut self, files: &dyn Files, number: u64) -> io::Result<&dyn DataFile> {
+    fn file(&mut self, files: &dyn Files, number: u64) -> io::Result<&Arc<dyn DataFile>> {
         let entry = match self.open.iter().position(|(open, _)| *open == number) {
             Some(at) => self.open.remove(at),
             None => {
                 if self.open.len() >= MAX_OPEN {
                     self.open.remove(0);
                 }
-                (number, files.open(&self.path(number))?)
+                (number, Arc::from(files.open(&self.path(number))?))
             }
         };
         self.open.push(entry);
-        let last = self.open.last().map(|(_, file)| &**file);
+        let last = self.open.last().map(|(_, file)| file);
         last.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+/// A slot, to be read.
+pub(super) struct SlotReader {
+    file: Arc<dyn DataFile>,
+    offset: u64,
+    size: RecordSize,
+}
+
+impl SlotReader {
+    /// Sizes of the record.
+    pub fn size(&self) -> &RecordSize {
+        &self.size
+    }
+
+    /// Reads the header.
+    pub fn header(&self) -> io::Result<Vec<u8>> {
+        let mut header = vec![0; self.size.header];
+        self.file.read_at(&mut header, self.offset)?;
+        Ok(header)
+    }
+
+    /// Reads the payload.
+    pub fn payload(&self, payload: &mut [u8]) -> io::Result<()> {
+        let payload_at = self.offset + self.size.header as u64;
+        self.file.read_at(payload, payload_at)
     }
 }

@@ -49,6 +49,7 @@ impl World {
             host_bytes: HOST_BUFFERS * u64::from(PLANES) * PLANE_BYTES as u64,
             prefetch_timeout: PrefetchTimeout::default(),
             drop_behind: false,
+            write_share: 1.0,
         };
         let (sink, answers) = crossbeam_channel::unbounded();
         let store = Store::start(

@@ -114,6 +114,15 @@ impl BlockPort for DeskPort {
         }
         true
     }
+
+    fn computes(&mut self, is_computing: bool) {
+        if let Some(pools) = &self.0.lock().pools {
+            match is_computing {
+                true => pools.beat().begin(),
+                false => pools.beat().end(),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

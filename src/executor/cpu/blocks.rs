@@ -32,6 +32,13 @@ impl CpuExecutor {
         Ok(self)
     }
 
+    /// Tells the store's end whether a step computes.
+    pub(super) fn tell_host(&mut self, computes: bool) {
+        if let Some(host) = &mut self.host {
+            host.port.computes(computes);
+        }
+    }
+
     /// Copies blocks to buffers. One for which there is no buffer is not saved: the store hears of it by its ticket and
     /// finds nothing.
     pub(super) fn save_blocks(&mut self, saves: &[BlockSave]) {

@@ -289,6 +289,19 @@ impl CpuExecutor {
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
         self.rows.check(plan)?;
+        // A step that copies alone makes room for what is written, and is not in its way.
+        let computes = !plan.rows.is_empty();
+        self.tell_host(computes);
+        let output = self.run_checked(plan, probe);
+        self.tell_host(false);
+        output
+    }
+
+    fn run_checked(
+        &mut self,
+        plan: &StepPlan,
+        probe: LogitsProbe<'_>,
+    ) -> Result<StepOutput, StepError> {
         self.backend.wake();
         if let Some(copies) = &plan.copies {
             self.save_blocks(&copies.saves);

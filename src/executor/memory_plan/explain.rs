@@ -68,6 +68,12 @@ impl MemoryPlan {
             let table = Bytes(budget.page_table_bytes);
             lines.push(format!("  of that             {table} for the page table"));
         }
+        if budget.store_bytes > 0 {
+            let buffers = Bytes(budget.store_bytes);
+            lines.push(format!(
+                "  of that             {buffers} for buffers of the KV store"
+            ));
+        }
         lines.push(format!(
             "requests at once      {}",
             self.max_running_requests

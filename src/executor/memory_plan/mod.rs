@@ -51,6 +51,8 @@ pub struct MemoryBudget {
     pub reserve_bytes: u64,
     /// Part of the reserve: the page table on the device, in bytes. 0 where the host keeps it.
     pub page_table_bytes: u64,
+    /// Part of the reserve: buffers of the KV store, in bytes. 0 without one.
+    pub store_bytes: u64,
 }
 
 /// What the model needs and the user asks for.
@@ -353,6 +355,10 @@ fn free_choice(
     let room = free_after.saturating_sub(budget.reserve_bytes);
     if room < wish.smallest_pool_bytes() {
         let advice = match budget.page_table_bytes {
+            _ if budget.store_bytes > 0 => format!(
+                "buffers of the KV store take {} of it, which a smaller kv_host_bytes shrinks",
+                Bytes(budget.store_bytes)
+            ),
             0 => "use a smaller model, page_size or chunked_prefill_size".to_owned(),
             bytes => format!(
                 "use a smaller model or chunked_prefill_size; the page table takes {} of it, which a larger page_size \

@@ -9,6 +9,7 @@ fn budget() -> MemoryBudget {
         weights_bytes: 4 * GIB,
         reserve_bytes: GIB,
         page_table_bytes: 0,
+        store_bytes: 0,
     }
 }
 
@@ -475,6 +476,24 @@ fn a_pool_without_room_for_its_states_is_refused() {
         ..hybrid()
     };
     MemoryPlan::new(small, fewer).expect("13 states fit");
+}
+
+#[test]
+fn buffers_of_the_store_are_a_part_of_the_reserve_and_named() {
+    let with_store = MemoryBudget {
+        store_bytes: GIB / 2,
+        ..budget()
+    };
+    let plan = MemoryPlan::new(with_store, wish()).expect("it fits");
+    let why = plan.explain().join("\n");
+    assert!(why.contains("512.0 MiB for buffers of the KV store"), "{why}");
+    let too_large = MemoryBudget {
+        reserve_bytes: 1000 * GIB,
+        store_bytes: 999 * GIB,
+        ..budget()
+    };
+    let text = MemoryPlan::new(too_large, wish()).expect_err("nothing is left");
+    assert!(text.to_string().contains("kv_host_bytes"), "{text}");
 }
 
 #[test]

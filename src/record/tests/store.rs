@@ -172,6 +172,8 @@ fn a_log_with_a_store_replays_without_one() {
         buffers: 12,
         state_buffers: 0,
         saves_per_step: 2,
+        steps_per_save: 1,
+        saves_at_rest: 2,
     });
     let log = log_with(&setup, NO_LIMIT, |sink| stored(sink, &setup));
     let replayed = replay_of(&log).expect("it can be replayed");
@@ -204,6 +206,8 @@ fn a_log_whose_blocks_are_no_whole_pages_is_refused() {
             buffers: 2,
             state_buffers: 0,
             saves_per_step: 1,
+            steps_per_save: 1,
+            saves_at_rest: 2,
         });
         match replay_of(&made_up(&setup, &[])) {
             Ok(_) => assert!(is_good, "{block_tokens}"),

@@ -223,15 +223,13 @@ pub trait PrefixCache: Send {
     fn check_integrity(&self) -> Result<(), String>;
 }
 
-/// How many blocks are to be saved.
+/// How much is to be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveDemand {
-    /// Blocks whatever was published; besides, as many as were published since blocks were last taken.
-    pub base: usize,
-    /// Blocks in all.
-    pub most: usize,
-    /// States.
-    pub most_states: usize,
+    /// Blocks at most.
+    pub blocks: usize,
+    /// States at most.
+    pub states: usize,
     /// What becomes of the account of what the store has.
     pub account: SaveAccount,
 }

@@ -21,7 +21,7 @@ use crate::ids::{RowId, SeqId, StateSlot, StepId, Ticket};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::{
-    CheckpointedWindows, SaveCounts, SaveDemand, UnsavedBlock,
+    CheckpointedWindows, SaveAccount, SaveCounts, UnsavedBlock,
 };
 use crate::state::cache::prefix_history::{Departure, EvictedEdge};
 use crate::state::plan::preemption::{Preemption, Rank};
@@ -77,7 +77,24 @@ pub struct PlanStep {
     /// Every page comes with a window page: some layers have windows.
     pub has_windows: bool,
     /// Cached blocks to save with this step; `None` without a store that takes any.
-    pub saves: Option<SaveDemand>,
+    pub saves: Option<SaveBudget>,
+}
+
+/// How many cached blocks a step may save, by what it does besides: copies hold up whoever decodes in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveBudget {
+    /// Blocks, whatever the step does. Besides, as many as hold the tokens that it prefills.
+    pub base: usize,
+    /// Blocks of a step that does nothing else.
+    pub at_rest: usize,
+    /// Blocks in all.
+    pub most: usize,
+    /// States in all.
+    pub most_states: usize,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// What becomes of the account of what the store has.
+    pub account: SaveAccount,
 }
 
 impl PlanStep {

@@ -72,7 +72,7 @@ impl Scheduler {
             || admit.is_some()
             || self.pipeline.has_returned()
             || has_left
-            || self.has_unsaved()
+            || self.has_unsaved(!decode.seqs.is_empty())
             || self.queue.order().new_eviction_policy().is_some();
         if !needs_tree {
             return self.plan_decode_alone(decode);

@@ -50,7 +50,7 @@ pub(in crate::store) trait Files: Send {
 }
 
 /// An open file.
-pub(in crate::store) trait DataFile: Send {
+pub(in crate::store) trait DataFile: Send + Sync {
     /// Fills `bytes`; an error where the file ends before.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes`.

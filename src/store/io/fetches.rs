@@ -1,4 +1,5 @@
-//! Fetches: one is read at a time, a record between any two looks at what else was asked.
+//! Fetches: one is read at a time, some records between any two looks at what else was asked. The kernel reads further
+//! ones meanwhile.
 //!
 //! A fetch takes buffers for as many blocks as there are, a quarter of them left to saves; what is missing is fetched
 //! in a next round. Where there is none it waits for its turn, until its deadline.
@@ -7,12 +8,16 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::{MAX_FETCHES, Worker};
+use crate::store::tier::AT_ONCE;
 use crate::store::{Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short};
 
 /// Of the buffers of a kind, fetches leave one in so many to saves, and one at least.
 const SAVES_SHARE: usize = 4;
 /// A round takes one in so many of those that are for fetches, or waits until it can.
 const ROUND_SHARE: usize = 4;
+/// Bytes that the kernel reads ahead of those that are asked for: as much as a disk needs to be busy, and little enough that
+/// asking does not wait for it.
+const AHEAD_BYTES: usize = 64 << 20;
 
 /// A fetch under way.
 pub(super) struct Running {
@@ -29,6 +34,8 @@ struct Begun {
     end: usize,
     /// Why that is not where it was to end.
     short: Option<Short>,
+    /// The kernel was told of the blocks before this one.
+    ahead: usize,
     kv: Vec<HostBlock>,
     /// Buffers for window records.
     window: Vec<HostBlock>,
@@ -70,7 +77,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Reads a record, or ends a fetch. False if there is nothing to do for now.
+    /// Reads some records, or ends a fetch. False if there is nothing to do for now.
     pub(super) fn fetch_some(&mut self) -> bool {
         let now = Instant::now();
         let is_late = |running: &Running| running.deadline <= now;
@@ -112,17 +119,35 @@ impl Worker<'_> {
         if at >= begun.end {
             return Step::Ends(begun.short);
         }
+        // Beside an engine that computes, one core is enough.
+        let most = if self.pace.is_busy() { 1 } else { AT_ONCE };
         let kv = self.pools.of(BlockKind::Kv);
-        let Some(mut block) = kv.and_then(|pool| pool.take(BlockUse::Fetching)) else {
+        let take = |_| kv.and_then(|pool| pool.take(BlockUse::Fetching));
+        let wanted = (begun.end - at).min(most);
+        let mut blocks: Vec<HostBlock> = (0..wanted).map_while(take).collect();
+        if blocks.is_empty() {
             return Step::Ends(Some(Short::Memory));
-        };
-        match self.read(&fetch.path[at], &mut block) {
-            Ok(()) => {
-                begun.kv.push(block);
-                Step::Read
-            }
-            Err(short) => Step::Ends(Some(short)),
         }
+        let end = at + blocks.len();
+        self.read_ahead(fetch, begun, end);
+        let (n_good, short) = self.read_all(&fetch.path[at..end], &mut blocks);
+        blocks.truncate(n_good);
+        begun.kv.append(&mut blocks);
+        match short {
+            None => Step::Read,
+            short => Step::Ends(short),
+        }
+    }
+
+    /// Has the kernel read what comes behind a block that is asked for.
+    fn read_ahead(&mut self, fetch: &Fetch, begun: &mut Begun, asked: usize) {
+        let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
+        let until = asked.saturating_add((AHEAD_BYTES / block_bytes).max(1));
+        let until = until.min(begun.end);
+        for place in fetch.path.get(begun.ahead..until).unwrap_or_default() {
+            self.tier.read_ahead(place.key, BlockKind::Kv);
+        }
+        begun.ahead = begun.ahead.max(until);
     }
 
     /// Decides how much is fetched, and takes the buffers that the end needs.
@@ -163,12 +188,10 @@ impl Worker<'_> {
             true => Some(Short::Memory),
             false => (end < fetch.blocks.end).then_some(Short::Evicted),
         };
-        for place in &path[start..end] {
-            self.tier.read_ahead(place.key, BlockKind::Kv);
-        }
         Ok(Begun {
             end,
             short,
+            ahead: start,
             kv: Vec::with_capacity(end - start),
             window,
             state: state.into_iter().next(),
@@ -206,15 +229,30 @@ impl Worker<'_> {
         }
     }
 
-    /// Reads a record and notes how fast that was.
+    /// Reads a record.
     fn read(&mut self, place: &BlockPlace, block: &mut HostBlock) -> Result<(), Short> {
+        let places = std::slice::from_ref(place);
+        let (_, short) = self.read_all(places, std::slice::from_mut(block));
+        short.map_or(Ok(()), Err)
+    }
+
+    /// Reads records that follow each other and notes how fast that was. Returns how many are good from the first on, and
+    /// why not all are.
+    fn read_all(
+        &mut self,
+        places: &[BlockPlace],
+        blocks: &mut [HostBlock],
+    ) -> (usize, Option<Short>) {
         let begun = Instant::now();
-        self.tier.read(place, block, begun)?;
-        let seconds = begun.elapsed().as_secs_f64();
-        self.cost.note_read(block.bytes().len() as u64, seconds);
-        let rate = self.cost.bytes_per_s().unwrap_or(0.0);
-        self.shared.counts.read_bytes_per_s.set(rate as u64);
-        Ok(())
+        let (n_good, short) = self.tier.read_all(places, blocks, begun);
+        if short.is_none() {
+            let seconds = begun.elapsed().as_secs_f64();
+            let bytes: usize = blocks.iter().map(|block| block.bytes().len()).sum();
+            self.cost.note_read(bytes as u64, seconds);
+            let rate = self.cost.bytes_per_s().unwrap_or(0.0);
+            self.shared.counts.read_bytes_per_s.set(rate as u64);
+        }
+        (n_good, short)
     }
 
     /// Ends a fetch, with what it has.

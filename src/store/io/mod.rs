@@ -1,5 +1,6 @@
-//! The thread that touches the disk. Between any two reads or writes it looks at what was asked: finds are answered from
-//! memory at once, reads come before writes.
+//! The thread that touches the disk. Between any two reads, and parts of writes, it looks at what was asked: finds are
+//! answered from memory at once, reads come before writes. Reads may have further threads, until they are done; beside an
+//! engine that computes, everything else rests most of the time.
 
 mod fetches;
 
@@ -15,10 +16,11 @@ use crate::ids::Ticket;
 use crate::state::tiers::CostModel;
 use crate::store::files::Files;
 use crate::store::folder::Folder;
-use crate::store::tier::{DiskTier, TierSetup};
+use crate::store::pace::{Pace, Stopwatch};
+use crate::store::tier::{DiskTier, TierSetup, Writing};
 use crate::store::{
     Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_PATIENCE, Fetch, Find,
-    FingerprintParts, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
+    FingerprintParts, HostBlock, Identify, Outcome, Shared, Short, Sink, StoreError, TierState,
 };
 use fetches::Running;
 
@@ -58,6 +60,8 @@ pub(super) struct Beginning {
     pub identify: Identify,
     pub pools: BlockPools,
     pub shared: Arc<Shared>,
+    /// As [`StoreConfig::write_share`](crate::store::StoreConfig::write_share).
+    pub write_share: f64,
 }
 
 /// Starts the thread.
@@ -87,6 +91,7 @@ fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
         identify,
         pools,
         shared,
+        write_share,
     } = beginning;
     let say = |state| (doors.sink)(Answer::State(state));
     say(TierState::Identifying);
@@ -115,9 +120,12 @@ fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
     let mut worker = Worker {
         tier,
         doors,
+        pace: Pace::new(write_share, pools.beat().clone()),
+        rests_until: None,
         pools,
         shared,
         fetches: VecDeque::new(),
+        writing: None,
         cost: CostModel::default(),
     };
     worker.run();
@@ -159,7 +167,19 @@ struct Worker<'a> {
     shared: Arc<Shared>,
     /// In the order in which they came; the first is read.
     fetches: VecDeque<Running>,
+    /// The write under way.
+    writing: Option<UnderWay>,
+    pace: Pace,
+    /// Nothing is written before then.
+    rests_until: Option<Instant>,
     cost: CostModel,
+}
+
+/// A commit of which not everything is written yet.
+struct UnderWay {
+    ticket: Ticket,
+    block: HostBlock,
+    writing: Writing,
 }
 
 impl Worker<'_> {
@@ -168,34 +188,62 @@ impl Worker<'_> {
             while let Ok(urgent) = self.doors.urgent.try_recv() {
                 self.take(urgent);
             }
-            if self.fetch_some() {
-                continue;
-            }
-            match self.doors.commits.try_recv() {
-                Ok(commit) => self.write(commit),
-                Err(_) => self.wait(),
+            if !self.fetch_some() && !self.work_beside() {
+                self.wait();
             }
         }
     }
 
-    /// Waits for something to do.
+    /// Waits for something to do, or for the end of a rest.
     fn wait(&mut self) {
         let deadlines = self.fetches.iter().map(|running| running.deadline);
-        let first = deadlines
+        let moments = deadlines.chain(self.rests_until);
+        let first = moments
             .min()
             .map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = first.unwrap_or(IDLE).min(IDLE);
         let doors = self.doors;
+        let none = crossbeam_channel::never();
+        let commits = match self.rests_until {
+            Some(_) => &none,
+            None => &doors.commits,
+        };
         select! {
             recv(doors.urgent) -> urgent => if let Ok(urgent) = urgent {
                 self.take(urgent);
             },
-            recv(doors.commits) -> commit => if let Ok(commit) = commit {
-                self.write(commit);
+            recv(commits) -> commit => if let Ok(commit) = commit {
+                self.begin_write(commit);
             },
             recv(doors.buffers_freed) -> _ => (),
-            default(timeout) => self.tier.sync(),
+            default(timeout) => if timeout == IDLE && self.rests_until.is_none() {
+                let watch = Stopwatch::start();
+                self.tier.sync();
+                self.rest(&watch);
+            },
         }
+    }
+
+    /// Does a piece of what has time: a part of a write, or a buffer before it is needed. False while such work rests, and
+    /// without any.
+    fn work_beside(&mut self) -> bool {
+        let now = Instant::now();
+        self.rests_until = self.rests_until.filter(|until| now < *until);
+        if self.rests_until.is_some() {
+            return false;
+        }
+        let watch = Stopwatch::start();
+        let has_worked = self.write_some() || self.pools.make_ahead();
+        if has_worked {
+            self.rest(&watch);
+        }
+        has_worked
+    }
+
+    /// Rests after work, if the engine computes.
+    fn rest(&mut self, watch: &Stopwatch) {
+        let rest = self.pace.rest_after(watch.spent());
+        self.rests_until = (!rest.is_zero()).then(|| Instant::now() + rest);
     }
 
     fn take(&mut self, urgent: Urgent) {
@@ -242,13 +290,55 @@ impl Worker<'_> {
         });
     }
 
-    fn write(&mut self, commit: Commit) {
+    /// Writes a part of what is to be written. False if nothing is.
+    fn write_some(&mut self) -> bool {
+        if self.writing.is_none() {
+            let Ok(commit) = self.doors.commits.try_recv() else {
+                return false;
+            };
+            self.begin_write(commit);
+        }
+        self.write_part();
+        true
+    }
+
+    fn begin_write(&mut self, commit: Commit) {
         let Commit {
             ticket,
             place,
             block,
         } = commit;
-        let outcome = self.tier.write(&place, &block, Instant::now());
+        let writing = self.tier.begin_write(&place, block.kind(), Instant::now());
+        match writing {
+            Ok(writing) => {
+                self.writing = Some(UnderWay {
+                    ticket,
+                    block,
+                    writing,
+                });
+            }
+            Err(outcome) => self.written(ticket, block, outcome),
+        }
+    }
+
+    fn write_part(&mut self) {
+        let Some(mut begun) = self.writing.take() else {
+            return;
+        };
+        let UnderWay { writing, block, .. } = &mut begun;
+        match self.tier.write_more(writing, block, Instant::now()) {
+            Some(outcome) => self.written(begun.ticket, begun.block, outcome),
+            None => self.writing = Some(begun),
+        }
+    }
+
+    fn write_rest(&mut self) {
+        while self.writing.is_some() {
+            self.write_part();
+        }
+    }
+
+    fn written(&self, ticket: Ticket, block: HostBlock, outcome: Outcome) {
         // The buffer is free before anyone hears of it.
         drop(block);
         self.committed(ticket, outcome);
@@ -276,9 +366,13 @@ impl Worker<'_> {
         while let Some(running) = self.fetches.pop_front() {
             self.end(running, Some(Short::Cancelled));
         }
+        self.write_rest();
         while let Ok(commit) = self.doors.commits.try_recv() {
             match Instant::now() < deadline {
-                true => self.write(commit),
+                true => {
+                    self.begin_write(commit);
+                    self.write_rest();
+                }
                 false => self.committed(commit.ticket, Outcome::Ended),
             }
         }

@@ -93,6 +93,7 @@ fn bounds_that_hold_nothing_are_told() {
             host_bytes,
             prefetch_timeout: PrefetchTimeout::default(),
             drop_behind: false,
+            write_share: 1.0,
         };
         let files = Box::new(MemoryFiles::new());
         let identify: Identify = Box::new(|_| Err("not asked".to_owned()));

@@ -82,6 +82,7 @@ impl World {
             host_bytes: self.host_bytes,
             prefetch_timeout: PrefetchTimeout::default(),
             drop_behind: true,
+            write_share: 1.0,
         };
         let sink: Sink = Box::new(move |answer| drop(sink.send(answer)));
         let files = Box::new(self.files.clone());

@@ -1,23 +1,27 @@
 //! The records on the disk: files, index and log together, one call at a time.
 
+mod reading;
 mod recovery;
 mod room;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, Stored, StoredBlock};
+use crate::state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, StoredBlock};
 use crate::store::files::Files;
 use crate::store::folder::Folder;
 use crate::store::log::{IndexLog, LogEntry};
-use crate::store::record::{self, RecordName, RecordSize};
+use crate::store::record::RecordSize;
 use crate::store::segments::Segments;
 use crate::store::stats::Counts;
-use crate::store::{Geometry, HostBlock, Outcome, Shared, Short, StoreError};
+use crate::store::{Geometry, Outcome, Shared, StoreError};
+pub(in crate::store) use reading::AT_ONCE;
+pub(in crate::store) use writing::Writing;
 
 /// Bytes that are written before the next wait for the disk.
 const SYNC_BYTES: u64 = 64 << 20;
@@ -138,101 +142,6 @@ impl DiskTier {
         if let Some(slot) = self.index.location(key, kind) {
             self.segments[kind.index()].read_ahead(&*self.files, slot);
         }
-    }
-
-    /// Reads a record of the block's kind and checks it. What is found damaged is taken out.
-    ///
-    /// # Errors
-    /// [`Short::Evicted`] if there is none, [`Short::Damaged`] if it is not what was written.
-    pub fn read(
-        &mut self,
-        place: &BlockPlace,
-        block: &mut HostBlock,
-        now: Instant,
-    ) -> Result<(), Short> {
-        let kind = block.kind();
-        let slot = self.index.location(place.key, kind);
-        let slot = slot.ok_or(Short::Evicted)?;
-        match self.read_slot(place, slot, block) {
-            Ok(true) => {
-                self.shared.counts.read.add(1);
-                let bytes = block.bytes().len() as u64;
-                self.shared.counts.read_bytes.add(bytes);
-                Ok(())
-            }
-            found => {
-                self.shared.counts.damaged.add(1);
-                self.warn_of_damage(place, found.err(), now);
-                self.forget(place.key, kind);
-                Err(Short::Damaged)
-            }
-        }
-    }
-
-    /// False if the slot holds something else, or not what was written.
-    fn read_slot(
-        &mut self,
-        place: &BlockPlace,
-        slot: u64,
-        block: &mut HostBlock,
-    ) -> io::Result<bool> {
-        let kind = block.kind();
-        let segments = &mut self.segments[kind.index()];
-        let header = segments.read_header(&*self.files, slot)?;
-        let size = *segments.size();
-        let print = &self.folder.fingerprint;
-        let name = record::read_header(&header, &size, print, kind, block.planes());
-        let expected = RecordName {
-            place: *place,
-            kind,
-        };
-        if name != Some(expected) {
-            return Ok(false);
-        }
-        segments.read_payload(&*self.files, slot, block.bytes_mut())?;
-        Ok(record::is_intact(&header, block))
-    }
-
-    /// Writes a block.
-    pub fn write(&mut self, place: &BlockPlace, block: &HostBlock, now: Instant) -> Outcome {
-        let kind = block.kind();
-        match self.index.check(place, kind) {
-            Stored::New => (),
-            Stored::Known => {
-                self.touch(place.key);
-                return Outcome::Known;
-            }
-            Stored::Orphan => return Outcome::Orphan,
-        }
-        if self.paused_until.is_some_and(|until| now < until) {
-            return Outcome::NoSpace;
-        }
-        let Some(slot) = self.make_room(place, kind) else {
-            return Outcome::NoSpace;
-        };
-        let segments = &mut self.segments[kind.index()];
-        let size = *segments.size();
-        let header = record::header(&size, &self.folder.fingerprint, place, block);
-        let bytes = size.slot();
-        if let Err(error) = segments.write(&*self.files, slot, &header, block.bytes()) {
-            segments.free(slot);
-            return self.pause(&error, now);
-        }
-        self.index.insert(*place, kind, slot);
-        self.note_put(place.key, kind);
-        self.unsynced_bytes += bytes;
-        self.written_since_look += bytes;
-        self.shared.counts.written.add(1);
-        self.shared
-            .counts
-            .written_bytes
-            .add(block.bytes().len() as u64);
-        if self.unsynced_bytes >= SYNC_BYTES {
-            self.sync();
-        }
-        self.rewrite_log_if_due();
-        self.show();
-        Outcome::Written
     }
 
     /// Says that a block was used.

@@ -119,6 +119,8 @@ impl TierWorld {
                 buffers: setup.buffers,
                 state_buffers: if setup.n_states > 0 { 3 } else { 0 },
                 saves_per_step: 1,
+                steps_per_save: 1,
+                saves_at_rest: 2,
             }),
         };
         let control = ControlSetup {

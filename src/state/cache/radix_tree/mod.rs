@@ -369,10 +369,7 @@ impl RadixTree {
         self.evictable_tokens += edge.len();
         let leaf = self.arena.add(parent, tag, edge, usage);
         self.note_child(parent, leaf);
-        self.note_unsaved(
-            leaf,
-            usage.history_tokens as usize - usage.start_tokens as usize,
-        );
+        self.note_unsaved(leaf);
         self.note_stored(leaf);
         self.offer_new(leaf, &usage);
         leaf

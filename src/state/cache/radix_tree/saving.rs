@@ -40,8 +40,6 @@ pub(super) struct Saves {
     queued_tokens: usize,
     /// The store has ended: nothing is queued.
     is_over: bool,
-    /// Tokens published since blocks were last taken.
-    fresh_tokens: usize,
     dropped_tokens: u64,
 }
 
@@ -120,17 +118,15 @@ impl RadixTree {
             queue: VecDeque::new(),
             queued_tokens: 0,
             is_over: false,
-            fresh_tokens: 0,
             dropped_tokens: 0,
         }));
         self
     }
 
     /// A leaf is new: nothing of it is stored, whatever had its index before.
-    pub(super) fn note_unsaved(&mut self, leaf: u32, n_tokens: usize) {
+    pub(super) fn note_unsaved(&mut self, leaf: u32) {
         if let Some(saves) = &mut self.saves {
             *saves.at(leaf) = saves.fresh();
-            saves.fresh_tokens += n_tokens;
         }
     }
 
@@ -174,16 +170,10 @@ impl RadixTree {
             return Vec::new();
         };
         saves.carry_on(demand.account);
-        if demand.most == 0 {
-            self.saves = Some(saves);
-            return Vec::new();
-        }
-        let published = std::mem::take(&mut saves.fresh_tokens);
-        let published = published.div_ceil(saves.rules.block_tokens);
         let mut taken = Taken {
             blocks: Vec::new(),
-            left: demand.most.min(demand.base + published),
-            left_states: demand.most_states,
+            left: demand.blocks,
+            left_states: demand.states,
         };
         while taken.left > 0
             && let Some(mut entry) = saves.queue.pop_front()
@@ -315,7 +305,7 @@ impl Saves {
 
     fn clear(&mut self) {
         self.queue = VecDeque::new();
-        (self.queued_tokens, self.fresh_tokens) = (0, 0);
+        self.queued_tokens = 0;
     }
 
     /// A path that goes on from the youngest one takes its place.
@@ -410,19 +400,14 @@ mod tests {
             self.tree.queue_saves(node, key, stored);
         }
 
-        fn take(&mut self, base: usize, most: usize) -> Vec<(u32, Vec<u32>)> {
-            self.take_with(SaveAccount::Keep, (base, most))
+        fn take(&mut self, blocks: usize) -> Vec<(u32, Vec<u32>)> {
+            self.take_with(SaveAccount::Keep, blocks)
         }
 
-        fn take_with(
-            &mut self,
-            account: SaveAccount,
-            (base, most): (usize, usize),
-        ) -> Vec<(u32, Vec<u32>)> {
+        fn take_with(&mut self, account: SaveAccount, blocks: usize) -> Vec<(u32, Vec<u32>)> {
             let blocks = self.tree.take_unsaved(SaveDemand {
-                base,
-                most,
-                most_states: 0,
+                blocks,
+                states: 0,
                 account,
             });
             let blocks = blocks.into_iter().map(|block| match block.part {
@@ -445,8 +430,8 @@ mod tests {
         let mut saver = Saver::new(1, 1);
         saver.publish(&tokens(10), 0);
         let expected = vec![(0, vec![1, 2, 3, 4]), (1, vec![5, 6, 7, 8])];
-        assert_eq!(saver.take(0, 9), expected);
-        assert!(saver.take(9, 9).is_empty());
+        assert_eq!(saver.take(9), expected);
+        assert!(saver.take(9).is_empty());
         assert_eq!(saver.tree.save_counts(), SaveCounts::default());
     }
 
@@ -457,7 +442,7 @@ mod tests {
         let other: Vec<u32> = (0..6).chain([90, 91]).collect();
         saver.publish(&other, 0);
         saver.publish(&tokens(8), 0);
-        let taken = saver.take(9, 9);
+        let taken = saver.take(9);
         let expected = [
             (0, vec![1, 2, 3, 4]),
             (1, vec![5, 6, 13, 14]),
@@ -467,23 +452,23 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_taken_than_were_published_beside_the_base() {
+    fn no_more_are_taken_than_are_asked_for() {
         let mut saver = Saver::new(2, 1);
         saver.publish(&tokens(24), 0);
-        let taken: Vec<usize> = (0..4).map(|_| saver.take(1, 4).len()).collect();
-        assert_eq!(taken, [4, 1, 1, 0]);
+        let taken = [0, 4, 1, 4].map(|blocks| saver.take(blocks).len());
+        assert_eq!(taken, [0, 4, 1, 1]);
     }
 
     #[test]
     fn what_the_store_has_is_not_taken_and_neither_is_what_was_used_once() {
         let mut saver = Saver::new(1, 1);
         saver.publish(&tokens(12), 8);
-        assert_eq!(saver.take(9, 9), [(2, vec![9, 10, 11, 12])]);
+        assert_eq!(saver.take(9), [(2, vec![9, 10, 11, 12])]);
         let mut saver = Saver::new(1, 2);
         saver.publish(&tokens(8), 0);
-        assert!(saver.take(9, 9).is_empty());
+        assert!(saver.take(9).is_empty());
         saver.publish(&tokens(12), 0);
-        let blocks: Vec<u32> = saver.take(9, 9).into_iter().map(|taken| taken.0).collect();
+        let blocks: Vec<u32> = saver.take(9).into_iter().map(|taken| taken.0).collect();
         assert_eq!(blocks, [0, 1]);
     }
 
@@ -492,7 +477,7 @@ mod tests {
         let mut saver = Saver::new(1, 1);
         saver.publish(&tokens(9), 0);
         drop(Pages::from(saver.tree.evict(9)));
-        assert!(saver.take(9, 9).is_empty());
+        assert!(saver.take(9).is_empty());
         let counts = SaveCounts {
             queued: 0,
             dropped_tokens: 8,
@@ -500,32 +485,32 @@ mod tests {
         assert_eq!(saver.tree.save_counts(), counts);
         // The index of the node is another's now, of which nothing is stored.
         saver.publish(&tokens(4), 0);
-        assert_eq!(saver.take(9, 9).len(), 1);
+        assert_eq!(saver.take(9).len(), 1);
     }
 
     #[test]
     fn what_the_store_did_without_is_taken_again_at_the_next_publish() {
         let mut saver = Saver::new(1, 1);
         saver.publish(&tokens(8), 0);
-        let first = saver.take(9, 9);
+        let first = saver.take(9);
         assert_eq!(first.len(), 2);
         saver.publish(&tokens(8), 0);
-        assert!(saver.take(9, 9).is_empty());
+        assert!(saver.take(9).is_empty());
         // Nothing comes again by itself.
-        assert!(saver.take_with(SaveAccount::Forget, (9, 9)).is_empty());
+        assert!(saver.take_with(SaveAccount::Forget, 9).is_empty());
         saver.publish(&tokens(8), 0);
-        assert_eq!(saver.take(9, 9), first);
+        assert_eq!(saver.take(9), first);
         saver.publish(&tokens(8), 0);
-        assert!(saver.take(9, 9).is_empty());
+        assert!(saver.take(9).is_empty());
     }
 
     #[test]
     fn a_store_that_refuses_everything_is_offered_a_path_once() {
         let mut saver = Saver::new(1, 1);
         saver.publish(&tokens(16), 0);
-        assert_eq!(saver.take(0, 1).len(), 1);
+        assert_eq!(saver.take(1).len(), 1);
         let taken: Vec<u32> = (0..9)
-            .flat_map(|_| saver.take_with(SaveAccount::Forget, (1, 1)))
+            .flat_map(|_| saver.take_with(SaveAccount::Forget, 1))
             .map(|(block, _)| block)
             .collect();
         assert_eq!(taken, [1, 2, 3]);
@@ -548,22 +533,22 @@ mod tests {
         let counts = saver.tree.save_counts();
         assert_eq!((counts.queued, counts.dropped_tokens), (1, 8));
         // Its turn makes room.
-        assert!(saver.take(9, 9).is_empty());
+        assert!(saver.take(9).is_empty());
         saver.publish(&tokens(8), 0);
-        assert_eq!(saver.take(9, 9).len(), 2);
+        assert_eq!(saver.take(9).len(), 2);
     }
 
     #[test]
     fn nothing_is_queued_for_a_store_that_has_ended() {
         let mut saver = Saver::new(1, 1);
         saver.publish(&tokens(8), 0);
-        assert!(saver.take_with(SaveAccount::End, (0, 0)).is_empty());
+        assert!(saver.take_with(SaveAccount::End, 0).is_empty());
         assert_eq!(saver.tree.save_counts(), SaveCounts::default());
         saver.publish(&tokens(12), 0);
         assert_eq!(saver.tree.save_counts(), SaveCounts::default());
         // Until one begins.
-        assert!(saver.take_with(SaveAccount::Forget, (0, 0)).is_empty());
+        assert!(saver.take_with(SaveAccount::Forget, 0).is_empty());
         saver.publish(&tokens(12), 0);
-        assert_eq!(saver.take(9, 9).len(), 3);
+        assert_eq!(saver.take(9).len(), 3);
     }
 }

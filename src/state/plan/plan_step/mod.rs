@@ -7,12 +7,12 @@ mod admission;
 
 use crate::ids::SeqId;
 use crate::state::cache::prefix_cache::{
-    Checkpoint, Checkpointed, CheckpointedWindows, PrefixCache,
+    Checkpoint, Checkpointed, CheckpointedWindows, PrefixCache, SaveDemand, UnsavedPart,
 };
 use crate::state::plan::window_budget::WindowBudget;
 use crate::state::plan::{
     CacheCounts, CheckpointedSeq, Demand, PinDemand, Pinned, PlanStep, PublishKey, ReservePages,
-    Settle, SettleCheckpoint, SettleRelease, Verdict,
+    SaveBudget, Settle, SettleCheckpoint, SettleRelease, Verdict,
 };
 use crate::state::pool::pages::{EvictedPages, PageRun, Pages, RowWindows, WindowPages};
 use crate::state::pool::state_pool::{OwnedState, SavedState};
@@ -55,18 +55,19 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         plan.cache
             .touch_prefix(&key.namespace, &key.tokens[..limit]);
     }
-    if let Some(mut demand) = request.saves {
-        if request.flush {
-            demand.most = 0;
-        }
-        // Before anything is evicted: the copies come before whoever gets the memory writes to it.
-        plan.verdict.saves = plan.cache.take_unsaved(demand);
+    let mut saves = request.saves.unwrap_or_default();
+    if request.flush {
+        (saves.most, saves.most_states) = (0, 0);
     }
+    let base = saves.base;
+    plan.save(&mut saves, base);
     let mut target_tokens = request.evict_tokens;
     if let Some(mut admit) = request.admit {
         admit.max_new_rows += plan.returned_rows.len();
         target_tokens = target_tokens.max(plan.admit(admit));
     }
+    // Before anything is evicted: the copies come before whoever gets the memory writes to it.
+    plan.save_beside(&mut saves, request.else_decode.is_some());
     if let Some(decode) = request.else_decode {
         target_tokens = target_tokens.max(plan.decode(decode.growing));
     }
@@ -247,6 +248,36 @@ impl Planning<'_> {
     /// Takes the states that have left the cache.
     fn take_freed_states(&mut self) {
         self.returned_states.extend(self.cache.take_freed_states());
+    }
+
+    /// Takes blocks to save, as far as the budget goes.
+    fn save(&mut self, budget: &mut SaveBudget, blocks: usize) {
+        let demand = SaveDemand {
+            blocks: blocks.min(budget.most),
+            states: budget.most_states,
+            account: std::mem::take(&mut budget.account),
+        };
+        let taken = self.cache.take_unsaved(demand);
+        let is_state = |part: &UnsavedPart| matches!(part, UnsavedPart::State(_));
+        let states = taken.iter().filter(|block| is_state(&block.part)).count();
+        budget.most_states -= states;
+        budget.most -= taken.len() - states;
+        self.verdict.saves.extend(taken);
+    }
+
+    /// Takes the blocks that a step may save for what it does besides, once that is decided.
+    fn save_beside(&mut self, budget: &mut SaveBudget, decodes: bool) {
+        if budget.most == 0 || self.verdict.preempt.is_some() {
+            return;
+        }
+        let admitted = self.verdict.admitted.iter();
+        let extents = admitted.map(|admitted| admitted.extend_end - admitted.extend_start());
+        let blocks = match extents.sum::<usize>() {
+            0 if decodes || !self.verdict.admitted.is_empty() => 0,
+            0 => budget.at_rest,
+            tokens => tokens.div_ceil(budget.block_tokens.max(1)),
+        };
+        self.save(budget, blocks);
     }
 
     /// Free pages, returned ones and what could be evicted, in tokens.

@@ -30,8 +30,12 @@ pub struct TierLimits {
     pub buffers: usize,
     /// Buffers of states likewise; 0 where no layer keeps any.
     pub state_buffers: usize,
-    /// Blocks that a step saves however little it prefills.
+    /// Blocks that a step saves however little it prefills,
     pub saves_per_step: usize,
+    /// one step in so many, where a block is more than a step should copy.
+    pub steps_per_save: usize,
+    /// Blocks of a step that does nothing else.
+    pub saves_at_rest: usize,
 }
 
 /// An order to the store.
@@ -190,6 +194,8 @@ pub(super) struct Tier {
     /// A run that is fetched has one.
     states: Buffers,
     stats: TierStats,
+    /// Steps since the last one that saved anything.
+    steps_since_save: usize,
     /// What the next plan tells the tree.
     account: SaveAccount,
 }
@@ -261,6 +267,7 @@ impl Tier {
             blocks: Buffers::new(limits.buffers),
             states: Buffers::new(limits.state_buffers),
             stats: TierStats::default(),
+            steps_since_save: 0,
             account: SaveAccount::default(),
         }
     }
@@ -336,6 +343,10 @@ impl Tier {
 
     /// Takes the copies that ride in a step.
     pub(super) fn send(&mut self, step: StepId) -> Option<Box<BlockCopies>> {
+        self.steps_since_save = match self.copies.saves.is_empty() {
+            true => self.steps_since_save.saturating_add(1),
+            false => 0,
+        };
         if self.copies.is_empty() {
             return None;
         }

@@ -2,9 +2,8 @@
 
 use super::{Saved, Tier};
 use crate::ids::Ticket;
-use crate::state::cache::prefix_cache::{
-    SaveAccount, SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart,
-};
+use crate::state::cache::prefix_cache::{SaveAccount, SaveCounts, UnsavedBlock, UnsavedPart};
+use crate::state::plan::SaveBudget;
 use crate::state::scheduler::{Next, Scheduler};
 use crate::state::step::{BlockSave, BlockSource};
 
@@ -24,22 +23,27 @@ impl Scheduler {
     }
 
     /// The blocks that a plan may save.
-    pub(in crate::state::scheduler) fn save_demand(&mut self) -> Option<SaveDemand> {
+    pub(in crate::state::scheduler) fn save_demand(&mut self) -> Option<SaveBudget> {
         let tier = self.tier.as_mut()?;
         let most = tier.room_to_save();
         let account = std::mem::take(&mut tier.account);
-        (most > 0 || account != SaveAccount::Keep).then_some(SaveDemand {
-            base: tier.limits.saves_per_step,
+        (most > 0 || account != SaveAccount::Keep).then_some(SaveBudget {
+            base: tier.due_saves(),
+            at_rest: tier.limits.saves_at_rest,
             most,
             most_states: tier.states.room_to_save(),
+            block_tokens: tier.block_tokens(),
             account,
         })
     }
 
-    /// Whether a plan is worth making for nothing else than to save what waits.
-    pub(in crate::state::scheduler) fn has_unsaved(&self) -> bool {
+    /// Whether a plan is worth making for nothing else than to save what waits; `decodes` if its step decodes anyway.
+    pub(in crate::state::scheduler) fn has_unsaved(&self, decodes: bool) -> bool {
         let tier = self.tier.as_ref();
-        tier.is_some_and(|tier| tier.stats.queued_paths > 0 && tier.room_to_save() > 0)
+        tier.is_some_and(|tier| {
+            let is_due = !decodes || tier.due_saves() > 0;
+            is_due && tier.stats.queued_paths > 0 && tier.room_to_save() > 0
+        })
     }
 
     /// Takes the tree's account of what waits to be saved.
@@ -75,6 +79,14 @@ impl Tier {
         let has_states = self.states.total == 0 || self.states.room_to_save() > 0;
         match self.serves && has_states {
             true => self.blocks.room_to_save(),
+            false => 0,
+        }
+    }
+
+    /// Blocks that the next step saves whatever it does: none in most steps, where blocks are large.
+    fn due_saves(&self) -> usize {
+        match self.steps_since_save + 1 >= self.limits.steps_per_save {
+            true => self.limits.saves_per_step,
             false => 0,
         }
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::state::cache::namespace::Namespace;
 use crate::state::tiers::{FingerprintParts, Needs};
 use crate::store::files::MemoryFiles;
-use crate::store::{BlockPools, BlockUse, Plane};
+use crate::store::{BlockPools, BlockUse, HostBlock, Plane, Short};
 
 const PLENTY: u64 = 1 << 30;
 const TOKENS: usize = 4;

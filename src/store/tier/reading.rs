@@ -1,0 +1,130 @@
+//! Records on their way from the disk: several at a time, where they are large enough to be worth a thread each. A disk
+//! reaches its rate when more than one read is asked of it, and checksums are work for more than one core.
+
+use std::io;
+use std::thread::Builder;
+use std::time::Instant;
+
+use super::DiskTier;
+use crate::state::tiers::{BlockPlace, Fingerprint};
+use crate::store::record::{self, RecordName};
+use crate::store::segments::SlotReader;
+use crate::store::{HostBlock, Short};
+
+/// Records that are read at a time.
+pub(in crate::store) const AT_ONCE: usize = if cfg!(unix) { 4 } else { 1 };
+/// A record of fewer bytes is read sooner than a thread starts.
+const MIN_SHARED_BYTES: usize = 1 << 20;
+
+impl DiskTier {
+    /// Reads the records of some blocks and checks them. Returns how many there are from the first one on that are what
+    /// was written, and why there are no more; the one at which it ends is taken out if it is damaged.
+    pub fn read_all(
+        &mut self,
+        places: &[BlockPlace],
+        blocks: &mut [HostBlock],
+        now: Instant,
+    ) -> (usize, Option<Short>) {
+        let mut n_good = 0;
+        let results = self.read_records(places, blocks);
+        let n_results = results.len();
+        for (result, (place, block)) in results.into_iter().zip(places.iter().zip(&*blocks)) {
+            match result {
+                Some(Ok(true)) => {
+                    n_good += 1;
+                    self.shared.counts.read.add(1);
+                    let bytes = block.bytes().len() as u64;
+                    self.shared.counts.read_bytes.add(bytes);
+                }
+                // No thread could be had: nothing is wrong with the record.
+                None => return (n_good, Some(Short::Memory)),
+                Some(found) => {
+                    self.shared.counts.damaged.add(1);
+                    self.warn_of_damage(place, found.err(), now);
+                    self.forget(place.key, block.kind());
+                    return (n_good, Some(Short::Damaged));
+                }
+            }
+        }
+        let is_short = n_results < blocks.len();
+        (n_good, is_short.then_some(Short::Evicted))
+    }
+
+    /// Reads a record of the block's kind and checks it. What is found damaged is taken out.
+    ///
+    /// # Errors
+    /// [`Short::Evicted`] if there is none, [`Short::Damaged`] if it is not what was written.
+    #[cfg(test)]
+    pub fn read(
+        &mut self,
+        place: &BlockPlace,
+        block: &mut HostBlock,
+        now: Instant,
+    ) -> Result<(), Short> {
+        let places = std::slice::from_ref(place);
+        let (_, short) = self.read_all(places, std::slice::from_mut(block), now);
+        short.map_or(Ok(()), Err)
+    }
+
+    /// The results of reading records, up to the first that is not in the index.
+    fn read_records(
+        &mut self,
+        places: &[BlockPlace],
+        blocks: &mut [HostBlock],
+    ) -> Vec<Option<io::Result<bool>>> {
+        let mut jobs = Vec::with_capacity(blocks.len());
+        for (place, block) in places.iter().zip(blocks) {
+            let kind = block.kind();
+            let Some(slot) = self.index.location(place.key, kind) else {
+                break;
+            };
+            let reader = self.segments[kind.index()].reader(&*self.files, slot);
+            jobs.push((reader, place, block));
+        }
+        let print = &self.folder.fingerprint;
+        let read = |(reader, place, block): Job<'_>| read_record(&reader?, print, place, block);
+        let is_large = |(_, _, block): &Job<'_>| block.bytes().len() >= MIN_SHARED_BYTES;
+        if jobs.len() <= 1 || !jobs.iter().all(is_large) {
+            return jobs.into_iter().map(|job| Some(read(job))).collect();
+        }
+        let mut jobs = jobs.into_iter();
+        let own = jobs.next();
+        std::thread::scope(|scope| {
+            let read = &read;
+            let others = jobs.map(|job| {
+                let thread = Builder::new().name("souffleur-read".to_owned());
+                thread.spawn_scoped(scope, move || read(job)).ok()
+            });
+            let others: Vec<_> = others.collect();
+            let own = own.map(read);
+            let others = others
+                .into_iter()
+                .map(|thread| thread.and_then(|thread| thread.join().ok()));
+            std::iter::once(own).chain(others).collect()
+        })
+    }
+}
+
+/// A record, its name and where it goes.
+type Job<'a> = (io::Result<SlotReader>, &'a BlockPlace, &'a mut HostBlock);
+
+/// False if the slot holds something else, or not what was written.
+fn read_record(
+    reader: &SlotReader,
+    print: &Fingerprint,
+    place: &BlockPlace,
+    block: &mut HostBlock,
+) -> io::Result<bool> {
+    let kind = block.kind();
+    let header = reader.header()?;
+    let name = record::read_header(&header, reader.size(), print, kind, block.planes());
+    let expected = RecordName {
+        place: *place,
+        kind,
+    };
+    if name != Some(expected) {
+        return Ok(false);
+    }
+    reader.payload(block.bytes_mut())?;
+    Ok(record::is_intact(&header, block))
+}

@@ -1,0 +1,145 @@
+//! A record on its way to the disk, in parts: the thread that writes it does other things in between.
+
+use std::time::Instant;
+
+use super::{DiskTier, SYNC_BYTES};
+use crate::state::tiers::{BlockKind, BlockPlace, Stored};
+use crate::store::{HostBlock, Outcome, record};
+
+/// Bytes of a part, at least; it ends with a plane. What was summed is written while it is still near the processor.
+const PART_BYTES: usize = 256 << 10;
+
+/// A record of which not everything is written yet.
+pub(in crate::store) struct Writing {
+    place: BlockPlace,
+    kind: BlockKind,
+    slot: u64,
+    /// CRC-32 of the planes that are written.
+    sums: Vec<u32>,
+    /// Their bytes.
+    written: usize,
+}
+
+impl DiskTier {
+    /// Begins to write a block: makes room for it.
+    ///
+    /// # Errors
+    /// What becomes of the block, if it is not to be written.
+    pub fn begin_write(
+        &mut self,
+        place: &BlockPlace,
+        kind: BlockKind,
+        now: Instant,
+    ) -> Result<Writing, Outcome> {
+        match self.index.check(place, kind) {
+            Stored::New => (),
+            Stored::Known => {
+                self.touch(place.key);
+                return Err(Outcome::Known);
+            }
+            Stored::Orphan => return Err(Outcome::Orphan),
+        }
+        if self.paused_until.is_some_and(|until| now < until) {
+            return Err(Outcome::NoSpace);
+        }
+        let slot = self.make_room(place, kind).ok_or(Outcome::NoSpace)?;
+        Ok(Writing {
+            place: *place,
+            kind,
+            slot,
+            sums: Vec::with_capacity(self.geometry().planes(kind).len()),
+            written: 0,
+        })
+    }
+
+    /// Writes the next part of a block, and with the last one its header. Returns what became of it once that is known.
+    pub fn write_more(
+        &mut self,
+        writing: &mut Writing,
+        block: &HostBlock,
+        now: Instant,
+    ) -> Option<Outcome> {
+        let is_whole = match self.write_part(writing, block) {
+            Ok(is_whole) => is_whole,
+            Err(error) => {
+                self.segments[writing.kind.index()].free(writing.slot);
+                return Some(self.pause(&error, now));
+            }
+        };
+        is_whole.then(|| self.end_write(writing, block))
+    }
+
+    /// Writes a block.
+    #[cfg(test)]
+    pub fn write(&mut self, place: &BlockPlace, block: &HostBlock, now: Instant) -> Outcome {
+        let mut writing = match self.begin_write(place, block.kind(), now) {
+            Ok(writing) => writing,
+            Err(outcome) => return outcome,
+        };
+        loop {
+            if let Some(outcome) = self.write_more(&mut writing, block, now) {
+                return outcome;
+            }
+        }
+    }
+
+    /// True once the header is written.
+    fn write_part(&mut self, writing: &mut Writing, block: &HostBlock) -> std::io::Result<bool> {
+        let files = &*self.files;
+        let segments = &mut self.segments[writing.kind.index()];
+        let size = *segments.size();
+        let slot = writing.slot;
+        if writing.sums.is_empty() {
+            segments.erase(files, slot)?;
+        }
+        let mut bytes = 0;
+        for (_, plane) in block.split().skip(writing.sums.len()) {
+            writing.sums.push(record::sum(plane));
+            bytes += plane.len();
+            if bytes >= PART_BYTES {
+                break;
+            }
+        }
+        let at = writing.written;
+        let part = &block.bytes()[at..at + bytes];
+        segments.write_part(files, slot, (at, part))?;
+        writing.written += bytes;
+        if writing.sums.len() < block.planes().len() {
+            return Ok(false);
+        }
+        let name = (&writing.place, writing.kind);
+        let header = record::header(&size, &self.folder.fingerprint, name, &writing.sums);
+        segments.write_header(files, slot, &header)?;
+        Ok(true)
+    }
+
+    /// Takes a block in that is written, unless what it follows is gone meanwhile.
+    fn end_write(&mut self, writing: &Writing, block: &HostBlock) -> Outcome {
+        let Writing {
+            place, kind, slot, ..
+        } = writing;
+        let segments = &mut self.segments[kind.index()];
+        let bytes = segments.size().slot();
+        let outcome = match self.index.insert(*place, *kind, *slot) {
+            Stored::New => Outcome::Written,
+            Stored::Known => Outcome::Known,
+            Stored::Orphan => Outcome::Orphan,
+        };
+        if outcome != Outcome::Written {
+            segments.free(*slot);
+            return outcome;
+        }
+        self.note_put(place.key, *kind);
+        self.unsynced_bytes += bytes;
+        self.written_since_look += bytes;
+        let counts = &self.shared.counts;
+        counts.written.add(1);
+        counts.written_bytes.add(block.bytes().len() as u64);
+        if self.unsynced_bytes >= SYNC_BYTES {
+            self.sync();
+        }
+        self.rewrite_log_if_due();
+        self.show();
+        Outcome::Written
+    }
+}
