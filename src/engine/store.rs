@@ -36,6 +36,8 @@ const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
 const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
 /// Bytes that a step saves which does nothing else: some milliseconds, for which a request that comes in waits.
 const SAVED_BYTES_AT_REST: u64 = 16 << 20;
+/// Bytes that are loaded for a request at a time, if a block is no larger: whoever decodes waits for the copy.
+const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
 /// Where hashes of weights are kept, in the store's folder.
 const KEPT_HASHES: &str = "weights";
 
@@ -139,6 +141,7 @@ fn limits(
         saves_per_step: (SAVED_BYTES_PER_STEP / block_bytes).max(1) as usize,
         steps_per_save: block_bytes.div_ceil(SAVED_BYTES_PER_STEP) as usize,
         saves_at_rest: (SAVED_BYTES_AT_REST / block_bytes).max(1) as usize,
+        blocks_per_load: (LOADED_BYTES_PER_STEP / block_bytes).max(1) as usize,
     })
 }
 

@@ -29,7 +29,8 @@ impl StepBeat {
     /// It has ended. Nothing happens if none was under way.
     pub fn end(&self) {
         let beats = self.0.load(Ordering::Relaxed);
-        self.0.store(beats.wrapping_add(beats & 1), Ordering::Relaxed);
+        self.0
+            .store(beats.wrapping_add(beats & 1), Ordering::Relaxed);
     }
 }
 
@@ -131,10 +132,7 @@ mod tests {
         let beat = StepBeat::default();
         beat.begin();
         let second = Duration::from_secs(1);
-        assert_eq!(
-            Pace::new(0.0, beat.clone()).rest_after(second),
-            MAX_REST
-        );
+        assert_eq!(Pace::new(0.0, beat.clone()).rest_after(second), MAX_REST);
         assert_eq!(Pace::new(1.0, beat).rest_after(second), Duration::ZERO);
     }
 

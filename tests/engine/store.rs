@@ -131,6 +131,23 @@ async fn chunks_and_another_page_size_find_what_was_stored() {
 }
 
 #[tokio::test]
+async fn a_prefix_that_comes_in_rounds_says_the_same() {
+    for page_size in [1, 16, 64] {
+        let folder = TempDir::new().expect("a temporary folder");
+        let config = stored(MODELS[0], folder.path(), page_size);
+        let expected = first_life(config.clone(), 6).await;
+        // Buffers for two of its blocks, which have 32 KiB, and one of them is for saves.
+        let config = EngineConfig {
+            kv_host_bytes: Some(1 << 16),
+            ..config
+        };
+        let (got, loaded) = second_life(config, 6).await;
+        assert_eq!(loaded, 128, "pages of {page_size}");
+        assert_eq!(got, expected, "pages of {page_size}");
+    }
+}
+
+#[tokio::test]
 async fn another_model_and_another_kv_type_find_nothing() {
     let folder = TempDir::new().expect("a temporary folder");
     first_life(stored(MODELS[0], folder.path(), 1), 4).await;

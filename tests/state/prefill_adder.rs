@@ -214,3 +214,29 @@ fn without_a_cache_requests_that_ignore_eos_are_judged_at_each_end() {
         }
     );
 }
+
+#[test]
+fn a_load_that_goes_on_takes_pages_and_the_place_of_the_one_that_is_cut() {
+    // All of it must fit: 100 + 20 + 4 < 125.
+    let mut full = adder(4, Some(32));
+    assert_eq!(full.add_round(100, (0, 64), 20, 124), refused(NoToken));
+    let mut adder = adder(4, Some(32));
+    assert_eq!(adder.add_round(100, (0, 64), 20, 125), part(64));
+    // Nothing of the step's input is taken, but nobody else is cut, and nobody begins to load in rounds.
+    assert_eq!(adder.rem_chunk(), 32);
+    assert_eq!(adder.add_round(100, (0, 64), 20, 1000), refused(Other));
+    assert_eq!(adder.add(40, 0, 1, 1000, false), refused(Other));
+    assert_eq!(adder.add(20, 0, 1, 1000, false), whole(20));
+}
+
+#[test]
+fn a_round_is_loaded_as_far_as_there_are_pages() {
+    assert_eq!(adder(4, Some(32)).load_chunked(64, 1000), 64);
+    assert_eq!(adder(4, Some(32)).load_chunked(64, 30), 28);
+    assert_eq!(adder(4, Some(32)).load_chunked(64, 3), 0);
+    let mut waits = adder(4, Some(32));
+    waits.pass_chunked(60, 10);
+    // 60 and 10 are kept of 100: 24 + 1 + 4 < 30.
+    assert_eq!(waits.add(25, 0, 1, 100, true), refused(NoToken));
+    assert_eq!(waits.add(24, 0, 1, 100, true), whole(24));
+}

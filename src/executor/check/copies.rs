@@ -61,9 +61,9 @@ impl Check<'_> {
         if row.live != load.states.first().copied() {
             return Err("a row whose state is another, or missing".to_owned());
         }
-        if !row.starts || first != row.computed {
+        if first != row.computed || row.sampled_tokens > 0 {
             return Err(format!(
-                "position {first} of a row with {} computed ones: a load follows the prefix of a row that starts",
+                "position {first} of a row with {} computed ones: a load follows the prefix of a row, or what was loaded to it",
                 row.computed
             ));
         }
@@ -233,5 +233,33 @@ mod tests {
         let mut with_a_gap = plan();
         with_a_gap.rows[0].work = RowWork::Prefill { positions: 33..40 };
         assert!(rows(Some(16)).check(&with_a_gap).is_err());
+    }
+
+    #[test]
+    fn a_load_may_come_in_steps_of_their_own() {
+        let mut first = plan();
+        first.rows.clear();
+        let mut rows = rows(Some(16));
+        let copies = first.copies.as_mut().expect("there are some");
+        copies.loads[0].positions = 4..16;
+        rows.check(&first).expect("the rest comes later");
+        rows.start(&first.starts[0]);
+        for delta in &first.table {
+            rows.edit(delta);
+        }
+        let load = &first.copies.as_ref().expect("there are some").loads[0];
+        rows.load(load);
+        let mut second = plan();
+        second.step = StepId::new(2);
+        second.starts.clear();
+        second.table.clear();
+        let copies = second.copies.as_mut().expect("there are some");
+        copies.loads[0].skip_tokens = 0;
+        copies.loads[0].positions = 16..32;
+        rows.check(&second).expect("it follows the first");
+        let copies = second.copies.as_mut().expect("there are some");
+        copies.loads[0].positions = 4..32;
+        copies.loads[0].skip_tokens = 4;
+        assert!(rows.check(&second).is_err(), "some of it is there");
     }
 }

@@ -486,7 +486,10 @@ fn buffers_of_the_store_are_a_part_of_the_reserve_and_named() {
     };
     let plan = MemoryPlan::new(with_store, wish()).expect("it fits");
     let why = plan.explain().join("\n");
-    assert!(why.contains("512.0 MiB for buffers of the KV store"), "{why}");
+    assert!(
+        why.contains("512.0 MiB for buffers of the KV store"),
+        "{why}"
+    );
     let too_large = MemoryBudget {
         reserve_bytes: 1000 * GIB,
         store_bytes: 999 * GIB,

@@ -174,6 +174,7 @@ fn a_log_with_a_store_replays_without_one() {
         saves_per_step: 2,
         steps_per_save: 1,
         saves_at_rest: 2,
+        blocks_per_load: 2,
     });
     let log = log_with(&setup, NO_LIMIT, |sink| stored(sink, &setup));
     let replayed = replay_of(&log).expect("it can be replayed");
@@ -208,6 +209,7 @@ fn a_log_whose_blocks_are_no_whole_pages_is_refused() {
             saves_per_step: 1,
             steps_per_save: 1,
             saves_at_rest: 2,
+            blocks_per_load: 2,
         });
         match replay_of(&made_up(&setup, &[])) {
             Ok(_) => assert!(is_good, "{block_tokens}"),

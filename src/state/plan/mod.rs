@@ -270,6 +270,8 @@ pub enum StoredPrefix {
         from: usize,
         /// Behind its last token.
         to: usize,
+        /// Behind the last token of what can be fetched in further rounds: `to`, if there is no more.
+        until: usize,
     },
 }
 
@@ -282,6 +284,8 @@ pub struct LoadGrant {
     pub begins: usize,
     /// Where the loaded K/V ends and the extent begins: whole pages.
     pub to: usize,
+    /// More is fetched and loaded behind it in a further round: nothing is computed before.
+    pub goes_on: bool,
 }
 
 /// A candidate whose blocks are to be fetched.
@@ -482,7 +486,7 @@ pub struct Admitted {
     pub prefix_len: usize,
     /// End of the extent, in tokens.
     pub extend_end: usize,
-    /// The prefill does not end with this extent.
+    /// The prefill does not end with this extent, which is empty where a load goes on.
     pub chunked: bool,
     /// What the tree saw where the prompt left it, if misses are diagnosed.
     pub departure: Option<Box<Departure>>,

@@ -70,6 +70,8 @@ pub struct PrefillAdder {
     rem_input: isize,
     /// `None` with chunked prefill off.
     rem_chunk: Option<isize>,
+    /// A prefill goes on in later steps: no other one is cut.
+    is_cut: bool,
     completions: CompletionOrder,
 }
 
@@ -116,6 +118,7 @@ impl PrefillAdder {
             rem_chunk: limits
                 .chunked_prefill_size
                 .map(|size| size as isize - mixed as isize),
+            is_cut: false,
             completions,
         }
     }
@@ -182,6 +185,55 @@ impl PrefillAdder {
         decision
     }
 
+    /// As [`PrefillAdder::add`], for a candidate of which nothing but the tokens from `prefix` to `loaded` is loaded in this
+    /// step: the rest of its prefix comes in further ones.
+    pub fn add_round(
+        &mut self,
+        len: usize,
+        (prefix, loaded): (usize, usize),
+        max_new_tokens: usize,
+        available: usize,
+    ) -> Decision {
+        if self.is_cut {
+            return Decision::Refuse(Budget::Other);
+        }
+        let max_new = max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
+        let wanted = len - prefix + max_new + self.page_size;
+        if wanted as f64 >= self.rem_total(available) {
+            return Decision::Refuse(Budget::NoToken);
+        }
+        self.keep(loaded - prefix);
+        self.is_cut = true;
+        Decision::Admit {
+            end: loaded,
+            chunked: true,
+        }
+    }
+
+    /// Reserves the pages of a load of `tokens` for the request that is being chunked. Returns how many of them there are
+    /// pages for, whole pages.
+    pub fn load_chunked(&mut self, tokens: usize, available: usize) -> usize {
+        let room = self.rem_total(available).max(0.0) as usize;
+        let loaded = tokens.min(self.floor_page(room));
+        self.keep(loaded);
+        loaded
+    }
+
+    /// The request that is being chunked is not in this step, since it waits for a load: keeps the memory for what it misses,
+    /// and the place of the one that is cut.
+    pub fn pass_chunked(&mut self, missing: usize, max_new_tokens: usize) {
+        self.keep(missing);
+        self.total_offset += max_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64;
+        self.is_cut = true;
+    }
+
+    /// Reserves memory that takes no part of the step's input.
+    fn keep(&mut self, tokens: usize) {
+        let pages = self.ceil_page(tokens);
+        self.total_offset += pages as f64;
+        self.current_offset += pages;
+    }
+
     /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine that caches nothing: its memory must
     /// suffice at every end to come, not all at once.
     pub fn add_ignoring_eos(
@@ -209,10 +261,11 @@ impl PrefillAdder {
         match self.rem_chunk {
             Some(chunk) if self.ceil_page(extend) as isize > chunk => {
                 let end = self.floor_page(prefix + self.floor_page(chunk.max(0) as usize));
-                if end <= prefix {
+                if end <= prefix || self.is_cut {
                     return Decision::Refuse(Budget::Other);
                 }
                 self.reserve(end - prefix, 0);
+                self.is_cut = true;
                 Decision::Admit { end, chunked: true }
             }
             _ => {
@@ -244,6 +297,7 @@ impl PrefillAdder {
         };
         let taken = remaining.min(limit.max(1) as usize);
         let chunked = taken < remaining;
+        self.is_cut |= chunked;
         let new = if chunked {
             0
         } else {

@@ -334,8 +334,8 @@ impl Scheduler {
             .tell(sequence, SmallVec::new(), None, Some(Box::new(end)));
         if phase == Phase::Waiting {
             self.queue.leave(seq);
-            self.forget_store(seq);
         }
+        self.forget_store(seq);
         self.batch.end(seq, phase);
         self.requests.release_name(seq);
         self.pipeline.note_change();

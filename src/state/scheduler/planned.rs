@@ -190,6 +190,7 @@ impl Scheduler {
                 false => Extent::Last,
             };
             let saves = admitted.saves.clone();
+            let (prefix_len, load) = (admitted.prefix_len, admitted.load);
             if is_start {
                 let row_start = self.start_row(admitted, grant);
                 if !self.requests[seq].has_ended {
@@ -197,17 +198,35 @@ impl Scheduler {
                 }
             } else {
                 self.append_pages(seq, grant.pages, grant.windows);
-                if let Some(states) = &mut self.requests[seq].held_kv_mut().states {
+                let kv = self.requests[seq].held_kv_mut();
+                if let Some(states) = &mut kv.states {
                     states.take_granted(grant.states.into_iter());
                 }
+                let row = kv.row;
+                // Without a load, it computes on, and needs no more of the store.
+                self.begin_load((seq, row, None), prefix_len, load);
             }
-            if !self.requests[seq].has_ended {
+            if self.requests[seq].has_ended {
+                continue;
+            }
+            if positions.is_empty() {
+                self.place_round(seq, positions.end);
+                rows.placed.push(seq);
+            } else {
                 let mut work = self.extend_row(seq, positions, extent, &saves);
                 self.keep_loaded_states(&mut work);
                 rows.rows.push(work);
             }
         }
         rows
+    }
+
+    /// A sequence whose load goes on computes nothing in this step: it has what is loaded, and publishes it.
+    fn place_round(&mut self, seq: SeqId, loaded_tokens: usize) {
+        self.batch.extend(seq, Extent::Chunk);
+        let sequence = &mut self.requests[seq];
+        sequence.phase = Phase::Chunked;
+        commit_row(sequence, self.pipeline.next_step(), loaded_tokens);
     }
 
     fn start_row(&mut self, admitted: Admitted, grant: Grant) -> RowStart {
@@ -316,13 +335,17 @@ impl Scheduler {
 
     /// With `mixed`, the decode rides after the prefill rows; otherwise it sits this step out.
     fn run_prefill(&mut self, prefill: PrefillRows, open: OpenPlan, mixed: bool) -> Next {
-        let PrefillRows { starts, mut rows } = prefill;
+        let PrefillRows {
+            starts,
+            mut rows,
+            placed,
+        } = prefill;
         let decode = self.alive(open.decode);
         let rides = mixed && !decode.is_empty();
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
-        if rows.is_empty() && !rides {
+        if rows.is_empty() && placed.is_empty() && !rides {
             return self.run_copies();
         }
         if rides {
@@ -331,7 +354,7 @@ impl Scheduler {
             rows.extend(self.decode_step_rows(&decode));
         }
         self.note_prefill_step(!mixed && !decode.is_empty());
-        self.emit(starts, rows)
+        self.emit_beside(starts, rows, &placed)
     }
 
     /// Drops those that ended while the plan was open. All others that leave the batch do so with a plan of its own,
@@ -396,13 +419,20 @@ impl Scheduler {
     }
 
     pub(super) fn emit(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>) -> Next {
+        self.emit_beside(starts, rows, &[])
+    }
+
+    /// Emits a step; `placed` are those for which it does nothing but load.
+    fn emit_beside(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>, placed: &[SeqId]) -> Next {
         self.outbox.count(Counter::Steps, 1);
         let prefilled = rows.iter().map(|row| match &row.work {
             RowWork::Prefill { positions } => positions.len() as u64,
             RowWork::Decode { .. } => 0,
         });
         self.queue.order_mut().note_prefilled(prefilled.sum());
-        let (step, table) = self.pipeline.send(rows.iter().map(|row| row.seq).collect());
+        let with_rows = rows.iter().map(|row| row.seq);
+        let seqs = with_rows.chain(placed.iter().copied()).collect();
+        let (step, table) = self.pipeline.send(seqs);
         let copies = self.tier.as_mut().and_then(|tier| tier.send(step));
         Next::RunStep(Box::new(StepPlan {
             step,
@@ -425,6 +455,8 @@ impl Scheduler {
 struct PrefillRows {
     starts: Vec<RowStart>,
     rows: Vec<StepRow>,
+    /// Those that load in this step and compute nothing.
+    placed: Vec<SeqId>,
 }
 
 fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> crate::ids::RowId {

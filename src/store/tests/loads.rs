@@ -178,3 +178,29 @@ fn the_kernel_hears_what_is_read_soon_and_what_is_not() {
     // Once they are on the disk.
     assert_eq!(heard(Advice::DontNeed), records);
 }
+
+#[test]
+fn large_buffers_are_made_before_they_are_needed() {
+    let plane = Plane {
+        layer: 0,
+        buffer: 0,
+        bytes: 1 << 20,
+    };
+    let geometry = Geometry {
+        planes: [Arc::from([plane]), Arc::default(), Arc::default()],
+        ..geometry(false, 0)
+    };
+    let (freed, _) = crossbeam_channel::bounded(1);
+    let pools = BlockPools::new(&geometry, 4 << 20, &freed).expect("they fit");
+    let taken = pools
+        .of(BlockKind::Kv)
+        .and_then(|pool| pool.take(BlockUse::Saving));
+    assert!(taken.is_some());
+    let n_made = (0..9).filter(|_| pools.make_ahead()).count();
+    assert_eq!(n_made, 3);
+    let counts = pools.of(BlockKind::Kv).map(BlockPool::counts);
+    assert_eq!(
+        counts.map(|counts| (counts.free, counts.saving)),
+        Some((3, 1))
+    );
+}

@@ -97,6 +97,7 @@ fn run_all(page_size: u32, block_tokens: usize, n_states: usize) {
             prefix_wait: seed % 3 > 0,
             min_hits: 1 + u32::from(seed % 5 == 4),
             buffers: [2, 8, 40][seed as usize % 3],
+            blocks_per_load: [1, 3, 1 << 10][seed as usize / 3 % 3],
             n_states,
         };
         println!("seed {seed}: {setup:?}");

@@ -320,15 +320,128 @@ fn what_the_store_did_without_is_written_when_it_is_used_again() {
 }
 
 #[test]
-fn a_prefix_is_longer_than_the_buffers_hold() {
+fn a_prefix_that_is_longer_than_the_buffers_comes_in_rounds() {
+    for (page_size, chunk_tokens) in [(1, None), (1, Some(32)), (16, None), (16, Some(32))] {
+        let setup = Tiered {
+            page_size,
+            n_pages: 1024 / page_size as usize,
+            chunk_tokens,
+            buffers: 4,
+            ..Tiered::default()
+        };
+        let mut world = TierWorld::new(setup, Default::default());
+        world.submit(prompt(1, 200, 0), 1);
+        let mut world = world.restart();
+        let number = world.submit(prompt(1, 200, 5), 2);
+        world.assert_clean();
+        let life = &world.lives[number];
+        assert_eq!((life.cached_tokens, life.loaded_tokens), (192, 192));
+        // Of four buffers one is for saves; one block is fetched while another one is copied.
+        assert_eq!(world.tier().fetches, 12);
+        // What was loaded is not saved again.
+        assert_eq!(world.written(), 0);
+    }
+}
+
+/// A store with six blocks of a prompt, of which a step loads two; the first round is in a step, the second one asked for.
+fn in_rounds() -> (TierWorld, usize) {
     let setup = Tiered {
-        buffers: 4,
+        blocks_per_load: 2,
         ..Tiered::default()
     };
     let mut world = TierWorld::new(setup, Default::default());
-    world.submit(prompt(1, 200, 0), 1);
+    world.submit(prompt(1, 96, 0), 1);
     let mut world = world.restart();
-    let number = world.submit(prompt(1, 200, 5), 2);
+    let number = world.submit(prompt(1, 96, 5), 3);
+    world.answer();
+    world.answer();
+    assert_eq!((world.steps.len(), world.store.pending.len()), (1, 1));
+    assert_eq!(world.tier().fetches, 2);
+    (world, number)
+}
+
+#[test]
+fn no_step_loads_more_than_its_share() {
+    let (mut world, number) = in_rounds();
     world.assert_clean();
-    assert_eq!(world.lives[number].loaded_tokens, 64);
+    let life = &world.lives[number];
+    assert_eq!((life.cached_tokens, life.loaded_tokens), (96, 96));
+    assert_eq!(world.tier().fetches, 3);
+}
+
+#[test]
+fn others_go_on_between_two_rounds() {
+    let (mut world, number) = in_rounds();
+    let other = world.submit(prompt(2, 10, 0), 4);
+    // Its prefix is looked for, if it is long enough, and nothing else of the store is answered.
+    while world.end_step(Fate::Done) {}
+    assert!(world.lives[other].end.is_some() && world.lives[number].end.is_none());
+    world.assert_clean();
+    assert_eq!(world.lives[number].loaded_tokens, 96);
+}
+
+#[test]
+fn a_round_that_is_late_or_short_is_the_last() {
+    for (most, loaded) in [(0, 32), (1, 48)] {
+        let (mut world, number) = in_rounds();
+        world.answer_with(0, most);
+        world.assert_clean();
+        let life = &world.lives[number];
+        assert_eq!((life.cached_tokens, life.loaded_tokens), (loaded, loaded));
+        assert_eq!(world.tier().fetches, 2);
+    }
+}
+
+#[test]
+fn whoever_leaves_between_two_rounds_leaves_no_buffer_behind() {
+    let (mut world, number) = in_rounds();
+    world.cancel(number);
+    world.assert_clean();
+    assert!(world.lives[number].delivered.is_empty());
+    // The second round is in a step too, and the third one asked for.
+    let (mut world, number) = in_rounds();
+    world.answer();
+    world.cancel(number);
+    world.assert_clean();
+    assert!(world.lives[number].delivered.is_empty());
+}
+
+#[test]
+fn a_store_that_dies_between_two_rounds_leaves_the_rest_to_be_computed() {
+    let (mut world, number) = in_rounds();
+    world.kill_store();
+    world.assert_clean();
+    let life = &world.lives[number];
+    assert_eq!((life.loaded_tokens, life.delivered.len()), (32, 3));
+}
+
+#[test]
+fn a_round_that_is_lost_is_computed() {
+    for fate in [Fate::LostBeforeItRan, Fate::LostAfterItRan] {
+        let (mut world, number) = in_rounds();
+        world.end_step(fate);
+        world.assert_clean();
+        assert_eq!(world.lives[number].delivered.len(), 3);
+    }
+}
+
+#[test]
+fn a_decode_saves_now_and_then_and_an_idle_engine_more() {
+    let mut world = TierWorld::new(Tiered::default(), Default::default());
+    world.submit(prompt(1, 96, 0), 20);
+    world.answer();
+    let mut most = 0;
+    while world.end_step(Fate::Done) {
+        let saves = world.steps.iter().filter_map(|step| {
+            let copies = step.copies.as_ref()?;
+            (!step.rows.is_empty()).then_some(copies.saves.len())
+        });
+        most = most.max(saves.max().unwrap_or(0));
+    }
+    assert_eq!(
+        most, 1,
+        "the prompt's blocks come one by one beside decodes"
+    );
+    world.assert_clean();
+    assert_eq!(world.store.disk.blocks.len(), 115 / 16);
 }

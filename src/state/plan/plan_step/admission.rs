@@ -10,7 +10,7 @@ use crate::state::plan::preemption::{Deficit, Preemption};
 use crate::state::plan::prefill_adder::{Budget, Decision, PrefillAdder};
 use crate::state::plan::saves::{Spare, StateRules, Wishes};
 use crate::state::plan::{
-    AdmitRequest, Admitted, Candidate, Demand, FetchWish, LoadGrant, Preempt, StoredPrefix,
+    AdmitRequest, Admitted, Candidate, Demand, LoadGrant, Preempt, StoredPrefix,
 };
 use crate::state::pool::pages::{PageRun, WindowRun};
 
@@ -50,6 +50,10 @@ impl Planning<'_> {
             let admitted = match self.judge(&mut adder, candidate, waits, has_row) {
                 Ok(admitted) => admitted,
                 Err(NotNow::Fetching) => {
+                    if let Some(has) = candidate.continues_at {
+                        let missing = candidate.tokens.len() - has;
+                        adder.pass_chunked(missing, candidate.max_new_tokens);
+                    }
                     fetching.push(candidate);
                     continue;
                 }
@@ -74,6 +78,9 @@ impl Planning<'_> {
             let needs_row = candidate.continues_at.is_none();
             new_rows += usize::from(needs_row);
             target_tokens += admitted.extend_end - admitted.prefix_len + self.page_size;
+            if admitted.load.is_some_and(|load| load.goes_on) {
+                fetching.push(candidate);
+            }
             self.verdict.admitted.push(admitted);
             self.mixes &= !candidate.wants_logprobs;
             in_flight.push(candidate);
@@ -158,6 +165,9 @@ impl Planning<'_> {
             }
         }
         if let Some(prefix_len) = candidate.continues_at {
+            if self.waits_for_round(candidate, prefix_len) {
+                return Err(NotNow::Fetching);
+            }
             let admitted = self.continue_chunk(adder, candidate, prefix_len);
             self.take_windows(candidate, &admitted);
             return Ok(admitted);
@@ -266,8 +276,17 @@ impl Planning<'_> {
         prefix_len: usize,
     ) -> Admitted {
         let len = candidate.tokens.len();
-        let decision =
-            adder.add_chunked(len, prefix_len, candidate.max_new_tokens, self.available());
+        let load = self.load_round(adder, candidate, prefix_len);
+        let begins = load.map_or(prefix_len, |load| load.to);
+        let decision = match load {
+            Some(LoadGrant {
+                to, goes_on: true, ..
+            }) => Decision::Admit {
+                end: to,
+                chunked: true,
+            },
+            _ => adder.add_chunked(len, begins, candidate.max_new_tokens, self.available()),
+        };
         let Decision::Admit { end, chunked } = decision else {
             unreachable!("a chunked request is never refused");
         };
@@ -284,7 +303,7 @@ impl Planning<'_> {
             state: None,
             saves: SmallVec::new(),
             keeps_tail: false,
-            load: None,
+            load,
         }
     }
 
@@ -324,6 +343,12 @@ impl Planning<'_> {
             let is_first = self.verdict.admitted.is_empty();
             match load {
                 None => adder.add(len, locked.tokens, max_new, self.available(), is_first),
+                Some(LoadGrant {
+                    to, goes_on: true, ..
+                }) => {
+                    let prefix = (locked.tokens, to);
+                    adder.add_round(len, prefix, max_new, self.available())
+                }
                 Some(LoadGrant { to, .. }) => {
                     let prefix = (locked.tokens, to);
                     adder.add_loaded(len, prefix, max_new, self.available(), is_first)
@@ -352,51 +377,6 @@ impl Planning<'_> {
                 load,
             }),
         }
-    }
-
-    /// Whether a candidate waits for blocks of its prefix: it asks for them, or another one has that shares them. That one
-    /// stops waiting by its deadline.
-    fn waits_for_blocks(
-        &mut self,
-        candidate: &Candidate,
-        cached: usize,
-        limit: usize,
-        fetching: &[&Candidate],
-    ) -> bool {
-        let StoredPrefix::Found { tokens } = candidate.stored else {
-            return false;
-        };
-        let worth = cached + self.block_tokens.max(1);
-        if tokens.min(limit) < worth {
-            return false;
-        }
-        let is_shared = |other: &&Candidate| {
-            candidate.namespace == other.namespace
-                && shared_tokens(candidate, other, limit) >= worth
-        };
-        if !fetching.iter().any(is_shared) {
-            self.verdict.fetches.push(FetchWish {
-                seq: candidate.seq,
-                cached_tokens: cached,
-            });
-        }
-        true
-    }
-
-    /// The blocks in memory that go on where the tree's prefix ends, if there are any.
-    fn load_behind(&self, candidate: &Candidate, cached: usize, limit: usize) -> Option<LoadGrant> {
-        let StoredPrefix::Ready { ticket, from, to } = candidate.stored else {
-            return None;
-        };
-        // A state cannot be cut: it is that at the end of the run.
-        let is_whole = to <= limit || !self.cache.keeps_states();
-        let to = to.min(limit);
-        let to = to - to % self.page_size;
-        (is_whole && from <= cached && cached < to).then_some(LoadGrant {
-            ticket,
-            begins: from,
-            to,
-        })
     }
 
     /// What the tree saw where the prompt left it: nothing where it was not asked.
@@ -491,7 +471,7 @@ fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: u
 }
 
 /// Tokens that both have in common, as far as the candidate may begin with them.
-fn shared_tokens(candidate: &Candidate, other: &Candidate, limit: usize) -> usize {
+pub(super) fn shared_tokens(candidate: &Candidate, other: &Candidate, limit: usize) -> usize {
     let pairs = candidate.tokens[..limit].iter().zip(other.tokens.iter());
     pairs.take_while(|(a, b)| a == b).count()
 }

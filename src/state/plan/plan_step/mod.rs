@@ -4,6 +4,7 @@
 //! counters, then evict what is missing. Locks are taken before anything is evicted, so an admitted prefix stays.
 
 mod admission;
+mod loads;
 
 use crate::ids::SeqId;
 use crate::state::cache::prefix_cache::{

@@ -7,6 +7,8 @@ use crate::ids::{RowId, SeqId, StateSlot, Ticket};
 use crate::state::cache::prefix_cache::SaveAccount;
 use crate::state::plan::{FetchWish, LoadGrant, StoredPrefix};
 use crate::state::scheduler::Scheduler;
+use crate::state::scheduler::outbox::Counter;
+use crate::state::scheduler::sequence::Phase;
 use crate::state::step::{BlockLoad, StepRow};
 
 impl Scheduler {
@@ -22,7 +24,8 @@ impl Scheduler {
         };
         if !serves {
             tier.give_up();
-            let waiting: Vec<SeqId> = self.queue.all().collect();
+            let chunked = self.batch.chunked();
+            let waiting: Vec<SeqId> = self.queue.all().chain(chunked).collect();
             for seq in waiting {
                 let of_sequence = self.requests[seq].tier.as_deref_mut();
                 if let Some(of_sequence) = of_sequence
@@ -65,6 +68,7 @@ impl Scheduler {
             worth,
             stored_tokens: blocks * block_tokens,
             loaded_tokens: 0,
+            is_first: false,
         };
         self.pipeline.note_change();
     }
@@ -99,8 +103,9 @@ impl Scheduler {
         tier.states.ready += tier.states_of_run();
         let first = fetch.blocks.start;
         if n_blocks < fetch.blocks.len() {
-            // What did not come may be damaged or gone: it is saved once it is computed.
+            // What did not come was late, is damaged or gone: it is computed, and then saved.
             of_sequence.stored_tokens = (first + n_blocks) * block_tokens;
+            of_sequence.worth = first + n_blocks;
         }
         of_sequence.phase = TierPhase::Ready {
             ticket,
@@ -143,15 +148,27 @@ impl Scheduler {
 
     /// What a plan may count on of a sequence's prefix.
     pub(in crate::state::scheduler) fn stored_of(&self, seq: SeqId) -> StoredPrefix {
-        let (Some(tier), Some(of_sequence)) = (&self.tier, &self.requests[seq].tier) else {
+        let sequence = &self.requests[seq];
+        let (Some(tier), Some(of_sequence)) = (&self.tier, &sequence.tier) else {
             return StoredPrefix::None;
         };
+        let worth = of_sequence.worth * tier.block_tokens();
         match of_sequence.phase {
-            TierPhase::Found if tier.serves && tier.free_to_fetch() > 0 => StoredPrefix::Found {
-                tokens: of_sequence.worth * tier.block_tokens(),
-            },
+            // The buffers of its last round come back with their step, and then it goes on.
+            TierPhase::Found if sequence.rows_in_flight > 0 => StoredPrefix::Fetching,
+            TierPhase::Found if tier.serves && tier.free_to_fetch() > 0 => {
+                StoredPrefix::Found { tokens: worth }
+            }
             TierPhase::Fetching { .. } => StoredPrefix::Fetching,
-            TierPhase::Ready { ticket, from, to } => StoredPrefix::Ready { ticket, from, to },
+            TierPhase::Ready { ticket, from, to } => StoredPrefix::Ready {
+                ticket,
+                from,
+                to,
+                until: match tier.states.total {
+                    0 => worth.max(to),
+                    _ => to,
+                },
+            },
             TierPhase::Finding | TierPhase::Found | TierPhase::Done => StoredPrefix::None,
         }
     }
@@ -171,7 +188,8 @@ impl Scheduler {
                 continue;
             };
             let first = cached_tokens / tier.block_tokens();
-            let end = of_sequence.worth.min(first + tier.free_to_fetch());
+            let missing = of_sequence.worth.saturating_sub(first);
+            let end = first + tier.round_of(missing).min(tier.free_to_fetch());
             if end <= first || sequence.has_ended {
                 tier.stats.refused_fetches += 1;
                 of_sequence.phase = TierPhase::Done;
@@ -185,8 +203,20 @@ impl Scheduler {
         }
     }
 
-    /// Has a row that starts behind `prefix_len` cached tokens begin with what was fetched for it; `live` is the slot of its
-    /// state.
+    /// Fetches the next round of a prefix while the last one is copied, if there are buffers for all of it.
+    fn fetch_ahead(&mut self, seq: SeqId, cached_tokens: usize) {
+        let (Some(tier), Some(of_sequence)) = (&self.tier, &self.requests[seq].tier) else {
+            return;
+        };
+        let first = cached_tokens / tier.block_tokens();
+        let round = tier.round_of(of_sequence.worth.saturating_sub(first));
+        if tier.serves && tier.free_to_fetch() >= round {
+            self.fetch_wished(vec![FetchWish { seq, cached_tokens }]);
+        }
+    }
+
+    /// Has a row go on behind `prefix_len` tokens, which it has from the cache or from earlier rounds, with what was fetched
+    /// for it; `live` is the slot of its state.
     pub(in crate::state::scheduler) fn begin_load(
         &mut self,
         (seq, row, live): (SeqId, RowId, Option<StateSlot>),
@@ -197,16 +227,26 @@ impl Scheduler {
             return;
         };
         let sequence = &mut self.requests[seq];
+        let is_round = sequence.phase == Phase::Chunked;
         let is_first = sequence.cached_tokens.is_none();
         let Some(of_sequence) = sequence.tier.as_deref_mut() else {
             return;
         };
+        of_sequence.is_first = is_first || (is_round && of_sequence.is_first);
+        let mut goes_on = false;
         if let TierPhase::Ready { ticket, .. } = of_sequence.phase {
             match load {
-                Some(LoadGrant { begins, to, .. }) => {
-                    if is_first {
-                        of_sequence.loaded_tokens = (to - prefix_len) as u32;
+                Some(load) => {
+                    let LoadGrant { begins, to, .. } = load;
+                    goes_on = load.goes_on;
+                    if of_sequence.is_first {
+                        of_sequence.loaded_tokens += (to - prefix_len) as u32;
                         tier.stats.loaded_tokens += (to - prefix_len) as u64;
+                    }
+                    if of_sequence.is_first && is_round {
+                        let cached = sequence.cached_tokens.get_or_insert(0);
+                        *cached += (to - prefix_len) as u32;
+                        self.outbox.count(Counter::CachedTokens, to - prefix_len);
                     }
                     tier.copies.loads.push(BlockLoad {
                         ticket,
@@ -219,7 +259,13 @@ impl Scheduler {
                 None => tier.discard_ready(ticket),
             }
         }
-        of_sequence.phase = TierPhase::Done;
+        of_sequence.phase = match goes_on {
+            true => TierPhase::Found,
+            false => TierPhase::Done,
+        };
+        if let Some(load) = load.filter(|_| goes_on) {
+            self.fetch_ahead(seq, load.to);
+        }
     }
 
     /// Has the state that a row begins with copied once more: where its extent would save it before it computes anything.
@@ -238,7 +284,7 @@ impl Scheduler {
         saves.retain(|save| save.position != first);
     }
 
-    /// A sequence that waits leaves: what was fetched for it is nobody's.
+    /// A sequence that waits, or loads in rounds, leaves: what was fetched for it is nobody's.
     pub(in crate::state::scheduler) fn forget_store(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -258,15 +304,15 @@ impl Scheduler {
     /// A sequence starts over: what it had from the store can be fetched again, unless a step of it was lost.
     pub(in crate::state::scheduler) fn store_again(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
-        if sequence.losses > 0 {
+        let was_lost = sequence.losses > 0;
+        let Some(of_sequence) = sequence.tier.as_deref_mut() else {
             return;
-        }
-        if let Some(of_sequence) = sequence.tier.as_deref_mut()
-            && of_sequence.phase == TierPhase::Done
-            && of_sequence.worth > 0
-        {
-            of_sequence.phase = TierPhase::Found;
-        }
+        };
+        of_sequence.phase = match of_sequence.phase {
+            TierPhase::Done if !was_lost && of_sequence.worth > 0 => TierPhase::Found,
+            TierPhase::Found if was_lost => TierPhase::Done,
+            phase => phase,
+        };
     }
 }
 

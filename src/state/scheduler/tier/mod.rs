@@ -5,6 +5,7 @@
 //! a request that is looked up or fetched for stays in the queue, others pass it, and whoever carries the orders answers
 //! for a store that is late. Of buffers the scheduler is the only accountant: `free + saving + fetching + ready == total`.
 
+mod buffers;
 mod fetches;
 mod saves;
 
@@ -20,6 +21,7 @@ use crate::state::cache::prefix_cache::SaveAccount;
 use crate::state::cache::radix_tree::SaveRules;
 use crate::state::step::BlockCopies;
 use crate::state::tiers::BlockPlace;
+use buffers::Buffers;
 
 /// Bounds of the scheduler's use of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -36,6 +38,9 @@ pub struct TierLimits {
     pub steps_per_save: usize,
     /// Blocks of a step that does nothing else.
     pub saves_at_rest: usize,
+    /// Blocks that are loaded for a request at a time; a longer prefix comes in rounds. A prefix with states, which are there
+    /// at its end alone, comes at once.
+    pub blocks_per_load: usize,
 }
 
 /// An order to the store.
@@ -137,6 +142,8 @@ pub struct SequenceTier {
     stored_tokens: usize,
     /// Prompt tokens that came from the store at the first admission.
     loaded_tokens: u32,
+    /// It has not started over since: what is loaded counts.
+    is_first: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -222,36 +229,6 @@ struct Fetching {
     blocks: Range<usize>,
 }
 
-/// Holders of the buffers of blocks, or of states; those that nobody has are free.
-#[derive(Clone, Copy, Default)]
-struct Buffers {
-    total: usize,
-    saving: usize,
-    fetching: usize,
-    ready: usize,
-}
-
-impl Buffers {
-    fn new(total: usize) -> Self {
-        Self {
-            total,
-            ..Self::default()
-        }
-    }
-
-    fn free(&self) -> usize {
-        let used = self.saving + self.fetching + self.ready;
-        debug_assert!(used <= self.total, "a buffer is somebody's once");
-        self.total.saturating_sub(used)
-    }
-
-    /// Half of the buffers are for saves at most: a disk that is slow to write holds up no fetch.
-    fn room_to_save(&self) -> usize {
-        let most = self.total.div_ceil(2);
-        most.saturating_sub(self.saving).min(self.free())
-    }
-}
-
 impl Tier {
     pub(super) fn new(limits: TierLimits) -> Self {
         Self {
@@ -299,10 +276,23 @@ impl Tier {
         usize::from(self.states.total > 0)
     }
 
+    /// Blocks of so many that are fetched in a round: no more than leave buffers for the next one meanwhile.
+    fn round_of(&self, blocks: usize) -> usize {
+        match self.states.total {
+            0 => {
+                let with_next = self.blocks.most_to_fetch() / 2;
+                blocks
+                    .min(self.limits.blocks_per_load)
+                    .min(with_next.max(1))
+            }
+            _ => blocks,
+        }
+    }
+
     /// Blocks that can be fetched now.
     fn free_to_fetch(&self) -> usize {
         match self.states.free() >= self.states_of_run() {
-            true => self.blocks.free(),
+            true => self.blocks.room_to_fetch(),
             false => 0,
         }
     }

@@ -1,6 +1,7 @@
 mod bound;
 mod crashes;
 mod damage;
+mod parts;
 
 use super::*;
 use crate::state::cache::namespace::Namespace;

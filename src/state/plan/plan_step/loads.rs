@@ -1,0 +1,102 @@
+//! Blocks of the store on their way to candidates: who waits for them, and what is loaded.
+
+use super::Planning;
+use super::admission::shared_tokens;
+use crate::state::plan::prefill_adder::PrefillAdder;
+use crate::state::plan::{Candidate, FetchWish, LoadGrant, StoredPrefix};
+
+impl Planning<'_> {
+    /// Whether a candidate waits for blocks of its prefix: it asks for them, or another one has that shares them. That one
+    /// stops waiting by its deadline.
+    pub(super) fn waits_for_blocks(
+        &mut self,
+        candidate: &Candidate,
+        cached: usize,
+        limit: usize,
+        fetching: &[&Candidate],
+    ) -> bool {
+        let StoredPrefix::Found { tokens } = candidate.stored else {
+            return false;
+        };
+        let worth = cached + self.block_tokens.max(1);
+        if tokens.min(limit) < worth {
+            return false;
+        }
+        let is_shared = |other: &&Candidate| {
+            candidate.namespace == other.namespace
+                && shared_tokens(candidate, other, limit) >= worth
+        };
+        if !fetching.iter().any(is_shared) {
+            self.verdict.fetches.push(FetchWish {
+                seq: candidate.seq,
+                cached_tokens: cached,
+            });
+        }
+        true
+    }
+
+    /// The blocks in memory that go on where the tree's prefix ends, if there are any.
+    pub(super) fn load_behind(
+        &self,
+        candidate: &Candidate,
+        cached: usize,
+        limit: usize,
+    ) -> Option<LoadGrant> {
+        let StoredPrefix::Ready {
+            ticket,
+            from,
+            to,
+            until,
+        } = candidate.stored
+        else {
+            return None;
+        };
+        // A state cannot be cut: it is that at the end of the run.
+        let is_whole = to <= limit || !self.cache.keeps_states();
+        let end = to.min(limit);
+        let end = end - end % self.page_size;
+        (is_whole && from <= cached && cached < end).then_some(LoadGrant {
+            ticket,
+            begins: from,
+            to: end,
+            goes_on: end == to && until.min(limit) >= to + self.block_tokens.max(1),
+        })
+    }
+
+    /// The next blocks of the request that is being chunked, as far as there are pages for them.
+    pub(super) fn load_round(
+        &self,
+        adder: &mut PrefillAdder,
+        candidate: &Candidate,
+        prefix_len: usize,
+    ) -> Option<LoadGrant> {
+        let limit = candidate.match_limit.min(candidate.tokens.len());
+        let load = self.load_behind(candidate, prefix_len, limit)?;
+        let wanted = load.to - prefix_len;
+        let loaded = adder.load_chunked(wanted, self.available());
+        (loaded > 0).then_some(LoadGrant {
+            to: prefix_len + loaded,
+            goes_on: load.goes_on && loaded == wanted,
+            ..load
+        })
+    }
+
+    /// Whether the request that is being chunked waits for more blocks of its prefix, which it asks for if nobody has.
+    pub(super) fn waits_for_round(&mut self, candidate: &Candidate, prefix_len: usize) -> bool {
+        match candidate.stored {
+            StoredPrefix::Fetching => true,
+            StoredPrefix::Found { tokens } => {
+                let limit = candidate.match_limit.min(candidate.tokens.len());
+                let is_worth = tokens.min(limit) >= prefix_len + self.block_tokens.max(1);
+                if is_worth {
+                    self.verdict.fetches.push(FetchWish {
+                        seq: candidate.seq,
+                        cached_tokens: prefix_len,
+                    });
+                }
+                is_worth
+            }
+            StoredPrefix::None | StoredPrefix::Ready { .. } => false,
+        }
+    }
+}
