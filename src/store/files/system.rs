@@ -148,7 +148,7 @@ impl DataFile for SystemFile {
     #[cfg(not(unix))]
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
-        // One thread has the file (`reads::AT_ONCE` is 1 here), so nobody else moves its position.
+        // One thread has the file (`tier::AT_ONCE` is 1 here), so nobody else moves its position.
         (&self.0).seek(SeekFrom::Start(offset))?;
         (&self.0).read_exact(bytes)
     }
