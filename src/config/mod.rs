@@ -227,7 +227,7 @@ keys::keys! {
         #[flag(MEMORY)]
         disable_radix_cache: bool = false,
         /// Folder in which the KV store keeps cached prefixes on disk, so that they outlive memory and restarts; without it
-        /// nothing is stored. CPU only.
+        /// nothing is stored.
         ///
         /// Whoever can read the folder and has the model can learn what prompts said: it is readable by its owner only, and not
         /// encrypted.

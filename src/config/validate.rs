@@ -202,13 +202,6 @@ impl EngineConfig {
         if self.kv_disk_path.is_none() {
             return Ok(());
         }
-        let on_cpu = !matches!(self.device, Device::Cuda(_));
-        check(on_cpu, "kv_disk_path", || {
-            let device = String::from(self.device);
-            format!(
-                "is given, but device is {device}: K/V is stored on the CPU only, use cpu or leave it out"
-            )
-        })?;
         check(!self.disable_radix_cache, "kv_disk_path", || {
             "is given, but disable_radix_cache is on: what is stored comes from the prefix cache, leave one of the two out"
                 .to_owned()

@@ -4,17 +4,22 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::actors::executor::ExecutorFactory;
+use crate::actors::kv_store::StoreSetup;
 use crate::config::{DtypeChoice, EngineConfig};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
-use crate::executor::cuda::{CudaExecutor, CudaOptions, DtypeOrigin, check_model, element_of};
+use crate::executor::cuda::{
+    CudaExecutor, CudaOptions, DtypeOrigin, check_model, element_of, staging_bytes,
+};
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, Place};
 use crate::executor::{Executor, Placement};
 use crate::kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
 use crate::kernels::cuda::driver::{self, Device};
 use crate::kernels::cuda::gemm::Products;
+use crate::kernels::cuda::pack::kernels_name;
 use crate::kernels::dtype::Dtype as Stored;
+use crate::store::block_tokens;
 
 /// SGLang's most requests at once; the plan takes fewer where the pool is small.
 const MOST_REQUESTS: usize = 4096;
@@ -83,6 +88,11 @@ impl Gpu {
             .saturating_mul(4);
         let activations =
             activation_bytes(&model.config.shape(), &sizes, info.multiprocessors) as u64;
+        let block_tokens = config
+            .kv_disk_path
+            .as_ref()
+            .and(block_tokens(options.page_size));
+        let staging = block_tokens.map_or(0, |tokens| staging_bytes(&model.kv_layout, tokens));
         Ok(MemoryBudget {
             place: Place::Gpu(info.ordinal),
             free_before_bytes: self.free_bytes,
@@ -90,10 +100,33 @@ impl Gpu {
             reserve_bytes: activations
                 .saturating_add(page_table_bytes)
                 .saturating_add(Products::workspace_bytes(info.multiprocessors))
+                .saturating_add(staging)
                 .saturating_add(HEADROOM_BYTES),
             page_table_bytes,
             store_bytes: 0,
         })
+    }
+
+    /// The kernels that keys and values are computed by: blocks of others are another engine's. The number of
+    /// multiprocessors decides how sums are split. The version of cuBLASLt is not known before it is used.
+    ///
+    /// # Errors
+    /// The model's elements have no kernels.
+    pub(super) fn kernels(
+        &self,
+        config: &EngineConfig,
+        model: &CpuDescription,
+    ) -> Result<String, LoadError> {
+        let info = self.device.info();
+        let element = element_of(model.dtype, origin(config))?;
+        let gemm = Products::expected_name(&self.device, element, config.gemm);
+        Ok(format!(
+            "cuda {} {} multiprocessors {} gemm {gemm} driver {}",
+            kernels_name(info.capability),
+            info.multiprocessors,
+            element.suffix(),
+            info.driver,
+        ))
     }
 
     /// What makes the executor, on its own thread.
@@ -105,7 +138,7 @@ impl Gpu {
         config: &EngineConfig,
         model: &CpuDescription,
         context_tokens: usize,
-        memory: &MemoryPlan,
+        (memory, store): (&MemoryPlan, Option<Arc<StoreSetup>>),
         eos_token_ids: &[u32],
         progress: Progress,
     ) -> Result<Arc<ExecutorFactory>, LoadError> {
@@ -126,7 +159,7 @@ impl Gpu {
                 Some(device) => device,
                 None => Device::open(ordinal).map_err(refused)?,
             };
-            load(device, &dir, &options, &progress)
+            load(device, &dir, &options, (store.as_deref(), &progress))
         }))
     }
 }
@@ -160,12 +193,8 @@ fn options(
     let in_u32 = |n: usize| n.min(u32::MAX as usize);
     let prefill_tokens = in_u32(config.chunk_tokens().unwrap_or(config.max_prefill_tokens));
     let max_rows = in_u32(max_rows);
-    let origin = match config.dtype {
-        DtypeChoice::Float16 => DtypeOrigin::AskedFor,
-        _ => DtypeOrigin::Stored,
-    };
     Ok(CudaOptions {
-        element: element_of(model.dtype, origin)?,
+        element: element_of(model.dtype, origin(config))?,
         n_pages,
         page_size: config.page_size as usize,
         max_rows,
@@ -183,15 +212,25 @@ fn options(
     })
 }
 
+fn origin(config: &EngineConfig) -> DtypeOrigin {
+    match config.dtype {
+        DtypeChoice::Float16 => DtypeOrigin::AskedFor,
+        _ => DtypeOrigin::Stored,
+    }
+}
+
 fn load(
     device: Device,
     dir: &Path,
     options: &CudaOptions,
-    progress: &Progress,
+    (store, progress): (Option<&StoreSetup>, &Progress),
 ) -> Result<Box<dyn Executor>, LoadError> {
     let free_before = device.memory().map_err(refused)?.free_bytes;
     let mut report = |done, total| progress.report(done, total);
-    let executor = CudaExecutor::load(device, dir, options, &mut report)?;
+    let mut executor = CudaExecutor::load(device, dir, options, &mut report)?;
+    if let Some(store) = store {
+        executor = executor.with_store(store.geometry.block_tokens, store.desk.port())?;
+    }
     let free_after = executor.device().memory().map_err(refused)?.free_bytes;
     tracing::info!(
         mem_usage_gib = gib(free_before.saturating_sub(free_after)),

@@ -137,16 +137,14 @@ impl EngineParts {
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
-        let store = match &gpu {
-            Some(_) => None,
-            None => store_setup(config, &model, (&memory, sparsity.as_ref()))?.map(Arc::new),
-        };
+        let store = store_setup(config, &model, (&memory, sparsity.as_ref()), gpu.as_ref())?;
+        let store = store.map(Arc::new);
         let executor = match gpu {
             Some(gpu) => gpu.executor(
                 config,
                 &model,
                 context_length,
-                &memory,
+                (&memory, store.clone()),
                 &eos_token_ids,
                 progress,
             )?,

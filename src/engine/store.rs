@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::actors::kv_store::{BlockDesk, StoreSetup};
 use crate::config::EngineConfig;
+use crate::engine::gpu::Gpu;
 use crate::engine::parts::threads;
-use crate::error::{ConfigError, LoadError};
+use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::memory_plan::MemoryPlan;
 use crate::kernels::cpu::Isa;
@@ -24,7 +25,7 @@ use crate::store::{
 };
 
 /// Raised by hand whenever the kernels of the CPU give other bits for the same weights and tokens: blocks of before are
-/// then another engine's.
+/// then another engine's. Those of a GPU are named by their sources.
 const KERNEL_EPOCH: u32 = 1;
 /// The share of the KV pool that buffers take, and the least that they take.
 const HOST_SHARE: u64 = 8;
@@ -49,7 +50,8 @@ pub(super) fn store_setup(
     config: &EngineConfig,
     model: &CpuDescription,
     (memory, sparsity): (&MemoryPlan, Option<&ModelSparsity>),
-) -> Result<Option<StoreSetup>, ConfigError> {
+    gpu: Option<&Gpu>,
+) -> Result<Option<StoreSetup>, StartError> {
     let Some(path) = &config.kv_disk_path else {
         return Ok(None);
     };
@@ -69,7 +71,11 @@ pub(super) fn store_setup(
     };
     // Refused at start, and not when the first block is saved.
     n_buffers(store.host_bytes, &geometry).map_err(|reason| refused("kv_host_bytes", reason))?;
-    let parts = fingerprint(config, model, sparsity, geometry.block_tokens);
+    let kernels = match gpu {
+        Some(gpu) => gpu.kernels(config, model)?,
+        None => cpu_kernels(),
+    };
+    let parts = fingerprint(config, model, sparsity, (kernels, geometry.block_tokens));
     let files = weight_files(config).map_err(|error| refused("model_path", error.to_string()))?;
     let kept = path.join(KEPT_HASHES);
     let identify = move || -> Identify {
@@ -213,16 +219,22 @@ fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
     })
 }
 
+/// The kernels of the CPU, and what their blocks are. Those of a GPU have the same planes, in each the heads of a token side
+/// by side and not the tokens of a head; no block of one is found by the other.
+fn cpu_kernels() -> String {
+    let isa = Isa::chosen().map_or_else(|error| error, |isa| isa.name().to_owned());
+    format!("cpu {isa} {KERNEL_EPOCH}")
+}
+
 /// Everything but the weights that bits depend on: no name, pool or thread count is among it.
 fn fingerprint(
     config: &EngineConfig,
     model: &CpuDescription,
     sparsity: Option<&ModelSparsity>,
-    block_tokens: usize,
+    (kernels, block_tokens): (String, usize),
 ) -> FingerprintParts {
-    let isa = Isa::chosen().map_or_else(|error| error, |isa| isa.name().to_owned());
     FingerprintParts::new()
-        .part("kernels", format!("cpu {isa} {KERNEL_EPOCH}"))
+        .part("kernels", kernels)
         .part("model", format!("{:?}", model.config))
         .part("dtype", format!("{:?}", model.dtype))
         .part("quantization", format!("{:?}", config.quantization))

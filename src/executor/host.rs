@@ -1,5 +1,8 @@
 //! The executor's end of the store: where saved blocks go, and where fetched ones come from.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use crate::ids::Ticket;
 use crate::state::tiers::BlockKind;
 
@@ -20,6 +23,30 @@ pub trait BlockPort: Send {
 
     /// A step begins to compute, or has ended: whoever shares the processor with it may hold back meanwhile.
     fn computes(&mut self, _is_computing: bool) {}
+
+    /// Takes a free buffer of a kind, for a device that fills it by itself: [`HostBuffer::keep`] ends what [`Self::save`]
+    /// does in one call. `None` when no buffer is free, or the port hands out none.
+    fn take_buffer(&mut self, _kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
+        None
+    }
+
+    /// Takes the first blocks of a run that was fetched, for a device that reads them by itself; dropping them frees their
+    /// buffers. `None` when not so many are there, or the port hands out none.
+    fn take_run(&mut self, _ticket: Ticket, _n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
+        None
+    }
+}
+
+/// A buffer of the store in the hands of a device, whose copies go on behind the calls that begin them.
+pub trait HostBuffer: Send {
+    /// Its bytes. They lie where they are for as long as [`Self::owner`] is held, whoever has the buffer.
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// What keeps the memory of all buffers of its kind.
+    fn owner(&self) -> Arc<dyn Any + Send + Sync>;
+
+    /// Keeps what it holds under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.
+    fn keep(self: Box<Self>, ticket: Ticket) -> bool;
 }
 
 /// The parts of a run that a row needs.

@@ -1,6 +1,7 @@
 //! Buffers for blocks in memory: a fixed number of each kind, made when they are first needed, or before if there is time,
 //! and kept.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -128,6 +129,11 @@ impl BlockPool {
         self.0.kind
     }
 
+    /// Whether a buffer is one of its own.
+    pub fn has_made(&self, block: &HostBlock) -> bool {
+        Arc::ptr_eq(&self.0, &block.pool.0)
+    }
+
     /// The planes of its blocks.
     pub fn planes(&self) -> &Arc<[Plane]> {
         &self.0.planes
@@ -167,6 +173,11 @@ impl HostBlock {
     /// All bytes, to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
+    }
+
+    /// What keeps its memory: while it is held, the bytes of every buffer of the pool lie where they are.
+    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.pool.0.clone()
     }
 
     /// The bytes of each plane, in the order of [`planes`](Self::planes).

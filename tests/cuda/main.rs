@@ -28,6 +28,7 @@ mod scores;
 mod setups;
 #[path = "../models/steps.rs"]
 mod steps;
+mod store;
 mod twins;
 mod vectors;
 #[allow(dead_code, reason = "shared with the tests of the whole engine")]

@@ -72,15 +72,25 @@ impl Setup {
 
     /// The same, and it makes no step before the other end of a gate is dropped.
     pub fn start_on_gpu_behind(&self, gate: Receiver<()>, config: EngineConfig) -> World {
+        self.start_on(0, gate, config)
+    }
+
+    /// The same on one of the emulated devices. With a store, if the configuration has one.
+    pub fn start_on(&self, ordinal: usize, gate: Receiver<()>, config: EngineConfig) -> World {
         let mut parts = EngineParts::from_model(&config, Progress::silent()).unwrap();
         // Planned for a CPU: on a device, layers with windows keep all tokens.
         if let Some(memory) = parts.info.memory.as_mut() {
             memory.window_pages = 0;
         }
         let (options, dir) = (self.options(&config, &parts), config.model_path.clone());
+        let store = parts.store.clone();
         parts.executor = Arc::new(move || {
+            let mut executor = load_on(ordinal, &dir, &options);
+            if let Some(store) = &store {
+                executor = executor.with_store(store.geometry.block_tokens, store.desk.port())?;
+            }
             Ok(Box::new(Gated {
-                inner: Box::new(load(&dir, &options)),
+                inner: Box::new(executor),
                 gate: Some(gate.clone()),
             }))
         });

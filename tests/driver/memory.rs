@@ -66,6 +66,51 @@ fn pinned_memory_is_copied_both_ways() {
     assert_eq!(to[..], [0, 2, 3, 4, 0, 0]);
 }
 
+/// Memory of somebody else's: while it is pinned, a copy runs when the stream comes to it and not before.
+#[test]
+fn memory_that_was_there_before_is_pinned_and_given_back() {
+    let (device, _) = device(7);
+    let stream = device.stream(Priority::Low).unwrap();
+    let buffer = device.alloc::<u8>(6).unwrap();
+    stream.fill(&buffer, 0..6, 9).unwrap();
+    stream.synchronize().unwrap();
+    let (mut from, mut to) = (vec![1_u8, 2, 3], vec![0_u8; 6]);
+    // SAFETY: both vectors live longer than their pinning, and do not grow.
+    let pinned = unsafe { [device.pin(&mut from).unwrap(), device.pin(&mut to).unwrap()] };
+    assert_eq!(device.pinned_bytes(), 9);
+    let (first, last) = (from.as_ptr(), to.as_mut_ptr());
+    // SAFETY: neither is touched before the stream was waited for.
+    unsafe {
+        stream.upload_bytes((&buffer, 1), first, 3).unwrap();
+        stream.read_back_bytes(last, &buffer, 0..6).unwrap();
+    }
+    stream.synchronize().unwrap();
+    assert_eq!(to, [9, 1, 2, 3, 9, 9]);
+    // SAFETY: as above.
+    let twice = unsafe { device.pin(&mut to) };
+    assert!(twice.is_err(), "a page is pinned once");
+    drop(pinned);
+    assert_eq!(device.pinned_bytes(), 0);
+    // What is not pinned is copied before the call returns.
+    // SAFETY: as above.
+    unsafe { stream.read_back_bytes(to.as_mut_ptr(), &buffer, 1..4) }.unwrap();
+    assert_eq!(to, [1, 2, 3, 3, 9, 9]);
+}
+
+#[test]
+fn a_refused_copy_copies_nothing_and_harms_nothing() {
+    const OUT_OF_MEMORY: i32 = 2;
+    let (device, emulated) = device(8);
+    let stream = device.stream(Priority::Low).unwrap();
+    let buffer = device.alloc::<u32>(2).unwrap();
+    stream.write(&buffer, 0, &[1, 2]).unwrap();
+    emulated.plan(Fault::Copy(OUT_OF_MEMORY), 2);
+    stream.write(&buffer, 0, &[3]).unwrap();
+    let error = stream.write(&buffer, 1, &[4]).unwrap_err();
+    assert!(error.is_refusal(), "{error}");
+    assert_eq!(stream.read(&buffer, 0..2).unwrap(), [3, 2]);
+}
+
 #[test]
 #[should_panic(expected = "3 elements from 6 on are more than 8")]
 fn a_copy_out_of_bounds_is_the_callers_mistake() {

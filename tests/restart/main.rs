@@ -5,6 +5,7 @@
 
 mod bits;
 mod damage;
+mod gpu;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../server/http.rs"]
 mod http;

@@ -16,6 +16,9 @@ use crate::http::{get, post};
 /// Longest time that something is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Memory of the emulated GPU.
+const GPU_BYTES: &str = "2147483648";
+
 /// What all servers here have, unless a flag says otherwise.
 const SETTINGS: [(&str, &str); 5] = [
     ("SOUFFLEUR_THREADS", "1"),
@@ -32,6 +35,7 @@ pub struct Launch {
     args: Vec<OsString>,
     isa: Option<Isa>,
     file_blocks: Option<u32>,
+    is_on_gpu: bool,
 }
 
 impl Launch {
@@ -42,6 +46,7 @@ impl Launch {
             args: Vec::new(),
             isa: None,
             file_blocks: None,
+            is_on_gpu: false,
         }
     }
 
@@ -79,6 +84,15 @@ impl Launch {
         }
     }
 
+    /// The same on an emulated GPU.
+    pub fn on_a_gpu(self) -> Self {
+        let launch = self.args(&["--device", "cuda", "--cuda-graph-max-bs", "2"]);
+        Self {
+            is_on_gpu: true,
+            ..launch
+        }
+    }
+
     fn command(&self) -> Command {
         let program = env!("CARGO_BIN_EXE_souffleur");
         let mut command = match self.file_blocks {
@@ -98,6 +112,11 @@ impl Launch {
         }
         if let Some(isa) = self.isa {
             command.env(ISA_VARIABLE, isa.name());
+        }
+        if self.is_on_gpu {
+            let driver = souffleur_cusim::library().parent();
+            command.env("LD_LIBRARY_PATH", driver.expect("it lies in a folder"));
+            command.env("CUSIM_TOTAL_MEMORY", GPU_BYTES);
         }
         // In the environment, where flags can say otherwise.
         command.envs(SETTINGS);

@@ -117,7 +117,7 @@ fn a_folder_that_cannot_be_written_leaves_the_engine_serving() {
 #[test]
 fn flags_that_make_no_store_are_refused_with_a_sentence() {
     let folder = TempDir::new().expect("a folder can be made");
-    let refused: [(&[&str], &[&str]); 6] = [
+    let refused: [(&[&str], &[&str]); 5] = [
         (
             &["--page-size", "48"],
             &["kv-disk-path", "page_size is 48", "64"],
@@ -125,10 +125,6 @@ fn flags_that_make_no_store_are_refused_with_a_sentence() {
         (
             &["--disable-radix-cache"],
             &["kv-disk-path", "disable_radix_cache", "leave one"],
-        ),
-        (
-            &["--device", "cuda"],
-            &["kv-disk-path", "cuda", "on the CPU only"],
         ),
         (&["--kv-disk-bytes", "1000"], &["kv-disk-bytes", "1000"]),
         (

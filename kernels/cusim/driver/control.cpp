@@ -43,14 +43,14 @@ CUSIM_API Result cusim_hurry_copies(int ordinal, int hurries) {
 
 // Plans a fault: the `nth` from now on, 0 for none. `kind`: 0 an allocation, 1 a launch (refused at once), 2 a kernel
 // (fails while it runs, and its device with it), 3 a stream's wait for an event, 4 the host's (both order nothing),
-// 5 an attribute of a kernel (sets nothing).
+// 5 an attribute of a kernel (sets nothing), 6 a copy between the host and the device (refused at once).
 CUSIM_API Result cusim_plan_fault(int ordinal, int kind, uint64_t nth, Result error) {
   Guard guard(mutex());
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
   Fault* faults[] = {&device->allocation_fault, &device->launch_fault, &device->kernel_fault, &device->wait_fault,
-                     &device->sync_fault, &device->attribute_fault};
-  if (kind < 0 || kind > 5) return kInvalidValue;
+                     &device->sync_fault, &device->attribute_fault, &device->copy_fault};
+  if (kind < 0 || kind > 6) return kInvalidValue;
   *faults[kind] = {nth, error};
   return kSuccess;
 }

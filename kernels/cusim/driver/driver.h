@@ -133,6 +133,7 @@ struct Device {
   Fault wait_fault;        // cuStreamWaitEvent orders nothing
   Fault sync_fault;        // cuEventSynchronize does not wait
   Fault attribute_fault;   // cuFuncSetAttribute sets nothing
+  Fault copy_fault;        // refuses a copy between the host and the device
   // Copies run as soon as the order of streams and events allows, and not as late.
   bool hurries_copies = false;
   uint64_t n_allocations = 0, n_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;

@@ -93,7 +93,9 @@ Device* device_with(void* stream_handle, Pointer start, size_t bytes) {
 Result copy_to_device(Pointer target, const void* source, size_t bytes, void* stream) {
   Guard guard(mutex());
   if (bytes == 0) return kSuccess;
-  if (!device_with(stream, target, bytes)) return kInvalidValue;
+  Device* device = device_with(stream, target, bytes);
+  if (!device) return kInvalidValue;
+  if (device->copy_fault.strikes()) return device->copy_fault.error;
   if (is_pinned(source, bytes))
     return submit(stream, [=]() -> Result {
       memcpy(bytes_at(target), source, bytes);
@@ -111,7 +113,9 @@ Result copy_to_device(Pointer target, const void* source, size_t bytes, void* st
 Result copy_to_host(void* target, Pointer source, size_t bytes, void* stream) {
   Guard guard(mutex());
   if (bytes == 0) return kSuccess;
-  if (!device_with(stream, source, bytes)) return kInvalidValue;
+  Device* device = device_with(stream, source, bytes);
+  if (!device) return kInvalidValue;
+  if (device->copy_fault.strikes()) return device->copy_fault.error;
   if (is_pinned(target, bytes))
     return submit(stream, [=]() -> Result {
       memcpy(target, bytes_at(source), bytes);

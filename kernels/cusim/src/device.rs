@@ -27,6 +27,9 @@ pub enum Fault {
     HostWait,
     /// An attribute of a kernel is forgotten: setting it succeeds and sets nothing.
     Attribute,
+    /// A copy between the host and the device, of one byte or more, is refused at once with this error; the device stays
+    /// sound.
+    Copy(i32),
 }
 
 /// What happened on a device.
@@ -91,6 +94,7 @@ impl Device {
             Fault::StreamWait => (3, SUCCESS),
             Fault::HostWait => (4, SUCCESS),
             Fault::Attribute => (5, SUCCESS),
+            Fault::Copy(error) => (6, error),
         };
         let plan: Symbol<unsafe extern "C" fn(c_int, c_int, u64, c_int) -> c_int> =
             function(b"cusim_plan_fault");

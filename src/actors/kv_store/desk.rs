@@ -3,11 +3,12 @@
 //! The executor never waits for the store and the store never for the executor: what one side has put down, the other takes
 //! when its message about it arrives, or nobody does and it is discarded.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-use crate::executor::host::{BlockPort, LoadedPart, Wanted};
+use crate::executor::host::{BlockPort, HostBuffer, LoadedPart, Wanted};
 use crate::ids::Ticket;
 use crate::store::{BlockKind, BlockPools, BlockUse, HostBlock, Loaded};
 
@@ -63,6 +64,26 @@ impl BlockDesk {
         drop(left);
     }
 
+    /// A free buffer of the store that runs.
+    fn free(&self, kind: BlockKind) -> Option<HostBlock> {
+        let desk = self.lock();
+        let pool = desk.pools.as_ref().and_then(|pools| pools.of(kind));
+        let pool = pool.cloned();
+        drop(desk);
+        pool.and_then(|pool| pool.take(BlockUse::Saving))
+    }
+
+    /// Puts down what a step has saved. False if its store has ended meanwhile: nobody would take it.
+    fn put_saved(&self, ticket: Ticket, block: HostBlock) -> bool {
+        let mut desk = self.lock();
+        let pool = desk.pools.as_ref().and_then(|pools| pools.of(block.kind()));
+        let is_open = pool.is_some_and(|pool| pool.has_made(&block));
+        if is_open {
+            desk.saved.insert(ticket, block);
+        }
+        is_open
+    }
+
     fn lock(&self) -> MutexGuard<'_, OnDesk> {
         // Nothing that is done under the lock can be half done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,24 +94,28 @@ struct DeskPort(BlockDesk);
 
 impl BlockPort for DeskPort {
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool {
-        let desk = self.0.lock();
-        let pool = desk
-            .pools
-            .as_ref()
-            .and_then(|pools| pools.of(kind))
-            .cloned();
-        drop(desk);
-        let Some(mut block) = pool.and_then(|pool| pool.take(BlockUse::Saving)) else {
+        let Some(mut block) = self.0.free(kind) else {
             return false;
         };
         gather(block.bytes_mut());
-        let mut desk = self.0.lock();
-        let is_open = desk.pools.is_some();
-        if is_open {
-            desk.saved.insert(ticket, block);
-        }
-        // Otherwise the store has ended meanwhile, and nobody would take it.
-        is_open
+        self.0.put_saved(ticket, block)
+    }
+
+    fn take_buffer(&mut self, kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
+        let block = self.0.free(kind)?;
+        let desk = self.0.clone();
+        Some(Box::new(DeskBuffer { block, desk }))
+    }
+
+    fn take_run(&mut self, ticket: Ticket, n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
+        let loaded = self.0.lock().fetched.remove(&ticket)?;
+        let desk = &self.0;
+        let buffer = |block| -> Box<dyn HostBuffer> {
+            let desk = desk.clone();
+            Box::new(DeskBuffer { block, desk })
+        };
+        let has_all = loaded.kv.len() >= n_blocks;
+        has_all.then(|| loaded.kv.into_iter().take(n_blocks).map(buffer).collect())
     }
 
     fn load(
@@ -122,6 +147,27 @@ impl BlockPort for DeskPort {
                 false => pools.beat().end(),
             }
         }
+    }
+}
+
+/// A buffer that a device has, and the desk that it goes back to.
+struct DeskBuffer {
+    block: HostBlock,
+    desk: BlockDesk,
+}
+
+impl HostBuffer for DeskBuffer {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.block.bytes_mut()
+    }
+
+    fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.block.owner()
+    }
+
+    fn keep(self: Box<Self>, ticket: Ticket) -> bool {
+        let Self { block, desk } = *self;
+        desk.put_saved(ticket, block)
     }
 }
 
@@ -205,5 +251,45 @@ mod tests {
         assert!(!is_saved && desk.take_saved(Ticket::new(1)).is_none());
         let counts = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
         assert_eq!(counts, Some(8));
+    }
+
+    #[test]
+    fn a_buffer_in_the_hands_of_a_device_is_kept_by_its_own_store_only() {
+        let (desk, first) = (BlockDesk::default(), pools());
+        desk.open(first.clone());
+        let taken = || {
+            desk.port()
+                .take_buffer(BlockKind::Kv)
+                .expect("a free buffer")
+        };
+        let (mut kept, late) = (taken(), taken());
+        kept.bytes_mut().fill(7);
+        assert!(kept.keep(Ticket::new(1)));
+        let saved = desk.take_saved(Ticket::new(1)).expect("it was kept");
+        assert_eq!(saved.bytes(), [7; BLOCK_BYTES]);
+        drop(saved);
+        // The next unit's store has a ticket of the same number.
+        desk.open(pools());
+        assert!(!late.keep(Ticket::new(2)));
+        assert!(desk.take_saved(Ticket::new(2)).is_none());
+        let counts = first.of(BlockKind::Kv).map(|pool| pool.counts().free);
+        assert_eq!(counts, Some(8));
+    }
+
+    #[test]
+    fn a_device_takes_the_blocks_of_a_run_and_frees_them_by_dropping_them() {
+        let (desk, pools) = (BlockDesk::default(), pools());
+        desk.open(pools.clone());
+        desk.put_fetched(Ticket::new(1), fetched(&pools));
+        desk.put_fetched(Ticket::new(2), fetched(&pools));
+        let mut port = desk.port();
+        assert!(port.take_run(Ticket::new(1), 2).is_none());
+        let run = port.take_run(Ticket::new(2), 1);
+        assert_eq!(run.as_ref().map(Vec::len), Some(1));
+        let free = || pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
+        assert_eq!(free(), Some(7));
+        drop(run);
+        assert_eq!(free(), Some(8));
+        assert!(port.take_run(Ticket::new(2), 1).is_none());
     }
 }

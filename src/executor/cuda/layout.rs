@@ -145,6 +145,8 @@ impl Layout {
             false => Some(samplers.lay_out(&plan.starts, &mut self.lists)?),
         };
         let (table_runs, table_pages) = self.table(plan, rows);
+        let loads = plan.copies.iter().flat_map(|copies| &copies.loads);
+        loads.for_each(|load| rows.load(load));
         for work in &plan.rows {
             rows.advance(work);
         }

@@ -6,16 +6,20 @@
 //!
 //! Decodes run as graphs, recorded for each bucket of row counts and padded up to it with rows on the dummy page. Steps
 //! with prefills, and the rare decodes that graphs do not cover, are launched kernel by kernel.
+//!
+//! With a store, blocks of K/V have two streams more: `blocks.rs`.
 
 // Launches take addresses; each says why they are good.
 #![allow(unsafe_code)]
 
+mod blocks;
 mod clock;
 mod families;
 mod graphs;
 mod layout;
 mod list_buffer;
 mod masks;
+mod pinned;
 mod samplers;
 mod stage;
 mod step;
@@ -24,6 +28,8 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use self::blocks::staging_bytes;
+use self::blocks::{BlockCopier, StepBlocks};
 use self::clock::StepClock;
 pub use self::families::check_model;
 use self::graphs::Graphs;
@@ -144,6 +150,8 @@ pub struct CudaExecutor {
     /// Of masks.
     mask_uploads: UploadRing,
     clock: StepClock,
+    /// Where blocks are saved to and loaded from, if anywhere.
+    blocks: Option<BlockCopier>,
     rows: Rows,
     layout: Layout,
     results: SpentResults,
@@ -163,6 +171,7 @@ struct DeviceStep {
     rows: Vec<RowResult>,
     readings: Vec<Reading>,
     readback: Readback,
+    blocks: StepBlocks,
     /// Of the clock.
     lap: usize,
     /// By index of the reading, ranked by the host.
@@ -274,6 +283,7 @@ impl CudaExecutor {
             grammars: RowGrammars::new(n_rows),
             mask_uploads: UploadRing::new(&device, N_SLOTS, MASK_WORDS)?,
             clock: StepClock::new(&device)?,
+            blocks: None,
             rows: Rows::new(options.max_rows, limits),
             layout: Layout::default(),
             results: SpentResults::default(),
@@ -350,7 +360,7 @@ impl CudaExecutor {
         let uploaded = self.uploads.upload(words, &self.compute);
         let uploaded = uploaded.map_err(|error| self.lose(error))?;
         let rows = self.results.begin(plan);
-        self.run_step(plan.step, rows, &lists, uploaded, bucket)
+        self.run_step(plan, rows, &lists, uploaded, bucket)
             .map_err(|failure| self.lose(failure))
     }
 
@@ -424,16 +434,21 @@ impl Executor for CudaExecutor {
 
     fn is_finished(&mut self) -> bool {
         // A failure is told by `finish`.
-        self.under_way
-            .front()
-            .is_none_or(|step| self.readbacks.is_there(&step.readback).unwrap_or(true))
+        self.under_way.front().is_none_or(|step| {
+            let is_there = self.readbacks.is_there(&step.readback);
+            is_there.unwrap_or(true) && step.blocks.are_copied().unwrap_or(true)
+        })
     }
 
     fn finish(&mut self) -> Result<StepOutput, StepError> {
-        let Some(step) = self.under_way.pop_front() else {
+        let Some(mut step) = self.under_way.pop_front() else {
             return Err(StepError::Lost("no step is under way".to_owned()));
         };
-        self.take_results(step).map_err(|error| self.lose(error))
+        let blocks = std::mem::take(&mut step.blocks);
+        let output = self.take_results(step).map_err(|error| self.lose(error))?;
+        // Before anyone hears of the step: the store is told to write what it has saved.
+        self.end_blocks(blocks).map_err(|error| self.lose(error))?;
+        Ok(output)
     }
 
     fn recycle(&mut self, rows: Vec<RowResult>) {

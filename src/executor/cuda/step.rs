@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use crate::executor::cuda::blocks::StepFailure;
 use crate::executor::cuda::graphs::DecodeGraph;
 use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists, Logprobs};
 use crate::executor::cuda::masks::{MaskedWorks, Masks};
 use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
 use crate::executor::cuda::{CudaExecutor, CudaOptions, DeviceStep, SAMPLED_WORDS};
 use crate::executor::wanted::part;
-use crate::ids::StepId;
 use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::params::Segment;
@@ -19,7 +19,7 @@ use crate::kernels::cuda::sampling::{
 use crate::model::Reads;
 use crate::state::sampling::TokenLogprobs;
 use crate::state::sampling::token_logprobs;
-use crate::state::step::RowResult;
+use crate::state::step::{RowResult, StepPlan};
 
 /// What steps are about, at places that graphs know.
 pub(super) struct StepArrays {
@@ -117,15 +117,17 @@ impl CudaExecutor {
     /// Gives a step to the device, and its results on their way.
     pub(super) fn run_step(
         &mut self,
-        step: StepId,
+        plan: &StepPlan,
         mut rows: Vec<RowResult>,
         lists: &Lists,
         uploaded: Uploaded,
         bucket: Option<usize>,
-    ) -> Result<(), CudaFailure> {
+    ) -> Result<(), StepFailure> {
         let is_decode = lists.prefill_tokens.len() == 0;
         self.clock.begin(&self.compute, is_decode)?;
+        let mut blocks = self.save_blocks(plan)?;
         self.begin_rows(lists, &uploaded)?;
+        self.load_blocks(plan, &mut blocks)?;
         self.reserve_logprobs(lists.n_logprobs)?;
         let mut ranked = Vec::new();
         match bucket {
@@ -152,10 +154,11 @@ impl CudaExecutor {
         self.under_way.push_back(DeviceStep {
             follows_grammars,
             has_verdicts: false,
-            step,
+            step: plan.step,
             rows,
             readings,
             readback,
+            blocks,
             lap,
             ranked,
         });

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod attention;
+mod blocks;
 mod products;
 mod rows;
 mod sampling;

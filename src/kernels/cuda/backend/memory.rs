@@ -83,6 +83,23 @@ pub(super) struct KvPool {
     memory: DeviceBuffer<u8>,
     /// Where each layer's keys and values begin, in bytes.
     layers: Vec<[usize; 2]>,
+    /// Bytes of a token's keys in a layer, and of its values.
+    token_bytes: usize,
+    /// From a plane (the keys of a layer, its values, the keys of the next one) to the next, in bytes.
+    plane_stride: usize,
+}
+
+/// The planes of a pool, which are alike.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PoolPlanes {
+    /// Where the first one begins.
+    pub(super) start: DevicePtr<u8>,
+    /// How many there are.
+    pub(super) n: usize,
+    /// Bytes of a token in one.
+    pub(super) token_bytes: usize,
+    /// From one to the next, in bytes.
+    pub(super) stride: usize,
 }
 
 impl KvPool {
@@ -104,10 +121,25 @@ impl KvPool {
             starts
         };
         let layers = layout.layers().iter().map(layer).collect();
+        let first = layout.layers().first().and_then(LayerKv::pages);
+        let keys = first.and_then(|pages| pages.buffers().next());
+        let token_bytes = keys.map_or(0, |keys| keys.bytes_per_token() as usize);
         Ok(Self {
             memory: device.alloc(bytes)?,
             layers,
+            token_bytes,
+            plane_stride: (n_slots * token_bytes).next_multiple_of(ALIGNMENT),
         })
+    }
+
+    /// All planes, for who copies the same tokens in each.
+    pub(super) fn planes(&self) -> PoolPlanes {
+        PoolPlanes {
+            start: self.memory.ptr(),
+            n: 2 * self.layers.len(),
+            token_bytes: self.token_bytes,
+            stride: self.plane_stride,
+        }
     }
 
     pub(super) fn keys(&self, layer: usize) -> DevicePtr<Element> {

@@ -9,13 +9,16 @@ use std::sync::Arc;
 use super::arena::{Arena, Part};
 use super::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Stream};
 use super::gemm::{GemmWish, Products};
-use super::launch::{AttendShape, Attention, Embed, FillRandom, RmsNorm, RopeStore, SiluMul};
+use super::launch::{
+    AttendShape, Attention, Embed, FillRandom, KvBlocks, RmsNorm, RopeStore, SiluMul,
+};
 use super::pack::Modules;
 use super::params::{Element, ElementType, Segment, Tile};
 use super::weights::WeightLoader;
 use crate::kernels::shape::DecoderShape;
 use crate::state::pool::kv_layout::KvLayout;
 
+mod blocks;
 mod memory;
 mod operations;
 mod vectors;
@@ -140,6 +143,7 @@ struct Launches {
     silu_mul: SiluMul,
     attention: Attention,
     products: Products,
+    kv_blocks: KvBlocks,
 }
 
 /// Kernels, KV pool, page table and activations of one GPU.
@@ -189,6 +193,7 @@ impl CudaBackend {
             silu_mul: SiluMul::load(modules, element)?,
             attention: Attention::load(modules, heads, multiprocessors)?,
             products: Products::new(device, modules, element, sizes.gemm)?,
+            kv_blocks: KvBlocks::load(modules)?,
         };
         let (bytes, n_tensors) = sizes.weights;
         Ok(Self {

@@ -436,7 +436,7 @@ impl Stream {
 
     /// # Safety
     /// Both have `len` elements, and those of `to` are not touched until the stream has passed this point.
-    unsafe fn copy_to_host<T: Pod>(
+    pub(super) unsafe fn copy_to_host<T: Pod>(
         &self,
         to: *mut c_void,
         from: DevicePtr<T>,
@@ -454,7 +454,7 @@ impl Stream {
     }
 }
 
-fn check_range(len: usize, at: usize, n: usize) {
+pub(super) fn check_range(len: usize, at: usize, n: usize) {
     let fits = at.checked_add(n).is_some_and(|end| end <= len);
     assert!(fits, "{n} elements from {at} on are more than {len}");
 }

@@ -34,6 +34,8 @@ library_functions! {
     mem_free: cuMemFree_v2(CUdeviceptr);
     host_alloc: cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     host_free: cuMemFreeHost(*mut c_void);
+    host_register: cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    host_unregister: cuMemHostUnregister(*mut c_void);
     copy_to_device: cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     copy_to_host: cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
     copy_on_device: cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);

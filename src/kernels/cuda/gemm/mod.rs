@@ -81,6 +81,18 @@ impl Products {
         OwnGemm::max_workspace_bytes(multiprocessors).max(HOPPER_WORKSPACE_BYTES) as u64
     }
 
+    /// What [`Self::name`] will be of products that are made with this wish.
+    pub fn expected_name(device: &Device, element: ElementType, wish: GemmWish) -> &'static str {
+        match wish {
+            GemmWish::Own => "own",
+            GemmWish::CublasLt => "cublaslt",
+            GemmWish::Auto => match CublasLt::load(device, element) {
+                Ok(_) => "cublaslt",
+                Err(_) => "own",
+            },
+        }
+    }
+
     /// `cublaslt` or `own`.
     pub fn name(&self) -> &'static str {
         match self.cublaslt {

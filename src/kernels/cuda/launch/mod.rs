@@ -8,6 +8,7 @@ mod attention;
 mod embed;
 mod fill;
 mod gemm;
+mod kv_blocks;
 mod norm;
 mod rope;
 
@@ -16,5 +17,6 @@ pub use attention::{AttendShape, Attention};
 pub use embed::Embed;
 pub use fill::FillRandom;
 pub use gemm::{GemmChoice, GemmShape, OwnGemm};
+pub use kv_blocks::{BlockCopy, KvBlockParams, KvBlocks, MOST_BLOCK_PAGES, WORD_BYTES};
 pub use norm::RmsNorm;
 pub use rope::RopeStore;

@@ -27,6 +27,14 @@ const ELF: &[u8] = b"\x7fELF";
 /// In the hashes that name files of the cache.
 const ANY_COMPILER: &str = "";
 
+/// A name for the kernels of a GPU of this compute capability: the same as long as nothing that they are made from changes.
+pub fn kernels_name(capability: (u32, u32)) -> String {
+    let target = sources::target(capability);
+    let hash = sources::sources_hash(&target);
+    let hash: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{target} {hash}")
+}
+
 /// Where kernels may be found besides the pack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {

@@ -53,6 +53,15 @@ pub fn source_hash(unit: &str, target: &str, compiler: &str) -> SourceHash {
     hash.finalize().into()
 }
 
+/// Hashes everything that kernels for a target are made from: whatever depends on their bits may name it.
+pub fn sources_hash(target: &str) -> SourceHash {
+    let mut hash = Sha256::new();
+    for (unit, _) in ALL_UNITS {
+        hash.update(source_hash(unit, target, pack_compiler()));
+    }
+    hash.finalize().into()
+}
+
 /// What machine code for a GPU of this compute capability is called. That of 9.0 may use what only that has.
 pub fn target((major, minor): (u32, u32)) -> String {
     match (major, minor) {
@@ -104,6 +113,7 @@ mod tests {
         assert_eq!(first, hash("gemm.cu", "sm_80", "12.9.86"));
         assert_ne!(first, hash("gemm.cu", "sm_89", "12.9.86"));
         assert_ne!(first, hash("gemm.cu", "sm_80", "13.0.88"));
+        assert_ne!(sources_hash("sm_80"), sources_hash("sm_89"));
         assert_eq!(pack_compiler().split('.').count(), 3);
         assert_eq!(options("sm_80")[0], "--gpu-architecture=sm_80");
     }

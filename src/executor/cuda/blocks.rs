@@ -1,0 +1,407 @@
+//! Blocks of K/V between the pool and the store's buffers, beside the steps.
+//!
+//! **Saves** have a stream of their own: behind the steps that wrote a block it gathers the block's pages into memory beside
+//! the pool and copies that to the buffer, while the step computes that brought the save. Nobody may write to those pages
+//! meanwhile, so a step that gets one of them waits for the copy; that is seldom. **Loads** have another stream: it brings a
+//! block to the device as soon as there is room, and the compute stream scatters it to the pages of its row, in step order.
+//!
+//! Buffers are pinned when they are first seen. Until its copies have ended a buffer belongs to its step.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+
+use super::pinned::PinnedBuffers;
+use super::{CudaExecutor, DeviceStep, to_load_error};
+use crate::error::LoadError;
+use crate::executor::host::{BlockPort, HostBuffer};
+use crate::ids::{PageId, RowId, Ticket};
+use crate::kernels::cuda::backend::{CudaBackend, CudaFailure};
+use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError, Event, Priority, Stream};
+use crate::state::pool::kv_layout::KvLayout;
+use crate::state::step::{BlockLoad, BlockSave, BlockSource, StepPlan, TableDelta};
+use crate::state::tiers::BlockKind;
+
+/// Blocks that are on the device before they are scattered: one is brought while another one waits for its step.
+pub(super) const LOAD_SLOTS: usize = 4;
+/// Blocks beside the pool in all: those, and the one that is saved.
+const STAGED_BLOCKS: u64 = LOAD_SLOTS as u64 + 1;
+
+/// Bytes of the device that copies of blocks take.
+pub fn staging_bytes(layout: &KvLayout, block_tokens: usize) -> u64 {
+    let block = layout.bytes_per_token().saturating_mul(block_tokens as u64);
+    block.saturating_mul(STAGED_BLOCKS)
+}
+
+/// Why a step is lost whose launch has begun.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StepFailure {
+    /// The driver refused something.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// So did an operation of the model.
+    #[error(transparent)]
+    Operation(#[from] CudaFailure),
+    /// What it was to load is not on the store's side.
+    #[error("blocks {ticket} of row {row} are not there")]
+    MissingBlocks {
+        /// The run.
+        ticket: Ticket,
+        /// Whose it was.
+        row: RowId,
+    },
+}
+
+/// Where the executor's blocks go to and come from.
+pub(super) struct BlockCopier {
+    port: Box<dyn BlockPort>,
+    block_tokens: usize,
+    block_bytes: usize,
+    saving: Arc<Stream>,
+    /// On the compute stream, behind what may have written the pages that are saved.
+    written: Event,
+    /// Of those that no step has.
+    copied: Vec<Event>,
+    /// One block of those saved: the stream gathers the next one when this one is copied.
+    gathered: DeviceBuffer<u8>,
+    pub(super) loading: LoadRing,
+    pinned: PinnedBuffers,
+    /// The log has it that copies are refused.
+    has_said: bool,
+}
+
+/// The copies of a step, from its launch to its end.
+#[derive(Default)]
+pub(super) struct StepBlocks {
+    saves: Option<Saves>,
+    loads: Option<Held>,
+}
+
+struct Saves {
+    buffers: Held,
+    tickets: Vec<Ticket>,
+    pages: FxHashSet<PageId>,
+    /// Behind the last copy.
+    copied: Event,
+}
+
+/// Buffers that a stream copies to or from; whoever drops them before that has ended waits for it.
+struct Held {
+    stream: Arc<Stream>,
+    buffers: Vec<Box<dyn HostBuffer>>,
+}
+
+impl Held {
+    fn new(stream: &Arc<Stream>) -> Self {
+        Self {
+            stream: stream.clone(),
+            buffers: Vec::new(),
+        }
+    }
+
+    /// Gives the buffers back; the caller knows that the copies have ended.
+    fn release(mut self) -> Vec<Box<dyn HostBuffer>> {
+        std::mem::take(&mut self.buffers)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.buffers.is_empty() && self.stream.synchronize().is_err() {
+            // The context is lost, and nobody can say what it still does: better they are lost with it than used again.
+            std::mem::forget(std::mem::take(&mut self.buffers));
+        }
+    }
+}
+
+impl CudaExecutor {
+    /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
+    ///
+    /// # Errors
+    /// Blocks that are not whole pages, heads that the kernel cannot copy, and no memory for blocks beside the pool.
+    pub fn with_store(
+        mut self,
+        block_tokens: usize,
+        port: Box<dyn BlockPort>,
+    ) -> Result<Self, LoadError> {
+        let bytes = self.backend.block_bytes(block_tokens);
+        let bytes =
+            bytes.map_err(|reason| LoadError::Device(format!("no K/V can be stored: {reason}")))?;
+        let copier = BlockCopier::new(&self.device, port, (block_tokens, bytes));
+        self.blocks = Some(copier.map_err(to_load_error)?);
+        self.rows.allow_copies(block_tokens);
+        Ok(self)
+    }
+
+    /// Begins the saves of a step, whose own work is not given yet, and lets that wait for those of any step whose pages it
+    /// gets.
+    pub(super) fn save_blocks(&mut self, plan: &StepPlan) -> Result<StepBlocks, DriverError> {
+        let Some(blocks) = &mut self.blocks else {
+            return Ok(StepBlocks::default());
+        };
+        let saves = match &plan.copies {
+            Some(copies) if !copies.saves.is_empty() => {
+                blocks.save(&copies.saves, &self.backend, &self.compute)?
+            }
+            _ => None,
+        };
+        let step = StepBlocks { saves, loads: None };
+        wait_for_saves(plan, &self.under_way, &step, &self.compute)?;
+        Ok(step)
+    }
+
+    /// Brings the blocks that a step loads to the pages of its rows, behind the edits of the page table.
+    pub(super) fn load_blocks(
+        &mut self,
+        plan: &StepPlan,
+        step: &mut StepBlocks,
+    ) -> Result<(), StepFailure> {
+        let (Some(blocks), Some(copies)) = (&mut self.blocks, &plan.copies) else {
+            return Ok(());
+        };
+        for load in &copies.loads {
+            let held = step
+                .loads
+                .get_or_insert_with(|| Held::new(&blocks.loading.stream));
+            blocks.load(load, held, (&self.backend, &self.compute))?;
+        }
+        Ok(())
+    }
+
+    /// Hands the store what a step has saved, and gives back what it has loaded. All work of the step has ended, but for its
+    /// saves.
+    pub(super) fn end_blocks(&mut self, step: StepBlocks) -> Result<(), DriverError> {
+        let Some(blocks) = &mut self.blocks else {
+            return Ok(());
+        };
+        if let Some(loads) = step.loads {
+            // The scatters are behind the copies, and the step's results behind the scatters.
+            drop(loads.release());
+        }
+        let Some(saves) = step.saves else {
+            return Ok(());
+        };
+        saves.copied.synchronize()?;
+        for (buffer, ticket) in saves.buffers.release().into_iter().zip(saves.tickets) {
+            // A store that has ended takes nothing.
+            let _ = buffer.keep(ticket);
+        }
+        blocks.copied.push(saves.copied);
+        Ok(())
+    }
+}
+
+impl StepBlocks {
+    /// Whether its end would be waited for.
+    pub(super) fn are_copied(&self) -> Result<bool, DriverError> {
+        let saves = self.saves.as_ref();
+        saves.map_or(Ok(true), |saves| saves.copied.is_reached())
+    }
+}
+
+/// Lets a step's work wait for the saves, its own and earlier ones, of pages that it gets and may write to.
+fn wait_for_saves(
+    plan: &StepPlan,
+    under_way: &VecDeque<DeviceStep>,
+    step: &StepBlocks,
+    compute: &Stream,
+) -> Result<(), DriverError> {
+    let earlier = under_way.iter().map(|step| &step.blocks);
+    let saves = earlier.chain([step]).filter_map(|step| step.saves.as_ref());
+    for saves in saves {
+        let mut appended = plan.table.iter().filter_map(|delta| match delta {
+            TableDelta::Append { pages, .. } => Some(pages),
+            // These pages are written already.
+            _ => None,
+        });
+        if appended.any(|pages| pages.iter().any(|page| saves.pages.contains(page))) {
+            compute.wait(&saves.copied)?;
+        }
+    }
+    Ok(())
+}
+
+impl BlockCopier {
+    fn new(
+        device: &Device,
+        port: Box<dyn BlockPort>,
+        (block_tokens, block_bytes): (usize, usize),
+    ) -> Result<Self, DriverError> {
+        Ok(Self {
+            port,
+            block_tokens,
+            block_bytes,
+            saving: Arc::new(device.stream(Priority::Low)?),
+            written: device.event()?,
+            copied: Vec::new(),
+            gathered: device.alloc(block_bytes)?,
+            loading: LoadRing::new(device, LOAD_SLOTS, block_bytes)?,
+            pinned: PinnedBuffers::new(device),
+            has_said: false,
+        })
+    }
+
+    /// Begins to save blocks that earlier steps wrote. One for which there is no buffer, or whose copy the driver refuses, is
+    /// not saved: the store hears of it by its ticket and finds nothing.
+    fn save(
+        &mut self,
+        saves: &[BlockSave],
+        backend: &CudaBackend,
+        compute: &Stream,
+    ) -> Result<Option<Saves>, DriverError> {
+        let copied = match self.copied.pop() {
+            Some(event) => event,
+            None => compute.device().event()?,
+        };
+        let mut begun = Saves {
+            buffers: Held::new(&self.saving),
+            tickets: Vec::new(),
+            pages: FxHashSet::default(),
+            copied,
+        };
+        compute.record(&self.written)?;
+        self.saving.wait(&self.written)?;
+        for BlockSave { ticket, from } in saves {
+            let BlockSource::Pages(pages) = from else {
+                // No layer of these executors keeps a state.
+                continue;
+            };
+            let Some(mut buffer) = self.port.take_buffer(BlockKind::Kv) else {
+                continue;
+            };
+            match self.copy_out(pages, buffer.as_mut(), backend) {
+                Ok(()) => {
+                    begun.buffers.buffers.push(buffer);
+                    begun.tickets.push(*ticket);
+                    begun.pages.extend(pages);
+                }
+                Err(error) if error.is_refusal() => {
+                    if !std::mem::replace(&mut self.has_said, true) {
+                        tracing::warn!(%error, "blocks are not saved whose copies are refused");
+                    }
+                }
+                Err(error) => {
+                    // Its copy may be under way.
+                    begun.buffers.buffers.push(buffer);
+                    return Err(error);
+                }
+            }
+        }
+        self.saving.record(&begun.copied)?;
+        Ok((!begun.tickets.is_empty()).then_some(begun))
+    }
+
+    fn copy_out(
+        &mut self,
+        pages: &[PageId],
+        buffer: &mut dyn HostBuffer,
+        backend: &CudaBackend,
+    ) -> Result<(), DriverError> {
+        let to = self.pinned.pin(buffer, self.block_bytes);
+        // SAFETY: the pages were checked; who writes them next waits for `copied`, and the stream is behind who wrote them.
+        unsafe { backend.gather_block(&self.saving, pages, self.gathered.ptr()) }?;
+        // SAFETY: the buffer is its step's until `copied` was reached, and as long as a block.
+        unsafe {
+            self.saving
+                .read_back_bytes(to, &self.gathered, 0..self.block_bytes)
+        }
+    }
+
+    /// Brings a run to the pages of its row.
+    fn load(
+        &mut self,
+        load: &BlockLoad,
+        held: &mut Held,
+        (backend, compute): (&CudaBackend, &Stream),
+    ) -> Result<(), StepFailure> {
+        let parts = load.parts(self.block_tokens);
+        let Some(run) = self.port.take_run(load.ticket, parts.len()) else {
+            return Err(StepFailure::MissingBlocks {
+                ticket: load.ticket,
+                row: load.row,
+            });
+        };
+        for (index, mut buffer) in run.into_iter().enumerate() {
+            let Some(positions) = parts.of(index) else {
+                continue;
+            };
+            let from = self.pinned.pin(buffer.as_mut(), self.block_bytes);
+            // It is held before its copy begins.
+            held.buffers.push(buffer);
+            let slot = self.loading.next_slot();
+            // SAFETY: the buffer is held until the copy has ended, and as long as a block.
+            unsafe { slot.bring(&held.stream, from, self.block_bytes) }?;
+            compute.wait(&slot.copied)?;
+            let block = (slot.device.ptr(), self.block_tokens);
+            // SAFETY: the row has the pages of these positions, which nobody else writes; the slot is filled again only when
+            // `read` was reached.
+            unsafe { backend.scatter_block(compute, (load.row, positions), block) }?;
+            compute.record(&slot.read)?;
+        }
+        Ok(())
+    }
+}
+
+/// Blocks on their way to the device.
+pub(super) struct LoadRing {
+    stream: Arc<Stream>,
+    slots: Vec<LoadSlot>,
+    next: usize,
+}
+
+struct LoadSlot {
+    device: DeviceBuffer<u8>,
+    /// Behind the copy to `device`.
+    copied: Event,
+    /// Behind the scatter from there: until it is reached nothing is copied there.
+    read: Event,
+}
+
+impl LoadRing {
+    /// A ring for so many blocks at once.
+    pub(super) fn new(
+        device: &Device,
+        n_slots: usize,
+        block_bytes: usize,
+    ) -> Result<Self, DriverError> {
+        let slot = |_| {
+            Ok(LoadSlot {
+                device: device.alloc(block_bytes)?,
+                copied: device.event()?,
+                read: device.event()?,
+            })
+        };
+        Ok(Self {
+            stream: Arc::new(device.stream(Priority::High)?),
+            slots: (0..n_slots).map(slot).collect::<Result<_, _>>()?,
+            next: 0,
+        })
+    }
+
+    fn next_slot(&mut self) -> &LoadSlot {
+        let index = self.next;
+        self.next = (index + 1) % self.slots.len();
+        &self.slots[index]
+    }
+}
+
+impl LoadSlot {
+    /// # Safety
+    /// As of [`Stream::upload_bytes`].
+    unsafe fn bring(
+        &self,
+        stream: &Stream,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), DriverError> {
+        stream.wait(&self.read)?;
+        // SAFETY: by the caller.
+        unsafe { stream.upload_bytes((&self.device, 0), from, len) }?;
+        stream.record(&self.copied)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,59 @@
+//! The store's buffers as the device sees them: pinned, so that copies go on beside the thread that began them.
+
+use std::any::Any;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::executor::host::HostBuffer;
+use crate::kernels::cuda::driver::{Device, Pinning};
+
+/// The store's buffers that were seen, by address. There are as many as the store has, and they take what it may take.
+pub(super) struct PinnedBuffers {
+    device: Device,
+    by_address: FxHashMap<usize, Option<PinnedMemory>>,
+    has_said: bool,
+}
+
+struct PinnedMemory {
+    _pinning: Pinning,
+    /// Behind it: what is pinned must not be freed.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl PinnedBuffers {
+    pub(super) fn new(device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            by_address: FxHashMap::default(),
+            has_said: false,
+        }
+    }
+
+    /// Pins a buffer that was not seen before; returns where its bytes lie. One that cannot be pinned is copied all the same:
+    /// the driver then copies it by parts, while the thread waits.
+    ///
+    /// # Panics
+    /// If it has another length.
+    pub(super) fn pin(&mut self, buffer: &mut dyn HostBuffer, len: usize) -> *mut u8 {
+        let owner = buffer.owner();
+        let bytes = buffer.bytes_mut();
+        assert_eq!(bytes.len(), len, "bytes of a block");
+        if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr()) {
+            // SAFETY: the owner, which keeps the memory where it is, is dropped behind the pinning.
+            let pinned = unsafe { self.device.pin(bytes) };
+            if let Err(error) = &pinned
+                && !std::mem::replace(&mut self.has_said, true)
+            {
+                tracing::warn!(%error, "a buffer of the KV store cannot be pinned: copies of it are slow");
+            }
+            let pinned = pinned.ok().map(|pinning| PinnedMemory {
+                _pinning: pinning,
+                _owner: owner,
+            });
+            entry.insert(pinned);
+        }
+        bytes.as_mut_ptr()
+    }
+}

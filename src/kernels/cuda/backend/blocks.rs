@@ -1,0 +1,128 @@
+//! Blocks of tokens between the KV pool and memory of the device beside it.
+//!
+//! A block has the planes of the pool in their order, one behind the other, each with the block's tokens as they lie there.
+//! Planes are as long as [`KvLayout::block_planes`](crate::state::pool::kv_layout::KvLayout::block_planes) says; the heads of
+//! a token lie side by side in them, while the CPU's have the tokens of a head side by side.
+
+use std::ops::Range;
+
+use super::CudaBackend;
+use crate::ids::{PageId, RowId};
+use crate::kernels::cuda::driver::{DevicePtr, DriverError, Stream};
+use crate::kernels::cuda::launch::{BlockCopy, KvBlockParams, MOST_BLOCK_PAGES, WORD_BYTES};
+
+impl CudaBackend {
+    /// Bytes of a block of so many tokens.
+    ///
+    /// # Errors
+    /// Blocks that are not whole pages, or of more pages than a launch names; heads that are not whole words.
+    pub fn block_bytes(&self, block_tokens: usize) -> Result<usize, String> {
+        let (planes, page) = (self.kv.planes(), self.page_size);
+        if block_tokens == 0 || !block_tokens.is_multiple_of(page) {
+            return Err(format!(
+                "blocks of {block_tokens} tokens are not whole pages of {page}"
+            ));
+        }
+        if block_tokens / page > MOST_BLOCK_PAGES {
+            return Err(format!(
+                "blocks of {block_tokens} tokens are more than {MOST_BLOCK_PAGES} pages of {page}"
+            ));
+        }
+        if !planes.token_bytes.is_multiple_of(WORD_BYTES) {
+            return Err(format!(
+                "the keys of a token in a layer take {} bytes, the CUDA kernels copy words of {WORD_BYTES}",
+                planes.token_bytes
+            ));
+        }
+        Ok(planes.n * planes.token_bytes * block_tokens)
+    }
+
+    /// Copies the tokens of `pages`, which are a block, to `to`.
+    ///
+    /// # Safety
+    /// As of the launches: see [`launch`](crate::kernels::cuda::launch). The pages are written by no other stream unordered,
+    /// and `to` has room for a block.
+    ///
+    /// # Errors
+    /// As the driver says.
+    ///
+    /// # Panics
+    /// If there are more pages than [`Self::block_bytes`] allows.
+    pub unsafe fn gather_block(
+        &self,
+        stream: &Stream,
+        pages: &[PageId],
+        to: DevicePtr<u8>,
+    ) -> Result<(), DriverError> {
+        let mut ids = [0; MOST_BLOCK_PAGES];
+        for (id, page) in ids[..pages.len()].iter_mut().zip(pages) {
+            *id = page.get();
+        }
+        let n_tokens = pages.len() * self.page_size;
+        let params = KvBlockParams {
+            pages: ids,
+            ..self.copied(to, (n_tokens, 0..n_tokens), BlockCopy::ToBlock)
+        };
+        // SAFETY: the plan's pages were checked; the rest by the caller.
+        unsafe { self.copy_block(stream, &params) }
+    }
+
+    /// Copies positions of a row from the block that holds them to the row's own pages, as its page table names them when
+    /// this stream comes here.
+    ///
+    /// # Safety
+    /// As of [`Self::gather_block`]; `from` is a block of `block_tokens`, and the positions are whole pages that the row has.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub unsafe fn scatter_block(
+        &self,
+        stream: &Stream,
+        (row, positions): (RowId, Range<usize>),
+        (from, block_tokens): (DevicePtr<u8>, usize),
+    ) -> Result<(), DriverError> {
+        let first = positions.start % block_tokens;
+        let tokens = first..first + positions.len();
+        let index = row.index() * self.table_stride + positions.start / self.page_size;
+        let params = KvBlockParams {
+            table: self.page_table.at(index),
+            ..self.copied(from, (block_tokens, tokens), BlockCopy::ToPool)
+        };
+        // SAFETY: by the caller.
+        unsafe { self.copy_block(stream, &params) }
+    }
+
+    fn copied(
+        &self,
+        block: DevicePtr<u8>,
+        (block_tokens, tokens): (usize, Range<usize>),
+        direction: BlockCopy,
+    ) -> KvBlockParams {
+        let planes = self.kv.planes();
+        KvBlockParams {
+            pool: planes.start,
+            block,
+            table: DevicePtr::NULL,
+            plane_stride: planes.stride as u64,
+            token_bytes: planes.token_bytes as u32,
+            page_size: self.page_size as u32,
+            block_tokens: block_tokens as u32,
+            first_token: tokens.start as u32,
+            n_tokens: tokens.len() as u32,
+            direction,
+            pages: [0; MOST_BLOCK_PAGES],
+        }
+    }
+
+    /// # Safety
+    /// See [`Self::gather_block`].
+    unsafe fn copy_block(
+        &self,
+        stream: &Stream,
+        params: &KvBlockParams,
+    ) -> Result<(), DriverError> {
+        let n_planes = self.kv.planes().n as u32;
+        // SAFETY: by the caller.
+        unsafe { self.launches.kv_blocks.launch(stream, params, n_planes) }
+    }
+}

@@ -1,0 +1,109 @@
+//! Pinning memory that is somebody else's, and copies to and from it.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use super::device::Device;
+use super::error::DriverError;
+use super::memory::{DeviceBuffer, check_range};
+use super::stream::Stream;
+use super::table::check;
+
+/// Memory of somebody else's that is pinned until this is dropped. It must be held at least as long.
+#[derive(Debug)]
+pub struct Pinning {
+    device: Device,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address and a length; nothing is read or written through it.
+unsafe impl Send for Pinning {}
+
+impl Device {
+    /// Pins memory that exists already, so that copies to and from it are not waited for.
+    ///
+    /// # Safety
+    /// Until the result is dropped the memory lives where it is.
+    ///
+    /// # Errors
+    /// As the driver says: no memory can be pinned, or a page of it is pinned already.
+    pub unsafe fn pin(&self, memory: &mut [u8]) -> Result<Pinning, DriverError> {
+        self.bind()?;
+        let start = NonNull::from(&mut *memory).cast::<u8>();
+        // SAFETY: the range is the caller's; the context is current.
+        check("cuMemHostRegister", unsafe {
+            (self.functions().host_register)(start.as_ptr().cast(), memory.len(), 0)
+        })?;
+        self.pinned_counter()
+            .fetch_add(memory.len() as u64, Ordering::Relaxed);
+        Ok(Pinning {
+            device: self.clone(),
+            start,
+            len: memory.len(),
+        })
+    }
+}
+
+impl Drop for Pinning {
+    fn drop(&mut self) {
+        self.device
+            .pinned_counter()
+            .fetch_sub(self.len as u64, Ordering::Relaxed);
+        // A copy may be under way. A context that is lost gives the memory back when it ends.
+        if self.device.synchronize().is_ok() {
+            // SAFETY: pinned in `pin`, once given back.
+            let _ =
+                unsafe { (self.device.functions().host_unregister)(self.start.as_ptr().cast()) };
+        }
+    }
+}
+
+impl Stream {
+    /// Copies bytes of the host to the device, from byte `at` of `to` on. If they are not pinned the driver copies them
+    /// before this returns.
+    ///
+    /// # Safety
+    /// Until this stream has passed this point (see [`Stream::upload`]) `len` bytes from `from` on live and are not written.
+    ///
+    /// # Errors
+    /// As the driver says.
+    ///
+    /// # Panics
+    /// If they are more than `to` has.
+    pub unsafe fn upload_bytes(
+        &self,
+        (to, at): (&DeviceBuffer<u8>, usize),
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), DriverError> {
+        check_range(to.len(), at, len);
+        // SAFETY: by the caller; they are only handed to the driver.
+        let from = unsafe { std::slice::from_raw_parts(from, len) };
+        // SAFETY: in bounds; the rest by the caller.
+        unsafe { self.copy_to_device(to.at(at), from) }
+    }
+
+    /// Copies bytes `range` of the device's `from` to the host. If that memory is not pinned, the copy is waited for.
+    ///
+    /// # Safety
+    /// Until this stream has passed this point (see [`Stream::upload`]) as many bytes from `to` on live and are neither read
+    /// nor written.
+    ///
+    /// # Errors
+    /// As the driver says.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    pub unsafe fn read_back_bytes(
+        &self,
+        to: *mut u8,
+        from: &DeviceBuffer<u8>,
+        range: Range<usize>,
+    ) -> Result<(), DriverError> {
+        check_range(from.len(), range.start, range.len());
+        // SAFETY: in bounds; the rest by the caller.
+        unsafe { self.copy_to_host(to.cast(), from.at(range.start), range.len()) }
+    }
+}

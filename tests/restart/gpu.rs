@@ -1,0 +1,44 @@
+//! The same on a GPU, which is emulated: `--device cuda` with a store, from flags to files.
+
+use tempfile::TempDir;
+
+use crate::server::Launch;
+use crate::{STORED_TOKENS, model, prompt};
+
+/// The second life computes what the second chunk of the first life was: on a GPU bits depend on how many rows a product has.
+const FLAGS: [&str; 4] = ["--dtype", "float32", "--chunked-prefill-size", "128"];
+
+#[test]
+fn a_prompt_says_the_same_after_a_kill_on_a_gpu_and_the_cpu_finds_nothing_of_it() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let stored = Launch::new(&model("qwen3")).stored(folder.path());
+    let stored = stored.pages_of(16).args(&FLAGS);
+    let launch = stored.clone().on_a_gpu();
+    let first = launch.start_serving();
+    let expected = first.ask(&prompt(1));
+    assert_eq!((expected.device, expected.stored), (0, 0));
+    first.wait_until_written(STORED_TOKENS);
+    first.kill();
+    let second = launch.start_serving();
+    let got = second.ask(&prompt(1));
+    assert_eq!((got.device, got.stored), (0, STORED_TOKENS));
+    assert_eq!(got.said, expected.said);
+    assert_eq!(second.damages(), 0);
+    second.kill();
+    let on_cpu = stored.start_serving();
+    let got = on_cpu.ask(&prompt(1));
+    assert_eq!((got.device, got.stored), (0, 0));
+}
+
+#[test]
+fn buffers_that_hold_too_little_are_refused_on_a_gpu_too() {
+    let folder = TempDir::new().expect("a folder can be made");
+    let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
+    let said = launch
+        .on_a_gpu()
+        .args(&["--kv-host-bytes", "65536"])
+        .refused();
+    for part in ["kv_host_bytes", "65536", "raise"] {
+        assert!(said.contains(part), "{part:?} is not in\n{said}");
+    }
+}
