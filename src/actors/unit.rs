@@ -18,7 +18,7 @@ use crate::actors::rebuild::RebuildRules;
 use crate::actors::scheduler::{Links, Scheduler};
 use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
 use crate::error::StartError;
-use crate::kv_events::{KvEventPublisher, KvEventsInfo};
+use crate::kv_events::{KvEventPublisher, KvEventsOutlet};
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
 use crate::record::{LogSink, RecordedScheduler};
 use crate::state::control::{ControlSetup, ControlStates};
@@ -46,9 +46,9 @@ pub struct Blueprint {
 
 impl Blueprint {
     /// Where the changes of the tree are published, if they are.
-    pub fn kv_events_info(&self) -> Option<KvEventsInfo> {
+    pub fn kv_events_outlet(&self) -> Option<KvEventsOutlet> {
         let publisher = self.kv_events.as_ref();
-        publisher.map(|publisher| publisher.info().clone())
+        publisher.map(|publisher| publisher.outlet().clone())
     }
 }
 

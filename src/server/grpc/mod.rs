@@ -6,6 +6,7 @@
 mod answer;
 mod call;
 mod door;
+mod kv_events;
 mod runtime;
 mod scheduler;
 

@@ -14,9 +14,10 @@ use super::proto::scheduler::{
     AbortRequest, AbortResponse, GenerateComplete, GenerateRequest, GenerateResponse,
     GenerateStreamChunk, GetLoadsRequest, GetLoadsResponse, GetModelInfoRequest,
     GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest,
-    HealthCheckResponse, QueueMetrics, SamplingParams, SchedulerLoad,
+    HealthCheckResponse, KvEventBatch, QueueMetrics, SamplingParams, SchedulerLoad,
+    SubscribeKvEventsRequest,
 };
-use super::{check_rank, i32_of, status};
+use super::{check_rank, i32_of, kv_events, status};
 use crate::ids::RequestId;
 use crate::request::FinishReason;
 use crate::server::error::ApiError;
@@ -38,6 +39,7 @@ impl Scheduler {
 #[tonic::async_trait]
 impl SglangScheduler for Scheduler {
     type GenerateStream = Responses<GenerateResponse>;
+    type SubscribeKvEventsStream = Responses<KvEventBatch>;
 
     async fn generate(
         &self,
@@ -158,6 +160,14 @@ impl SglangScheduler for Scheduler {
             dp_rank_count: 1,
             loads: vec![load],
         }))
+    }
+
+    async fn subscribe_kv_events(
+        &self,
+        request: Request<SubscribeKvEventsRequest>,
+    ) -> Result<Response<Self::SubscribeKvEventsStream>, Status> {
+        let after = request.into_inner().start_sequence_number;
+        kv_events::subscribe(&self.state, after).map(Response::new)
     }
 }
 
