@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status};
 
 use super::answer::{Answer, Responses};
+use super::bundle::Bundles;
 use super::call::{self, Asked, MessageLimits, finite};
 use super::proto::scheduler::generate_complete::MatchedStop;
 use super::proto::scheduler::generate_response::Response as Part;
@@ -13,9 +14,9 @@ use super::proto::scheduler::sglang_scheduler_server::SglangScheduler;
 use super::proto::scheduler::{
     AbortRequest, AbortResponse, GenerateComplete, GenerateRequest, GenerateResponse,
     GenerateStreamChunk, GetLoadsRequest, GetLoadsResponse, GetModelInfoRequest,
-    GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest,
-    HealthCheckResponse, KvEventBatch, QueueMetrics, SamplingParams, SchedulerLoad,
-    SubscribeKvEventsRequest,
+    GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse, GetTokenizerChunk,
+    GetTokenizerRequest, HealthCheckRequest, HealthCheckResponse, KvEventBatch, QueueMetrics,
+    SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
 };
 use super::{check_rank, i32_of, kv_events, status};
 use crate::ids::RequestId;
@@ -28,17 +29,22 @@ use crate::server::transcript::Transcript;
 /// The service of one server.
 pub(super) struct Scheduler {
     state: Data<AppState>,
+    bundles: Bundles,
 }
 
 impl Scheduler {
     pub(super) fn new(state: Data<AppState>) -> Self {
-        Self { state }
+        Self {
+            state,
+            bundles: Bundles::new(),
+        }
     }
 }
 
 #[tonic::async_trait]
 impl SglangScheduler for Scheduler {
     type GenerateStream = Responses<GenerateResponse>;
+    type GetTokenizerStream = Responses<GetTokenizerChunk>;
     type SubscribeKvEventsStream = Responses<KvEventBatch>;
 
     async fn generate(
@@ -160,6 +166,15 @@ impl SglangScheduler for Scheduler {
             dp_rank_count: 1,
             loads: vec![load],
         }))
+    }
+
+    async fn get_tokenizer(
+        &self,
+        _: Request<GetTokenizerRequest>,
+    ) -> Result<Response<Self::GetTokenizerStream>, Status> {
+        let model = self.state.loaded().map_err(status)?.engine.model();
+        let folder = model.model_path.clone();
+        self.bundles.stream(folder).await.map(Response::new)
     }
 
     async fn subscribe_kv_events(

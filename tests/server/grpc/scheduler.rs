@@ -1,14 +1,15 @@
 //! SGLang's scheduler service, as smg calls it.
 
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use souffleur::server::grpc::proto::scheduler::generate_complete::MatchedStop;
 use souffleur::server::grpc::proto::scheduler::generate_response::Response as Part;
 use souffleur::server::grpc::proto::scheduler::kv_cache_event::Data;
 use souffleur::server::grpc::proto::scheduler::sglang_scheduler_client::SglangSchedulerClient as Client;
 use souffleur::server::grpc::proto::scheduler::{
     AbortRequest, GenerateComplete, GenerateRequest, GetLoadsRequest, GetModelInfoRequest,
-    GetServerInfoRequest, HealthCheckRequest, KvBlock, KvEventBatch, SamplingParams,
-    SubscribeKvEventsRequest, TokenizedInput,
+    GetServerInfoRequest, GetTokenizerRequest, HealthCheckRequest, KvBlock, KvEventBatch,
+    SamplingParams, SubscribeKvEventsRequest, TokenizedInput,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
@@ -177,6 +178,35 @@ fn the_server_describes_itself_as_smg_asks() {
         );
         assert!(server.max_total_num_tokens > 0 && !server.is_paused);
     });
+}
+
+#[test]
+fn the_tokenizer_comes_as_an_archive_whose_last_piece_has_its_hash() {
+    let grpc = GrpcWorld::new(World::new());
+    let chunks = grpc.with(async |channel| {
+        let stream = Client::new(channel)
+            .get_tokenizer(GetTokenizerRequest {})
+            .await;
+        let stream = stream.expect("there is one").into_inner();
+        rest(stream).await.expect("it ends well")
+    });
+    let (last, others) = chunks.split_last().expect("there are some");
+    assert!(others.iter().all(|chunk| chunk.sha256.is_empty()));
+    let archive: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.data.clone()).collect();
+    let hash: String = Sha256::digest(&archive)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(last.sha256, hash);
+    let folder = grpc.world.engine().model().model_path.clone();
+    let tokenizer = std::fs::read(folder.join("tokenizer.json")).expect("it is there");
+    let mut places = archive.windows(tokenizer.len());
+    assert!(
+        places.any(|place| place == tokenizer),
+        "it is in the archive"
+    );
+    let weights = b"model.safetensors";
+    assert!(archive.windows(weights.len()).all(|place| place != weights));
 }
 
 async fn subscribe(
