@@ -185,6 +185,8 @@ impl CpuBackend {
             sizes.sparsity.as_ref(),
         );
         kv.settle(&mut pool);
+        let mut states = StatePool::new(&sizes.kv, sizes.n_state_slots);
+        states.settle(&mut pool);
         Ok(Self {
             pool,
             isa: sizes.isa,
@@ -193,7 +195,7 @@ impl CpuBackend {
             scratch: Scratch::default(),
             kv,
             blocks: None,
-            states: StatePool::new(&sizes.kv, sizes.n_state_slots),
+            states,
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             window_table: PageTable::new(n_window_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),

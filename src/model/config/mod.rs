@@ -349,6 +349,7 @@ impl ModelConfig {
         let layer = |layer| match (self.states_in(layer), self.kv_source(layer)) {
             (Some(states), _) => LayerKv::State {
                 bytes: states.state_bytes(self.hidden_size),
+                heads: states.state_heads(),
             },
             (None, source) if source != layer => LayerKv::Shared(source),
             _ => LayerKv::Pages(pages(layer)),

@@ -1,7 +1,7 @@
 //! Files of channels, good and hostile, and models that cannot be sparse.
 
 use super::*;
-use crate::state::pool::kv_layout::LayerKv;
+use crate::state::pool::kv_layout::{LayerKv, StateHeads};
 use serde_json::{Value, json};
 
 const DIM: usize = 8;
@@ -29,7 +29,15 @@ fn pages(values: Values) -> LayerKv {
 /// Two layers that see everything, one with a window and one with a state.
 fn layout() -> KvLayout {
     let full = pages(Values::Own { dim: DIM });
-    KvLayout::new(vec![full, full, full, LayerKv::State { bytes: 64 }])
+    KvLayout::new(vec![
+        full,
+        full,
+        full,
+        LayerKv::State {
+            bytes: 64,
+            heads: StateHeads::default(),
+        },
+    ])
 }
 
 const WINDOWS: [Option<usize>; 4] = [None, Some(9), None, None];

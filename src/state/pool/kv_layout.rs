@@ -160,6 +160,15 @@ impl fmt::Display for PagedKv {
     }
 }
 
+/// The parts of a state that belong to heads: they come first, one after the other. What follows is nobody's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct StateHeads {
+    /// How many there are; 0 where nothing belongs to a head.
+    pub count: usize,
+    /// Size of the part of each.
+    pub bytes: u64,
+}
+
 /// The memory that a layer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayerKv {
@@ -176,6 +185,8 @@ pub enum LayerKv {
     State {
         /// Size of a sequence's state.
         bytes: u64,
+        /// The heads whose parts it begins with.
+        heads: StateHeads,
     },
     /// Nothing of its own: it reads the keys and values of the layer of this number.
     Shared(usize),
@@ -210,7 +221,7 @@ impl LayerKv {
     pub fn state_bytes(&self) -> u64 {
         match self {
             Self::Pages(_) | Self::Window { .. } | Self::Shared(_) => 0,
-            Self::State { bytes } => *bytes,
+            Self::State { bytes, .. } => *bytes,
         }
     }
 }
@@ -220,7 +231,7 @@ impl fmt::Display for LayerKv {
         match self {
             Self::Pages(pages) => pages.fmt(f),
             Self::Window { pages, tokens } => write!(f, "{pages}, of the last {tokens} tokens"),
-            Self::State { bytes } => write!(f, "a state of {bytes} bytes a sequence"),
+            Self::State { bytes, .. } => write!(f, "a state of {bytes} bytes a sequence"),
             Self::Shared(layer) => write!(f, "nothing, reads layer {layer}"),
         }
     }
@@ -386,6 +397,10 @@ mod tests {
     fn hybrid() -> KvLayout {
         let state = LayerKv::State {
             bytes: 4 * (32 * 128 * 128 + 3 * 8192),
+            heads: StateHeads {
+                count: 32,
+                bytes: 4 * 128 * 128,
+            },
         };
         let full = LayerKv::Pages(pages(4, 256, Values::Own { dim: 256 }));
         KvLayout::new([state, state, state, full].repeat(8))

@@ -122,6 +122,7 @@ impl KvPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::pool::kv_layout::StateHeads;
 
     fn pages(key_dim: usize, values: Values) -> LayerKv {
         LayerKv::Pages(PagedKv {
@@ -150,7 +151,13 @@ mod tests {
             (pages(96, Values::InKeys { dim: 64 }), "values of their own"),
             (pages(96, Values::Own { dim: 64 }), "as wide as the keys"),
             (pages(96, Values::Own { dim: 96 }), "the same heads"),
-            (LayerKv::State { bytes: 8 }, "no CUDA kernels for states"),
+            (
+                LayerKv::State {
+                    bytes: 8,
+                    heads: StateHeads::default(),
+                },
+                "no CUDA kernels for states",
+            ),
         ] {
             let error = refused(other);
             assert!(error.contains(reason), "{error}");
