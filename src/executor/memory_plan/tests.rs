@@ -1,4 +1,6 @@
+use super::reserve::HEADROOM_BYTES;
 use super::*;
+use crate::model::config::ModelConfig;
 
 const GIB: u64 = 1 << 30;
 
