@@ -13,7 +13,7 @@ use super::tile::{MAX_ROWS, max_rows};
 /// Multiply-adds that encoding a value costs about: most of it is waiting for what another thread or none has near.
 const VALUE_COST: usize = 64;
 
-/// What is packed.
+/// The rows that are packed.
 #[derive(Clone, Copy)]
 pub struct Activations<'a> {
     /// Rows of `inputs` values.

@@ -47,7 +47,7 @@ fn touch_at(pool: &mut ThreadPool, bytes: &mut [u8], homes: &[Vec<Range<usize>>]
         for page in homes[node][stretch].clone() {
             // SAFETY: each page is one item's, and its first byte is there.
             let first = unsafe { bytes.part(page * PAGE_BYTES, 1) };
-            // What is written is what is there; a plain write of it might be left out.
+            // The value that is written is the one that is there; a plain write of it might be left out.
             // SAFETY: as above.
             unsafe { std::ptr::from_mut(&mut first[0]).write_volatile(0) };
         }

@@ -141,7 +141,7 @@ pub struct CpuBackend {
     blocks: Option<BlockMap>,
     states: StatePool,
     table: PageTable,
-    /// Of the layers with window pages.
+    /// The table of the layers with window pages.
     window_table: PageTable,
     attention: Attention,
     calibration: Option<Calibration>,

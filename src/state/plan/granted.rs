@@ -52,7 +52,7 @@ pub struct Growth {
     pub windows: WindowPages,
 }
 
-/// What one sequence was granted.
+/// The grants of one sequence.
 #[derive(Debug)]
 pub struct Grant {
     /// The sequence.

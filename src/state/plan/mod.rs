@@ -41,7 +41,7 @@ use crate::state::pool::state_pool::OwnedState;
 pub struct PlanStep {
     /// The step being planned.
     pub step: StepId,
-    /// What earlier steps left to be settled, before anything is matched.
+    /// The holdings that earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
     /// Forgets every cached prefix after the settling: a step was lost, or a host asked for it. What a lock protects
     /// stays; after a lost step nothing may be locked.
@@ -124,7 +124,7 @@ pub struct AdmitRequest {
     /// The decode rides along if its pages are there besides, and no candidate that is admitted wants log
     /// probabilities.
     pub mixes: bool,
-    /// Who may give way to a candidate for which there is no row or no memory.
+    /// The sequences that may give way to a candidate for which there is no row or no memory.
     pub preemption: Option<Preemption>,
     /// Rows need a state each, and leave copies by these rules; `None` where no layer keeps any.
     pub states: Option<StateRules>,
@@ -260,7 +260,7 @@ pub struct ReservePages {
     pub returned_states: Vec<OwnedState>,
     /// Window pages given back or dropped from the cache.
     pub returned_windows: WindowPages,
-    /// What is asked for: all of it is granted, or nothing.
+    /// The demands: all of them are granted, or nothing.
     pub demands: Vec<Demand>,
     /// Sequences that need one more page each, behind the demands.
     pub growing: Vec<SeqId>,
@@ -268,7 +268,7 @@ pub struct ReservePages {
     pub verdict: Box<Verdict>,
 }
 
-/// What the tree decided.
+/// The tree's decisions.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Sequences that were published and go on.
@@ -310,7 +310,7 @@ pub struct Verdict {
 pub struct Preempt {
     /// The candidate.
     pub seq: SeqId,
-    /// Who gives way.
+    /// The sequences that give way.
     pub victims: Vec<SeqId>,
 }
 
@@ -327,7 +327,7 @@ pub struct CacheCounts {
     pub evictable_windows: usize,
     /// Window pages that a lock keeps.
     pub protected_windows: usize,
-    /// What is to be saved of it.
+    /// Numbers of blocks that are to be saved.
     pub saves: SaveCounts,
 }
 
@@ -338,7 +338,7 @@ pub struct CheckpointedSeq {
     pub seq: SeqId,
     /// The lock on what is published.
     pub lock: NodeLock,
-    /// What stays the sequence's own: the partial last page, over-allocation.
+    /// The sequence's own pages: the partial last one, over-allocation.
     pub private: Pages,
     /// Pages of the sequence that the tree owns now.
     pub protected_pages: usize,
@@ -369,7 +369,7 @@ pub struct Admitted {
     pub extend_end: usize,
     /// The prefill does not end with this extent.
     pub chunked: bool,
-    /// What the tree saw where the prompt left it, if misses are diagnosed.
+    /// The tree's view where the prompt left it, if misses are diagnosed.
     pub departure: Option<Box<Departure>>,
     /// Tokens that had K/V in the cache when it was admitted: more than `prefix_len` where there was no state to go on
     /// with.

@@ -22,7 +22,7 @@ pub enum Settle {
     Unpin(NodeLock),
 }
 
-/// What the tree should keep of a sequence.
+/// The part of a sequence that the tree should keep.
 #[derive(Debug)]
 pub struct PublishKey {
     /// Where the prefix may be shared.
@@ -50,7 +50,7 @@ pub struct PublishKey {
 pub struct SettleCheckpoint {
     /// The sequence.
     pub seq: SeqId,
-    /// What to publish.
+    /// The part to publish.
     pub key: PublishKey,
     /// Pages of the sequence that the tree owns.
     pub protected_pages: usize,
@@ -71,7 +71,7 @@ pub struct SettleRelease {
     pub seq: SeqId,
     /// Its row, if it has one.
     pub row: Option<RowId>,
-    /// What to publish; `None` after an abort or a retraction.
+    /// The part to publish; `None` after an abort or a retraction.
     pub key: Option<PublishKey>,
     /// Pages of the sequence that the tree owns.
     pub protected_pages: usize,

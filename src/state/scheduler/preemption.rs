@@ -1,4 +1,4 @@
-//! Who gives way to a request of higher priority: at the door, in the queue, in the running batch.
+//! The requests that give way to one of higher priority: at the door, in the queue, in the running batch.
 
 use std::cmp::Reverse;
 

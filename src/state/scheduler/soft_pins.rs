@@ -13,7 +13,7 @@ use crate::state::pool::pages::NodeLock;
 /// They hold at most one in so many tokens of the pool, each counted with all of its prefix.
 const SHARE_OF_POOL: usize = 2;
 
-/// What is kept softly, by number, so that the oldest comes first.
+/// The prefixes that are kept softly, by number, so that the oldest comes first.
 #[derive(Debug, Default)]
 pub(super) struct SoftPins {
     held: BTreeMap<u64, SoftPin>,

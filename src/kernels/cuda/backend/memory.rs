@@ -1,4 +1,4 @@
-//! What a step takes, and where keys and values lie.
+//! The memory of a step, and the places of keys and values.
 
 use super::{Arena, CudaSizes, Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::params::Element;

@@ -215,7 +215,7 @@ impl<T> Drop for DeviceBuffer<T> {
     }
 }
 
-/// What pinned memory is for.
+/// The use of pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostUse {
     /// Written by the host, front to back, and copied to the device. Reading it is very slow.

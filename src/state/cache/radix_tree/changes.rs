@@ -1,4 +1,4 @@
-//! What the tree notes of its own changes, if somebody keeps an account of it. It is told everything again, a part at a
+//! The tree's notes of its own changes, if somebody keeps an account of it. It is told everything again, a part at a
 //! time, if the account was lost.
 //!
 //! While that lasts, nodes are told or not told yet. What grows or is cut is told first, with everything above it, so that

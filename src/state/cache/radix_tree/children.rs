@@ -29,7 +29,7 @@ impl Bucket {
     };
 }
 
-/// What is known of a bucket without looking there: the [`mark_of`] of each child, [`Outline::FREE`] where there is none;
+/// The knowledge of a bucket without looking there: the [`mark_of`] of each child, [`Outline::FREE`] where there is none;
 /// last, how many children belong here or before and stand behind. So many that the byte does not hold it stay so many.
 #[derive(Clone, Copy)]
 struct Outline([u8; WIDTH + 1]);
@@ -129,7 +129,7 @@ impl Children {
         self.n_used
     }
 
-    /// What `look` makes of the first child under a tag that it makes something of.
+    /// The result of `look` for the first child under a tag that it makes something of.
     #[inline]
     pub(super) fn find<T>(&self, tag: u32, mut look: impl FnMut(u32) -> Option<T>) -> Option<T> {
         self.candidates(tag).find_map(|(at, place)| {

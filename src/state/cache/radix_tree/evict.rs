@@ -213,7 +213,7 @@ impl RadixTree {
         black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
     }
 
-    /// What is left to do above a leaf that was removed, if it was the last one there or its edge shared a buffer.
+    /// The work left above a leaf that was removed, if it was the last one there or its edge shared a buffer.
     #[inline(never)]
     fn tidy_above(&mut self, parent: u32, shares_buffer: bool) {
         if shares_buffer {
