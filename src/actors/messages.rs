@@ -346,7 +346,7 @@ pub struct RunStep {
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct ActorDied {
-    /// Who died.
+    /// The name of the actor or thread that died.
     pub actor: &'static str,
     /// Which life of the unit it belonged to: a late note of an earlier life is ignored.
     pub generation: u64,

@@ -34,7 +34,7 @@ pub struct Blueprint {
     pub record: Option<Arc<LogSink>>,
     /// Where every unit's tree says what changes in it, if that is published.
     pub kv_events: Option<KvEventPublisher>,
-    /// What the Tokenizer knows.
+    /// The Tokenizer's settings.
     pub tokenizer: TokenizerSettings,
     /// Loads the executor on its thread.
     pub executor: Arc<ExecutorFactory>,
@@ -70,7 +70,7 @@ impl Unit {
     /// own, since encoding a long prompt must not delay a step.
     ///
     /// # Errors
-    /// What the executor's loading says.
+    /// The report of the executor's loading.
     pub async fn build(
         blueprint: Arc<Blueprint>,
         generation: u64,

@@ -455,7 +455,7 @@ impl Generation {
         self.canceller.rid()
     }
 
-    /// What cancels the request from elsewhere, even before the engine has looked at it.
+    /// A handle that cancels the request from elsewhere, even before the engine has looked at it.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
     }

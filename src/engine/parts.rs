@@ -58,7 +58,7 @@ impl Progress {
     }
 }
 
-/// What a host should know of the loaded model.
+/// The facts of the loaded model that a host should know.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     /// Name that `/v1/models` lists.
@@ -94,7 +94,7 @@ pub struct ModelInfo {
     pub double_sparsity: Option<Arc<str>>,
 }
 
-/// What an engine runs on: the model's facts, its tokenizer, its executor.
+/// The parts that an engine runs on: the model's facts, its tokenizer, its executor.
 pub struct EngineParts {
     /// The model's facts.
     pub info: ModelInfo,
@@ -198,7 +198,7 @@ impl EngineParts {
         Ok(text_side(config)?.text)
     }
 
-    /// What bounds the scheduler of an engine with this model.
+    /// The bounds of the scheduler of an engine with this model.
     ///
     /// # Errors
     /// A page of no tokens, an eviction policy that does not exist.

@@ -20,7 +20,7 @@ pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
 /// Limits of [`GenerationConfig::repetition_penalty`].
 pub(crate) const PENALTY: RangeInclusive<f64> = f64::MIN_POSITIVE..=2.0;
 
-/// What the file says; `None` where it says nothing.
+/// The contents of the file; `None` where it says nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Tokens that end a text.

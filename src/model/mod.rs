@@ -83,7 +83,7 @@ pub trait Model<B: Backend>: Send {
 /// Loads the model that the loader's configuration names.
 ///
 /// # Errors
-/// What [`Weights::tensor`](weights::Weights::tensor) reports.
+/// The element type and shape that [`Weights::tensor`](weights::Weights::tensor) reports.
 pub fn load<B: Backend + 'static>(
     loader: &mut Loader<'_, B>,
 ) -> Result<Box<dyn Model<B>>, LoadError> {

@@ -47,7 +47,7 @@ pub enum Entry {
     StepDone {
         /// The step.
         step: StepId,
-        /// What it brought.
+        /// The output that it brought.
         result: Result<StepRows, StepError>,
     },
     /// A prefix was to be kept.
@@ -73,9 +73,9 @@ pub enum Entry {
     Planned(Box<PlannedDigest>),
     /// The state was asked what to send.
     Next,
-    /// Of the call before: requests whose raised flag it saw.
+    /// Requests whose raised flag the call before saw.
     CancelsSeen(Vec<IntakeId>),
-    /// Of the call before: what it said to send.
+    /// The message that the call before said to send.
     Outcome(Box<NextDigest>),
     /// News were taken, to be sent to the Tokenizer.
     News(NewsDigest),

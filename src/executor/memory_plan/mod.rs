@@ -35,22 +35,22 @@ pub enum Place {
     Gpu(usize),
 }
 
-/// What a device has, and what is taken before the KV pool.
+/// The memory of a device, and the parts that are taken before the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
     /// Whose memory it is.
     pub place: Place,
     /// Free before the weights are loaded, in bytes.
     pub free_before_bytes: u64,
-    /// What loading the weights takes of it, in bytes.
+    /// The part of it that loading the weights takes, in bytes.
     pub weights_bytes: u64,
-    /// What has to stay free beside weights and KV pool, in bytes; see [`reserve_bytes`].
+    /// The memory that has to stay free beside weights and KV pool, in bytes; see [`reserve_bytes`].
     pub reserve_bytes: u64,
     /// Part of the reserve: the page table on the device, in bytes. 0 where the host keeps it.
     pub page_table_bytes: u64,
 }
 
-/// What the model needs and the user asks for.
+/// The needs of the model and the wishes of the user.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
     /// K/V of one token in all layers, in bytes (the seeds' cell size), but for those with window pages.
@@ -77,7 +77,7 @@ pub struct MemoryWish {
     pub state_interval_tokens: Option<usize>,
 }
 
-/// What decided the size of the KV pool.
+/// The limit that decided the size of the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolLimit {
     /// `mem_fraction_static`.
@@ -90,7 +90,7 @@ pub enum PoolLimit {
     DefaultShare,
     /// The default's number of full-length sequences.
     DefaultContexts,
-    /// What weights and reserve leave.
+    /// The memory that weights and reserve leave.
     Room,
     /// The number of page ids.
     PageIds,
@@ -99,9 +99,9 @@ pub enum PoolLimit {
 /// How the memory is divided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPlan {
-    /// What was divided.
+    /// The memory that was divided.
     pub budget: MemoryBudget,
-    /// What was asked for.
+    /// The wish.
     pub wish: MemoryWish,
     /// Tokens that the KV pool holds, whole pages.
     pub max_total_tokens: u64,
@@ -113,7 +113,7 @@ pub struct MemoryPlan {
     pub state_slots: u64,
     /// Size of the KV pool with its dummy page, window pages and states, in bytes.
     pub kv_bytes: u64,
-    /// What decided `max_total_tokens`.
+    /// The limit that decided `max_total_tokens`.
     pub limit: PoolLimit,
     /// Largest `mem_fraction_static` that leaves the reserve free.
     pub largest_safe_fraction: f64,

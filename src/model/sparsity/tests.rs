@@ -137,7 +137,7 @@ fn the_tag_tells_parameters_and_files_apart() {
     }
 }
 
-/// What was cached by an older version is found by it, or not, for the same reasons.
+/// A block that was cached by an older version is found by it, or not, for the same reasons.
 #[test]
 fn the_tag_is_that_of_every_version() {
     let read = read_text(BOTH, wish).expect("a good file");

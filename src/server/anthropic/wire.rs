@@ -10,7 +10,7 @@ use crate::request::{FinishReason, Usage};
 /// change the conversation, and nothing is proven.
 pub(super) const SIGNATURE: &str = "unsigned";
 
-/// What an answer tells of its call.
+/// The parts of its call that an answer repeats.
 pub(super) struct Head {
     /// The request, and the message's id.
     pub(super) rid: RequestId,

@@ -85,7 +85,7 @@ pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeC
     NativeCall::parse(fields, limits)
 }
 
-/// What a message asks for, in whichever service.
+/// The request of a message, in whichever service.
 pub(super) struct Asked<I> {
     pub(super) input_ids: Vec<I>,
     pub(super) stream: bool,

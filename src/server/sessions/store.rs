@@ -46,7 +46,7 @@ pub(super) struct Opening {
     pub(super) idle: Option<Duration>,
 }
 
-/// What a request brings.
+/// The tokens and names that a request brings.
 pub(super) struct New {
     pub(super) tokens: Vec<u32>,
     /// The token that begins a prompt, and does not stand behind others.
@@ -364,7 +364,7 @@ pub(in crate::server) struct SessionTurn {
     session: String,
     rid: RequestId,
     number: u64,
-    /// What it replaces, until it has ended: if it fails, they are there again.
+    /// The entries that it replaces, until it has ended: if it fails, they are there again.
     replaced: Vec<(RequestId, Turn)>,
 }
 

@@ -104,9 +104,9 @@ impl From<Refusal> for CloseReason {
     }
 }
 
-/// What is said on a connection.
+/// The conversation on a connection.
 pub(super) trait Talk {
-    /// What the events of a request are told apart by.
+    /// The key that events of a request are told apart by.
     type Key: Clone + 'static;
 
     /// Requests of this connection that have not ended.
