@@ -216,8 +216,8 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. What
-    /// waits and what runs stays. An engine that is rebuilt starts with the configured policies.
+    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. Requests
+    /// that wait and that run stay. An engine that is rebuilt starts with the configured policies.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.

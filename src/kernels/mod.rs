@@ -1,7 +1,7 @@
 //! Device kernels behind one trait.
 //!
 //! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
-//! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`latent`], [`tensor_view`],
+//! requests, sampling or scheduling. The values that a model hands to a backend are in [`dtype`], [`latent`], [`tensor_view`],
 //! [`random`], [`rope`], [`shape`] and [`sparsity`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
 
 pub mod blocks;

@@ -77,7 +77,7 @@ impl SchedulerMetrics {
     }
 
     /// Records a step that is done: seconds that the executor worked on it and waited for it, its input tokens by
-    /// kind. What it waited while the engine had no request is not counted as overhead.
+    /// kind. Time that it waited while the engine had no request is not counted as overhead.
     pub fn record_step(
         &self,
         run_seconds: f64,

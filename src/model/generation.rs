@@ -72,7 +72,7 @@ pub(crate) fn every_token_below_one(top_k: f64) -> i32 {
 }
 
 /// Tokens that end an output, ascending: those that `config.json` and `generation_config.json` name; the tokenizer's if
-/// these name none. Who stops at them and who must not sample them are handed this one list.
+/// these name none. Those that stop at them and those that must not sample them are handed this one list.
 ///
 /// A token beyond the vocabulary can never be sampled: it is left out, with a warning.
 pub fn eos_token_ids(

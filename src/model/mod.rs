@@ -49,7 +49,7 @@ use crate::kernels::Backend;
 use crate::model::config::Architecture;
 use crate::model::loader::Loader;
 
-/// The tokens of a step that logits are wanted of. Of the others the last layer stores keys and values, and no more.
+/// The tokens of a step that logits are wanted of. The last layer stores keys and values of the others, and no more.
 pub struct Reads<'a, B: Backend> {
     /// Number of tokens.
     pub n_tokens: usize,

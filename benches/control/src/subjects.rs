@@ -10,7 +10,7 @@ use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::pool::page_pool::PagePool;
 use souffleur::state::pool::pages::{EvictedPages, PageSize, Pages, PoolLedger};
 
-/// A tree as the benchmark drives it. What stands around an operation (getting pages, giving them back) is done
+/// A tree as the benchmark drives it. The work around an operation (getting pages, giving them back) is done
 /// before and after the clock runs.
 pub trait Subject {
     /// The arguments of an insert besides its key.

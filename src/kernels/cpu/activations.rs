@@ -376,7 +376,7 @@ impl<'a> RowSource<'a> {
     }
 }
 
-/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. What lies
+/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. Words
 /// behind them in `out` may be overwritten.
 ///
 /// # Safety

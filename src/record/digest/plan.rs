@@ -132,7 +132,7 @@ impl From<&ProbePrefixes> for ProbeDigest {
     }
 }
 
-/// Of an [`AdmitRequest`]. What the adder reserves shows in what is admitted.
+/// Of an [`AdmitRequest`]. The adder's reservations show in what is admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct AdmitDigest {
     candidates: Vec<Seq>,

@@ -89,7 +89,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// The end of an answer that has a complete call, or none. What was cancelled from elsewhere has no reason.
+    /// The end of an answer that has a complete call, or none. One that was cancelled from elsewhere has no reason.
     pub(super) fn new(reason: FinishReason, has_call: bool) -> Self {
         let named = |stop_reason| Self {
             stop_reason: Some(stop_reason),

@@ -11,7 +11,7 @@ use crate::server::native::NativeCall;
 use crate::server::state::AppState;
 use crate::state::request_limits::RequestLimits;
 
-/// How much of a message is made JSON, which takes many times its memory. What is longer has no chance.
+/// How much of a message is made JSON, which takes many times its memory. A longer one has no chance.
 #[derive(Clone, Copy)]
 pub(super) struct MessageLimits<'a> {
     pub(super) context_length: usize,

@@ -332,8 +332,8 @@ impl Open {
         Ok(prompt)
     }
 
-    /// Takes out what a request replaces: all that there is, or what went on from its parent. What runs of it is cancelled,
-    /// and so is the parent.
+    /// Takes out what a request replaces: all that there is, or what went on from its parent. Requests of it that run are
+    /// cancelled, and so is the parent.
     fn replace(&mut self, params: &SessionParams) -> Vec<(RequestId, Turn)> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
             return Vec::new();

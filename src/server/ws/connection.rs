@@ -1,5 +1,5 @@
-//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop. What is said
-//! on it is another matter: see [`Talk`].
+//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop. Its
+//! messages are another matter: see [`Talk`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! The KV store in virtual time: the index, the names and the cost rule of [`crate::state::tiers`], and a disk that takes
 //! its time.
 //!
-//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. What the
-//! store has is told at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes
+//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. The
+//! store's blocks are told at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes
 //! its bytes at the disk's rate.
 
 mod work;

@@ -24,7 +24,7 @@ pub trait PrefixCache: Send {
     /// Mutates: touches the matched path, may split a node, takes a lock. Nothing need be locked before.
     fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix;
 
-    /// Gives a lock back. What it alone protected becomes evictable.
+    /// Gives a lock back. Nodes that it alone protected become evictable.
     ///
     /// Mutates lock counts only: no touch. A lock on the root does nothing.
     fn unlock(&mut self, lock: NodeLock);
@@ -44,7 +44,7 @@ pub trait PrefixCache: Send {
             .collect()
     }
 
-    /// Evicts by another policy from now on. What does not evict has nothing to change.
+    /// Evicts by another policy from now on. A cache that does not evict has nothing to change.
     fn set_eviction_policy(&mut self, _policy: EvictionPolicy) {}
 
     /// Returns how much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.

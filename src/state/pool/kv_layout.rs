@@ -10,7 +10,7 @@ use std::fmt;
 
 pub use self::pages::{KvBuffer, KvDtype, PagedKv, SCALE_BYTES, SCALE_GROUP, Values};
 
-/// The parts of a state that belong to heads: they come first, one after the other. What follows is nobody's.
+/// The parts of a state that belong to heads: they come first, one after the other. The rest is nobody's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateHeads {
     /// How many there are; 0 where nothing belongs to a head.

@@ -48,7 +48,7 @@ pub struct SequenceKv {
     pub windows: Option<Box<RowWindows>>,
 }
 
-/// One request inside the engine. What every step touches comes first and close together: a large batch is walked through
+/// One request inside the engine. Fields that every step touches come first and close together: a large batch is walked through
 /// several times a step, and so are as many cache lines as these parts lie on.
 #[derive(Debug)]
 #[repr(C)] // in this order

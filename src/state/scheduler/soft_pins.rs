@@ -88,7 +88,7 @@ impl SoftPins {
 
 impl Scheduler {
     /// Keeps what is cached of a prefix until `expires_s` (seconds of the caller's clock), until it is given back by its
-    /// name, or until its memory is needed. The oldest make room for it. What `replaces` names is given back.
+    /// name, or until its memory is needed. The oldest make room for it. The pin that `replaces` names is given back.
     pub fn pin_softly(
         &mut self,
         name: u64,

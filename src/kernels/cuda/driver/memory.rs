@@ -91,7 +91,7 @@ impl<T> fmt::Debug for DevicePtr<T> {
     }
 }
 
-/// Memory of the device, freed when dropped. What is in it at first is anything.
+/// Memory of the device, freed when dropped. Its content at first is anything.
 pub struct DeviceBuffer<T> {
     device: Device,
     start: DevicePtr<T>,

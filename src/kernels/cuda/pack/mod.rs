@@ -2,7 +2,7 @@
 //!
 //! In this order: the **pack** in this binary (machine code of the usual architectures); the **cache** on disk of what
 //! was compiled here before; **NVRTC**, if it is found; the pack's **PTX**, which the driver translates. The last two
-//! make new architectures work. What was not compiled from the sources in this binary is passed over.
+//! make new architectures work. An image that was not compiled from the sources in this binary is passed over.
 
 mod archive;
 mod cache;

@@ -62,7 +62,7 @@ pub fn target((major, minor): (u32, u32)) -> String {
 }
 
 /// Whether machine code for `target` runs on a GPU of this compute capability, and how close it is: the same major
-/// number and no larger a minor one. What ends in a letter runs on its own capability only.
+/// number and no larger a minor one. A target that ends in a letter runs on its own capability only.
 pub fn suits(target: &str, (major, minor): (u32, u32)) -> Option<u32> {
     if target == self::target((major, minor)) {
         return Some(0);

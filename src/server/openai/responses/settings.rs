@@ -54,7 +54,7 @@ struct TextSettings {
 }
 
 impl Settings {
-    /// Reads what is repeated and not read otherwise, and leaves the rest in place. What is kept is charged.
+    /// Reads what is repeated and not read otherwise, and leaves the rest in place. The fields that are kept are charged.
     pub(super) fn read(fields: &mut Fields, model: &str) -> Result<Self, ApiError> {
         check_truncation(fields)?;
         let text = fields.peek("text").cloned();

@@ -264,7 +264,7 @@ impl ResponseStore {
         dropped.extend(own.iter().filter_map(|id| entries.remove(id)));
     }
 
-    /// The entries that are not too old. What is put into `dropped` is freed without the lock.
+    /// The entries that are not too old. Entries that are put into `dropped` are freed without the lock.
     fn lock(&self, dropped: &mut Vec<Arc<StoredResponse>>) -> MutexGuard<'_, Entries> {
         let entries = self.0.entries.lock();
         let mut entries = entries.unwrap_or_else(PoisonError::into_inner);

@@ -2,7 +2,7 @@
 //!
 //! Seven children share a bucket of one cache line. A byte of each one's hash stands apart, where the bytes of eight
 //! buckets share a line: in a large tree, where buckets are in no cache, that is all that a search reads which finds
-//! nothing, or a removal. What finds its bucket full stands in one behind it, and every bucket that it passed counts it: a
+//! nothing, or a removal. A child that finds its bucket full stands in one behind it, and every bucket that it passed counts it: a
 //! search goes on only where something passed, and a removal moves nothing. Children are found by 32 bits of a hash;
 //! whoever asks looks at the node to know whether it is the one. A child keeps its [`Spot`], so that a removal need not search.
 

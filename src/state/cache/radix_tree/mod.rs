@@ -202,7 +202,7 @@ impl RadixTree {
         }
     }
 
-    /// Adds a key with its pages. What the tree held already stays as it is and is touched; the given pages
+    /// Adds a key with its pages. A part that the tree held already stays as it is and is touched; the given pages
     /// that the tree does not take come back.
     ///
     /// # Panics

@@ -2,7 +2,7 @@
 //!
 //! Each query head scores the labels of all keys before its own and attends to those that score highest and to its own
 //! key, in ascending position, as if they were the whole sequence: blocks, spans and chains of sums are those of
-//! [`super`]. What is chosen depends on the query, its position and the keys before it, so the result does too; with as
+//! [`super`]. The choice depends on the query, its position and the keys before it, so the result does too; with as
 //! many keys as there are it has the bits of a query that sees them all.
 
 mod best;
