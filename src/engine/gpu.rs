@@ -95,7 +95,7 @@ impl Gpu {
         })
     }
 
-    /// The maker of the executor, on its own thread.
+    /// What makes the executor, on its own thread.
     ///
     /// # Errors
     /// The model's elements have no kernels.

@@ -77,10 +77,10 @@ struct Work {
     config: KvEventsConfig,
     page_size: PageSize,
     news: mpsc::Receiver<News>,
+    readers: mpsc::Receiver<Reader>,
     stopped: oneshot::Receiver<()>,
     subscribers: Option<TcpListener>,
     replays: Option<TcpListener>,
-    readers: mpsc::Receiver<Reader>,
     metrics: KvEventMetrics,
 }
 

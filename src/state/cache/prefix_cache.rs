@@ -232,7 +232,7 @@ pub struct SaveDemand {
     pub most: usize,
     /// States.
     pub most_states: usize,
-    /// The change of the account of the store's blocks.
+    /// What becomes of the account of what the store has.
     pub account: SaveAccount,
 }
 

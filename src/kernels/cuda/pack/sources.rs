@@ -53,7 +53,7 @@ pub fn source_hash(unit: &str, target: &str, compiler: &str) -> SourceHash {
     hash.finalize().into()
 }
 
-/// The name of machine code for a GPU of this compute capability. That of 9.0 may use what only that has.
+/// What machine code for a GPU of this compute capability is called. That of 9.0 may use what only that has.
 pub fn target((major, minor): (u32, u32)) -> String {
     match (major, minor) {
         (9, 0) => "sm_90a".to_owned(),
