@@ -37,7 +37,7 @@ use tokio::sync::oneshot;
 const PAGE_TOKENS: u32 = 16;
 const WORKER_PAGES: u32 = 64;
 
-/// What the gateway knows of one worker's cache.
+/// The gateway's knowledge of one worker's cache.
 struct WorkerIndex {
     index: PrefixIndex,
     waiting: VecDeque<Routed>,

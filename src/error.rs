@@ -81,7 +81,7 @@ pub enum RequestError {
     /// The queue is full.
     #[error("{queued} {what} are in the engine, limit is {limit}: try again later")]
     Overloaded {
-        /// What is counted: `requests` or `prompt tokens`.
+        /// The unit that is counted: `requests` or `prompt tokens`.
         what: &'static str,
         /// How many there are.
         queued: usize,
@@ -107,13 +107,13 @@ pub enum RequestError {
     /// It waited or ran for longer than it may.
     #[error("request {what} for {limit_ms} ms, which is its limit ({key}): {remedy}")]
     Timeout {
-        /// What it did: `waited` or `ran`.
+        /// The state that it was in: `waited` or `ran`.
         what: &'static str,
         /// The limit in milliseconds.
         limit_ms: u64,
         /// The field of the request and the flag of the engine that set it.
         key: &'static str,
-        /// What to do.
+        /// Advice.
         remedy: &'static str,
     },
     /// The model produced NaN logits for this request.
@@ -231,7 +231,7 @@ pub enum LoadError {
     Format {
         /// The file.
         file: PathBuf,
-        /// What is wrong, with key, value and what was expected.
+        /// The fault, with key, value and what was expected.
         reason: String,
     },
     /// The architecture is not implemented.
@@ -239,9 +239,9 @@ pub enum LoadError {
     UnknownArchitecture {
         /// The file.
         file: PathBuf,
-        /// What it names.
+        /// The name that was found.
         found: String,
-        /// What there is, comma separated.
+        /// The names that there are, comma separated.
         supported: String,
     },
     /// A tensor is missing.

@@ -1,4 +1,4 @@
-//! What a client asks for and what it gets back: the engine's public data types.
+//! A client's request and the answers to it: the engine's public data types.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,7 @@ const BYTES_PER_TOKEN: usize = 4;
 pub struct GenerateRequest {
     /// The client's name for it; unique among the requests in flight.
     pub rid: RequestId,
-    /// What to continue.
+    /// The prompt to continue.
     pub prompt: Prompt,
     /// How to sample and when to end.
     pub sampling: SamplingParams,
@@ -66,7 +66,7 @@ impl GenerateRequest {
     }
 }
 
-/// What to continue.
+/// The prompt to continue.
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// Text, encoded with the tokenizer's special tokens.
@@ -158,7 +158,7 @@ pub struct OutputParsing {
     pub separates_reasoning: bool,
 }
 
-/// What a request sends back: deltas, then exactly one terminal event.
+/// An event of a request: deltas, then exactly one terminal event.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// New text and tokens. Deltas of a slow reader are merged.
@@ -255,7 +255,7 @@ pub struct Timings {
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// What had not been delivered yet.
+    /// The text that had not been delivered yet.
     pub delta: Delta,
     /// Why it ended; for a cancelled request `Abort`.
     pub reason: FinishReason,

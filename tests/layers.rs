@@ -59,7 +59,7 @@ fn code(line: &str) -> &str {
     }
 }
 
-/// The names that follow `prefix` as path segments in the code of a file. What begins a text in quotes is none.
+/// The names that follow `prefix` as path segments in the code of a file. A path that begins a text in quotes is none.
 fn named_after<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().map(code).flat_map(move |line| {
         let places = line.match_indices(prefix).map(|(at, _)| at);

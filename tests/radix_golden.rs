@@ -378,7 +378,7 @@ fn replay(file: &str, lines: impl Read) -> Result<usize> {
             let last = run.last();
             last.is_some_and(|(_, last)| line.begins_run_after(last))
         };
-        // What came before an unreadable line may differ already.
+        // Operations before an unreadable line may differ already.
         if parsed.as_ref().map_or(true, is_over) {
             replay_run(file, std::mem::take(&mut run))?;
         }

@@ -14,7 +14,7 @@ pub struct Allocator {
     note: DeathNote,
 }
 
-/// Who hears of grants: the Scheduler, or a host that uses the cache without an engine.
+/// The receiver of grants: the Scheduler, or a host that uses the cache without an engine.
 pub enum PlannedTo {
     /// The engine's own Scheduler.
     Scheduler(Mailbox<Box<StepPlanned>>),

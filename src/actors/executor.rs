@@ -127,7 +127,7 @@ struct LaunchedStep {
     result: Option<Result<StepOutput, StepError>>,
 }
 
-/// What the thread does next.
+/// The next work of the thread.
 enum Turn {
     Launch(RunStep),
     Finish,

@@ -241,7 +241,7 @@ impl Message for Box<PrefixesProbed> {
     type Result = ();
 }
 
-/// Host or server -> Scheduler, rare: other policies from the next plan on. What waits and what runs stays. Names
+/// Host or server -> Scheduler, rare: other policies from the next plan on. Requests that wait and that run stay. Names
 /// that nobody knows change nothing. A unit that is built anew starts with the configured policies.
 #[derive(Debug, Default, Message)]
 #[rtype(result = "Result<PoliciesSet, RequestError>")]
@@ -268,7 +268,7 @@ pub struct PoliciesSet {
 pub struct FlushCache;
 
 /// Host or server -> Scheduler, rare: begins or ends a pause. Steps under way end; no other is planned until the end of the
-/// pause. What comes in meanwhile waits.
+/// pause. Requests that come in meanwhile wait.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SetPaused {
@@ -346,7 +346,7 @@ pub struct RunStep {
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct ActorDied {
-    /// Who died.
+    /// The name of the actor or thread that died.
     pub actor: &'static str,
     /// Which life of the unit it belonged to: a late note of an earlier life is ignored.
     pub generation: u64,

@@ -20,7 +20,7 @@ const FEED_INTERVAL: Duration = Duration::from_millis(10);
 pub struct RadixCache {
     cache: Box<dyn PrefixCache>,
     allocator: Mailbox<Box<ReservePages>>,
-    /// Who asks; a host that plans by itself does not.
+    /// The Scheduler, which asks; a host that plans by itself does not.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
     /// Where the changes of the tree go, if anybody is told of them.
     feed: Option<ChangeFeed>,

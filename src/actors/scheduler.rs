@@ -32,7 +32,7 @@ const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
 /// Whom the Scheduler sends to.
 pub struct Links {
-    /// What a policy asks before its plan.
+    /// The question of a policy before its plan.
     pub probe: Mailbox<Box<ProbePrefixes>>,
     /// Plans.
     pub radix_cache: Mailbox<Box<PlanStep>>,

@@ -18,7 +18,7 @@ use crate::actors::rebuild::RebuildRules;
 use crate::actors::scheduler::{Links, Scheduler};
 use crate::actors::tokenizer::{self, Tokenizer, TokenizerSettings};
 use crate::error::StartError;
-use crate::kv_events::{KvEventPublisher, KvEventsInfo};
+use crate::kv_events::{KvEventPublisher, KvEventsOutlet};
 use crate::metrics::{RequestMetrics, SchedulerMetrics};
 use crate::record::{LogSink, RecordedScheduler};
 use crate::state::control::{ControlSetup, ControlStates};
@@ -34,7 +34,7 @@ pub struct Blueprint {
     pub record: Option<Arc<LogSink>>,
     /// Where every unit's tree says what changes in it, if that is published.
     pub kv_events: Option<KvEventPublisher>,
-    /// What the Tokenizer knows.
+    /// The Tokenizer's settings.
     pub tokenizer: TokenizerSettings,
     /// Loads the executor on its thread.
     pub executor: Arc<ExecutorFactory>,
@@ -46,9 +46,9 @@ pub struct Blueprint {
 
 impl Blueprint {
     /// Where the changes of the tree are published, if they are.
-    pub fn kv_events_info(&self) -> Option<KvEventsInfo> {
+    pub fn kv_events_outlet(&self) -> Option<KvEventsOutlet> {
         let publisher = self.kv_events.as_ref();
-        publisher.map(|publisher| publisher.info().clone())
+        publisher.map(|publisher| publisher.outlet().clone())
     }
 }
 
@@ -70,7 +70,7 @@ impl Unit {
     /// own, since encoding a long prompt must not delay a step.
     ///
     /// # Errors
-    /// What the executor's loading says.
+    /// The report of the executor's loading.
     pub async fn build(
         blueprint: Arc<Blueprint>,
         generation: u64,

@@ -60,7 +60,7 @@ pub struct Watchdog {
     next_attempt: Option<SpawnHandle>,
     failure: watch::Sender<Option<Arc<str>>>,
     is_stopping: bool,
-    /// Who waits for the stop.
+    /// Those who wait for the stop.
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
     /// Dropped with the watchdog: whoever holds the other end learns of its stop.

@@ -46,7 +46,7 @@ pub fn download_bar() -> impl FnMut(Transfer<'_>) {
             return;
         }
         if bar.length().is_none() {
-            // What an earlier download left is not part of the speed.
+            // The bytes that an earlier download left are not part of the speed.
             bar.set_length(all_bytes);
             bar.set_position(done_bytes);
             bar.reset_eta();

@@ -1,4 +1,4 @@
-//! What an engine on a GPU is planned by, and how its executor is made.
+//! The memory that an engine on a GPU is planned by, and the making of its executor.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +23,7 @@ use crate::store::block_tokens;
 
 /// SGLang's most requests at once; the plan takes fewer where the pool is small.
 const MOST_REQUESTS: usize = 4096;
-/// What is left alone beside all that is known: graphs, the code of kernels, lists of samplers, what allocations are
+/// The memory that is left alone beside all that is known: graphs, the code of kernels, lists of samplers, what allocations are
 /// rounded up by. SGLang leaves as much.
 const HEADROOM_BYTES: u64 = 512 << 20;
 
@@ -53,7 +53,7 @@ impl Gpu {
         })
     }
 
-    /// What there is to divide.
+    /// The memory that there is to divide.
     ///
     /// # Errors
     /// The model's elements or layers have no kernels.

@@ -18,7 +18,7 @@ use crate::admission::{Admission, Permit};
 use crate::engine::ModelInfo;
 use crate::error::RequestError;
 use crate::ids::RequestId;
-use crate::kv_events::KvEventsInfo;
+use crate::kv_events::{KvEventSubscription, KvEventsInfo, KvEventsOutlet, SubscribeError};
 use crate::metrics::{EngineLoad, RequestMetrics};
 use crate::model::text::TextModel;
 use crate::request::{CancelFlag, Event, GenerateRequest};
@@ -47,7 +47,7 @@ pub(super) struct Inner {
     pub(super) model: ModelInfo,
     pub(super) text: Option<Arc<TextModel>>,
     pub(super) admission: Arc<Admission>,
-    pub(super) kv_events: Option<KvEventsInfo>,
+    pub(super) kv_events: Option<KvEventsOutlet>,
     pub(super) metrics: RequestMetrics,
     pub(super) channel_events: usize,
     pub(super) max_logprob_entries: usize,
@@ -216,8 +216,8 @@ impl EngineHandle {
             .map_err(down)
     }
 
-    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. What
-    /// waits and what runs stays. An engine that is rebuilt starts with the configured policies.
+    /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. Requests
+    /// that wait and that run stay. An engine that is rebuilt starts with the configured policies.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.
@@ -310,7 +310,17 @@ impl EngineHandle {
 
     /// Where the engine publishes what its cache holds; `None` if it does not.
     pub fn kv_events(&self) -> Option<&KvEventsInfo> {
-        self.inner.kv_events.as_ref()
+        self.inner.kv_events.as_ref().map(|outlet| &outlet.info)
+    }
+
+    /// The events of the cache behind the batch of this number; behind 0, those of all batches that are kept. Where
+    /// batches behind it are gone, the first one says that everything is cleared, and the oldest that is kept follows.
+    ///
+    /// # Errors
+    /// The engine publishes nothing, or has as many readers as may be.
+    pub fn subscribe_kv_events(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
+        let outlet = self.inner.kv_events.as_ref();
+        outlet.ok_or(SubscribeError::Off)?.door.subscribe(after)
     }
 
     /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.
@@ -445,7 +455,7 @@ impl Generation {
         self.canceller.rid()
     }
 
-    /// What cancels the request from elsewhere, even before the engine has looked at it.
+    /// A handle that cancels the request from elsewhere, even before the engine has looked at it.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
     }

@@ -26,7 +26,7 @@ use crate::actors::watchdog::{
 use crate::admission::Admission;
 use crate::config::EngineConfig;
 use crate::error::StartError;
-use crate::kv_events::KvEventsInfo;
+use crate::kv_events::KvEventsOutlet;
 use crate::metrics::{Capacity, RequestMetrics};
 
 pub use handle::{Canceller, EngineHandle, Generation};
@@ -77,7 +77,7 @@ impl Engine {
         config.validate()?;
         let blueprint = parts.blueprint(&config)?;
         let admission = blueprint.tokenizer.admission.clone();
-        let kv_events = blueprint.kv_events_info();
+        let kv_events = blueprint.kv_events_outlet();
         let doors = DoorSlot::default();
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
         let thread_doors = doors.clone();
@@ -151,7 +151,7 @@ impl Engine {
             blueprint,
         } = prepared;
         let admission = blueprint.tokenizer.admission.clone();
-        let kv_events = blueprint.kv_events_info();
+        let kv_events = blueprint.kv_events_outlet();
         let doors = DoorSlot::default();
         let (ready, is_ready) = oneshot::channel();
         let arbiter_doors = doors.clone();
@@ -233,7 +233,7 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
 /// How an engine is reached from outside.
 struct Inside {
     admission: Arc<Admission>,
-    kv_events: Option<KvEventsInfo>,
+    kv_events: Option<KvEventsOutlet>,
     doors: DoorSlot,
     watched: Watched,
     thread: Option<std::thread::JoinHandle<()>>,

@@ -13,7 +13,7 @@ use crate::state::pool::kv_layout::KvDtype;
 /// Tokens in a chunk of the prompt.
 const CHUNK_TOKENS: usize = 512;
 
-/// What to compute and where to read and write it.
+/// The work, and where to read and write it.
 #[derive(Clone, Debug)]
 pub struct LogitsRequest {
     /// The model's folder.
@@ -22,7 +22,7 @@ pub struct LogitsRequest {
     pub dtype: Option<Dtype>,
     /// Element type of KV; `None` for that of the matrices.
     pub kv_dtype: Option<KvDtype>,
-    /// What matrices are quantised to.
+    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Threads that compute.
     pub threads: usize,

@@ -1,4 +1,4 @@
-//! What an executor knows of its rows from plans alone.
+//! An executor's knowledge of its rows, from plans alone.
 //!
 //! Everything here moves on when a step is launched: with one step ahead, the tokens that earlier steps sample are
 //! counted before anyone has read them.

@@ -66,7 +66,7 @@ impl<'a> Field<'a> {
         seconds.ok_or_else(|| self.must_be("a number of seconds above 0"))
     }
 
-    /// A limit in tokens. What is beyond `u32` is beyond every context, and clipped as the context clips it.
+    /// A limit in tokens. A number beyond `u32` is beyond every context, and clipped as the context clips it.
     pub(crate) fn token_limit(self) -> Result<u32, FieldError> {
         let whole = |number: &f64| *number >= 0.0 && number.fract() == 0.0;
         let number = self.value.as_f64().filter(whole);

@@ -67,7 +67,7 @@ impl Downloads<'_> {
         };
         let resumed = size_of_file(&fetch.path).is_some_and(|bytes| bytes > 0);
         match fetch.once() {
-            // What was there before may be what is damaged.
+            // The bytes that were there before may be the damaged ones.
             Err(HubError::Checksum { .. }) if resumed => fetch.once(),
             Err(HubError::Status {
                 status: NO_SUCH_PART,

@@ -125,7 +125,7 @@ impl Hub {
             let found = find().ok_or_else(|| self.not_cached(model, revision, why))?;
             return Ok(found.taken_unasked());
         }
-        // What a commit holds never changes.
+        // The content of a commit never changes.
         if let Some(found) = find().filter(|found| found.is_certain && is_commit(revision)) {
             return Ok(found.path);
         }

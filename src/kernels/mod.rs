@@ -1,7 +1,7 @@
 //! Device kernels behind one trait.
 //!
 //! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
-//! requests, sampling or scheduling. What a model hands to a backend is in [`dtype`], [`latent`], [`tensor_view`],
+//! requests, sampling or scheduling. The values that a model hands to a backend are in [`dtype`], [`latent`], [`tensor_view`],
 //! [`random`], [`rope`], [`shape`] and [`sparsity`]; nothing here knows of a model's files. `kernels/README.md` lists every kernel and its CPU twin.
 
 pub mod blocks;
@@ -52,7 +52,7 @@ pub trait Backend {
     type HeadMatrices: Send;
     /// Which experts the tokens of a step go through.
     type Routes;
-    /// What a step is about: tokens, positions, KV slots, rows and their pages.
+    /// The subject of a step: tokens, positions, KV slots, rows and their pages.
     type Batch;
     /// Indices of tokens of the step.
     type TokenList: ?Sized;
@@ -425,7 +425,7 @@ pub struct Expert<B: Backend> {
     pub down: Linear<B>,
 }
 
-/// What [`Backend::route`] chooses experts with.
+/// The weights by which [`Backend::route`] chooses experts.
 pub struct Router<B: Backend> {
     /// `[n_experts, hidden]`, in f32.
     pub logits: Linear<B>,
@@ -437,7 +437,7 @@ pub struct Router<B: Backend> {
     pub routing: Routing,
 }
 
-/// What [`Backend::project_qkv`] multiplies and norms with.
+/// The weights that [`Backend::project_qkv`] multiplies and norms with.
 pub struct QkvWeights<B: Backend> {
     /// Queries, keys and values stacked: `[(n_heads + n_kv_heads) * key_dim + n_kv_heads * values.dim(), hidden]`.
     pub projection: Linear<B>,

@@ -110,9 +110,14 @@ impl DeltaNetShape {
         self.key_dim * Self::COLUMNS
     }
 
+    /// Elements of the matrix of a head.
+    pub fn head_elements(&self) -> usize {
+        self.blocks() * self.block_elements()
+    }
+
     /// Elements of the matrices of a layer.
     pub fn matrix_elements(&self) -> usize {
-        self.value_heads * self.blocks() * self.block_elements()
+        self.value_heads * self.head_elements()
     }
 
     /// Elements of a layer's state.

@@ -5,6 +5,7 @@
 //! - [`mirror`]: the blocks of nodes; changes of nodes become events, with ids from [`hash`](mod@hash)
 //! - [`batch`], [`wire`]: events as batches, batches as MessagePack
 //! - [`ring`]: the last batches; `sockets` and `zmtp`: where and how they are read
+//! - [`subscription`]: readers in this process, for whom [`read`] makes events of batches again
 //!
 //! Whoever applies the events in order knows the blocks of the tree, no more and no less. A block that is stored has its K/V
 //! in the pages of the tree. Where layers have windows or keep states, that does not mean that a prompt can go on behind it:
@@ -17,8 +18,10 @@ pub mod feed;
 pub mod hash;
 pub mod mirror;
 pub mod publisher;
+pub mod read;
 pub mod ring;
 mod sockets;
+pub mod subscription;
 #[cfg(test)]
 mod tests;
 pub mod wire;
@@ -26,4 +29,5 @@ mod zmtp;
 
 pub use config::KvEventsConfig;
 pub use feed::ChangeFeed;
-pub use publisher::{KvEventPublisher, KvEventsInfo};
+pub use publisher::{KvEventPublisher, KvEventsInfo, KvEventsOutlet};
+pub use subscription::{KvEventSubscription, NumberedEvents, SubscribeError};

@@ -23,6 +23,7 @@ use super::feed::{ChangeFeed, MAX_WAITING_NEWS, News, Read};
 use super::mirror::BlockMirror;
 use super::ring::{Ring, RingLimits};
 use super::sockets::{self, Sockets};
+use super::subscription::{self, Reader, ReaderDoor};
 use super::wire;
 use crate::error::ConfigError;
 use crate::metrics::KvEventMetrics;
@@ -36,7 +37,7 @@ pub struct KvEventPublisher {
     news: mpsc::Sender<News>,
     max_changes: usize,
     metrics: KvEventMetrics,
-    info: KvEventsInfo,
+    outlet: KvEventsOutlet,
     stop: Option<oneshot::Sender<()>>,
     /// Closed when the thread has ended.
     ended: crossbeam_channel::Receiver<io::Result<()>>,
@@ -62,11 +63,21 @@ pub struct KvEventsInfo {
     pub replay_endpoint_port_base: Option<u16>,
 }
 
+/// The ways to read what an engine publishes.
+#[derive(Clone, Debug)]
+pub struct KvEventsOutlet {
+    /// The sockets.
+    pub info: KvEventsInfo,
+    /// For readers in this process.
+    pub door: ReaderDoor,
+}
+
 /// What the thread takes along.
 struct Work {
     config: KvEventsConfig,
     page_size: PageSize,
     news: mpsc::Receiver<News>,
+    readers: mpsc::Receiver<Reader>,
     stopped: oneshot::Receiver<()>,
     subscribers: Option<TcpListener>,
     replays: Option<TcpListener>,
@@ -105,6 +116,7 @@ impl KvEventPublisher {
         let (stop, stopped) = oneshot::channel();
         let (running, ended) = crossbeam_channel::bounded(1);
         let max_changes = config.max_queue_size;
+        let (door, readers) = ReaderDoor::new();
         let work = Work {
             config,
             page_size,
@@ -112,6 +124,7 @@ impl KvEventPublisher {
             stopped,
             subscribers,
             replays,
+            readers,
             metrics: metrics.clone(),
         };
         let thread = std::thread::Builder::new().name("souffleur-events".to_owned());
@@ -144,7 +157,7 @@ impl KvEventPublisher {
             news,
             max_changes,
             metrics,
-            info,
+            outlet: KvEventsOutlet { info, door },
             stop: Some(stop),
             ended,
         })
@@ -163,7 +176,12 @@ impl KvEventPublisher {
 
     /// Where and how it publishes.
     pub fn info(&self) -> &KvEventsInfo {
-        &self.info
+        &self.outlet.info
+    }
+
+    /// The ways to read what it publishes, which may outlive it.
+    pub fn outlet(&self) -> &KvEventsOutlet {
+        &self.outlet
     }
 }
 
@@ -214,6 +232,7 @@ async fn publish(work: Work) -> io::Result<()> {
         mut stopped,
         subscribers,
         replays,
+        readers,
         metrics,
     } = work;
     let limits = RingLimits {
@@ -241,6 +260,7 @@ async fn publish(work: Work) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         spawn_local(sockets::accept_questions(listener, sockets.clone()));
     }
+    spawn_local(subscription::serve_readers(readers, sockets.clone()));
     let mut account = Account::new(config, page_size);
     loop {
         let next = tokio::select! {

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use zmq_peer::{Message, Peer};
 
-use super::{ChangeFeed, KvEventPublisher, KvEventsConfig};
+use super::batch::KvEvent;
+use super::{ChangeFeed, KvEventPublisher, KvEventsConfig, SubscribeError};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::PrefixCache;
@@ -159,6 +160,29 @@ fn a_subscriber_hears_what_happens_and_whoever_missed_it_has_it_repeated() {
     world.insert(&tokens(500, 16));
     let next = [other.read_message()];
     assert_eq!(kinds(&next), named(&[(4, "BlockStored")]));
+}
+
+#[tokio::test]
+async fn a_reader_in_the_process_hears_the_same_until_the_publisher_ends() {
+    let mut world = World::new(&config());
+    let door = world.publisher.outlet().door.clone();
+    let mut early = door.subscribe(0).expect("there is room");
+    world.pass_on();
+    world.insert(&tokens(1, 40));
+    let clear = early.next().await.expect("it publishes");
+    assert_eq!(clear.events, [KvEvent::Cleared]);
+    let stored = early.next().await.expect("it publishes");
+    assert_eq!(stored.number, clear.number + 1);
+    let [KvEvent::Stored(blocks)] = &stored.events[..] else {
+        panic!("{stored:?}");
+    };
+    assert_eq!((&blocks.tokens, blocks.ids.len()), (&tokens(1, 32), 2));
+    // A second one, which has seen the first batch already.
+    let mut again = door.subscribe(clear.number).expect("there is room");
+    assert_eq!(again.next().await, Some(stored));
+    drop(world.publisher);
+    assert_eq!(early.next().await, None);
+    assert_eq!(door.subscribe(0).err(), Some(SubscribeError::Stopped));
 }
 
 #[test]

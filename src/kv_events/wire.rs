@@ -14,9 +14,9 @@ const MEDIUM: &str = "GPU";
 /// One rank of data parallelism.
 const DP_RANK: u32 = 0;
 
-const STORED: &str = "BlockStored";
-const REMOVED: &str = "BlockRemoved";
-const CLEARED: &str = "AllBlocksCleared";
+pub(super) const STORED: &str = "BlockStored";
+pub(super) const REMOVED: &str = "BlockRemoved";
+pub(super) const CLEARED: &str = "AllBlocksCleared";
 
 /// Writes a batch that was made at `time_s`, in seconds since 1970.
 ///

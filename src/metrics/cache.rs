@@ -1,4 +1,4 @@
-//! What the radix tree gave up.
+//! The tokens that the radix tree gave up.
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 

@@ -4,7 +4,7 @@ use metrics::{describe_counter, describe_gauge, describe_histogram};
 
 use super::kv_events;
 
-/// What a metric is.
+/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
@@ -24,7 +24,7 @@ pub struct Family {
     pub name: &'static str,
     /// Its type.
     pub kind: Kind,
-    /// What it says, with its unit.
+    /// Its meaning, with its unit.
     pub help: &'static str,
     /// Upper bounds of a histogram's buckets.
     pub buckets: &'static [f64],

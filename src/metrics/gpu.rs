@@ -1,4 +1,4 @@
-//! What a GPU does with its time.
+//! The time of a GPU.
 
 use metrics::{Gauge, gauge};
 

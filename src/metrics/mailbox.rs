@@ -1,10 +1,10 @@
-//! What waits in an actor's mailbox, and how long its handlers take.
+//! The messages that wait in an actor's mailbox, and the time that its handlers take.
 
 use std::sync::Arc;
 
 use metrics::{Gauge, Histogram, gauge, histogram};
 
-/// What one actor's mailbox holds of one message type, and how long its handler takes.
+/// The messages of one type in one actor's mailbox, and the time that their handler takes.
 pub struct MailboxMetrics {
     depth: Gauge,
     handler_seconds: Histogram,

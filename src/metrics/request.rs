@@ -1,4 +1,4 @@
-//! What requests bring and take, as the Tokenizer sees it.
+//! The tokens and times of requests, as the Tokenizer sees them.
 
 use metrics::{Counter, Histogram, Label, counter, histogram};
 
@@ -187,7 +187,7 @@ impl RequestMetrics {
         self.encoded_bytes.increment(bytes as u64);
     }
 
-    /// What [`RequestMetrics::encoded_prompt_bytes`] adds to, for another thread.
+    /// The counter behind [`RequestMetrics::encoded_prompt_bytes`], for another thread.
     pub fn encoded_bytes(&self) -> Counter {
         self.encoded_bytes.clone()
     }

@@ -22,7 +22,7 @@ pub struct SchedulerMetrics {
     last_stats: Cell<EngineStats>,
 }
 
-/// What an engine holds, known when it is ready.
+/// The capacity of an engine, known when it is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Capacity {
     /// Longest sequence, in tokens.
@@ -52,7 +52,7 @@ impl SchedulerMetrics {
     /// Binds the handles to the recorder that is installed now.
     pub fn register(model_name: &str) -> Self {
         let labels = scheduler_labels(model_name);
-        // What this engine has no queue for, and dashboards ask for.
+        // Queues that this engine does not have, and that dashboards ask for.
         gauge!("sglang:num_paused_reqs", labels.clone()).set(0.0);
         Self {
             requests: RequestGauges::register(&labels),
@@ -77,7 +77,7 @@ impl SchedulerMetrics {
     }
 
     /// Records a step that is done: seconds that the executor worked on it and waited for it, its input tokens by
-    /// kind. What it waited while the engine had no request is not counted as overhead.
+    /// kind. Time that it waited while the engine had no request is not counted as overhead.
     pub fn record_step(
         &self,
         run_seconds: f64,
@@ -93,7 +93,7 @@ impl SchedulerMetrics {
         );
     }
 
-    /// What the engine has to do, with the rates that were recorded last.
+    /// The work of the engine, with the rates that were recorded last.
     pub fn load(&self, stats: EngineStats, pending: PendingTokens) -> EngineLoad {
         EngineLoad {
             stats,

@@ -21,7 +21,7 @@ pub struct AttentionSpec {
     pub v_norm: bool,
     /// Every query head has a score without a value.
     pub sinks: bool,
-    /// What it adds to the residual stream is normed first.
+    /// The output is normed before it is added to the residual stream.
     pub post_norm: bool,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,

@@ -90,7 +90,7 @@ impl<B: Backend> Model<B> for Decoder<B> {
     }
 }
 
-/// What a layer is made of.
+/// The parts of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSpec {
     /// The block that mixes tokens.
@@ -137,7 +137,7 @@ struct Layer<B: Backend> {
     mixer: Mixer<B>,
     feed_forward_norm: Norm<B>,
     feed_forward: FeedForward<B>,
-    /// What it adds of its inputs, and the function of the gate on them.
+    /// The part that it adds of its inputs, and the function of the gate on them.
     input: Option<(LayerInput<B>, Gate)>,
     /// Factor on the residual stream behind it.
     factor: Option<f32>,

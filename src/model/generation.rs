@@ -20,7 +20,7 @@ pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
 /// Limits of [`GenerationConfig::repetition_penalty`].
 pub(crate) const PENALTY: RangeInclusive<f64> = f64::MIN_POSITIVE..=2.0;
 
-/// What the file says; `None` where it says nothing.
+/// The contents of the file; `None` where it says nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Tokens that end a text.
@@ -72,7 +72,7 @@ pub(crate) fn every_token_below_one(top_k: f64) -> i32 {
 }
 
 /// Tokens that end an output, ascending: those that `config.json` and `generation_config.json` name; the tokenizer's if
-/// these name none. Who stops at them and who must not sample them are handed this one list.
+/// these name none. Those that stop at them and those that must not sample them are handed this one list.
 ///
 /// A token beyond the vocabulary can never be sampled: it is left out, with a warning.
 pub fn eos_token_ids(

@@ -9,7 +9,7 @@ use crate::model::blocks::Norm;
 use crate::model::config::gemma4::LayerInputs;
 use crate::model::loader::Loader;
 
-/// What makes the inputs of all layers.
+/// The weights that make the inputs of all layers.
 pub struct InputTable<B: Backend> {
     table: B::Matrix,
     table_scale: f32,
@@ -46,7 +46,7 @@ impl<B: Backend> InputTable<B> {
     }
 }
 
-/// What a layer does with its part.
+/// The weights by which a layer uses its part.
 pub struct LayerInput<B: Backend> {
     layer: usize,
     gate: Linear<B>,

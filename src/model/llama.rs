@@ -7,7 +7,7 @@ use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
 
-/// What a layer of Llama is made of.
+/// The parts of a layer of Llama.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),

@@ -49,7 +49,7 @@ use crate::kernels::Backend;
 use crate::model::config::Architecture;
 use crate::model::loader::Loader;
 
-/// The tokens of a step that logits are wanted of. Of the others the last layer stores keys and values, and no more.
+/// The tokens of a step that logits are wanted of. The last layer stores keys and values of the others, and no more.
 pub struct Reads<'a, B: Backend> {
     /// Number of tokens.
     pub n_tokens: usize,
@@ -83,7 +83,7 @@ pub trait Model<B: Backend>: Send {
 /// Loads the model that the loader's configuration names.
 ///
 /// # Errors
-/// What [`Weights::tensor`](weights::Weights::tensor) reports.
+/// The element type and shape that [`Weights::tensor`](weights::Weights::tensor) reports.
 pub fn load<B: Backend + 'static>(
     loader: &mut Loader<'_, B>,
 ) -> Result<Box<dyn Model<B>>, LoadError> {

@@ -11,9 +11,9 @@ const SHOWN_CHARS: usize = 120;
 pub struct FieldDifference {
     /// The path to it, as `rows[3].seq`; empty for the whole value.
     pub field: String,
-    /// What the log says.
+    /// The log's values.
     pub recorded: String,
-    /// What the replay says.
+    /// The replay's values.
     pub replayed: String,
 }
 

@@ -1,25 +1,21 @@
-//! The records of a log: calls into the scheduler's state, and what came of each.
+//! The records of a log: calls into the scheduler's state, and the outcome of each.
+
+mod step;
+mod submit;
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::step::StepRows;
+pub use self::submit::{NamespaceEntry, SubmitEntry};
 use crate::error::StepError;
-use crate::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
+use crate::ids::{IntakeId, RequestId, StepId, Ticket};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
-use crate::request::{CancelFlag, RequestTimeouts};
-use crate::state::cache::namespace::Namespace;
-use crate::state::grammar::GrammarFailure;
 use crate::state::pooling::Pooling;
-use crate::state::sampling::SamplingParams;
-use crate::state::sampling::{LogprobWish, RowLogprobs, TokenLogprobs};
 use crate::state::scheduler::submission::Submission;
-use crate::state::step::{RowResult, RowVerdict, StepOutput};
 
-/// Most prompt log probabilities that one row of a step is believed to have brought.
-const MAX_INPUT_LOGPROBS: u32 = 1 << 20;
-
-/// One record. A call is written before it is made, so that one that panics is in the log; what came of it follows.
+/// One record. A call is written before it is made, so that one that panics is in the log; its outcome follows.
 ///
 /// New variants go to the end: the place is the encoding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,7 +47,7 @@ pub enum Entry {
     StepDone {
         /// The step.
         step: StepId,
-        /// What it brought.
+        /// The output that it brought.
         result: Result<StepRows, StepError>,
     },
     /// A prefix was to be kept.
@@ -77,9 +73,9 @@ pub enum Entry {
     Planned(Box<PlannedDigest>),
     /// The state was asked what to send.
     Next,
-    /// Of the call before: requests whose raised flag it saw.
+    /// Requests whose raised flag the call before saw.
     CancelsSeen(Vec<IntakeId>),
-    /// Of the call before: what it said to send.
+    /// The message that the call before said to send.
     Outcome(Box<NextDigest>),
     /// News were taken, to be sent to the Tokenizer.
     News(NewsDigest),
@@ -299,256 +295,4 @@ pub enum FlagOf {
     Holder,
     /// Another one, which had the id before.
     Another,
-}
-
-/// A [`Namespace`] as it is written; the entry of a request tells how its sequence rotates.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NamespaceEntry {
-    extra_key: Option<String>,
-    cache_salt: Option<String>,
-}
-
-impl From<&Namespace> for NamespaceEntry {
-    fn from(namespace: &Namespace) -> Self {
-        Self {
-            extra_key: namespace.extra_key().map(str::to_owned),
-            cache_salt: namespace.cache_salt().map(str::to_owned),
-        }
-    }
-}
-
-impl From<&NamespaceEntry> for Namespace {
-    fn from(entry: &NamespaceEntry) -> Self {
-        Self::new(entry.extra_key.as_deref(), entry.cache_salt.as_deref())
-    }
-}
-
-/// A [`Submission`] as it is written.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SubmitEntry {
-    /// The client's name for it.
-    pub rid: RequestId,
-    /// The Tokenizer's number for it.
-    pub intake: IntakeId,
-    /// The prompt.
-    pub prompt: Arc<[u32]>,
-    /// Where its prefix may be shared.
-    pub namespace: NamespaceEntry,
-    /// The sampling parameters as JSON: what has no place in the states may grow without a new format.
-    pub sampling_json: String,
-    /// Log probabilities wished for.
-    pub logprobs: Option<LogprobWish>,
-    /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
-    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
-    pub priority: Option<i64>,
-    /// When it came in, by the scheduler's clock.
-    pub submitted_s: f64,
-    /// How long it may wait and run.
-    pub timeouts: RequestTimeouts,
-}
-
-impl From<&Submission> for SubmitEntry {
-    fn from(request: &Submission) -> Self {
-        let Submission {
-            rid,
-            intake,
-            prompt,
-            namespace,
-            sampling,
-            logprobs,
-            // Replayed as an entry of its own.
-            opening: _,
-            anchors: _,
-            // Its effect shows in the tokens and verdicts of the steps.
-            grammar: _,
-            // Read by the executor alone.
-            vectors: _,
-            // Written as an entry of its own.
-            bypasses_cache: _,
-            pooling: _,
-            priority,
-            // Seen or not is written when the state looks.
-            cancel: _,
-            submitted_s,
-            timeouts,
-        } = request;
-        Self {
-            rid: rid.clone(),
-            intake: *intake,
-            prompt: prompt.clone(),
-            namespace: namespace.into(),
-            sampling_json: serde_json::to_string(sampling.as_ref()).unwrap_or_default(),
-            logprobs: logprobs.as_deref().cloned(),
-            priority: *priority,
-            submitted_s: *submitted_s,
-            timeouts: *timeouts,
-        }
-    }
-}
-
-impl SubmitEntry {
-    /// The request again, with a flag that nobody has raised.
-    ///
-    /// # Errors
-    /// Says what cannot be in a log.
-    pub fn submission(
-        self,
-        opening: Arc<[u32]>,
-        anchors: Arc<[u32]>,
-        cancel: CancelFlag,
-    ) -> Result<Submission, String> {
-        if self.prompt.is_empty() {
-            return Err(format!("request {} has an empty prompt", self.rid));
-        }
-        let sampling: SamplingParams = serde_json::from_str(&self.sampling_json)
-            .map_err(|error| format!("sampling parameters of request {}: {error}", self.rid))?;
-        Ok(Submission {
-            rid: self.rid,
-            intake: self.intake,
-            prompt: self.prompt,
-            namespace: (&self.namespace).into(),
-            sampling: Arc::new(sampling),
-            logprobs: self.logprobs.map(Arc::new),
-            opening,
-            anchors,
-            grammar: None,
-            vectors: None,
-            bypasses_cache: false,
-            pooling: None,
-            priority: self.priority,
-            cancel,
-            submitted_s: self.submitted_s,
-            timeouts: self.timeouts,
-        })
-    }
-}
-
-/// A [`StepOutput`] as it is written: of log probabilities only how many there are, since nothing is decided by them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepRows {
-    step: StepId,
-    rows: Vec<RowEntry>,
-    /// The rows' tokens, one behind the other.
-    tokens: Vec<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct RowEntry {
-    seq: Seq,
-    n_tokens: u32,
-    accepted: u32,
-    /// Prompt tokens whose log probabilities came, if any were wished for.
-    input_logprobs: Option<u32>,
-    verdict: VerdictEntry,
-}
-
-/// A [`RowVerdict`] as it is written. The first two are encoded as the boolean that stood here before there were grammars.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-enum VerdictEntry {
-    Open,
-    NanLogits,
-    GrammarDone,
-    GrammarNoToken,
-    GrammarTooComplex,
-}
-
-impl From<RowVerdict> for VerdictEntry {
-    fn from(verdict: RowVerdict) -> Self {
-        match verdict {
-            RowVerdict::Open => Self::Open,
-            RowVerdict::NanLogits => Self::NanLogits,
-            RowVerdict::GrammarDone => Self::GrammarDone,
-            RowVerdict::GrammarFailed(GrammarFailure::NoToken) => Self::GrammarNoToken,
-            RowVerdict::GrammarFailed(GrammarFailure::TooComplex) => Self::GrammarTooComplex,
-        }
-    }
-}
-
-impl From<VerdictEntry> for RowVerdict {
-    fn from(verdict: VerdictEntry) -> Self {
-        match verdict {
-            VerdictEntry::Open => Self::Open,
-            VerdictEntry::NanLogits => Self::NanLogits,
-            VerdictEntry::GrammarDone => Self::GrammarDone,
-            VerdictEntry::GrammarNoToken => Self::GrammarFailed(GrammarFailure::NoToken),
-            VerdictEntry::GrammarTooComplex => Self::GrammarFailed(GrammarFailure::TooComplex),
-        }
-    }
-}
-
-impl From<&StepOutput> for StepRows {
-    fn from(output: &StepOutput) -> Self {
-        let mut tokens = Vec::with_capacity(output.rows.len());
-        let rows = output.rows.iter().map(|row| {
-            let RowResult {
-                seq,
-                tokens: sampled,
-                accepted,
-                logprobs,
-                verdict,
-            } = row;
-            tokens.extend_from_slice(sampled);
-            RowEntry {
-                seq: (*seq).into(),
-                n_tokens: sampled.len() as u32,
-                accepted: *accepted,
-                input_logprobs: logprobs
-                    .as_ref()
-                    .map(|logprobs| logprobs.input.len() as u32),
-                verdict: (*verdict).into(),
-            }
-        });
-        Self {
-            step: output.step,
-            rows: rows.collect(),
-            tokens,
-        }
-    }
-}
-
-impl StepRows {
-    /// Tokens that the step brought.
-    pub fn n_tokens(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// The output again, with empty log probabilities.
-    ///
-    /// # Errors
-    /// Says what cannot be in a log.
-    pub fn output(&self) -> Result<StepOutput, String> {
-        let mut tokens = self.tokens.as_slice();
-        let mut rows = Vec::with_capacity(self.rows.len());
-        for row in &self.rows {
-            let n_tokens = row.n_tokens as usize;
-            let (sampled, rest) = tokens
-                .split_at_checked(n_tokens)
-                .ok_or_else(|| format!("step {} has fewer tokens than its rows say", self.step))?;
-            tokens = rest;
-            let n_input = row.input_logprobs.unwrap_or(0);
-            if n_input > MAX_INPUT_LOGPROBS {
-                return Err(format!(
-                    "{n_input} prompt log probabilities, limit is {MAX_INPUT_LOGPROBS}"
-                ));
-            }
-            let logprobs = |n: u32| {
-                Box::new(RowLogprobs {
-                    input: vec![TokenLogprobs::default(); n as usize],
-                    output: Vec::new(),
-                    embedding: None,
-                })
-            };
-            rows.push(RowResult {
-                seq: SeqId::from(row.seq),
-                tokens: sampled.into(),
-                accepted: row.accepted,
-                logprobs: row.input_logprobs.map(logprobs),
-                verdict: row.verdict.into(),
-            });
-        }
-        Ok(StepOutput {
-            step: self.step,
-            rows,
-        })
-    }
 }

@@ -33,7 +33,7 @@ pub const END_BYTES: usize = FRAME_BYTES + 9;
 /// Deflate's fastest: the writer shares the cores with the model.
 const COMPRESSION: u32 = 1;
 
-/// What a log begins with.
+/// The beginning of a log.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Header {
     /// [`FORMAT_VERSION`] of the writer.
@@ -96,7 +96,7 @@ pub enum LogError {
     Format {
         /// Its version.
         found: u32,
-        /// Who wrote it, as far as it says so.
+        /// The version that wrote it, as far as it says so.
         engine: String,
     },
     /// It does not hold what its format asks for.
@@ -104,7 +104,7 @@ pub enum LogError {
     Damaged {
         /// Where the block begins.
         at: u64,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
 }
@@ -142,7 +142,7 @@ fn framed(kind: Kind, n_raw: u32, stored: &[u8]) -> Vec<u8> {
     block
 }
 
-/// What a file begins with.
+/// The first bytes of a file.
 pub fn opening(header: &Header) -> io::Result<Vec<u8>> {
     let json = serde_json::to_vec(header)?;
     let mut bytes = MAGIC.to_vec();
@@ -226,7 +226,7 @@ impl<R: Read> LogReader<R> {
         })
     }
 
-    /// What the log begins with.
+    /// The beginning of the log.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -25,7 +25,7 @@ const MAX_WAITING_BLOCKS: usize = 1024;
 /// How long a stopping engine waits for a disk that hangs.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the recorders and the writer's thread tell each other.
+/// The words between the recorders and the writer's thread.
 #[derive(Debug, Default)]
 struct Shared {
     /// Nothing more will be written.
@@ -50,7 +50,7 @@ impl LogSink {
     /// as `FILE.old`.
     ///
     /// # Errors
-    /// What the system says, or that `path` is no regular file.
+    /// The system's words, or that `path` is no regular file.
     pub fn create(path: &Path, max_bytes: u64, header: &Header) -> io::Result<Arc<Self>> {
         Self::start(create_file(path)?, max_bytes, header)
     }
@@ -58,7 +58,7 @@ impl LogSink {
     /// Writes a log to anything.
     ///
     /// # Errors
-    /// What the system says to the first write, or to the start of a thread.
+    /// The system's words to the first write, or to the start of a thread.
     pub fn start(
         mut to: impl Write + Send + 'static,
         max_bytes: u64,

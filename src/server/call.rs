@@ -26,7 +26,7 @@ pub(super) struct CallLimits<'a> {
     pub(super) vectors: Option<VectorLimits>,
 }
 
-/// What a prompt of vectors may be.
+/// The bounds of a prompt of vectors.
 #[derive(Clone, Copy)]
 pub(super) struct VectorLimits {
     /// Values in a vector.

@@ -22,7 +22,7 @@ const MAX_SESSIONS: usize = 1 << 16;
 /// Each is a request of its connection.
 const MAX_LANES: usize = 1 << 12;
 
-/// What asks so often that its lines would be all of the log.
+/// The routes that are asked so often that their lines would be all of the log.
 const PROBES: [&str; 4] = ["/health", "/health_generate", "/ready", "/metrics"];
 
 const SERVER: Flag = Flag::under("Server");

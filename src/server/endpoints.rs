@@ -13,7 +13,7 @@ use super::{
     policy, score, sessions, tokenize, ws,
 };
 
-/// Who may ask.
+/// The key that a method asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Everybody.
@@ -24,7 +24,7 @@ pub(super) enum Access {
     Admin,
 }
 
-/// What describes a method of a path.
+/// The description of a method of a path.
 pub(super) type Operate = fn(&Facts) -> Operation;
 
 /// A path with all of its methods.

@@ -326,7 +326,7 @@ impl ApiError {
         }
     }
 
-    /// What is wrong, in words.
+    /// The fault, in words.
     pub(super) fn message(&self) -> &str {
         &self.message
     }

@@ -27,7 +27,7 @@ impl ApiKey {
     /// A key that a header can carry.
     ///
     /// # Errors
-    /// What is wrong with it, without the key.
+    /// The fault in it, without the key.
     pub fn new(key: &str) -> Result<Self, &'static str> {
         match !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
             true => Ok(Self(hash(key.as_bytes()))),
@@ -156,7 +156,7 @@ fn shows(headers: &HeaderMap, key: &ApiKey) -> bool {
     shown.any(|shown| key.is(shown))
 }
 
-/// What follows the scheme, whose name may be written in any case.
+/// The text behind the scheme, whose name may be written in any case.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, key) = header.split_at_checked(7)?;
     let key = key.trim_ascii();

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use crate::engine::Canceller;
 
-/// What cancels each request under way. Workers share it: requests are aborted on other connections than their own.
+/// The cancellers of each request under way. Workers share them: requests are aborted on other connections than their own.
 #[derive(Clone, Default)]
 pub(super) struct OpenRequests(Arc<Mutex<Entries>>);
 

@@ -22,7 +22,7 @@ use crate::error::RequestError;
 
 /// Turns the news of the lanes into the JSON of one endpoint.
 pub(super) trait Render: Unpin + 'static {
-    /// What comes before everything else.
+    /// The event before everything else.
     fn start(&mut self, _out: &mut Chunks) {}
 
     /// One lane's news.
@@ -33,22 +33,22 @@ pub(super) trait Render: Unpin + 'static {
         0
     }
 
-    /// What comes when all lanes have ended.
+    /// The event when all lanes have ended.
     fn end(&mut self, _out: &mut Chunks) {}
 
-    /// What comes when a lane has failed, and the others with it.
+    /// The event when a lane has failed, and the others with it.
     fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
         out.data(&Envelope {
             error: error.body(),
         });
     }
 
-    /// What ends the stream, after either.
+    /// The end of the stream, after either.
     fn close(&mut self, out: &mut Chunks) {
         out.done();
     }
 
-    /// What keeps an idle stream open.
+    /// The bytes that keep an idle stream open.
     fn keep_alive(&mut self, out: &mut Chunks) {
         out.comment();
     }

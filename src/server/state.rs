@@ -1,4 +1,4 @@
-//! What the workers of one server share: its configuration, the engine once it is loaded, what is under way.
+//! The things that the workers of one server share: its configuration, the engine once it is loaded, the requests under way.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! What makes traces of requests, as hosts can bring it along; the feature `otlp` has one.
+//! The maker of traces of requests, as hosts can bring it along; the feature `otlp` has one.
 //!
 //! All is told when it has happened, on the server's workers, with the moments that were noted on the way: neither the
 //! scheduler nor the executor knows of it. An implementation must not block.
@@ -60,7 +60,7 @@ pub struct RequestTrace<'a> {
     pub model: &'a str,
     /// The route of its HTTP request.
     pub path: &'a str,
-    /// What was asked for.
+    /// The request.
     pub wish: &'a Wish,
     /// When it was sent to the engine.
     pub opened: Instant,
@@ -72,7 +72,7 @@ pub struct RequestTrace<'a> {
     pub outcome: Outcome<'a>,
 }
 
-/// What a request asked for.
+/// The parameters of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wish {
     /// Most tokens of its output.

@@ -1,4 +1,4 @@
-//! What surrounds every request: its id, SGLang's HTTP metrics by route and method, its line in the access log, its trace.
+//! The frame of every request: its id, SGLang's HTTP metrics by route and method, its line in the access log, its trace.
 
 use std::cell::Cell;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! What one request has given so far.
+//! The answer of one request so far.
 
 use std::iter;
 use std::sync::Arc;

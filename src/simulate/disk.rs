@@ -19,7 +19,7 @@ pub struct StoreModel {
     pub(super) disk_bytes: u64,
     pub(super) read_bytes_per_s: f64,
     pub(super) write_bytes_per_s: f64,
-    /// What a fetch takes before its first byte, in seconds.
+    /// The time of a fetch before its first byte, in seconds.
     pub(super) latency_s: f64,
     /// Between KV memory and the store's buffers.
     copy_bytes_per_s: f64,

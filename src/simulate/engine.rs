@@ -28,11 +28,11 @@ use crate::state::scheduler::submission::Submission;
 use crate::state::step::{RowWork, StepOutput, StepPlan};
 use crate::state::tiers::PrefillRate;
 
-/// What is simulated besides the load.
+/// The engine that is simulated, besides the load.
 pub struct Simulation<'a> {
     /// How the engine is configured.
     pub config: &'a EngineConfig,
-    /// What it knows of its model, and its pool.
+    /// The facts of its model, and its pool.
     pub model: &'a ModelInfo,
     /// How long its steps take.
     pub roofline: &'a Roofline,
@@ -68,7 +68,7 @@ struct VirtualEngine<'a> {
     outcome: Outcome,
 }
 
-/// Who has been let in.
+/// The requests that have been let in.
 #[derive(Default)]
 struct Inside {
     requests: usize,
@@ -380,7 +380,7 @@ impl<'a> VirtualEngine<'a> {
 }
 
 impl Drop for VirtualEngine<'_> {
-    /// What the tree and the sequences hold goes down with the pool.
+    /// The tree's and the sequences' tokens go down with the pool.
     fn drop(&mut self) {
         self.states.ledger.close();
     }

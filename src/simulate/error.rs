@@ -12,7 +12,7 @@ pub enum SimulateError {
     File {
         /// The file.
         file: PathBuf,
-        /// What is wrong, and what to do.
+        /// The fault, and advice.
         reason: String,
     },
     /// A line of a trace cannot be used.
@@ -30,7 +30,7 @@ pub enum SimulateError {
     /// A value cannot be used.
     #[error("{what} {reason}")]
     Value {
-        /// What it is the value of.
+        /// The name of the value.
         what: String,
         /// The value and its limits.
         reason: String,

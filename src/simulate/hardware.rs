@@ -1,4 +1,4 @@
-//! What a device can do, from `config/hardware/*.toml`.
+//! The rates of a device, from `config/hardware/*.toml`.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ const MAX_FILE_BYTES: u64 = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Where the numbers come from.
     pub source: String,
@@ -53,7 +53,7 @@ pub struct Hardware {
     pub disk_read_gb_s: Option<f64>,
     /// The same of writes.
     pub disk_write_gb_s: Option<f64>,
-    /// What a read of the disk takes before its first byte, in microseconds.
+    /// The time of a read of the disk before its first byte, in microseconds.
     pub disk_latency_us: Option<f64>,
     /// Peak rates of dense matrix products.
     pub tflops: Tflops,
@@ -61,7 +61,7 @@ pub struct Hardware {
     pub bandwidth_efficiency: f64,
     /// Part of the peak FLOP/s that kernels reach: an assumption too.
     pub flops_efficiency: f64,
-    /// What a step takes besides its bytes and FLOPs, in microseconds: launches, sampling. An assumption too.
+    /// The time of a step besides its bytes and FLOPs, in microseconds: launches, sampling. An assumption too.
     pub step_overhead_us: f64,
     /// Share of the memory for weights and KV pool, if none is asked for; the engine's default without it.
     pub mem_fraction_static: Option<f64>,

@@ -1,8 +1,8 @@
 //! The engine in virtual time: the states of [`crate::state`] as they are, a trace or a synthetic load that comes in,
 //! and a roofline model in the place of the executor.
 //!
-//! Nothing here imports actix, tokio or a clock, so an hour of load on hardware that is not here takes seconds. What
-//! is simulated is the engine's own code; what is modelled is the duration of a step ([`roofline`]), nothing else.
+//! Nothing here imports actix, tokio or a clock, so an hour of load on hardware that is not here takes seconds. The
+//! engine's own code is simulated; the duration of a step is modelled ([`roofline`]), and nothing else.
 //!
 //! - [`trace`], [`read`], [`synthetic`]: which requests come, and when
 //! - [`hardware`], [`shape`], [`roofline`], [`pool`]: how long a step takes, and how much K/V fits

@@ -1,4 +1,4 @@
-//! What became of the requests, and what the pool looked like meanwhile.
+//! The outcomes of the requests, and the state of the pool meanwhile.
 
 use serde::Serialize;
 
@@ -104,7 +104,7 @@ impl Moment {
 pub struct Timeline {
     moments: Vec<Moment>,
     interval_s: f64,
-    /// What holds since it was noted.
+    /// The state that holds since it was noted.
     last: Option<Moment>,
 }
 
@@ -175,7 +175,7 @@ pub struct Outcome {
     pub waited_outside: usize,
     /// The engine's own counters at the end.
     pub stats: EngineStats,
-    /// What became of the blocks of the KV store, if there is one.
+    /// The fate of the blocks of the KV store, if there is one.
     pub store: Option<StoreOutcome>,
 }
 

@@ -16,7 +16,7 @@ use super::SimulateError;
 use super::hardware::Hardware;
 use super::roofline::{Sparsity, Storage, weights_bytes};
 
-/// What weights and K/V are stored in under this configuration.
+/// The types that weights and K/V are stored in under this configuration.
 pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     let dtype = config.dtype.named().or(model.dtype);
     let dtype = dtype.unwrap_or(Dtype::BF16);
@@ -32,7 +32,7 @@ pub fn storage(config: &EngineConfig, model: &ModelConfig) -> Storage {
     }
 }
 
-/// What the engine knows of the model, with a pool of `kv_tokens` tokens, or else as large as the memory plan of
+/// The engine's facts of the model, with a pool of `kv_tokens` tokens, or else as large as the memory plan of
 /// `devices` devices says.
 ///
 /// # Errors

@@ -30,7 +30,7 @@ pub struct ReplayCache {
     pub kv_tokens: Option<usize>,
 }
 
-/// What a replay counted.
+/// The counts of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     /// Prompts.

@@ -52,7 +52,7 @@ pub struct Roofline {
     exchange_s: f64,
 }
 
-/// What a step is made of.
+/// The parts of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepCost {
     /// Tokens that go through the model.
@@ -83,7 +83,7 @@ impl Roofline {
         let used = model.experts.as_ref().map_or(0.0, |experts| {
             experts.routing.n_used as f64 / experts.count() as f64
         });
-        // Of the inputs of layers each token reads a row.
+        // Each token reads a row of the inputs of layers.
         let inputs = model.layer_inputs();
         let inputs = inputs.map(|own| [own.vocab_size, model.num_hidden_layers * own.width]);
         let input_weights = inputs.map_or(0.0, |[rows, width]| rows as f64 * width as f64);
@@ -122,7 +122,7 @@ impl Roofline {
         }
     }
 
-    /// What a step is made of.
+    /// The parts of a step.
     pub fn cost(&self, plan: &StepPlan) -> StepCost {
         let mut cost = StepCost {
             weight_bytes: self.body_bytes,
@@ -131,7 +131,7 @@ impl Roofline {
         let mut sampled = 0_u64;
         for start in &plan.starts {
             let is_copied = start.state.is_some_and(|state| state.from.is_some());
-            // What is not copied is cleared.
+            // A state that is not copied is cleared.
             cost.kv_bytes += self.state_bytes * if is_copied { 2.0 } else { 1.0 };
         }
         for row in &plan.rows {

@@ -1,4 +1,4 @@
-//! What the executor would say of the rows of a step.
+//! The executor's answers about the rows of a step.
 
 use smallvec::smallvec;
 

@@ -54,7 +54,7 @@ impl BlockCopies {
 pub struct BlockSave {
     /// Names the copy: the store keeps nothing before it is told to.
     pub ticket: Ticket,
-    /// What is copied.
+    /// The source of the copy.
     pub from: BlockSource,
 }
 

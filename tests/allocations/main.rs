@@ -279,7 +279,7 @@ fn check_the_count() {
     let turn = Barrier::new(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // What a thread takes to start is not counted yet.
+            // The memory that a thread takes to start is not counted yet.
             turn.wait();
             turn.wait();
             drop(std::hint::black_box(Box::new(1)));

@@ -19,7 +19,7 @@ fn chat(args: &[&str]) -> Command {
     command
 }
 
-/// What it says to these lines, and how it ends.
+/// Its answers to these lines, and its exit.
 fn say(command: &mut Command, lines: &str) -> std::process::Output {
     let mut child = command.spawn().expect("the binary runs");
     let mut stdin = child.stdin.take().expect("it is piped");

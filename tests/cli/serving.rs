@@ -213,7 +213,7 @@ fn the_page_of_a_running_server_has_only_the_listed_findings() {
     assert_eq!(serving.wait(Duration::from_secs(60)).0.code(), Some(0));
 }
 
-/// What `promtool check metrics` says; nothing, with the reason printed, without promtool outside CI.
+/// The complaints of `promtool check metrics`; none, with the reason printed, without promtool outside CI.
 fn promtool_findings(page: &str) -> Vec<String> {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped());

@@ -66,7 +66,7 @@ impl Binary {
         self.child.id().to_string()
     }
 
-    /// What it logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("stderr")).expect("it is there")
     }

@@ -75,7 +75,7 @@ impl Gateway {
         Self { child, folder, url }
     }
 
-    /// What it printed so far.
+    /// Its output so far.
     fn log(&self) -> String {
         let text = fs::read(self.folder.path().join("log")).expect("it is there");
         String::from_utf8_lossy(&text).into_owned()

@@ -25,7 +25,7 @@ fn no_answer_is_an_error_of_the_server_or_one_that_the_document_does_not_tell() 
         .arg(format!("{}/openapi.json", server.url))
         .args(["--header", &format!("Authorization: Bearer {ADMIN_KEY}")])
         .args(["--checks", CHECKS])
-        // What comes during a pause waits for its end.
+        // A request that comes during a pause waits for its end.
         .args(["--exclude-path", "/pause_generation"])
         .args(["--phases", "examples,coverage,fuzzing"])
         .args(["--seed", "1", "--generation-database", "none"])

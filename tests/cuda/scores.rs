@@ -1,4 +1,4 @@
-//! What the CPU executor generates, and what it thinks of tokens that a GPU chose.
+//! The CPU executor's tokens, and its scores of tokens that a GPU chose.
 //!
 //! In f32 every token is the same, and its log probability within [`F32_TOLERANCE`]: sums are taken in another order. In
 //! bfloat16 activations are rounded at other places, so that tokens which are nearly as likely may change places; there
@@ -19,7 +19,7 @@ const F32_TOLERANCE: f32 = 2e-4;
 /// In nats; bfloat16 has 8 bits.
 const BF16_TOLERANCE: f32 = 0.1;
 
-/// What the CPU makes of some requests, and an engine to ask.
+/// The CPU's answers to some requests, and an engine to ask.
 pub struct Reference {
     world: World,
     request: fn(u32) -> GenerateRequest,
@@ -29,7 +29,7 @@ pub struct Reference {
 /// A token as the CPU sees it, in nats.
 struct Scored {
     logprob: f32,
-    /// Of the token that it would have chosen without chance.
+    /// The score of the token that it would have chosen without chance.
     highest: f32,
 }
 

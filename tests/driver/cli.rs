@@ -115,7 +115,7 @@ fn a_driver_that_cannot_be_used_is_described() {
     for (variables, parts) in table {
         let output = plan(&["--device", "cuda"], Some(&emulated()), variables);
         check_refused(&output, 1, parts);
-        // What nobody asked for is no error.
+        // A check that nobody asked for is no error.
         let output = plan(&["--device", "auto"], Some(&emulated()), variables);
         assert!(output.status.success(), "{output:?}");
     }

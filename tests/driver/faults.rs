@@ -1,4 +1,4 @@
-//! What goes wrong on a device, and what can still be trusted.
+//! Faults of a device, and the results that can still be trusted.
 
 use souffleur::error::StepError;
 use souffleur::kernels::cuda::driver::{

@@ -1,4 +1,4 @@
-//! What every step does allocates nothing on this side of the driver.
+//! The work of every step allocates nothing on this side of the driver.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! Launch wrappers over the emulated kernels: that names, arguments and sizes are those of `kernels/*.cu`.
 //!
-//! What the kernels compute is tested in C++ (`kernels/cusim/tests`); here small shapes show that they are called right.
+//! The kernels' sums are tested in C++ (`kernels/cusim/tests`); here small shapes show that they are called right.
 
 use souffleur::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority, Stream};
 use souffleur::kernels::cuda::gemm::{GemmWish, Products};

@@ -42,7 +42,7 @@ fn what_nvrtc_compiled_is_found_again_without_it() {
     let cached = Modules::load_from(&device, nowhere).unwrap();
     assert_eq!(cached.origins(), "cache");
     Embed::load(&cached, ElementType::Bf16).unwrap();
-    // What was cut short is compiled again.
+    // An image that was cut short is compiled again.
     let mut files = std::fs::read_dir(cache.path().join("kernels")).unwrap();
     let path = files.next().expect("one for each unit").unwrap().path();
     let bytes = std::fs::read(&path).unwrap();

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::world::Build;
 
-/// What an executor does at one of its steps, once in the life of the test.
+/// The mishap of an executor at one of its steps, once in the life of the test.
 #[derive(Clone)]
 pub enum Mishap {
     /// It panics.

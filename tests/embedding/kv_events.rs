@@ -1,4 +1,4 @@
-//! What a whole engine publishes of its cache: through a death and a rebuild, and where it cannot.
+//! The events that a whole engine publishes of its cache: through a death and a rebuild, and where it cannot.
 
 use std::net::TcpListener;
 use std::time::Duration;

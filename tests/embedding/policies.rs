@@ -73,7 +73,7 @@ async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
             other => panic!("{number} ended with {other:?}"),
         }
     }
-    // What ran goes on; the rest by length of output.
+    // The request that ran goes on; the rest by length of output.
     assert_eq!(ended, [0, 2, 4, 3, 1]);
     for (number, output) in outputs.into_iter().enumerate() {
         let natural = expected_output(&prompt(number), number as u64, output as usize, VOCAB);

@@ -40,7 +40,7 @@ const TEMPLATE: &str = "{%- set ns = namespace(last=-1) -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<ASSISTANT>(' -}}{%- endif -%}";
 
-/// What opens a reply, one token a letter.
+/// The opening of a reply, one token a letter.
 const OPEN: usize = "<ASSISTANT>(".len();
 
 /// A fixture with room for a long chat, and a template.
@@ -91,7 +91,7 @@ fn thought(reply: &str) -> Value {
     json!({"role": "assistant", "content": "", "reasoning_content": reply})
 }
 
-/// What came of a request.
+/// The outcome of a request.
 struct Done {
     bits: Bits,
     prompt_tokens: usize,

@@ -154,7 +154,7 @@ async fn check(setup: &Setup<'_>) {
         .model
         .rsplit('/')
         .any(|name| WITH_STATES.contains(&name));
-    // What the prompts share is too short to be worth a state.
+    // The prefix that the prompts share is too short to be worth a state.
     assert!(has_states || hit[1..].iter().all(|(_, cached)| *cached >= SHARED_TOKENS));
     assert_same(&hit, &expected, &what("with prefix hits"));
     let again = at_once(&world).await;

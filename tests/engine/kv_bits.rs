@@ -46,7 +46,7 @@ const MODELS: [&str; 10] = [
     "tests/fixtures/models/qwen3-next",
 ];
 
-/// What is run, by its name in the fixtures.
+/// The model that is run, by its name in the fixtures.
 fn cases(folder: &Path) -> Vec<(String, EngineConfig)> {
     let of = |model: &str| stored(model, folder, 16);
     let name = |model: &str| model.rsplit('/').next().unwrap_or(model).to_owned();
@@ -86,7 +86,7 @@ struct KvBits {
 }
 
 impl KvBits {
-    /// What the engine computes now.
+    /// The checksums of this engine.
     async fn compute(path: Isa) -> Self {
         let mut bits = Self {
             epoch: String::new(),

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Time for what is inside when an engine is stopped: no test stops one that does not end by itself.
 pub const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a world is made of.
+/// The parts of a world.
 #[derive(Clone)]
 pub struct Build {
     pub config: EngineConfig,
@@ -289,7 +289,7 @@ pub async fn collect(mut generation: Generation) -> Outcome {
     }
 }
 
-/// What a request must give, whatever the schedule: tokens and reason.
+/// The answer that a request must get, whatever the schedule: tokens and reason.
 pub fn expected(prompt: &[u32], max_new_tokens: u32, seed: u64) -> (Vec<u32>, FinishReason) {
     let mut tokens = expected_output(prompt, seed, max_new_tokens as usize, VOCAB);
     match tokens.iter().position(|token| *token == EOS) {

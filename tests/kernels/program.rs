@@ -80,7 +80,7 @@ fn remove_older(folder: &Path, prefix: &str) {
 /// Runs a program with these variables set.
 pub fn run(program: &Path, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(program);
-    // What the emulator leaves to the end of the process is no leak that matters.
+    // Memory that the emulator leaves to the end of the process is no leak that matters.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
     command.envs(variables.iter().copied());
     command
@@ -88,7 +88,7 @@ pub fn run(program: &Path, variables: &[(&str, &str)]) -> Output {
         .unwrap_or_else(|error| panic!("{}: {error}", program.display()))
 }
 
-/// What a program printed.
+/// The output of a program.
 pub fn text_of(output: &Output) -> String {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)

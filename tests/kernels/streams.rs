@@ -8,7 +8,7 @@ use souffleur::kernels::cuda::driver::{
 use souffleur_cusim::Fault;
 
 const WIDTH: usize = 256;
-/// What the driver takes for an image that has every kernel.
+/// The text that the driver takes for an image that has every kernel.
 const ANY_KERNEL: &[u8] = b"cusim\0";
 
 #[derive(Clone, Copy, PartialEq)]

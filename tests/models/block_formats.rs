@@ -31,7 +31,7 @@ fn medium(name: &str) -> BlockType {
     }
 }
 
-/// What wide and narrow rows become in one file.
+/// The formats that wide and narrow rows have in one file.
 fn fallen_back(name: &str) -> BlockType {
     match name {
         "attn_q" => BlockType::Q5_0,

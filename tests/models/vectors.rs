@@ -75,7 +75,7 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
         }
         let mut vectors = embeddings(&fixture(&name), &prompt);
         if name.starts_with("gemma") {
-            // What stands in the place of an embedding is not multiplied with the root of the width.
+            // A vector in the place of an embedding is not multiplied with the root of the width.
             let values = vectors
                 .values(0..prompt.len())
                 .iter()

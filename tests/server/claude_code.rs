@@ -13,7 +13,7 @@ const TURNS: usize = 12;
 /// The last answer, which no later call holds.
 const END: &str = "Row 4 is yours, with seats 1 to 3.";
 
-/// What all calls have in common, and the messages of each.
+/// The parts that all calls have in common, and the messages of each.
 fn transcript() -> (Value, Vec<Vec<Value>>) {
     let file = "tests/fixtures/claude-code/twelve-turns.jsonl";
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
@@ -69,7 +69,7 @@ fn line(content: &Value) -> String {
     parts.join("\n")
 }
 
-/// What the model says in each turn, by the words that it says it after.
+/// The model's words in each turn, by the words that it says them after.
 fn lines(calls: &[Vec<Value>]) -> Vec<(String, String)> {
     let answer = |turn: usize| match calls.get(turn + 1) {
         Some(next) => line(&next[calls[turn].len()]["content"]),

@@ -1,4 +1,4 @@
-//! What is done with a response after it has ended: its events told again, its conversation kept in the cache.
+//! A response after it has ended: its events are told again, its conversation is kept in the cache.
 
 use serde_json::{Value, json};
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::http::{get, open, post, stream};
 use crate::world::{CONTEXT_TOKENS, World};
 
-/// What smg asks for, once every ten seconds.
+/// The question of smg, once every ten seconds.
 const SMG: &str = "/v1/loads?include=core,disagg,queues,memory";
 /// Whole numbers that smg reads in 32 bits.
 const COUNTS: [&str; 9] = [

@@ -288,7 +288,7 @@ fn tools_are_chosen_as_the_call_says() {
     world.wait_until_whole();
 }
 
-/// What the template makes of the messages, by the length of its tokens.
+/// The prompt that the template makes of the messages, by the length of its tokens.
 fn count(world: &World, body: &Value) -> u64 {
     let counted = post(world.addr, COUNT, body).ok();
     assert_eq!(

@@ -108,7 +108,7 @@ pub fn check_order(events: &[Value]) {
     assert_eq!(last["response"]["output"], json!(done));
 }
 
-/// What two responses to one request have in common.
+/// The fields that two responses to one request have in common.
 fn lasting(response: &Value) -> Value {
     let mut response = response.clone();
     for key in ["id", "created_at", "completed_at"] {
@@ -335,7 +335,7 @@ fn continuations_have_everything_cached_in_pages_of_any_size() {
     }
 }
 
-/// What the tools answer to the calls of a response: `text`.
+/// The tools' answers to the calls of a response: `text`.
 fn results_of(response: &Value, text: &str) -> Vec<Value> {
     let items = response["output"].as_array().expect("items").iter();
     let calls = items.filter(|item| item["type"] == "function_call");
@@ -475,7 +475,7 @@ fn a_full_store_forgets_the_oldest() {
             .iter()
             .map(|id| get(world.addr, &path(id)).status)
             .collect();
-        // Who goes on from one that was forgotten hears so; the others go on.
+        // A client that goes on from one that was forgotten hears so; the others go on.
         for (id, status) in ids.iter().zip(&found) {
             let next = json!({"input": "hello", "previous_response_id": id});
             if *status == 404 {

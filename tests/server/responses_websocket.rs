@@ -99,7 +99,7 @@ fn requests_of_one_lane_come_one_after_the_other_and_have_one_end_each() {
         let mut other = Client::connect_to(world.addr, "/responses", None)
             .await
             .expect("it connects");
-        // What comes of it is a stream, whatever it asks for.
+        // The answer is a stream, whatever the request asks for.
         let mut frame = create("bye");
         frame["stream"] = false.into();
         assert_eq!(text(&ask(&mut other, frame).await), Some("Good bye."));
@@ -127,7 +127,7 @@ fn lanes_are_answered_side_by_side_and_named_in_every_event() {
             *events += 1;
         }
         assert_eq!(seen.keys().collect::<Vec<_>>(), ["a", "b"]);
-        // Who aborts by name makes room for the lane that waits.
+        // A client that aborts by name makes room for the lane that waits.
         let addr = world.addr;
         let abort = move || crate::http::post(addr, "/abort_request", &json!({"rid": "a"})).ok();
         tokio::task::spawn_blocking(abort)

@@ -84,7 +84,7 @@ fn a_request_goes_on_from_an_earlier_one_of_its_session() {
     branch["session_params"]["replace"] = true.into();
     let branch = post(world.addr, "/generate", &branch).ok();
     assert_eq!(ids(&branch), plain(&world, &[10, 11, 40]));
-    // What it replaced is gone.
+    // The turn that it replaced is gone.
     let gone = call(&id, Some("b"), "e", &[1]);
     check_refused(&world, "/generate", &gone, 400, "has no request \"b\"");
     let closed = post(world.addr, "/close_session", &json!({"session_id": id}));

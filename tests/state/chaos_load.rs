@@ -1,4 +1,4 @@
-//! What happens to an engine in the chaos: who comes, and what interferes between any two legs of any plan.
+//! The events of an engine in the chaos: who comes, and what interferes between any two legs of any plan.
 
 use souffleur::request::RequestTimeouts;
 use souffleur::state::cache::eviction::EvictionPolicy;
@@ -52,7 +52,7 @@ impl Random {
     }
 }
 
-/// What a run got into.
+/// The situations that a run got into.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub retractions: usize,
@@ -421,7 +421,7 @@ fn states(setup: &Setup, seed: u64) -> Option<StateLimits> {
     })
 }
 
-/// Of the others, every second one with chunks is of a model whose layers have windows, some with hardly more pages than
+/// Every second one of the others with chunks is of a model whose layers have windows, some with hardly more pages than
 /// one sequence needs.
 fn windows(setup: &Setup, seed: u64) -> Option<WindowLimits> {
     let page = setup.page_size as usize;

@@ -103,7 +103,7 @@ fn a_retracted_request_is_running_and_not_waiting() {
         conservativeness: 0.001,
         ..Setup::default()
     });
-    // What EOS may cut short is not reserved in full, so both get in; and none does.
+    // An output that EOS may cut short is not reserved in full, so both get in; and none does.
     for number in 0..2u64 {
         let prompts = (0..200u32).map(|first| vec![first + 50 * number as u32 % 200; 10]);
         let is_long =

@@ -28,7 +28,7 @@ pub struct Account {
     events: EventBatches,
     changes: Vec<CacheChange>,
     nodes: HashMap<u32, (Above, Vec<u32>)>,
-    /// What the reader knows, by the ids of blocks.
+    /// The reader's knowledge, by the ids of blocks.
     known: HashMap<i64, Block>,
     /// Lists of changes that were not empty.
     pub heard: usize,

@@ -98,7 +98,7 @@ struct Engine {
     page_size: PageSize,
     pool: PagePool,
     cache: Box<dyn PrefixCache>,
-    /// What each slot holds: a digest of the namespace and all tokens up to its own.
+    /// The content of each slot: a digest of the namespace and all tokens up to its own.
     kv: HashMap<usize, u64>,
     running: Vec<Sequence>,
     ledger: Arc<PoolLedger>,

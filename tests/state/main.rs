@@ -178,7 +178,7 @@ impl Memory {
     }
 }
 
-/// What a sequence holds before a checkpoint.
+/// The holdings of a sequence before a checkpoint.
 #[derive(Default)]
 struct Held {
     private: Pages,

@@ -1,4 +1,4 @@
-//! What the tree allocates, and what it keeps.
+//! The allocations of the tree, and the memory that it keeps.
 
 use std::sync::Arc;
 

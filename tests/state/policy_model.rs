@@ -1,4 +1,4 @@
-//! What order the queue should have, worked out slowly: the checker that looks at every plan of every test, and random
+//! The order that the queue should have, worked out slowly: the checker that looks at every plan of every test, and random
 //! queues for each policy.
 
 use std::cmp::Ordering;
@@ -24,7 +24,7 @@ const MOST_PROBED: usize = 128;
 /// Candidates that a plan looks at.
 const MOST_CANDIDATES: usize = 256;
 
-/// What the order of a queue depends on, gathered while a world runs.
+/// The facts that the order of a queue depends on, gathered while a world runs.
 #[derive(Default)]
 pub struct OrderCheck {
     /// Prompt tokens prefilled so far, and when each request arrived.
@@ -32,7 +32,7 @@ pub struct OrderCheck {
     arrivals: Vec<u64>,
     /// Requests that were admitted once: what waits of them was retracted.
     started: HashSet<usize>,
-    /// What was asked for, in its order, and what the cache held of it.
+    /// The keys that were asked for, in their order, and the cached part of each.
     probed: Option<Vec<(usize, usize)>>,
     /// The policy that asked: a swap counts from the next plan on.
     asking: Option<&'static str>,
@@ -208,7 +208,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
             }
             _ => {}
         }
-        // Who came too late for the probe stays behind.
+        // A request that came too late for the probe stays behind.
         let (mut known, late): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|n| self.probed.contains_key(n));
         let later = self.deprioritised();

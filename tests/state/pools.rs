@@ -126,7 +126,7 @@ fn pages_go_one_by_one_to_their_owners_and_the_rest_counts_as_dropped() {
 
     assert_eq!(panics(|| drop(growth)), cfg!(debug_assertions));
     assert_eq!(ledger.lost_pages(), 2);
-    // Who got the first page of all counts it in the pool's ledger, too.
+    // The owner of the first page of all counts it in the pool's ledger, too.
     assert_eq!(panics(|| drop(two)), cfg!(debug_assertions));
     assert_eq!(ledger.lost_pages(), 3);
 

@@ -426,7 +426,7 @@ fn a_prompt_that_bypasses_the_cache_takes_nothing_from_it_and_leaves_nothing_the
         let hits: Vec<u32> = world.lives.iter().map(|life| life.cached_tokens).collect();
         assert_eq!((hits[0], hits[1], hits[3]), (0, 0, 0), "{policy}");
         assert!(hits[2] >= 88, "{policy}: {hits:?}");
-        // What the sharing one generated was cached already.
+        // The output of the sharing one was cached already.
         assert_eq!(world.stats().evictable_tokens, cached, "{policy}");
     }
 }

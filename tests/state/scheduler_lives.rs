@@ -179,7 +179,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What differs between machines besides page size, cache and prefix wait.
+/// The differences between machines besides page size, cache and prefix wait.
 #[derive(Clone, Debug)]
 struct Size {
     pool_units: u32,
@@ -413,7 +413,7 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     assert_eq!((seen.evicts, seen.hits), (has_radix_cache, has_radix_cache));
 }
 
-/// What the scripts of one machine got into: that they are small is no use if they are tame.
+/// The situations that the scripts of one machine got into: that they are small is no use if they are tame.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     retracts: bool,

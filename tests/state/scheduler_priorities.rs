@@ -1,4 +1,4 @@
-//! Who gives way to a better priority: in the batch, in the queue, at the door.
+//! Requests that give way to a better priority: in the batch, in the queue, at the door.
 //!
 //! The tables' values were worked out from the reference: the lowest priority goes first, then the newest; each must
 //! differ by more than the threshold; what is reserved for them must cover what the candidate lacks, or nobody goes.

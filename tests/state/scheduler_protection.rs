@@ -1,4 +1,4 @@
-//! Who decodes never waits behind a queue of prompts, and who arrives does not wait longer than that takes.
+//! Sequences that decode never wait behind a queue of prompts, and prompts that arrive do not wait longer than that takes.
 
 use souffleur::state::scheduler::BatchRules;
 use souffleur::state::step::RowWork;

@@ -1,4 +1,4 @@
-//! What a request asks for in the tests of the scheduler, and what it must have got when it ends.
+//! The requests in the tests of the scheduler, and the output that each must have got when it ends.
 
 use std::ops::ControlFlow;
 
@@ -107,7 +107,7 @@ impl Life {
         }
     }
 
-    /// What it generates if nobody interferes.
+    /// The output that it generates if nobody interferes.
     pub fn natural_output(&self) -> &[u32] {
         &self.natural_output
     }

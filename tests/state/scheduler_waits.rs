@@ -30,10 +30,10 @@ use souffleur::state::step::{RowWork, StepPlan};
 /// Plans that hold a request back for a prefix in flight.
 const MOST_HELD: usize = 2;
 
-/// What stays the same while a world runs.
+/// The facts that stay the same while a world runs.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitRules {
-    /// What one chunk computes at least when memory does not bound it; `None`: prompts are prefilled whole.
+    /// The least that one chunk computes when memory does not bound it; `None`: prompts are prefilled whole.
     pub least_chunk: Option<usize>,
     /// Decode steps that may be owed behind a prefill step.
     pub owed_decodes: usize,
@@ -43,7 +43,7 @@ pub struct WaitRules {
     pub page_size: usize,
 }
 
-/// What is there when a step is sent.
+/// The requests that are there when a step is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub rows: usize,
@@ -66,7 +66,7 @@ impl WaitRules {
     }
 }
 
-/// What the policy of a plan promises those who never ran.
+/// The promise of a plan's policy to those who never ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     Arrival,
@@ -114,7 +114,7 @@ struct Waiter {
     tenure: Option<Tenure>,
 }
 
-/// What a run put to the test.
+/// The situations that a run put to the test.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waits {
     /// Rows that computed a part of a prefill.
@@ -254,7 +254,7 @@ impl WaitLog {
             let waiter = &mut self.waiters[number];
             waiter.tenure = Some(Tenure {
                 fill_tokens: start.tokens.len(),
-                // What is cached is found when the first row comes.
+                // The cached part is found when the first row comes.
                 filled_tokens: 0,
                 tokens_left: waiter.max_new_tokens - known,
                 idle_steps: 0,
@@ -296,7 +296,7 @@ impl WaitLog {
         }
     }
 
-    /// Who starts passes nobody who comes first.
+    /// A request that starts passes nobody who comes first.
     fn check_passed(&mut self, starts: &[usize]) {
         let waits = |number: &&usize| !starts.contains(number);
         let waiting: Vec<usize> = self.waiting.iter().filter(waits).copied().collect();

@@ -1,4 +1,4 @@
-//! What a schedule must look like, worked out from its steps alone: who rides, who sits out, who gives way.
+//! The look of a schedule, worked out from its steps alone: who rides, who sits out, who gives way.
 
 use souffleur::ids::SeqId;
 use souffleur::state::scheduler::BatchRules;
@@ -6,7 +6,7 @@ use souffleur::state::step::{RowWork, StepPlan};
 
 use crate::scheduler_requests::Ask;
 
-/// What the steps so far have shown of one request.
+/// The facts of one request that the steps so far have shown.
 #[derive(Debug)]
 struct Watched {
     max_new_tokens: usize,
@@ -162,7 +162,7 @@ impl Watch {
         self.check_turns(prefills > 0, !decodes.is_empty(), decodable);
     }
 
-    /// Who could decode is left out of one prefill step at most, then of none for the interval.
+    /// A sequence that could decode is left out of one prefill step at most, then of none for the interval.
     fn check_turns(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
         let protected = self.rules.prefill_decode_interval_min_bs.max(1);
         if has_prefill && self.owed_decodes > 0 {

@@ -216,7 +216,7 @@ fn a_fork_of_a_long_prompt_finds_a_state_after_others_as_long() {
     world.assert_clean();
 }
 
-/// What a tool loop's next prompt begins with: the last one, what opened the reply, and the reply.
+/// The beginning of a tool loop's next prompt: the last one, the opening of the reply, and the reply.
 fn told(world: &World, mut prompt: Vec<u32>) -> Vec<u32> {
     let last = world.lives.last().expect("somebody asked");
     prompt.extend(&last.delivered);

@@ -63,7 +63,7 @@ struct Conversation {
     turns: Vec<u32>,
 }
 
-/// What opens a reply, and the thinking in it that the template drops later.
+/// The opening of a reply, and the thinking in it that the template drops later.
 const OPEN: [u32; 3] = [5, 6, 7];
 
 impl Conversation {

@@ -86,7 +86,7 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
             });
             let page = page_size as usize;
             world.submit(Ask::exactly(tokens(2, 300), 200));
-            // What is seen, and a partly filled page at either end.
+            // The tokens that are seen, and a partly filled page at either end.
             let seen = (window + 2 * page - 2).div_ceil(page);
             let (mut most, mut last) = (0, 0);
             while world.turn() {
@@ -315,7 +315,7 @@ fn what_no_prompt_ends_with_goes_first_and_the_oldest_end_before_the_youngest() 
         let (old, young) = (tokens(5, 120), tokens(6, 120));
         world.publish(&old);
         world.publish(&young);
-        // What is seen behind an end, and a page more.
+        // The tokens that are seen behind an end, and a page more.
         let tail = 15_usize.div_ceil(page) + 1;
         world.leave(2 * tail);
         assert_eq!((world.peek(&old), world.peek(&young)), (120, 120));
@@ -394,7 +394,7 @@ fn a_match_falls_back_to_the_deepest_end_that_is_whole() {
         }
         let tail = 19_usize.div_ceil(page) + 1;
         world.leave(3 * tail);
-        // What each end has kept, and what is seen by who goes on behind so many tokens.
+        // The pages that each end has kept, and those that a sequence sees that goes on behind so many tokens.
         let has = |at: usize| {
             [48, 112, 192]
                 .iter()

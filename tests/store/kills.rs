@@ -85,7 +85,7 @@ fn run_child(folder: &Path, first: u32, saves: usize) -> Option<(u32, usize)> {
         last = saved.next().or(last);
     }
     child.kill().expect("it can be killed");
-    // What it had said before it died.
+    // The blocks that it had reported before it died.
     last = saved.last().or(last);
     child.wait().expect("it has ended");
     last

@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What the batches of one operation took, in microseconds an operation.
+/// The time of the batches of one operation, in microseconds an operation.
 #[derive(Clone, Debug)]
 pub struct Times {
     sorted_us: Vec<f64>,

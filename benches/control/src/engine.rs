@@ -13,7 +13,7 @@ use souffleur::state::scheduler::submission::Submission;
 use souffleur::state::scheduler::{BatchRules, QueueRules, SchedulerLimits};
 use souffleur::state::step::{RowResult, RowVerdict, StepOutput, StepPlan};
 
-/// What a control plane is made of.
+/// The parts of a control plane.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub page_size: u32,
@@ -79,7 +79,7 @@ pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
     }
 }
 
-/// What an executor answers that computes nothing: a token for each row that samples.
+/// The answer of an executor that computes nothing: a token for each row that samples.
 pub fn answer(plan: &StepPlan, spent: Option<Vec<RowResult>>) -> StepOutput {
     let mut rows = spent.unwrap_or_default();
     rows.extend(plan.rows.iter().map(|row| RowResult {

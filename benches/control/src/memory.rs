@@ -1,6 +1,6 @@
 //! Bytes a cached token, after a long random run in a process of its own.
 //!
-//! What the system says the process holds, less what it held before the tree grew: the allocator's headers and holes
+//! The memory that the system says the process holds, less what it held before the tree grew: the allocator's headers and holes
 //! count.
 
 use std::process::Command;
@@ -22,7 +22,7 @@ const LONGEST: usize = 32_768;
 /// The names of the runs.
 pub const RUNS: [&str; 2] = ["conversations", "prompts of 256 shared and 64 new tokens"];
 
-/// What a run left.
+/// The rest of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Memory {
     run: String,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Times;
 
-/// What a row is about.
+/// The subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
@@ -50,7 +50,7 @@ impl Operation {
         }
     }
 
-    /// What this engine is meant to reach, in microseconds.
+    /// The time that this engine is meant to reach, in microseconds.
     fn wish_us(self, size: &str) -> Option<f64> {
         match (self, size) {
             (Self::Match, "1k tokens") => Some(0.3),
@@ -75,12 +75,12 @@ pub struct Row {
     souffleur_least_us: Option<f64>,
     kv_index_us: Option<f64>,
     kv_index_least_us: Option<f64>,
-    /// What the others took once, in another run.
+    /// The times of the others in another run.
     then: Option<Figures>,
     /// Text Generation Inference's figure times kv-index's ratio, today over then.
     tgi_scaled_us: Option<f64>,
     wish_us: Option<f64>,
-    /// What is faster than this engine, or what this engine was meant to reach.
+    /// The subjects that are faster than this engine, or than it was meant to be.
     missed: Vec<&'static str>,
 }
 

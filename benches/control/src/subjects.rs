@@ -10,14 +10,14 @@ use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::pool::page_pool::PagePool;
 use souffleur::state::pool::pages::{EvictedPages, PageSize, Pages, PoolLedger};
 
-/// A tree as the benchmark drives it. What stands around an operation (getting pages, giving them back) is done
+/// A tree as the benchmark drives it. The work around an operation (getting pages, giving them back) is done
 /// before and after the clock runs.
 pub trait Subject {
-    /// What an insert is given besides its key.
+    /// The arguments of an insert besides its key.
     type Given;
-    /// What an insert leaves to be put away.
+    /// The rest of an insert, which is to be put away.
     type Left;
-    /// What an eviction leaves to be put away.
+    /// The rest of an eviction, which is to be put away.
     type Evicted;
 
     fn given(&mut self, n_tokens: usize) -> Self::Given;

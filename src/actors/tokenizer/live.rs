@@ -22,7 +22,7 @@ use super::prepare::no_embeddings;
 /// Prompt tokens that the first output token is decoded behind, so that its leading space is right.
 const CONTEXT_TOKENS: usize = 5;
 
-/// What became of a request with its news.
+/// The fate of a request with its news.
 pub(super) enum Step {
     /// It goes on.
     Goes,

@@ -36,7 +36,7 @@ use live::{Live, Step};
 use misses::Misses;
 pub use output::AnswerFormats;
 
-/// What the Tokenizer needs to know of model and limits.
+/// The Tokenizer's knowledge of model and limits.
 #[derive(Clone)]
 pub struct TokenizerSettings {
     /// `None`: token ids in, token ids out.
@@ -51,7 +51,7 @@ pub struct TokenizerSettings {
     pub vocab_size: usize,
     /// Values in a vector of a prompt of vectors; `None`: there are no such prompts.
     pub hidden_size: Option<usize>,
-    /// What can ever fit.
+    /// The limits of what can ever fit.
     pub limits: IntakeLimits,
     /// The length above which a sequence rotates as long ones do, prompt and longest output together; `None`: all rotate
     /// alike.
@@ -62,7 +62,7 @@ pub struct TokenizerSettings {
     pub max_logprob_entries: usize,
     /// How long every request may wait and run.
     pub timeouts: RequestTimeouts,
-    /// What is remembered of prompts and evictions; `None` diagnoses no misses.
+    /// The bounds of what is remembered of prompts and evictions; `None` diagnoses no misses.
     pub prefix_history: Option<HistoryLimits>,
     /// How long the lists and names of a request may be.
     pub request_limits: RequestLimits,

@@ -1,4 +1,4 @@
-//! The flags of an answer. What is not given is left to the model's own defaults, or to the server.
+//! The flags of an answer. A flag that is not given is left to the model's own defaults, or to the server.
 
 use clap::Args;
 use serde_json::{Map, Value, json};

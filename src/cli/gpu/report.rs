@@ -26,7 +26,7 @@ pub struct TableArgs {
 pub struct Measured {
     /// Which part of the check it is of.
     part: String,
-    /// What was done.
+    /// The name of the work.
     name: String,
     /// Of value and floor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -85,7 +85,7 @@ impl Measured {
         }
     }
 
-    /// What the GPU does at best.
+    /// A rate that the GPU reaches at best.
     pub fn rate(name: &str, unit: &str, value: f64) -> Self {
         Self {
             unit: Some(unit.to_owned()),

@@ -65,7 +65,7 @@ impl Connector {
         let shaken = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|error| explained(&error))?;
         let connection = Connection(rt::spawn(async move {
-            // What goes wrong is told to the request and to the body.
+            // An error is told to the request and to the body.
             let _ = connection.await;
         }));
         let headers = request.headers_mut();

@@ -106,7 +106,7 @@ impl LoadArgs {
         Ok(trace.repeated(self.repeat)?.faster(self.rate_scale))
     }
 
-    /// What to call it.
+    /// The name to give it.
     pub fn name(&self) -> String {
         let name = match &self.trace {
             Some(file) => file

@@ -1,4 +1,4 @@
-//! What a simulation says: tables for people, JSON for programs.
+//! The report of a simulation: tables for people, JSON for programs.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use super::size::gib;
 
 /// One simulation of the engine.
 pub struct Run {
-    /// What happened.
+    /// The outcomes.
     pub outcome: Outcome,
     /// How long it took to simulate, in seconds.
     pub wall_s: f64,
@@ -27,7 +27,7 @@ pub struct Run {
 pub struct CurvePoint {
     /// `None` for a cache that holds everything.
     pub kv_tokens: Option<usize>,
-    /// What was counted.
+    /// The counts.
     pub replayed: Replayed,
 }
 

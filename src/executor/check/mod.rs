@@ -14,7 +14,7 @@ use crate::ids::{PageId, RowId, SeqId, StateSlot};
 use crate::state::pool::window_pool::WindowLimits;
 use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
 
-/// What ids and tokens a plan may name.
+/// The ids and tokens that a plan may name.
 pub(super) struct Limits {
     pub(super) n_pages: usize,
     pub(super) page_size: usize,
@@ -33,7 +33,7 @@ pub(super) struct Limits {
     pub(super) block_tokens: Option<usize>,
 }
 
-/// What a row will be once the plan's starts and table edits are applied.
+/// A row as it will be once the plan's starts and table edits are applied.
 #[derive(Clone, Copy)]
 struct Outlook {
     seq: SeqId,

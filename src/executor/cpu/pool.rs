@@ -117,11 +117,12 @@ fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::pool::kv_layout::LayerKv;
+    use crate::state::pool::kv_layout::{LayerKv, StateHeads};
 
     #[test]
     fn states_have_slots_that_can_be_named() {
-        let layout = |bytes| KvLayout::new(vec![LayerKv::State { bytes }; 2]);
+        let heads = StateHeads::default();
+        let layout = |bytes| KvLayout::new(vec![LayerKv::State { bytes, heads }; 2]);
         assert!(check_states(0, &KvLayout::new(Vec::new())).is_ok());
         assert!(check_states(3, &layout(4096)).is_ok());
         let error = |n_slots, bytes| {

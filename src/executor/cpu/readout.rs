@@ -15,7 +15,7 @@ use crate::state::step::{RowResult, RowVerdict, StepPlan};
 /// Rows of logits computed at once: enough for a batch of decodes, and bounded for the log probabilities of a prompt.
 pub const LOGIT_ROWS: usize = 64;
 
-/// What a row of logits came to.
+/// The outcome of a row of logits.
 #[derive(Clone, Default)]
 struct Reading {
     sampled: Option<Sampled>,
@@ -36,7 +36,7 @@ pub(super) struct Readout {
     lanes: Vec<Lane>,
 }
 
-/// What a thread needs to read a row.
+/// The memory that a thread needs to read a row.
 #[derive(Default)]
 struct Lane {
     scratch: DrawScratch,

@@ -3,14 +3,15 @@
 //! Arithmetic on values; only [`available_bytes`] looks at the machine.
 
 mod explain;
+mod reserve;
 mod slots;
 mod windows;
 
 pub use self::explain::Bytes;
+pub use self::reserve::reserve_bytes;
 use self::slots::StateSlots;
 pub use self::windows::WindowWish;
 use crate::error::LoadError;
-use crate::model::config::ModelConfig;
 use crate::state::pool::state_pool::StateLimits;
 use crate::state::pool::window_pool::WindowLimits;
 
@@ -20,10 +21,6 @@ const DEFAULT_SHARE_PERCENT: u64 = 25;
 const DEFAULT_CONTEXTS: u64 = 32;
 /// Share of a GPU's free memory that weights and KV pool take together by default.
 const DEFAULT_GPU_FRACTION: f64 = 0.9;
-/// Left alone beside the activations: tokenizer, tree, buffers of clients, the rest of the process.
-const HEADROOM_BYTES: u64 = 128 << 20;
-/// Activations and logits are f32.
-const ACTIVATION_BYTES: u64 = 4;
 /// `PageId` is a `u32`, and page 0 is the dummy page.
 const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 /// `mem_fraction_static` is given in thousandths.
@@ -38,16 +35,16 @@ pub enum Place {
     Gpu(usize),
 }
 
-/// What a device has, and what is taken before the KV pool.
+/// The memory of a device, and the parts that are taken before the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryBudget {
     /// Whose memory it is.
     pub place: Place,
     /// Free before the weights are loaded, in bytes.
     pub free_before_bytes: u64,
-    /// What loading the weights takes of it, in bytes.
+    /// The part of it that loading the weights takes, in bytes.
     pub weights_bytes: u64,
-    /// What has to stay free beside weights and KV pool, in bytes; see [`reserve_bytes`].
+    /// The memory that has to stay free beside weights and KV pool, in bytes; see [`reserve_bytes`].
     pub reserve_bytes: u64,
     /// Part of the reserve: the page table on the device, in bytes. 0 where the host keeps it.
     pub page_table_bytes: u64,
@@ -55,7 +52,7 @@ pub struct MemoryBudget {
     pub store_bytes: u64,
 }
 
-/// What the model needs and the user asks for.
+/// The needs of the model and the wishes of the user.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
     /// K/V of one token in all layers, in bytes (the seeds' cell size), but for those with window pages.
@@ -82,7 +79,7 @@ pub struct MemoryWish {
     pub state_interval_tokens: Option<usize>,
 }
 
-/// What decided the size of the KV pool.
+/// The limit that decided the size of the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolLimit {
     /// `mem_fraction_static`.
@@ -95,7 +92,7 @@ pub enum PoolLimit {
     DefaultShare,
     /// The default's number of full-length sequences.
     DefaultContexts,
-    /// What weights and reserve leave.
+    /// The memory that weights and reserve leave.
     Room,
     /// The number of page ids.
     PageIds,
@@ -104,9 +101,9 @@ pub enum PoolLimit {
 /// How the memory is divided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPlan {
-    /// What was divided.
+    /// The memory that was divided.
     pub budget: MemoryBudget,
-    /// What was asked for.
+    /// The wish.
     pub wish: MemoryWish,
     /// Tokens that the KV pool holds, whole pages.
     pub max_total_tokens: u64,
@@ -118,7 +115,7 @@ pub struct MemoryPlan {
     pub state_slots: u64,
     /// Size of the KV pool with its dummy page, window pages and states, in bytes.
     pub kv_bytes: u64,
-    /// What decided `max_total_tokens`.
+    /// The limit that decided `max_total_tokens`.
     pub limit: PoolLimit,
     /// Largest `mem_fraction_static` that leaves the reserve free.
     pub largest_safe_fraction: f64,
@@ -424,77 +421,6 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
     match wish.max_running_requests {
         Some(asked) => asked.clamp(1, u32::try_from(tokens).unwrap_or(u32::MAX)),
         None => default,
-    }
-}
-
-/// What has to stay free on the host: activations and logits of the largest step, and headroom for the rest of the process.
-///
-/// # Units
-/// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
-/// whose logits are held at once.
-pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
-    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product. An output
-    // that is scaled before it is added stands beside the residual.
-    let own_outputs = usize::from(config.residual_scale.is_some()) * config.hidden_size;
-    let widths = 3 * config.hidden_size
-        + own_outputs
-        + mixer_width(config)
-        + latent_width(config)
-        + inputs_width(config)
-        + feed_forward_width(config);
-    let elements = step_tokens
-        .saturating_mul(widths as u64)
-        .saturating_add(logit_rows.saturating_mul(config.vocab_size as u64));
-    elements
-        .saturating_mul(ACTIVATION_BYTES)
-        .saturating_add(HEADROOM_BYTES)
-}
-
-/// The widths of what a token has in use in attention, or in a layer with a state.
-fn mixer_width(config: &ModelConfig) -> usize {
-    let gates = match config.gates_attention() {
-        true => config.q_width(),
-        false => 0,
-    };
-    let attention = 2 * (config.q_width() + config.kv_width()) + gates;
-    let states = config.recurrent.as_ref();
-    attention.max(states.map_or(0, |states| states.activations(config.hidden_size)))
-}
-
-/// The widths of what a token has in use beside that where attention is latent: queries of low rank and as they are
-/// projected, the heads' parts of them, values.
-fn latent_width(config: &ModelConfig) -> usize {
-    config.latent.as_ref().map_or(0, |latent| {
-        let shape = latent.shape(config);
-        let queries = 2 * shape.query_width() + latent.query_rank.unwrap_or(0);
-        queries + shape.heads().attended_width() + shape.value_width()
-    })
-}
-
-/// The widths of what a token has in use of the inputs that layers get beside the embedding: those of all layers and, while
-/// they are made, the projection that is added; in a layer gates and their product.
-fn inputs_width(config: &ModelConfig) -> usize {
-    let inputs = config.layer_inputs();
-    inputs.map_or(0, |inputs| {
-        2 * (config.num_hidden_layers + 1) * inputs.width
-    })
-}
-
-/// The widths of what a token has in use in a feed-forward block: gate, up and their product; with experts those of each
-/// that it goes through, what they read, the normed input that they share, and the router's logits.
-fn feed_forward_width(config: &ModelConfig) -> usize {
-    let widths = (0..config.num_hidden_layers).map(|layer| config.intermediate_in(layer));
-    let mlp = 3 * widths.max().unwrap_or(0);
-    let experts = config.experts.as_ref().map_or(0, |experts| {
-        let each = config.hidden_size + 3 * experts.width;
-        let behind_gate = config.recurrent.as_ref().and_then(|own| own.shared_expert);
-        let shared = 3 * experts.shared_width.or(behind_gate).unwrap_or(0);
-        config.hidden_size + experts.count() + shared + experts.routing.n_used * each
-    });
-    match config.fourth() {
-        // They stand beside each other, and so do their results and the sum of both.
-        Some(_) => mlp + experts + 3 * config.hidden_size,
-        None => mlp.max(experts),
     }
 }
 

@@ -1,4 +1,6 @@
+use super::reserve::HEADROOM_BYTES;
 use super::*;
+use crate::model::config::ModelConfig;
 
 const GIB: u64 = 1 << 30;
 
@@ -391,7 +393,7 @@ fn what_loading_left_is_compared_with_the_plan() {
         .expect_err("too little")
         .to_string();
     assert!(none.contains("no fraction works"), "{none}");
-    // Who asked for a fraction may eat into the reserve, not into what is not there.
+    // A user who asked for a fraction may eat into the reserve, not into what is not there.
     let most = MemoryWish {
         mem_fraction_static: Some(0.99),
         ..wish()

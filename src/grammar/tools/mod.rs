@@ -1,4 +1,4 @@
-//! Calls of tools in the form in which each family writes them. What a grammar writes here is what
+//! Calls of tools in the form in which each family writes them. A grammar here writes what
 //! [`state::output`](crate::state::output) reads.
 
 mod braced;

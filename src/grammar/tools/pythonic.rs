@@ -1,6 +1,6 @@
 //! Arguments as Python writes them: `row=4, light=True`.
 //!
-//! JSON's strings and numbers are Python's. What has true, false or null in it is taken apart, as far as a schema can
+//! JSON's strings and numbers are Python's. A value with true, false or null in it is taken apart, as far as a schema can
 //! be.
 
 use serde_json::{Value, json};

@@ -13,7 +13,7 @@ use super::tile::{MAX_ROWS, max_rows};
 /// Multiply-adds that encoding a value costs about: most of it is waiting for what another thread or none has near.
 const VALUE_COST: usize = 64;
 
-/// What is packed.
+/// The rows that are packed.
 #[derive(Clone, Copy)]
 pub struct Activations<'a> {
     /// Rows of `inputs` values.
@@ -376,7 +376,7 @@ impl<'a> RowSource<'a> {
     }
 }
 
-/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. What lies
+/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. Words
 /// behind them in `out` may be overwritten.
 ///
 /// # Safety

@@ -9,11 +9,11 @@ use crate::kernels::HeadShape;
 /// Sums over tokens of the absolute values of one channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChannelSums {
-    /// Of the product of query and key of the same token.
+    /// The sum over products of query and key of the same token.
     pub qk: f64,
-    /// Of the query.
+    /// That of the query.
     pub q: f64,
-    /// Of the key.
+    /// That of the key.
     pub k: f64,
 }
 

@@ -111,7 +111,7 @@ fn nodes_of(
     nodes.filter(|node| !node.cpus.is_empty()).collect()
 }
 
-/// Reads a list as the system writes it, `0-3,8`. What is no number, or beyond what a list of CPUs may hold, counts as not
+/// Reads a list as the system writes it, `0-3,8`. A part that is none, or beyond what a list of CPUs may hold, counts as not
 /// there.
 fn numbers(list: &str) -> Vec<usize> {
     const MOST: usize = 1 << 16;

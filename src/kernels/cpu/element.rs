@@ -124,7 +124,7 @@ impl<T: bytemuck::Pod> Elements<T> {
     }
 }
 
-/// What borrows elements, as a slice.
+/// A borrower of elements, as a slice.
 pub trait Borrowed {
     /// A slice, to write if it was borrowed so.
     type Slice;

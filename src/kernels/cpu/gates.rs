@@ -58,7 +58,7 @@ impl Kernel for Multiply<'_> {
 pub struct GatedGelu<'a> {
     /// The gates.
     pub gates: &'a [f32],
-    /// What they let through, as many.
+    /// The elements that they let through, as many.
     pub ups: &'a [f32],
     /// Takes the products.
     pub out: &'a mut [f32],

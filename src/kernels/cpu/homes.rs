@@ -20,6 +20,25 @@ const PAGE_COST: usize = 1 << 14;
 /// a page on the border of two heads goes to the one whose bytes it begins with.
 pub fn touch(pool: &mut ThreadPool, bytes: &mut [u8], planes_and_heads: (usize, usize)) {
     let homes = homes(pool.nodes(), bytes.len(), planes_and_heads);
+    touch_at(pool, bytes, &homes);
+}
+
+/// As [`touch`], of memory that holds states one after the other, in which each node owns a part; where there is a single
+/// part, it is nobody's.
+///
+/// # Panics
+/// If the parts are not those of a state of `state_bytes`, or of other nodes.
+pub fn touch_states(
+    pool: &mut ThreadPool,
+    bytes: &mut [u8],
+    state_bytes: usize,
+    parts: &[Range<usize>],
+) {
+    let homes = state_homes(pool.nodes(), bytes.len(), state_bytes, parts);
+    touch_at(pool, bytes, &homes);
+}
+
+fn touch_at(pool: &mut ThreadPool, bytes: &mut [u8], homes: &[Vec<Range<usize>>]) {
     let dealt: PerNode<usize> = homes.iter().map(Vec::len).collect();
     let cost = bytes.len() / PAGE_BYTES * PAGE_COST;
     let bytes = Shared::new(bytes);
@@ -28,7 +47,7 @@ pub fn touch(pool: &mut ThreadPool, bytes: &mut [u8], planes_and_heads: (usize, 
         for page in homes[node][stretch].clone() {
             // SAFETY: each page is one item's, and its first byte is there.
             let first = unsafe { bytes.part(page * PAGE_BYTES, 1) };
-            // What is written is what is there; a plain write of it might be left out.
+            // The value that is written is the one that is there; a plain write of it might be left out.
             // SAFETY: as above.
             unsafe { std::ptr::from_mut(&mut first[0]).write_volatile(0) };
         }
@@ -42,14 +61,11 @@ fn homes(
     (planes, heads): (usize, usize),
 ) -> PerNode<Vec<Range<usize>>> {
     let n_pages = n_bytes.div_ceil(PAGE_BYTES);
-    let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
     let owned = nodes.heads(heads);
     if owned.len() == 1 {
-        for (i, stretch) in stretches(0..n_pages).enumerate() {
-            homes[i % nodes.count()].push(stretch);
-        }
-        return homes;
+        return nobodys_homes(nodes, n_pages);
     }
+    let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
     // Page by page from where one begins: what is behind the last head, if anything, is the last one's.
     let begins = |plane: usize, head: usize| {
         let byte = (n_bytes as u128 * (plane * heads + head) as u128) / (planes * heads) as u128;
@@ -59,6 +75,37 @@ fn homes(
         for (home, own) in homes.iter_mut().zip(&owned) {
             home.extend(stretches(begins(plane, own.start)..begins(plane, own.end)));
         }
+    }
+    homes
+}
+
+/// The same of states.
+fn state_homes(
+    nodes: &Nodes,
+    n_bytes: usize,
+    state_bytes: usize,
+    parts: &[Range<usize>],
+) -> PerNode<Vec<Range<usize>>> {
+    let n_pages = n_bytes.div_ceil(PAGE_BYTES);
+    if parts.len() <= 1 || state_bytes == 0 {
+        return nobodys_homes(nodes, n_pages);
+    }
+    assert_eq!(parts.len(), nodes.count(), "parts of a state");
+    let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
+    for first in (0..n_bytes).step_by(state_bytes) {
+        let begins = |byte: usize| (first + byte).min(n_bytes).div_ceil(PAGE_BYTES);
+        for (home, part) in homes.iter_mut().zip(parts) {
+            home.extend(stretches(begins(part.start)..begins(part.end)));
+        }
+    }
+    homes
+}
+
+/// Stretches in turn: memory that nobody owns lies on all nodes alike.
+fn nobodys_homes(nodes: &Nodes, n_pages: usize) -> PerNode<Vec<Range<usize>>> {
+    let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
+    for (i, stretch) in stretches(0..n_pages).enumerate() {
+        homes[i % nodes.count()].push(stretch);
     }
     homes
 }
@@ -107,6 +154,36 @@ mod tests {
     }
 
     #[test]
+    fn every_page_of_states_has_one_home_where_its_part_is_owned() {
+        for threads in [&[1, 1][..], &[3, 1], &[2, 2, 2, 2]] {
+            let nodes = Nodes::new(threads.iter().copied());
+            for (heads, head_bytes, rest) in [(8, MIB / 4, 40_000), (4, 4096, 64), (4, 20, 48)] {
+                let state_bytes = heads * head_bytes + rest;
+                let owned = nodes.heads(heads);
+                let mut parts: PerNode<_> = owned
+                    .iter()
+                    .map(|own| own.start * head_bytes..own.end * head_bytes)
+                    .collect();
+                parts.last_mut().expect("there is a node").end = state_bytes;
+                let n_bytes = 5 * state_bytes;
+                let mut owners = vec![usize::MAX; n_bytes.div_ceil(PAGE_BYTES)];
+                let homes = state_homes(&nodes, n_bytes, state_bytes, &parts);
+                for (node, stretches) in homes.iter().enumerate() {
+                    for page in stretches.iter().cloned().flatten() {
+                        assert_eq!(owners[page], usize::MAX, "page {page} has two homes");
+                        owners[page] = node;
+                    }
+                }
+                for (page, owner) in owners.iter().enumerate() {
+                    let byte = page * PAGE_BYTES % state_bytes;
+                    let expected = parts.iter().position(|part| part.contains(&byte));
+                    assert_eq!(Some(*owner), expected, "page {page} of {threads:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn memory_of_fewer_heads_than_nodes_lies_on_all_nodes_alike() {
         let nodes = Nodes::new([1; 4]);
         let homes = homes(&nodes, 8 * STRETCH_PAGES * PAGE_BYTES, (1, 1));
@@ -126,6 +203,15 @@ mod tests {
             assert!(bytes.iter().all(|byte| *byte == 0), "{planes}, {heads}");
         }
         touch(&mut pool, &mut [], (2, 4));
+        let mut bytes = vec![0; 20 * PAGE_BYTES];
+        let parts = [
+            0..PAGE_BYTES,
+            PAGE_BYTES..3 * PAGE_BYTES,
+            3 * PAGE_BYTES..5 * PAGE_BYTES,
+        ];
+        touch_states(&mut pool, &mut bytes, 5 * PAGE_BYTES, &parts);
+        touch_states(&mut pool, &mut [], 0, &[]);
+        assert!(bytes.iter().all(|byte| *byte == 0));
         let counted = AtomicUsize::new(0);
         pool.for_each_at_home(&[0, 5, 2], 0, &|_| {
             counted.fetch_add(1, Ordering::Relaxed);

@@ -19,7 +19,7 @@ pub trait Kept: bytemuck::Pod + Send + Sync {
     /// Elements behind the last slot, so that whole vectors can be read of every slot.
     const SLACK: usize;
 
-    /// Writes a key or value of a head, and its scales if it has any. What is written depends on these values alone.
+    /// Writes a key or value of a head, and its scales if it has any. The result depends on these values alone.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.

@@ -10,6 +10,7 @@
 
 mod activations;
 mod attention;
+mod backend;
 mod batch;
 mod block32;
 pub mod calibration;
@@ -59,12 +60,10 @@ use self::attention::Attention;
 pub use self::batch::{CpuBatch, Segment};
 use self::calibration::Calibration;
 pub use self::cores::{allowed_cores, default_threads};
-use self::experts::{Experts, Routes};
-use self::format::Encoding;
+use self::experts::Routes;
 pub use self::format::FormatRule;
 use self::kv::{KvPool, PageTable};
 use self::kv_blocks::BlockMap;
-use self::latent::HeadMatrices;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
 use self::recall::Recall;
@@ -75,15 +74,10 @@ pub use self::simd::{ISA_VARIABLE, Isa};
 use self::stack::Stack;
 use self::tensor::{Scratch, Tensor};
 use self::threads::ThreadPool;
-use super::blocks::BlockType;
-use super::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
+use super::{HeadShape, Linear};
 use crate::ids::{PageId, RowId, StateSlot};
-use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
-use crate::kernels::latent::{LatentShape, LatentWeights};
-use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::{PositionScale, Rope};
+use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kernels::sparsity::DoubleSparsity;
-use crate::kernels::tensor_view::TensorView;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::step::StateStart;
 
@@ -147,7 +141,7 @@ pub struct CpuBackend {
     blocks: Option<BlockMap>,
     states: StatePool,
     table: PageTable,
-    /// Of the layers with window pages.
+    /// The table of the layers with window pages.
     window_table: PageTable,
     attention: Attention,
     calibration: Option<Calibration>,
@@ -185,6 +179,8 @@ impl CpuBackend {
             sizes.sparsity.as_ref(),
         );
         kv.settle(&mut pool);
+        let mut states = StatePool::new(&sizes.kv, sizes.n_state_slots);
+        states.settle(&mut pool);
         Ok(Self {
             pool,
             isa: sizes.isa,
@@ -193,7 +189,7 @@ impl CpuBackend {
             scratch: Scratch::default(),
             kv,
             blocks: None,
-            states: StatePool::new(&sizes.kv, sizes.n_state_slots),
+            states,
             table: PageTable::new(sizes.n_rows, sizes.page_size),
             window_table: PageTable::new(n_window_rows, sizes.page_size),
             attention: Attention::new(sizes.shared_prefix),
@@ -373,338 +369,5 @@ impl CpuBackend {
             write,
         };
         matmul(&mut self.pool, self.isa, product);
-    }
-}
-
-impl Backend for CpuBackend {
-    type Tensor = Tensor;
-    type Operand = Operand;
-    type Matrix = Stack;
-    type Vector = Vec<f32>;
-    type Rope = Rope;
-    type Batch = CpuBatch;
-    type TokenList = [u32];
-    type Experts = Experts;
-    type Routes = Routes;
-    type HeadMatrices = HeadMatrices;
-
-    fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Stack {
-        let threads = (&mut self.pool, self.isa);
-        Stack::pack(threads, &mut self.weights, self.rule, (parts, roles))
-    }
-
-    fn keeps_blocks(&self, block: BlockType, role: MatrixRole) -> bool {
-        self.rule.of(role).keeps(block)
-    }
-
-    fn vector(&mut self, parts: &[TensorView<'_>]) -> Vec<f32> {
-        parts.iter().flat_map(TensorView::to_f32).collect()
-    }
-
-    fn rope(&mut self, rope: &Rope) -> Rope {
-        rope.clone()
-    }
-
-    fn experts(&mut self, experts: Vec<Expert<Self>>, gate: Gate) -> Experts {
-        Experts::new(experts, gate)
-    }
-
-    fn head_matrices(&mut self, heads: Vec<Stack>) -> HeadMatrices {
-        HeadMatrices::new(heads)
-    }
-
-    fn look_up(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
-        let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        rowwise::look_up(&mut self.pool, table, factor, batch, out)
-    }
-
-    fn zeros_like(&mut self, x: &Tensor) -> Tensor {
-        let mut out = self.scratch.tensor(x.rows(), x.width());
-        out.values_mut().fill(0.0);
-        out
-    }
-
-    fn embed(&mut self, table: &Stack, factor: Option<f32>, batch: &CpuBatch) -> Tensor {
-        let out = self.scratch.tensor(batch.n_tokens(), table.inputs);
-        let mut out = rowwise::look_up(&mut self.pool, table, factor, batch, out);
-        rowwise::place_vectors(batch, &mut out);
-        out
-    }
-
-    fn scale(&mut self, x: &mut Tensor, factor: f32) {
-        rowwise::scale(&mut self.pool, x, |_| factor);
-    }
-
-    fn scale_by_position(&mut self, x: &mut Tensor, scale: PositionScale, batch: &CpuBatch) {
-        rowwise::scale(&mut self.pool, x, |row| scale.at(batch.positions[row]));
-    }
-
-    fn rotations(&mut self, rope: &Rope, batch: &CpuBatch) -> Tensor {
-        let out = self
-            .scratch
-            .tensor(batch.n_tokens(), 2 * rope.inv_freq.len());
-        rowwise::rotations(&mut self.pool, rope, batch, out)
-    }
-
-    fn rms_norm(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32, reader: &Stack) -> Operand {
-        let norm = Some((weight.as_slice(), eps));
-        let rows = Activations::plain(x.values(), x.width());
-        self.pack(Activations { norm, ..rows }, reader)
-    }
-
-    fn norm_rows(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
-        let out = self.scratch.tensor(x.rows(), x.width());
-        rowwise::norm(&mut self.pool, self.isa, x, (weight, eps), out)
-    }
-
-    fn project_qkv(
-        &mut self,
-        x: &Operand,
-        weights: &QkvWeights<Self>,
-        heads: &HeadShape,
-        rotations: &Tensor,
-        layer: usize,
-        batch: &CpuBatch,
-    ) -> Tensor {
-        let width = weights.projection.weight.outputs;
-        let mut qkv = self.scratch.tensor(x.rows(), width);
-        self.product(x, &weights.projection, &mut qkv, Write::Store);
-        let q = self.scratch.tensor(x.rows(), heads.q_width());
-        let norms = weights.head_norms.as_ref();
-        let norms = norms.map(|(q, k)| (q.as_slice(), k.as_slice(), weights.eps));
-        let rotation = rowwise::Rotation {
-            heads,
-            norms,
-            value_eps: weights.norms_values.then_some(weights.eps),
-            rotations,
-        };
-        let slots = batch.slots_in(&self.kv, layer);
-        let store = (self.kv.layer_mut(layer), slots);
-        let q = rowwise::rotate_and_store(&mut self.pool, self.isa, &mut qkv, &rotation, q, store);
-        self.kv.store_labels(layer, heads, slots);
-        q
-    }
-
-    fn project_queries(
-        &mut self,
-        x: &Operand,
-        weights: &QueryWeights<Self>,
-        heads: &HeadShape,
-        rotations: &Tensor,
-    ) -> Tensor {
-        let mut q = self.project(x, &weights.projection);
-        let norm = weights.head_norm.as_deref();
-        let norm = norm.map(|norm| (norm, weights.eps));
-        rowwise::rotate_queries(&mut self.pool, self.isa, &mut q, (heads, norm), rotations);
-        q
-    }
-
-    fn attend(
-        &mut self,
-        q: &Tensor,
-        (heads, sinks): (&HeadShape, Option<&Vec<f32>>),
-        layer: usize,
-        batch: &CpuBatch,
-        reader: &Stack,
-    ) -> Operand {
-        let sinks = sinks.map(Vec::as_slice);
-        let out = self.attend_heads(q, (heads, sinks), layer, batch);
-        self.pack(Activations::plain(out.values(), out.width()), reader)
-    }
-
-    fn project_latent(
-        &mut self,
-        x: &Operand,
-        weights: &LatentWeights<Self>,
-        shape: &LatentShape,
-        rotations: &Tensor,
-        layer: usize,
-        batch: &CpuBatch,
-    ) -> Tensor {
-        let slots = batch.slots_in(&self.kv, layer);
-        latent::project(self, x, (weights, shape), rotations, layer, slots)
-    }
-
-    fn attend_latent(
-        &mut self,
-        q: &Tensor,
-        values: &HeadMatrices,
-        shape: &LatentShape,
-        layer: usize,
-        batch: &CpuBatch,
-        reader: &Stack,
-    ) -> Operand {
-        let latents = self.attend_heads(q, (&shape.heads(), None), layer, batch);
-        let out = latent::values(self, &latents, values, shape);
-        self.pack(Activations::plain(out.values(), out.width()), reader)
-    }
-
-    fn attend_gated(
-        &mut self,
-        (q, gate): (&Tensor, &Tensor),
-        heads: &HeadShape,
-        layer: usize,
-        batch: &CpuBatch,
-        reader: &Stack,
-    ) -> Operand {
-        let mut out = self.attend_heads(q, (heads, None), layer, batch);
-        gates::multiply(&mut self.pool, self.isa, &mut out, gate);
-        self.pack(Activations::plain(out.values(), out.width()), reader)
-    }
-
-    fn project(&mut self, x: &Operand, linear: &Linear<Self>) -> Tensor {
-        let mut out = self.scratch.tensor(x.rows(), linear.weight.outputs);
-        self.product(x, linear, &mut out, Write::Store);
-        out
-    }
-
-    fn gated(
-        &mut self,
-        x: &Operand,
-        gate_up: &Linear<Self>,
-        gate: Gate,
-        reader: &Stack,
-    ) -> Operand {
-        let width = gate_up.weight.outputs / 2;
-        if !gate_up.weight.alternates() || gate != Gate::Silu {
-            let mut both = self.scratch.tensor(x.rows(), 2 * width);
-            self.product(x, gate_up, &mut both, Write::Store);
-            let out = self.scratch.tensor(x.rows(), width);
-            let out = rowwise::gated(&mut self.pool, self.isa, gate, &both, out);
-            return self.pack(Activations::plain(out.values(), width), reader);
-        }
-        let packed = match reader.encodings() {
-            [Encoding::Bf16] => Some((Encoding::Bf16, Write::GatedPairs)),
-            [Encoding::WideBf16] => Some((Encoding::WideBf16, Write::GatedRounded)),
-            [Encoding::Bf16Rows] => Some((Encoding::Bf16Rows, Write::GatedRows)),
-            _ => None,
-        };
-        if let Some((encoding, write)) = packed {
-            let (scratch, isa) = (&self.scratch, self.isa);
-            let mut out = PackedRows::uninit(scratch, isa, encoding, x.rows(), width);
-            self.product(x, gate_up, out.words_mut(), write);
-            return Operand([out].into_iter().collect());
-        }
-        let mut out = self.scratch.tensor(x.rows(), width);
-        self.product(x, gate_up, &mut out, Write::GatedSilu);
-        self.pack(Activations::plain(out.values(), width), reader)
-    }
-
-    fn project_add(&mut self, residual: &mut Tensor, x: &Operand, linear: &Linear<Self>) {
-        self.product(x, linear, residual, Write::Add);
-    }
-
-    fn gated_part(
-        &mut self,
-        (gates, gate): (&Tensor, Gate),
-        (inputs, part): (&Tensor, usize),
-        reader: &Stack,
-    ) -> Operand {
-        let out = self.scratch.tensor(gates.rows(), gates.width());
-        let gates = (gates, gate);
-        let out = rowwise::gated_part(&mut self.pool, self.isa, gates, (inputs, part), out);
-        self.pack(Activations::plain(out.values(), out.width()), reader)
-    }
-
-    fn add_normed(&mut self, residual: &mut Tensor, x: &Tensor, norm: &Vec<f32>, eps: f32) {
-        residual::add_normed(&mut self.pool, self.isa, residual, x, (norm, eps));
-    }
-
-    fn soft_cap(&mut self, x: &mut Tensor, cap: f32) {
-        caps::cap_all(&mut self.pool, self.isa, x, cap);
-    }
-
-    fn add_scaled(&mut self, residual: &mut Tensor, x: &Tensor, factor: f32) {
-        rowwise::add_scaled(&mut self.pool, residual, x, factor);
-    }
-
-    fn operand(&mut self, x: &Tensor, reader: &Stack) -> Operand {
-        self.pack(Activations::plain(x.values(), x.width()), reader)
-    }
-
-    fn gated_conv(
-        &mut self,
-        x: &Operand,
-        weights: &GatedConvWeights<Self>,
-        layer: usize,
-        batch: &CpuBatch,
-    ) -> Tensor {
-        recurrent::gated_conv(self, x, weights, layer, batch)
-    }
-
-    fn delta_net(
-        &mut self,
-        x: &Operand,
-        weights: &DeltaNetWeights<Self>,
-        layer: usize,
-        batch: &CpuBatch,
-    ) -> Tensor {
-        recurrent::delta_net(self, x, weights, layer, batch)
-    }
-
-    fn route(&mut self, x: &Tensor, router: &Router<Self>) -> Routes {
-        experts::route(self, x, router)
-    }
-
-    fn add_experts(&mut self, to: &mut Tensor, x: &Tensor, routes: Routes, experts: &Experts) {
-        experts::add(self, to, x, &routes, experts);
-        self.routes = routes;
-    }
-
-    fn add_gated_expert(
-        &mut self,
-        residual: &mut Tensor,
-        x: &Tensor,
-        gate: &Linear<Self>,
-        expert: &Expert<Self>,
-    ) {
-        let rows = self.operand(x, &gate.weight);
-        let gate = self.project(&rows, gate);
-        let rows = self.operand(x, &expert.gate_up.weight);
-        let both = self.project(&rows, &expert.gate_up);
-        let out = self.scratch.tensor(both.rows(), both.width() / 2);
-        let mut gated = rowwise::gated(&mut self.pool, self.isa, Gate::Silu, &both, out);
-        gates::multiply(&mut self.pool, self.isa, &mut gated, &gate);
-        let down = self.operand(&gated, &expert.down.weight);
-        self.project_add(residual, &down, &expert.down);
-    }
-
-    fn pick(&mut self, x: &Tensor, tokens: &[u32]) -> Tensor {
-        let mut out = self.scratch.tensor(tokens.len(), x.width());
-        for (row, token) in tokens.iter().enumerate() {
-            out.row_mut(row).copy_from_slice(x.row(*token as usize));
-        }
-        out
-    }
-
-    fn norm_picked(&mut self, x: &Tensor, tokens: &[u32], norm: &Vec<f32>, eps: f32) -> Tensor {
-        let picked = self.pick(x, tokens);
-        self.norm_rows(&picked, norm, eps)
-    }
-
-    fn logits(
-        &mut self,
-        x: &Tensor,
-        tokens: &[u32],
-        norm: &Vec<f32>,
-        eps: f32,
-        vocab: &Stack,
-    ) -> Tensor {
-        let source = Activations {
-            picked: Some(tokens),
-            norm: Some((norm.as_slice(), eps)),
-            ..Activations::plain(x.values(), x.width())
-        };
-        let normed = self.pack(source, vocab);
-        let mut out = self.scratch.tensor(tokens.len(), vocab.outputs);
-        let product = Product {
-            x: &normed.0,
-            weight: vocab,
-            bias: None,
-            out: out.values_mut(),
-            write: Write::Store,
-        };
-        matmul(&mut self.pool, self.isa, product);
-        out
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine can do at best: how fast it reads memory, and how fast it multiplies and adds.
+//! The best that this machine can do: how fast it reads memory, and how fast it multiplies and adds.
 //!
 //! The floors of a benchmark are made of these rates, so each is the best of a few passes: whatever else the machine
 //! does can only lower a rate. Both move with the machine's other users; measure them beside what is compared.

@@ -1,4 +1,4 @@
-//! What becomes of rows of logits: they are shared out to the threads, tokens are chosen with the best instructions.
+//! Rows of logits on the threads: they are shared out, and tokens are chosen with the best instructions.
 
 use super::simd::{Kernel, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};

@@ -20,7 +20,7 @@ pub struct Recall {
     best: u64,
 }
 
-/// What a query is held against.
+/// The keys that a query is held against.
 struct Keys<'a, E> {
     keys: &'a [E],
     planes: Planes,

@@ -210,7 +210,7 @@ const STREAM_STEPS: usize = 128;
 pub enum Ahead {
     /// Nothing to ask for.
     Nothing,
-    /// What lies behind the only panel: the next tile's.
+    /// The memory behind the only panel: the next tile's.
     Stream,
     /// So many words from a pointer on, over a whole tile.
     Words(*const u32, usize),

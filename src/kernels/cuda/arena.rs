@@ -38,7 +38,7 @@ impl Arena {
         }
     }
 
-    /// What a part of so many bytes takes.
+    /// The size that a part of so many bytes takes.
     pub fn rounded(bytes: usize) -> usize {
         bytes.max(1).next_multiple_of(ALIGNMENT)
     }

@@ -1,4 +1,4 @@
-//! What kernels are called with: `kernels/params.cuh`, struct by struct and field by field.
+//! The arguments of kernels: `kernels/params.cuh`, struct by struct and field by field.
 
 use super::driver::{DevicePtr, KernelArg};
 
@@ -6,7 +6,7 @@ use super::driver::{DevicePtr, KernelArg};
 #[derive(Clone, Copy, Debug)]
 pub enum Element {}
 
-/// What [`Element`] stands for.
+/// The type that [`Element`] stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
     /// 32-bit floats.
@@ -24,7 +24,7 @@ impl ElementType {
         }
     }
 
-    /// What the names of its kernels end in.
+    /// The ending of the names of its kernels.
     pub const fn suffix(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -37,7 +37,7 @@ impl ElementType {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 pub struct Segment {
-    /// Of the page table.
+    /// The rows of the page table.
     pub row: u32,
     /// Index of its first token in the step.
     pub first_token: u32,
@@ -125,7 +125,7 @@ pub struct AttendParams {
     pub scale_log2: f32,
 }
 
-/// What a product does with its result: `GemmWrite` of params.cuh.
+/// The use that a product makes of its result: `GemmWrite` of params.cuh.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmWrite {
@@ -157,7 +157,7 @@ pub struct GemmParams {
     pub n: u32,
     /// Inputs.
     pub k: u32,
-    /// What is done with the result.
+    /// The use of the result.
     pub write: GemmWrite,
     /// Parts of `k`.
     pub n_splits: u32,

@@ -27,7 +27,7 @@ pub(super) fn folders(package: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// What a folder holds whose name begins so, by name.
+/// The entries of a folder whose names begin so, by name.
 pub(super) fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();

@@ -11,7 +11,7 @@ pub struct Ends<B: Backend> {
     embedding: B::Matrix,
     /// Factor on embeddings of tokens, and not on vectors of a prompt.
     embedding_scale: Option<f32>,
-    /// What makes inputs of all layers beside the embedding.
+    /// The weights that make inputs of all layers beside the embedding.
     inputs: Option<InputTable<B>>,
     rope: B::Rope,
     /// That of layers with windows, where it is another one.

@@ -13,7 +13,7 @@ pub struct Mlp<B: Backend> {
     pub(super) down: Linear<B>,
     /// Norms what it adds.
     pub(super) post_norm: Option<Norm<B>>,
-    /// What is added to its result before that.
+    /// The experts whose output is added to its result before that.
     pub(super) side: Option<SideExperts<B>>,
     pub(super) residual_scale: Option<f32>,
 }
@@ -61,7 +61,7 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// What goes on to the projection down.
+    /// The operand of the projection down.
     pub(super) fn gated(&self, backend: &mut B, normed: &B::Operand) -> B::Operand {
         backend.gated(normed, &self.gate_up, self.gate, &self.down.weight)
     }

@@ -132,7 +132,7 @@ impl ModelConfig {
         (heads[kind], dims[kind])
     }
 
-    /// What only Gemma 4 has.
+    /// The parts that only Gemma 4 has.
     pub fn fourth(&self) -> Option<&Gemma4Config> {
         self.gemma.as_ref()?.fourth.as_ref()
     }

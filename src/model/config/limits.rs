@@ -25,7 +25,7 @@ pub(crate) const HEAD_DIM: RangeInclusive<usize> = 2..=1 << 12;
 /// Tokens of a context.
 pub(crate) const CONTEXT: RangeInclusive<usize> = 1..=MAX_POSITIONS;
 
-/// What a factor or a cap may be.
+/// The values that a factor or a cap may have.
 pub(crate) const FACTORS: RangeInclusive<f64> = 1e-6..=1e6;
 
 /// Key and value heads divide the query heads, given with their key.

@@ -1,4 +1,4 @@
-//! What a model is, from its `config.json`: sizes, biases, windows, rotation.
+//! A model's shape, from its `config.json`: sizes, biases, windows, rotation.
 //!
 //! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
 //! is not implemented is refused; nothing is guessed.
@@ -98,11 +98,11 @@ pub struct ModelConfig {
     pub residual_scale: Option<f32>,
     /// Factor on attention's scores, in the place of 1/sqrt of a query's elements.
     pub score_scale: Option<f32>,
-    /// What logits are divided by.
+    /// The divisor of logits.
     pub logits_divisor: Option<f32>,
     /// Factor on queries, by their positions.
     pub query_scale: Option<PositionScale>,
-    /// What only the families of Gemma have.
+    /// The parts that only the families of Gemma have.
     pub gemma: Option<GemmaConfig>,
     /// Every query head has a score without a value.
     pub sinks: bool,
@@ -116,7 +116,7 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
-    /// What the weights are meant to be stored and run in.
+    /// The type that the weights are meant to be stored and run in.
     pub dtype: Option<Dtype>,
 }
 
@@ -349,6 +349,7 @@ impl ModelConfig {
         let layer = |layer| match (self.states_in(layer), self.kv_source(layer)) {
             (Some(states), _) => LayerKv::State {
                 bytes: states.state_bytes(self.hidden_size),
+                heads: states.state_heads(),
             },
             (None, source) if source != layer => LayerKv::Shared(source),
             _ => LayerKv::Pages(pages(layer)),

@@ -6,6 +6,7 @@ use crate::error::LoadError;
 use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
 use crate::model::json_file::JsonFile;
 use crate::model::weights::TensorSpec;
+use crate::state::pool::kv_layout::StateHeads;
 
 /// The ends of names of matrices whose few outputs decide how much of a state stays and what is added.
 pub(super) const GATES: [&str; 2] = [
@@ -88,6 +89,17 @@ impl RecurrentConfig {
             Recurrence::DeltaNet { shape, .. } => shape.state_elements(),
         };
         (elements * size_of::<f32>()) as u64
+    }
+
+    /// The heads that the state of a layer begins with.
+    pub fn state_heads(&self) -> StateHeads {
+        match self.recurrence {
+            Recurrence::GatedConv { .. } => StateHeads::default(),
+            Recurrence::DeltaNet { shape, .. } => StateHeads {
+                count: shape.value_heads,
+                bytes: (shape.head_elements() * size_of::<f32>()) as u64,
+            },
+        }
     }
 
     /// Multiplications and additions of a token with the state of a layer, in f32: of a delta net's matrix each element

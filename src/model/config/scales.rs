@@ -6,7 +6,7 @@ use crate::kernels::rope::PositionScale;
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{MAX_POSITIONS, RopeConfig};
 
-/// What a factor may be.
+/// The values that a factor may have.
 pub(crate) const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 /// How fast queries may grow with their positions.
 pub(crate) const SLOPES: std::ops::RangeInclusive<f64> = 0.0..=1e3;
@@ -20,7 +20,7 @@ pub(crate) struct Scales {
     pub residual: Option<f32>,
     /// On attention's scores, in the place of 1/sqrt of a query's elements.
     pub scores: Option<f32>,
-    /// What logits are divided by.
+    /// The divisor of logits.
     pub logits_divisor: Option<f32>,
     /// On queries, by their positions.
     pub queries: Option<PositionScale>,

@@ -118,7 +118,7 @@ impl ModelConfig {
         }
     }
 
-    /// What every layer gets of the tokens themselves.
+    /// The inputs that every layer gets of the tokens themselves.
     pub fn layer_inputs(&self) -> Option<LayerInputs> {
         self.fourth()?.inputs
     }
@@ -132,7 +132,7 @@ impl ModelConfig {
         let mut push = |name: String, shape: &[usize]| specs.push((name, shape.to_vec()));
         let gate = ("gate_proj", q);
         let gate = self.gates_attention().then_some(gate);
-        // What is read twice is there twice.
+        // A tensor that is read twice is there twice.
         let parts = [
             ("q_proj", q),
             ("k_proj", kv),

@@ -1,4 +1,4 @@
-//! What files of Gemma's families say, and what follows from it. Their norms are written as they are.
+//! The contents of files of Gemma's families, and the consequences. Their norms are written as they are.
 
 use std::ops::RangeInclusive;
 

@@ -44,7 +44,7 @@ pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 /// A model's files, opened and checked: every tensor is there, or will be made, in the shape that the configuration asks
 /// for.
 pub struct Checkpoint {
-    /// What the model is.
+    /// The model's configuration.
     pub config: ModelConfig,
     /// Element type that matrices and KV will have.
     pub dtype: Dtype,
@@ -197,7 +197,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// What the model is.
+    /// The model's configuration.
     pub fn config(&self) -> &'a ModelConfig {
         &self.checkpoint.config
     }
@@ -231,7 +231,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(matrix)
     }
 
-    /// What a matrix that no backend knows is converted to.
+    /// The type that a matrix that no backend knows is converted to.
     fn target(&self, role: MatrixRole) -> Target {
         Target {
             dtype: self.checkpoint.dtype,

@@ -25,11 +25,11 @@ const SUPPORTED: &str = "default, linear, llama3, yarn, longrope";
 pub struct RopeConfig {
     /// Base of the wavelengths.
     pub theta: f64,
-    /// What is done to the frequencies.
+    /// The change of the frequencies.
     pub scaling: RopeScaling,
 }
 
-/// What is done to the frequencies to reach a longer context.
+/// The change of the frequencies to reach a longer context.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Nothing.

@@ -39,7 +39,7 @@ impl ChannelType {
     }
 }
 
-/// What is asked for.
+/// The settings that are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparsityWish {
     /// The file of channels.
@@ -57,7 +57,7 @@ pub struct SparsityWish {
 /// Double sparsity of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSparsity {
-    /// What the kernels need.
+    /// The parameters that the kernels need.
     pub rules: Arc<DoubleSparsity>,
     /// Names all that decides what is computed: the parameters and the file's hash. Wherever keys and values outlive their
     /// engine this belongs to what they are found by, so the same parameters have the same name in every version.
@@ -98,7 +98,7 @@ impl LayersToLabel<'_> {
     /// Elements of a head's label in each layer.
     ///
     /// # Errors
-    /// What the model has that double sparsity cannot serve.
+    /// The part of the model that double sparsity cannot serve.
     pub fn labels(&self, channels: usize) -> Result<Vec<usize>, LoadError> {
         let refuse = |reason: String| {
             Err(LoadError::Device(format!(

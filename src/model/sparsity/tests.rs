@@ -1,7 +1,7 @@
 //! Files of channels, good and hostile, and models that cannot be sparse.
 
 use super::*;
-use crate::state::pool::kv_layout::LayerKv;
+use crate::state::pool::kv_layout::{LayerKv, StateHeads};
 use serde_json::{Value, json};
 
 const DIM: usize = 8;
@@ -29,7 +29,15 @@ fn pages(values: Values) -> LayerKv {
 /// Two layers that see everything, one with a window and one with a state.
 fn layout() -> KvLayout {
     let full = pages(Values::Own { dim: DIM });
-    KvLayout::new(vec![full, full, full, LayerKv::State { bytes: 64 }])
+    KvLayout::new(vec![
+        full,
+        full,
+        full,
+        LayerKv::State {
+            bytes: 64,
+            heads: StateHeads::default(),
+        },
+    ])
 }
 
 const WINDOWS: [Option<usize>; 4] = [None, Some(9), None, None];
@@ -129,7 +137,7 @@ fn the_tag_tells_parameters_and_files_apart() {
     }
 }
 
-/// What was cached by an older version is found by it, or not, for the same reasons.
+/// A block that was cached by an older version is found by it, or not, for the same reasons.
 #[test]
 fn the_tag_is_that_of_every_version() {
     let read = read_text(BOTH, wish).expect("a good file");

@@ -54,7 +54,7 @@ pub(super) enum EmptyContent {
     Null,
 }
 
-/// Who writes the calls of earlier answers.
+/// The writer of the calls of earlier answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Written {
     ByTemplate,

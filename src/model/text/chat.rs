@@ -6,7 +6,7 @@ use super::calls::CallForm;
 use super::tool_place::ToolPlace;
 use crate::error::RequestError;
 
-/// What a chat template is rendered with.
+/// The values that a chat template is rendered with.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatPrompt<'a> {
     /// OpenAI's messages: a list of objects with `role` and `content` (text, or a list of text parts).

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::SpecialTokens;
 use crate::error::LoadError;
 
-/// What this engine reads of `tokenizer_config.json`; all empty without the file.
+/// The fields of `tokenizer_config.json` that this engine reads; all empty without the file.
 #[derive(Debug, Default)]
 pub(super) struct TokenizerConfig {
     pub(super) special: SpecialTokens,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// What surrounds calls.
+/// The text around calls.
 const TAGS: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];
 
 /// Adds calls to the content of an answer.
@@ -24,7 +24,7 @@ pub(super) fn add(content: &mut String, calls: &[Value]) {
                     literal(content, value);
                 }
             }
-            // What a model wrote wrongly stays as it is.
+            // A value that a model wrote wrongly stays as it is.
             Some(Value::String(text)) => content.push_str(text),
             _ => {}
         }

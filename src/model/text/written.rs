@@ -56,7 +56,7 @@ fn object(out: &mut String, call: &Value) {
     let name = function.get("name").unwrap_or(&Value::Null);
     let _ = write!(out, "{{\"name\": {}, \"arguments\": ", python::dumps(name));
     match function.get("arguments") {
-        // What a model wrote wrongly stays as it is.
+        // A value that a model wrote wrongly stays as it is.
         Some(Value::String(text)) => out.push_str(text),
         Some(arguments) => out.push_str(&python::dumps(arguments)),
         None => out.push_str("{}"),

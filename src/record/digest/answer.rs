@@ -1,4 +1,4 @@
-//! What tree and pools answer.
+//! The answers of tree and pools.
 
 use serde::{Deserialize, Serialize};
 

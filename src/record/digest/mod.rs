@@ -1,4 +1,4 @@
-//! What came out, in a form that two runs can be compared by: every id, length and number; of long lists of tokens,
+//! Outcomes, in a form that two runs can be compared by: every id, length and number; of long lists of tokens,
 //! which the inputs decide, a sum.
 //!
 //! Values are taken apart field by field, so that a new field of a plan does not compile until somebody has said
@@ -131,7 +131,7 @@ fn seqs(seqs: &[SeqId]) -> Vec<Seq> {
     seqs.iter().map(|seq| (*seq).into()).collect()
 }
 
-/// Of the news that were sent: who ended and how; of the tokens, which steps brought, a sum.
+/// The news that were sent: who ended and how; of the tokens, which steps brought, a sum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewsDigest {
     requests: u64,

@@ -1,4 +1,4 @@
-//! What the scheduler asks of tree and pools.
+//! The scheduler's questions to tree and pools.
 
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +62,7 @@ impl From<&PlanStep> for PlanDigest {
             free_windows: _,
             // The log's header says so.
             has_windows: _,
-            // What is saved shows in the step.
+            // The saves show in the step.
             saves: _,
         } = request;
         let number_of = |demand: &PinDemand| demand.pin;
@@ -132,7 +132,7 @@ impl From<&ProbePrefixes> for ProbeDigest {
     }
 }
 
-/// Of an [`AdmitRequest`]. What the adder reserves shows in what is admitted.
+/// Of an [`AdmitRequest`]. The adder's reservations show in what is admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct AdmitDigest {
     candidates: Vec<Seq>,
@@ -150,11 +150,11 @@ impl From<&AdmitRequest> for AdmitDigest {
             max_new_rows,
             prefix_wait,
             mixes,
-            // Who may give way shows in who does.
+            // The sequences that may give way show in those that do.
             preemption: _,
             // The log's header has them.
             states: _,
-            // What it lets in shows in what is admitted.
+            // The requests that it lets in show in those that are admitted.
             windows: _,
             // The log's header has it.
             block_tokens: _,
@@ -299,7 +299,7 @@ impl PublishDigest {
             written_by,
             // The submission has the anchors.
             boundaries: _,
-            // What is saved shows in the steps.
+            // The saves show in the steps.
             stored_tokens: _,
         } = key;
         let saved = states

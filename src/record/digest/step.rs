@@ -1,4 +1,4 @@
-//! What the executor is to run.
+//! The executor's orders.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ struct StartDigest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum EditDigest {
-    /// What a decode appends, at every step and for every row.
+    /// The pages that a decode appends, at every step and for every row.
     AppendOne {
         row: RowId,
         page: PageId,

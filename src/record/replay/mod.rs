@@ -28,12 +28,12 @@ const MAX_ROWS: usize = 1 << 20;
 /// Makes the states that a log is replayed on, given how the recorded ones began.
 pub type MakeStates<'a> = dyn Fn(&ControlSetup) -> Result<ControlStates, ConfigError> + 'a;
 
-/// What a replay found.
+/// The findings of a replay.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// What the log begins with.
+    /// The beginning of the log.
     pub header: Header,
-    /// What was replayed.
+    /// The numbers of what was replayed.
     pub counts: Counts,
     /// The first thing that came out otherwise.
     pub difference: Option<Difference>,
@@ -125,7 +125,7 @@ pub enum ReplayError {
         record: u64,
         /// The message that was taken in last.
         after: &'static str,
-        /// What the panic says.
+        /// The words of the panic.
         text: String,
     },
     /// A record that cannot be behind the ones before it.
@@ -201,7 +201,7 @@ struct Replay<'a> {
     has_gap: bool,
 }
 
-/// What a record came to.
+/// The outcome of a record.
 type Applied = Result<Option<Difference>, String>;
 
 impl Replay<'_> {

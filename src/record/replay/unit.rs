@@ -25,7 +25,7 @@ pub(super) struct Unit {
     pub(super) states: ControlStates,
     /// The plan that is out.
     pub(super) open: Option<Leg>,
-    /// What the last call said, until its outcome is read.
+    /// The message of the last call, until its outcome is read.
     pub(super) said: Option<Next>,
     pub(super) requests: HashMap<IntakeId, Inside>,
     pub(super) prompt_tokens: usize,
@@ -195,7 +195,7 @@ impl Unit {
         intake.into_iter().for_each(|intake| self.forget(intake));
     }
 
-    /// What hosts and clocks say. Whatever was refused then is refused now.
+    /// The calls of hosts and clocks. Whatever was refused then is refused now.
     pub(super) fn command(&mut self, entry: Entry) -> Result<(), String> {
         let scheduler = &mut self.states.scheduler;
         match entry {

@@ -1,4 +1,4 @@
-//! What the document says of Anthropic's Messages.
+//! The document's description of Anthropic's Messages.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -49,7 +49,7 @@ pub(in crate::server) fn count_operation(_: &Facts) -> Operation {
     .done()
 }
 
-/// What the prompt is made of.
+/// The fields that the prompt is made of.
 fn prompt() -> ObjectShape {
     let thinking = object()
         .has(

@@ -93,7 +93,7 @@ pub(in crate::server) async fn adapt<B: MessageBody + 'static>(
             let response = written(response, error.as_ref(), &id);
             Ok(ServiceResponse::new(request, response))
         }
-        // Refused on the way to the handler. What is on the way back still adds its headers.
+        // Refused on the way to the handler. Middleware on the way back still adds its headers.
         Err(mut error) => {
             let refused = error.as_error::<ApiError>().cloned();
             error.add_response_mapper(move |response| written(response, refused.as_ref(), &id));

@@ -10,7 +10,7 @@ use crate::request::{FinishReason, Usage};
 /// change the conversation, and nothing is proven.
 pub(super) const SIGNATURE: &str = "unsigned";
 
-/// What an answer tells of its call.
+/// The parts of its call that an answer repeats.
 pub(super) struct Head {
     /// The request, and the message's id.
     pub(super) rid: RequestId,
@@ -89,7 +89,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// The end of an answer that has a complete call, or none. What was cancelled from elsewhere has no reason.
+    /// The end of an answer that has a complete call, or none. One that was cancelled from elsewhere has no reason.
     pub(super) fn new(reason: FinishReason, has_call: bool) -> Self {
         let named = |stop_reason| Self {
             stop_reason: Some(stop_reason),

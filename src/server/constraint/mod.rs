@@ -45,7 +45,7 @@ pub(super) fn of_responses_call(fields: &mut Fields) -> Result<Option<Arc<Constr
     read_only_one(wishes, fields)
 }
 
-/// Reads the constraint among SGLang's sampling parameters, the object `raw`. What it takes is charged to `fields`.
+/// Reads the constraint among SGLang's sampling parameters, the object `raw`. Its memory is charged to `fields`.
 ///
 /// # Errors
 /// As [`of_openai_call`].

@@ -1,6 +1,6 @@
 //! The access log: one line for each HTTP request, at its end.
 //!
-//! What clients chose is written so that it cannot end a line or look like another field. Neither queries nor bodies are
+//! Values that clients chose are written so that they cannot end a line or look like another field. Neither queries nor bodies are
 //! in it.
 
 use std::fmt::{self, Write};

@@ -8,7 +8,7 @@ use actix_web::http::header::{HeaderMap, HeaderName};
 pub(in crate::server) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The same, as Anthropic's clients read it.
 pub(in crate::server) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
-/// What some clients call a request or a conversation. It may come more than once.
+/// The headers in which some clients name a request or a conversation. They may come more than once.
 const X_CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
 
 /// Longest id that is taken from a client.

@@ -1,6 +1,6 @@
 //! One HTTP request from its head to the end of its answer: its ids, its line in the access log, its trace.
 //!
-//! What works for a request finds its exchange as a task-local: the requests that it has in the engine are noted there.
+//! Code that works for a request finds its exchange as a task-local: the requests that it has in the engine are noted there.
 
 mod access;
 mod ids;
@@ -31,7 +31,7 @@ tokio::task_local! {
     static CURRENT: Arc<Exchange>;
 }
 
-/// What is known of an HTTP request.
+/// The facts of an HTTP request.
 pub(super) struct Exchange {
     ids: Ids,
     method: Method,

@@ -1,7 +1,13 @@
 //! One request of gRPC in the engine, whichever service it came by.
 
+use std::pin::Pin;
+
+use futures_util::StreamExt;
+use futures_util::stream::{self, Stream};
+use serde_json::{Map, Value};
 use tonic::Status;
 
+use super::call::{self, MessageLimits};
 use super::status;
 use crate::engine::Generation;
 use crate::ids::RequestId;
@@ -12,11 +18,14 @@ use crate::server::open_requests::Listed;
 use crate::server::state::AppState;
 use crate::server::transcript::{News, Transcript};
 
+/// Responses as they come.
+pub(super) type Responses<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
+
 /// One request under way. Dropped before its end, when its client leaves, it is cancelled.
 pub(super) struct Answer {
     generation: Generation,
     rid: RequestId,
-    /// What has come and was not told.
+    /// News that were not told yet.
     untold: Transcript,
     streams: bool,
     /// The memory of the prompt, until the first event: by then the engine has it.
@@ -26,8 +35,17 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// Sends a request to the engine, once `body` has made a call of `/generate` of its message.
+    pub(super) fn begin(
+        state: &AppState,
+        body: impl FnOnce(MessageLimits<'_>) -> Result<Map<String, Value>, ApiError>,
+    ) -> Result<Self, ApiError> {
+        let body = body(MessageLimits::of(state)?)?;
+        Self::of_call(state, call::read(state, body)?)
+    }
+
     /// Sends the one request of a call to the engine.
-    pub(super) fn begin(state: &AppState, call: NativeCall) -> Result<Self, ApiError> {
+    fn of_call(state: &AppState, call: NativeCall) -> Result<Self, ApiError> {
         let streams = call.stream;
         let (mut requests, charges) = match streams {
             true => call.into_streamed(),
@@ -49,12 +67,27 @@ impl Answer {
         })
     }
 
-    pub(super) fn rid(&self) -> &RequestId {
-        &self.rid
+    /// A stream of the responses that `tell` makes of each part of the answer, up to its end or an error.
+    pub(super) fn responses<R, F>(self, tell: F) -> Responses<R>
+    where
+        R: Send + 'static,
+        F: FnMut(&RequestId, Transcript) -> Vec<R> + Send + 'static,
+    {
+        let parts = stream::unfold(Some((self, tell)), |under_way| async move {
+            let (mut answer, mut tell) = under_way?;
+            let news = match answer.next().await {
+                Ok(news) => news,
+                Err(error) => return Some((vec![Err(error)], None)),
+            };
+            let has_ended = news.end.is_some();
+            let told = tell(&answer.rid, news).into_iter().map(Ok).collect();
+            Some((told, (!has_ended).then_some((answer, tell))))
+        });
+        Box::pin(parts.flat_map(stream::iter))
     }
 
-    /// What has come since the last time, all at once for a request that does not stream. With an end it is the last.
-    pub(super) async fn next(&mut self) -> Result<Transcript, Status> {
+    /// The news since the last time, all at once for a request that does not stream. With an end they are the last.
+    async fn next(&mut self) -> Result<Transcript, Status> {
         loop {
             let lost = || Status::unavailable("the request was lost");
             let event = self.generation.next().await.ok_or_else(lost)?;

@@ -11,7 +11,7 @@ use crate::server::native::NativeCall;
 use crate::server::state::AppState;
 use crate::state::request_limits::RequestLimits;
 
-/// How much of a message is made JSON, which takes many times its memory. What is longer has no chance.
+/// How much of a message is made JSON, which takes many times its memory. A longer one has no chance.
 #[derive(Clone, Copy)]
 pub(super) struct MessageLimits<'a> {
     pub(super) context_length: usize,
@@ -85,6 +85,29 @@ pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeC
     NativeCall::parse(fields, limits)
 }
 
+/// The request of a message, in whichever service.
+pub(super) struct Asked<I> {
+    pub(super) input_ids: Vec<I>,
+    pub(super) stream: bool,
+    /// Where it is empty, the engine makes one.
+    pub(super) rid: String,
+    /// The fields of `sampling_params`.
+    pub(super) sampling: Option<Map<String, Value>>,
+}
+
+impl<I: Serialize> Asked<I> {
+    /// The body of a call of `/generate` that asks for the same.
+    pub(super) fn into_body(self) -> Map<String, Value> {
+        let rid = Some(self.rid).filter(|rid| !rid.is_empty());
+        object([
+            ("input_ids", json!(self.input_ids)),
+            ("stream", json!(self.stream)),
+            ("rid", json!(rid)),
+            ("sampling_params", json!(self.sampling)),
+        ])
+    }
+}
+
 /// Refuses what is asked for and not here.
 pub(super) fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
     match asked.iter().find(|(_, is_asked)| *is_asked) {
@@ -107,6 +130,20 @@ pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
         true => Value::Null,
         false => json!(list),
     }
+}
+
+/// These numbers as fields, of which absent ones are null.
+///
+/// # Errors
+/// One is not finite, for which JSON has no number.
+pub(super) fn numbers<const N: usize>(
+    given: [(&str, Option<f32>); N],
+) -> Result<Map<String, Value>, ApiError> {
+    let fields = given.into_iter().map(|(name, value)| {
+        let number = value.map(|value| finite(name, value)).transpose()?;
+        Ok((name.to_owned(), json!(number)))
+    });
+    fields.collect()
 }
 
 /// JSON has no number for what is not finite, and would take it for an absent one.

@@ -4,10 +4,13 @@
 //! Both read what they are asked as calls of `/generate`, with the same limits and errors, and have no state of their own.
 
 mod answer;
+mod bundle;
 mod call;
 mod door;
+mod kv_events;
 mod runtime;
 mod scheduler;
+mod zip;
 
 use std::io;
 use std::net::TcpListener;

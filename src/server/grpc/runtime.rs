@@ -1,15 +1,13 @@
-//! The methods of the service.
+//! The runtime service, by which Dynamo's sidecar sends tokens.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 
 use actix_web::web::Data;
-use futures_util::stream::{self, Stream};
 use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status};
 
-use super::answer::Answer;
-use super::call::{self, MessageLimits, finite};
+use super::answer::{Answer, Responses};
+use super::call::{self, Asked, MessageLimits};
 use super::proto::runtime::sglang_service_server::SglangService;
 use super::proto::runtime::{
     AbortRequest, AbortResponse, FlushCacheRequest, FlushCacheResponse, GenerateRequest,
@@ -36,30 +34,18 @@ impl Runtime {
     }
 }
 
-/// Responses as they come.
-type Responses = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl SglangService for Runtime {
-    type GenerateStream = Responses;
+    type GenerateStream = Responses<GenerateResponse>;
 
     async fn generate(
         &self,
         request: Request<GenerateRequest>,
-    ) -> Result<Response<Responses>, Status> {
-        let limits = MessageLimits::of(&self.state);
-        let body = limits.and_then(|limits| body(request.into_inner(), limits));
-        let call = body.and_then(|body| call::read(&self.state, body));
-        let answer = call.and_then(|call| Answer::begin(&self.state, call));
-        let answer = answer.map_err(status)?;
-        let responses = stream::unfold(Some(answer), |answer| async move {
-            let mut answer = answer?;
-            let news = answer.next().await;
-            let response = news.map(|news| response(answer.rid(), &news));
-            let goes_on = response.as_ref().is_ok_and(|response| !response.finished);
-            Some((response, goes_on.then_some(answer)))
-        });
-        Ok(Response::new(Box::pin(responses)))
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        let answer = Answer::begin(&self.state, |limits| body(request, limits)).map_err(status)?;
+        let responses = answer.responses(|rid, news| vec![response(rid, &news)]);
+        Ok(Response::new(responses))
     }
 
     async fn health_check(
@@ -204,38 +190,26 @@ fn body(
     if let Some(params) = &request.sampling_params {
         limits.check_lists(params.stop.len(), params.stop_token_ids.len(), 0)?;
     }
-    let rid = request.rid.filter(|rid| !rid.is_empty());
-    let sampling = request.sampling_params.map(sampling).transpose()?;
-    Ok(call::object([
-        ("input_ids", json!(request.input_ids)),
-        ("stream", json!(request.stream)),
-        ("rid", json!(rid)),
-        ("sampling_params", json!(sampling)),
-    ]))
+    let asked = Asked {
+        input_ids: request.input_ids,
+        stream: request.stream == Some(true),
+        rid: request.rid.unwrap_or_default(),
+        sampling: request.sampling_params.map(sampling).transpose()?,
+    };
+    Ok(asked.into_body())
 }
 
 fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
-    let number = |name, value: Option<f32>| {
-        let number = value.map(|value| finite(name, value)).transpose();
-        number.map(|number| json!(number))
-    };
-    Ok(call::object([
-        ("temperature", number("temperature", params.temperature)?),
-        ("top_p", number("top_p", params.top_p)?),
+    let mut fields = call::numbers([
+        ("temperature", params.temperature),
+        ("top_p", params.top_p),
+        ("min_p", params.min_p),
+        ("frequency_penalty", params.frequency_penalty),
+        ("presence_penalty", params.presence_penalty),
+        ("repetition_penalty", params.repetition_penalty),
+    ])?;
+    fields.extend(call::object([
         ("top_k", json!(params.top_k)),
-        ("min_p", number("min_p", params.min_p)?),
-        (
-            "frequency_penalty",
-            number("frequency_penalty", params.frequency_penalty)?,
-        ),
-        (
-            "presence_penalty",
-            number("presence_penalty", params.presence_penalty)?,
-        ),
-        (
-            "repetition_penalty",
-            number("repetition_penalty", params.repetition_penalty)?,
-        ),
         ("max_new_tokens", json!(params.max_new_tokens)),
         ("min_new_tokens", json!(params.min_new_tokens)),
         ("ignore_eos", json!(params.ignore_eos)),
@@ -244,7 +218,8 @@ fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
         ("stop_token_ids", call::unless_empty(params.stop_token_ids)),
         ("json_schema", json!(params.json_schema)),
         ("regex", json!(params.regex)),
-    ]))
+    ]));
+    Ok(fields)
 }
 
 #[cfg(test)]

@@ -1,14 +1,12 @@
 //! The scheduler service, by which smg sends tokens instead of text.
 
-use std::pin::Pin;
-
 use actix_web::web::Data;
-use futures_util::stream::{self, Stream};
 use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status};
 
-use super::answer::Answer;
-use super::call::{self, MessageLimits, finite};
+use super::answer::{Answer, Responses};
+use super::bundle::Bundles;
+use super::call::{self, Asked, MessageLimits, finite};
 use super::proto::scheduler::generate_complete::MatchedStop;
 use super::proto::scheduler::generate_response::Response as Part;
 use super::proto::scheduler::sampling_params::Constraint;
@@ -16,10 +14,12 @@ use super::proto::scheduler::sglang_scheduler_server::SglangScheduler;
 use super::proto::scheduler::{
     AbortRequest, AbortResponse, GenerateComplete, GenerateRequest, GenerateResponse,
     GenerateStreamChunk, GetLoadsRequest, GetLoadsResponse, GetModelInfoRequest,
-    GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest,
-    HealthCheckResponse, QueueMetrics, SamplingParams, SchedulerLoad,
+    GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse, GetTokenizerChunk,
+    GetTokenizerRequest, HealthCheckRequest, HealthCheckResponse, KvEventBatch, QueueMetrics,
+    SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
 };
-use super::{check_rank, i32_of, status};
+use super::{check_rank, i32_of, kv_events, status};
+use crate::ids::RequestId;
 use crate::request::FinishReason;
 use crate::server::error::ApiError;
 use crate::server::loads;
@@ -29,31 +29,36 @@ use crate::server::transcript::Transcript;
 /// The service of one server.
 pub(super) struct Scheduler {
     state: Data<AppState>,
+    bundles: Bundles,
 }
 
 impl Scheduler {
     pub(super) fn new(state: Data<AppState>) -> Self {
-        Self { state }
+        Self {
+            state,
+            bundles: Bundles::new(),
+        }
     }
 }
 
-/// Responses as they come.
-type Responses = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl SglangScheduler for Scheduler {
-    type GenerateStream = Responses;
+    type GenerateStream = Responses<GenerateResponse>;
+    type GetTokenizerStream = Responses<GetTokenizerChunk>;
+    type SubscribeKvEventsStream = Responses<KvEventBatch>;
 
     async fn generate(
         &self,
         request: Request<GenerateRequest>,
-    ) -> Result<Response<Responses>, Status> {
-        let telling = Telling::begin(&self.state, request.into_inner()).map_err(status)?;
-        let responses = stream::unfold(telling, |mut telling| async move {
-            let response = telling.next().await?;
-            Some((response, telling))
-        });
-        Ok(Response::new(Box::pin(responses)))
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        let mut telling = Telling {
+            streams: request.stream,
+            tokens: Vec::new(),
+        };
+        let answer = Answer::begin(&self.state, |limits| body(request, limits)).map_err(status)?;
+        let responses = answer.responses(move |rid, news| telling.responses(rid, news));
+        Ok(Response::new(responses))
     }
 
     async fn health_check(
@@ -162,66 +167,44 @@ impl SglangScheduler for Scheduler {
             loads: vec![load],
         }))
     }
+
+    async fn get_tokenizer(
+        &self,
+        _: Request<GetTokenizerRequest>,
+    ) -> Result<Response<Self::GetTokenizerStream>, Status> {
+        let model = self.state.loaded().map_err(status)?.engine.model();
+        let folder = model.model_path.clone();
+        self.bundles.stream(folder).await.map(Response::new)
+    }
+
+    async fn subscribe_kv_events(
+        &self,
+        request: Request<SubscribeKvEventsRequest>,
+    ) -> Result<Response<Self::SubscribeKvEventsStream>, Status> {
+        let after = request.into_inner().start_sequence_number;
+        kv_events::subscribe(&self.state, after).map(Response::new)
+    }
 }
 
-/// What a client is told of its request: chunks, if it wants them, and then the whole.
+/// Makes responses of a request's answer: chunks for clients that want them, and then the whole.
 struct Telling {
-    answer: Answer,
     streams: bool,
+    /// All tokens so far.
     tokens: Vec<u32>,
-    /// To be told next.
-    complete: Option<GenerateComplete>,
-    has_ended: bool,
 }
 
 impl Telling {
-    fn begin(state: &AppState, request: GenerateRequest) -> Result<Self, ApiError> {
-        let streams = request.stream;
-        let body = body(request, MessageLimits::of(state)?)?;
-        let call = call::read(state, body)?;
-        Ok(Self {
-            answer: Answer::begin(state, call)?,
-            streams,
-            tokens: Vec::new(),
-            complete: None,
-            has_ended: false,
-        })
-    }
-
-    /// The next response; `None` after the whole or an error.
-    async fn next(&mut self) -> Option<Result<GenerateResponse, Status>> {
-        if let Some(complete) = self.complete.take() {
-            return Some(Ok(self.response(Part::Complete(complete))));
-        }
-        if self.has_ended {
-            return None;
-        }
-        let news = match self.answer.next().await {
-            Ok(news) => news,
-            Err(error) => {
-                self.has_ended = true;
-                return Some(Err(error));
-            }
-        };
+    fn responses(&mut self, rid: &RequestId, news: Transcript) -> Vec<GenerateResponse> {
         self.tokens.extend(&news.tokens);
-        let complete = self.complete(&news);
-        self.has_ended = complete.is_some();
+        let complete = self.complete(&news).map(Part::Complete);
         let is_chunk = self.streams && !news.tokens.is_empty();
-        let part = match complete {
-            Some(complete) if !is_chunk => Part::Complete(complete),
-            complete => {
-                self.complete = complete;
-                Part::Chunk(chunk(news))
-            }
-        };
-        Some(Ok(self.response(part)))
-    }
-
-    fn response(&self, part: Part) -> GenerateResponse {
-        GenerateResponse {
-            request_id: self.answer.rid().to_string(),
+        let chunk = is_chunk.then(|| Part::Chunk(chunk(news)));
+        let parts = chunk.into_iter().chain(complete);
+        let response = |part| GenerateResponse {
+            request_id: rid.to_string(),
             response: Some(part),
-        }
+        };
+        parts.map(response).collect()
     }
 
     fn complete(&mut self, news: &Transcript) -> Option<GenerateComplete> {
@@ -280,52 +263,39 @@ fn body(
         let (ids, bias) = (&params.stop_token_ids, &params.logit_bias);
         limits.check_lists(params.stop.len(), ids.len(), bias.len())?;
     }
-    let rid = Some(request.request_id).filter(|rid| !rid.is_empty());
-    let sampling = request.sampling_params.map(sampling).transpose()?;
-    let fields = [
-        ("input_ids", json!(ids)),
-        ("stream", json!(request.stream)),
-        ("rid", json!(rid)),
-        ("sampling_params", json!(sampling)),
-    ];
-    Ok(call::object(fields))
+    let asked = Asked {
+        input_ids: ids,
+        stream: request.stream,
+        rid: request.request_id,
+        sampling: request.sampling_params.map(sampling).transpose()?,
+    };
+    Ok(asked.into_body())
 }
 
 fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
-    let number = |name, value| finite(name, value).map(Value::Number);
-    // What no request can mean stands for nothing.
-    let unless_zero = |name, value: f32| match value == 0.0 {
-        true => Ok(Value::Null),
-        false => number(name, value),
-    };
+    // A zero that no request can mean stands for nothing.
+    let unless_zero = |value: f32| Some(value).filter(|value| *value != 0.0);
     let mut bias = Map::new();
     for (token, value) in params.logit_bias {
-        bias.insert(token, number("logit_bias", value)?);
+        bias.insert(token, Value::Number(finite("logit_bias", value)?));
     }
-    let mut fields = call::object([
-        ("temperature", number("temperature", params.temperature)?),
-        ("top_p", unless_zero("top_p", params.top_p)?),
+    let mut fields = call::numbers([
+        ("temperature", Some(params.temperature)),
+        ("top_p", unless_zero(params.top_p)),
+        ("min_p", Some(params.min_p)),
+        ("frequency_penalty", Some(params.frequency_penalty)),
+        ("presence_penalty", Some(params.presence_penalty)),
+        ("repetition_penalty", unless_zero(params.repetition_penalty)),
+    ])?;
+    fields.extend(call::object([
         ("top_k", json!((params.top_k != 0).then_some(params.top_k))),
-        ("min_p", number("min_p", params.min_p)?),
-        (
-            "frequency_penalty",
-            number("frequency_penalty", params.frequency_penalty)?,
-        ),
-        (
-            "presence_penalty",
-            number("presence_penalty", params.presence_penalty)?,
-        ),
-        (
-            "repetition_penalty",
-            unless_zero("repetition_penalty", params.repetition_penalty)?,
-        ),
         ("max_new_tokens", json!(params.max_new_tokens)),
         ("min_new_tokens", json!(params.min_new_tokens)),
         ("ignore_eos", json!(params.ignore_eos)),
         ("n", json!(params.n.max(1))),
         ("stop", call::unless_empty(params.stop)),
         ("stop_token_ids", call::unless_empty(params.stop_token_ids)),
-    ]);
+    ]));
     if !bias.is_empty() {
         fields.insert("logit_bias".to_owned(), Value::Object(bias));
     }

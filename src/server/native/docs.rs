@@ -1,4 +1,4 @@
-//! What the document says of SGLang's native API.
+//! The document's description of SGLang's native API.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -10,7 +10,7 @@ use crate::server::openapi::shape::{
 };
 use crate::server::openapi::shared;
 
-/// What one prompt has, or each prompt of a list.
+/// A field of one prompt, or of each prompt of a list.
 fn each(facts: &Facts, shape: Shape) -> Shape {
     any_of([
         shape.clone(),

@@ -10,7 +10,7 @@ use crate::server::sse::Chunks;
 use crate::server::transcript::{Transcript, TranscriptEnd};
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
 
-/// What the request wanted to see.
+/// The parts that the request wanted to see.
 #[derive(Clone)]
 pub(in crate::server) struct Shape {
     logprobs: bool,
@@ -78,7 +78,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// What is known of a request besides its text.
+/// The facts of a request besides its text.
 #[derive(Serialize)]
 pub(in crate::server) struct Meta<'a> {
     id: &'a RequestId,

@@ -1,4 +1,4 @@
-//! What the document says of plain completions, and of what they share with chats.
+//! The document's description of plain completions, and of the fields that they share with chats.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;

@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 use crate::server::spelling::{Spelling, spell};
 use crate::state::sampling::TokenLogprobs;
 
-/// What OpenAI writes for a probability of zero, which JSON has no logarithm of.
+/// The number that OpenAI writes for a probability of zero, which JSON has no logarithm of.
 const LOWEST_LOGPROB: f32 = -9999.0;
 
 /// `logprobs` of completions: four lists of one entry a token.

@@ -38,7 +38,7 @@ const MAX_TOP_LOGPROBS: u32 = 20;
 /// Reads the constraint on the answer of a call.
 pub(super) type ReadConstraint = fn(&mut Fields) -> Result<Option<Arc<Constraint>>, ApiError>;
 
-/// What all of these endpoints read alike.
+/// The fields that all of these endpoints read alike.
 pub(super) struct Common {
     pub(super) id: RequestId,
     pub(super) sampling: SamplingParams,

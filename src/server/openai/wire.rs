@@ -24,7 +24,7 @@ impl<C> Response<'_, C> {
     }
 }
 
-/// What SGLang tells in addition to OpenAI.
+/// The fields that SGLang has in addition to OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Extension {
     cached_tokens_details: CachedTokens,
@@ -54,7 +54,7 @@ impl Extension {
     }
 }
 
-/// What every chunk of one response repeats.
+/// The fields that every chunk of one response repeats.
 pub(super) struct Head {
     pub(super) id: String,
     pub(super) object: &'static str,

@@ -40,7 +40,7 @@ const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's and SGLa
     Null fields of a body count as absent; fields that nobody reads are ignored, unless they would change the answer. \
     Pages of other sites are refused, unless `--allowed-origins` names them.";
 
-/// What the document says of one server.
+/// The facts of one server that the document names.
 #[derive(Default)]
 pub(super) struct Facts {
     /// How long the lists and names of a request may be.

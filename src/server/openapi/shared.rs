@@ -194,7 +194,7 @@ fn seed() -> Shape {
         .about("seed of the draws, of 64 bits; a random one if it is absent")
 }
 
-/// What all of OpenAI's endpoints that generate read alike.
+/// The fields that all of OpenAI's endpoints that generate read alike.
 pub(in crate::server) fn common(facts: &Facts) -> ObjectShape {
     let options = object()
         .takes(
@@ -353,7 +353,7 @@ pub(super) fn usage() -> Shape {
         .shape()
 }
 
-/// What SGLang tells of an answer in addition to OpenAI.
+/// The fields of an answer that SGLang has in addition to OpenAI.
 pub(in crate::server) fn sglext() -> Shape {
     let cached = object().has("device", count()).has("host", count());
     let stored = count().about("if any came from the KV store");

@@ -22,7 +22,7 @@ use client::Client;
 use spans::CallTrace;
 
 const SERVICE: &str = "souffleur";
-/// What the SDK calls a service without a name.
+/// The SDK's name for a service without one.
 const NAMELESS: &str = "unknown_service";
 
 /// Makes spans of requests and sends them to a collector.
@@ -36,7 +36,7 @@ impl Otlp {
     /// machine.
     ///
     /// # Errors
-    /// What is wrong with the endpoint or with a variable. Nobody is asked at the endpoint yet.
+    /// The fault in the endpoint or in a variable. Nobody is asked at the endpoint yet.
     pub fn start(endpoint: Option<&str>) -> Result<Self, String> {
         let exporter = SpanExporter::builder().with_http();
         let exporter = exporter

@@ -84,7 +84,7 @@ impl Trace for CallTrace {
     }
 }
 
-/// What a route does, in the words of the conventions.
+/// The name of a route's work, in the words of the conventions.
 fn operation(path: &str) -> &'static str {
     match path {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" => "chat",

@@ -46,7 +46,7 @@ pub(super) struct Opening {
     pub(super) idle: Option<Duration>,
 }
 
-/// What a request brings.
+/// The tokens and names that a request brings.
 pub(super) struct New {
     pub(super) tokens: Vec<u32>,
     /// The token that begins a prompt, and does not stand behind others.
@@ -332,8 +332,8 @@ impl Open {
         Ok(prompt)
     }
 
-    /// Takes out what a request replaces: all that there is, or what went on from its parent. What runs of it is cancelled,
-    /// and so is the parent.
+    /// Takes out what a request replaces: all that there is, or what went on from its parent. Requests of it that run are
+    /// cancelled, and so is the parent.
     fn replace(&mut self, params: &SessionParams) -> Vec<(RequestId, Turn)> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
             return Vec::new();
@@ -364,7 +364,7 @@ pub(in crate::server) struct SessionTurn {
     session: String,
     rid: RequestId,
     number: u64,
-    /// What it replaces, until it has ended: if it fails, they are there again.
+    /// The entries that it replaces, until it has ended: if it fails, they are there again.
     replaced: Vec<(RequestId, Turn)>,
 }
 

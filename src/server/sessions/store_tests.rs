@@ -76,7 +76,7 @@ fn requests_go_on_from_each_other_and_leave_no_memory() {
         ..plain.clone()
     };
     assert_eq!(behind(&without), [1, 2, 9]);
-    // What is refused replaces nothing, and no request takes the place of one that it does not replace.
+    // A request that is refused replaces nothing, and no request takes the place of one that it does not replace.
     let long = vec![1; 101];
     assert!(begin(&store, &plain, "b", &long).is_err());
     let again = begin(&store, &params(&id, Some("a")), "b", &[1]);

@@ -1,5 +1,5 @@
-//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop. What is said
-//! on it is another matter: see [`Talk`].
+//! One WebSocket's task: client frames, the events of its requests, the heartbeat and the drain, in one loop. Its
+//! messages are another matter: see [`Talk`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -104,9 +104,9 @@ impl From<Refusal> for CloseReason {
     }
 }
 
-/// What is said on a connection.
+/// The conversation on a connection.
 pub(super) trait Talk {
-    /// What the events of a request are told apart by.
+    /// The key that events of a request are told apart by.
     type Key: Clone + 'static;
 
     /// Requests of this connection that have not ended.

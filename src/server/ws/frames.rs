@@ -1,4 +1,4 @@
-//! What goes over the WebSocket, as JSON text.
+//! The messages on the WebSocket, as JSON text.
 
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ use crate::server::fields::Fields;
 use crate::server::native::{Meta, Shape};
 use crate::server::transcript::{News, Transcript};
 
-/// What a client asks for.
+/// The message of a client.
 pub(super) enum Op {
     /// The fields of `/generate`.
     Generate(Fields),

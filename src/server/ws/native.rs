@@ -1,4 +1,4 @@
-//! What is said on `/v1/ws/generate`.
+//! The conversation on `/v1/ws/generate`.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -104,7 +104,7 @@ impl Talk for Native {
         }
         match News::of(event) {
             Ok(news) => {
-                // Who hears that it has ended may go on from it at once.
+                // A client that hears that it has ended may go on from it at once.
                 named.note(&news);
                 let mut pieces = Vec::new();
                 news.in_pieces(|piece| pieces.push(piece));

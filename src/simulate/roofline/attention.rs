@@ -14,7 +14,7 @@ pub(super) struct Layers {
     pub(super) sparse: Option<SparseLayers>,
 }
 
-/// What queries that are sparse read instead.
+/// The reads of queries that are sparse.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SparseLayers {
     /// The first position of such a query.

@@ -13,7 +13,7 @@ pub struct Storage {
     pub dtype: Dtype,
     /// Type of K/V.
     pub kv_dtype: KvDtype,
-    /// What matrices are quantised to.
+    /// The type that matrices are quantised to.
     pub quantization: Option<Quantization>,
     /// Long contexts are read in part.
     pub sparsity: Option<Sparsity>,

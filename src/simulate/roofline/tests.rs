@@ -6,7 +6,7 @@ use super::*;
 use crate::ids::{RowId, SeqId, StateSlot, StepId};
 use crate::kernels::dtype::Dtype;
 use crate::simulate::shape;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, StateHeads, Values};
 use crate::state::pool::pages::PageRun;
 use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
 
@@ -100,7 +100,10 @@ fn layers_count_with_their_own_widths_and_states() {
     let (own, latent) = (Values::Own { dim: 16 }, Values::InKeys { dim: 16 });
     let layout = KvLayout::new(vec![
         pages(16, own),
-        LayerKv::State { bytes: 1000 },
+        LayerKv::State {
+            bytes: 1000,
+            heads: StateHeads::default(),
+        },
         pages(24, latent),
         pages(16, own),
         pages(16, own),

@@ -1,8 +1,8 @@
 //! The KV store in virtual time: the index, the names and the cost rule of [`crate::state::tiers`], and a disk that takes
 //! its time.
 //!
-//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. What the
-//! store has is told at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes
+//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. The
+//! store's blocks are told at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes
 //! its bytes at the disk's rate.
 
 mod work;
@@ -22,7 +22,7 @@ use crate::state::tiers::{
 };
 use work::{Fetch, Job, Write};
 
-/// What became of a store's blocks.
+/// The fate of a store's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StoreOutcome {
     /// Bytes that it might take on the disk.
@@ -53,7 +53,7 @@ pub struct StoreOutcome {
     pub write_s: f64,
 }
 
-/// What the store says to the scheduler.
+/// The store's words to the scheduler.
 pub(super) enum StoreAnswer {
     Found { seq: SeqId, found: PrefixFound },
     Fetched { ticket: Ticket, blocks: usize },
@@ -192,7 +192,7 @@ impl<'a> VirtualStore<'a> {
         std::mem::take(&mut self.answers)
     }
 
-    /// What became of the blocks so far.
+    /// The fate of the blocks so far.
     pub fn outcome(&self) -> StoreOutcome {
         StoreOutcome {
             held_bytes: self.held_bytes(),

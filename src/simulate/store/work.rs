@@ -1,4 +1,4 @@
-//! What the disk does, in its order: fetches in turn, and writes where no fetch can begin.
+//! The work of the disk, in its order: fetches in turn, and writes where no fetch can begin.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::{StoreAnswer, VirtualStore};
 use crate::ids::Ticket;
 use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 
-/// Of the buffers, fetches leave one in so many to saves, and one at least.
+/// Fetches leave one in so many of the buffers to saves, and one at least.
 const SAVES_SHARE: usize = 4;
 /// A fetch takes one in so many of those that are for fetches, or waits until it can.
 const ROUND_SHARE: usize = 4;
@@ -30,7 +30,7 @@ pub(super) struct Write {
     pub kind: BlockKind,
 }
 
-/// What the disk does.
+/// The work of the disk.
 pub(super) struct Job {
     began_s: f64,
     pub ends_s: f64,
@@ -40,14 +40,14 @@ pub(super) struct Job {
 enum Work {
     Read {
         fetch: Fetch,
-        /// Of the blocks that are wanted, those that are read.
+        /// Those of the blocks that are wanted that are read.
         blocks: usize,
         is_cancelled: bool,
     },
     Write(Write),
 }
 
-/// What can be done about a fetch.
+/// The next step of a fetch.
 enum Next {
     /// Blocks are read up to this one.
     Read(usize),

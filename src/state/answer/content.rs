@@ -30,7 +30,7 @@ impl ContentStops {
         self.table.is_empty()
     }
 
-    /// Returns whether a stop string ends in `more`, whitespace that is held after all text so far. What was held at the last
+    /// Returns whether a stop string ends in `more`, whitespace that is held after all text so far. Text that was held at the last
     /// call begins it, unless text has come since.
     pub(super) fn end_in(&mut self, more: &str) -> bool {
         if more.is_empty() {

@@ -15,7 +15,7 @@ pub enum CacheChange {
     Stored {
         /// The node.
         node: u32,
-        /// What stands above it.
+        /// The node or root above it.
         above: Above,
         /// Whole pages.
         tokens: NodeTokens,
@@ -48,7 +48,7 @@ impl CacheChange {
     }
 }
 
-/// What a node stands below.
+/// The place above a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Above {
     /// Nothing: its tokens begin a prefix in this namespace.

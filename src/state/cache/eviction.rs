@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What a policy may look at. Times are readings of the tree's logical clock.
+/// The facts that a policy may look at. Times are readings of the tree's logical clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeUse {
     /// When a match or an insert last passed through the node.
@@ -21,7 +21,7 @@ pub struct NodeUse {
     pub history_tokens: u32,
 }
 
-/// What can be set of policies that have something to set; names as SGLang's `--radix-eviction-policy-config`.
+/// The settings of policies that have any; names as SGLang's `--radix-eviction-policy-config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvictionParameters {

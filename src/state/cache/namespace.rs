@@ -1,4 +1,4 @@
-//! Who may share cached KV with whom.
+//! The parties that may share cached KV.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use crate::state::request_limits::RequestLimits;
 
 /// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
 ///
-/// What keys and values depend on beside, such as the weights and double sparsity's parameters, is the same for the whole
-/// life of an engine and in no key. Where they outlive one it belongs to what they are found by.
+/// Keys and values depend on more, such as the weights and double sparsity's parameters, which is the same for the whole life
+/// of an engine and in no key. Where they outlive one it belongs to what they are found by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
     extra_key: Option<Arc<str>>,
@@ -77,12 +77,12 @@ impl Namespace {
         self.cache_salt.is_some()
     }
 
-    /// What the client gave as `extra_key`, the adapter's name included.
+    /// The `extra_key` that the client gave, the adapter's name included.
     pub fn extra_key(&self) -> Option<&str> {
         self.extra_key.as_deref()
     }
 
-    /// What the client gave as `cache_salt`, never empty.
+    /// The `cache_salt` that the client gave, never empty.
     pub fn cache_salt(&self) -> Option<&str> {
         self.cache_salt.as_deref()
     }

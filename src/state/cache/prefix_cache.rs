@@ -1,4 +1,4 @@
-//! What the RadixCache actor needs of a prefix cache, and the values that go in and out.
+//! The RadixCache actor's demands on a prefix cache, and the values that go in and out.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub trait PrefixCache: Send {
     /// Mutates: touches the matched path, may split a node, takes a lock. Nothing need be locked before.
     fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix;
 
-    /// Gives a lock back. What it alone protected becomes evictable.
+    /// Gives a lock back. Nodes that it alone protected become evictable.
     ///
     /// Mutates lock counts only: no touch. A lock on the root does nothing.
     fn unlock(&mut self, lock: NodeLock);
@@ -44,7 +44,7 @@ pub trait PrefixCache: Send {
             .collect()
     }
 
-    /// Evicts by another policy from now on. What does not evict has nothing to change.
+    /// Evicts by another policy from now on. A cache that does not evict has nothing to change.
     fn set_eviction_policy(&mut self, _policy: EvictionPolicy) {}
 
     /// Returns how much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
@@ -181,7 +181,7 @@ pub trait PrefixCache: Send {
         Vec::new()
     }
 
-    /// What is to be saved, and what was evicted before it could be.
+    /// The blocks to be saved, and those that were evicted before they could be.
     fn save_counts(&self) -> SaveCounts {
         SaveCounts::default()
     }
@@ -234,7 +234,7 @@ pub struct SaveDemand {
     pub account: SaveAccount,
 }
 
-/// What a cache does with its account of what the store has, before it takes any block.
+/// A change of a cache's account of the store's blocks, before it takes any block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveAccount {
     /// Goes on with it.
@@ -319,14 +319,14 @@ impl Thinning {
     }
 }
 
-/// What a sequence publishes.
+/// The tokens and pages that a sequence publishes.
 #[derive(Debug)]
 pub struct Checkpoint<'a> {
-    /// Who may reuse it.
+    /// The namespace of those that may reuse it.
     pub namespace: &'a Namespace,
     /// Every token whose KV is written or will be by the steps already queued; not cut to pages.
     pub tokens: &'a [u32],
-    /// What starts with `tokens`, if the cache may keep it instead of a copy.
+    /// An array that starts with `tokens`, if the cache may keep it instead of a copy.
     pub owner: Option<&'a Arc<[u32]>>,
     /// How many of `tokens`' first tokens are the prompt; may be more than there are so far.
     pub prompt_tokens: usize,
@@ -352,13 +352,13 @@ pub struct Checkpoint<'a> {
     pub stored_tokens: usize,
 }
 
-/// What a sequence holds after a [`Checkpoint`].
+/// The holdings of a sequence after a [`Checkpoint`].
 #[derive(Debug)]
 #[must_use]
 pub struct Checkpointed {
     /// Protects the first `protected_pages` pages; replaces the lock that went in.
     pub lock: NodeLock,
-    /// What stays the sequence's own: the partly filled last page and what is allocated behind it.
+    /// The sequence's own pages: the partly filled last one and what is allocated behind it.
     pub private: Pages,
     /// Pages whose content the cache held already: computed twice, to be freed once.
     pub duplicates: Pages,
@@ -372,10 +372,10 @@ pub struct Checkpointed {
     pub windows: Option<Box<CheckpointedWindows>>,
 }
 
-/// What a sequence has of window pages after a [`Checkpoint`].
+/// The window pages of a sequence after a [`Checkpoint`].
 #[derive(Debug, Default)]
 pub struct CheckpointedWindows {
-    /// What stays the sequence's own.
+    /// The pages that stay the sequence's own.
     pub own: RowWindows,
     /// Pages whose content the cache held already.
     pub duplicates: WindowPages,

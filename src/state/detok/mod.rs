@@ -13,7 +13,7 @@ use crate::state::sampling::SamplingParams;
 pub use stops::{Found, StopMatcher, StopTable};
 use window::DecodeWindow;
 
-/// What turns tokens into text: the tokenizer, or a table in a test.
+/// The source of tokens' text: the tokenizer, or a table in a test.
 pub trait TokenText {
     /// Returns the text of the tokens as one string, as the tokenizer decodes a whole output: bytes that are no
     /// UTF-8 become U+FFFD, unknown ids become nothing.

@@ -8,7 +8,7 @@ use super::named::{MAX_NAME_BYTES, is_name};
 use super::python::atom;
 use super::syntax::{Tag, TagSet};
 
-/// What stands before the name, without its first letter.
+/// The text before the name, without its first letter.
 const LABEL: &str = "all:";
 /// A longer number or word is none.
 const MAX_WORD_BYTES: usize = 4096;
@@ -36,7 +36,7 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// What is left of the label.
+    /// The rest of the label.
     Label(&'static str),
     Function,
     /// A key, or the end of the map.
@@ -110,7 +110,7 @@ impl BracedReader {
         Step::More
     }
 
-    /// What stands at the beginning of the innermost container, or behind a comma in it.
+    /// The kind of place at the beginning of the innermost container, or behind a comma in it.
     fn next_item(&self) -> At {
         match self.open.last().map(|open| open.kind) {
             Some(Kind::List) => At::Item,

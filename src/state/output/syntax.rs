@@ -82,7 +82,7 @@ impl ToolSyntax {
 pub(super) struct ThinkSyntax {
     pub(super) start: &'static str,
     pub(super) end: &'static str,
-    /// What stands before the thoughts themselves.
+    /// The text before the thoughts themselves.
     pub(super) label: &'static str,
 }
 

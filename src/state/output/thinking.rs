@@ -36,7 +36,7 @@ impl Thinking {
             self.label = (n < label.len()).then_some((label, n));
             return;
         }
-        // What began like the label is none.
+        // A text that began like the label is none.
         self.label = None;
         label[..n].chars().for_each(|c| self.read_thought(c, text));
         self.read_thought(c, text);

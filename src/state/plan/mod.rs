@@ -4,12 +4,14 @@
 //! rows and locks move inside and are owned by whoever holds the value.
 
 pub mod completion_order;
+mod granted;
 pub mod plan_step;
 pub mod preemption;
 pub mod prefill_adder;
 pub mod probe;
 mod reservation;
 pub mod saves;
+mod settle;
 pub mod token_ratio;
 pub mod window_budget;
 
@@ -17,6 +19,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use self::granted::{Grant, Growth, Reservation, StepPlanned};
+pub use self::settle::{PinDemand, Pinned, PublishKey, Settle, SettleCheckpoint, SettleRelease};
 use crate::ids::{RowId, SeqId, StateSlot, StepId, Ticket};
 use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::cache::namespace::Namespace;
@@ -29,17 +33,15 @@ use crate::state::plan::prefill_adder::{Budget, PrefillAdder};
 use crate::state::plan::probe::ProbeKey;
 use crate::state::plan::saves::{SaveAt, StateRules};
 use crate::state::plan::window_budget::WindowBudget;
-use crate::state::pool::pages::{
-    EvictedPages, NodeLock, PageRun, Pages, RowWindows, WindowPages, WindowRun,
-};
-use crate::state::pool::state_pool::{OwnedState, SavedState};
+use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, Pages, WindowPages, WindowRun};
+use crate::state::pool::state_pool::OwnedState;
 
 /// First leg: what the scheduler wants for one step.
 #[derive(Debug)]
 pub struct PlanStep {
     /// The step being planned.
     pub step: StepId,
-    /// What earlier steps left to be settled, before anything is matched.
+    /// The holdings that earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
     /// Forgets every cached prefix after the settling: a step was lost, or a host asked for it. What a lock protects
     /// stays; after a lost step nothing may be locked.
@@ -125,106 +127,6 @@ impl PlanStep {
     }
 }
 
-/// Something to settle before the next step is planned.
-#[derive(Debug)]
-pub enum Settle {
-    /// Publishes what a prefill extent wrote (or is about to write) and keeps the sequence going.
-    Checkpoint(Box<SettleCheckpoint>),
-    /// Ends a sequence's hold on memory: finished, aborted or retracted.
-    Release(Box<SettleRelease>),
-    /// Gives a lock back: the prefix of an admission that was undone.
-    Unlock(NodeLock),
-    /// Gives a host's pin back.
-    Unpin(NodeLock),
-}
-
-/// What the tree should keep of a sequence.
-#[derive(Debug)]
-pub struct PublishKey {
-    /// Where the prefix may be shared.
-    pub namespace: Namespace,
-    /// Tokens whose K/V is written, page-floored by the tree.
-    pub tokens: Arc<[u32]>,
-    /// How many of `tokens` are published.
-    pub len: usize,
-    /// Length of the prompt: it becomes a node of its own.
-    pub prompt_len: usize,
-    /// Tokens of this request that counted as a hit already.
-    pub inserted_tokens: usize,
-    /// The request's priority, for priority eviction.
-    pub priority: i64,
-    /// The step that writes the last of them.
-    pub written_by: StepId,
-    /// Positions that other prompts are likely to leave this one at, where layers have windows.
-    pub boundaries: SmallVec<[usize; 4]>,
-    /// Tokens from the beginning on that the store has.
-    pub stored_tokens: usize,
-}
-
-/// A checkpoint of an unfinished sequence.
-#[derive(Debug)]
-pub struct SettleCheckpoint {
-    /// The sequence.
-    pub seq: SeqId,
-    /// What to publish.
-    pub key: PublishKey,
-    /// Pages of the sequence that the tree owns.
-    pub protected_pages: usize,
-    /// The sequence's own pages behind them.
-    pub private: Pages,
-    /// Its lock.
-    pub lock: NodeLock,
-    /// Copies of its state that the steps so far make.
-    pub states: Vec<SavedState>,
-    /// Its own window pages, where layers have windows.
-    pub windows: Option<Box<RowWindows>>,
-}
-
-/// The end of a sequence's hold on memory.
-#[derive(Debug)]
-pub struct SettleRelease {
-    /// The sequence.
-    pub seq: SeqId,
-    /// Its row, if it has one.
-    pub row: Option<RowId>,
-    /// What to publish; `None` after an abort or a retraction.
-    pub key: Option<PublishKey>,
-    /// Pages of the sequence that the tree owns.
-    pub protected_pages: usize,
-    /// The sequence's own pages behind them.
-    pub private: Pages,
-    /// Its lock.
-    pub lock: NodeLock,
-    /// Its states within the key.
-    pub states: Vec<SavedState>,
-    /// Its states besides.
-    pub returned_states: Vec<OwnedState>,
-    /// Its own window pages, where layers have windows.
-    pub windows: Option<Box<RowWindows>>,
-}
-
-/// A host asks to keep a prefix in memory.
-#[derive(Debug, Clone)]
-pub struct PinDemand {
-    /// Number of the pin.
-    pub pin: u64,
-    /// Where the prefix is shared.
-    pub namespace: Namespace,
-    /// The prefix.
-    pub tokens: Arc<[u32]>,
-}
-
-/// A pin as granted.
-#[derive(Debug)]
-pub struct Pinned {
-    /// Number of the pin.
-    pub pin: u64,
-    /// The lock that keeps it.
-    pub lock: NodeLock,
-    /// Tokens of the prefix that are in the cache and now stay there.
-    pub tokens: usize,
-}
-
 /// Candidates in policy order (the one being chunked first) and the budget that judges them.
 #[derive(Debug)]
 pub struct AdmitRequest {
@@ -239,7 +141,7 @@ pub struct AdmitRequest {
     /// The decode rides along if its pages are there besides, and no candidate that is admitted wants log
     /// probabilities.
     pub mixes: bool,
-    /// Who may give way to a candidate for which there is no row or no memory.
+    /// The sequences that may give way to a candidate for which there is no row or no memory.
     pub preemption: Option<Preemption>,
     /// Rows need a state each, and leave copies by these rules; `None` where no layer keeps any.
     pub states: Option<StateRules>,
@@ -379,7 +281,7 @@ pub struct ReservePages {
     pub returned_states: Vec<OwnedState>,
     /// Window pages given back or dropped from the cache.
     pub returned_windows: WindowPages,
-    /// What is asked for: all of it is granted, or nothing.
+    /// The demands: all of them are granted, or nothing.
     pub demands: Vec<Demand>,
     /// Sequences that need one more page each, behind the demands.
     pub growing: Vec<SeqId>,
@@ -387,7 +289,7 @@ pub struct ReservePages {
     pub verdict: Box<Verdict>,
 }
 
-/// What the tree decided.
+/// The tree's decisions.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Sequences that were published and go on.
@@ -429,7 +331,7 @@ pub struct Verdict {
 pub struct Preempt {
     /// The candidate.
     pub seq: SeqId,
-    /// Who gives way.
+    /// The sequences that give way.
     pub victims: Vec<SeqId>,
 }
 
@@ -446,7 +348,7 @@ pub struct CacheCounts {
     pub evictable_windows: usize,
     /// Window pages that a lock keeps.
     pub protected_windows: usize,
-    /// What is to be saved of it.
+    /// Numbers of blocks that are to be saved.
     pub saves: SaveCounts,
 }
 
@@ -457,7 +359,7 @@ pub struct CheckpointedSeq {
     pub seq: SeqId,
     /// The lock on what is published.
     pub lock: NodeLock,
-    /// What stays the sequence's own: the partial last page, over-allocation.
+    /// The sequence's own pages: the partial last one, over-allocation.
     pub private: Pages,
     /// Pages of the sequence that the tree owns now.
     pub protected_pages: usize,
@@ -488,7 +390,7 @@ pub struct Admitted {
     pub extend_end: usize,
     /// The prefill does not end with this extent, which is empty where a load goes on.
     pub chunked: bool,
-    /// What the tree saw where the prompt left it, if misses are diagnosed.
+    /// The tree's view where the prompt left it, if misses are diagnosed.
     pub departure: Option<Box<Departure>>,
     /// Tokens that had K/V in the cache when it was admitted: more than `prefix_len` where there was no state to go on
     /// with.
@@ -508,66 +410,4 @@ impl Admitted {
     pub fn extend_start(&self) -> usize {
         self.load.map_or(self.prefix_len, |load| load.to)
     }
-}
-
-/// Third leg: what the pools granted.
-#[derive(Debug)]
-pub struct StepPlanned {
-    /// The step being planned.
-    pub step: StepId,
-    /// Grants in the order of the demands, or the shortfall.
-    pub reservation: Reservation,
-    /// The tree's verdict.
-    pub verdict: Box<Verdict>,
-    /// Pages in the free list.
-    pub free_pages: usize,
-    /// Rows in the free list.
-    pub free_rows: usize,
-    /// States in the free list.
-    pub free_states: usize,
-    /// Window pages in the free list.
-    pub free_windows: usize,
-}
-
-/// Whether everything could be granted.
-#[derive(Debug)]
-pub enum Reservation {
-    /// Everything asked for.
-    Granted {
-        /// In the order of the demands.
-        grants: Vec<Grant>,
-        /// For those that grow.
-        growth: Growth,
-    },
-    /// Nothing was granted; what was returned is kept.
-    Short {
-        /// Pages that were missing.
-        missing_pages: usize,
-    },
-}
-
-/// One more page for each of some sequences: a batch that decodes asks for nothing else, step after step.
-#[derive(Debug)]
-pub struct Growth {
-    /// The sequences.
-    pub seqs: Vec<SeqId>,
-    /// Their pages, in their order.
-    pub pages: Pages,
-    /// As many window pages, where layers have windows.
-    pub windows: WindowPages,
-}
-
-/// What one sequence was granted.
-#[derive(Debug)]
-pub struct Grant {
-    /// The sequence.
-    pub seq: SeqId,
-    /// New pages, in sequence order.
-    pub pages: Pages,
-    /// Its row, if it asked for one.
-    pub row: Option<RowId>,
-    /// Its states: the row's own first, if it begins.
-    pub states: Vec<OwnedState>,
-    /// As many window pages as pages, where layers have windows.
-    pub windows: WindowPages,
 }

@@ -59,7 +59,7 @@ pub struct Victim {
     pub window_tokens: f64,
 }
 
-/// What a waiting request lacks, in tokens; 0 or less where it lacks nothing.
+/// The tokens that a waiting request lacks; 0 or less where it lacks nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deficit {
     /// Of pages.
@@ -68,7 +68,7 @@ pub struct Deficit {
     pub window_tokens: f64,
 }
 
-/// Who may be preempted in a plan.
+/// The sequences that may be preempted in a plan.
 #[derive(Clone, Debug, Default)]
 pub struct Preemption {
     threshold: i64,

@@ -19,7 +19,7 @@ pub enum Budget {
     Other,
 }
 
-/// What happens to one candidate.
+/// The verdict on one candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Computes up to `end`; `chunked` when that is not its whole input.
@@ -75,7 +75,7 @@ pub struct PrefillAdder {
     completions: CompletionOrder,
 }
 
-/// What bounds one prefill step.
+/// The bounds of one prefill step.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefillLimits {
     /// Tokens a page.

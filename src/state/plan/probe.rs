@@ -1,4 +1,4 @@
-//! What the cache holds of the waiting requests, for policies that order by it.
+//! The cached parts of the waiting requests, for policies that order by them.
 //!
 //! A probe is the first leg of such a policy's plan: Scheduler -> RadixCache -> Scheduler, then the plan itself. It
 //! settles first, so that what the last step wrote counts, and touches what it matches, as an admission does.
@@ -22,16 +22,16 @@ const CHECK_TOKENS: usize = 32;
 /// `IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD`).
 const DEPRIORITISE_TOKENS: usize = 32;
 
-/// What the scheduler asks.
+/// The scheduler's question.
 #[derive(Debug)]
 pub struct ProbePrefixes {
     /// The step being planned.
     pub step: StepId,
-    /// What earlier steps left to be settled, before anything is matched.
+    /// The holdings that earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
     /// The waiting requests, in order of arrival, better priorities first.
     pub keys: Vec<ProbeKey>,
-    /// What is wanted besides lengths.
+    /// The facts that are wanted besides lengths.
     pub kind: ProbeKind,
 }
 
@@ -68,12 +68,12 @@ pub struct Matched {
     pub path: Vec<u32>,
 }
 
-/// What the tree answers.
+/// The tree's answer.
 #[derive(Debug)]
 pub struct PrefixesProbed {
     /// Sequences that were published and go on.
     pub checkpointed: Vec<CheckpointedSeq>,
-    /// What the settling gave back: goes to the pools with the plan.
+    /// The pages and rows that the settling gave back: they go to the pools with the plan.
     pub returned: Pages,
     /// Rows given back.
     pub returned_rows: Vec<RowId>,

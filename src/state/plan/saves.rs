@@ -145,7 +145,7 @@ impl Spare {
     }
 }
 
-/// What can still be granted.
+/// The states that can still be granted.
 struct Left {
     /// Copies of any kind.
     copies: usize,

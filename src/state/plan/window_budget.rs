@@ -8,9 +8,9 @@ use crate::state::pool::pages::Window;
 #[derive(Clone, Copy, Debug)]
 pub struct WindowBudget {
     window: Window,
-    /// What those that run may still need before their decodes give back as much as they take.
+    /// The window pages that those that run may still need before their decodes give back as much as they take.
     reserved: f64,
-    /// What the step's prefills take at once.
+    /// The window pages that the step's prefills take at once.
     taken: usize,
     /// Somebody gives window pages back when it ends.
     has_running: bool,
@@ -33,8 +33,8 @@ impl WindowBudget {
         budget
     }
 
-    /// What a request that runs may still need: `to_come` tokens, as far as pages of its own with `own` tokens leave room
-    /// for them in its window.
+    /// The window pages that a running request may still need: `to_come` tokens, as far as pages of its own with `own`
+    /// tokens leave room for them in its window.
     pub fn reserve(window: Window, to_come: f64, own: usize) -> f64 {
         let room = window.tail_tokens().saturating_sub(own);
         to_come.min(room as f64)

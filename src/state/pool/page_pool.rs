@@ -21,7 +21,7 @@ pub struct PagePool {
 }
 
 impl PagePool {
-    /// Makes a pool of `n_pages` free pages. What is dropped instead of freed is counted in `ledger`.
+    /// Makes a pool of `n_pages` free pages. A page that is dropped instead of freed is counted in `ledger`.
     ///
     /// # Panics
     /// If the ledger is that of a pool with another page size.

@@ -125,7 +125,7 @@ pub struct StatePool {
 }
 
 impl StatePool {
-    /// Makes a pool of `n_slots` free slots. What is dropped instead of freed is counted in `ledger`.
+    /// Makes a pool of `n_slots` free slots. A slot that is dropped instead of freed is counted in `ledger`.
     pub fn new(n_slots: u32, ledger: Arc<PoolLedger>) -> Self {
         Self {
             free: (1..=n_slots).rev().map(StateSlot::new).collect(),
@@ -135,7 +135,7 @@ impl StatePool {
         }
     }
 
-    /// Grants a slot, `None` when all are held. What it contains is somebody else's.
+    /// Grants a slot, `None` when all are held. Its content is somebody else's.
     pub fn alloc(&mut self) -> Option<OwnedState> {
         let slot = self.free.pop()?;
         self.held[slot.index()] = true;

@@ -1,4 +1,4 @@
-//! Who comes in, and who is told to go.
+//! Requests come in, and are told to go.
 
 use crate::error::RequestError;
 use crate::ids::{IntakeId, RequestId, SeqId};
@@ -13,7 +13,7 @@ use super::outbox::Counter;
 use super::planning::MAX_CANDIDATES;
 use super::{Computed, Scheduler};
 
-/// What can ever fit, so that an idle engine can always admit what it has let in.
+/// The limits of what can ever fit, so that an idle engine can always admit what it has let in.
 #[derive(Clone, Copy, Debug)]
 pub struct IntakeLimits {
     /// Longest sequence, in tokens.

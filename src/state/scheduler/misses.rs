@@ -1,4 +1,4 @@
-//! What the diagnosis of misses is told: who left the tree where, and what was evicted, in the order it happened.
+//! The facts that the diagnosis of misses is told: who left the tree where, and what was evicted, in the order it happened.
 
 use crate::ids::{SeqId, StepId};
 use crate::state::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};

@@ -90,7 +90,7 @@ pub use intake::IntakeLimits;
 pub use order::QueueRules;
 pub use rules::{BatchRules, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 
-/// What bounds the scheduler.
+/// The bounds of the scheduler.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerLimits {
     /// Tokens a page.
@@ -145,7 +145,7 @@ impl SchedulerLimits {
     }
 }
 
-/// What to send next.
+/// The message to send next.
 #[derive(Debug)]
 pub enum Next {
     /// Nothing: wait for a message.

@@ -1,4 +1,4 @@
-//! What the scheduler tells the tokenizer about requests.
+//! The scheduler's news to the tokenizer about requests.
 
 use smallvec::SmallVec;
 

@@ -1,4 +1,4 @@
-//! What the next plan asks for.
+//! The wishes of the next plan.
 
 use std::sync::Arc;
 
@@ -296,14 +296,14 @@ impl Scheduler {
 
 /// A decode of the running batch.
 pub(super) struct DecodeRows {
-    /// Who takes part.
+    /// The sequences that take part.
     pub(super) seqs: Vec<SeqId>,
-    /// Who of them needs a new page for its next token.
+    /// Those of them that need a new page for their next token.
     growing: Vec<SeqId>,
 }
 
 impl DecodeRows {
-    /// Who takes part, and what they ask for.
+    /// The sequences that take part, and their demands.
     pub(super) fn into_demand(self) -> (Vec<SeqId>, Option<DecodeDemand>) {
         let Self { seqs, growing } = self;
         let demand = (!seqs.is_empty()).then_some(DecodeDemand { growing });
@@ -390,7 +390,7 @@ fn release_of(
     })))
 }
 
-/// What a finished sequence publishes: its last token was never fed, so its K/V does not exist; a step that was
+/// The part that a finished sequence publishes: its last token was never fed, so its K/V does not exist; a step that was
 /// queued before the end was known may have written more, which does not count. But a state cannot go back: where there
 /// is one, all known tokens are published that were fed.
 fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> PublishKey {

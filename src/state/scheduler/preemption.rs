@@ -1,4 +1,4 @@
-//! Who gives way to a request of higher priority: at the door, in the queue, in the running batch.
+//! The requests that give way to one of higher priority: at the door, in the queue, in the running batch.
 
 use std::cmp::Reverse;
 
@@ -68,7 +68,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes the victims out of the batch and plans the same step again. Who ended meanwhile gives its memory back
+    /// Takes the victims out of the batch and plans the same step again. A victim that ended meanwhile gives its memory back
     /// once, as an ended one; if the request for which it all is ended, nobody is preempted, nor while there are soft pins
     /// that give way instead.
     pub(super) fn preempt(&mut self, preempt: Preempt, open: OpenPlan) -> Next {

@@ -1,4 +1,4 @@
-//! What a step produced.
+//! The results of a step.
 
 use crate::error::{RequestError, StepError};
 use crate::ids::{SeqId, StepId};
@@ -131,7 +131,7 @@ impl Scheduler {
         if let Some(tier) = &mut self.tier {
             tier.drop_copies();
         }
-        // What is retracted here is admitted again by the plan after this one, and nothing else need happen first.
+        // A sequence that is retracted here is admitted again by the plan after this one, and nothing else need happen first.
         self.pipeline.note_change();
         drop(self.batch.take_extended());
         for &seq in self.batch.ended() {

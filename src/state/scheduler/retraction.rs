@@ -1,4 +1,4 @@
-//! Who gives way when the decode runs out of pages.
+//! The sequences that give way when the decode runs out of pages.
 
 use std::cmp::Reverse;
 

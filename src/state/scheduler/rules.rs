@@ -19,7 +19,7 @@ pub struct BatchRules {
     pub prefill_decode_interval: usize,
     /// Fewer requests that decode do not hold up a prefill.
     pub prefill_decode_interval_min_bs: usize,
-    /// What priorities do beyond the policy's order; `None`: nothing.
+    /// The effect of priorities beyond the policy's order; `None`: nothing.
     pub priority: Option<PriorityRules>,
 }
 

@@ -48,7 +48,7 @@ pub struct SequenceKv {
     pub windows: Option<Box<RowWindows>>,
 }
 
-/// One request inside the engine. What every step touches comes first and close together: a large batch is walked through
+/// One request inside the engine. Fields that every step touches come first and close together: a large batch is walked through
 /// several times a step, and so are as many cache lines as these parts lie on.
 #[derive(Debug)]
 #[repr(C)] // in this order
@@ -65,7 +65,7 @@ pub struct Sequence {
     pub publish: bool,
     /// Rows of this sequence in steps that are not done.
     pub rows_in_flight: u32,
-    /// Of the request, as `heeds_stops`: every plan and every token asks for them.
+    /// Taken from the request, as `heeds_stops`: every plan and every token asks for them.
     max_new_tokens: u32,
     /// Times retracted.
     pub retractions: u32,
@@ -79,7 +79,7 @@ pub struct Sequence {
     pub last_step: StepId,
     /// The hold on memory while admitted.
     pub kv: Option<SequenceKv>,
-    /// What was asked for.
+    /// The request's parameters.
     pub request: Submission,
     /// Prompt and output at the (re)admission: what the prefill computes.
     pub fill: Arc<[u32]>,
@@ -95,7 +95,7 @@ pub struct Sequence {
     pub arrival_prefilled_tokens: u64,
     /// Output tokens that count, once ended (a stop string may trim).
     pub kept_output: usize,
-    /// What the store has of it; `None` without a store.
+    /// The part that the store has of it; `None` without a store.
     pub tier: Option<Box<SequenceTier>>,
 }
 

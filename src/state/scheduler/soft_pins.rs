@@ -13,7 +13,7 @@ use crate::state::pool::pages::NodeLock;
 /// They hold at most one in so many tokens of the pool, each counted with all of its prefix.
 const SHARE_OF_POOL: usize = 2;
 
-/// What is kept softly, by number, so that the oldest comes first.
+/// The prefixes that are kept softly, by number, so that the oldest comes first.
 #[derive(Debug, Default)]
 pub(super) struct SoftPins {
     held: BTreeMap<u64, SoftPin>,
@@ -88,7 +88,7 @@ impl SoftPins {
 
 impl Scheduler {
     /// Keeps what is cached of a prefix until `expires_s` (seconds of the caller's clock), until it is given back by its
-    /// name, or until its memory is needed. The oldest make room for it. What `replaces` names is given back.
+    /// name, or until its memory is needed. The oldest make room for it. The pin that `replaces` names is given back.
     pub fn pin_softly(
         &mut self,
         name: u64,

@@ -10,9 +10,9 @@ const FULL_TOKEN_USAGE: f64 = 0.9;
 /// Queues, pools and counters as of the last plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EngineStats {
-    /// What orders the queue now.
+    /// The policy that orders the queue now.
     pub schedule_policy: &'static str,
-    /// What orders evictions now; `none` without a prefix cache.
+    /// The policy that orders evictions now; `none` without a prefix cache.
     pub radix_eviction_policy: &'static str,
     /// Requests that decode or prefill.
     pub running_requests: usize,

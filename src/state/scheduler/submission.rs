@@ -39,7 +39,7 @@ pub struct Submission {
     pub vectors: Option<Arc<PromptVectors>>,
     /// Its K/V neither comes from the cache nor goes there: its prompt is vectors.
     pub bypasses_cache: bool,
-    /// What is wanted is the embedding of its prompt, and no output.
+    /// The request wants the embedding of its prompt, and no output.
     pub pooling: Option<Pooling>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.

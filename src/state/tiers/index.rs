@@ -17,7 +17,7 @@ use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Needs};
 pub struct StoredBlock {
     /// Its block.
     pub place: BlockPlace,
-    /// What it holds of it.
+    /// The part of it that it holds.
     pub kind: BlockKind,
     /// Where the tier keeps it: the tier's own number.
     pub location: u64,
@@ -25,7 +25,7 @@ pub struct StoredBlock {
     pub used: u64,
 }
 
-/// What became of a record that was to be inserted.
+/// The fate of a record that was to be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// It is in.
@@ -262,7 +262,7 @@ impl BlockIndex {
         self.change(place.key, |node| node.records[kind.index()] = Some(record));
     }
 
-    /// What was used behind a block was used with it.
+    /// A block behind one that was used was used with it.
     fn inherit(&mut self, parent: BlockKey, used: u64) {
         self.change(parent, |node| {
             if let Some(record) = &mut node.records[BlockKind::Kv.index()] {

@@ -49,7 +49,7 @@ impl BlockKind {
     }
 }
 
-/// What a sequence needs, besides the keys and values of every block, to go on behind a block.
+/// The states that a sequence needs, besides the keys and values of every block, to go on behind a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// The state after the block's last token.

@@ -21,7 +21,7 @@ pub const SIGNATURE: &str = "X-Signature=s3cr3t";
 pub struct RepoFile {
     pub bytes: Vec<u8>,
     pub is_large: bool,
-    /// What the hub says of its size, if that is not true.
+    /// The hub's word for its size, if that is not true.
     pub claimed_bytes: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ impl FakeHub {
         lock(&self.behaviour)
     }
 
-    /// What was asked since the last call.
+    /// The requests since the last call.
     pub fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut lock(&self.asked))
     }
@@ -272,7 +272,7 @@ fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
         return not_found("RevisionNotFound");
     };
     let Some(path) = file else {
-        // What huggingface_hub asks for.
+        // The question of huggingface_hub.
         if request.path.contains("/tree/") {
             return Reply::new(200, &[], tree(files).to_string());
         }

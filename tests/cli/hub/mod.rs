@@ -494,7 +494,7 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
     hub.behaviour().refusal = Some((502, ""));
     let found = fetch(&hub, cache.path(), "owner/tiny").expect("it is cached");
     assert_eq!(found, folder);
-    // What huggingface_hub was told to download a part of.
+    // The file that huggingface_hub was told to download a part of.
     fs::remove_file(folder.join("model.safetensors")).expect("it is there");
     for settings in [offline(), unreachable()] {
         let error = fetch_by(settings, "owner/tiny", None).expect_err("it is not complete");

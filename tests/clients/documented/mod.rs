@@ -81,7 +81,7 @@ fn examples(language: &str) -> Vec<String> {
 
 /// Runs the examples of a language; each has one check, and each check an example.
 fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
-    // What follows a script has no states, and so no embeddings.
+    // A model that follows a script has no states, and so no embeddings.
     let (world, model) = (World::scripted(&LINES), World::new());
     let examples = examples(language);
     assert_eq!(examples.len(), checks.len(), "examples and checks");

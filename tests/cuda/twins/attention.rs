@@ -100,7 +100,7 @@ impl Pool {
         &of.values[first..first + dim]
     }
 
-    /// What query head `head` at a position of a row attends to.
+    /// The tokens that query head `head` at a position of a row attends to.
     fn attended(&self, query: &[f64], row: u32, position: u32, head: u32) -> Vec<f64> {
         let case = &self.case;
         let kv_head = head / (case.n_heads / case.n_kv_heads);
@@ -150,7 +150,7 @@ impl Pool {
         }
     }
 
-    /// What the segments' tokens attend to, one behind the other; `None` for padding.
+    /// The tokens that the segments' tokens attend to, one behind the other; `None` for padding.
     fn expected(&self, q: &Elements, segments: &[Segment]) -> Vec<(usize, Vec<f64>)> {
         let (heads, dim) = (self.case.n_heads as usize, self.case.head_dim as usize);
         let tokens = segments

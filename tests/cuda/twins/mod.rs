@@ -148,7 +148,7 @@ impl Gpu {
         self.stream.write(&output.buffer, 0, bytes).unwrap();
     }
 
-    /// What a kernel wrote, after the check that it wrote nothing behind it.
+    /// The output of a kernel, after the check that it wrote nothing behind it.
     pub fn read(&self, output: &Output, what: &str) -> Vec<f64> {
         let bytes = self.stream.read(&output.buffer, 0..output.buffer.len());
         let bytes = bytes.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -170,7 +170,7 @@ impl Gpu {
     }
 }
 
-/// What rounding allows, relative to a value.
+/// The error that rounding allows, relative to a value.
 pub fn relative(element: ElementType) -> f64 {
     match element {
         ElementType::F32 => F32_RELATIVE,

@@ -167,7 +167,7 @@ fn tokens_are_those_of_the_host() {
         let got = gpu.stream.read(&out, 0..ROWS).unwrap();
         let mut scratch = DrawScratch::default();
         for (row, got) in got.iter().enumerate() {
-            // What the output was does not matter to these parameters, only how long it is.
+            // The tokens of the output do not matter to these parameters, only its length.
             let output = vec![0; step as usize];
             let sampler = RowSampler::new(Arc::new(params(row)), vocab, &[], &[], &output);
             let mut logits = logits[row * vocab..(row + 1) * vocab].to_vec();

@@ -60,7 +60,7 @@ impl Drop for GrpcWorld {
     }
 }
 
-/// What is left of a stream.
+/// The rest of a stream.
 async fn rest<T>(mut stream: Streaming<T>) -> Result<Vec<T>, Status> {
     let mut responses = Vec::new();
     while let Some(response) = stream.message().await? {

@@ -1,14 +1,18 @@
 //! SGLang's scheduler service, as smg calls it.
 
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use souffleur::server::grpc::proto::scheduler::generate_complete::MatchedStop;
 use souffleur::server::grpc::proto::scheduler::generate_response::Response as Part;
+use souffleur::server::grpc::proto::scheduler::kv_cache_event::Data;
 use souffleur::server::grpc::proto::scheduler::sglang_scheduler_client::SglangSchedulerClient as Client;
 use souffleur::server::grpc::proto::scheduler::{
     AbortRequest, GenerateComplete, GenerateRequest, GetLoadsRequest, GetModelInfoRequest,
-    GetServerInfoRequest, HealthCheckRequest, SamplingParams, TokenizedInput,
+    GetServerInfoRequest, GetTokenizerRequest, HealthCheckRequest, KvBlock, KvEventBatch,
+    SamplingParams, SubscribeKvEventsRequest, TokenizedInput,
 };
-use tonic::Code;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
 
 use super::{GrpcWorld, rest, wait_for};
 use crate::http::post;
@@ -174,4 +178,112 @@ fn the_server_describes_itself_as_smg_asks() {
         );
         assert!(server.max_total_num_tokens > 0 && !server.is_paused);
     });
+}
+
+#[test]
+fn the_tokenizer_comes_as_an_archive_whose_last_piece_has_its_hash() {
+    let grpc = GrpcWorld::new(World::new());
+    let chunks = grpc.with(async |channel| {
+        let stream = Client::new(channel)
+            .get_tokenizer(GetTokenizerRequest {})
+            .await;
+        let stream = stream.expect("there is one").into_inner();
+        rest(stream).await.expect("it ends well")
+    });
+    let (last, others) = chunks.split_last().expect("there are some");
+    assert!(others.iter().all(|chunk| chunk.sha256.is_empty()));
+    let archive: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.data.clone()).collect();
+    let hash: String = Sha256::digest(&archive)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(last.sha256, hash);
+    let folder = grpc.world.engine().model().model_path.clone();
+    let tokenizer = std::fs::read(folder.join("tokenizer.json")).expect("it is there");
+    let mut places = archive.windows(tokenizer.len());
+    assert!(
+        places.any(|place| place == tokenizer),
+        "it is in the archive"
+    );
+    let weights = b"model.safetensors";
+    assert!(archive.windows(weights.len()).all(|place| place != weights));
+}
+
+async fn subscribe(
+    client: &mut Client<Channel>,
+    start_sequence_number: u64,
+) -> Result<Streaming<KvEventBatch>, Status> {
+    let request = SubscribeKvEventsRequest {
+        start_sequence_number,
+    };
+    let stream = client.subscribe_kv_events(request).await?;
+    Ok(stream.into_inner())
+}
+
+async fn next(batches: &mut Streaming<KvEventBatch>) -> KvEventBatch {
+    let batch = batches.message().await.expect("it goes on");
+    batch.expect("the server does not drain")
+}
+
+fn is_clear(batch: &KvEventBatch) -> bool {
+    matches!(&batch.events[..], [event] if matches!(event.data, Some(Data::Cleared(_))))
+}
+
+/// The blocks that are stored first, and the number of their batch.
+async fn first_blocks(batches: &mut Streaming<KvEventBatch>) -> (u64, Vec<KvBlock>) {
+    loop {
+        let batch = next(batches).await;
+        let stored = batch.events.into_iter().find_map(|event| match event.data {
+            Some(Data::Stored(stored)) => Some(stored.blocks),
+            _ => None,
+        });
+        if let Some(blocks) = stored {
+            return (batch.sequence_number, blocks);
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_prompt_are_told_and_told_again_behind_the_last_that_was_seen() {
+    let grpc = GrpcWorld::new(World::with(|engine, _| {
+        let json = json!({"publisher": "zmq", "endpoint": "tcp://*:0", "block_size": 8});
+        engine.kv_events_config = Some(json.to_string());
+    }));
+    told(&grpc, request("a", 4, false));
+    grpc.with(async |channel| {
+        let mut client = Client::new(channel);
+        let mut batches = subscribe(&mut client, 0).await.expect("it is on");
+        let start = next(&mut batches).await;
+        assert!(is_clear(&start), "{start:?}");
+        let (number, blocks) = first_blocks(&mut batches).await;
+        for (block, tokens) in blocks.iter().zip([10..18, 18..26]) {
+            assert_eq!(block.token_ids, tokens.collect::<Vec<u32>>());
+            assert_eq!(block.block_size, 8);
+        }
+        assert!(blocks.len() >= 2);
+        // As a client does whose connection was cut.
+        let mut again = subscribe(&mut client, number - 1).await.expect("it is on");
+        assert_eq!(first_blocks(&mut again).await, (number, blocks.clone()));
+        // One that has seen an engine before this one.
+        let mut other = subscribe(&mut client, 7).await.expect("it is on");
+        let start = next(&mut other).await;
+        assert!(is_clear(&start) && start.sequence_number == 8, "{start:?}");
+        assert_eq!(first_blocks(&mut other).await.1, blocks);
+        grpc.world.state.drain();
+        for stream in [batches, again, other] {
+            rest(stream).await.expect("it ends well");
+        }
+    });
+}
+
+#[test]
+fn without_kv_events_nobody_is_to_ask_for_them_again() {
+    let grpc = GrpcWorld::new(World::new());
+    let refused = grpc.with(async |channel| subscribe(&mut Client::new(channel), 0).await);
+    let refused = refused.expect_err("they are off");
+    assert_eq!(refused.code(), Code::Unimplemented);
+    assert!(
+        refused.message().contains("kv_events_config"),
+        "{refused:?}"
+    );
 }

@@ -19,7 +19,7 @@ const PING: u8 = 0x9;
 const PONG: u8 = 0xa;
 const LAST: u8 = 0x80;
 
-/// What `--ws-max-frame-bytes` is by default.
+/// The default of `--ws-max-frame-bytes`.
 const LIMIT: u64 = 1 << 20;
 /// Most that a server may grow by while clients send far more than they may.
 const GROWTH_BYTES: usize = 16 * MIB;
@@ -212,7 +212,7 @@ fn a_message_for_a_response_is_bounded_like_a_body() {
         }
     });
     assert!(growth < GROWTH_BYTES, "{} MiB", growth / MIB);
-    // What is too large for the other WebSocket is none too large here.
+    // A frame that is too large for the other WebSocket is none too large here.
     let mut client = Client::connect_to(server.addr, "/v1/responses");
     let mut text = br#"{"type": "response.sing"}"#.to_vec();
     text.resize(2 * LIMIT as usize, b' ');

@@ -1,4 +1,4 @@
-//! What is written down while the engine runs, and what must hold of it.
+//! The books that are kept while the engine runs, and the rules that they must obey.
 
 use souffleur::error::RequestError;
 use souffleur::ids::{PageId, StateSlot};

@@ -1,4 +1,4 @@
-//! What hosts and clients do to the engine.
+//! The deeds of hosts and clients.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl World {
         self.order.note_arrival();
         self.states.scheduler.submit(submission);
         self.hear();
-        // Who is turned away at the door never is a sequence.
+        // A request that is turned away at the door never is a sequence.
         if !matches!(
             self.lives[number].failure(),
             Some(RequestError::Overloaded { .. })

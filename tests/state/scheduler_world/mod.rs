@@ -41,7 +41,7 @@ pub struct Setup {
     pub max_prefill_tokens: usize,
     pub prefix_wait: bool,
     pub has_radix_cache: bool,
-    /// Of the reservation for outputs: 0 lets requests in that will not fit together.
+    /// The share of the reservation for outputs: 0 lets requests in that will not fit together.
     pub conservativeness: f64,
     /// Clips `max_new_tokens` as the tokenizer does.
     pub clips: bool,
@@ -179,7 +179,7 @@ pub struct World {
     reported: HashSet<RequestId>,
     /// The time that events come with.
     pub now_s: f64,
-    /// What is known of the cache by its events, if they are asked for.
+    /// The cache as its events tell it, if they are asked for.
     pub account: Option<Account>,
     order: OrderCheck,
 }

@@ -18,13 +18,13 @@ pub struct Server {
     remote: Remote,
     /// The model that requests name.
     pub model: String,
-    /// Of the model, if the server says.
+    /// The size of the model's vocabulary, if the server says.
     pub vocab_size: Option<u32>,
     /// The `response_format` of all requests.
     pub response_format: Option<Value>,
 }
 
-/// What one request saw.
+/// The observations of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// When each chunk with tokens came, since the request was sent; at least one.

@@ -13,7 +13,7 @@ const OWN_INPUT_TOKENS: u32 = 64;
 /// One request for a completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// What to continue.
+    /// The text to continue.
     pub prompt: Prompt,
     /// Most tokens of the output.
     pub output_tokens: u32,
@@ -47,7 +47,7 @@ impl Prompt {
 pub struct Arrival {
     /// Since the first request.
     pub at: Duration,
-    /// What is sent then.
+    /// The request that is sent then.
     pub request: Request,
 }
 

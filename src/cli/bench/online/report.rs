@@ -1,4 +1,4 @@
-//! What a load saw: throughput, latencies, failures.
+//! The results of a load: throughput, latencies, failures.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ const SHOWN_REASONS: usize = 8;
 pub struct Outcome {
     /// When it was due, since the first one.
     pub at: Duration,
-    /// What came back, or why nothing did.
+    /// The answer, or why there was none.
     pub answer: Result<Answer, String>,
 }
 
@@ -50,7 +50,7 @@ pub struct OnlineRecord {
     measured: Measured,
 }
 
-/// What the outcomes add up to. Times in seconds.
+/// The sums of the outcomes. Times in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Measured {
     duration_s: f64,

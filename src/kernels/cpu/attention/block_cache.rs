@@ -17,7 +17,7 @@ pub struct BlockCache {
     kept: Vec<Kept>,
 }
 
-/// What is packed in a place.
+/// The block that is packed in a place.
 #[derive(Clone)]
 struct Kept {
     head: usize,

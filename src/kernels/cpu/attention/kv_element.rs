@@ -182,7 +182,7 @@ pub trait FloatKv: Element {
     unsafe fn from_words<S: Lanes>(words: S::W) -> Self::Operand<S>;
     /// Adds to each lane the products of its words, in order.
     unsafe fn multiply<S: Lanes>(acc: S::V, a: Self::Operand<S>, b: Self::Operand<S>) -> S::V;
-    /// Writes sixteen values as `16 / PER_WORD` words. What [`Self::multiply`] takes for zero may become zero.
+    /// Writes sixteen values as `16 / PER_WORD` words. A value that [`Self::multiply`] takes for zero may become zero.
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V);
     /// Reads sixteen words of neighbouring elements.
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W;

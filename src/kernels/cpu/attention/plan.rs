@@ -1,4 +1,4 @@
-//! What a step's attention consists of: tiles of queries, and the items that threads claim.
+//! The parts of a step's attention: tiles of queries, and the items that threads claim.
 //!
 //! A plan decides who computes what beside what, and never what comes out. It is made once for a step and each kind of
 //! layer, in memory that is kept.
@@ -70,7 +70,7 @@ pub struct Tile {
     round: usize,
 }
 
-/// What a thread claims: some key heads and spans of a tile.
+/// The part that a thread claims: some key heads and spans of a tile.
 #[derive(Clone, Debug)]
 pub struct Item {
     pub tile: u32,

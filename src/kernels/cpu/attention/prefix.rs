@@ -61,7 +61,7 @@ impl Prefixes {
         self.split(0..self.order.len(), 0, 0);
     }
 
-    /// What is shared.
+    /// The shared prefixes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }

@@ -1,4 +1,4 @@
-//! What an item begins and ends with: its queries, and the records that it takes up and leaves.
+//! The beginning and end of an item: its queries, and the records that it takes up and leaves.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;

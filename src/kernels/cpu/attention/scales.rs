@@ -11,15 +11,15 @@ use crate::kernels::cpu::simd::Lanes;
 /// The scales that a block needs; of floats they are not read.
 #[derive(Clone, Copy)]
 pub struct Scales {
-    /// Of the keys, `[groups of a key, BLOCK]`.
+    /// Those of the keys, `[groups of a key, BLOCK]`.
     pub keys: *const f32,
-    /// Of the values, `[value_groups, BLOCK]`.
+    /// Those of the values, `[value_groups, BLOCK]`.
     pub values: *const f32,
     /// Whether all of these are finite.
     pub are_finite: bool,
-    /// Of the queries, `[rows]`.
+    /// Those of the queries, `[rows]`.
     pub queries: *const f32,
-    /// Of the weights, `[rows, value_groups]`.
+    /// Those of the weights, `[rows, value_groups]`.
     pub weights: *mut f32,
     /// Groups of a value.
     pub value_groups: usize,

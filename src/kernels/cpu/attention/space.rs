@@ -23,7 +23,7 @@ pub struct Workspace {
     pub blocks: BlockCache,
     /// Values of a block without what one query does not see.
     pub masked: Lines<u32>,
-    /// What each query sees of the block, `[rows]`.
+    /// The part of the block that each query sees, `[rows]`.
     pub seen: Vec<Seen>,
     /// Of a chunk of rows: `[CHUNK_ROWS, BLOCK]`.
     pub scores: Lines<f32>,

@@ -20,7 +20,7 @@ pub fn clear(record: &mut [f32]) {
     record[max] = f32::MIN;
 }
 
-/// What a key that counts may score at most, what it weighs, and the same for others: `[no: BLOCK, yes: BLOCK, no: BLOCK]`.
+/// The most that a key that counts may score, its weight, and the same for others: `[no: BLOCK, yes: BLOCK, no: BLOCK]`.
 static LIMITS: [f32; 3 * BLOCK] = bounds(f32::NEG_INFINITY, f32::INFINITY);
 static FACTORS: [f32; 3 * BLOCK] = bounds(0.0, 1.0);
 

@@ -17,7 +17,7 @@ use super::state::clear;
 use super::{BLOCK, SPAN, Seen};
 use crate::kernels::HeadShape;
 
-/// What all items of a step and layer have in common.
+/// The input that all items of a step and layer share.
 #[derive(Clone, Copy)]
 pub struct Step<'a, F> {
     pub heads: &'a HeadShape,
@@ -164,7 +164,7 @@ impl<F: KvElement> Work<'_, F> {
         slots
     }
 
-    /// What is to be asked for of slots ahead of their use.
+    /// The memory of slots that is to be asked for ahead of its use.
     fn ahead<'s>(&self, slots: &'s [*const F], head: usize) -> Ahead<'s, F> {
         let (key, value) = self.planes(head);
         let heads = self.step.heads;

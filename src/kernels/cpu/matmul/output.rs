@@ -1,4 +1,4 @@
-//! What becomes of the sums of a tile.
+//! The fate of the sums of a tile.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::super::simd::{LANES, Lanes};
 use super::super::tensor::Shared;
 use super::super::tile::{SUMS, Sums};
 
-/// What happens to a product.
+/// The use of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Write {
     /// It replaces the output.
@@ -106,7 +106,7 @@ pub struct Output<'a> {
     pub out: Shared<'a, f32>,
     /// Values in a row of `out`.
     pub columns: usize,
-    /// What happens to the sums.
+    /// The use of the sums.
     pub write: Write,
     /// Where rows go that are added with weights.
     pub weighted: Option<Weighted<'a>>,

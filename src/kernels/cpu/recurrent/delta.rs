@@ -6,6 +6,7 @@ use super::pool::{StatePool, States};
 use crate::ids::StateSlot;
 use crate::kernels::cpu::batch::{CpuBatch, Segment};
 use crate::kernels::cpu::element::load_up_to;
+use crate::kernels::cpu::nodes::{PerNode, locate};
 use crate::kernels::cpu::rowwise::store_up_to;
 use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use crate::kernels::cpu::tensor::{Shared, Tensor};
@@ -21,7 +22,8 @@ const ELEMENT_COST: usize = 5;
 
 const _: () = assert!(DeltaNetShape::COLUMNS == LANES);
 
-/// Takes the matrices of all rows through their tokens. `mixed` holds queries, keys and values, `rates` decays and betas.
+/// Takes the matrices of all rows through their tokens, each head's on the node that owns it. `mixed` holds queries, keys and
+/// values, `rates` decays and betas.
 pub fn run(
     (pool, isa): (&mut ThreadPool, Isa),
     shape: &DeltaNetShape,
@@ -38,12 +40,17 @@ pub fn run(
         out: Shared::new(out.values_mut()),
     };
     let n_runs = shape.blocks().div_ceil(ITEM_BLOCKS);
-    let items = shape.value_heads * n_runs;
+    let owned = pool.nodes().heads(shape.value_heads);
     for rows in Rows::of(batch) {
         let cost = rows.n_tokens * shape.matrix_elements() * ELEMENT_COST;
-        pool.for_each_in_runs(rows.rows.len() * items, cost, &|index| {
-            let (segment, live, saves) = rows.rows[index / items];
-            let (head, run) = (index % items / n_runs, index % n_runs);
+        let items = owned.iter().map(|own| rows.rows.len() * own.len() * n_runs);
+        let dealt: PerNode<usize> = items.collect();
+        pool.for_each_dealt(&dealt, cost, &|index| {
+            let (node, item) = locate(&dealt, index);
+            let (own, run) = (&owned[node], item % n_runs);
+            let (row, head) = (item / n_runs / own.len(), item / n_runs % own.len());
+            let (segment, live, saves) = rows.rows[row];
+            let head = own.start + head;
             let first = run * ITEM_BLOCKS;
             let blocks = first..shape.blocks().min(first + ITEM_BLOCKS);
             rule.item(isa, states, (segment, live, saves), head, blocks);

@@ -1,10 +1,16 @@
 //! The states of sequences, in all layers that keep one.
+//!
+//! Heads are dealt to nodes of memory, and with them their parts of each state; what belongs to no head is the last node's.
+
+use std::ops::Range;
 
 use crate::ids::StateSlot;
 use crate::kernels::cpu::element::{Borrowed, Elements};
+use crate::kernels::cpu::homes;
+use crate::kernels::cpu::nodes::{Nodes, PerNode};
 use crate::kernels::cpu::tensor::Shared;
 use crate::kernels::cpu::threads::ThreadPool;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::state::pool::kv_layout::{KvLayout, LayerKv, StateHeads};
 use crate::state::step::StateStart;
 
 /// Elements of a cache line, at which every state begins.
@@ -25,7 +31,24 @@ struct LayerStates {
     stride: usize,
     /// Elements of a state.
     len: usize,
+    /// Heads whose parts a state begins with, and elements of each.
+    heads: usize,
+    head_len: usize,
     elements: Elements<f32>,
+}
+
+impl LayerStates {
+    /// The elements of a state that each node owns; a single part where there are fewer heads than nodes.
+    fn parts(&self, nodes: &Nodes) -> PerNode<Range<usize>> {
+        let owned = nodes.heads(self.heads).into_iter();
+        let mut parts: PerNode<_> = owned
+            .map(|own| own.start * self.head_len..own.end * self.head_len)
+            .collect();
+        if let Some(last) = parts.last_mut() {
+            last.end = self.stride;
+        }
+        parts
+    }
 }
 
 /// The states of a layer, for threads that write different parts of them.
@@ -41,9 +64,15 @@ impl StatePool {
         let layers = layout.layers().iter().map(|layer| {
             let elements = layer.state_bytes() as usize / size_of::<f32>();
             let stride = elements.next_multiple_of(LINE);
+            let heads = match layer {
+                LayerKv::State { heads, .. } => *heads,
+                _ => StateHeads::default(),
+            };
             LayerStates {
                 stride,
                 len: elements,
+                heads: heads.count,
+                head_len: heads.bytes as usize / size_of::<f32>(),
                 elements: Elements::zeros((n_slots + 1) * stride),
             }
         });
@@ -51,6 +80,23 @@ impl StatePool {
             layers: layers.collect(),
             n_slots,
             starts: Vec::new(),
+        }
+    }
+
+    /// Touches all memory on the node that owns it. With one node nothing happens.
+    pub fn settle(&mut self, pool: &mut ThreadPool) {
+        if pool.nodes().count() == 1 {
+            return;
+        }
+        for layer in &mut self.layers {
+            let bytes_of = |elements: usize| elements * size_of::<f32>();
+            let parts = layer.parts(pool.nodes()).into_iter();
+            let parts: PerNode<_> = parts
+                .map(|part| bytes_of(part.start)..bytes_of(part.end))
+                .collect();
+            let elements = (&mut layer.elements).slice();
+            let bytes = bytemuck::cast_slice_mut(elements);
+            homes::touch_states(pool, bytes, bytes_of(layer.stride), &parts);
         }
     }
 
@@ -114,20 +160,23 @@ impl StatePool {
             "there are {} states",
             self.n_slots
         );
-        let layers = self.layers.iter_mut().map(|layer| {
+        for layer in &mut self.layers {
+            let parts = layer.parts(pool.nodes());
+            let dealt: PerNode<usize> = parts.iter().map(|_| starts.len()).collect();
+            let stride = layer.stride;
             let elements = Shared::new((&mut layer.elements).slice());
-            (layer.stride, elements)
-        });
-        for (stride, elements) in layers {
             let states = States { stride, elements };
             let cost = starts.len() * stride * ELEMENT_COST;
-            pool.for_each(starts.len(), cost, &|index| {
-                let start = starts[index];
-                // SAFETY: slots that are written are neither read nor written by another item.
-                let live = unsafe { states.part(start.live, 0, stride) };
+            pool.for_each_dealt(&dealt, cost, &|index| {
+                let start = starts[index % starts.len()];
+                let part = parts[index / starts.len()].clone();
+                // SAFETY: slots that are written are read by no other item, and each item has a part of its own.
+                let live = unsafe { states.part(start.live, part.start, part.len()) };
                 match start.from {
                     // SAFETY: as above; several items may read one slot.
-                    Some(from) => live.copy_from_slice(unsafe { states.read(from, 0, stride) }),
+                    Some(from) => {
+                        live.copy_from_slice(unsafe { states.read(from, part.start, part.len()) })
+                    }
                     None => live.fill(0.0),
                 }
             });
@@ -164,5 +213,67 @@ impl<'a> States<'a> {
         );
         // SAFETY: in bounds by the line above; not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.elements.at(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two layers with four heads and five elements more, and one without heads.
+    fn layout() -> KvLayout {
+        let head_bytes = 32 * size_of::<f32>() as u64;
+        let heads = LayerKv::State {
+            bytes: 4 * head_bytes + 20,
+            heads: StateHeads {
+                count: 4,
+                bytes: head_bytes,
+            },
+        };
+        let plain = LayerKv::State {
+            bytes: 100,
+            heads: StateHeads::default(),
+        };
+        KvLayout::new(vec![heads, plain, heads])
+    }
+
+    #[test]
+    fn states_begin_whole_whichever_parts_nodes_own() {
+        let n_bytes = layout().state_bytes() as usize;
+        let elements: Vec<f32> = (1..=n_bytes / 4).map(|i| i as f32).collect();
+        let state: &[u8] = bytemuck::cast_slice(&elements);
+        for threads in [&[1][..], &[2, 1], &[1, 2, 1], &[1; 5]] {
+            let mut pool = ThreadPool::on_nodes(threads).expect("threads start");
+            let mut states = StatePool::new(&layout(), 3);
+            states.settle(&mut pool);
+            let [first, second, third] = [1, 2, 3].map(StateSlot::new);
+            states.scatter(first, state);
+            states.scatter(third, state);
+            let from = Some(first);
+            let starts = [(second, from), (third, None)];
+            let starts = starts.map(|(live, from)| StateStart { live, from });
+            states.begin(&mut pool, starts.into_iter());
+            let mut read = vec![0; n_bytes];
+            for (slot, expected) in [(first, state), (second, state), (third, &state[..0])] {
+                states.gather(slot, &mut read);
+                match expected {
+                    [] => assert!(read.iter().all(|byte| *byte == 0), "{threads:?}"),
+                    _ => assert_eq!(read, expected, "{threads:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_owns_its_heads_and_the_last_one_the_rest() {
+        let states = StatePool::new(&layout(), 0);
+        let parts = |layer: usize, threads: &[usize]| {
+            let nodes = Nodes::new(threads.iter().copied());
+            states.layers[layer].parts(&nodes).to_vec()
+        };
+        assert_eq!(parts(0, &[1]), [0..144]);
+        assert_eq!(parts(0, &[3, 1]), [0..96, 96..144]);
+        assert_eq!(parts(0, &[1; 5]), [0..144], "fewer heads than nodes");
+        assert_eq!(parts(1, &[1, 1]), [0..32], "no heads");
     }
 }

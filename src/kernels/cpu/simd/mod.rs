@@ -26,7 +26,7 @@ pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// Work that is compiled once for each instruction set. `run` must be `#[inline(always)]`.
 pub trait Kernel {
-    /// What it returns.
+    /// The result of the kernel.
     type Output;
 
     /// Does the work with lanes of `S`.

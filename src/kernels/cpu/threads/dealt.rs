@@ -84,7 +84,7 @@ impl ThreadPool {
                     item(index);
                 }
             }
-            // There are as many claims as threads. Who is done keeps its claim, so one is left for every other thread.
+            // There are as many claims as threads. A thread that is done keeps its claim, so one is left for every other thread.
             let is_over = || shared.panicked.load(Ordering::Relaxed);
             while runs.iter().any(Run::has_items) && !is_over() {
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! What a step takes, and where keys and values lie.
+//! The memory of a step, and the places of keys and values.
 
 use super::{Arena, CudaSizes, Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::params::Element;
@@ -154,6 +154,7 @@ impl KvPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::pool::kv_layout::StateHeads;
 
     fn pages(key_dim: usize, values: Values) -> LayerKv {
         LayerKv::Pages(PagedKv {
@@ -182,7 +183,13 @@ mod tests {
             (pages(96, Values::InKeys { dim: 64 }), "values of their own"),
             (pages(96, Values::Own { dim: 64 }), "as wide as the keys"),
             (pages(96, Values::Own { dim: 96 }), "the same heads"),
-            (LayerKv::State { bytes: 8 }, "no CUDA kernels for states"),
+            (
+                LayerKv::State {
+                    bytes: 8,
+                    heads: StateHeads::default(),
+                },
+                "no CUDA kernels for states",
+            ),
         ] {
             let error = refused(other);
             assert!(error.contains(reason), "{error}");

@@ -38,9 +38,9 @@ pub enum CudaFailure {
         "activations of {wanted_bytes} bytes do not fit beside those in use: the buffer has {arena_bytes}"
     )]
     NoRoom {
-        /// What was asked for.
+        /// The memory that was asked for.
         wanted_bytes: usize,
-        /// What there is in all.
+        /// The memory that there is in all.
         arena_bytes: usize,
     },
 }
@@ -62,7 +62,7 @@ pub struct CudaSizes {
     pub step_tokens: usize,
     /// Most rows of logits that are computed at once.
     pub logit_rows: usize,
-    /// Who multiplies.
+    /// The library or kernels that multiply.
     pub gemm: GemmWish,
     /// Bytes of the weights, and in how many tensors.
     pub weights: (usize, usize),
@@ -217,7 +217,7 @@ impl CudaBackend {
     /// Waits until all weights are on the device and gives back what loading took. Returns how much memory is free.
     ///
     /// # Errors
-    /// What went wrong since the start.
+    /// The errors since the start.
     pub fn end_loading(&mut self) -> Result<u64, CudaFailure> {
         self.take_failure()?;
         if let Some(loader) = self.loader.take() {

@@ -37,7 +37,7 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// What a GPU is.
+/// The facts of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its number among those that the driver shows this process.
@@ -52,7 +52,7 @@ pub struct DeviceInfo {
     pub shared_bytes_per_block: u32,
     /// Its memory, in bytes.
     pub total_bytes: u64,
-    /// What the driver supports.
+    /// The version that the driver supports.
     pub driver: CudaVersion,
 }
 
@@ -250,7 +250,7 @@ impl Device {
         }
     }
 
-    /// What the GPU is.
+    /// The facts of the GPU.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
     }

@@ -1,4 +1,4 @@
-//! What the driver refuses, and why there may be no GPU at all.
+//! Refusals of the driver, and the reasons why there may be no GPU at all.
 
 use std::ffi::c_int;
 
@@ -32,7 +32,7 @@ pub struct DriverError {
     pub code: i32,
     /// The driver's name of the result.
     pub name: &'static str,
-    /// What the driver says of it.
+    /// The driver's words for it.
     pub text: String,
 }
 
@@ -57,7 +57,7 @@ impl DriverError {
         }
     }
 
-    /// What our kernels cannot do.
+    /// A limit of our kernels.
     pub(in super::super) fn unsupported(text: String) -> Self {
         Self {
             call: "kernels",
@@ -67,7 +67,7 @@ impl DriverError {
         }
     }
 
-    /// What a library on top of the driver returned; its codes are not the driver's, so it counts as no refusal.
+    /// An error of a library on top of the driver; its codes are not the driver's, so it counts as no refusal.
     pub(in super::super) fn of_library(
         call: &'static str,
         name: &'static str,
@@ -107,7 +107,7 @@ impl DriverError {
         self.code == OUT_OF_MEMORY
     }
 
-    /// What a step ends with: [`StepError::Rejected`] when the driver refused a call and nothing of the step was
+    /// The error that ends a step: [`StepError::Rejected`] when the driver refused a call and nothing of the step was
     /// launched before it.
     pub fn into_step_error(self, launched: Launched) -> StepError {
         match self.is_refusal() && launched == Launched::Nothing {
@@ -141,7 +141,7 @@ pub enum CudaUnavailable {
         CudaVersion::NEEDED
     )]
     TooOld {
-        /// What it supports.
+        /// The version that it supports.
         found: CudaVersion,
     },
     /// The library lacks a function that drivers of its version have.
@@ -152,9 +152,9 @@ pub enum CudaUnavailable {
     /// The driver did not start.
     #[error("the CUDA driver does not start: {error}; {advice}")]
     Init {
-        /// What it said.
+        /// Its words.
         error: DriverError,
-        /// What to do.
+        /// Advice.
         advice: &'static str,
     },
     /// The driver works but sees no GPU.
@@ -168,7 +168,7 @@ pub enum CudaUnavailable {
         "there is no GPU {ordinal}: the CUDA driver found {n_devices}, numbered from 0; choose another --device cuda:N"
     )]
     NoSuchDevice {
-        /// What was asked for.
+        /// The number that was asked for.
         ordinal: usize,
         /// How many there are.
         n_devices: usize,
@@ -194,7 +194,7 @@ pub enum CudaUnavailable {
     Context {
         /// The GPU.
         ordinal: usize,
-        /// What the driver said.
+        /// The driver's words.
         error: DriverError,
     },
     /// Not even a small allocation succeeded.
@@ -204,9 +204,9 @@ pub enum CudaUnavailable {
     FirstAllocation {
         /// The GPU.
         ordinal: usize,
-        /// What was asked for.
+        /// The memory that was asked for.
         bytes: usize,
-        /// What the driver said.
+        /// The driver's words.
         error: DriverError,
     },
     /// A question about the device was refused.
@@ -214,7 +214,7 @@ pub enum CudaUnavailable {
     Query {
         /// The GPU.
         ordinal: usize,
-        /// What the driver said.
+        /// The driver's words.
         error: DriverError,
     },
 }

@@ -23,7 +23,7 @@ impl Stream {
     /// running it. Allocations, copies from or to memory that is not pinned, and waiting are refused meanwhile.
     ///
     /// # Errors
-    /// What `work` returns, else what the driver says of the recording; nothing was run.
+    /// The error of `work`, else the driver's about the recording; nothing was run.
     pub fn capture<E: From<DriverError>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
@@ -75,7 +75,7 @@ impl Graph {
     /// Runs the recorded work, after all that was given to `stream`.
     ///
     /// # Safety
-    /// What holds of each launch and copy in it: every buffer that was named lives, and pinned memory is not touched
+    /// The promises of each launch and copy in it: every buffer that was named lives, and pinned memory is not touched
     /// until `stream` has passed this point.
     ///
     /// # Errors

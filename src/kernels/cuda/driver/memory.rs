@@ -91,7 +91,7 @@ impl<T> fmt::Debug for DevicePtr<T> {
     }
 }
 
-/// Memory of the device, freed when dropped. What is in it at first is anything.
+/// Memory of the device, freed when dropped. Its content at first is anything.
 pub struct DeviceBuffer<T> {
     device: Device,
     start: DevicePtr<T>,
@@ -215,7 +215,7 @@ impl<T> Drop for DeviceBuffer<T> {
     }
 }
 
-/// What pinned memory is for.
+/// The use of pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostUse {
     /// Written by the host, front to back, and copied to the device. Reading it is very slow.

@@ -15,7 +15,7 @@ use super::error::{CudaUnavailable, DriverError};
 type DescribeCode = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 library_functions! {
-    /// What is called of the driver.
+    /// The functions of the driver that are called.
     Functions, sys -> CUresult;
     init: cuInit(c_uint);
     driver_version: cuDriverGetVersion(*mut c_int);
@@ -107,7 +107,7 @@ impl Functions {
         Ok(&DRIVER.get_or_init(|| driver).functions)
     }
 
-    /// What the driver calls a code, and what it says of it.
+    /// The driver's name of a code, and its words for it.
     pub(super) fn describe(code: c_int) -> (&'static str, &'static str) {
         let Some(driver) = DRIVER.get() else {
             return ("CUDA error", "");

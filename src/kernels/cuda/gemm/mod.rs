@@ -10,7 +10,7 @@ use super::launch::OwnGemm;
 use super::pack::Modules;
 use super::params::{ElementType, GemmParams};
 
-/// What NVIDIA advises for cuBLASLt on Hopper and later, and before.
+/// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
 

@@ -36,7 +36,7 @@ impl AttendShape {
         self.n_heads / self.n_kv_heads
     }
 
-    /// What the kernels on tensor cores take, if there are some for these heads: heads are filled up with zeros to the
+    /// The limits of the kernels on tensor cores, if there are some for these heads: heads are filled up with zeros to the
     /// size that a kernel is made for, and below half of the smallest that is not worth it.
     fn tensor(&self) -> Option<TensorLaunch> {
         let launch = |padded_dim, threads, decode_bytes, prefill_bytes, prefill_rows| {

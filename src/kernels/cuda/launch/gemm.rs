@@ -19,7 +19,7 @@ const PARTIAL_BYTES: usize = 131_072;
 const ALIGNMENT: u64 = 16;
 const ROW_ELEMENTS: u32 = 8;
 
-/// What decides which kernel multiplies.
+/// The facts that decide which kernel multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmShape {
     /// Rows of the activations.

@@ -1,6 +1,6 @@
 //! How each kernel is launched: its name, blocks, threads, shared memory and arguments, one file for each family.
 //!
-//! Every launch is `unsafe` for the same reason: it takes addresses. What they point to must be memory of the device, of
+//! Every launch is `unsafe` for the same reason: it takes addresses. The memory behind them must be memory of the device, of
 //! the shape that the launch names, alive until the stream has passed it, and used by no other stream unordered.
 
 mod activation;

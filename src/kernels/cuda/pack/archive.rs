@@ -24,7 +24,7 @@ pub struct Archive {
 /// An image of the pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it was compiled for.
+    /// The GPU that it was compiled for.
     pub target: String,
     /// The file of kernels.
     pub unit: String,
@@ -48,7 +48,7 @@ impl Archive {
     /// Decodes a pack.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn decode(packed: &[u8]) -> Result<Self, String> {
         let damaged = |reason: &dyn std::fmt::Display| format!("kernels.pack is damaged: {reason}");
         let decoder = ruzstd::decoding::StreamingDecoder::new(packed);
@@ -75,7 +75,7 @@ impl Archive {
         entries.find(|entry| entry.unit == unit && entry.target == PTX_TARGET)
     }
 
-    /// What an entry holds.
+    /// The content of an entry.
     pub fn image(&self, entry: &Entry) -> &[u8] {
         &self.bytes[entry.place.clone()]
     }

@@ -2,7 +2,7 @@
 //!
 //! In this order: the **pack** in this binary (machine code of the usual architectures); the **cache** on disk of what
 //! was compiled here before; **NVRTC**, if it is found; the pack's **PTX**, which the driver translates. The last two
-//! make new architectures work. What was not compiled from the sources in this binary is passed over.
+//! make new architectures work. An image that was not compiled from the sources in this binary is passed over.
 
 mod archive;
 mod cache;
@@ -22,7 +22,7 @@ use self::nvrtc::Nvrtc;
 use self::sources::{ALL_UNITS, SourceHash, pack_compiler, source_hash};
 use super::driver::{Device, DriverError, Kernel, Module};
 
-/// What machine code begins with.
+/// The first bytes of machine code.
 const ELF: &[u8] = b"\x7fELF";
 /// In the hashes that name files of the cache.
 const ANY_COMPILER: &str = "";
@@ -47,7 +47,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// What environment variables, toolkits and Python packages of this user say.
+    /// The findings in environment variables, toolkits and Python packages of this user.
     pub fn of_user() -> Self {
         Self {
             skips_pack: false,
@@ -63,9 +63,9 @@ impl Places {
 pub struct KernelsUnavailable {
     /// The file of kernels.
     pub unit: &'static str,
-    /// What it was to be compiled for.
+    /// The GPU that it was to be compiled for.
     pub target: String,
-    /// What was tried, and why it did not work.
+    /// The attempts, and the reasons why they failed.
     pub tried: Vec<String>,
 }
 

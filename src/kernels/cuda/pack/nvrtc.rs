@@ -16,7 +16,7 @@ const BUILTINS: &str = "libnvrtc-builtins.so";
 const OLDEST_MAJOR: c_int = 12;
 
 library_functions! {
-    /// What is called of NVRTC.
+    /// The functions of NVRTC that are called.
     Functions, sys -> nvrtcResult;
     version: nvrtcVersion(*mut c_int, *mut c_int);
     create: nvrtcCreateProgram(

@@ -6,12 +6,12 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// The files of kernels, with their text, by name.
 pub const ALL_UNITS: &[(&str, &str)] = &UNITS;
-/// What they include, likewise.
+/// The files that they include, likewise.
 pub const ALL_HEADERS: &[(&str, &str)] = &HEADERS;
 /// The pack; empty in a binary that was built without one.
 pub const EMBEDDED_PACK: &[u8] = PACK;
 
-/// What PTX is compiled for: every GPU from Ampere on can run it.
+/// The target that PTX is compiled for: every GPU from Ampere on can run it.
 pub const PTX_TARGET: &str = "compute_80";
 
 /// The first line is the version that the pack is made with, the others are options.
@@ -25,7 +25,7 @@ pub fn pack_compiler() -> &'static str {
     COMPILER.lines().next().unwrap_or_default()
 }
 
-/// What a unit is compiled with for a target.
+/// The options that a unit is compiled with for a target.
 pub fn options(target: &str) -> Vec<String> {
     let architecture = format!("--gpu-architecture={target}");
     let others = COMPILER.lines().skip(1).filter(|line| !line.is_empty());
@@ -71,7 +71,7 @@ pub fn target((major, minor): (u32, u32)) -> String {
 }
 
 /// Whether machine code for `target` runs on a GPU of this compute capability, and how close it is: the same major
-/// number and no larger a minor one. What ends in a letter runs on its own capability only.
+/// number and no larger a minor one. A target that ends in a letter runs on its own capability only.
 pub fn suits(target: &str, (major, minor): (u32, u32)) -> Option<u32> {
     if target == self::target((major, minor)) {
         return Some(0);

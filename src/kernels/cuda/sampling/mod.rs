@@ -62,7 +62,7 @@ pub struct RowSampler {
     pub reserved: u32,
 }
 
-/// What a row has come to.
+/// The verdict on a row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct RowState {
@@ -78,7 +78,7 @@ pub struct RowState {
 pub struct TokenBias {
     /// The token.
     pub token: u32,
-    /// What is added.
+    /// The number that is added.
     pub bias: f32,
 }
 
@@ -182,7 +182,7 @@ pub struct SampleWork {
     pub may_ban: u32,
 }
 
-/// What was sampled.
+/// The tokens that were sampled.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct Sampled {

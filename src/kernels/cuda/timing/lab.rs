@@ -22,20 +22,20 @@ const LEAST_COPY_BYTES: usize = 1 << 20;
 const MOST_COPY_BYTES: usize = 2 << 30;
 const LEAST_SIDE: u32 = 128;
 const MOST_SIDE: u32 = 8192;
-/// What is measured then is work, and not its beginning and end.
+/// The time that is measured then is that of work, and not of its beginning and end.
 const LONG_ENOUGH_S: f64 = 5e-4;
 /// Operands are uniform up to this from 0.
 const WIDTH: f32 = 1.0;
 const STEPS: f32 = 8_388_608.0;
 
-/// What the GPU does at best.
+/// The highest rates of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rates {
     /// Bytes that a copy within its memory reads and writes, in a second.
     pub copy_bytes_per_s: f64,
     /// Operations of a large product, in a second.
     pub flop_per_s: f64,
-    /// Who multiplied: `cublaslt` or `own`.
+    /// The multiplier: `cublaslt` or `own`.
     pub product: &'static str,
 }
 
@@ -95,7 +95,7 @@ impl Lab {
         }
     }
 
-    /// What the GPU does at best.
+    /// The highest rates of the GPU.
     pub(super) fn rates(&self, element: ElementType) -> Result<Rates, DriverError> {
         let wish = GemmWish::Auto;
         let mut products = Products::new(&self.device, &self.modules, element, wish)?;

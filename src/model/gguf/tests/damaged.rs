@@ -186,7 +186,7 @@ fn a_damaged_file_is_refused_or_used_and_never_panics() {
         let mut refusals = 0;
         for copy in 0..COPIES {
             let mut bytes = whole.clone();
-            // What is said of the data is worth more damage than the data.
+            // The description of the data is worth more damage than the data.
             let end = if copy % 4 == 0 { bytes.len() } else { header };
             for _ in 0..random.usize(1..4) {
                 let at = random.usize(..end);

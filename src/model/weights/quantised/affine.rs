@@ -29,7 +29,7 @@ pub struct Affine<'a> {
     group: usize,
 }
 
-/// What the codes of a group of an output are made values with.
+/// The numbers that make values of the codes of a group of an output.
 #[derive(Clone, Copy, Default)]
 struct Head {
     scale: f32,

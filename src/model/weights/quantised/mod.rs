@@ -66,7 +66,7 @@ enum Codes<'a> {
     Turned(TurnedBytes<'a>),
 }
 
-/// What matrices are converted to.
+/// The type that matrices are converted to.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The type of floats.

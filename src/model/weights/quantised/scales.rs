@@ -16,7 +16,7 @@ const CHUNK: usize = 512;
 
 /// The scales of a matrix, checked.
 ///
-/// What rounding them to f16 changes is at most 1/2048 of the scale, or for scales below [`SMALLEST`] of the largest scale
+/// The change by rounding them to f16 is at most 1/2048 of the scale, or for scales below [`SMALLEST`] of the largest scale
 /// of the matrix: a model is refused where that is not so.
 pub struct GroupScales<'a> {
     dtype: Dtype,
@@ -49,7 +49,7 @@ impl<'a> GroupScales<'a> {
         self.dtype == Dtype::F16
     }
 
-    /// What speaks against rounding them to f16. Scales that are infinite or no numbers stay so.
+    /// The reason against rounding them to f16. Scales that are infinite or no numbers stay so.
     fn complaint(&self) -> Option<String> {
         const REMEDY: &str = "use the float16 or bfloat16 model";
         if self.are_half() {

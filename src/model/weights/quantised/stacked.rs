@@ -12,7 +12,7 @@ use crate::kernels::tensor_view::{RowOrder, Stored};
 use crate::model::json_file::format_error;
 use crate::model::weights::{Entry, Weights};
 
-/// What the name of a stack's scales adds to that of the stack.
+/// The ending that the name of a stack's scales has beside that of the stack.
 const SUFFIXES: [&str; 2] = ["_scale_inv", "_scale"];
 
 /// The scales of a stack.

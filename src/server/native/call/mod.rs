@@ -57,7 +57,7 @@ pub(in crate::server) struct NativeCall {
 }
 
 impl NativeCall {
-    /// Reads a call. What is one for all its prompts is parsed once and shared.
+    /// Reads a call. A field that is one for all its prompts is parsed once and shared.
     pub(in crate::server) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,

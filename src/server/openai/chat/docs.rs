@@ -1,4 +1,4 @@
-//! What the document says of chat completions.
+//! The document's description of chat completions.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -29,7 +29,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-/// What the prompt of a chat is made of.
+/// The fields that the prompt of a chat is made of.
 pub(in crate::server) fn prompt() -> ObjectShape {
     object()
         .has("messages", list(named("ChatMessage")).longer_than(0))

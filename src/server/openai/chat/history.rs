@@ -57,7 +57,7 @@ fn read_call(fields: &mut Fields, path: &str, value: &mut Value) -> Result<(), A
     Ok(())
 }
 
-/// The object that a text of arguments holds. What a model wrote wrongly stays a text: the conversation goes on.
+/// The object that a text of arguments holds. Text that a model wrote wrongly stays text: the conversation goes on.
 pub(in crate::server) fn arguments(
     fields: &mut Fields,
     path: &str,

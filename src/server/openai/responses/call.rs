@@ -262,7 +262,7 @@ fn frame(settings: &Settings, tools: Option<&Value>, kwargs: &Map<String, Value>
     Sha256::digest(frame.expect("templates have string keys only")).into()
 }
 
-/// What an answer is to have besides.
+/// The further parts that an answer is to have.
 #[derive(Default)]
 struct Includes {
     encrypted: bool,

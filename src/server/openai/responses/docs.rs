@@ -1,4 +1,4 @@
-//! What the document says of responses.
+//! The document's description of responses.
 
 use serde_json::json;
 use utoipa::openapi::path::Operation;
@@ -144,7 +144,7 @@ fn call(facts: &Facts) -> ObjectShape {
     prompt().and(shared::common(facts).without(&["n"]))
 }
 
-/// What makes the prompt, and fields of Responses alone.
+/// The fields that make the prompt, and fields of Responses alone.
 fn prompt() -> ObjectShape {
     let text_settings = object()
         .takes("format", named("TextFormat"))

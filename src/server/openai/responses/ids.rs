@@ -8,7 +8,7 @@ const RANDOM_BYTES: usize = 16;
 /// Bytes of an item's id, as two digits each.
 const ITEM_BYTES: usize = 16;
 
-/// The name of a response. Who has it can read the conversation and go on with it, so it is random, and has nothing to do
+/// The name of a response. Whoever has it can read the conversation and go on with it, so it is random, and has nothing to do
 /// with the id of the request, which clients choose and logs show.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
@@ -37,7 +37,7 @@ impl ResponseId {
     }
 }
 
-/// What an item is.
+/// The kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ItemKind {
     Input,

@@ -21,7 +21,7 @@ pub(super) struct Shelf<'a> {
     pub(super) owner: Owner,
 }
 
-/// What a request brings.
+/// The parts that a request brings.
 pub(super) struct Input {
     /// As the chat template takes them.
     pub(super) messages: Vec<Value>,

@@ -12,7 +12,7 @@ const EVENT_BYTES: usize = 256;
 /// How often a text of the response stands in its events: in deltas, in what closes its part and item, and in the whole.
 const COPIES: usize = 6;
 
-/// What an item of an output is told again from.
+/// The pieces that an item of an output is told again from.
 #[derive(Deserialize)]
 struct Told<'a> {
     id: String,

@@ -1,4 +1,4 @@
-//! What a response repeats of its request.
+//! The fields of its request that a response repeats.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -54,7 +54,7 @@ struct TextSettings {
 }
 
 impl Settings {
-    /// Reads what is repeated and not read otherwise, and leaves the rest in place. What is kept is charged.
+    /// Reads what is repeated and not read otherwise, and leaves the rest in place. The fields that are kept are charged.
     pub(super) fn read(fields: &mut Fields, model: &str) -> Result<Self, ApiError> {
         check_truncation(fields)?;
         let text = fields.peek("text").cloned();
@@ -163,7 +163,7 @@ fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
         return Ok(Some(as_sent));
     }
     let (tools, found) = raw.items(NAME, MAX_TOOLS)?;
-    // What is too much, or no tool, is refused where tools are read.
+    // A list that is too long, or no tool, is refused where tools are read.
     if found > MAX_TOOLS {
         return Ok(Some(as_sent));
     }

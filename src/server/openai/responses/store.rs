@@ -21,7 +21,7 @@ const ITEM_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::server) struct ConnectionId(u64);
 
-/// Who a response is kept for.
+/// The owner of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Owner {
     /// Whoever has its id.
@@ -113,7 +113,7 @@ pub(super) struct StoredItem {
     pub(super) json: Box<str>,
 }
 
-/// What is to be kept of a response.
+/// The parts of a response that are to be kept.
 pub(super) struct Keep {
     pub(super) id: ResponseId,
     pub(super) owner: Owner,
@@ -123,12 +123,12 @@ pub(super) struct Keep {
     pub(super) output: Vec<StoredItem>,
     /// The conversation before it.
     pub(super) earlier: Vec<Arc<Turn>>,
-    /// What it added, as JSON, and how many messages that is.
+    /// The messages that it added, as JSON, and their number.
     pub(super) messages: (Vec<u8>, usize),
     pub(super) tokens: Option<KeptTokens>,
     /// Lengths of the deltas that its stream had, item by item.
     pub(super) cuts: Vec<u32>,
-    /// What keeps its conversation in the prefix cache.
+    /// The pin that keeps its conversation in the prefix cache.
     pub(super) pin: Option<SoftPin>,
 }
 
@@ -200,7 +200,7 @@ impl ResponseStore {
         while self.0.memory.is_full()
             && let Some(oldest) = entries.pop_oldest()
         {
-            // What it shares with later ones goes with them.
+            // The memory that it shares with later ones goes with them.
             drop(oldest);
         }
     }
@@ -264,7 +264,7 @@ impl ResponseStore {
         dropped.extend(own.iter().filter_map(|id| entries.remove(id)));
     }
 
-    /// The entries that are not too old. What is put into `dropped` is freed without the lock.
+    /// The entries that are not too old. Entries that are put into `dropped` are freed without the lock.
     fn lock(&self, dropped: &mut Vec<Arc<StoredResponse>>) -> MutexGuard<'_, Entries> {
         let entries = self.0.entries.lock();
         let mut entries = entries.unwrap_or_else(PoisonError::into_inner);

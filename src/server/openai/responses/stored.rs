@@ -22,7 +22,7 @@ pub(super) const PAGE_ITEMS: usize = 20;
 /// Most items of a page.
 pub(super) const MAX_PAGE_ITEMS: usize = 100;
 
-/// What a client may ask of a response.
+/// The questions of a client about a response.
 #[derive(Deserialize)]
 pub(in crate::server) struct Wish {
     stream: Option<String>,

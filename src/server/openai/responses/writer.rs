@@ -22,7 +22,7 @@ use crate::server::spelling::Spelling;
 use crate::server::sse::{Chunks, Render};
 use crate::server::transcript::{News, Transcript, TranscriptEnd};
 
-/// What a response leaves behind.
+/// The remains of a response.
 pub(super) struct Keeping {
     pub(super) store: ResponseStore,
     pub(super) owner: Owner,
@@ -34,7 +34,7 @@ pub(super) struct Keeping {
     pub(super) pinning: Option<Pinning>,
 }
 
-/// What a writer is made of.
+/// The parts of a writer.
 pub(super) struct WriterParts {
     pub(super) id: ResponseId,
     pub(super) settings: Settings,
@@ -271,7 +271,7 @@ impl Writer {
         let cuts = self.output.take_cuts();
         let response = response(&self.head, &self.output, self.usage, standing);
         self.ended = serde_json::to_vec(&response).expect("responses have string keys only");
-        // Who hears that it is complete may go on from it at once.
+        // A client that hears that it is complete may go on from it at once.
         let ended = &self.ended;
         if let Some(keeping) = self.keeping.take() {
             let tokens = &mut self.tokens;
@@ -330,7 +330,7 @@ fn known_tokens(
     })
 }
 
-/// What a response has said.
+/// The output of a response so far.
 struct Said<'a> {
     items: &'a [OutputItem],
     cuts: Vec<u32>,

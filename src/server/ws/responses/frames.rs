@@ -1,4 +1,4 @@
-//! What goes over the WebSocket of responses, as JSON text.
+//! The messages on the WebSocket of responses, as JSON text.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -13,7 +13,7 @@ use crate::server::error::{ApiError, ErrorBody};
 use crate::server::fields::Fields;
 use crate::server::openai::responses::WrittenEvent;
 
-/// What a client asks for.
+/// The message of a client.
 pub(super) enum ClientFrame {
     /// A response, by the fields of a body.
     Create(Fields),

@@ -132,12 +132,12 @@ impl<W, R> Lanes<W, R> {
         self.n_requests += 1;
     }
 
-    /// What runs on a lane.
+    /// The work of a lane.
     pub(super) fn running(&mut self, name: &LaneName) -> Option<&mut R> {
         self.lanes.get_mut(name)?.running.as_mut()
     }
 
-    /// What ran on a lane has ended.
+    /// The work of a lane has ended.
     pub(super) fn ended(&mut self, name: &LaneName) {
         let Some(lane) = self.lanes.get_mut(name) else {
             return;

@@ -1,4 +1,4 @@
-//! What is said on the WebSocket of `/v1/responses`, as `client.responses.connect()` of OpenAI's library and Codex speak it.
+//! The conversation on the WebSocket of `/v1/responses`, as `client.responses.connect()` of OpenAI's library and Codex speak it.
 //!
 //! The client sends `{"type": "response.create", ...}` with the fields of the body, and the server the events of the stream
 //! as JSON texts. A request may name a lane (`stream_id`), which its events repeat. Requests of one lane are answered one

@@ -33,7 +33,7 @@ impl PrefixHash {
         Self(BuildHasherDefault::<FxHasher>::default().hash_one(namespace))
     }
 
-    /// Of the tokens so far and these behind them.
+    /// The hash of the tokens so far and these behind them.
     pub fn then(self, tokens: &[u32]) -> Self {
         let mut hash = self.0;
         let lanes = tokens.chunks_exact(LANES);

@@ -32,7 +32,7 @@ pub use report::{
 /// Tokens shown before and behind the place where a prompt left the tree.
 pub const WINDOW_TOKENS: usize = 24;
 
-/// What the tree saw when a prompt was admitted.
+/// The tree's view when a prompt was admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Departure {
     /// Tokens of the prefix that came from the cache.
@@ -108,7 +108,7 @@ impl EvictedEdge {
     }
 }
 
-/// What the history is told, in the order in which it happened.
+/// The events that the history is told, in the order in which they happened.
 #[derive(Debug)]
 pub enum PrefixEvent {
     /// A request was admitted for the first time.
@@ -117,7 +117,7 @@ pub enum PrefixEvent {
     Evicted {
         /// The step that it made room for.
         step: StepId,
-        /// What went.
+        /// The edges that went.
         edges: Vec<EvictedEdge>,
     },
     /// Everything was forgotten: a step was lost, or a host asked for it.
@@ -140,11 +140,11 @@ pub struct PrefixLeft {
     pub prompt: Arc<[u32]>,
     /// The step that begins its prefill.
     pub step: StepId,
-    /// What the tree saw.
+    /// The tree's view.
     pub departure: Departure,
 }
 
-/// What bounds the history.
+/// The bounds of the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryLimits {
     /// Tokens a page.

@@ -1,4 +1,4 @@
-//! What is told about one request's prefix.
+//! The report about one request's prefix.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use crate::state::pool::pages::PageSize;
 pub enum Cause {
     /// Nothing is missing but what must be computed: the last token, or those whose log probabilities are wanted.
     MatchLimit,
-    /// What is missing is less than a page.
+    /// The missing part is less than a page.
     PageFloor,
     /// The prompt is too short to share anything: less than a page ahead of the token that must be computed.
     TooShort,
@@ -116,7 +116,7 @@ pub struct PrefixReport {
     pub tokens_after: Vec<u32>,
     /// The text of the tokens shown; `None` without a tokenizer.
     pub text: Option<PrefixTexts>,
-    /// What to do about a divergence, if its texts look like a value that changes with each request.
+    /// Advice about a divergence, if its texts look like a value that changes with each request.
     pub hint: Option<&'static str>,
     /// When the missing part was evicted or flushed, if it was ever cached.
     pub evicted: Option<EvictionReport>,
@@ -149,7 +149,7 @@ pub struct PrefixTexts {
     pub before: String,
     /// Of `tokens_after`.
     pub after: String,
-    /// Of the branch's tokens.
+    /// The text of the branch's tokens.
     pub branch: Option<String>,
 }
 

@@ -71,7 +71,7 @@ impl Node {
     }
 }
 
-/// What [`Arena::remove_leaf`] leaves.
+/// The rest after [`Arena::remove_leaf`].
 pub(super) struct RemovedLeaf {
     pub edge: Edge,
     pub parent: u32,
@@ -145,7 +145,7 @@ impl Arena {
         index
     }
 
-    /// What an eviction policy may look at.
+    /// The facts that an eviction policy may look at.
     pub(super) fn usage(&self, index: u32) -> NodeUse {
         let (node, past) = (&self[index], &self.pasts[index as usize]);
         NodeUse {
@@ -249,7 +249,7 @@ impl Arena {
         self.children.glance(self[index].tag)
     }
 
-    /// What stood behind `last` in its buffer was evicted: cuts the buffer if that is worth it.
+    /// The tokens behind `last` in its buffer were evicted: cuts the buffer if that is worth it.
     #[inline(never)]
     pub(super) fn cut_buffer(&mut self, last: u32) {
         let Some(buffer) = self[last].edge.cut_buffer(self.page_size) else {

@@ -1,7 +1,7 @@
-//! What the tree notes of its own changes, if somebody keeps an account of it. It is told everything again, a part at a
+//! The tree's notes of its own changes, if somebody keeps an account of it. It is told everything again, a part at a
 //! time, if the account was lost.
 //!
-//! While that lasts, nodes are told or not told yet. What grows or is cut is told first, with everything above it, so that
+//! While that lasts, nodes are told or not told yet. A node that grows or is cut is told first, with everything above it, so that
 //! nodes below the index that the telling has reached are always told: those that are new take any index.
 
 use smallvec::SmallVec;

@@ -5,7 +5,7 @@ use crate::state::cache::prefix_cache::{Checkpoint, Checkpointed};
 use crate::state::pool::pages::{PageRun, Pages};
 
 impl RadixTree {
-    /// Who owns the sequence's pages, `p` = protected pages, `h` = pages the tree held when asked, `k` = whole
+    /// The owners of the sequence's pages, `p` = protected pages, `h` = pages the tree held when asked, `k` = whole
     /// pages of the key:
     ///
     /// | pages | before | after |

@@ -2,7 +2,7 @@
 //!
 //! Seven children share a bucket of one cache line. A byte of each one's hash stands apart, where the bytes of eight
 //! buckets share a line: in a large tree, where buckets are in no cache, that is all that a search reads which finds
-//! nothing, or a removal. What finds its bucket full stands in one behind it, and every bucket that it passed counts it: a
+//! nothing, or a removal. A child that finds its bucket full stands in one behind it, and every bucket that it passed counts it: a
 //! search goes on only where something passed, and a removal moves nothing. Children are found by 32 bits of a hash;
 //! whoever asks looks at the node to know whether it is the one. A child keeps its [`Spot`], so that a removal need not search.
 
@@ -29,7 +29,7 @@ impl Bucket {
     };
 }
 
-/// What is known of a bucket without looking there: the [`mark_of`] of each child, [`Outline::FREE`] where there is none;
+/// The knowledge of a bucket without looking there: the [`mark_of`] of each child, [`Outline::FREE`] where there is none;
 /// last, how many children belong here or before and stand behind. So many that the byte does not hold it stay so many.
 #[derive(Clone, Copy)]
 struct Outline([u8; WIDTH + 1]);
@@ -129,7 +129,7 @@ impl Children {
         self.n_used
     }
 
-    /// What `look` makes of the first child under a tag that it makes something of.
+    /// The result of `look` for the first child under a tag that it makes something of.
     #[inline]
     pub(super) fn find<T>(&self, tag: u32, mut look: impl FnMut(u32) -> Option<T>) -> Option<T> {
         self.candidates(tag).find_map(|(at, place)| {

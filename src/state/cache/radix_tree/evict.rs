@@ -1,7 +1,7 @@
 //! The order of eviction and eviction itself.
 //!
 //! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up
-//! and may be smaller than the node's key by now. A match therefore writes nothing but the node. What comes
+//! and may be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes
 //! up too early is put back at its true place, at most once for every use since; what is locked or has got
 //! children is dropped and offered again when that ends.
 
@@ -213,7 +213,7 @@ impl RadixTree {
         black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
     }
 
-    /// What is left to do above a leaf that was removed, if it was the last one there or its edge shared a buffer.
+    /// The work left above a leaf that was removed, if it was the last one there or its edge shared a buffer.
     #[inline(never)]
     fn tidy_above(&mut self, parent: u32, shares_buffer: bool) {
         if shares_buffer {

@@ -86,14 +86,14 @@ impl PrefixMatch<'_> {
     }
 }
 
-/// What [`RadixTree::insert`] adds.
+/// The tokens and pages that [`RadixTree::insert`] adds.
 #[derive(Debug)]
 pub struct Insert<'a> {
-    /// Who may reuse it.
+    /// The namespace of those that may reuse it.
     pub namespace: &'a Namespace,
     /// The key; cut to whole pages.
     pub tokens: &'a [u32],
-    /// What starts with `tokens`, if the tree may keep it instead of a copy.
+    /// An array that starts with `tokens`, if the tree may keep it instead of a copy.
     pub owner: Option<&'a Arc<[u32]>>,
     /// Page `i` holds the KV of the key's tokens from `i * page_size`. May be more than the key needs.
     pub pages: Pages,
@@ -202,7 +202,7 @@ impl RadixTree {
         }
     }
 
-    /// Adds a key with its pages. What the tree held already stays as it is and is touched; the given pages
+    /// Adds a key with its pages. A part that the tree held already stays as it is and is touched; the given pages
     /// that the tree does not take come back.
     ///
     /// # Panics

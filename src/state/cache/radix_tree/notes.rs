@@ -1,4 +1,4 @@
-//! What the tree notes for the diagnosis of misses, if it is asked to: the newest child of each node, and which edges
+//! The tree's notes for the diagnosis of misses, if it is asked for them: the newest child of each node, and which edges
 //! were evicted from where.
 //!
 //! A match writes nothing here, an insertion two words. An eviction hashes what stands above the edge, once for as
@@ -113,7 +113,7 @@ impl RadixTree {
         }
     }
 
-    /// What was noted of evictions since this was last asked.
+    /// The evictions that were noted since this was last asked.
     pub(super) fn take_noted(&mut self) -> Vec<EvictedEdge> {
         match &mut self.notes {
             Some(notes) => std::mem::take(&mut notes.evicted),

@@ -40,7 +40,7 @@ struct NodeWindow {
     worth: Worth,
 }
 
-/// What a node's window pages are kept for.
+/// The reason why a node's window pages are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
     place: Place,

@@ -14,7 +14,7 @@ const LONG_TOKENS: usize = 512;
 /// Of a shared buffer's tokens one in so many may belong to nobody.
 const MAX_WASTE: usize = 8;
 
-/// What [`EdgeBuffer`] starts as before it is filled.
+/// The content with which [`EdgeBuffer`] starts before it is filled.
 static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
 
 /// Tokens and the pages that hold their K/V.

@@ -15,7 +15,7 @@ pub struct EvictedPages {
     more: Option<Box<MoreEdges>>,
 }
 
-/// What was evicted behind the first edge.
+/// The edges that were evicted behind the first one.
 #[derive(Default)]
 struct MoreEdges {
     edges: Vec<Edge>,

@@ -16,7 +16,7 @@ pub struct NodeLock {
     ledger: Option<Arc<PoolLedger>>,
 }
 
-/// What a lock keeps.
+/// The part of a path that a lock keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::state) enum LockPart {
     /// The path, and the window pages at its end.
@@ -51,7 +51,7 @@ impl NodeLock {
         self.node
     }
 
-    /// What it keeps.
+    /// The part that it keeps.
     pub(in crate::state) fn part(&self) -> LockPart {
         self.part
     }

@@ -17,7 +17,7 @@ use super::peak::Peak;
 
 /// Chooses the tokens of one sequence.
 ///
-/// What it chooses is a pure function of the logits, the parameters, the prompt and the output so far: a sampler
+/// Its choice is a pure function of the logits, the parameters, the prompt and the output so far: a sampler
 /// rebuilt from prompt and output goes on exactly as the first one would have.
 #[derive(Clone, Debug)]
 pub struct RowSampler {
@@ -34,7 +34,7 @@ pub struct RowSampler {
     vocab_size: usize,
 }
 
-/// What a sampler chose.
+/// The choice of a sampler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
     /// The token.

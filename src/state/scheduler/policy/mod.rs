@@ -17,7 +17,7 @@ use crate::state::plan::probe::{Matched, ProbeKind};
 /// With more waiting requests than this, policies that [fall back](Crowd::FallsBack) match none.
 pub const MAX_PROBED: usize = 128;
 
-/// What a policy may know of one waiting request.
+/// The facts that a policy may know of one waiting request.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     /// The request; a smaller one arrived earlier.
@@ -30,20 +30,20 @@ pub struct Waiting {
     pub max_new_tokens: usize,
     /// Prompt tokens that the engine has prefilled since the request arrived, those of others.
     pub waited_tokens: u64,
-    /// What the cache holds of it; nothing for policies that do not ask.
+    /// The cached part of it; nothing for policies that do not ask.
     pub matched: Matched,
 }
 
-/// What a policy asks the cache before it orders the queue.
+/// The question of a policy to the cache before it orders the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeNeed {
-    /// What is to be found out besides the lengths of matches.
+    /// The facts to be found out besides the lengths of matches.
     pub kind: ProbeKind,
-    /// What happens when more than [`MAX_PROBED`] requests wait.
+    /// The order when more than [`MAX_PROBED`] requests wait.
     pub crowd: Crowd,
 }
 
-/// What a policy does with more than [`MAX_PROBED`] waiting requests.
+/// The order that a policy gives more than [`MAX_PROBED`] waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowd {
     /// Keeps the order of arrival, which costs nothing.
@@ -57,7 +57,7 @@ pub trait SchedulePolicy: Send {
     /// Name in the configuration.
     fn name(&self) -> &'static str;
 
-    /// What it must know of the cache; `None` for one that does not look at it.
+    /// The facts that it must know of the cache; `None` for one that does not look at it.
     fn probe_need(&self) -> Option<ProbeNeed> {
         None
     }

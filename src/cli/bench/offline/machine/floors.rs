@@ -22,7 +22,7 @@ use self::attention::{AttentionCost, SparseCost, label_bytes};
 /// Multiply and add.
 const OPS_PER_ELEMENT: u64 = 2;
 
-/// What decides the cost of a step.
+/// The facts that decide the cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
     /// Elements of all layers' matrices, of experts those that a token goes through.
@@ -51,7 +51,7 @@ pub struct Extent {
     pub new_tokens: u64,
 }
 
-/// What the machine does at best, in the same minute.
+/// The machine's highest rates, in the same minute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
     /// Bytes read per second.

@@ -44,7 +44,7 @@ pub struct Rates {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
 pub enum MachineRates {
-    /// Of the CPU.
+    /// Facts of the CPU.
     Cpu {
         /// One thread.
         one: Rates,
@@ -65,7 +65,7 @@ pub enum Place {
 
 /// A GPU, measured once: the engine takes all of its memory afterwards.
 pub struct Gpu {
-    /// What it is.
+    /// Its name.
     pub name: String,
     rates: timing::Rates,
 }

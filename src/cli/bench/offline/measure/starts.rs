@@ -32,7 +32,7 @@ const READY: &str = "ready";
 const FIRST_TOKEN: &str = "first token";
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What one start took.
+/// The times of one start.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Start {
     /// From the process's start until the engine takes requests.

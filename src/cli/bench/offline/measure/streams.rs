@@ -85,7 +85,7 @@ impl Stream {
     }
 }
 
-/// What streams generated together once each had its first token.
+/// The rate at which streams generated together once each had its first token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoded {
     /// Tokens of all streams.

@@ -15,7 +15,7 @@ pub struct GpuSeconds {
 }
 
 impl StepWaits {
-    /// What was counted so far; `None` before the first step.
+    /// The count so far; `None` before the first step.
     pub fn read(&self) -> Option<GpuSeconds> {
         parse(&self.0.render())
     }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::cli::bench::offline::load::Load;
 use crate::cli::statistics::Quartiles;
 
-/// What a row's values are.
+/// The meaning of a row's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Unit {
     /// Larger is better.
@@ -17,7 +17,7 @@ pub enum Unit {
     /// Smaller is better.
     #[serde(rename = "bytes")]
     Bytes,
-    /// Of the time; smaller is better.
+    /// A share of the time; smaller is better.
     #[serde(rename = "share")]
     Share,
 }
@@ -31,28 +31,28 @@ pub struct Sample {
     pub floor: Option<f64>,
     /// How near the value comes to the floor: 1 is the limit of the machine.
     pub fraction: Option<f64>,
-    /// What the machine read just before.
+    /// The rate that the machine read at just before.
     pub read_bytes_per_s: Option<f64>,
 }
 
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The thing that was measured.
     pub name: String,
-    /// What the values are.
+    /// The meaning of the values.
     pub unit: Unit,
     /// The load, if there was one.
     #[serde(flatten)]
     pub load: Option<Load>,
     /// In the order in which they were taken.
     pub samples: Vec<Sample>,
-    /// Of the values.
+    /// The quartiles of the values.
     #[serde(flatten)]
     pub quartiles: Quartiles,
     /// The median of the floors.
     pub floor: Option<f64>,
-    /// Of the fractions.
+    /// The quartiles of the fractions.
     pub fraction: Option<Quartiles>,
 }
 

@@ -1,7 +1,7 @@
 //! Keys and values of signed bytes: products of integers, which are exact, so their order decides nothing.
 //!
 //! Queries and weights become 16-bit integers, each row by its own largest magnitude. A word of four codes is two words of
-//! i16: the even bytes and the odd ones. What a sum of integers stands for is its scale times that of its row; such sums of the
+//! i16: the even bytes and the odd ones. A sum of integers stands for its scale times that of its row; such sums of the
 //! groups of a key are added in ascending order.
 
 mod direct;

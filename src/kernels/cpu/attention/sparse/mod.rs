@@ -2,7 +2,7 @@
 //!
 //! Each query head scores the labels of all keys before its own and attends to those that score highest and to its own
 //! key, in ascending position, as if they were the whole sequence: blocks, spans and chains of sums are those of
-//! [`super`]. What is chosen depends on the query, its position and the keys before it, so the result does too; with as
+//! [`super`]. The choice depends on the query, its position and the keys before it, so the result does too; with as
 //! many keys as there are it has the bits of a query that sees them all.
 
 mod best;
@@ -59,7 +59,7 @@ pub struct SparseAttention {
     spaces: Vec<Space>,
 }
 
-/// What all items of a layer have in common.
+/// The input that all items of a layer share.
 #[derive(Clone, Copy)]
 struct Step<'a, F> {
     heads: &'a HeadShape,
@@ -86,7 +86,7 @@ struct Work<'a, F> {
     space: &'a mut Space,
 }
 
-/// What an item does. Which keys score best does not depend on the parts in which they are scored.
+/// The work of an item. Which keys score best does not depend on the parts in which they are scored.
 enum Stage<'a> {
     /// Everything.
     Whole,
@@ -300,7 +300,7 @@ impl SparseAttention {
     }
 }
 
-/// What a layer's attention is given.
+/// The input of a layer's attention.
 type Given<'a> = (
     (&'a mut ThreadPool, Isa),
     &'a Tensor,

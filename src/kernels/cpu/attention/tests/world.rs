@@ -292,7 +292,7 @@ impl World {
     }
 }
 
-/// What the values of a head are once they are kept.
+/// The values of a head as they are once they are kept.
 fn rounded(dtype: KvDtype, head: &[f32]) -> Vec<f64> {
     let widened = |round: fn(f32) -> f32| head.iter().map(|x| f64::from(round(*x))).collect();
     match dtype {

@@ -138,7 +138,7 @@ impl Kernel for Quantise<'_> {
     }
 }
 
-/// What the kernels see of a row of activations.
+/// The row of activations as the kernels see it.
 fn as_packed(format: Format, x: &[f32]) -> Vec<f32> {
     match format {
         Format::F32 | Format::F16 | Format::ExactBf16 => x.to_vec(),

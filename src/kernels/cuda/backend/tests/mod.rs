@@ -21,7 +21,7 @@ const ROWS: usize = 6;
 const CONTEXT: usize = 160;
 const NAN_BYTE: u8 = 0xff;
 
-/// What differs between the cases.
+/// The difference between the cases.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     element: ElementType,

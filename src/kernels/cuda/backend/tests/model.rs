@@ -98,7 +98,7 @@ fn rope(head_dim: usize) -> Rope {
     }
 }
 
-/// What an operation gives.
+/// The result of an operation.
 pub(super) enum Seen<'a, B: Backend> {
     Tensor(&'a B::Tensor),
     Operand(&'a B::Operand),

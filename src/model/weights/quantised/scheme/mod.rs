@@ -1,4 +1,4 @@
-//! What a checkpoint says of its quantisation: `quantization_config` of `config.json`, or a file of its own.
+//! A checkpoint's description of its quantisation: `quantization_config` of `config.json`, or a file of its own.
 
 use std::fmt;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub enum Scheme {
 pub enum Packing {
     /// Of GPTQ: eight inputs in a word.
     Gptq {
-        /// What is added to a stored zero point.
+        /// The number that is added to a stored zero point.
         zero_offset: u8,
     },
     /// Of AWQ's products: eight outputs in a word, even ones first.
@@ -143,7 +143,7 @@ impl Scheme {
     }
 }
 
-/// What is in a key is not what it has to be.
+/// The error of a key whose value is not supported.
 fn unsupported(json: &JsonFile, key: &str, supported: &str) -> LoadError {
     let remedy = "use the model in a supported quantisation, or the float16 or bfloat16 model";
     match json.value(key) {

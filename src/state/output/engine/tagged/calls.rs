@@ -138,7 +138,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Reads what stands after a call of a list. What is held is whitespace.
+    /// Reads what stands after a call of a list. The text that is held is whitespace.
     pub(super) fn read_between(&mut self, lexeme: Lexeme) -> Fate {
         let (Some(list), Lexeme::Char(c)) = (self.list, lexeme) else {
             self.leave_list();
@@ -195,7 +195,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Makes the tag of the opening text and reads on after it. What stands after a call of a list has no tag.
+    /// Makes the tag of the opening text and reads on after it. Text after a call of a list has no tag.
     pub(super) fn give_up(&mut self, out: &mut Vec<OutputPiece>) {
         let held = std::mem::take(&mut self.held);
         let (opening, rest) = held.split_at(self.n_opening.unwrap_or(0).min(held.len()));
@@ -219,7 +219,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Goes on with the content after calls. What is held is dropped.
+    /// Goes on with the content after calls. The text that is held is dropped.
     pub(super) fn leave_list(&mut self) {
         self.held.clear();
         self.list = None;

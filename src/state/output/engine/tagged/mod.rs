@@ -38,7 +38,7 @@ pub(super) struct TaggedEngine {
     list: Option<&'static CallList>,
     content: Content,
     thinking: Thinking,
-    /// What stands before thoughts.
+    /// The text before thoughts.
     label: &'static str,
     /// The meaning of the next end tag of a call in the content.
     tool_close: EndTag,
@@ -98,7 +98,7 @@ enum Fate {
     Again,
 }
 
-/// What stands before thoughts.
+/// The text before thoughts.
 fn label(formats: OutputFormats) -> &'static str {
     formats.reasoning.map_or("", |format| format.syntax().label)
 }

@@ -1,0 +1,90 @@
+//! Calls of models that write messages with headers.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{compile, grammar, wish};
+use crate::grammar::tests::vocabularies::{messages, tiny};
+use crate::grammar::tests::{schema, takes};
+use crate::grammar::{AnswerFrame, GrammarWish};
+use crate::state::grammar::Grammar;
+use crate::state::output::{OutputStart, ToolChoice, ToolFormat};
+
+const SEAT: &str = "<|channel|>commentary to=functions.seat <|constrain|>json<|message|>{\"row\": 4, \"kind\": \"aisle\"}";
+const PING: &str = " to=functions.ping<|channel|>commentary json<|message|>{}";
+const THOUGHT: &str = "<|channel|>analysis<|message|>So, a seat.<|end|><|start|>assistant";
+const SAID: &str = "<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant";
+
+/// A wish of a chat with a model that writes messages.
+fn among_messages(choice: ToolChoice, strict: bool) -> GrammarWish {
+    GrammarWish {
+        frame: AnswerFrame::Messages(OutputStart::Header),
+        ..wish(choice, ToolFormat::GptOss, strict, true)
+    }
+}
+
+#[test]
+fn calls_in_messages_are_constrained() {
+    for vocabulary in [messages(), tiny()] {
+        let required = grammar(vocabulary, &among_messages(ToolChoice::Required, false));
+        let auto = grammar(vocabulary, &among_messages(ToolChoice::Auto, true));
+        let named = ToolChoice::Named("ping".to_owned());
+        let named = grammar(vocabulary, &among_messages(named, false));
+        let takes =
+            |grammar: &Arc<dyn Grammar>, text: &str| takes(grammar.as_ref(), vocabulary, text);
+        for call in [SEAT, PING] {
+            for text in [
+                call.to_owned(),
+                format!("{THOUGHT}{call}"),
+                format!("{THOUGHT}{THOUGHT}{call}"),
+            ] {
+                assert!(takes(&required, &text) && takes(&auto, &text), "{text}");
+                assert_eq!(takes(&named, &text), call == PING, "{text}");
+            }
+            assert!(!takes(&required, &format!("{SAID}{call}")));
+            assert!(takes(&auto, &format!("{THOUGHT}{SAID}{call}")));
+        }
+        let wrong = SEAT.replace("aisle", "floor");
+        let answer = "<|channel|>final<|message|>Row 4.";
+        assert!(!takes(&required, &wrong) && !takes(&auto, &wrong));
+        assert!(!takes(&required, answer) && takes(&auto, answer));
+        assert!(takes(&auto, &format!("{THOUGHT}{answer}")));
+        for text in [
+            "",
+            "Row 4.",
+            "<|channel|>commentary to=functions.fly<|message|>{}",
+        ] {
+            assert!(!takes(&required, text) && !takes(&auto, text), "{text}");
+        }
+        let loose = compile(vocabulary, &among_messages(ToolChoice::Auto, false));
+        assert!(loose.expect("it is no error").is_none());
+    }
+}
+
+#[test]
+fn a_constraint_binds_the_last_message() {
+    let numbers = || schema(json!({"type": "array", "items": {"type": "integer"}}));
+    let mut with_tools = among_messages(ToolChoice::Auto, false);
+    with_tools.constraint = Some(Arc::new(numbers()));
+    let alone = GrammarWish {
+        tools: None,
+        ..with_tools.clone()
+    };
+    let continued = GrammarWish {
+        frame: AnswerFrame::Messages(OutputStart::Content),
+        ..alone.clone()
+    };
+    let answer = "<|channel|>final<|message|>[1, 2]";
+    for vocabulary in [messages(), tiny()] {
+        let takes = |wish: &GrammarWish, text: &str| {
+            takes(grammar(vocabulary, wish).as_ref(), vocabulary, text)
+        };
+        for wish in [&alone, &with_tools] {
+            assert!(takes(wish, answer) && takes(wish, &format!("{THOUGHT}{answer}")));
+            assert!(!takes(wish, "[1, 2]") && !takes(wish, &answer.replace("1", "x")));
+        }
+        assert!(takes(&with_tools, PING) && !takes(&alone, PING));
+        assert!(takes(&continued, "[1, 2]") && !takes(&continued, answer));
+    }
+}

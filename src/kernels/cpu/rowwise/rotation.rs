@@ -1,0 +1,298 @@
+//! Query and key heads, normed and turned by their positions; keys and values go to their slots at the same time.
+
+use half::bf16;
+
+use super::{ELEMENT_COST, for_rows, norm_in_place, norm_scale};
+use crate::kernels::HeadShape;
+use crate::kernels::cpu::batch::CpuBatch;
+use crate::kernels::cpu::element::{Storage, with_elements};
+use crate::kernels::cpu::kept::Kept;
+use crate::kernels::cpu::kv::Planes;
+use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::kernels::cpu::tensor::{Shared, Tensor};
+use crate::kernels::cpu::threads::ThreadPool;
+use crate::kernels::rope::Rope;
+use crate::state::pool::kv_layout::Values;
+
+/// Multiply-adds that the cosine or sine of an angle costs about.
+const ANGLE_COST: usize = 1024;
+
+/// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each. Tokens of long sequences
+/// have frequencies of their own, where the rotation has such.
+pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: Tensor) -> Tensor {
+    let half = rope.inv_freq.len();
+    let long = rope.long_inv_freq.as_ref().unwrap_or(&rope.inv_freq);
+    let shared = Shared::new(out.values_mut());
+    for_rows(pool, batch.n_tokens(), 2 * half * ANGLE_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let (cos, sin) = unsafe { shared.part(row * 2 * half, 2 * half) }.split_at_mut(half);
+        let frequencies = match batch.is_long(row) {
+            true => long,
+            false => &rope.inv_freq,
+        };
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let angle = batch.positions[row] as f32 * frequency;
+            cos[i] = angle.cos() * rope.attention_scale;
+            sin[i] = angle.sin() * rope.attention_scale;
+        }
+    });
+    out
+}
+
+/// How heads are turned.
+pub struct Rotation<'a> {
+    /// Their shape.
+    pub heads: &'a HeadShape,
+    /// Weights of the norms of query and key heads, and eps.
+    pub norms: Option<(&'a [f32], &'a [f32], f32)>,
+    /// Values are normed without a weight, with this added to the mean square.
+    pub value_eps: Option<f32>,
+    /// Cos and sin, `[n_tokens, rotary width]`, which is at most `key_dim`.
+    pub rotations: &'a Tensor,
+}
+
+/// Norms and rotates queries and keys, in place, copies the queries to `q`, and narrows keys and values into the
+/// slots of their tokens.
+///
+/// # Shapes
+/// `qkv: [n_tokens, (n_heads + n_kv_heads) * key_dim + n_kv_heads * value_dim]`, `q: [n_tokens, n_heads * key_dim]`,
+/// `kv` as [`Planes`] says; no two tokens have the same slot.
+///
+/// # Panics
+/// If a row of `qkv` is of another width, or values are parts of keys.
+pub fn rotate_and_store(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    qkv: &mut Tensor,
+    rotation: &Rotation<'_>,
+    mut q: Tensor,
+    (kv, slots): (&mut Storage, &[u32]),
+) -> Tensor {
+    let heads = rotation.heads;
+    let (rows, width, q_width) = (qkv.rows(), qkv.width(), q.width());
+    let Values::Own { dim } = heads.values else {
+        panic!("no projection gives values that are parts of keys");
+    };
+    let kv_width = heads.n_kv_heads * (heads.key_dim + dim);
+    assert_eq!(width, q_width + kv_width, "queries, keys and values");
+    let qkv = Shared::new(qkv.values_mut());
+    let q_out = Shared::new(q.values_mut());
+    with_elements!(kv, kv, scales => {
+        let planes = Planes::over(heads, kv);
+        let store = (Shared::new(kv), Shared::new(scales));
+        for_rows(pool, rows, width * ELEMENT_COST, |row| {
+            // SAFETY: each row is read and written by one item.
+            let (input, q) = unsafe {
+                (
+                    qkv.part(row * width, width),
+                    q_out.part(row * q_width, q_width),
+                )
+            };
+            let (slot, turn) = (slots[row] as usize, rotation.rotations.row(row));
+            dispatch(isa, RotateRow { input, q, store, planes, slot, rotation, turn });
+        });
+    });
+    q
+}
+
+struct RotateRow<'a, E> {
+    input: &'a mut [f32],
+    q: &'a mut [f32],
+    /// Keys and values, and their scales.
+    store: (Shared<'a, E>, Shared<'a, bf16>),
+    planes: Planes,
+    /// The token's slot.
+    slot: usize,
+    rotation: &'a Rotation<'a>,
+    /// Cos and sin of the token's position.
+    turn: &'a [f32],
+}
+
+impl<E: Kept> Kernel for RotateRow<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let Self {
+            planes,
+            rotation,
+            store: (to, scales),
+            ..
+        } = self;
+        let slot = planes.slot(self.slot);
+        let (key_dim, value_dim) = (rotation.heads.key_dim, rotation.heads.values.dim());
+        let norms = rotation.norms;
+        let (queries, kv) = self.input.split_at_mut(self.q.len());
+        let (keys, values) = kv.split_at_mut(rotation.heads.n_kv_heads * key_dim);
+        // SAFETY: only hints; `dispatch` detected the instruction set.
+        unsafe {
+            for head in 0..rotation.heads.n_kv_heads {
+                S::prefetch_all_to_write(to.at(planes.keys(head) + slot), key_dim);
+            }
+            for head in 0..rotation.heads.n_kv_heads {
+                S::prefetch_all_to_write(to.at(planes.values(head) + slot), value_dim);
+            }
+        }
+        let heads = queries.chunks_exact_mut(key_dim);
+        for (head, q) in heads.zip(self.q.chunks_exact_mut(key_dim)) {
+            turn_head::<S>(head, norms.map(|n| (n.0, n.2)), self.turn);
+            q.copy_from_slice(head);
+        }
+        // Each slot is written by one item, as no two tokens of a step have the same: a page that a row writes to is
+        // that row's alone, see `state::pool::page_pool`.
+        for (i, key) in keys.chunks_exact_mut(key_dim).enumerate() {
+            turn_head::<S>(key, norms.map(|n| (n.1, n.2)), self.turn);
+            let scales_at = planes.scales_of_key(i, self.slot);
+            // SAFETY: the slot is this item's; `dispatch` detected the instruction set.
+            unsafe {
+                let out = to.part(planes.keys(i) + slot, key_dim);
+                E::keep::<S>(key, out, scales.part(scales_at.start, scales_at.len()));
+            }
+        }
+        for (i, value) in values.chunks_exact_mut(value_dim).enumerate() {
+            if let Some(eps) = rotation.value_eps {
+                let scale = norm_scale::<S>(value, eps);
+                value.iter_mut().for_each(|value| *value *= scale);
+            }
+            let scales_at = planes.scales_of_value(i, self.slot);
+            // SAFETY: as above.
+            unsafe {
+                let out = to.part(planes.values(i) + slot, value_dim);
+                E::keep::<S>(value, out, scales.part(scales_at.start, scales_at.len()));
+            }
+        }
+    }
+}
+
+/// Norms and rotates queries, in place.
+pub fn rotate_queries(
+    pool: &mut ThreadPool,
+    isa: Isa,
+    q: &mut Tensor,
+    (heads, norm): (&HeadShape, Option<(&[f32], f32)>),
+    rotations: &Tensor,
+) {
+    let (rows, width) = (q.rows(), q.width());
+    assert_eq!(width, heads.q_width(), "queries of all heads");
+    let shared = Shared::new(q.values_mut());
+    for_rows(pool, rows, width * ELEMENT_COST, |row| {
+        // SAFETY: each row is written by one item.
+        let queries = unsafe { shared.part(row * width, width) };
+        let (turn, dim) = (rotations.row(row), heads.key_dim);
+        dispatch(
+            isa,
+            RotateQueries {
+                queries,
+                dim,
+                norm,
+                turn,
+            },
+        );
+    });
+}
+
+struct RotateQueries<'a> {
+    queries: &'a mut [f32],
+    dim: usize,
+    norm: Option<(&'a [f32], f32)>,
+    turn: &'a [f32],
+}
+
+impl Kernel for RotateQueries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        for head in self.queries.chunks_exact_mut(self.dim) {
+            turn_head::<S>(head, self.norm, self.turn);
+        }
+    }
+}
+
+/// Norms a head, if the model does, and rotates its first elements, as many as there are cosines and sines.
+#[inline(always)]
+pub fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: &[f32]) {
+    if let Some((weight, eps)) = norm {
+        norm_in_place::<S>(head, weight, eps);
+    }
+    let half = turn.len() / 2;
+    let (low, high) = head[..turn.len()].split_at_mut(half);
+    let (cos, sin) = turn.split_at(half);
+    let whole = half / LANES * LANES;
+    for at in (0..whole).step_by(LANES) {
+        // SAFETY: four times sixteen values below `half`; `dispatch` detected the instruction set.
+        unsafe {
+            let (a, b) = (S::load(low[at..].as_ptr()), S::load(high[at..].as_ptr()));
+            let (cos, sin) = (S::load(cos[at..].as_ptr()), S::load(sin[at..].as_ptr()));
+            let turned = S::sub(S::mul(a, cos), S::mul(b, sin));
+            S::store(low[at..].as_mut_ptr(), turned);
+            let turned = S::add(S::mul(b, cos), S::mul(a, sin));
+            S::store(high[at..].as_mut_ptr(), turned);
+        }
+    }
+    for i in whole..half {
+        let (a, b) = (low[i], high[i]);
+        low[i] = a * cos[i] - b * sin[i];
+        high[i] = b * cos[i] + a * sin[i];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::cpu::element::Borrowed;
+    use crate::kernels::cpu::tensor::Scratch;
+    use crate::state::pool::kv_layout::KvDtype;
+
+    #[test]
+    fn keys_and_values_of_other_widths_go_to_their_own_places() {
+        const SLOTS: usize = 5;
+        let heads = HeadShape {
+            n_heads: 2,
+            n_kv_heads: 2,
+            key_dim: 4,
+            values: Values::Own { dim: 3 },
+            scale: 1.0,
+            score_cap: None,
+            window: None,
+        };
+        let (q_width, width) = (8, 8 + 8 + 6);
+        let scratch = Scratch::default();
+        let (mut qkv, q) = (scratch.tensor(2, width), scratch.tensor(2, q_width));
+        // A quarter of a turn: (a, b) becomes (-b, a).
+        let mut rotations = scratch.tensor(2, 4);
+        for token in 0..2 {
+            let row = qkv.row_mut(token).iter_mut().enumerate();
+            row.for_each(|(i, value)| *value = (100 * token + i) as f32);
+            rotations
+                .row_mut(token)
+                .copy_from_slice(&[0.0, 0.0, 1.0, 1.0]);
+        }
+        let mut pool = ThreadPool::new(1).expect("threads start");
+        let mut storage = Storage::zeros(KvDtype::F32, SLOTS * 14, 0);
+        let rotation = Rotation {
+            heads: &heads,
+            norms: None,
+            value_eps: None,
+            rotations: &rotations,
+        };
+        let store = (&mut storage, &[3, 1][..]);
+        let q = rotate_and_store(&mut pool, Isa::detect(), &mut qkv, &rotation, q, store);
+        assert_eq!(
+            q.row(1),
+            [-102.0, -103.0, 100.0, 101.0, -106.0, -107.0, 104.0, 105.0]
+        );
+        let Storage::F32(elements) = &storage else {
+            panic!("it was made of f32");
+        };
+        let kv: &[f32] = elements.slice();
+        let planes = Planes::of(&heads, kv.len());
+        for (first, slot) in [(0.0_f32, 3), (100.0, 1)] {
+            let part = |start: usize, len: usize| &kv[start + planes.slot(slot)..][..len];
+            let at = |i: usize| first + i as f32;
+            assert_eq!(part(planes.keys(1), 4), [-at(14), -at(15), at(12), at(13)]);
+            assert_eq!(part(planes.values(0), 3), [at(16), at(17), at(18)]);
+            assert_eq!(part(planes.values(1), 3), [at(19), at(20), at(21)]);
+        }
+    }
+}

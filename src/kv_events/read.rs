@@ -1,0 +1,153 @@
+//! Batches read back from MessagePack, for readers in this process.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::batch::{KvEvent, StoredBlocks};
+use super::wire::{CLEARED, REMOVED, STORED};
+
+/// Reads what [`encode`] has written, in either encoding: the time in seconds since 1970, and the events. In arrays there
+/// are no salts.
+///
+/// # Errors
+/// Bytes that are no such batch.
+///
+/// [`encode`]: super::wire::encode
+pub fn decode(payload: &[u8]) -> Result<(f64, Vec<KvEvent>), rmp_serde::decode::Error> {
+    let (time_s, events, _rank): (f64, Vec<Read>, u32) = rmp_serde::from_slice(payload)?;
+    let events = events.into_iter().map(|Read(event)| event);
+    Ok((time_s, events.collect()))
+}
+
+struct Read(KvEvent);
+
+impl<'de> Deserialize<'de> for Read {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let fields = deserializer.deserialize_any(EventVisitor)?;
+        fields.into_event().map(Self).map_err(D::Error::custom)
+    }
+}
+
+/// The fields that an event may have.
+#[derive(Default)]
+struct EventFields {
+    name: String,
+    ids: Vec<i64>,
+    parent: Option<i64>,
+    tokens: Vec<u32>,
+    cache_salt: Option<String>,
+}
+
+impl EventFields {
+    fn into_event(self) -> Result<KvEvent, String> {
+        match self.name.as_str() {
+            STORED => Ok(KvEvent::Stored(StoredBlocks {
+                ids: self.ids,
+                parent: self.parent,
+                tokens: self.tokens,
+                cache_salt: self.cache_salt.map(Arc::from),
+            })),
+            REMOVED => Ok(KvEvent::Removed(self.ids)),
+            CLEARED => Ok(KvEvent::Cleared),
+            name => Err(format!("there is no event {name:?}")),
+        }
+    }
+}
+
+struct EventVisitor;
+
+impl<'de> Visitor<'de> for EventVisitor {
+    type Value = EventFields;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an event by names or by places")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<EventFields, A::Error> {
+        let mut fields = EventFields::default();
+        while let Some(name) = map.next_key::<String>()? {
+            match name.as_str() {
+                "type" => fields.name = map.next_value()?,
+                "block_hashes" => fields.ids = map.next_value()?,
+                "parent_block_hash" => fields.parent = map.next_value()?,
+                "token_ids" => fields.tokens = map.next_value()?,
+                "cache_salt" => fields.cache_salt = map.next_value()?,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(fields)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut places: A) -> Result<EventFields, A::Error> {
+        let mut fields = EventFields::default();
+        let missing = |what: &str| A::Error::custom(format_args!("an event without {what}"));
+        let name = places.next_element()?;
+        fields.name = name.ok_or_else(|| missing("a name"))?;
+        if fields.name != CLEARED {
+            let ids = places.next_element()?;
+            fields.ids = ids.ok_or_else(|| missing("blocks"))?;
+        }
+        if fields.name == STORED {
+            let parent = places.next_element()?;
+            fields.parent = parent.ok_or_else(|| missing("a block before"))?;
+            let tokens = places.next_element()?;
+            fields.tokens = tokens.ok_or_else(|| missing("tokens"))?;
+        }
+        while places.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv_events::config::Encoding;
+    use crate::kv_events::wire::encode;
+
+    fn events(cache_salt: Option<Arc<str>>) -> Vec<KvEvent> {
+        vec![
+            KvEvent::Cleared,
+            KvEvent::Stored(StoredBlocks {
+                ids: vec![i64::MIN, 7],
+                parent: Some(-1),
+                tokens: vec![0, 200, 70_000, u32::MAX],
+                cache_salt,
+            }),
+            KvEvent::Removed(vec![i64::MAX, -5]),
+            KvEvent::Stored(StoredBlocks {
+                ids: vec![1],
+                parent: None,
+                tokens: vec![1, 2],
+                cache_salt: None,
+            }),
+        ]
+    }
+
+    #[test]
+    fn a_batch_is_read_as_it_was_written() {
+        for (encoding, salt) in [
+            (Encoding::Map, None),
+            (Encoding::Map, Some("s".into())),
+            (Encoding::Array, None),
+        ] {
+            let events = events(salt);
+            let payload = encode(&events, 1.5, 2, encoding);
+            let read = decode(&payload).expect("it is a batch");
+            assert_eq!(read, (1.5, events), "{encoding:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_batch_are_an_error() {
+        let payload = encode(&events(None), 1.5, 2, Encoding::Map);
+        assert!(decode(&payload[..payload.len() - 2]).is_err());
+        assert!(decode(b"").is_err());
+        let other = rmp_serde::to_vec(&(1.5, [("BlockMoved", [1])], 0)).expect("a vector");
+        let error = decode(&other).expect_err("nobody knows it");
+        assert!(error.to_string().contains("BlockMoved"), "{error}");
+    }
+}

@@ -1,0 +1,300 @@
+//! Readers in this process: the batches that subscribers of the PUB socket get, from the same buffer, as events.
+//!
+//! A reader sees batches numbered without a gap, and names the last number that it has seen when it comes back. Numbers
+//! begin at the publisher's start, in microseconds since 1970: those of an earlier life of the engine are smaller than any
+//! batch that is kept, and are told apart by that. Where batches are lost, one that clears everything takes their place, so
+//! that a reader's numbers fall behind the publisher's. If it comes back with such a number, it gets some batches a second
+//! time, which leaves it where the batches end in any case.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::spawn_local;
+
+use super::batch::KvEvent;
+use super::read;
+use super::ring::{Batch, Ring};
+use super::sockets::Sockets;
+use crate::metrics::SubscriberCount;
+
+/// Readers at once.
+const MAX_READERS: usize = 64;
+/// Batches on their way to a reader; all others wait in the buffer.
+const BATCHES_UNDER_WAY: usize = 2;
+
+/// The way to an engine's publisher, for readers in its process.
+#[derive(Clone, Debug)]
+pub struct ReaderDoor {
+    readers: mpsc::Sender<Reader>,
+    places: Arc<Semaphore>,
+    first_number: u64,
+}
+
+/// The reason why somebody cannot subscribe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubscribeError {
+    /// The engine was configured to publish nothing.
+    #[error("KV events are off: start the engine with kv_events_config {{\"publisher\": \"zmq\"}}")]
+    Off,
+    /// There are as many readers as may be.
+    #[error(
+        "{} readers of KV events are there, which is the limit: end another one first",
+        MAX_READERS
+    )]
+    TooMany,
+    /// The publisher has stopped.
+    #[error("the publisher of KV events has stopped")]
+    Stopped,
+}
+
+impl ReaderDoor {
+    /// The door, and the end at which the publisher's thread takes readers in.
+    pub(super) fn new() -> (Self, mpsc::Receiver<Reader>) {
+        let (readers, coming) = mpsc::channel(MAX_READERS);
+        let door = Self {
+            readers,
+            places: Arc::new(Semaphore::new(MAX_READERS)),
+            first_number: now().as_micros().try_into().unwrap_or(u64::MAX / 2).max(1),
+        };
+        (door, coming)
+    }
+
+    /// The batches behind the one of this number; all that are kept behind 0.
+    ///
+    /// # Errors
+    /// There are too many readers, or the publisher has stopped.
+    pub fn subscribe(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
+        let place = self.places.clone().try_acquire_owned();
+        let place = place.map_err(|_| SubscribeError::TooMany)?;
+        let (told, heard) = mpsc::channel(BATCHES_UNDER_WAY);
+        let next = self.seq_behind(after);
+        let taken = self.readers.try_send(Reader { next, told });
+        taken.map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => SubscribeError::TooMany,
+            mpsc::error::TrySendError::Closed(_) => SubscribeError::Stopped,
+        })?;
+        Ok(KvEventSubscription {
+            heard,
+            first_number: self.first_number,
+            last: after,
+            _place: place,
+        })
+    }
+
+    /// The publisher's own number of the batch behind one of this number; `None` for the oldest that is kept.
+    fn seq_behind(&self, after: u64) -> Option<u64> {
+        let seq = after.checked_sub(self.first_number);
+        match (after, seq) {
+            (0, _) => None,
+            (_, Some(seq)) => Some(seq.saturating_add(1)),
+            // An earlier life's are as lost as those that never were.
+            (_, None) => Some(u64::MAX),
+        }
+    }
+}
+
+/// A reader as the publisher's thread knows it.
+#[derive(Debug)]
+pub(super) struct Reader {
+    /// The batch that it is told next; `None` for the oldest that is kept.
+    next: Option<u64>,
+    told: mpsc::Sender<Told>,
+}
+
+#[derive(Debug)]
+enum Told {
+    Batch(Arc<Batch>),
+    /// Batches before the next one are gone.
+    Lost,
+}
+
+impl Reader {
+    /// The next thing to tell, if there is any.
+    fn next_told(&mut self, ring: &Ring) -> Option<Told> {
+        let oldest = ring.first_waiting().min(ring.first_replayed());
+        let next = self.next.unwrap_or(oldest);
+        if next < oldest || next > ring.next() {
+            self.next = Some(oldest);
+            return Some(Told::Lost);
+        }
+        let batch = ring.get(next)?;
+        self.next = Some(next + 1);
+        Some(Told::Batch(batch))
+    }
+}
+
+/// Serves readers of this process, for ever.
+pub(super) async fn serve_readers(mut coming: mpsc::Receiver<Reader>, sockets: Rc<Sockets>) {
+    while let Some(reader) = coming.recv().await {
+        spawn_local(tell(reader, sockets.clone()));
+    }
+}
+
+async fn tell(mut reader: Reader, sockets: Rc<Sockets>) {
+    let _counted = SubscriberCount::new(&sockets.metrics);
+    let mut published = sockets.published.subscribe();
+    loop {
+        published.mark_unchanged();
+        let told = reader.next_told(&sockets.ring.borrow());
+        let goes_on = match told {
+            Some(told) => reader.told.send(told).await.is_ok(),
+            None => tokio::select! {
+                new = published.changed() => new.is_ok(),
+                () = reader.told.closed() => false,
+            },
+        };
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+/// A batch as a reader sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NumberedEvents {
+    /// One more than that of the batch before.
+    pub number: u64,
+    /// Seconds since 1970.
+    pub time_s: f64,
+    /// In the order in which they happened.
+    pub events: Vec<KvEvent>,
+}
+
+/// The events of an engine's cache, from a subscription on. It ends when this is dropped.
+#[derive(Debug)]
+pub struct KvEventSubscription {
+    heard: mpsc::Receiver<Told>,
+    first_number: u64,
+    /// The number that was last seen; 0 for none.
+    last: u64,
+    _place: OwnedSemaphorePermit,
+}
+
+impl KvEventSubscription {
+    /// The next batch, as soon as there is one; `None` once the publisher has stopped.
+    pub async fn next(&mut self) -> Option<NumberedEvents> {
+        let told = self.heard.recv().await?;
+        let seq = match &told {
+            Told::Batch(batch) => batch.seq,
+            Told::Lost => 0,
+        };
+        self.last = match self.last {
+            0 => self.first_number + seq,
+            last => last + 1,
+        };
+        let (time_s, events) = match told {
+            Told::Batch(batch) => read::decode(&batch.payload).ok()?,
+            Told::Lost => (now().as_secs_f64(), vec![KvEvent::Cleared]),
+        };
+        Some(NumberedEvents {
+            number: self.last,
+            time_s,
+            events,
+        })
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ring::RingLimits;
+    use super::super::wire;
+    use super::*;
+    use crate::kv_events::config::Encoding;
+
+    const FIRST: u64 = 1000;
+
+    /// A ring with the last two of so many batches.
+    fn ring(n_batches: i64) -> Ring {
+        let mut ring = Ring::new(RingLimits {
+            replayed: 2,
+            waiting: Some(1),
+        });
+        for id in 0..n_batches {
+            let events = [KvEvent::Removed(vec![id])];
+            ring.push(wire::encode(&events, 0.0, 1, Encoding::Map));
+        }
+        ring
+    }
+
+    /// The batches that a reader gets: their numbers, and the blocks in them or none for a clear.
+    fn read(after: u64, rings: &[Ring]) -> Vec<(u64, Option<i64>)> {
+        let (mut door, mut coming) = ReaderDoor::new();
+        door.first_number = FIRST;
+        let mut subscription = door.subscribe(after).expect("there is room");
+        let mut reader = coming.try_recv().expect("it has come");
+        let mut seen = Vec::new();
+        for ring in rings {
+            while let Some(told) = reader.next_told(ring) {
+                reader.told.try_send(told).expect("there is room");
+                let batch = subscription.next();
+                let batch = futures_util::FutureExt::now_or_never(batch);
+                let batch = batch.flatten().expect("it has come");
+                seen.push((
+                    batch.number,
+                    match &batch.events[..] {
+                        [KvEvent::Removed(ids)] => Some(ids[0]),
+                        [KvEvent::Cleared] => None,
+                        other => panic!("{other:?}"),
+                    },
+                ));
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn a_new_reader_gets_what_is_kept_and_then_what_comes() {
+        let seen = read(0, &[ring(0), ring(2), ring(3)]);
+        let expected = [(1000, Some(0)), (1001, Some(1)), (1002, Some(2))];
+        assert_eq!(seen, expected);
+        assert_eq!(read(0, &[ring(5)]), [(1003, Some(3)), (1004, Some(4))]);
+    }
+
+    #[test]
+    fn a_reader_that_comes_back_goes_on_behind_its_last_number() {
+        assert_eq!(read(1003, &[ring(5)]), [(1004, Some(4))]);
+        let seen = read(1004, &[ring(5), ring(6)]);
+        assert_eq!(seen, [(1005, Some(5))]);
+    }
+
+    #[test]
+    fn lost_batches_are_a_clear_and_the_numbers_have_no_gap() {
+        let from = |last: u64| [(last + 1, None), (last + 2, Some(3)), (last + 3, Some(4))];
+        // Gone; of an engine before this one; of one whose clock was ahead.
+        for last in [1001, 1, 999, 2000] {
+            assert_eq!(read(last, &[ring(5)]), from(last), "{last}");
+        }
+        // A reader that is too slow, and comes back after that.
+        let seen = read(0, &[ring(1), ring(5)]);
+        let expected = [
+            (1000, Some(0)),
+            (1001, None),
+            (1002, Some(3)),
+            (1003, Some(4)),
+        ];
+        assert_eq!(seen, expected);
+        let again = read(1003, &[ring(6)]);
+        assert_eq!(again, [(1004, Some(4)), (1005, Some(5))]);
+    }
+
+    #[test]
+    fn readers_are_bounded_and_leave_their_places() {
+        let (door, coming) = ReaderDoor::new();
+        let mut readers: Vec<_> = (0..MAX_READERS).map(|_| door.subscribe(0)).collect();
+        assert!(readers.iter().all(Result::is_ok));
+        let refused = door.subscribe(0).err();
+        assert_eq!(refused, Some(SubscribeError::TooMany));
+        drop(coming);
+        readers.pop();
+        let refused = door.subscribe(0).err();
+        assert_eq!(refused, Some(SubscribeError::Stopped));
+    }
+}

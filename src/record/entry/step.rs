@@ -1,0 +1,142 @@
+//! The results of a step as they are written to a log, and read again.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{SeqId, StepId};
+use crate::record::digest::Seq;
+use crate::state::grammar::GrammarFailure;
+use crate::state::sampling::{RowLogprobs, TokenLogprobs};
+use crate::state::step::{RowResult, RowVerdict, StepOutput};
+
+/// Most prompt log probabilities that one row of a step is believed to have brought.
+const MAX_INPUT_LOGPROBS: u32 = 1 << 20;
+
+/// A [`StepOutput`] as it is written: of log probabilities only how many there are, since nothing is decided by them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRows {
+    step: StepId,
+    rows: Vec<RowEntry>,
+    /// The rows' tokens, one behind the other.
+    tokens: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct RowEntry {
+    seq: Seq,
+    n_tokens: u32,
+    accepted: u32,
+    /// Prompt tokens whose log probabilities came, if any were wished for.
+    input_logprobs: Option<u32>,
+    verdict: VerdictEntry,
+}
+
+/// A [`RowVerdict`] as it is written. The first two are encoded as the boolean that stood here before there were grammars.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum VerdictEntry {
+    Open,
+    NanLogits,
+    GrammarDone,
+    GrammarNoToken,
+    GrammarTooComplex,
+}
+
+impl From<RowVerdict> for VerdictEntry {
+    fn from(verdict: RowVerdict) -> Self {
+        match verdict {
+            RowVerdict::Open => Self::Open,
+            RowVerdict::NanLogits => Self::NanLogits,
+            RowVerdict::GrammarDone => Self::GrammarDone,
+            RowVerdict::GrammarFailed(GrammarFailure::NoToken) => Self::GrammarNoToken,
+            RowVerdict::GrammarFailed(GrammarFailure::TooComplex) => Self::GrammarTooComplex,
+        }
+    }
+}
+
+impl From<VerdictEntry> for RowVerdict {
+    fn from(verdict: VerdictEntry) -> Self {
+        match verdict {
+            VerdictEntry::Open => Self::Open,
+            VerdictEntry::NanLogits => Self::NanLogits,
+            VerdictEntry::GrammarDone => Self::GrammarDone,
+            VerdictEntry::GrammarNoToken => Self::GrammarFailed(GrammarFailure::NoToken),
+            VerdictEntry::GrammarTooComplex => Self::GrammarFailed(GrammarFailure::TooComplex),
+        }
+    }
+}
+
+impl From<&StepOutput> for StepRows {
+    fn from(output: &StepOutput) -> Self {
+        let mut tokens = Vec::with_capacity(output.rows.len());
+        let rows = output.rows.iter().map(|row| {
+            let RowResult {
+                seq,
+                tokens: sampled,
+                accepted,
+                logprobs,
+                verdict,
+            } = row;
+            tokens.extend_from_slice(sampled);
+            RowEntry {
+                seq: (*seq).into(),
+                n_tokens: sampled.len() as u32,
+                accepted: *accepted,
+                input_logprobs: logprobs
+                    .as_ref()
+                    .map(|logprobs| logprobs.input.len() as u32),
+                verdict: (*verdict).into(),
+            }
+        });
+        Self {
+            step: output.step,
+            rows: rows.collect(),
+            tokens,
+        }
+    }
+}
+
+impl StepRows {
+    /// Tokens that the step brought.
+    pub fn n_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The output again, with empty log probabilities.
+    ///
+    /// # Errors
+    /// Says what cannot be in a log.
+    pub fn output(&self) -> Result<StepOutput, String> {
+        let mut tokens = self.tokens.as_slice();
+        let mut rows = Vec::with_capacity(self.rows.len());
+        for row in &self.rows {
+            let n_tokens = row.n_tokens as usize;
+            let (sampled, rest) = tokens
+                .split_at_checked(n_tokens)
+                .ok_or_else(|| format!("step {} has fewer tokens than its rows say", self.step))?;
+            tokens = rest;
+            let n_input = row.input_logprobs.unwrap_or(0);
+            if n_input > MAX_INPUT_LOGPROBS {
+                return Err(format!(
+                    "{n_input} prompt log probabilities, limit is {MAX_INPUT_LOGPROBS}"
+                ));
+            }
+            let logprobs = |n: u32| {
+                Box::new(RowLogprobs {
+                    input: vec![TokenLogprobs::default(); n as usize],
+                    output: Vec::new(),
+                    embedding: None,
+                })
+            };
+            rows.push(RowResult {
+                seq: SeqId::from(row.seq),
+                tokens: sampled.into(),
+                accepted: row.accepted,
+                logprobs: row.input_logprobs.map(logprobs),
+                verdict: row.verdict.into(),
+            });
+        }
+        Ok(StepOutput {
+            step: self.step,
+            rows,
+        })
+    }
+}

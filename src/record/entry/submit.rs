@@ -1,0 +1,133 @@
+//! A request as it is written to a log, and read again.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{IntakeId, RequestId};
+use crate::request::{CancelFlag, RequestTimeouts};
+use crate::state::cache::namespace::Namespace;
+use crate::state::sampling::{LogprobWish, SamplingParams};
+use crate::state::scheduler::submission::Submission;
+
+/// A [`Namespace`] as it is written; the entry of a request tells how its sequence rotates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NamespaceEntry {
+    extra_key: Option<String>,
+    cache_salt: Option<String>,
+}
+
+impl From<&Namespace> for NamespaceEntry {
+    fn from(namespace: &Namespace) -> Self {
+        Self {
+            extra_key: namespace.extra_key().map(str::to_owned),
+            cache_salt: namespace.cache_salt().map(str::to_owned),
+        }
+    }
+}
+
+impl From<&NamespaceEntry> for Namespace {
+    fn from(entry: &NamespaceEntry) -> Self {
+        Self::new(entry.extra_key.as_deref(), entry.cache_salt.as_deref())
+    }
+}
+
+/// A [`Submission`] as it is written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SubmitEntry {
+    /// The client's name for it.
+    pub rid: RequestId,
+    /// The Tokenizer's number for it.
+    pub intake: IntakeId,
+    /// The prompt.
+    pub prompt: Arc<[u32]>,
+    /// Where its prefix may be shared.
+    pub namespace: NamespaceEntry,
+    /// The sampling parameters as JSON: what has no place in the states may grow without a new format.
+    pub sampling_json: String,
+    /// Log probabilities wished for.
+    pub logprobs: Option<LogprobWish>,
+    /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
+    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
+    pub priority: Option<i64>,
+    /// When it came in, by the scheduler's clock.
+    pub submitted_s: f64,
+    /// How long it may wait and run.
+    pub timeouts: RequestTimeouts,
+}
+
+impl From<&Submission> for SubmitEntry {
+    fn from(request: &Submission) -> Self {
+        let Submission {
+            rid,
+            intake,
+            prompt,
+            namespace,
+            sampling,
+            logprobs,
+            // Replayed as an entry of its own.
+            opening: _,
+            anchors: _,
+            // Its effect shows in the tokens and verdicts of the steps.
+            grammar: _,
+            // Read by the executor alone.
+            vectors: _,
+            // Written as an entry of its own.
+            bypasses_cache: _,
+            pooling: _,
+            priority,
+            // Seen or not is written when the state looks.
+            cancel: _,
+            submitted_s,
+            timeouts,
+        } = request;
+        Self {
+            rid: rid.clone(),
+            intake: *intake,
+            prompt: prompt.clone(),
+            namespace: namespace.into(),
+            sampling_json: serde_json::to_string(sampling.as_ref()).unwrap_or_default(),
+            logprobs: logprobs.as_deref().cloned(),
+            priority: *priority,
+            submitted_s: *submitted_s,
+            timeouts: *timeouts,
+        }
+    }
+}
+
+impl SubmitEntry {
+    /// The request again, with a flag that nobody has raised.
+    ///
+    /// # Errors
+    /// Says what cannot be in a log.
+    pub fn submission(
+        self,
+        opening: Arc<[u32]>,
+        anchors: Arc<[u32]>,
+        cancel: CancelFlag,
+    ) -> Result<Submission, String> {
+        if self.prompt.is_empty() {
+            return Err(format!("request {} has an empty prompt", self.rid));
+        }
+        let sampling: SamplingParams = serde_json::from_str(&self.sampling_json)
+            .map_err(|error| format!("sampling parameters of request {}: {error}", self.rid))?;
+        Ok(Submission {
+            rid: self.rid,
+            intake: self.intake,
+            prompt: self.prompt,
+            namespace: (&self.namespace).into(),
+            sampling: Arc::new(sampling),
+            logprobs: self.logprobs.map(Arc::new),
+            opening,
+            anchors,
+            grammar: None,
+            vectors: None,
+            bypasses_cache: false,
+            pooling: None,
+            priority: self.priority,
+            cancel,
+            submitted_s: self.submitted_s,
+            timeouts: self.timeouts,
+        })
+    }
+}

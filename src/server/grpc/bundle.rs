@@ -1,0 +1,242 @@
+//! The files of a model's tokenizer as a ZIP archive, for gateways that render and encode prompts themselves.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
+
+use futures_util::stream;
+use sha2::{Digest, Sha256};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tonic::Status;
+
+use super::answer::Responses;
+use super::proto::scheduler::GetTokenizerChunk;
+use super::zip::Archive;
+
+/// The files that smg reads, by name.
+const FILES: [&str; 11] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "tiktoken.model",
+    "chat_template.json",
+    "preprocessor_config.json",
+];
+/// Further ones, by the ends of their names.
+const ENDINGS: [&str; 3] = [".tiktoken", ".jinja", ".model"];
+/// Without this one, no gateway can encode anything for an engine that reads it.
+const NEEDED: &str = "tokenizer.json";
+/// smg takes no archive with more.
+const MAX_FILES: usize = 50;
+/// All files together; smg takes 200 MiB.
+const MAX_BYTES: u64 = 128 << 20;
+
+/// Archives in memory at once, of [`MAX_BYTES`] each; other clients wait.
+const MAX_ARCHIVES: usize = 2;
+/// A message has so much of an archive.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// Sends archives of a tokenizer, few at once.
+pub(super) struct Bundles {
+    places: Arc<Semaphore>,
+}
+
+impl Bundles {
+    pub(super) fn new() -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(MAX_ARCHIVES)),
+        }
+    }
+
+    /// The tokenizer of the model in this folder, in pieces, of which the last one has the hash of all.
+    pub(super) async fn stream(
+        &self,
+        folder: PathBuf,
+    ) -> Result<Responses<GetTokenizerChunk>, Status> {
+        let lost = || Status::unavailable("the tokenizer cannot be read now");
+        let place = self.places.clone().acquire_owned().await;
+        let place = place.map_err(|_| lost())?;
+        let bundle = spawn_blocking(move || {
+            let bytes = archive(&folder)?;
+            let sha256 = hex(&Sha256::digest(&bytes));
+            Ok(Bundle {
+                bytes,
+                sha256,
+                at: 0,
+                _place: place,
+            })
+        });
+        let bundle: Result<Bundle, BundleError> = bundle.await.map_err(|_| lost())?;
+        let chunks = stream::unfold(bundle.map_err(refused)?, |mut bundle| async move {
+            let chunk = bundle.next_chunk()?;
+            Some((Ok::<_, Status>(chunk), bundle))
+        });
+        Ok(Box::pin(chunks))
+    }
+}
+
+/// An archive that is being sent.
+struct Bundle {
+    bytes: Vec<u8>,
+    sha256: String,
+    /// So much has been sent.
+    at: usize,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Bundle {
+    fn next_chunk(&mut self) -> Option<GetTokenizerChunk> {
+        let rest = self.bytes.get(self.at..)?;
+        let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
+        if data.is_empty() {
+            return None;
+        }
+        self.at += data.len();
+        let is_last = self.at == self.bytes.len();
+        Some(GetTokenizerChunk {
+            data,
+            sha256: match is_last {
+                true => std::mem::take(&mut self.sha256),
+                false => String::new(),
+            },
+        })
+    }
+}
+
+fn refused(error: BundleError) -> Status {
+    let text = error.to_string();
+    match error {
+        BundleError::NoTokenizer | BundleError::TooLarge { .. } => {
+            Status::failed_precondition(text)
+        }
+        BundleError::Io(_) => Status::internal(text),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes all of it");
+        text
+    })
+}
+
+/// The reason why there is no archive.
+#[derive(Debug, thiserror::Error)]
+enum BundleError {
+    /// The model is a GGUF file, say.
+    #[error(
+        "the model has no {}: start the gateway with a tokenizer of its own",
+        NEEDED
+    )]
+    NoTokenizer,
+    /// There is too much of it.
+    #[error(
+        "the tokenizer has {n_files} files of {n_bytes} bytes, limits are {} and {}: start the gateway with a tokenizer of its own",
+        MAX_FILES,
+        MAX_BYTES
+    )]
+    TooLarge {
+        /// Files in the archive.
+        n_files: usize,
+        /// Their sizes together.
+        n_bytes: u64,
+    },
+    /// The system's.
+    #[error("the tokenizer cannot be read: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// An archive of the tokenizer in a folder. This reads files, and may take a while.
+///
+/// # Errors
+/// There is no tokenizer, it is too large, or a file cannot be read.
+fn archive(folder: &Path) -> Result<Vec<u8>, BundleError> {
+    if !folder.join(NEEDED).is_file() {
+        return Err(BundleError::NoTokenizer);
+    }
+    let names = names(folder)?;
+    let mut n_bytes = 0;
+    for name in &names {
+        n_bytes += fs::metadata(folder.join(name))?.len();
+    }
+    if names.len() > MAX_FILES || n_bytes > MAX_BYTES {
+        let n_files = names.len();
+        return Err(BundleError::TooLarge { n_files, n_bytes });
+    }
+    let mut archive = Archive::default();
+    for name in &names {
+        archive.add(name, &fs::read(folder.join(name))?);
+    }
+    Ok(archive.finish())
+}
+
+/// The names of the tokenizer's files, in their order.
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        let is_known =
+            FILES.contains(&name.as_str()) || ENDINGS.iter().any(|ending| name.ends_with(ending));
+        // Links too: a download's files lie elsewhere.
+        if is_known && entry.path().is_file() {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> TempDir {
+        let folder = TempDir::new().expect("a folder can be made");
+        for (name, text) in files {
+            fs::write(folder.path().join(name), text).expect("it can be written");
+        }
+        folder
+    }
+
+    #[test]
+    fn an_archive_has_what_a_gateway_reads_and_nothing_else() {
+        let folder = folder(&[
+            ("tokenizer.json", "{}"),
+            ("model.safetensors", "weights"),
+            ("chat_template.jinja", "{{ x }}"),
+            (".env", "secret"),
+        ]);
+        let mut expected = Archive::default();
+        expected.add("chat_template.jinja", b"{{ x }}");
+        expected.add("tokenizer.json", b"{}");
+        let archive = archive(folder.path()).expect("it has a tokenizer");
+        assert_eq!(archive, expected.finish());
+    }
+
+    #[test]
+    fn a_model_without_a_tokenizer_and_one_with_too_many_files_are_refused() {
+        let none = archive(folder(&[("config.json", "{}")]).path());
+        let error = none.expect_err("it has none").to_string();
+        assert!(error.contains("no tokenizer.json"), "{error}");
+        let many = folder(&[("tokenizer.json", "{}")]);
+        for n in 0..MAX_FILES {
+            fs::write(many.path().join(format!("{n}.jinja")), "").expect("it can be written");
+        }
+        let error = archive(many.path())
+            .expect_err("it is too much")
+            .to_string();
+        assert!(error.contains("51 files of 2 bytes"), "{error}");
+    }
+}
