@@ -9,6 +9,7 @@ use crate::ids::{IntakeId, RequestId, SeqId, StepId, Ticket};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
 use crate::request::{CancelFlag, RequestTimeouts};
 use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::grammar::GrammarFailure;
 use crate::state::pooling::Pooling;
 use crate::state::sampling::SamplingParams;
@@ -197,6 +198,26 @@ pub enum Entry {
         /// It has them now.
         kept: bool,
     },
+    /// The KV store told how much it has of a prompt, and why it has no more.
+    FoundShort {
+        /// Whose prompt.
+        seq: Seq,
+        /// Blocks that it has.
+        blocks: u64,
+        /// Of these, blocks that pay to be fetched.
+        worth: u64,
+        /// Why there are no more.
+        miss: StoredMiss,
+    },
+    /// A fetch from the KV store ended before its last block.
+    FetchedShort {
+        /// The fetch.
+        ticket: Ticket,
+        /// Blocks that it brought.
+        blocks: u64,
+        /// Why there are no more.
+        miss: StoredMiss,
+    },
 }
 
 impl Entry {
@@ -269,6 +290,8 @@ impl Entry {
             Self::StoreServes { .. }
             | Self::Found { .. }
             | Self::Fetched { .. }
+            | Self::FoundShort { .. }
+            | Self::FetchedShort { .. }
             | Self::Written { .. } => "StoreNews",
             Self::FlushCache => "FlushCache",
             Self::SetPaused { .. } => "SetPaused",

@@ -233,6 +233,7 @@ impl Scheduler {
         }
         let live = states.as_ref().map(|states| states.live().slot());
         self.begin_load((seq, row, live), prefix_len, load);
+        self.tell_departure(seq);
         let loaded_len = load.map_or(prefix_len, |load| load.to);
         let sequence = &mut self.requests[seq];
         if sequence.cached_tokens.is_none() {

@@ -10,9 +10,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, Stored, StoredBlock};
 use crate::store::files::Files;
 use crate::store::folder::Folder;
+use crate::store::gone::Gone;
 use crate::store::log::{IndexLog, LogEntry};
 use crate::store::record::{self, RecordName, RecordSize};
 use crate::store::segments::Segments;
@@ -73,6 +75,8 @@ pub(super) struct DiskTier {
     /// No write before then.
     paused_until: Option<Instant>,
     logged_at: Option<Instant>,
+    /// What was dropped lately.
+    pub(in crate::store) gone: Gone,
     shared: Arc<Shared>,
 }
 
@@ -114,6 +118,7 @@ impl DiskTier {
             unsynced_bytes: 0,
             paused_until: None,
             logged_at: None,
+            gone: Gone::default(),
             shared,
         })
     }
@@ -164,6 +169,7 @@ impl DiskTier {
                 self.shared.counts.damaged.add(1);
                 self.warn_of_damage(place, found.err(), now);
                 self.forget(place.key, kind);
+                self.note_gone(place.key, kind, StoredMiss::Damaged);
                 Err(Short::Damaged)
             }
         }
@@ -275,6 +281,13 @@ impl DiskTier {
         self.log.append(&*self.files, &entry);
         self.show();
         Some(gone)
+    }
+
+    /// Remembers why there are no keys and values of a block any more.
+    fn note_gone(&mut self, key: BlockKey, kind: BlockKind, why: StoredMiss) {
+        if kind == BlockKind::Kv {
+            self.gone.note(key, why);
+        }
     }
 
     fn note_put(&mut self, key: BlockKey, kind: BlockKind) {
