@@ -12,7 +12,7 @@ use crate::admission::Admission;
 use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::engine::memory::{context_length, memory_plan};
-use crate::engine::store::{store_setup, tier_limits};
+use crate::engine::store::{see_weights, store_setup, tier_limits};
 use crate::engine::text::TextSide;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
@@ -116,6 +116,7 @@ impl EngineParts {
             Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
             Device::Auto | Device::Cpu => None,
         };
+        let seen = see_weights(config);
         // Beside the rest: looking for a library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let mut model = cpu::describe(
@@ -139,7 +140,10 @@ impl EngineParts {
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
         let store = match &gpu {
             Some(_) => None,
-            None => store_setup(config, &model, (&memory, sparsity.as_ref()))?.map(Arc::new),
+            None => {
+                let parts = (&memory, sparsity.as_ref());
+                store_setup(config, &model, parts, seen)?.map(Arc::new)
+            }
         };
         let executor = match gpu {
             Some(gpu) => gpu.executor(
