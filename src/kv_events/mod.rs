@@ -16,6 +16,7 @@ pub mod config;
 pub mod feed;
 pub mod hash;
 pub mod mirror;
+mod presence;
 pub mod publisher;
 pub mod ring;
 mod sockets;

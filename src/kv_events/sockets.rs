@@ -11,16 +11,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::complaints::Complaints;
 use super::config::Endpoint;
+use super::presence;
 use super::ring::{Batch, Ring};
-use super::zmtp::{self, SocketType, SubscriberWord, ZmtpError};
+use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
 use crate::metrics::{KvEventMetrics, SubscriberCount};
 
 /// Connections of one socket at once; further ones are closed.
@@ -91,7 +91,10 @@ pub(super) async fn connect_to_subscriber(endpoint: Endpoint, sockets: Rc<Socket
         let address = (endpoint.host.as_str(), endpoint.port);
         match TcpStream::connect(address).await {
             Ok(stream) => {
-                let ended = serve_subscriber(stream, sockets.clone()).await;
+                let ended = match set_up(&stream) {
+                    Ok(()) => serve_subscriber(stream, sockets.clone()).await,
+                    Err(error) => Err(error.into()),
+                };
                 if !matches!(ended, Err(ZmtpError::Peer(_))) {
                     wait = FIRST_RETRY;
                 }
@@ -125,6 +128,10 @@ where
             sockets.complaints.log(what, &reason);
             continue;
         }
+        if let Err(error) = set_up(&stream) {
+            tracing::debug!(%error, "a reader of KV events is gone");
+            continue;
+        }
         open.set(open.get() + 1);
         let (served, open) = (serve(stream), open.clone());
         let sockets = sockets.clone();
@@ -138,7 +145,7 @@ where
 fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
-        Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle)) => {
+        Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle | ZmtpError::Silent)) => {
             tracing::debug!(%error, "a reader of KV events is gone");
         }
         Err(error) => complaints.log("a reader of KV events was disconnected", &error),
@@ -151,21 +158,28 @@ async fn unless_idle<T>(heard: impl Future<Output = Result<T, ZmtpError>>) -> Re
     heard.map_err(|_| ZmtpError::Idle)?
 }
 
-async fn open(
-    stream: TcpStream,
-    socket: SocketType,
-) -> Result<(OwnedReadHalf, OwnedWriteHalf), ZmtpError> {
+fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let (mut reader, mut writer) = stream.into_split();
+    presence::probe(stream)
+}
+
+/// The halves of a connection, and what the peer speaks.
+type Opened<S> = (ReadHalf<S>, WriteHalf<S>, PeerVersion);
+
+async fn open<S>(stream: S, socket: SocketType) -> Result<Opened<S>, ZmtpError>
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (mut reader, mut writer) = tokio::io::split(stream);
     let shaken = zmtp::handshake(&mut reader, &mut writer, socket);
-    timeout(HANDSHAKE_PATIENCE, shaken)
+    let version = timeout(HANDSHAKE_PATIENCE, shaken)
         .await
         .map_err(|_| ZmtpError::Late)??;
-    Ok((reader, writer))
+    Ok((reader, writer, version))
 }
 
 async fn write(
-    writer: &mut OwnedWriteHalf,
+    writer: &mut (impl AsyncWrite + Unpin),
     bytes: &[u8],
     patience: Duration,
 ) -> Result<(), ZmtpError> {
@@ -181,31 +195,43 @@ struct Wishes {
     next: Cell<Option<u64>>,
     /// The answer to its last PING.
     pong: Cell<Option<Vec<u8>>>,
+    /// It is to be asked whether it is there.
+    ping: Cell<bool>,
     changed: Notify,
 }
 
-async fn serve_subscriber(stream: TcpStream, sockets: Rc<Sockets>) -> Result<(), ZmtpError> {
-    let (mut reader, mut writer) = open(stream, SocketType::Pub).await?;
+async fn serve_subscriber<S>(stream: S, sockets: Rc<Sockets>) -> Result<(), ZmtpError>
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (mut reader, mut writer, version) = open(stream, SocketType::Pub).await?;
     let _counted = SubscriberCount::new(&sockets.metrics);
     let wishes = Wishes::default();
     tokio::select! {
-        ended = hear_wishes(&mut reader, &wishes, &sockets) => ended,
+        ended = hear_wishes((&mut reader, version), &wishes, &sockets) => ended,
         ended = send_batches(&mut writer, &wishes, &sockets) => ended,
     }
 }
 
 async fn hear_wishes(
-    reader: &mut OwnedReadHalf,
+    (reader, version): (&mut (impl AsyncRead + Unpin), PeerVersion),
     wishes: &Wishes,
     sockets: &Sockets,
 ) -> Result<(), ZmtpError> {
+    let mut idle_since = Instant::now();
     loop {
-        let heard = zmtp::read_frame(reader, MAX_WORD_BYTES);
+        let heard = hear(reader, version, wishes);
         let frame = match wishes.next.get() {
-            // It may have nothing more to say; whether it is there shows when it is sent something.
+            // It may have nothing more to say.
             Some(_) => heard.await?,
-            None => unless_idle(heard).await?,
+            None => timeout_at(idle_since + IDLE_PATIENCE, heard)
+                .await
+                .map_err(|_| ZmtpError::Idle)??,
         };
+        if zmtp::is_pong(&frame) {
+            continue;
+        }
+        idle_since = Instant::now();
         let mut topics = wishes.topics.borrow_mut();
         match zmtp::subscriber_word(&frame) {
             Some(SubscriberWord::Subscribe(topic)) => {
@@ -232,8 +258,24 @@ async fn hear_wishes(
     }
 }
 
+/// What a subscriber says next. One that can answer is asked whether it is there once it has been silent for a while.
+async fn hear(
+    reader: &mut (impl AsyncRead + Unpin),
+    version: PeerVersion,
+    wishes: &Wishes,
+) -> Result<Frame, ZmtpError> {
+    let ask = || {
+        wishes.ping.set(true);
+        wishes.changed.notify_one();
+    };
+    match version {
+        PeerVersion::V3_0 => zmtp::read_frame(reader, MAX_WORD_BYTES).await,
+        PeerVersion::V3_1 => presence::next_frame(reader, MAX_WORD_BYTES, ask).await,
+    }
+}
+
 async fn send_batches(
-    writer: &mut OwnedWriteHalf,
+    writer: &mut (impl AsyncWrite + Unpin),
     wishes: &Wishes,
     sockets: &Sockets,
 ) -> Result<(), ZmtpError> {
@@ -242,6 +284,9 @@ async fn send_batches(
         published.mark_unchanged();
         if let Some(pong) = wishes.pong.take() {
             write(writer, &pong, SUBSCRIBER_PATIENCE).await?;
+        }
+        if wishes.ping.take() {
+            write(writer, &zmtp::ping(), SUBSCRIBER_PATIENCE).await?;
         }
         if let Some(batch) = next_batch(wishes, sockets) {
             let bytes = sockets.subscriber_message(&batch);
@@ -268,8 +313,11 @@ fn next_batch(wishes: &Wishes, sockets: &Sockets) -> Option<Arc<Batch>> {
     batch
 }
 
-async fn serve_replays(stream: TcpStream, sockets: Rc<Sockets>) -> Result<(), ZmtpError> {
-    let (mut reader, mut writer) = open(stream, SocketType::Router).await?;
+async fn serve_replays<S>(stream: S, sockets: Rc<Sockets>) -> Result<(), ZmtpError>
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (mut reader, mut writer, _) = open(stream, SocketType::Router).await?;
     loop {
         let Some(question) = read_question(&mut reader, &mut writer).await? else {
             return Ok(());
@@ -312,8 +360,8 @@ impl Question {
 }
 
 async fn read_question(
-    reader: &mut OwnedReadHalf,
-    writer: &mut OwnedWriteHalf,
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
 ) -> Result<Option<Question>, ZmtpError> {
     let mut envelope = Vec::new();
     loop {
@@ -345,3 +393,7 @@ async fn read_question(
         return Ok(Some(Question { envelope, first }));
     }
 }
+
+#[cfg(test)]
+#[path = "sockets_tests.rs"]
+mod tests;
