@@ -15,6 +15,7 @@ mod complaints;
 pub mod config;
 pub mod feed;
 pub mod hash;
+mod listener;
 pub mod mirror;
 mod presence;
 pub mod publisher;

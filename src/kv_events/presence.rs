@@ -25,8 +25,9 @@ const ASK_AFTER: Duration = Duration::from_secs(30);
 /// How long its answer may take: what was sent before the question is read first, and takes its time.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(90);
 
-/// Has the kernel look whether the peer of a connection is there.
-pub(super) fn probe(stream: &TcpStream) -> io::Result<()> {
+/// Has the kernel send what is written at once, and look whether the peer is there.
+pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER);
     socket.set_tcp_keepalive(&probes.with_interval(PROBE_EVERY))?;
@@ -70,7 +71,7 @@ mod tests {
         let (stream, _) = tokio::join!(TcpStream::connect(addr), listener.accept());
         let stream = stream.expect("it listens");
         assert!(!SockRef::from(&stream).keepalive().expect("an option"));
-        probe(&stream).expect("options that there are");
+        set_up(&stream).expect("options that there are");
         assert!(SockRef::from(&stream).keepalive().expect("an option"));
         #[cfg(target_os = "linux")]
         {

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::complaints::Complaints;
-use super::config::Endpoint;
+use super::listener::{Connection, Listener};
 use super::presence;
 use super::ring::{Batch, Ring};
 use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
@@ -73,25 +73,24 @@ impl Sockets {
 }
 
 /// Serves subscribers that connect to `listener`, for ever.
-pub(super) async fn accept_subscribers(listener: TcpListener, sockets: Rc<Sockets>) {
+pub(super) async fn accept_subscribers(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_subscriber(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
 
 /// Serves those that ask for batches again, for ever.
-pub(super) async fn accept_questions(listener: TcpListener, sockets: Rc<Sockets>) {
+pub(super) async fn accept_questions(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_replays(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
 
 /// Connects to a subscriber that has bound its socket, again and again.
-pub(super) async fn connect_to_subscriber(endpoint: Endpoint, sockets: Rc<Sockets>) {
+pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: Rc<Sockets>) {
     let mut wait = FIRST_RETRY;
     loop {
-        let address = (endpoint.host.as_str(), endpoint.port);
-        match TcpStream::connect(address).await {
+        match TcpStream::connect((host.as_str(), port)).await {
             Ok(stream) => {
-                let ended = match set_up(&stream) {
+                let ended = match presence::set_up(&stream) {
                     Ok(()) => serve_subscriber(stream, sockets.clone()).await,
                     Err(error) => Err(error.into()),
                 };
@@ -100,21 +99,24 @@ pub(super) async fn connect_to_subscriber(endpoint: Endpoint, sockets: Rc<Socket
                 }
                 note_end(ended, &sockets.complaints);
             }
-            Err(error) => tracing::debug!(host = endpoint.host, %error, "no subscriber is there"),
+            Err(error) => tracing::debug!(host, %error, "no subscriber is there"),
         }
         sleep(wait).await;
         wait = LAST_RETRY.min(wait * 2);
     }
 }
 
-async fn accept<F>(listener: TcpListener, sockets: &Rc<Sockets>, serve: impl Fn(TcpStream) -> F)
-where
+async fn accept<F>(
+    listener: Listener,
+    sockets: &Rc<Sockets>,
+    serve: impl Fn(Box<dyn Connection>) -> F,
+) where
     F: Future<Output = Result<(), ZmtpError>> + 'static,
 {
     let open = Rc::new(Cell::new(0));
     loop {
         let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+            Ok(stream) => stream,
             Err(error) => {
                 let what = "a reader of KV events cannot connect";
                 sockets.complaints.log(what, &error);
@@ -126,10 +128,6 @@ where
             let reason = format_args!("{MAX_CONNECTIONS} are connected, which is the limit");
             let what = "a reader of KV events was turned away";
             sockets.complaints.log(what, &reason);
-            continue;
-        }
-        if let Err(error) = set_up(&stream) {
-            tracing::debug!(%error, "a reader of KV events is gone");
             continue;
         }
         open.set(open.get() + 1);
@@ -156,11 +154,6 @@ fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
 async fn unless_idle<T>(heard: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ZmtpError> {
     let heard = timeout(IDLE_PATIENCE, heard).await;
     heard.map_err(|_| ZmtpError::Idle)?
-}
-
-fn set_up(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    presence::probe(stream)
 }
 
 /// The halves of a connection, and what the peer speaks.
