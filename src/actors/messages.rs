@@ -16,7 +16,7 @@ use crate::metrics::EngineLoad;
 use crate::request::{CancelFlag, GenerateRequest};
 use crate::sink::EventSink;
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_history::{PrefixEvent, PrefixReport};
+use crate::state::cache::prefix_history::{PrefixEvent, PrefixReport, StoredMiss};
 use crate::state::scheduler::CacheFlushed;
 use crate::state::scheduler::news::RequestTokens;
 use crate::state::scheduler::stats::EngineStats;
@@ -154,6 +154,8 @@ pub enum StoreNews {
         ticket: Ticket,
         /// Blocks that came, from the first that was asked for.
         blocks: usize,
+        /// Why they are fewer than were asked for.
+        miss: Option<StoredMiss>,
     },
     /// Answers [`StoreOrder::Write`], whatever became of it.
     Written {

@@ -311,7 +311,11 @@ impl Handler<Posted<StoreNews>> for Scheduler {
         match news {
             StoreNews::Serves(serves) => self.state.store_serves(serves),
             StoreNews::Found { seq, found } => self.state.prefix_found(seq, found),
-            StoreNews::Fetched { ticket, blocks } => self.state.blocks_fetched(ticket, blocks),
+            StoreNews::Fetched {
+                ticket,
+                blocks,
+                miss,
+            } => self.state.blocks_fetched(ticket, blocks, miss),
             StoreNews::Written { ticket, kept } => self.state.blocks_written(&[ticket], kept),
         }
         self.drive();

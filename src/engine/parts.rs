@@ -15,7 +15,7 @@ use crate::admission::Admission;
 use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::engine::memory::{context_length, memory_plan};
-use crate::engine::store::{store_setup, tier_limits};
+use crate::engine::store::{see_weights, store_setup, tier_limits};
 use crate::engine::text::TextSide;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
@@ -119,6 +119,7 @@ impl EngineParts {
             Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
             Device::Auto | Device::Cpu => None,
         };
+        let seen = see_weights(config);
         // Beside the rest: looking for a library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let mut model = cpu::describe(
@@ -140,8 +141,8 @@ impl EngineParts {
         let context_length = context_length(config, &model)?;
         let of_tokenizer = text.as_deref().and_then(TextModel::eos_id);
         let eos_token_ids = eos_token_ids(&model.config, &generation, of_tokenizer);
-        let store = store_setup(config, &model, (&memory, sparsity.as_ref()), gpu.as_ref())?;
-        let store = store.map(Arc::new);
+        let parts = (&memory, sparsity.as_ref());
+        let store = store_setup(config, &model, parts, (gpu.as_ref(), seen))?.map(Arc::new);
         let executor = match gpu {
             Some(gpu) => gpu.executor(
                 config,

@@ -18,7 +18,7 @@ use crate::model::sparsity::ModelSparsity;
 use crate::state::cache::radix_tree::SaveRules;
 use crate::state::pool::kv_layout::KvLayout;
 use crate::state::scheduler::tier::TierLimits;
-use crate::store::weights::digest;
+use crate::store::weights::{WeightFiles, digest};
 use crate::store::{
     BlockKind, BlockPools, FingerprintParts, Geometry, Identify, Needs, Plane, PrefetchTimeout,
     Stop, StoreConfig, block_tokens,
@@ -42,7 +42,19 @@ const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
 /// Where hashes of weights are kept, in the store's folder.
 const KEPT_HASHES: &str = "weights";
 
-/// The store that a configuration asks for; `None` where it asks for none.
+/// The weights of a model, as they are before anything of it is read; `None` where they are made up, and without a store.
+pub(super) type SeenWeights = Result<Option<Arc<WeightFiles>>, LoadError>;
+
+/// Looks at the weights that a store will name its blocks by: what is loaded later is these, or there is no store.
+pub(super) fn see_weights(config: &EngineConfig) -> SeenWeights {
+    if config.kv_disk_path.is_none() || config.load_format == LoadFormat::Dummy {
+        return Ok(None);
+    }
+    let files = weight_files(&config.model_path)?;
+    Ok(Some(Arc::new(WeightFiles::look(files))))
+}
+
+/// The store that a configuration asks for; `None` where it asks for none. `seen` is what [`see_weights`] saw.
 ///
 /// # Errors
 /// The layer of the model that keeps something which is not stored, and buffers that hold too few blocks.
@@ -50,7 +62,7 @@ pub(super) fn store_setup(
     config: &EngineConfig,
     model: &CpuDescription,
     (memory, sparsity): (&MemoryPlan, Option<&ModelSparsity>),
-    gpu: Option<&Gpu>,
+    (gpu, seen): (Option<&Gpu>, SeenWeights),
 ) -> Result<Option<StoreSetup>, StartError> {
     let Some(path) = &config.kv_disk_path else {
         return Ok(None);
@@ -76,11 +88,15 @@ pub(super) fn store_setup(
         None => cpu_kernels(),
     };
     let parts = fingerprint(config, model, sparsity, (kernels, geometry.block_tokens));
-    let files = weight_files(config).map_err(|error| refused("model_path", error.to_string()))?;
-    let kept = path.join(KEPT_HASHES);
+    let seen = seen.map_err(|error| refused("model_path", error.to_string()))?;
+    let (model_path, kept) = (config.model_path.clone(), path.join(KEPT_HASHES));
     let identify = move || -> Identify {
-        let (parts, files, kept) = (parts.clone(), files.clone(), kept.clone());
-        Box::new(move |stop: &Stop| identify(parts, (files.as_deref(), &kept), stop))
+        let (parts, seen) = (parts.clone(), seen.clone());
+        let (model_path, kept) = (model_path.clone(), kept.clone());
+        Box::new(move |stop: &Stop| match seen {
+            Some(seen) => identify(parts, (&seen, &model_path), &kept, stop),
+            None => Ok(parts.part("weights", "dummy")),
+        })
     };
     Ok(Some(StoreSetup {
         config: store,
@@ -246,25 +262,78 @@ fn fingerprint(
         )
 }
 
-/// The files that weights come from; `None` where they are made up.
-fn weight_files(config: &EngineConfig) -> Result<Option<Vec<PathBuf>>, LoadError> {
-    if config.load_format == LoadFormat::Dummy {
-        return Ok(None);
-    }
-    let location = ModelLocation::find(&config.model_path)?;
-    location.weight_files().map(Some)
+/// The files that weights come from.
+fn weight_files(model_path: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    ModelLocation::find(model_path)?.weight_files()
 }
 
-/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new.
+/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new. The engine has loaded them by now: if
+/// they are still what they were before, they are what it loaded.
 fn identify(
     parts: FingerprintParts,
-    (files, kept): (Option<&[PathBuf]>, &Path),
+    (seen, model_path): (&WeightFiles, &Path),
+    kept: &Path,
     stop: &Stop,
 ) -> Result<FingerprintParts, String> {
-    let Some(files) = files else {
-        return Ok(parts.part("weights", "dummy"));
-    };
-    let digest = digest(files, kept, stop).map_err(|error| error.to_string())?;
+    let digest = digest(seen, kept, stop).map_err(|error| error.to_string())?;
+    let files = weight_files(model_path).map_err(|error| error.to_string())?;
+    if !seen.are_at(&files) {
+        let shown = model_path.display();
+        return Err(format!(
+            "{shown} names other files of weights than before they were loaded: start the engine again"
+        ));
+    }
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(parts.part("weights", digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::engine::parts::{EngineParts, Progress};
+
+    /// A model in a folder of its own, whose files can be replaced.
+    fn model(folder: &Path) -> PathBuf {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+        let copied = folder.join("model");
+        fs::create_dir(&copied).expect("a writable folder");
+        for entry in fs::read_dir(fixture).expect("a fixture") {
+            let entry = entry.expect("a fixture");
+            fs::copy(entry.path(), copied.join(entry.file_name())).expect("a writable folder");
+        }
+        copied
+    }
+
+    fn identified(parts: &EngineParts) -> Result<FingerprintParts, String> {
+        let store = parts.store.as_ref().expect("there is a store");
+        (store.identify)()(&Stop::default())
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn weights_that_are_replaced_while_an_engine_loads_them_leave_it_without_a_store() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = EngineConfig {
+            model_path: model(folder.path()),
+            max_total_tokens: Some(1024),
+            kv_disk_path: Some(folder.path().join("kv")),
+            ..EngineConfig::default()
+        };
+        let start = || EngineParts::from_model(&config, Progress::silent()).expect("it can run");
+        let parts = start();
+        let print = identified(&parts)
+            .expect("nothing has changed")
+            .fingerprint();
+        // The same bytes in another file: at this moment nobody knows which of both an engine has.
+        let weights = weight_files(&config.model_path).expect("there are weights");
+        let (weights, copy) = (&weights[0], folder.path().join("copy"));
+        fs::copy(weights, &copy).expect("a writable folder");
+        fs::rename(&copy, weights).expect("the same file system");
+        let error = identified(&parts).expect_err("a file was replaced");
+        assert!(error.contains("has changed since"), "{error}");
+        let again = identified(&start()).expect("nothing has changed since");
+        assert_eq!(again.fingerprint(), print);
+    }
 }

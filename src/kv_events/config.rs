@@ -1,5 +1,8 @@
 //! `kv_events_config`: SGLang's JSON object, with three keys of our own.
 
+use std::fmt;
+use std::path::PathBuf;
+
 use serde::Deserialize;
 
 use crate::state::pool::pages::PageSize;
@@ -12,6 +15,10 @@ const MAX_BLOCK_TOKENS: usize = 4096;
 const MAX_BUFFER_STEPS: usize = 1 << 20;
 /// As ZeroMQ's subscriptions are compared with it for every message.
 const MAX_TOPIC_BYTES: usize = 255;
+/// Systems take a few more.
+const MAX_IPC_PATH_BYTES: usize = 100;
+/// Hosts that stand for every address of the machine.
+const WILDCARDS: [&str; 3] = ["*", "::", "0.0.0.0"];
 
 /// How events are published.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,24 +65,39 @@ pub enum Encoding {
     Array,
 }
 
-/// A TCP address, in ZeroMQ's form `tcp://HOST:PORT`.
+/// Where a socket is, in ZeroMQ's form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// A name, an address without brackets, or `*`.
-    pub host: String,
-    /// 0 for any that is free.
-    pub port: u16,
+pub enum Endpoint {
+    /// `tcp://HOST:PORT`.
+    Tcp {
+        /// A name, an address without brackets, or `*`.
+        host: String,
+        /// 0 for any that is free.
+        port: u16,
+    },
+    /// `ipc:///PATH`: a Unix socket.
+    Ipc {
+        /// Its file, by its whole path.
+        path: PathBuf,
+    },
 }
 
 impl Endpoint {
     fn parse(key: &str, text: &str) -> Result<Self, String> {
         let wrong = |problem: &str| {
             format!(
-                "{key} is {text:?}, which {problem}: write tcp://HOST:PORT, such as tcp://*:5557"
+                "{key} is {text:?}, which {problem}: write tcp://HOST:PORT, such as tcp://*:5557, or ipc:///PATH"
             )
         };
+        if let Some(path) = text.strip_prefix("ipc://") {
+            return match path.starts_with('/') && path.len() <= MAX_IPC_PATH_BYTES {
+                true => Ok(Self::Ipc { path: path.into() }),
+                false if path.starts_with('/') => Err(wrong("has a path of over 100 bytes")),
+                false => Err(wrong("has no whole path")),
+            };
+        }
         let Some(address) = text.strip_prefix("tcp://") else {
-            return Err(wrong("is no TCP address"));
+            return Err(wrong("is neither a TCP address nor a Unix socket"));
         };
         let Some((host, port)) = address.rsplit_once(':') else {
             return Err(wrong("has no port"));
@@ -88,19 +110,25 @@ impl Endpoint {
             return Err(wrong("has no host"));
         }
         let host = host.to_owned();
-        Ok(Self { host, port })
+        Ok(Self::Tcp { host, port })
     }
 
-    /// Whether publishers bind to it; they connect to any other.
-    pub fn is_wildcard(&self) -> bool {
-        ["*", "::", "0.0.0.0"].contains(&self.host.as_str())
+    /// The address that a publisher connects to; `None` where it binds.
+    pub fn remote(&self) -> Option<(String, u16)> {
+        match self {
+            Self::Tcp { host, port } if !WILDCARDS.contains(&host.as_str()) => {
+                Some((host.clone(), *port))
+            }
+            Self::Tcp { .. } | Self::Ipc { .. } => None,
+        }
     }
+}
 
-    /// The address that a listener binds to.
-    pub fn bound_host(&self) -> &str {
-        match self.host.as_str() {
-            "*" => "0.0.0.0",
-            host => host,
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Ipc { path } => write!(f, "ipc://{}", path.display()),
         }
     }
 }
@@ -220,11 +248,8 @@ mod tests {
     fn defaults_are_those_of_sglang() {
         let config = parse(r#"{"publisher": "zmq"}"#).expect("valid");
         let config = config.expect("it is on");
-        assert_eq!(
-            (config.endpoint.host.as_str(), config.endpoint.port),
-            ("*", 5557)
-        );
-        assert!(config.endpoint.is_wildcard());
+        assert_eq!(config.endpoint.to_string(), "tcp://*:5557");
+        assert_eq!(config.endpoint.remote(), None);
         assert_eq!(config.replay_endpoint, None);
         assert_eq!(config.buffer_steps, 10_000);
         assert_eq!(config.hwm, Some(100_000));
@@ -249,20 +274,18 @@ mod tests {
 
     #[test]
     fn endpoints_are_bound_or_connected_to_by_their_hosts() {
-        for (text, host, is_wildcard) in [
-            ("tcp://*:5557", "*", true),
-            ("tcp://0.0.0.0:1", "0.0.0.0", true),
-            ("tcp://[::]:1", "::", true),
-            ("tcp://127.0.0.1:0", "127.0.0.1", false),
-            ("tcp://[::1]:65535", "::1", false),
-            ("tcp://router.llm-d:5557", "router.llm-d", false),
+        for (text, remote) in [
+            ("tcp://*:5557", None),
+            ("tcp://0.0.0.0:1", None),
+            ("tcp://[::]:1", None),
+            ("tcp://127.0.0.1:0", Some(("127.0.0.1", 0))),
+            ("tcp://[::1]:65535", Some(("::1", 65535))),
+            ("tcp://router.llm-d:5557", Some(("router.llm-d", 5557))),
+            ("ipc:///run/souffleur/kv", None),
         ] {
             let endpoint = Endpoint::parse("endpoint", text).expect("valid");
-            assert_eq!(
-                (endpoint.host.as_str(), endpoint.is_wildcard()),
-                (host, is_wildcard),
-                "{text}"
-            );
+            let remote = remote.map(|(host, port)| (host.to_owned(), port));
+            assert_eq!(endpoint.remote(), remote, "{text}");
         }
     }
 
@@ -274,8 +297,16 @@ mod tests {
             (r#"{"publisher": "kafka"}"#, &["\"kafka\"", "zmq or null"]),
             (r#"{"publisher": "zmq", "port": 1}"#, &["port", "endpoint"]),
             (
-                r#"{"publisher": "zmq", "endpoint": "ipc:///tmp/kv"}"#,
-                &["endpoint is \"ipc:///tmp/kv\"", "tcp://HOST:PORT"],
+                r#"{"publisher": "zmq", "endpoint": "inproc://kv"}"#,
+                &["endpoint is \"inproc://kv\"", "tcp://HOST:PORT"],
+            ),
+            (
+                r#"{"publisher": "zmq", "replay_endpoint": "ipc://kv"}"#,
+                &[
+                    "replay_endpoint is \"ipc://kv\"",
+                    "no whole path",
+                    "ipc:///PATH",
+                ],
             ),
             (
                 r#"{"publisher": "zmq", "replay_endpoint": "tcp://*:65536"}"#,

@@ -7,7 +7,6 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::net::TcpListener;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
@@ -20,6 +19,7 @@ use tokio::task::{LocalSet, spawn_local, yield_now};
 use super::batch::{EventBatches, KvEvent};
 use super::config::{Endpoint, KvEventsConfig};
 use super::feed::{ChangeFeed, MAX_WAITING_NEWS, News, Read};
+use super::listener::Bound;
 use super::mirror::BlockMirror;
 use super::ring::{Ring, RingLimits};
 use super::sockets::{self, Sockets};
@@ -48,9 +48,9 @@ pub struct KvEventPublisher {
 pub struct KvEventsInfo {
     /// Always `zmq`.
     pub publisher: &'static str,
-    /// As configured; `*` stands for every address of the machine.
+    /// As configured; `*` stands for every address of the machine. Of a Unix socket the whole endpoint.
     pub endpoint_host: String,
-    /// The address of the PUB socket.
+    /// The port of the PUB socket; 0 of a Unix socket.
     pub endpoint_port_base: u16,
     /// The first frame of every message.
     pub topic: String,
@@ -58,9 +58,12 @@ pub struct KvEventsInfo {
     pub block_size: usize,
     /// Ranks of data parallelism: one.
     pub dp_size: usize,
-    /// The address of the ROUTER socket, if there is one.
+    /// The port of the ROUTER socket, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_endpoint_port_base: Option<u16>,
+    /// The whole address of one that is a Unix socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replay_endpoint: Option<String>,
 }
 
 /// The ways to read what an engine publishes.
@@ -79,8 +82,8 @@ struct Work {
     news: mpsc::Receiver<News>,
     readers: mpsc::Receiver<Reader>,
     stopped: oneshot::Receiver<()>,
-    subscribers: Option<TcpListener>,
-    replays: Option<TcpListener>,
+    subscribers: Option<Bound>,
+    replays: Option<Bound>,
     metrics: KvEventMetrics,
 }
 
@@ -90,27 +93,29 @@ impl KvEventPublisher {
     /// # Errors
     /// An address that cannot be bound, or what the system says to a thread.
     pub fn start(config: KvEventsConfig, page_size: PageSize) -> Result<Self, ConfigError> {
-        let subscribers = match config.endpoint.is_wildcard() {
-            true => Some(bind("endpoint", &config.endpoint)?),
-            false => None,
+        let subscribers = match config.endpoint.remote() {
+            None => Some(Bound::bind("endpoint", &config.endpoint)?),
+            Some(_) => None,
         };
         let replay = config.replay_endpoint.as_ref();
         let replays = replay
-            .map(|endpoint| bind("replay_endpoint", endpoint))
+            .map(|endpoint| Bound::bind("replay_endpoint", endpoint))
             .transpose()?;
         let metrics = KvEventMetrics::register();
-        let bound = |listener: &TcpListener| Some(listener.local_addr().ok()?.port());
+        let (endpoint_host, port) = match &config.endpoint {
+            Endpoint::Tcp { host, port } => (host.clone(), *port),
+            whole @ Endpoint::Ipc { .. } => (whole.to_string(), 0),
+        };
+        let is_ipc = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Ipc { .. });
         let info = KvEventsInfo {
             publisher: "zmq",
-            endpoint_host: config.endpoint.host.clone(),
-            endpoint_port_base: subscribers
-                .as_ref()
-                .and_then(bound)
-                .unwrap_or(config.endpoint.port),
+            endpoint_host,
+            endpoint_port_base: subscribers.as_ref().and_then(Bound::port).unwrap_or(port),
             topic: config.topic.clone(),
             block_size: config.block_size,
             dp_size: 1,
-            replay_endpoint_port_base: replays.as_ref().and_then(bound),
+            replay_endpoint_port_base: replays.as_ref().and_then(Bound::port),
+            replay_endpoint: replay.filter(is_ipc).map(ToString::to_string),
         };
         let (news, to_read) = mpsc::channel(MAX_WAITING_NEWS);
         let (stop, stopped) = oneshot::channel();
@@ -195,25 +200,11 @@ impl Drop for KvEventPublisher {
     }
 }
 
-fn refused(reason: String) -> ConfigError {
+pub(super) fn refused(reason: String) -> ConfigError {
     ConfigError {
         key: "kv_events_config".to_owned(),
         reason,
     }
-}
-
-fn bind(key: &str, endpoint: &Endpoint) -> Result<TcpListener, ConfigError> {
-    let bound = TcpListener::bind((endpoint.bound_host(), endpoint.port));
-    let bound = bound.and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    });
-    bound.map_err(|error| {
-        let Endpoint { host, port } = endpoint;
-        refused(format!(
-            "{key} tcp://{host}:{port} cannot be bound: {error}; choose another port, or 0 for one that is free"
-        ))
-    })
 }
 
 fn run(runtime: &Runtime, work: Work) {
@@ -247,17 +238,18 @@ async fn publish(work: Work) -> io::Result<()> {
         metrics,
     });
     match subscribers {
-        Some(listener) => {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
+        Some(bound) => {
+            let listener = bound.listen()?;
             spawn_local(sockets::accept_subscribers(listener, sockets.clone()));
         }
         None => {
-            let endpoint = config.endpoint.clone();
-            spawn_local(sockets::connect_to_subscriber(endpoint, sockets.clone()));
+            if let Some(remote) = config.endpoint.remote() {
+                spawn_local(sockets::connect_to_subscriber(remote, sockets.clone()));
+            }
         }
     }
-    if let Some(listener) = replays {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
+    if let Some(bound) = replays {
+        let listener = bound.listen()?;
         spawn_local(sockets::accept_questions(listener, sockets.clone()));
     }
     spawn_local(subscription::serve_readers(readers, sockets.clone()));

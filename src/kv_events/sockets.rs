@@ -11,16 +11,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::complaints::Complaints;
-use super::config::Endpoint;
+use super::listener::{Connection, Listener};
+use super::presence;
 use super::ring::{Batch, Ring};
-use super::zmtp::{self, SocketType, SubscriberWord, ZmtpError};
+use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
 use crate::metrics::{KvEventMetrics, SubscriberCount};
 
 /// Connections of one socket at once; further ones are closed.
@@ -73,45 +73,50 @@ impl Sockets {
 }
 
 /// Serves subscribers that connect to `listener`, for ever.
-pub(super) async fn accept_subscribers(listener: TcpListener, sockets: Rc<Sockets>) {
+pub(super) async fn accept_subscribers(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_subscriber(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
 
 /// Serves those that ask for batches again, for ever.
-pub(super) async fn accept_questions(listener: TcpListener, sockets: Rc<Sockets>) {
+pub(super) async fn accept_questions(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_replays(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
 
 /// Connects to a subscriber that has bound its socket, again and again.
-pub(super) async fn connect_to_subscriber(endpoint: Endpoint, sockets: Rc<Sockets>) {
+pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: Rc<Sockets>) {
     let mut wait = FIRST_RETRY;
     loop {
-        let address = (endpoint.host.as_str(), endpoint.port);
-        match TcpStream::connect(address).await {
+        match TcpStream::connect((host.as_str(), port)).await {
             Ok(stream) => {
-                let ended = serve_subscriber(stream, sockets.clone()).await;
+                let ended = match presence::set_up(&stream) {
+                    Ok(()) => serve_subscriber(stream, sockets.clone()).await,
+                    Err(error) => Err(error.into()),
+                };
                 if !matches!(ended, Err(ZmtpError::Peer(_))) {
                     wait = FIRST_RETRY;
                 }
                 note_end(ended, &sockets.complaints);
             }
-            Err(error) => tracing::debug!(host = endpoint.host, %error, "no subscriber is there"),
+            Err(error) => tracing::debug!(host, %error, "no subscriber is there"),
         }
         sleep(wait).await;
         wait = LAST_RETRY.min(wait * 2);
     }
 }
 
-async fn accept<F>(listener: TcpListener, sockets: &Rc<Sockets>, serve: impl Fn(TcpStream) -> F)
-where
+async fn accept<F>(
+    listener: Listener,
+    sockets: &Rc<Sockets>,
+    serve: impl Fn(Box<dyn Connection>) -> F,
+) where
     F: Future<Output = Result<(), ZmtpError>> + 'static,
 {
     let open = Rc::new(Cell::new(0));
     loop {
         let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+            Ok(stream) => stream,
             Err(error) => {
                 let what = "a reader of KV events cannot connect";
                 sockets.complaints.log(what, &error);
@@ -138,7 +143,7 @@ where
 fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     match ended {
         Ok(()) => (),
-        Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle)) => {
+        Err(error @ (ZmtpError::Io(_) | ZmtpError::Idle | ZmtpError::Silent)) => {
             tracing::debug!(%error, "a reader of KV events is gone");
         }
         Err(error) => complaints.log("a reader of KV events was disconnected", &error),
@@ -151,21 +156,23 @@ async fn unless_idle<T>(heard: impl Future<Output = Result<T, ZmtpError>>) -> Re
     heard.map_err(|_| ZmtpError::Idle)?
 }
 
-async fn open(
-    stream: TcpStream,
-    socket: SocketType,
-) -> Result<(OwnedReadHalf, OwnedWriteHalf), ZmtpError> {
-    stream.set_nodelay(true)?;
-    let (mut reader, mut writer) = stream.into_split();
+/// The halves of a connection, and what the peer speaks.
+type Opened<S> = (ReadHalf<S>, WriteHalf<S>, PeerVersion);
+
+async fn open<S>(stream: S, socket: SocketType) -> Result<Opened<S>, ZmtpError>
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (mut reader, mut writer) = tokio::io::split(stream);
     let shaken = zmtp::handshake(&mut reader, &mut writer, socket);
-    timeout(HANDSHAKE_PATIENCE, shaken)
+    let version = timeout(HANDSHAKE_PATIENCE, shaken)
         .await
         .map_err(|_| ZmtpError::Late)??;
-    Ok((reader, writer))
+    Ok((reader, writer, version))
 }
 
 async fn write(
-    writer: &mut OwnedWriteHalf,
+    writer: &mut (impl AsyncWrite + Unpin),
     bytes: &[u8],
     patience: Duration,
 ) -> Result<(), ZmtpError> {
@@ -181,31 +188,43 @@ struct Wishes {
     next: Cell<Option<u64>>,
     /// The answer to its last PING.
     pong: Cell<Option<Vec<u8>>>,
+    /// It is to be asked whether it is there.
+    ping: Cell<bool>,
     changed: Notify,
 }
 
-async fn serve_subscriber(stream: TcpStream, sockets: Rc<Sockets>) -> Result<(), ZmtpError> {
-    let (mut reader, mut writer) = open(stream, SocketType::Pub).await?;
+async fn serve_subscriber<S>(stream: S, sockets: Rc<Sockets>) -> Result<(), ZmtpError>
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (mut reader, mut writer, version) = open(stream, SocketType::Pub).await?;
     let _counted = SubscriberCount::new(&sockets.metrics);
     let wishes = Wishes::default();
     tokio::select! {
-        ended = hear_wishes(&mut reader, &wishes, &sockets) => ended,
+        ended = hear_wishes((&mut reader, version), &wishes, &sockets) => ended,
         ended = send_batches(&mut writer, &wishes, &sockets) => ended,
     }
 }
 
 async fn hear_wishes(
-    reader: &mut OwnedReadHalf,
+    (reader, version): (&mut (impl AsyncRead + Unpin), PeerVersion),
     wishes: &Wishes,
     sockets: &Sockets,
 ) -> Result<(), ZmtpError> {
+    let mut idle_since = Instant::now();
     loop {
-        let heard = zmtp::read_frame(reader, MAX_WORD_BYTES);
+        let heard = hear(reader, version, wishes);
         let frame = match wishes.next.get() {
-            // It may have nothing more to say; whether it is there shows when it is sent something.
+            // It may have nothing more to say.
             Some(_) => heard.await?,
-            None => unless_idle(heard).await?,
+            None => timeout_at(idle_since + IDLE_PATIENCE, heard)
+                .await
+                .map_err(|_| ZmtpError::Idle)??,
         };
+        if zmtp::is_pong(&frame) {
+            continue;
+        }
+        idle_since = Instant::now();
         let mut topics = wishes.topics.borrow_mut();
         match zmtp::subscriber_word(&frame) {
             Some(SubscriberWord::Subscribe(topic)) => {
@@ -232,8 +251,24 @@ async fn hear_wishes(
     }
 }
 
+/// What a subscriber says next. One that can answer is asked whether it is there once it has been silent for a while.
+async fn hear(
+    reader: &mut (impl AsyncRead + Unpin),
+    version: PeerVersion,
+    wishes: &Wishes,
+) -> Result<Frame, ZmtpError> {
+    let ask = || {
+        wishes.ping.set(true);
+        wishes.changed.notify_one();
+    };
+    match version {
+        PeerVersion::V3_0 => zmtp::read_frame(reader, MAX_WORD_BYTES).await,
+        PeerVersion::V3_1 => presence::next_frame(reader, MAX_WORD_BYTES, ask).await,
+    }
+}
+
 async fn send_batches(
-    writer: &mut OwnedWriteHalf,
+    writer: &mut (impl AsyncWrite + Unpin),
     wishes: &Wishes,
     sockets: &Sockets,
 ) -> Result<(), ZmtpError> {
@@ -242,6 +277,9 @@ async fn send_batches(
         published.mark_unchanged();
         if let Some(pong) = wishes.pong.take() {
             write(writer, &pong, SUBSCRIBER_PATIENCE).await?;
+        }
+        if wishes.ping.take() {
+            write(writer, &zmtp::ping(), SUBSCRIBER_PATIENCE).await?;
         }
         if let Some(batch) = next_batch(wishes, sockets) {
             let bytes = sockets.subscriber_message(&batch);
@@ -268,8 +306,11 @@ fn next_batch(wishes: &Wishes, sockets: &Sockets) -> Option<Arc<Batch>> {
     batch
 }
 
-async fn serve_replays(stream: TcpStream, sockets: Rc<Sockets>) -> Result<(), ZmtpError> {
-    let (mut reader, mut writer) = open(stream, SocketType::Router).await?;
+async fn serve_replays<S>(stream: S, sockets: Rc<Sockets>) -> Result<(), ZmtpError>
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (mut reader, mut writer, _) = open(stream, SocketType::Router).await?;
     loop {
         let Some(question) = read_question(&mut reader, &mut writer).await? else {
             return Ok(());
@@ -312,8 +353,8 @@ impl Question {
 }
 
 async fn read_question(
-    reader: &mut OwnedReadHalf,
-    writer: &mut OwnedWriteHalf,
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
 ) -> Result<Option<Question>, ZmtpError> {
     let mut envelope = Vec::new();
     loop {
@@ -345,3 +386,7 @@ async fn read_question(
         return Ok(Some(Question { envelope, first }));
     }
 }
+
+#[cfg(test)]
+#[path = "sockets_tests.rs"]
+mod tests;

@@ -343,3 +343,49 @@ fn an_address_that_is_taken_is_named() {
     drop(world);
     assert!(TcpListener::bind(("0.0.0.0", port)).is_ok());
 }
+
+#[cfg(unix)]
+#[test]
+fn sockets_may_be_files() {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let [events, replays] = ["events", "replays"].map(|name| folder.path().join(name));
+    let mut world = World::new(&json!({
+        "publisher": "zmq",
+        "endpoint": format!("ipc://{}", events.display()),
+        "replay_endpoint": format!("ipc://{}", replays.display()),
+        "topic": "kv",
+    }));
+    let info = world.publisher.info();
+    assert_eq!(info.endpoint_host, format!("ipc://{}", events.display()));
+    assert_eq!(
+        (info.endpoint_port_base, info.replay_endpoint_port_base),
+        (0, None)
+    );
+    assert_eq!(
+        info.replay_endpoint,
+        Some(format!("ipc://{}", replays.display()))
+    );
+    let mut said = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
+    said.resize(64, 0);
+    said.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
+    said.extend(b"\0\x03\x01kv\x04\x07\x04PING\0\x0a");
+    let mut peer = UnixStream::connect(&events).expect("it listens");
+    peer.write_all(&said).expect("it reads");
+    // A greeting, what it is, and the answer, behind which the subscription is known.
+    let mut heard = Vec::new();
+    while !heard.ends_with(b"\x04\x05\x04PONG") {
+        let mut byte = [0];
+        peer.read_exact(&mut byte).expect("it answers");
+        heard.push(byte[0]);
+    }
+    world.pass_on();
+    let mut frame = [0; 4];
+    peer.read_exact(&mut frame).expect("a batch");
+    assert_eq!(&frame, b"\x01\x02kv");
+    assert!(UnixStream::connect(&replays).is_ok());
+    drop(world);
+    assert!(!events.exists() && !replays.exists());
+}

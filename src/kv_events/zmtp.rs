@@ -1,4 +1,4 @@
-//! ZeroMQ's protocol on TCP, ZMTP 3.0 without security (RFC 23), as far as a PUB and a ROUTER socket need it that answers
+//! ZeroMQ's protocol, ZMTP 3.1 without security (RFC 37; peers of 3.0 are served, too), as far as a PUB and a ROUTER socket need it that answers
 //! on the connection it was asked on.
 //!
 //! The crates that speak it keep a queue of messages for every subscriber, whose bytes nobody bounds, and take frames of
@@ -31,6 +31,9 @@ pub enum ZmtpError {
     /// The peer has let too much time pass.
     #[error("the peer was silent for too long")]
     Late,
+    /// The peer does not answer.
+    #[error("the peer did not say that it is there")]
+    Silent,
     /// The peer wants nothing.
     #[error("the peer asked for nothing for too long")]
     Idle,
@@ -83,7 +86,16 @@ pub enum SubscriberWord<'a> {
     Ping(Vec<u8>),
 }
 
-/// Agrees with the peer on the protocol and on what the sockets are.
+/// The version that a peer speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerVersion {
+    /// It need not know what a PING is.
+    V3_0,
+    /// It answers PINGs.
+    V3_1,
+}
+
+/// Agrees with the peer on the protocol and on what the sockets are. Returns what the peer speaks.
 ///
 /// # Errors
 /// [`ZmtpError::Peer`], if the peer speaks another version, wants security, or is no socket to talk to.
@@ -91,15 +103,15 @@ pub async fn handshake(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
     socket: SocketType,
-) -> Result<(), ZmtpError> {
+) -> Result<PeerVersion, ZmtpError> {
     writer.write_all(&greeting()).await?;
     let mut peer = [0; GREETING_BYTES];
     reader.read_exact(&mut peer).await?;
-    check_greeting(&peer)?;
+    let version = check_greeting(&peer)?;
     writer.write_all(&ready(socket)).await?;
     let answer = read_frame(reader, MAX_READY_BYTES).await?;
     match answer.is_command && socket.goes_with(peer_type(&answer.body).unwrap_or_default()) {
-        true => Ok(()),
+        true => Ok(version),
         false => Err(ZmtpError::Peer("is no socket that this one can talk to")),
     }
 }
@@ -175,26 +187,41 @@ pub fn answer_to_ping(frame: &Frame) -> Option<Vec<u8>> {
     }
 }
 
+/// Asks whether the peer is there. It may take the connection for lost if it hears nothing for as long as it likes.
+pub fn ping() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_frame(&mut bytes, COMMAND, b"\x04PING\0\0");
+    bytes
+}
+
+/// Whether a frame says no more than that the peer is there.
+pub fn is_pong(frame: &Frame) -> bool {
+    frame.is_command && command(&frame.body).is_some_and(|(name, _)| name == b"PONG")
+}
+
 fn greeting() -> [u8; GREETING_BYTES] {
     let mut bytes = [0; GREETING_BYTES];
     (bytes[0], bytes[9]) = (0xff, 0x7f);
-    // Version 3.0.
-    bytes[10] = 3;
+    // Version 3.1.
+    (bytes[10], bytes[11]) = (3, 1);
     bytes[12..32].copy_from_slice(MECHANISM);
     bytes
 }
 
-fn check_greeting(peer: &[u8; GREETING_BYTES]) -> Result<(), ZmtpError> {
+fn check_greeting(peer: &[u8; GREETING_BYTES]) -> Result<PeerVersion, ZmtpError> {
     if (peer[0], peer[9]) != (0xff, 0x7f) {
         return Err(ZmtpError::Peer("does not speak ZeroMQ's protocol"));
     }
     if peer[10] < 3 {
         return Err(ZmtpError::Peer("speaks a version before 3.0"));
     }
-    match &peer[12..32] == MECHANISM {
-        true => Ok(()),
-        false => Err(ZmtpError::Peer("wants security, and this socket has none")),
+    if &peer[12..32] != MECHANISM {
+        return Err(ZmtpError::Peer("wants security, and this socket has none"));
     }
+    Ok(match (peer[10], peer[11]) {
+        (3, 0) => PeerVersion::V3_0,
+        _ => PeerVersion::V3_1,
+    })
 }
 
 fn ready(socket: SocketType) -> Vec<u8> {
@@ -259,122 +286,5 @@ fn push_frame(bytes: &mut Vec<u8>, flags: u8, body: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn frame(is_command: bool, body: &[u8]) -> Frame {
-        Frame {
-            is_command,
-            has_more: false,
-            body: body.to_vec(),
-        }
-    }
-
-    #[test]
-    fn subscriptions_are_understood_in_both_forms() {
-        for (is_command, body, expected) in [
-            (
-                false,
-                &b"\x01kv"[..],
-                Some(SubscriberWord::Subscribe(b"kv")),
-            ),
-            (false, b"\x01", Some(SubscriberWord::Subscribe(b""))),
-            (false, b"\x00kv", Some(SubscriberWord::Cancel(b"kv"))),
-            (false, b"\x02", None),
-            (false, b"", None),
-            (
-                true,
-                b"\x09SUBSCRIBEkv",
-                Some(SubscriberWord::Subscribe(b"kv")),
-            ),
-            (true, b"\x06CANCEL", Some(SubscriberWord::Cancel(b""))),
-            (true, b"\x09SUB", None),
-            (true, b"\x05READY", None),
-        ] {
-            assert_eq!(
-                subscriber_word(&frame(is_command, body)),
-                expected,
-                "{body:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_ping_is_answered_with_its_context() {
-        let ping = frame(true, b"\x04PING\x00\x10abc");
-        let expected = b"\x04\x08\x04PONGabc".to_vec();
-        assert_eq!(answer_to_ping(&ping), Some(expected.clone()));
-        assert_eq!(subscriber_word(&ping), Some(SubscriberWord::Ping(expected)));
-        assert_eq!(answer_to_ping(&frame(false, b"\x04PING\x00\x10")), None);
-        assert_eq!(answer_to_ping(&frame(true, b"\x04PING")), None);
-    }
-
-    #[test]
-    fn frames_say_whether_more_follow_and_how_long_they_are() {
-        let long = vec![7; 300];
-        let bytes = message(&[b"", b"ab", &long]);
-        assert_eq!(bytes[..5], [1, 0, 1, 2, b'a']);
-        assert_eq!(bytes[6..15], [2, 0, 0, 0, 0, 0, 0, 1, 44]);
-        assert_eq!(bytes.len(), 15 + 300);
-    }
-
-    #[test]
-    fn the_type_of_a_peer_is_found_among_its_metadata() {
-        let body = b"\x05READY\x08Identity\x00\x00\x00\x01x\x0bsocket-type\x00\x00\x00\x03SUB";
-        assert_eq!(peer_type(body), Some(&b"SUB"[..]));
-        for body in [
-            &b"\x05READY"[..],
-            b"\x05ERROR\x0bSocket-Type\x00\x00\x00\x03SUB",
-            b"\x05READY\x0bSocket-Type\x00\x00\x00\x04SUB",
-            b"\x05READY\x0bSocket",
-            b"",
-        ] {
-            assert_eq!(peer_type(body), None, "{body:?}");
-        }
-        assert!(SocketType::Pub.goes_with(b"XSUB") && !SocketType::Pub.goes_with(b"PULL"));
-        assert!(SocketType::Router.goes_with(b"DEALER") && !SocketType::Router.goes_with(b""));
-    }
-
-    /// A run of the handshake against recorded bytes, and the error that it ends with.
-    fn shake(peer: &[u8], socket: SocketType) -> Option<String> {
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        let runtime = runtime.expect("it needs nothing");
-        let (mut reader, mut written) = (peer, Vec::new());
-        let ended = runtime.block_on(handshake(&mut reader, &mut written, socket));
-        ended.err().map(|error| error.to_string())
-    }
-
-    #[test]
-    fn peers_of_other_protocols_are_told_apart() {
-        // As libzmq 4.3 greets, which sends a length in the signature.
-        let mut subscriber = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
-        subscriber.resize(GREETING_BYTES, 0);
-        let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB";
-        let with_ready = |greeting: &[u8]| [greeting, ready].concat();
-        assert_eq!(shake(&with_ready(&subscriber), SocketType::Pub), None);
-        let changed = |at: usize, byte: u8| {
-            let mut greeting = subscriber.clone();
-            greeting[at] = byte;
-            with_ready(&greeting)
-        };
-        for (peer, socket, reason) in [
-            (with_ready(&subscriber), SocketType::Router, "can talk to"),
-            (changed(0, b'G'), SocketType::Pub, "ZeroMQ's protocol"),
-            (changed(10, 2), SocketType::Pub, "before 3.0"),
-            (changed(12, b'P'), SocketType::Pub, "security"),
-            (subscriber.clone(), SocketType::Pub, "end of file"),
-            (
-                [&subscriber[..], b"\x80\0"].concat(),
-                SocketType::Pub,
-                "no frame",
-            ),
-        ] {
-            let error = shake(&peer, socket).expect(reason);
-            assert!(error.contains(reason), "{error} lacks {reason}");
-        }
-        let mut long = subscriber.clone();
-        long.extend(b"\x06\0\0\0\x01\0\0\0\0");
-        let error = shake(&long, SocketType::Pub).expect("four gigabytes");
-        assert!(error.contains("too long"), "{error}");
-    }
-}
+#[path = "zmtp_tests.rs"]
+mod tests;

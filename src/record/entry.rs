@@ -12,6 +12,7 @@ pub use self::submit::{NamespaceEntry, SubmitEntry};
 use crate::error::StepError;
 use crate::ids::{IntakeId, RequestId, StepId, Ticket};
 use crate::record::digest::{NewsDigest, NextDigest, PlannedDigest, ProbedDigest, Seq};
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::pooling::Pooling;
 use crate::state::scheduler::submission::Submission;
 
@@ -193,6 +194,26 @@ pub enum Entry {
         /// It has them now.
         kept: bool,
     },
+    /// The KV store told how much it has of a prompt, and why it has no more.
+    FoundShort {
+        /// Whose prompt.
+        seq: Seq,
+        /// Blocks that it has.
+        blocks: u64,
+        /// Of these, blocks that pay to be fetched.
+        worth: u64,
+        /// Why there are no more.
+        miss: StoredMiss,
+    },
+    /// A fetch from the KV store ended before its last block.
+    FetchedShort {
+        /// The fetch.
+        ticket: Ticket,
+        /// Blocks that it brought.
+        blocks: u64,
+        /// Why there are no more.
+        miss: StoredMiss,
+    },
 }
 
 impl Entry {
@@ -265,6 +286,8 @@ impl Entry {
             Self::StoreServes { .. }
             | Self::Found { .. }
             | Self::Fetched { .. }
+            | Self::FoundShort { .. }
+            | Self::FetchedShort { .. }
             | Self::Written { .. } => "StoreNews",
             Self::FlushCache => "FlushCache",
             Self::SetPaused { .. } => "SetPaused",

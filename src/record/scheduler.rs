@@ -13,7 +13,7 @@ use crate::record::entry::{Entry, FlagOf};
 use crate::record::sink::Recorder;
 use crate::request::CancelFlag;
 use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_history::PrefixEvent;
+use crate::state::cache::prefix_history::{PrefixEvent, StoredMiss};
 use crate::state::control::Plans;
 use crate::state::plan::StepPlanned;
 use crate::state::plan::probe::PrefixesProbed;
@@ -212,21 +212,35 @@ impl RecordedScheduler {
 
     /// See [`Scheduler::prefix_found`].
     pub fn prefix_found(&mut self, seq: SeqId, found: PrefixFound) {
-        self.write(|_| Entry::Found {
-            seq: seq.into(),
-            blocks: found.blocks as u64,
-            worth: found.worth as u64,
+        let (blocks, worth) = (found.blocks as u64, found.worth as u64);
+        self.write(|_| match found.miss {
+            None => Entry::Found {
+                seq: seq.into(),
+                blocks,
+                worth,
+            },
+            Some(miss) => Entry::FoundShort {
+                seq: seq.into(),
+                blocks,
+                worth,
+                miss,
+            },
         });
         self.state.prefix_found(seq, found);
     }
 
     /// See [`Scheduler::blocks_fetched`].
-    pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize) {
-        self.write(|_| Entry::Fetched {
-            ticket,
-            blocks: n_blocks as u64,
+    pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize, miss: Option<StoredMiss>) {
+        let blocks = n_blocks as u64;
+        self.write(|_| match miss {
+            None => Entry::Fetched { ticket, blocks },
+            Some(miss) => Entry::FetchedShort {
+                ticket,
+                blocks,
+                miss,
+            },
         });
-        self.state.blocks_fetched(ticket, n_blocks);
+        self.state.blocks_fetched(ticket, n_blocks, miss);
     }
 
     /// See [`Scheduler::blocks_written`].

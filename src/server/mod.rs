@@ -10,6 +10,7 @@ mod answers;
 mod anthropic;
 mod body;
 mod budget;
+mod cached;
 mod call;
 mod config;
 mod constraint;

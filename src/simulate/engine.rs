@@ -263,7 +263,7 @@ impl<'a> VirtualEngine<'a> {
             match answer {
                 StoreAnswer::Found { seq, found } => scheduler.prefix_found(seq, found),
                 StoreAnswer::Fetched { ticket, blocks } => {
-                    scheduler.blocks_fetched(ticket, blocks);
+                    scheduler.blocks_fetched(ticket, blocks, None);
                 }
                 StoreAnswer::Written { ticket, kept } => {
                     scheduler.blocks_written(&[ticket], kept);

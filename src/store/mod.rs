@@ -13,6 +13,7 @@ mod config;
 mod files;
 mod folder;
 mod geometry;
+mod gone;
 mod io;
 mod log;
 mod pace;

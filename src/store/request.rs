@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::ids::{SeqId, Ticket};
 use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::tiers::{BlockPlace, Keys};
 use crate::store::HostBlock;
 
@@ -98,6 +99,8 @@ pub enum Answer {
         blocks: usize,
         /// As many of them as pay to be loaded behind `from`: `blocks`, or 0 where computing is faster.
         worth: usize,
+        /// Why the next block is not there, if it was lately.
+        miss: Option<StoredMiss>,
     },
     /// Blocks in memory.
     Fetched {
@@ -160,6 +163,15 @@ pub enum Short {
 }
 
 impl Short {
+    /// What it means to the request whose blocks are missing.
+    pub fn miss(self) -> StoredMiss {
+        match self {
+            Self::Damaged => StoredMiss::Damaged,
+            Self::Evicted => StoredMiss::Evicted,
+            Self::Deadline | Self::Memory | Self::Cancelled => StoredMiss::Late,
+        }
+    }
+
     /// The name in metrics.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,7 +1,8 @@
 //! The hash of a model's files, which is part of an engine's fingerprint: other weights under the same name are others.
 //!
 //! Hashing takes about a second a gigabyte. What a file hashed to is kept beside the store, under everything by which
-//! the file system tells that it is still the same file.
+//! the file system tells that it is still the same file. By the same it tells whether what is hashed is what was loaded:
+//! files are looked at before anything of them is read, and a hash counts only if they are still those then.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -30,37 +31,72 @@ pub enum DigestError {
         /// The system's reason.
         error: io::Error,
     },
+    /// A file is not the one that was loaded any more.
+    #[error(
+        "{} has changed since it began to be loaded, so which weights the engine has is not known: start it again",
+        path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// [`Stop`] was set.
     #[error("the engine stops")]
     Stopped,
 }
 
-/// The SHA-256 of the hashes of files, in the order in which they are given. What `kept` has is taken from there, and
-/// what is new goes there; if it cannot be read or written, everything is hashed again next time.
+/// The files of a model's weights, as they were at one moment.
+#[derive(Clone, Debug)]
+pub struct WeightFiles(Vec<(PathBuf, Option<String>)>);
+
+impl WeightFiles {
+    /// Looks at files now: before they are loaded. What cannot be looked at is told when it is hashed.
+    pub fn look(paths: Vec<PathBuf>) -> Self {
+        let look = |path: PathBuf| {
+            let found = fs::metadata(&path).ok();
+            let identity = found.as_ref().and_then(identity);
+            (path, identity)
+        };
+        Self(paths.into_iter().map(look).collect())
+    }
+
+    /// True for the paths of these files, in their order.
+    pub fn are_at(&self, paths: &[PathBuf]) -> bool {
+        self.0.iter().map(|(path, _)| path).eq(paths)
+    }
+}
+
+/// The SHA-256 of the hashes of files that are still those that were looked at, in their order. What `kept` has is taken
+/// from there, and what is new goes there; if it cannot be read or written, everything is hashed again next time.
 ///
 /// # Errors
 /// [`DigestError`].
-pub fn digest(files: &[PathBuf], kept: &Path, stop: &Stop) -> Result<[u8; 32], DigestError> {
+pub fn digest(files: &WeightFiles, kept: &Path, stop: &Stop) -> Result<[u8; 32], DigestError> {
     let mut cache = Kept::read(kept);
     let mut all = Sha256::new();
-    for path in files {
+    for (path, seen) in &files.0 {
         let unreadable = |error| DigestError::Unreadable {
             path: path.clone(),
             error,
         };
         let file = File::open(path).map_err(unreadable)?;
-        let identity = identity(&file.metadata().map_err(unreadable)?);
-        let known = identity.as_ref().and_then(|identity| cache.get(identity));
+        let still_is = || -> Result<(), DigestError> {
+            let now = identity(&file.metadata().map_err(unreadable)?);
+            let path = path.clone();
+            (now == *seen)
+                .then_some(())
+                .ok_or(DigestError::Changed { path })
+        };
+        still_is()?;
+        let known = seen.as_ref().and_then(|identity| cache.get(identity));
         let hash = match known {
             Some(hash) => hash,
             None => {
                 let hash = hash_file(&file, stop).map_err(unreadable)?;
                 let hash = hash.ok_or(DigestError::Stopped)?;
                 // A file that was written meanwhile is another one.
-                let after = fs::metadata(path).ok();
-                if after.as_ref().and_then(self::identity) == identity {
-                    cache.put(identity, &hash);
-                }
+                still_is()?;
+                cache.put(seen.clone(), &hash);
                 hash
             }
         };
@@ -163,7 +199,8 @@ mod tests {
     use super::*;
 
     fn hashed(folder: &Path, names: &[&str]) -> [u8; 32] {
-        let files: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
+        let files = names.iter().map(|name| folder.join(name)).collect();
+        let files = WeightFiles::look(files);
         let stop = Stop::default();
         digest(&files, &folder.join("kept/weights"), &stop).expect("they can be read")
     }
@@ -196,14 +233,44 @@ mod tests {
         let first = hashed(folder.path(), &["a"]);
         let stop = Stop::default();
         stop.set();
-        let files = [folder.path().join("a")];
+        let files = WeightFiles::look(vec![folder.path().join("a")]);
         let kept = digest(&files, &folder.path().join("kept/weights"), &stop);
         assert_eq!(kept.ok(), cfg!(unix).then_some(first));
         let unkept = digest(&files, &folder.path().join("other"), &stop);
         assert!(matches!(unkept, Err(DigestError::Stopped)));
-        let missing = [folder.path().join("none")];
+        let missing = WeightFiles::look(vec![folder.path().join("none")]);
         let error = digest(&missing, &folder.path().join("other"), &Stop::default());
         let error = error.expect_err("there is no such file").to_string();
         assert!(error.contains("none cannot be read"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_that_are_replaced_behind_a_look_have_no_hash() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let at = |name: &str| folder.path().join(name);
+        let kept = at("kept/weights");
+        let hash = |files: &WeightFiles| digest(files, &kept, &Stop::default());
+        for name in ["a", "b"] {
+            fs::write(at(name), "one").expect("it can be written");
+        }
+        let seen = WeightFiles::look(vec![at("a"), at("b")]);
+        let first = hash(&seen).expect("they are the same");
+        // Other weights, of the same size; those before are hashed and kept.
+        fs::write(at("c"), "two").expect("it can be written");
+        fs::rename(at("c"), at("b")).expect("same folder");
+        let error = hash(&seen).expect_err("one file is another");
+        assert!(matches!(&error, DigestError::Changed { path } if *path == at("b")));
+        assert!(error.to_string().contains("start it again"), "{error}");
+        // So it is with the same bytes in another file: nobody knows whether these were loaded.
+        fs::write(at("c"), "one").expect("it can be written");
+        fs::rename(at("c"), at("b")).expect("same folder");
+        assert!(matches!(hash(&seen), Err(DigestError::Changed { .. })));
+        let again = WeightFiles::look(vec![at("a"), at("b")]);
+        assert_eq!(hash(&again).expect("they are the same"), first);
+        fs::remove_file(at("a")).expect("it is there");
+        let error = hash(&again).expect_err("one file is gone").to_string();
+        assert!(error.contains("a cannot be read"), "{error}");
+        assert!(again.are_at(&[at("a"), at("b")]) && !again.are_at(&[at("b"), at("a")]));
     }
 }

@@ -134,6 +134,19 @@ fn kv_events_by_places() {
     check("test_kv_events_array", &["--kv-events-config", &config]);
 }
 
+#[cfg(unix)]
+#[test]
+fn kv_events_by_files() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let at = |name: &str| format!("ipc://{}", folder.path().join(name).display());
+    let config = format!(
+        r#"{{"publisher": "zmq", "endpoint": "{}", "replay_endpoint": "{}", "topic": "kv"}}"#,
+        at("events"),
+        at("replays"),
+    );
+    check("test_kv_events_ipc", &["--kv-events-config", &config]);
+}
+
 #[test]
 fn more_clients_than_a_server_takes() {
     check("test_overload", &["--max-queued-requests", "2"]);

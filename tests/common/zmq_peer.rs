@@ -35,7 +35,7 @@ impl Peer {
         peer.write(&greeting);
         let mut theirs = [0; 64];
         peer.stream.read_exact(&mut theirs).expect("a greeting");
-        assert_eq!(&theirs[10..17], b"\x03\0NULL\0");
+        assert_eq!(&theirs[10..17], b"\x03\x01NULL\0");
         let mut ready = b"\x05READY\x0bSocket-Type".to_vec();
         ready.extend((socket.len() as u32).to_be_bytes());
         ready.extend(socket.as_bytes());

@@ -161,6 +161,8 @@ fn what_is_damaged_is_computed_again_and_then_found_again() {
         let mut found = server.ask(&prompt(1));
         assert_eq!((found.stored, &found.said), (tokens, &said), "{what}");
         assert_eq!(server.damages() > 0, is_counted, "{what}");
+        let misses = server.metric("souffleur_prefix_misses_total", "stored_damaged");
+        assert_eq!(misses > 0.0, is_counted, "{what}");
         // What is behind a damaged block is met in the next life, and may be damaged, too.
         for _ in 0..MAX_LIVES {
             if found.stored == STORED_TOKENS {

@@ -6,7 +6,7 @@ use souffleur::ids::{RequestId, StepId};
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::cache::prefix_history::{
     Branch, Cause, Departure, Elsewhere, EvictedEdge, HistoryLimits, PrefixEvent, PrefixHash,
-    PrefixHistory, PrefixLeft,
+    PrefixHistory, PrefixLeft, StoredMiss, StoredPart,
 };
 use souffleur::state::pool::pages::PageSize;
 use souffleur::state::scheduler::CacheFlushed;
@@ -309,6 +309,7 @@ fn left(rid: &str, prompt: &[u32], departure: Departure) -> PrefixEvent {
         prompt: Arc::from(prompt),
         step: StepId::new(100),
         departure,
+        stored: StoredPart::default(),
     }))
 }
 
@@ -404,4 +405,65 @@ fn the_causes_have_an_order() {
     assert_eq!(diverged, Some((Cause::Divergence, 4)));
     let elsewhere = cause(departure(branch, elsewhere));
     assert_eq!(elsewhere, Some((Cause::DifferentNamespace, 3)));
+}
+
+/// A departure at 4 of the prompt's tokens, with what the store brought behind them.
+fn left_stored(prompt: &[u32], departure: Departure, stored: StoredPart) -> PrefixEvent {
+    PrefixEvent::Left(Box::new(PrefixLeft {
+        rid: RequestId::new("a"),
+        namespace: Namespace::default(),
+        prompt: Arc::from(prompt),
+        step: StepId::new(100),
+        departure: Departure {
+            matched_tokens: 4,
+            kv_tokens: 4,
+            ..departure
+        },
+        stored,
+    }))
+}
+
+#[test]
+fn a_prompt_leaves_the_cache_behind_what_the_store_brought() {
+    let prompt = prompt(1, 20);
+    let mut history = PrefixHistory::new(limits(8, 100));
+    history.take(evicted(&prompt[..16], 3), 0.0);
+    let departure = Departure {
+        branch: Some(Branch {
+            n_branches: 2,
+            tokens: vec![999],
+        }),
+        elsewhere: Some(Elsewhere {
+            namespace: Namespace::new(Some("k"), None),
+            tokens: 9,
+        }),
+        ..nothing_of(&prompt)
+    };
+    let mut take = |loaded_tokens, miss| {
+        let stored = StoredPart {
+            loaded_tokens,
+            miss,
+        };
+        let event = left_stored(&prompt, departure.clone(), stored);
+        history.take(event, 1.0).expect("an admission").clone()
+    };
+    // What memory lost behind it is found, too.
+    let report = take(8, None);
+    assert_eq!((report.cause, report.position), (Cause::Evicted, 12));
+    assert_eq!((report.cached_tokens, report.loaded_tokens), (12, 8));
+    assert_eq!(report.evicted.map(|evicted| evicted.cached_until), Some(16));
+    let report = take(13, None);
+    // Neither the branch nor the other namespace is where the prompt left.
+    assert_eq!((report.cause, report.position), (Cause::NeverCached, 17));
+    assert_eq!((report.branch, report.elsewhere), (None, None));
+    for miss in [
+        StoredMiss::TooSlow,
+        StoredMiss::Late,
+        StoredMiss::Damaged,
+        StoredMiss::Evicted,
+    ] {
+        assert_eq!(take(0, Some(miss)).cause, miss.cause());
+        assert_eq!(take(8, Some(miss)).cause, miss.cause());
+        assert_eq!(take(15, Some(miss)).cause, Cause::MatchLimit);
+    }
 }

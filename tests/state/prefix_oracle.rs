@@ -9,7 +9,7 @@ use souffleur::state::cache::eviction::EvictionPolicy;
 use souffleur::state::cache::namespace::Namespace;
 use souffleur::state::cache::prefix_cache::PrefixCache;
 use souffleur::state::cache::prefix_history::{
-    Cause, HistoryLimits, PrefixEvent, PrefixHistory, PrefixLeft,
+    Cause, HistoryLimits, PrefixEvent, PrefixHistory, PrefixLeft, StoredPart,
 };
 use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::pool::page_pool::PagePool;
@@ -131,6 +131,7 @@ impl Model {
             prompt: Arc::from(tokens),
             step: StepId::new(self.step),
             departure: *departure.expect("the tree diagnoses"),
+            stored: StoredPart::default(),
         };
         let report = self
             .history

@@ -17,11 +17,12 @@ use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{StoreAnswered, StoreNews, StoreOrders};
 use crate::ids::{SeqId, Ticket};
 use crate::metrics::StoreMetrics;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::scheduler::tier::{PrefixFound, StoreOrder};
 use crate::state::tiers::Paths;
 use crate::store::{
-    Answer, BlockUse, Commit, Fetch, Find, Geometry, Identify, Outcome, Sink, Store, StoreConfig,
-    TierState,
+    Answer, BlockUse, Commit, Fetch, Find, Geometry, Identify, Outcome, Refusal, Short, Sink,
+    Store, StoreConfig, TierState,
 };
 
 pub use desk::BlockDesk;
@@ -75,19 +76,23 @@ impl KvStore {
 
     fn find(&mut self, find: Find, ctx: &mut Context<Self>) {
         let seq = find.seq;
-        let is_taken = |store: &Store| store.find(find).is_ok();
-        if !self.store.as_ref().is_some_and(is_taken) {
-            return self.tell_found(seq, nothing_found());
+        let refusal = match &self.store {
+            Some(store) => store.find(find).err(),
+            None => Some(Refusal::NotServing),
+        };
+        if let Some(refusal) = refusal {
+            let miss = (refusal == Refusal::Full).then_some(StoredMiss::Late);
+            return self.tell_found(seq, nothing_found(miss));
         }
         if self.is_late {
             // The store's answer, for which nobody waits, tells that it answers again.
-            return self.tell_found(seq, nothing_found());
+            return self.tell_found(seq, nothing_found(Some(StoredMiss::Late)));
         }
         let wait = self.setup.config.prefetch_timeout.base + GRACE;
         let timer = ctx.run_later(wait, move |actor, _| {
             if actor.finds.remove(&seq).is_some() {
                 actor.note_late();
-                actor.tell_found(seq, nothing_found());
+                actor.tell_found(seq, nothing_found(Some(StoredMiss::Late)));
             }
         });
         self.finds.insert(seq, timer);
@@ -100,13 +105,13 @@ impl KvStore {
         let wait = fetch.timeout + GRACE;
         let is_taken = |store: &Store| store.fetch(fetch).is_ok();
         if !self.store.as_ref().is_some_and(is_taken) {
-            return self.tell_fetched(ticket, 0);
+            return self.tell_fetched(ticket, 0, Some(StoredMiss::Late));
         }
         let timer = ctx.run_later(wait, move |actor, _| {
             if actor.fetches.remove(&ticket).is_some() {
                 actor.note_late();
                 actor.cancel(ticket);
-                actor.tell_fetched(ticket, 0);
+                actor.tell_fetched(ticket, 0, Some(StoredMiss::Late));
             }
         });
         self.fetches.insert(ticket, timer);
@@ -177,16 +182,21 @@ impl KvStore {
         self.scheduler.post(StoreNews::Found { seq, found });
     }
 
-    fn tell_fetched(&self, ticket: Ticket, blocks: usize) {
-        self.scheduler.post(StoreNews::Fetched { ticket, blocks });
+    fn tell_fetched(&self, ticket: Ticket, blocks: usize, miss: Option<StoredMiss>) {
+        self.scheduler.post(StoreNews::Fetched {
+            ticket,
+            blocks,
+            miss,
+        });
     }
 }
 
-fn nothing_found() -> PrefixFound {
+fn nothing_found(miss: Option<StoredMiss>) -> PrefixFound {
     PrefixFound {
         path: Arc::default(),
         blocks: 0,
         worth: 0,
+        miss,
     }
 }
 
@@ -311,6 +321,7 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                 path,
                 blocks,
                 worth,
+                miss,
             } => {
                 if let Some(timer) = self.finds.remove(&seq) {
                     ctx.cancel_future(timer);
@@ -318,6 +329,7 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                         path,
                         blocks,
                         worth,
+                        miss,
                     };
                     self.tell_found(seq, found);
                 }
@@ -339,13 +351,13 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
                 self.metrics
                     .fetched(blocks, short.map(|short| short.name()));
                 self.setup.desk.put_fetched(ticket, loaded);
-                self.tell_fetched(ticket, blocks);
+                self.tell_fetched(ticket, blocks, short.map(Short::miss));
             }
             Answer::Late { ticket, reason, .. } => {
                 if let Some(timer) = self.fetches.remove(&ticket) {
                     ctx.cancel_future(timer);
                     self.metrics.fetched(0, Some(reason.name()));
-                    self.tell_fetched(ticket, 0);
+                    self.tell_fetched(ticket, 0, Some(reason.miss()));
                 }
             }
             Answer::Committed { ticket, outcome } => {

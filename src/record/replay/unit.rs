@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::ids::{IntakeId, RequestId};
 use crate::record::entry::{Entry, FlagOf, SubmitEntry};
 use crate::request::CancelFlag;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::control::{ControlStates, Leg};
 use crate::state::pool::pages::PoolLedger;
 use crate::state::pooling::Pooling;
@@ -222,18 +223,22 @@ impl Unit {
             Entry::SetPaused { paused } => scheduler.set_paused(paused),
             Entry::StoreServes { serves } => scheduler.store_serves(serves),
             Entry::Found { seq, blocks, worth } => {
-                let number = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
-                // Nothing is fetched in a replay: the names of the blocks are not in the log.
-                let found = PrefixFound {
-                    path: Arc::default(),
-                    blocks: number(blocks),
-                    worth: number(worth),
-                };
-                scheduler.prefix_found(seq.into(), found);
+                scheduler.prefix_found(seq.into(), found((blocks, worth), None));
             }
+            Entry::FoundShort {
+                seq,
+                blocks,
+                worth,
+                miss,
+            } => scheduler.prefix_found(seq.into(), found((blocks, worth), Some(miss))),
             Entry::Fetched { ticket, blocks } => {
-                scheduler.blocks_fetched(ticket, usize::try_from(blocks).unwrap_or(usize::MAX));
+                scheduler.blocks_fetched(ticket, number(blocks), None);
             }
+            Entry::FetchedShort {
+                ticket,
+                blocks,
+                miss,
+            } => scheduler.blocks_fetched(ticket, number(blocks), Some(miss)),
             Entry::Written { tickets, kept } => scheduler.blocks_written(&tickets, kept),
             other => return Err(format!("{} is no command", other.message())),
         }
@@ -245,4 +250,18 @@ impl Unit {
             self.prompt_tokens -= inside.prompt_tokens;
         }
     }
+}
+
+/// What the store found. Nothing is fetched in a replay: the names of the blocks are not in the log.
+fn found((blocks, worth): (u64, u64), miss: Option<StoredMiss>) -> PrefixFound {
+    PrefixFound {
+        path: Arc::default(),
+        blocks: number(blocks),
+        worth: number(worth),
+        miss,
+    }
+}
+
+fn number(blocks: u64) -> usize {
+    usize::try_from(blocks).unwrap_or(usize::MAX)
 }

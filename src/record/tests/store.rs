@@ -6,6 +6,7 @@ use super::*;
 use crate::executor::fake::FAKE_TOKEN_BYTES;
 use crate::executor::host::{BlockPort, LoadedPart, Wanted};
 use crate::ids::{SeqId, Ticket};
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::cache::radix_tree::SaveRules;
 use crate::state::scheduler::tier::{PrefixFound, StoreOrder, TierLimits};
 use crate::state::tiers::BlockKind;
@@ -50,10 +51,12 @@ impl BlockPort for Desk {
     }
 }
 
-/// A store that answers at once, and does without one block in eight.
+/// A store that answers at once, does without one block in eight, finds the last block of one fetch in three damaged, and
+/// says of one prompt in eight that it had more.
 #[derive(Default)]
 struct Store {
     n_writes: usize,
+    n_fetches: usize,
     desk: Desk,
     blocks: HashMap<Vec<u32>, Vec<u8>>,
     asked: HashMap<SeqId, Arc<[u32]>>,
@@ -68,10 +71,12 @@ impl Store {
                 let is_there = |block: &usize| self.blocks.contains_key(&tokens[..end(*block)]);
                 let blocks = whole.take_while(is_there).count();
                 self.asked.insert(seq, tokens);
+                let has_dropped = self.asked.len().is_multiple_of(8);
                 let found = PrefixFound {
                     path: Arc::default(),
                     blocks,
                     worth: blocks,
+                    miss: has_dropped.then_some(StoredMiss::Evicted),
                 };
                 scheduler.prefix_found(seq, found);
             }
@@ -82,12 +87,16 @@ impl Store {
                 ..
             } => {
                 let tokens = &self.asked[&seq];
+                self.n_fetches += 1;
+                let is_damaged = self.n_fetches.is_multiple_of(3);
+                let blocks = blocks.start..blocks.end - usize::from(is_damaged);
                 let read: Vec<Vec<u8>> = blocks
                     .map(|block| self.blocks[&tokens[..end(block)]].clone())
                     .collect();
                 let n_blocks = read.len();
                 self.desk.put(ticket, read);
-                scheduler.blocks_fetched(ticket, n_blocks);
+                let miss = is_damaged.then_some(StoredMiss::Damaged);
+                scheduler.blocks_fetched(ticket, n_blocks, miss);
             }
             StoreOrder::Write {
                 ticket,
@@ -182,6 +191,25 @@ fn a_log_with_a_store_replays_without_one() {
     let entries = entries_of(&log);
     let is_fetched = |entry: &Entry| matches!(entry, Entry::Fetched { blocks, .. } if *blocks > 0);
     assert!(entries.iter().any(is_fetched));
+    let is_short = |entry: &Entry| {
+        matches!(
+            entry,
+            Entry::FetchedShort {
+                miss: StoredMiss::Damaged,
+                ..
+            }
+        )
+    };
+    let is_gone = |entry: &Entry| {
+        matches!(
+            entry,
+            Entry::FoundShort {
+                miss: StoredMiss::Evicted,
+                ..
+            }
+        )
+    };
+    assert!(entries.iter().any(is_short) && entries.iter().any(is_gone));
     // Without the answers of the store, the first step that shows it is another one.
     let silent: Vec<Entry> = entries
         .into_iter()

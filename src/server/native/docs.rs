@@ -3,6 +3,7 @@
 use serde_json::json;
 use utoipa::openapi::path::Operation;
 
+use crate::server::cached::CachedTokens;
 use crate::server::openapi::Facts;
 use crate::server::openapi::operation::{Group, describe};
 use crate::server::openapi::shape::{
@@ -95,6 +96,7 @@ pub(in crate::server) fn components() -> Vec<(&'static str, Shape)> {
         .has("prompt_tokens", count())
         .has("completion_tokens", count())
         .has("cached_tokens", count())
+        .may_have("cached_tokens_details", CachedTokens::shape())
         .has("num_retractions", count())
         .has("weight_version", text())
         .may_have("e2e_latency", number())

@@ -5,6 +5,7 @@ use serde::{Serialize, Serializer};
 
 use crate::ids::RequestId;
 use crate::request::FinishReason;
+use crate::server::cached::CachedTokens;
 use crate::server::spelling::Spelling;
 use crate::server::sse::Chunks;
 use crate::server::transcript::{Transcript, TranscriptEnd};
@@ -86,6 +87,8 @@ pub(in crate::server) struct Meta<'a> {
     prompt_tokens: u32,
     completion_tokens: u32,
     cached_tokens: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cached_tokens_details: Option<CachedTokens>,
     num_retractions: u32,
     weight_version: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,6 +119,7 @@ impl<'a> Meta<'a> {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             cached_tokens: usage.cached_tokens,
+            cached_tokens_details: CachedTokens::if_stored(usage),
             num_retractions: usage.num_retractions,
             weight_version: "default",
             e2e_latency: transcript.end.as_ref().map(|end| end.e2e_latency_s),

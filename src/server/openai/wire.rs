@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::request::Usage;
+use crate::server::cached::CachedTokens;
 
 /// A whole response or one chunk of a stream.
 #[derive(Serialize)]
@@ -30,26 +31,12 @@ pub(super) struct Extension {
     cached_tokens_details: CachedTokens,
 }
 
-/// Cached tokens by the memory that they were in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct CachedTokens {
-    device: u32,
-    host: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    storage: Option<u32>,
-}
-
 impl Extension {
     /// The cached tokens of a call, which SGLang tells for the first of its choices.
     pub(super) fn of_cached_tokens(usages: &[Usage]) -> Self {
         let usage = usages.first().copied().unwrap_or_default();
-        let storage = usage.loaded_tokens;
         Self {
-            cached_tokens_details: CachedTokens {
-                device: usage.cached_tokens.saturating_sub(storage),
-                host: 0,
-                storage: (storage > 0).then_some(storage),
-            },
+            cached_tokens_details: CachedTokens::of(&usage),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::shape::{
     named, number, object, seconds, text, token_id, whole,
 };
 use super::{Facts, by_name};
+use crate::server::cached::CachedTokens;
 use crate::server::call::MAX_RID_BYTES;
 use crate::server::constraint::MAX_PATTERN_BYTES;
 use crate::state::sampling::{MAX_SAMPLES, SamplingParams};
@@ -355,9 +356,6 @@ pub(super) fn usage() -> Shape {
 
 /// The fields of an answer that SGLang has in addition to OpenAI.
 pub(in crate::server) fn sglext() -> Shape {
-    let cached = object().has("device", count()).has("host", count());
-    let stored = count().about("if any came from the KV store");
-    let cached = cached.may_have("storage", stored);
-    let fields = object().has("cached_tokens_details", cached.shape());
+    let fields = object().has("cached_tokens_details", CachedTokens::shape());
     fields.shape().about("with `return_cached_tokens_details`")
 }

@@ -229,6 +229,7 @@ impl<'a> VirtualStore<'a> {
             path: path.into(),
             blocks,
             worth: if pays { blocks } else { 0 },
+            miss: None,
         }
     }
 }

@@ -11,10 +11,25 @@ impl Scheduler {
         self.outbox.take_prefix_events()
     }
 
-    /// Only the first admission counts: it is the one whose cached tokens the client is told.
+    /// Keeps what the tree saw until it is known what comes from the store. Only the first admission counts: it is the one
+    /// whose cached tokens the client is told.
     pub(super) fn note_departure(&mut self, seq: SeqId, departure: Option<Box<Departure>>) {
-        let sequence = &self.requests[seq];
-        let Some(departure) = departure.filter(|_| sequence.cached_tokens.is_none()) else {
+        let sequence = &mut self.requests[seq];
+        if sequence.cached_tokens.is_none() {
+            sequence.departure = departure;
+        }
+    }
+
+    /// Tells where a prompt left the cache, once nothing more of it is loaded.
+    pub(super) fn tell_departure(&mut self, seq: SeqId) {
+        let Some(departure) = &self.requests[seq].departure else {
+            return;
+        };
+        let Some(stored) = self.stored_part(seq, departure.matched_tokens) else {
+            return;
+        };
+        let sequence = &mut self.requests[seq];
+        let Some(departure) = sequence.departure.take() else {
             return;
         };
         let request = &sequence.request;
@@ -24,6 +39,7 @@ impl Scheduler {
             prompt: request.prompt.clone(),
             step: self.pipeline.next_step(),
             departure: *departure,
+            stored,
         };
         self.outbox
             .note_prefix_event(PrefixEvent::Left(Box::new(left)));

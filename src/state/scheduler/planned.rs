@@ -205,6 +205,7 @@ impl Scheduler {
                 let row = kv.row;
                 // Without a load, it computes on, and needs no more of the store.
                 self.begin_load((seq, row, None), prefix_len, load);
+                self.tell_departure(seq);
             }
             if self.requests[seq].has_ended {
                 continue;
@@ -252,6 +253,7 @@ impl Scheduler {
         }
         let live = states.as_ref().map(|states| states.live().slot());
         self.begin_load((seq, row, live), prefix_len, load);
+        self.tell_departure(seq);
         let loaded_len = load.map_or(prefix_len, |load| load.to);
         let sequence = &mut self.requests[seq];
         if sequence.cached_tokens.is_none() {

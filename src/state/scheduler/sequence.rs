@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::ids::{RowId, SeqId, StepId};
+use crate::state::cache::prefix_history::Departure;
 use crate::state::pool::pages::{NodeLock, Pages, RowWindows};
 use crate::state::pooling::Pooling;
 use crate::state::scheduler::row_states::RowStates;
@@ -97,6 +98,8 @@ pub struct Sequence {
     pub kept_output: usize,
     /// The part that the store has of it; `None` without a store.
     pub tier: Option<Box<SequenceTier>>,
+    /// What the tree saw at the first admission, until it is told.
+    pub departure: Option<Box<Departure>>,
 }
 
 impl Sequence {
@@ -123,6 +126,7 @@ impl Sequence {
             arrival_prefilled_tokens: 0,
             has_ended: false,
             tier: None,
+            departure: None,
             kept_output: 0,
             publish: false,
         }

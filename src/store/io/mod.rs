@@ -270,10 +270,19 @@ impl Worker<'_> {
         let index = self.tier.index();
         let mut chain = self.tier.keys().chain(&find.namespace);
         let places = find.tokens.chunks_exact(block_tokens);
-        let places = places.map(|tokens| chain.push(tokens));
+        let mut places = places.map(|tokens| chain.push(tokens));
         let is_there = |place: &BlockPlace| index.prefix(std::slice::from_ref(place)) == 1;
-        let path: Vec<_> = places.take_while(is_there).collect();
+        let mut path: Vec<BlockPlace> = Vec::new();
+        let next = loop {
+            match places.next() {
+                Some(place) if is_there(&place) => path.push(place),
+                next => break next,
+            }
+        };
         let blocks = index.usable(&path, path.len(), &needs, block_tokens);
+        let is_next = |_: &BlockPlace| blocks == path.len();
+        let miss = next.filter(is_next);
+        let miss = miss.and_then(|place| self.tier.gone.why(place.key));
         let n_new = blocks.saturating_sub(find.from);
         let n_windows = needs.window_blocks(blocks, block_tokens).len();
         let bytes = n_new as u64 * kv + n_windows as u64 * window + state;
@@ -287,6 +296,7 @@ impl Worker<'_> {
             path: path.into(),
             blocks,
             worth: if pays { blocks } else { 0 },
+            miss,
         });
     }
 

@@ -99,9 +99,13 @@ fn a_damaged_block_cuts_a_fetch_short() {
     assert_eq!(short, Some(Short::Damaged));
     assert_eq!(loaded.expect("the first two are whole").blocks, 0..2);
     assert_eq!(world.find(0, 4, None).1, 2);
+    assert_eq!(world.missed.get(), Some(StoredMiss::Damaged));
     assert_eq!(world.store().stats().damaged, 1);
     assert_eq!(world.save(path[2], BlockKind::Kv), Outcome::Written);
     assert_eq!(world.find(0, 4, None).1, 4);
+    // There are no more, and never were.
+    assert_eq!(world.find(0, 5, None).1, 4);
+    assert_eq!(world.missed.get(), None);
 }
 
 #[test]

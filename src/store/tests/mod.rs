@@ -1,6 +1,7 @@
 mod life;
 mod loads;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use super::files::{Advice, MemoryFiles};
 use super::*;
 use crate::ids::SeqId;
 use crate::state::cache::namespace::Namespace;
+use crate::state::cache::prefix_history::StoredMiss;
 
 const TOKENS: usize = 4;
 const KV_BYTES: usize = 1000;
@@ -53,6 +55,8 @@ struct World {
     answers: Receiver<Answer>,
     keys: Option<Keys>,
     next: u64,
+    /// Why the last find ended where it did.
+    missed: Cell<Option<StoredMiss>>,
 }
 
 impl World {
@@ -65,6 +69,7 @@ impl World {
             answers: crossbeam_channel::never(),
             keys: None,
             next: 0,
+            missed: Cell::new(None),
         };
         world.start();
         world
@@ -174,8 +179,10 @@ impl World {
                 path,
                 blocks,
                 worth,
+                miss,
             } => {
                 assert_eq!(seq.get(), 7);
+                self.missed.set(miss);
                 (path, blocks, worth)
             }
             other => panic!("{other:?}"),

@@ -12,9 +12,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::tiers::{BlockIndex, BlockKey, BlockKind, BlockPlace, Keys, StoredBlock};
 use crate::store::files::Files;
 use crate::store::folder::Folder;
+use crate::store::gone::Gone;
 use crate::store::log::{IndexLog, LogEntry};
 use crate::store::record::RecordSize;
 use crate::store::segments::Segments;
@@ -77,6 +79,8 @@ pub(super) struct DiskTier {
     /// No write before then.
     paused_until: Option<Instant>,
     logged_at: Option<Instant>,
+    /// What was dropped lately.
+    pub(in crate::store) gone: Gone,
     shared: Arc<Shared>,
 }
 
@@ -118,6 +122,7 @@ impl DiskTier {
             unsynced_bytes: 0,
             paused_until: None,
             logged_at: None,
+            gone: Gone::default(),
             shared,
         })
     }
@@ -184,6 +189,13 @@ impl DiskTier {
         self.log.append(&*self.files, &entry);
         self.show();
         Some(gone)
+    }
+
+    /// Remembers why there are no keys and values of a block any more.
+    fn note_gone(&mut self, key: BlockKey, kind: BlockKind, why: StoredMiss) {
+        if kind == BlockKind::Kv {
+            self.gone.note(key, why);
+        }
     }
 
     fn note_put(&mut self, key: BlockKey, kind: BlockKind) {

@@ -6,6 +6,7 @@ use std::thread::Builder;
 use std::time::Instant;
 
 use super::DiskTier;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::tiers::{BlockPlace, Fingerprint};
 use crate::store::record::{self, RecordName};
 use crate::store::segments::SlotReader;
@@ -42,6 +43,7 @@ impl DiskTier {
                     self.shared.counts.damaged.add(1);
                     self.warn_of_damage(place, found.err(), now);
                     self.forget(place.key, block.kind());
+                    self.note_gone(place.key, block.kind(), StoredMiss::Damaged);
                     return (n_good, Some(Short::Damaged));
                 }
             }

@@ -6,6 +6,7 @@
 use std::io;
 
 use super::DiskTier;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, StoredBlock};
 use crate::store::segments::Segments;
 
@@ -87,6 +88,7 @@ impl DiskTier {
             return None;
         }
         self.shared.counts.evicted.add(1);
+        self.note_gone(key, kind, StoredMiss::Evicted);
         self.forget(key, kind)
     }
 

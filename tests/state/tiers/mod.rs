@@ -5,6 +5,7 @@
 //! loaded to the wrong place fails the next step.
 
 mod chaos;
+mod misses;
 mod store;
 mod world;
 

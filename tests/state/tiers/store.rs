@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use souffleur::executor::host::{BlockPort, LoadedPart, Wanted};
 use souffleur::ids::{SeqId, Ticket};
 use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_history::StoredMiss;
 use souffleur::state::scheduler::Scheduler;
 use souffleur::state::scheduler::tier::{PrefixFound, StoreOrder};
 use souffleur::state::tiers::BlockKind;
@@ -88,6 +89,12 @@ pub struct NaiveStore {
     pub pending: Vec<StoreOrder>,
     /// Every order that ever came.
     pub seen: Vec<StoreOrder>,
+    /// Loading takes longer than computing.
+    pub is_slow: bool,
+    /// Why a fetch brings less than there is.
+    pub cut_by: StoredMiss,
+    /// Blocks that it had.
+    evicted: HashSet<Path>,
     block_tokens: usize,
     /// A prompt goes on only where there is a state.
     has_states: bool,
@@ -102,6 +109,9 @@ impl NaiveStore {
             desk: Arc::default(),
             pending: Vec::new(),
             seen: Vec::new(),
+            is_slow: false,
+            cut_by: StoredMiss::Late,
+            evicted: HashSet::new(),
             block_tokens,
             has_states,
             asked: HashMap::new(),
@@ -148,6 +158,21 @@ impl NaiveStore {
         blocks.take_while(is_there).count()
     }
 
+    /// Whether it had the block behind so many.
+    fn gone_behind(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        there: usize,
+    ) -> Option<StoredMiss> {
+        let is_whole = (there + 1) * self.block_tokens <= tokens.len();
+        let is_gone = is_whole
+            && self
+                .evicted
+                .contains(&self.path(namespace, tokens, there + 1));
+        is_gone.then_some(StoredMiss::Evicted)
+    }
+
     /// Of so many blocks, those behind which a sequence can go on.
     fn usable(
         &self,
@@ -174,13 +199,16 @@ impl NaiveStore {
                 namespace,
                 tokens,
             } => {
-                let blocks = 0..self.chain(&namespace, &tokens);
-                let blocks = self.usable(&namespace, &tokens, blocks);
+                let there = self.chain(&namespace, &tokens);
+                let blocks = self.usable(&namespace, &tokens, 0..there);
+                let miss = self.gone_behind(&namespace, &tokens, there);
+                let miss = miss.filter(|_| blocks == there);
                 self.asked.insert(seq, (namespace, tokens));
                 let found = PrefixFound {
                     path: Arc::default(),
                     blocks,
-                    worth: blocks,
+                    worth: if self.is_slow { 0 } else { blocks },
+                    miss,
                 };
                 scheduler.prefix_found(seq, found);
             }
@@ -196,8 +224,10 @@ impl NaiveStore {
                 } else {
                     most
                 };
-                let end = self.chain(&namespace, &tokens).min(blocks.end);
-                let end = end.min(blocks.start.saturating_add(most)).max(blocks.start);
+                let there = self.chain(&namespace, &tokens).min(blocks.end);
+                let end = there
+                    .min(blocks.start.saturating_add(most))
+                    .max(blocks.start);
                 let end = self.usable(&namespace, &tokens, blocks.start..end);
                 let paths = (blocks.start + 1..=end).map(|n| self.path(&namespace, &tokens, n));
                 let read = paths.map(|path| self.disk.blocks[&path].clone());
@@ -215,7 +245,12 @@ impl NaiveStore {
                     let mut desk = self.desk.lock().expect("nobody panics with it");
                     desk.fetched.insert(ticket, run);
                 }
-                scheduler.blocks_fetched(ticket, n_blocks);
+                let miss = match blocks.start + n_blocks {
+                    end if end == blocks.end => None,
+                    end if end == there => Some(StoredMiss::Evicted),
+                    _ => Some(self.cut_by),
+                };
+                scheduler.blocks_fetched(ticket, n_blocks, miss);
             }
             StoreOrder::Write {
                 ticket,
@@ -265,6 +300,8 @@ impl NaiveStore {
             return;
         };
         let stays = |(other, path): &Path| *other != namespace || !path.starts_with(&gone);
+        let gone_paths = paths.iter().filter(|path| !stays(path)).cloned();
+        self.evicted.extend(gone_paths);
         self.disk.blocks.retain(|path, _| stays(path));
         self.disk.states.retain(|path, _| stays(path));
     }

@@ -9,6 +9,7 @@ use souffleur::executor::fake::{FAKE_TOKEN_BYTES, FakeExecutor, FakeOptions, exp
 use souffleur::ids::{IntakeId, RequestId, StepId};
 use souffleur::request::CancelFlag;
 use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::cache::prefix_history::{HistoryLimits, PrefixHistory, PrefixReport};
 use souffleur::state::cache::radix_tree::SaveRules;
 use souffleur::state::control::{ControlSetup, ControlStates};
 use souffleur::state::pool::pages::PageSize;
@@ -69,6 +70,7 @@ pub struct Life {
     pub cached_tokens: u32,
     pub loaded_tokens: u32,
     pub end: Option<RequestEnd>,
+    pub report: Option<PrefixReport>,
     seed: u64,
 }
 
@@ -78,6 +80,7 @@ pub struct TierWorld {
     pub store: NaiveStore,
     pub lives: Vec<Life>,
     pub steps: VecDeque<StepPlan>,
+    history: PrefixHistory,
     executor: FakeExecutor,
     void_until: StepId,
 }
@@ -129,7 +132,7 @@ impl TierWorld {
         let control = ControlSetup {
             limits,
             schedule_policy: "fcfs".to_owned(),
-            diagnoses_misses: false,
+            diagnoses_misses: true,
         };
         let store = NaiveStore::new(setup.block_tokens, setup.n_states > 0, disk);
         let executor = FakeExecutor::new(FakeOptions {
@@ -148,6 +151,11 @@ impl TierWorld {
             store,
             lives: Vec::new(),
             steps: VecDeque::new(),
+            history: PrefixHistory::new(HistoryLimits {
+                page_size,
+                max_requests: 8,
+                max_evicted_pages: 1 << 12,
+            }),
             executor,
             void_until: StepId::new(0),
         };
@@ -197,6 +205,7 @@ impl TierWorld {
             cached_tokens: 0,
             loaded_tokens: 0,
             end: None,
+            report: None,
             seed,
         });
         self.states.scheduler.submit(submission);
@@ -282,6 +291,10 @@ impl TierWorld {
                     let expected =
                         expected_output(&life.prompt, life.seed, life.max_new_tokens, VOCAB);
                     assert_eq!(life.delivered, expected, "request {number}");
+                    let report = life.report.as_ref().expect("it was admitted");
+                    let told = (life.cached_tokens as usize, life.loaded_tokens as usize);
+                    let found = (report.cached_tokens, report.loaded_tokens);
+                    assert_eq!(found, told, "request {number}: {report:?}");
                 }
                 RequestEnd::Failed(RequestError::Step(_) | RequestError::OutOfMemory) => {}
                 other => panic!("request {number} ended with {other:?}"),
@@ -323,7 +336,7 @@ impl TierWorld {
         let orders = self.states.scheduler.take_store_orders();
         self.store.take(orders);
         self.states.scheduler.take_first_admissions();
-        self.states.scheduler.take_prefix_events();
+        self.diagnose();
         for news in self.states.scheduler.take_news() {
             let life = &mut self.lives[news.intake.index()];
             assert_eq!(life.end, None, "it hears of itself after its end");
@@ -333,6 +346,18 @@ impl TierWorld {
             life.end = news.end.map(|end| *end);
         }
         self.check();
+    }
+
+    /// Hears why prompts were not cached. What a report says of a request's cached tokens is what the request is told.
+    fn diagnose(&mut self) {
+        for event in self.states.scheduler.take_prefix_events() {
+            let Some(report) = self.history.take(event, 0.0) else {
+                continue;
+            };
+            let number = report.rid.as_str()[1..].parse::<usize>();
+            let number = number.expect("requests are named by their numbers");
+            self.lives[number].report = Some(report.clone());
+        }
     }
 
     fn check_plan(&self, plan: &StepPlan) {

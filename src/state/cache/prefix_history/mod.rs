@@ -8,6 +8,7 @@ mod changing;
 mod evictions;
 mod hash;
 mod report;
+mod stored;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,6 +29,7 @@ pub use report::{
     BranchReport, Cause, ElsewhereReport, EvictionReport, MissingState, PrefixOutline,
     PrefixReport, PrefixTexts,
 };
+pub use stored::{StoredMiss, StoredPart};
 
 /// Tokens shown before and behind the place where a prompt left the tree.
 pub const WINDOW_TOKENS: usize = 24;
@@ -142,6 +144,8 @@ pub struct PrefixLeft {
     pub step: StepId,
     /// The tree's view.
     pub departure: Departure,
+    /// What came from the KV store, and why no more did.
+    pub stored: StoredPart,
 }
 
 /// The bounds of the history.
@@ -239,7 +243,8 @@ impl PrefixHistory {
         }
     }
 
-    fn diagnose(&self, left: PrefixLeft, now_s: f64) -> PrefixReport {
+    fn diagnose(&self, mut left: PrefixLeft, now_s: f64) -> PrefixReport {
+        left.departure = left.stored.moved(left.departure);
         let departure = &left.departure;
         let reachable = self.limits.page_size.floor(departure.match_limit);
         let is_missing = departure.matched_tokens < reachable && !departure.is_cache_disabled;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Departure, PrefixLeft, WINDOW_TOKENS};
+use super::{Departure, PrefixLeft, StoredMiss, WINDOW_TOKENS};
 use crate::ids::{RequestId, StepId};
 use crate::state::pool::pages::PageSize;
 
@@ -34,11 +34,19 @@ pub enum Cause {
     /// Its K/V is cached further on, but not that of the layers with windows for the last tokens there: it gave way to
     /// other prompts'.
     NoWindow,
+    /// The KV store has it, and computing it is sooner than loading it.
+    StoredTooSlow,
+    /// The KV store has it, and did not bring it in time.
+    StoredLate,
+    /// The KV store had it, and what was read was damaged.
+    StoredDamaged,
+    /// The KV store had it, and has dropped it for others.
+    StoredEvicted,
 }
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::MatchLimit,
         Self::PageFloor,
         Self::TooShort,
@@ -50,6 +58,10 @@ impl Cause {
         Self::Flushed,
         Self::NoState,
         Self::NoWindow,
+        Self::StoredTooSlow,
+        Self::StoredLate,
+        Self::StoredDamaged,
+        Self::StoredEvicted,
     ];
 
     /// Its name in JSON and metric labels.
@@ -66,6 +78,10 @@ impl Cause {
             Self::Flushed => "flushed",
             Self::NoState => "no_state",
             Self::NoWindow => "no_window",
+            Self::StoredTooSlow => "stored_too_slow",
+            Self::StoredLate => "stored_late",
+            Self::StoredDamaged => "stored_damaged",
+            Self::StoredEvicted => "stored_evicted",
         }
     }
 }
@@ -93,7 +109,9 @@ pub struct PrefixReport {
     pub prompt_tokens: usize,
     /// Of those, tokens that came from the cache: whole pages.
     pub cached_tokens: usize,
-    /// Of those, tokens whose K/V was cached: more than `cached_tokens` where there was no state to go on with, or where
+    /// Of these, tokens that the KV store brought.
+    pub loaded_tokens: usize,
+    /// Of the prompt's tokens, those whose K/V was cached: more than `cached_tokens` where there was no state to go on with, or where
     /// that of layers with windows was gone.
     pub kv_tokens: usize,
     /// Why there was none, if the cause is [`Cause::NoState`].
@@ -193,7 +211,8 @@ impl PrefixReport {
         let matched = left.departure.matched_tokens.min(left.prompt.len());
         let shared = shared_with_branch(&left, matched);
         let (lost, evicted) = evicted.unzip();
-        let cause = cause_of(&left.departure, page_size, lost, shared);
+        let miss = left.stored.miss;
+        let cause = cause_of(&left.departure, page_size, (miss, lost), shared);
         let is_diverged = cause == Cause::Divergence;
         let shift = if is_diverged { shared } else { 0 };
         let position = matched + shift;
@@ -203,6 +222,7 @@ impl PrefixReport {
             prompt,
             step,
             departure,
+            stored,
         } = left;
         let branch = departure.branch.filter(|_| is_diverged);
         let branch = branch.map(|branch| BranchReport {
@@ -218,6 +238,7 @@ impl PrefixReport {
             cause,
             prompt_tokens: prompt.len(),
             cached_tokens: matched,
+            loaded_tokens: stored.loaded_tokens.min(matched),
             kv_tokens: departure.kv_tokens.max(matched),
             missing_state: departure.missing_state.filter(|_| cause == Cause::NoState),
             position,
@@ -261,11 +282,12 @@ fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
     same.take_while(|(a, b)| a == b).count()
 }
 
-/// `lost` is how the missing part left the cache, if it was there and that is remembered.
+/// `miss` is why the missing part did not come from the KV store, `lost` how it left the cache, if it was there and that is
+/// remembered.
 fn cause_of(
     departure: &Departure,
     page_size: PageSize,
-    lost: Option<Cause>,
+    (miss, lost): (Option<StoredMiss>, Option<Cause>),
     shared: usize,
 ) -> Cause {
     let matched = departure.matched_tokens;
@@ -278,6 +300,9 @@ fn cause_of(
         Cause::MatchLimit
     } else if matched >= reachable {
         Cause::PageFloor
+    } else if let Some(miss) = miss {
+        // The store would have brought the state, too.
+        miss.cause()
     } else if departure.kv_tokens > matched {
         match departure.missing_state {
             Some(_) => Cause::NoState,

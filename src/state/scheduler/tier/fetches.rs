@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Fetching, PrefixFound, SequenceTier, StoreOrder, Tier, TierPhase};
 use crate::ids::{RowId, SeqId, StateSlot, Ticket};
 use crate::state::cache::prefix_cache::SaveAccount;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::plan::{FetchWish, LoadGrant, StoredPrefix};
 use crate::state::scheduler::Scheduler;
 use crate::state::scheduler::outbox::Counter;
@@ -56,6 +57,7 @@ impl Scheduler {
             path,
             blocks,
             worth,
+            miss,
         } = found;
         let blocks = blocks.min(n_tokens / block_tokens);
         let worth = worth.min(blocks);
@@ -66,6 +68,9 @@ impl Scheduler {
             },
             path,
             worth,
+            found_blocks: blocks,
+            gone: miss,
+            short: None,
             stored_tokens: blocks * block_tokens,
             loaded_tokens: 0,
             is_first: false,
@@ -73,8 +78,9 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// A fetch has ended, with so many blocks from the first that was asked for: none if it came too late.
-    pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize) {
+    /// A fetch has ended, with so many blocks from the first that was asked for: none if it came too late. `miss` is why they
+    /// are fewer than were asked for.
+    pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize, miss: Option<StoredMiss>) {
         let Some(tier) = &mut self.tier else {
             return;
         };
@@ -90,7 +96,13 @@ impl Scheduler {
         }
         let block_tokens = tier.block_tokens();
         let sequence = fetch.seq.and_then(|seq| self.requests.get_mut(seq));
-        let of_sequence = sequence.and_then(|sequence| sequence.tier.as_deref_mut());
+        let mut of_sequence = sequence.and_then(|sequence| sequence.tier.as_deref_mut());
+        if let Some(of_sequence) = &mut of_sequence
+            && n_blocks < fetch.blocks.len()
+        {
+            let block = fetch.blocks.start + n_blocks;
+            of_sequence.short = Some((block, miss.unwrap_or(StoredMiss::Late)));
+        }
         let Some(of_sequence) = of_sequence.filter(|_| n_blocks > 0) else {
             tier.orders.push(StoreOrder::Discard { ticket });
             if let Some(seq) = fetch.seq {

@@ -7,6 +7,7 @@
 
 mod buffers;
 mod fetches;
+mod misses;
 mod saves;
 
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use rustc_hash::FxHashMap;
 use crate::ids::{SeqId, StepId, Ticket};
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::SaveAccount;
+use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::cache::radix_tree::SaveRules;
 use crate::state::step::BlockCopies;
 use crate::state::tiers::BlockPlace;
@@ -93,6 +95,8 @@ pub struct PrefixFound {
     pub blocks: usize,
     /// Of these, blocks that are faster fetched than computed: all or none.
     pub worth: usize,
+    /// Why there are no more, if it had the next one, or [`StoredMiss::Late`] if it has not said what it has.
+    pub miss: Option<StoredMiss>,
 }
 
 /// Counts of the work done with a store, and the holders of its buffers.
@@ -138,6 +142,12 @@ pub struct SequenceTier {
     path: Arc<[BlockPlace]>,
     /// Blocks of the path that pay to be fetched.
     worth: usize,
+    /// Blocks that were found.
+    found_blocks: usize,
+    /// As [`PrefixFound::miss`].
+    gone: Option<StoredMiss>,
+    /// The first block that a fetch was to bring and did not, and why.
+    short: Option<(usize, StoredMiss)>,
     /// Tokens from the beginning on that need not be saved.
     stored_tokens: usize,
     /// Prompt tokens that came from the store at the first admission.

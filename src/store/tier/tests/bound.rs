@@ -28,6 +28,9 @@ fn the_bound_holds_and_the_least_recently_used_goes_from_its_end() {
     }
     assert_eq!(kept(&tier), [2, 0, 3, 3]);
     assert_eq!(tier.shared.counts.read().evicted, 3);
+    let gone = [paths[0][2], paths[1][1], paths[3][0]].map(|place| tier.gone.why(place.key));
+    let evicted = Some(StoredMiss::Evicted);
+    assert_eq!(gone, [evicted, evicted, None]);
     assert!(world.files.bytes() <= world.setup.disk_bytes + 4096);
     assert_eq!(tier.index.fault(), None);
 }

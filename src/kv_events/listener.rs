@@ -1,0 +1,237 @@
+//! Where readers connect: a TCP port, or a Unix socket, which is a file.
+
+use std::io;
+use std::path::Path;
+#[cfg(unix)]
+use std::path::PathBuf;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::config::Endpoint;
+use super::presence;
+use crate::error::ConfigError;
+
+/// A connection of either kind.
+pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
+
+/// An endpoint that is bound, and no runtime's yet.
+pub(super) enum Bound {
+    Tcp(std::net::TcpListener),
+    #[cfg(unix)]
+    Ipc(std::os::unix::net::UnixListener, SocketFile),
+}
+
+impl Bound {
+    /// Binds an endpoint. `key` is its name in the configuration.
+    ///
+    /// # Errors
+    /// What the system says, with the endpoint and what to do.
+    pub fn bind(key: &str, endpoint: &Endpoint) -> Result<Self, ConfigError> {
+        let bound = match endpoint {
+            Endpoint::Tcp { host, port } => bind_port(host, *port),
+            Endpoint::Ipc { path } => bind_file(path),
+        };
+        bound.map_err(|error| {
+            let advice = match endpoint {
+                Endpoint::Tcp { .. } => "choose another port, or 0 for one that is free",
+                Endpoint::Ipc { .. } => "choose another path",
+            };
+            super::publisher::refused(format!(
+                "{key} {endpoint} cannot be bound: {error}; {advice}"
+            ))
+        })
+    }
+
+    /// The port; `None` of a file.
+    pub fn port(&self) -> Option<u16> {
+        match self {
+            Self::Tcp(listener) => Some(listener.local_addr().ok()?.port()),
+            #[cfg(unix)]
+            Self::Ipc(..) => None,
+        }
+    }
+
+    /// Has the runtime that this is called in listen.
+    pub fn listen(self) -> io::Result<Listener> {
+        Ok(match self {
+            Self::Tcp(listener) => Listener::Tcp(tokio::net::TcpListener::from_std(listener)?),
+            #[cfg(unix)]
+            Self::Ipc(listener, file) => Listener::Ipc {
+                listener: tokio::net::UnixListener::from_std(listener)?,
+                _file: file,
+            },
+        })
+    }
+}
+
+/// An endpoint at which connections are accepted.
+pub(super) enum Listener {
+    Tcp(tokio::net::TcpListener),
+    #[cfg(unix)]
+    Ipc {
+        listener: tokio::net::UnixListener,
+        _file: SocketFile,
+    },
+}
+
+impl Listener {
+    /// Waits for the next connection.
+    pub async fn accept(&self) -> io::Result<Box<dyn Connection>> {
+        Ok(match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                if let Err(error) = presence::set_up(&stream) {
+                    // It is gone already, as whoever serves it will find.
+                    tracing::debug!(%error, "a connection takes no options");
+                }
+                Box::new(stream)
+            }
+            #[cfg(unix)]
+            Self::Ipc { listener, .. } => Box::new(listener.accept().await?.0),
+        })
+    }
+}
+
+fn bind_port(host: &str, port: u16) -> io::Result<Bound> {
+    let host = if host == "*" { "0.0.0.0" } else { host };
+    let listener = std::net::TcpListener::bind((host, port))?;
+    listener.set_nonblocking(true)?;
+    Ok(Bound::Tcp(listener))
+}
+
+/// The file of a socket, which is removed when nobody listens any more, unless it is another one by then.
+#[cfg(unix)]
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+#[cfg(unix)]
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).ok() == Some(self.identity) {
+            // Whoever binds it next takes a file for stale that nobody listens at.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(unix)]
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let found = std::fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+/// Binds a file that only this user can connect to. One that an engine has left behind is replaced.
+#[cfg(unix)]
+fn bind_file(path: &Path) -> io::Result<Bound> {
+    use std::os::unix::fs::PermissionsExt;
+
+    use socket2::{Domain, SockAddr, Socket, Type};
+
+    /// Connections that wait to be accepted.
+    const BACKLOG: i32 = 128;
+    remove_stale(path)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    let file = SocketFile {
+        path: path.to_owned(),
+        identity: identity(path)?,
+    };
+    // Nobody can connect before it listens.
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(Bound::Ipc(socket.into(), file))
+}
+
+#[cfg(not(unix))]
+fn bind_file(_: &Path) -> io::Result<Bound> {
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this system has no Unix sockets",
+    ))
+}
+
+/// Removes a socket at which nobody listens.
+#[cfg(unix)]
+fn remove_stale(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    use std::os::unix::net::UnixStream;
+
+    let found = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    let in_use = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+    if !found.file_type().is_socket() {
+        return in_use("there is a file that is no socket");
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => in_use("somebody listens there"),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    fn bind(path: &Path) -> Result<Bound, String> {
+        let path = path.to_owned();
+        let bound = Bound::bind("endpoint", &Endpoint::Ipc { path });
+        bound.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_socket_is_its_users_alone_and_goes_with_its_listener() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kv");
+        let bound = bind(&path).expect("nothing is there");
+        assert_eq!(bound.port(), None);
+        let mode = fs::metadata(&path)
+            .expect("it is there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        UnixStream::connect(&path).expect("it listens");
+        let error = bind(&path).err().expect("it is in use");
+        assert!(error.contains("somebody listens there"), "{error}");
+        assert!(
+            error.contains("endpoint ipc:///") && error.contains("another path"),
+            "{error}"
+        );
+        drop(bound);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_an_engine_left_is_replaced_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kv");
+        drop(UnixListener::bind(&path).expect("nothing is there"));
+        assert!(path.exists(), "nobody has removed it");
+        let bound = bind(&path).expect("it is stale");
+        // Another file in its place is not this listener's.
+        fs::remove_file(&path).expect("it is there");
+        fs::write(&path, "notes").expect("it can be written");
+        drop(bound);
+        assert_eq!(fs::read(&path).expect("it is there"), b"notes");
+        let error = bind(&path).err().expect("it is no socket");
+        assert!(error.contains("no socket"), "{error}");
+        assert_eq!(fs::read(&path).expect("it is there"), b"notes");
+        let error = bind(&folder.path().join("none/kv")).err();
+        assert!(error.expect("there is no such folder").contains("none/kv"));
+    }
+}

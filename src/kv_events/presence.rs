@@ -1,0 +1,121 @@
+//! Whether a peer is still there: one whose machine or network has gone says nothing, not even that it goes.
+//!
+//! The kernel probes idle TCP connections. A peer that speaks version 3.1 of the protocol is asked besides, since something
+//! between may answer the kernel in its place.
+
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::AsyncRead;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::zmtp::{self, Frame, ZmtpError};
+
+/// A connection on which nothing came for so long is probed, and again so often.
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+/// Probes, and bytes that were sent, may go unanswered for so long.
+#[cfg(any(target_os = "android", target_os = "linux"))]
+const PROBE_PATIENCE: Duration = Duration::from_secs(60);
+/// A peer that has said nothing for so long is asked whether it is there.
+const ASK_AFTER: Duration = Duration::from_secs(30);
+/// How long its answer may take: what was sent before the question is read first, and takes its time.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(90);
+
+/// Has the kernel send what is written at once, and look whether the peer is there.
+pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER);
+    socket.set_tcp_keepalive(&probes.with_interval(PROBE_EVERY))?;
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    socket.set_tcp_user_timeout(Some(PROBE_PATIENCE))?;
+    Ok(())
+}
+
+/// Reads the next frame. If none comes, `ask` has the peer asked whether it is there; without an answer it is not.
+///
+/// # Errors
+/// [`ZmtpError::Silent`], and those of [`zmtp::read_frame`].
+pub(super) async fn next_frame(
+    reader: &mut (impl AsyncRead + Unpin),
+    limit: usize,
+    ask: impl FnOnce(),
+) -> Result<Frame, ZmtpError> {
+    let mut heard = pin!(zmtp::read_frame(reader, limit));
+    if let Ok(frame) = timeout(ASK_AFTER, &mut heard).await {
+        return frame;
+    }
+    ask();
+    let answered = timeout(ANSWER_PATIENCE, heard).await;
+    answered.map_err(|_| ZmtpError::Silent)?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_probes_connections() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("it is bound");
+        let (stream, _) = tokio::join!(TcpStream::connect(addr), listener.accept());
+        let stream = stream.expect("it listens");
+        assert!(!SockRef::from(&stream).keepalive().expect("an option"));
+        set_up(&stream).expect("options that there are");
+        assert!(SockRef::from(&stream).keepalive().expect("an option"));
+        #[cfg(target_os = "linux")]
+        {
+            let socket = SockRef::from(&stream);
+            assert_eq!(socket.tcp_keepalive_time().ok(), Some(PROBE_AFTER));
+            assert_eq!(socket.tcp_keepalive_interval().ok(), Some(PROBE_EVERY));
+            let patience = socket.tcp_user_timeout().expect("an option");
+            assert_eq!(patience, Some(PROBE_PATIENCE));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_answer_is_gone() {
+        let (mut reader, mut peer) = tokio::io::duplex(64);
+        let begun = Instant::now();
+        let asked = Cell::new(None);
+        let ask = || asked.set(Some(begun.elapsed().as_secs()));
+        let ended = next_frame(&mut reader, 64, ask).await;
+        assert!(matches!(ended, Err(ZmtpError::Silent)), "{ended:?}");
+        assert_eq!(asked.get(), Some(ASK_AFTER.as_secs()));
+        let patience = ASK_AFTER + ANSWER_PATIENCE;
+        assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
+        // A part of a frame that came before the question is not lost with it.
+        peer.write_all(&[0]).await.expect("there is room");
+        let heard = async {
+            let mut asked = false;
+            let frame = next_frame(&mut reader, 64, || asked = true).await;
+            (frame, asked)
+        };
+        let answer = async {
+            tokio::time::sleep(ASK_AFTER * 2).await;
+            peer.write_all(&[2, b'o', b'k']).await
+        };
+        let ((frame, asked), written) = tokio::join!(heard, answer);
+        written.expect("there is room");
+        assert!(asked);
+        assert_eq!(frame.expect("it came").body, b"ok");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_speaks_is_not_asked() {
+        let (mut reader, mut peer) = tokio::io::duplex(64);
+        peer.write_all(&[0, 1, b'a']).await.expect("there is room");
+        let frame = next_frame(&mut reader, 64, || panic!("it has spoken")).await;
+        assert_eq!(frame.expect("it came").body, b"a");
+    }
+}

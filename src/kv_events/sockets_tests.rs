@@ -1,0 +1,108 @@
+//! Subscribers that say nothing, in virtual time.
+
+use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+
+use super::super::ring::RingLimits;
+use super::*;
+
+const PING: &[u8] = b"\x04\x07\x04PING\0\0";
+const PONG: &[u8] = b"\x04\x05\x04PONG";
+
+fn sockets() -> Rc<Sockets> {
+    let limits = RingLimits {
+        replayed: 4,
+        waiting: None,
+    };
+    Rc::new(Sockets {
+        topic: "kv".to_owned(),
+        ring: RefCell::new(Ring::new(limits)),
+        published: watch::Sender::new(0),
+        complaints: Complaints::default(),
+        metrics: KvEventMetrics::register(),
+    })
+}
+
+/// Says what it is, in this minor version of the protocol, and what it wants.
+async fn introduce(peer: &mut DuplexStream, minor: u8, wishes: &[u8]) {
+    let mut said = vec![0; 64];
+    (said[0], said[9]) = (0xff, 0x7f);
+    (said[10], said[11]) = (3, minor);
+    said[12..16].copy_from_slice(b"NULL");
+    said.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
+    said.extend(wishes);
+    peer.write_all(&said).await.expect("there is room");
+    let mut greeting = [0; 64];
+    peer.read_exact(&mut greeting).await.expect("a greeting");
+    let mut head = [0; 2];
+    peer.read_exact(&mut head).await.expect("a frame");
+    let mut ready = vec![0; head[1].into()];
+    peer.read_exact(&mut ready).await.expect("it is ready");
+}
+
+/// Answers so many questions whether it is there. Returns how many came.
+async fn answer(peer: &mut DuplexStream, most: usize) -> usize {
+    let mut question = vec![0; PING.len()];
+    let mut n_asked = 0;
+    while peer.read_exact(&mut question).await.is_ok() {
+        assert_eq!(question, PING);
+        n_asked += 1;
+        if n_asked <= most {
+            peer.write_all(PONG).await.expect("there is room");
+        }
+    }
+    n_asked
+}
+
+/// Serves a subscriber that answers so many questions. Returns why its connection ended, when, and how many came.
+async fn serve(minor: u8, wishes: &[u8], most: usize) -> (ZmtpError, Duration, usize) {
+    let (ours, mut peer) = duplex(1 << 12);
+    let begun = Instant::now();
+    let served = async {
+        let ended = serve_subscriber(ours, sockets()).await;
+        (ended.expect_err("it is disconnected"), begun.elapsed())
+    };
+    let peer = async {
+        introduce(&mut peer, minor, wishes).await;
+        answer(&mut peer, most).await
+    };
+    let ((ended, at), n_asked) = tokio::join!(served, peer);
+    (ended, at, n_asked)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_vanished_is_disconnected_while_nothing_happens() {
+    let (ended, at, n_asked) = serve(1, b"\0\x03\x01kv", 0).await;
+    assert!(matches!(ended, ZmtpError::Silent), "{ended}");
+    assert_eq!((at.as_secs(), n_asked), (120, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_answers_stays_until_it_does_not() {
+    let (ended, at, n_asked) = serve(1, b"\0\x03\x01kv", 100).await;
+    assert!(matches!(ended, ZmtpError::Silent), "{ended}");
+    assert_eq!((at.as_secs(), n_asked), (100 * 30 + 120, 101));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_wants_nothing_is_disconnected_though_it_answers() {
+    for wishes in [&b""[..], b"\0\x06\x01other"] {
+        let (ended, at, n_asked) = serve(1, wishes, 100).await;
+        assert!(matches!(ended, ZmtpError::Idle), "{ended}");
+        assert_eq!(at.as_secs(), IDLE_PATIENCE.as_secs());
+        assert!((3..=4).contains(&n_asked), "{n_asked}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_of_the_older_version_is_not_asked() {
+    let (ours, mut peer) = duplex(1 << 12);
+    let peer = async {
+        introduce(&mut peer, 0, b"\0\x03\x01kv").await;
+        let heard = timeout(Duration::from_secs(3600), peer.read_u8()).await;
+        assert!(heard.is_err(), "nothing comes, and it stays connected");
+    };
+    tokio::select! {
+        ended = serve_subscriber(ours, sockets()) => panic!("{ended:?}"),
+        () = peer => {}
+    }
+}

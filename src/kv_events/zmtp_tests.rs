@@ -1,0 +1,127 @@
+//! What peers say, as bytes.
+
+use super::*;
+
+fn frame(is_command: bool, body: &[u8]) -> Frame {
+    Frame {
+        is_command,
+        has_more: false,
+        body: body.to_vec(),
+    }
+}
+
+#[test]
+fn subscriptions_are_understood_in_both_forms() {
+    for (is_command, body, expected) in [
+        (
+            false,
+            &b"\x01kv"[..],
+            Some(SubscriberWord::Subscribe(b"kv")),
+        ),
+        (false, b"\x01", Some(SubscriberWord::Subscribe(b""))),
+        (false, b"\x00kv", Some(SubscriberWord::Cancel(b"kv"))),
+        (false, b"\x02", None),
+        (false, b"", None),
+        (
+            true,
+            b"\x09SUBSCRIBEkv",
+            Some(SubscriberWord::Subscribe(b"kv")),
+        ),
+        (true, b"\x06CANCEL", Some(SubscriberWord::Cancel(b""))),
+        (true, b"\x09SUB", None),
+        (true, b"\x05READY", None),
+    ] {
+        assert_eq!(
+            subscriber_word(&frame(is_command, body)),
+            expected,
+            "{body:?}"
+        );
+    }
+}
+
+#[test]
+fn a_ping_is_answered_with_its_context() {
+    let ping_frame = frame(true, b"\x04PING\x00\x10abc");
+    let expected = b"\x04\x08\x04PONGabc".to_vec();
+    assert_eq!(answer_to_ping(&ping_frame), Some(expected.clone()));
+    assert_eq!(
+        subscriber_word(&ping_frame),
+        Some(SubscriberWord::Ping(expected))
+    );
+    assert_eq!(answer_to_ping(&frame(false, b"\x04PING\x00\x10")), None);
+    assert_eq!(answer_to_ping(&frame(true, b"\x04PING")), None);
+    assert_eq!(ping(), b"\x04\x07\x04PING\0\0");
+    assert!(is_pong(&frame(true, b"\x04PONG")) && is_pong(&frame(true, b"\x04PONGabc")));
+    assert!(!is_pong(&frame(false, b"\x04PONG")) && !is_pong(&ping_frame));
+}
+
+#[test]
+fn frames_say_whether_more_follow_and_how_long_they_are() {
+    let long = vec![7; 300];
+    let bytes = message(&[b"", b"ab", &long]);
+    assert_eq!(bytes[..5], [1, 0, 1, 2, b'a']);
+    assert_eq!(bytes[6..15], [2, 0, 0, 0, 0, 0, 0, 1, 44]);
+    assert_eq!(bytes.len(), 15 + 300);
+}
+
+#[test]
+fn the_type_of_a_peer_is_found_among_its_metadata() {
+    let body = b"\x05READY\x08Identity\x00\x00\x00\x01x\x0bsocket-type\x00\x00\x00\x03SUB";
+    assert_eq!(peer_type(body), Some(&b"SUB"[..]));
+    for body in [
+        &b"\x05READY"[..],
+        b"\x05ERROR\x0bSocket-Type\x00\x00\x00\x03SUB",
+        b"\x05READY\x0bSocket-Type\x00\x00\x00\x04SUB",
+        b"\x05READY\x0bSocket",
+        b"",
+    ] {
+        assert_eq!(peer_type(body), None, "{body:?}");
+    }
+    assert!(SocketType::Pub.goes_with(b"XSUB") && !SocketType::Pub.goes_with(b"PULL"));
+    assert!(SocketType::Router.goes_with(b"DEALER") && !SocketType::Router.goes_with(b""));
+}
+
+/// A run of the handshake against recorded bytes.
+fn shake(peer: &[u8], socket: SocketType) -> Result<PeerVersion, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.expect("it needs nothing");
+    let (mut reader, mut written) = (peer, Vec::new());
+    let ended = runtime.block_on(handshake(&mut reader, &mut written, socket));
+    ended.map_err(|error| error.to_string())
+}
+
+#[test]
+fn peers_of_other_protocols_are_told_apart() {
+    // As libzmq 4.3 greets, which sends a length in the signature.
+    let mut subscriber = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
+    subscriber.resize(GREETING_BYTES, 0);
+    let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB";
+    let with_ready = |greeting: &[u8]| [greeting, ready].concat();
+    let shaken = |peer: &[u8]| shake(peer, SocketType::Pub);
+    assert_eq!(shaken(&with_ready(&subscriber)), Ok(PeerVersion::V3_1));
+    let changed = |at: usize, byte: u8| {
+        let mut greeting = subscriber.clone();
+        greeting[at] = byte;
+        with_ready(&greeting)
+    };
+    assert_eq!(shaken(&changed(11, 0)), Ok(PeerVersion::V3_0));
+    for (peer, socket, reason) in [
+        (with_ready(&subscriber), SocketType::Router, "can talk to"),
+        (changed(0, b'G'), SocketType::Pub, "ZeroMQ's protocol"),
+        (changed(10, 2), SocketType::Pub, "before 3.0"),
+        (changed(12, b'P'), SocketType::Pub, "security"),
+        (subscriber.clone(), SocketType::Pub, "end of file"),
+        (
+            [&subscriber[..], b"\x80\0"].concat(),
+            SocketType::Pub,
+            "no frame",
+        ),
+    ] {
+        let error = shake(&peer, socket).expect_err(reason);
+        assert!(error.contains(reason), "{error} lacks {reason}");
+    }
+    let mut long = subscriber.clone();
+    long.extend(b"\x06\0\0\0\x01\0\0\0\0");
+    let error = shaken(&long).expect_err("four gigabytes");
+    assert!(error.contains("too long"), "{error}");
+}

@@ -1,0 +1,116 @@
+//! Why the store brought no more of a prompt than it did: what the diagnosis of misses is told at a first admission.
+
+use super::{SequenceTier, TierPhase};
+use crate::ids::SeqId;
+use crate::state::cache::prefix_history::{StoredMiss, StoredPart};
+use crate::state::scheduler::Scheduler;
+
+impl Scheduler {
+    /// What a row that begins behind `prefix_len` tokens of the tree has from the store, and why it has no more; `None` as long
+    /// as more may come.
+    pub(in crate::state::scheduler) fn stored_part(
+        &self,
+        seq: SeqId,
+        prefix_len: usize,
+    ) -> Option<StoredPart> {
+        let sequence = &self.requests[seq];
+        let (Some(tier), Some(of_sequence)) = (&self.tier, sequence.tier.as_deref()) else {
+            return Some(StoredPart::default());
+        };
+        if of_sequence.phase != TierPhase::Done {
+            return None;
+        }
+        let loaded_tokens = of_sequence.loaded_tokens as usize;
+        let limit = sequence.match_limit_of(sequence.fill.len());
+        let reached = (prefix_len + loaded_tokens, limit);
+        Some(StoredPart {
+            loaded_tokens,
+            miss: of_sequence.miss_at(reached, tier.block_tokens()),
+        })
+    }
+}
+
+impl SequenceTier {
+    /// Why nothing came from the store behind the first `reached` tokens, of which `limit` could come from there or from
+    /// memory; `None` where it had nothing, as far as is remembered.
+    fn miss_at(&self, (reached, limit): (usize, usize), block_tokens: usize) -> Option<StoredMiss> {
+        if self.gone == Some(StoredMiss::Late) {
+            return self.gone;
+        }
+        let found = self.found_blocks * block_tokens;
+        if reached >= found {
+            // It is the next block that is gone.
+            return self.gone.filter(|_| reached < found + block_tokens);
+        }
+        if let Some((block, miss)) = self.short
+            && reached < (block + 1) * block_tokens
+        {
+            return Some(miss);
+        }
+        // A plan asks for whole blocks only.
+        let was_wanted = found.min(limit) >= reached + block_tokens;
+        let miss = match self.worth {
+            0 => StoredMiss::TooSlow,
+            _ => StoredMiss::Late,
+        };
+        was_wanted.then_some(miss)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = 64;
+
+    fn check(of_sequence: &SequenceTier, reached: usize, expected: Option<StoredMiss>) {
+        let found = of_sequence.miss_at((reached, 1000), BLOCK);
+        assert_eq!(found, expected, "{of_sequence:?} at {reached}");
+    }
+
+    #[test]
+    fn a_miss_is_told_where_it_is() {
+        let five = SequenceTier {
+            found_blocks: 5,
+            worth: 5,
+            ..SequenceTier::default()
+        };
+        check(&SequenceTier::default(), 0, None);
+        // Found, and neither fetched nor in memory.
+        check(&five, 0, Some(StoredMiss::Late));
+        check(&five, 256, Some(StoredMiss::Late));
+        // Nobody asks for a part of a block.
+        check(&five, 257, None);
+        check(&five, 320, None);
+        let slow = SequenceTier { worth: 0, ..five };
+        check(&slow, 64, Some(StoredMiss::TooSlow));
+        check(&slow, 320, None);
+    }
+
+    #[test]
+    fn what_a_fetch_lacked_counts_for_the_block_that_it_lacked() {
+        let damaged = SequenceTier {
+            found_blocks: 5,
+            worth: 5,
+            short: Some((2, StoredMiss::Damaged)),
+            gone: Some(StoredMiss::Evicted),
+            ..SequenceTier::default()
+        };
+        check(&damaged, 128, Some(StoredMiss::Damaged));
+        check(&damaged, 191, Some(StoredMiss::Damaged));
+        check(&damaged, 192, Some(StoredMiss::Late));
+        check(&damaged, 320, Some(StoredMiss::Evicted));
+        check(&damaged, 383, Some(StoredMiss::Evicted));
+        check(&damaged, 384, None);
+    }
+
+    #[test]
+    fn a_store_that_did_not_say_what_it_has_is_late_everywhere() {
+        let silent = SequenceTier {
+            gone: Some(StoredMiss::Late),
+            ..SequenceTier::default()
+        };
+        check(&silent, 0, Some(StoredMiss::Late));
+        check(&silent, 640, Some(StoredMiss::Late));
+    }
+}

@@ -1,0 +1,63 @@
+//! Blocks that the store had, and why it has them no more: for the diagnosis of misses only.
+
+use rustc_hash::FxHashMap;
+
+use crate::state::cache::prefix_history::StoredMiss;
+use crate::state::tiers::BlockKey;
+
+/// Blocks of a generation; two are kept, some 5 MiB in all.
+const MAX_BLOCKS: usize = 1 << 15;
+
+/// The blocks that were dropped last, in two generations: a full one is kept until the next is full.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    young: FxHashMap<BlockKey, StoredMiss>,
+    old: FxHashMap<BlockKey, StoredMiss>,
+}
+
+impl Gone {
+    /// A block's keys and values were dropped.
+    pub fn note(&mut self, key: BlockKey, why: StoredMiss) {
+        if self.young.len() >= MAX_BLOCKS {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(key, why);
+    }
+
+    /// Why a block that is not there is not, if it was dropped lately.
+    pub fn why(&self, key: BlockKey) -> Option<StoredMiss> {
+        let generations = [&self.young, &self.old];
+        generations.iter().find_map(|part| part.get(&key)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u32) -> BlockKey {
+        let mut bytes = [0; 32];
+        bytes[..4].copy_from_slice(&number.to_le_bytes());
+        BlockKey(bytes)
+    }
+
+    #[test]
+    fn the_last_reason_counts_and_the_oldest_are_forgotten() {
+        let mut gone = Gone::default();
+        gone.note(key(1), StoredMiss::Evicted);
+        gone.note(key(2), StoredMiss::Evicted);
+        gone.note(key(2), StoredMiss::Damaged);
+        assert_eq!(gone.why(key(1)), Some(StoredMiss::Evicted));
+        assert_eq!(gone.why(key(2)), Some(StoredMiss::Damaged));
+        assert_eq!(gone.why(key(3)), None);
+        for token in 0..MAX_BLOCKS as u32 * 2 {
+            gone.note(key(100 + token), StoredMiss::Evicted);
+        }
+        assert_eq!(gone.why(key(1)), None);
+        assert_eq!(
+            gone.why(key(100 + MAX_BLOCKS as u32)),
+            Some(StoredMiss::Evicted)
+        );
+        assert!(gone.young.len() + gone.old.len() <= 2 * MAX_BLOCKS);
+    }
+}
