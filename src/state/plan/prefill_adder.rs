@@ -219,8 +219,8 @@ impl PrefillAdder {
         loaded
     }
 
-    /// The request that is being chunked is not in this step, since it waits for a load: keeps the memory for what it misses,
-    /// and the place of the one that is cut.
+    /// The request that is being chunked computes nothing in this step, since it waits for a load or is loaded: keeps the
+    /// memory for what it misses, and the place of the one that is cut.
     pub fn pass_chunked(&mut self, missing: usize, max_new_tokens: usize) {
         self.keep(missing);
         self.total_offset += max_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64;

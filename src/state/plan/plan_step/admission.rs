@@ -281,10 +281,13 @@ impl Planning<'_> {
         let decision = match load {
             Some(LoadGrant {
                 to, goes_on: true, ..
-            }) => Decision::Admit {
-                end: to,
-                chunked: true,
-            },
+            }) => {
+                adder.pass_chunked(len - to, candidate.max_new_tokens);
+                Decision::Admit {
+                    end: to,
+                    chunked: true,
+                }
+            }
             _ => adder.add_chunked(len, begins, candidate.max_new_tokens, self.available()),
         };
         let Decision::Admit { end, chunked } = decision else {
