@@ -256,6 +256,10 @@ impl Scheduler {
         self.tell_departure(seq);
         let loaded_len = load.map_or(prefix_len, |load| load.to);
         let sequence = &mut self.requests[seq];
+        if sequence.has_ended {
+            // It ended while the plan was open, so nothing is loaded or computed to what it is granted.
+            sequence.publish = false;
+        }
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(loaded_len as u32);
             let outbox = &mut self.outbox;
