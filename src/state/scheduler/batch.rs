@@ -74,7 +74,13 @@ impl Batch {
     #[inline]
     pub(super) fn extend(&mut self, seq: SeqId, extent: Extent) {
         match extent {
-            Extent::Chunk => self.chunked = Some(seq),
+            Extent::Chunk => {
+                debug_assert!(
+                    self.chunked.is_none_or(|chunked| chunked == seq),
+                    "one prompt at a time is cut"
+                );
+                self.chunked = Some(seq);
+            }
             Extent::Last => {
                 if self.chunked == Some(seq) {
                     self.chunked = None;
@@ -90,7 +96,11 @@ impl Batch {
     pub(super) fn end(&mut self, seq: SeqId, phase: Phase) {
         match phase {
             Phase::Waiting => {}
-            Phase::Chunked => self.chunked = None,
+            Phase::Chunked => {
+                if self.chunked == Some(seq) {
+                    self.chunked = None;
+                }
+            }
             Phase::Running => {
                 // Those that end in one step stand in its order: the search is short.
                 if let Some(place) = self.running.iter().position(|other| *other == seq) {

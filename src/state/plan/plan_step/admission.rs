@@ -32,6 +32,8 @@ impl Planning<'_> {
         let mut shared: Vec<(usize, usize)> = Vec::new();
         let mut new_rows = 0;
         let mut target_tokens = 0;
+        // The request that is being chunked waits for a load.
+        let mut has_passed = false;
         self.mixes = request.mixes;
         for candidate in &request.candidates {
             let wait = if request.prefix_wait {
@@ -53,6 +55,7 @@ impl Planning<'_> {
                     if let Some(has) = candidate.continues_at {
                         let missing = candidate.tokens.len() - has;
                         adder.pass_chunked(missing, candidate.max_new_tokens);
+                        has_passed = true;
                     }
                     fetching.push(candidate);
                     continue;
@@ -60,6 +63,11 @@ impl Planning<'_> {
                 Err(NotNow::Held { by, at }) => {
                     shared.push((by, at));
                     self.verdict.held.push(candidate.seq);
+                    continue;
+                }
+                // One that would be cut waits for the one that is; nobody waits for it.
+                Err(NotNow::Refused(refusal @ Refusal::Budget(Budget::Other))) if has_passed => {
+                    self.refuse(candidate, refusal);
                     continue;
                 }
                 Err(NotNow::Refused(refusal)) => {
