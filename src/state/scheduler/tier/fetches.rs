@@ -189,6 +189,7 @@ impl Scheduler {
     /// goes on without.
     pub(in crate::state::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
         for FetchWish { seq, cached_tokens } in wishes {
+            let kept = self.kept_for_round(seq);
             let Some(tier) = &mut self.tier else {
                 return;
             };
@@ -201,7 +202,8 @@ impl Scheduler {
             };
             let first = cached_tokens / tier.block_tokens();
             let missing = of_sequence.worth.saturating_sub(first);
-            let end = first + tier.round_of(missing).min(tier.free_to_fetch());
+            let free = tier.free_to_fetch().saturating_sub(kept);
+            let end = first + tier.round_of(missing).min(free);
             if end <= first || sequence.has_ended {
                 tier.stats.refused_fetches += 1;
                 of_sequence.phase = TierPhase::Done;
@@ -212,6 +214,22 @@ impl Scheduler {
             of_sequence.phase = TierPhase::Fetching { ticket };
             let path = of_sequence.path.clone();
             tier.fetch(seq, ticket, path, first..end);
+        }
+    }
+
+    /// Buffers that a prefix which is loaded in rounds needs for its next one, and that nobody but `seq` leaves to it.
+    fn kept_for_round(&self, seq: SeqId) -> usize {
+        let chunked = self.batch.chunked().filter(|chunked| *chunked != seq);
+        let sequence = chunked.map(|chunked| &self.requests[chunked]);
+        let of_sequence = sequence.and_then(|sequence| sequence.tier.as_deref());
+        match (&self.tier, sequence, of_sequence) {
+            (Some(tier), Some(sequence), Some(of_sequence))
+                if of_sequence.phase == TierPhase::Found =>
+            {
+                let has = sequence.kv.as_ref().map_or(0, |kv| kv.committed);
+                tier.round_of(of_sequence.worth.saturating_sub(has / tier.block_tokens()))
+            }
+            _ => 0,
         }
     }
 
