@@ -19,6 +19,10 @@ const ROUND_SHARE: usize = 4;
 /// asking does not wait for it.
 const AHEAD_BYTES: usize = 64 << 20;
 
+/// Bytes that are read before the thread looks at what else it is asked, where a block has less: a slow disk takes a fifth of
+/// a second for them.
+const TURN_BYTES: usize = 32 << 20;
+
 /// A fetch under way.
 pub(super) struct Running {
     pub fetch: Fetch,
@@ -120,7 +124,11 @@ impl Worker<'_> {
             return Step::Ends(begun.short);
         }
         // Beside an engine that computes, one core is enough.
-        let most = if self.pace.is_busy() { 1 } else { AT_ONCE };
+        let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
+        let most = match self.pace.is_busy() {
+            true => 1,
+            false => (TURN_BYTES / block_bytes).clamp(1, AT_ONCE),
+        };
         let kv = self.pools.of(BlockKind::Kv);
         let take = |_| kv.and_then(|pool| pool.take(BlockUse::Fetching));
         let wanted = (begun.end - at).min(most);
