@@ -346,8 +346,13 @@ fn a_prefix_that_is_longer_than_the_buffers_comes_in_rounds() {
 
 /// A store with six blocks of a prompt, of which a step loads two; the first round is in a step, the second one asked for.
 fn in_rounds() -> (TierWorld, usize) {
+    in_rounds_with(None)
+}
+
+fn in_rounds_with(chunk_tokens: Option<usize>) -> (TierWorld, usize) {
     let setup = Tiered {
         blocks_per_load: 2,
+        chunk_tokens,
         ..Tiered::default()
     };
     let mut world = TierWorld::new(setup, Default::default());
@@ -377,6 +382,20 @@ fn others_go_on_between_two_rounds() {
     // Its prefix is looked for, if it is long enough, and nothing else of the store is answered.
     while world.end_step(Fate::Done) {}
     assert!(world.lives[other].end.is_some() && world.lives[number].end.is_none());
+    world.assert_clean();
+    assert_eq!(world.lives[number].loaded_tokens, 96);
+}
+
+#[test]
+fn a_long_prompt_is_not_cut_between_two_rounds_and_stops_nobody() {
+    let (mut world, number) = in_rounds_with(Some(32));
+    let long = world.submit(prompt(2, 100, 0), 4);
+    let short = world.submit(prompt(3, 10, 0), 4);
+    while world.end_step(Fate::Done) {}
+    assert!(world.lives[short].end.is_some() && world.lives[number].end.is_none());
+    assert!(world.lives[long].delivered.is_empty());
+    // The next round is loaded while the long prompt could begin.
+    world.answer();
     world.assert_clean();
     assert_eq!(world.lives[number].loaded_tokens, 96);
 }
