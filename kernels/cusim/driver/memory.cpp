@@ -248,11 +248,18 @@ CUSIM_API Result cuMemFreeAsync(Pointer pointer, void* handle) {
 CUSIM_API Result cuMemHostAlloc(void** pointer, size_t bytes, unsigned) { return pin(pointer, bytes); }
 CUSIM_API Result cuMemAllocHost_v2(void** pointer, size_t bytes) { return pin(pointer, bytes); }
 
+// What is about to lose its pinned memory comes to its end first: all work of the device that is current, as whoever frees
+// memory has made its own. The work of other devices stays lazy, whatever ends beside it.
+static void run_own_device() {
+  if (Device* device = current_device()) return void(run_all(*device));
+  for (const auto& device : devices()) run_all(*device);
+}
+
 CUSIM_API Result cuMemFreeHost(void* pointer) {
   Guard guard(mutex());
   if (const Result refused = forbid_while_capturing()) return refused;
   if (!pinned_ranges().contains(reinterpret_cast<uintptr_t>(pointer))) return kInvalidValue;
-  for (const auto& device : devices()) run_all(*device);
+  run_own_device();
   pinned_ranges().erase(reinterpret_cast<uintptr_t>(pointer));
   free(pointer);
   return kSuccess;
@@ -270,7 +277,7 @@ CUSIM_API Result cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
 
 CUSIM_API Result cuMemHostUnregister(void* pointer) {
   Guard guard(mutex());
-  for (const auto& device : devices()) run_all(*device);
+  run_own_device();
   if (pinned_ranges().erase(reinterpret_cast<uintptr_t>(pointer)) == 1) return kSuccess;
   constexpr Result kNotRegistered = 713;
   return kNotRegistered;
