@@ -188,9 +188,18 @@ struct Wishes {
     next: Cell<Option<u64>>,
     /// The answer to its last PING.
     pong: Cell<Option<Vec<u8>>>,
-    /// It is to be asked whether it is there.
+    /// It is to be asked whether it is there, and the question is not written yet.
     ping: Cell<bool>,
+    /// The time when something was last written to it.
+    written_at: Cell<Option<Instant>>,
     changed: Notify,
+}
+
+impl Wishes {
+    /// The time since which an answer may be under way; `None` if the question is not.
+    fn asked_at(&self) -> Option<Instant> {
+        self.written_at.get().filter(|_| !self.ping.get())
+    }
 }
 
 async fn serve_subscriber<S>(stream: S, sockets: Rc<Sockets>) -> Result<(), ZmtpError>
@@ -263,7 +272,9 @@ async fn hear(
     };
     match version {
         PeerVersion::V3_0 => zmtp::read_frame(reader, MAX_WORD_BYTES).await,
-        PeerVersion::V3_1 => presence::next_frame(reader, MAX_WORD_BYTES, ask).await,
+        PeerVersion::V3_1 => {
+            presence::next_frame(reader, MAX_WORD_BYTES, ask, || wishes.asked_at()).await
+        }
     }
 }
 
@@ -276,14 +287,15 @@ async fn send_batches(
     loop {
         published.mark_unchanged();
         if let Some(pong) = wishes.pong.take() {
-            write(writer, &pong, SUBSCRIBER_PATIENCE).await?;
+            write_to(writer, &pong, wishes).await?;
         }
-        if wishes.ping.take() {
-            write(writer, &zmtp::ping(), SUBSCRIBER_PATIENCE).await?;
+        if wishes.ping.get() {
+            write_to(writer, &zmtp::ping(), wishes).await?;
+            wishes.ping.set(false);
         }
         if let Some(batch) = next_batch(wishes, sockets) {
             let bytes = sockets.subscriber_message(&batch);
-            write(writer, &bytes, SUBSCRIBER_PATIENCE).await?;
+            write_to(writer, &bytes, wishes).await?;
             continue;
         }
         tokio::select! {
@@ -293,6 +305,16 @@ async fn send_batches(
             () = wishes.changed.notified() => (),
         }
     }
+}
+
+async fn write_to(
+    writer: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    wishes: &Wishes,
+) -> Result<(), ZmtpError> {
+    write(writer, bytes, SUBSCRIBER_PATIENCE).await?;
+    wishes.written_at.set(Some(Instant::now()));
+    Ok(())
 }
 
 /// The next batch for a subscriber, who does not get those that are gone or too many.
