@@ -59,10 +59,10 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Adds a batch, and wakes those who wait for it.
-    pub(super) fn publish(&self, payload: Vec<u8>) {
+    /// Adds a batch with these events of named namespaces, and wakes those who wait for it.
+    pub(super) fn publish(&self, payload: Vec<u8>, named: Vec<u32>) {
         let mut ring = self.ring.borrow_mut();
-        ring.push(payload);
+        ring.push(payload, named);
         self.published.send_replace(ring.next());
     }
 

@@ -117,7 +117,7 @@ async fn a_subscriber_that_reads_slowly_but_steadily_stays() {
         // Time passes when its wish has been read.
         sleep(Duration::from_secs(1)).await;
         for _ in 0..100 {
-            sockets.publish(vec![0; 8 << 10]);
+            sockets.publish(vec![0; 8 << 10], Vec::new());
         }
         // A question comes behind eight batches, which take it longer than an answer may.
         let (mut n_read, mut n_asked) = (0, 0);

@@ -199,7 +199,7 @@ impl KvEventSubscription {
             last => last + 1,
         };
         let (time_s, events) = match told {
-            Told::Batch(batch) => read::decode(&batch.payload).ok()?,
+            Told::Batch(batch) => events_of(&batch)?,
             Told::Lost => (now().as_secs_f64(), vec![KvEvent::Cleared]),
         };
         Some(NumberedEvents {
@@ -208,6 +208,17 @@ impl KvEventSubscription {
             events,
         })
     }
+}
+
+/// The time and the events of a batch, with what its payload leaves out.
+fn events_of(batch: &Batch) -> Option<(f64, Vec<KvEvent>)> {
+    let (time_s, mut events) = read::decode(&batch.payload).ok()?;
+    for place in &batch.named {
+        if let Some(KvEvent::Stored(blocks)) = events.get_mut(*place as usize) {
+            blocks.is_named = true;
+        }
+    }
+    Some((time_s, events))
 }
 
 fn now() -> Duration {
@@ -223,6 +234,8 @@ mod tests {
     use tokio::sync::watch;
     use tokio::time::Instant;
 
+    use super::super::batch::StoredBlocks;
+    use super::super::publisher::named;
     use super::super::ring::RingLimits;
     use super::super::wire;
     use super::*;
@@ -239,7 +252,7 @@ mod tests {
         });
         for id in 0..n_batches {
             let events = [KvEvent::Removed(vec![id])];
-            ring.push(wire::encode(&events, 0.0, 1, Encoding::Map));
+            ring.push(wire::encode(&events, 0.0, 1, Encoding::Map), Vec::new());
         }
         ring
     }
@@ -342,5 +355,35 @@ mod tests {
             assert_eq!(batch.number, number);
         }
         assert_eq!(subscription.next().await, None);
+    }
+
+    #[test]
+    fn blocks_of_named_namespaces_are_marked_in_either_encoding() {
+        let stored = |id: i64, is_named: bool| {
+            KvEvent::Stored(StoredBlocks {
+                ids: vec![id],
+                parent: None,
+                tokens: vec![5],
+                cache_salt: None,
+                is_named,
+            })
+        };
+        // As of an `extra_key`, which no encoding has a place for.
+        let events = vec![
+            stored(1, false),
+            stored(2, true),
+            KvEvent::Removed(vec![2]),
+            stored(3, true),
+        ];
+        for encoding in [Encoding::Map, Encoding::Array] {
+            let batch = Batch {
+                seq: 0,
+                payload: wire::encode(&events, 1.5, 1, encoding),
+                named: named(&events),
+            };
+            assert_eq!(batch.named, [1, 3]);
+            let read = events_of(&batch).expect("it is a batch");
+            assert_eq!(read, (1.5, events.clone()), "{encoding:?}");
+        }
     }
 }
