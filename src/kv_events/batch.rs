@@ -33,6 +33,9 @@ pub struct StoredBlocks {
     pub tokens: Vec<u32>,
     /// The salt of their namespace.
     pub cache_salt: Option<Arc<str>>,
+    /// Their namespace has a salt or an `extra_key`: prompts of the same tokens that name none do not meet them. This is
+    /// not sent over ZeroMQ.
+    pub is_named: bool,
 }
 
 /// Events in the order in which they happened, as batches.
@@ -62,13 +65,13 @@ impl EventBatches {
         std::mem::take(&mut self.full)
     }
 
-    /// Adds that blocks were stored behind `parent`.
+    /// Adds that blocks were stored behind `parent`, in a namespace of this salt, which has a name or none.
     pub fn stored(
         &mut self,
         parent: Option<i64>,
         ids: &[i64],
         tokens: &[u32],
-        cache_salt: Option<&Arc<str>>,
+        (cache_salt, is_named): (Option<&Arc<str>>, bool),
     ) {
         debug_assert_eq!(ids.len() * self.block_size, tokens.len());
         let block_bytes = ID_BYTES + TOKEN_BYTES * self.block_size;
@@ -78,7 +81,7 @@ impl EventBatches {
             let (now, later) = ids.split_at(n_blocks);
             let (tokens_now, tokens_later) = tokens.split_at(n_blocks * self.block_size);
             self.open_bytes += n_blocks * block_bytes;
-            self.push_stored(parent, now, tokens_now, cache_salt);
+            self.push_stored(parent, now, tokens_now, (cache_salt, is_named));
             parent = now.last().copied();
             (ids, tokens) = (later, tokens_later);
         }
@@ -128,12 +131,13 @@ impl EventBatches {
         parent: Option<i64>,
         ids: &[i64],
         tokens: &[u32],
-        cache_salt: Option<&Arc<str>>,
+        (cache_salt, is_named): (Option<&Arc<str>>, bool),
     ) {
         if let Some(KvEvent::Stored(before)) = self.open.last_mut()
             && parent.is_some()
             && before.ids.last().copied() == parent
             && before.cache_salt.as_ref() == cache_salt
+            && before.is_named == is_named
         {
             before.ids.extend(ids);
             before.tokens.extend(tokens);
@@ -145,6 +149,7 @@ impl EventBatches {
             parent,
             tokens: tokens.to_vec(),
             cache_salt: cache_salt.cloned(),
+            is_named,
         }));
     }
 
@@ -160,28 +165,31 @@ impl EventBatches {
 mod tests {
     use super::*;
 
+    const PLAIN: (Option<&Arc<str>>, bool) = (None, false);
+
     fn stored(parent: Option<i64>, ids: &[i64], tokens: &[u32]) -> KvEvent {
         KvEvent::Stored(StoredBlocks {
             ids: ids.to_vec(),
             parent,
             tokens: tokens.to_vec(),
             cache_salt: None,
+            is_named: false,
         })
     }
 
     #[test]
     fn events_that_follow_each_other_are_one() {
         let mut batches = EventBatches::new(1);
-        batches.stored(None, &[1], &[10], None);
-        batches.stored(Some(1), &[2, 3], &[20, 30], None);
+        batches.stored(None, &[1], &[10], PLAIN);
+        batches.stored(Some(1), &[2, 3], &[20, 30], PLAIN);
         // Another branch.
-        batches.stored(Some(1), &[4], &[40], None);
+        batches.stored(Some(1), &[4], &[40], PLAIN);
         // Another salt.
         let salt: Arc<str> = "s".into();
-        batches.stored(Some(4), &[5], &[50], Some(&salt));
+        batches.stored(Some(4), &[5], &[50], (Some(&salt), true));
         // Two beginnings.
-        batches.stored(None, &[6], &[60], None);
-        batches.stored(None, &[7], &[70], None);
+        batches.stored(None, &[6], &[60], PLAIN);
+        batches.stored(None, &[7], &[70], PLAIN);
         batches.removed([3, 2].into_iter());
         batches.removed([4].into_iter());
         batches.cleared();
@@ -191,6 +199,7 @@ mod tests {
             parent: Some(4),
             tokens: vec![50],
             cache_salt: Some(salt),
+            is_named: true,
         });
         let expected = vec![
             stored(None, &[1, 2, 3], &[10, 20, 30]),
@@ -209,7 +218,7 @@ mod tests {
     #[test]
     fn nothing_is_no_event() {
         let mut batches = EventBatches::new(4);
-        batches.stored(None, &[], &[], None);
+        batches.stored(None, &[], &[], PLAIN);
         batches.removed([].into_iter());
         assert!(batches.take().is_empty());
     }
@@ -220,7 +229,7 @@ mod tests {
         let ids: Vec<i64> = (1..=n_blocks).collect();
         let tokens: Vec<u32> = (0..16 * n_blocks as u32).collect();
         let mut batches = EventBatches::new(16);
-        batches.stored(None, &ids, &tokens, None);
+        batches.stored(None, &ids, &tokens, PLAIN);
         batches.removed(ids.iter().copied());
         let batches = batches.take();
         assert!(batches.len() > 6, "{}", batches.len());
@@ -254,7 +263,7 @@ mod tests {
     fn a_block_that_is_larger_than_a_batch_has_one_of_its_own() {
         let mut batches = EventBatches::new(100_000);
         batches.cleared();
-        batches.stored(None, &[1, 2], &vec![5; 200_000], None);
+        batches.stored(None, &[1, 2], &vec![5; 200_000], PLAIN);
         let lengths: Vec<usize> = batches.take().iter().map(Vec::len).collect();
         assert_eq!(lengths, [1, 1, 1]);
     }

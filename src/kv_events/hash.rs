@@ -23,6 +23,7 @@ pub struct IdSpace {
     /// Mixed into ids that must differ from those of the same tokens in other namespaces.
     seed: Option<BlockHash>,
     cache_salt: Option<Arc<str>>,
+    is_named: bool,
 }
 
 impl IdSpace {
@@ -40,12 +41,18 @@ impl IdSpace {
             prior: salt.map(|salt| hash(&[SALT_PREFIX, salt.as_bytes()])),
             seed: is_mixed.then(|| namespace_seed(names, is_long)),
             cache_salt: salt.map(Arc::from),
+            is_named: salt.or(namespace.extra_key()).is_some(),
         }
     }
 
     /// The salt of the namespace.
     pub fn cache_salt(&self) -> Option<&Arc<str>> {
         self.cache_salt.as_ref()
+    }
+
+    /// True if a client named the namespace, by a salt or an `extra_key`.
+    pub fn is_named(&self) -> bool {
+        self.is_named
     }
 
     /// The hash of a block behind another one, or at the beginning.

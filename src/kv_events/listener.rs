@@ -20,7 +20,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
 pub(super) enum Bound {
     Tcp(std::net::TcpListener),
     #[cfg(unix)]
-    Ipc(std::os::unix::net::UnixListener, SocketFile),
+    /// The file goes first: whoever finds one at which nobody listens takes it away and puts another there.
+    Ipc(SocketFile, std::os::unix::net::UnixListener),
 }
 
 impl Bound {
@@ -58,9 +59,9 @@ impl Bound {
         Ok(match self {
             Self::Tcp(listener) => Listener::Tcp(tokio::net::TcpListener::from_std(listener)?),
             #[cfg(unix)]
-            Self::Ipc(listener, file) => Listener::Ipc {
-                listener: tokio::net::UnixListener::from_std(listener)?,
+            Self::Ipc(file, listener) => Listener::Ipc {
                 _file: file,
+                listener: tokio::net::UnixListener::from_std(listener)?,
             },
         })
     }
@@ -70,9 +71,10 @@ impl Bound {
 pub(super) enum Listener {
     Tcp(tokio::net::TcpListener),
     #[cfg(unix)]
+    /// The file goes first here, too.
     Ipc {
-        listener: tokio::net::UnixListener,
         _file: SocketFile,
+        listener: tokio::net::UnixListener,
     },
 }
 
@@ -101,7 +103,7 @@ fn bind_port(host: &str, port: u16) -> io::Result<Bound> {
     Ok(Bound::Tcp(listener))
 }
 
-/// The file of a socket, which is removed when nobody listens any more, unless it is another one by then.
+/// The file of a socket, which is removed just before nobody listens any more, unless it is another one by then.
 #[cfg(unix)]
 #[derive(Debug)]
 pub(super) struct SocketFile {
@@ -113,7 +115,7 @@ pub(super) struct SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if identity(&self.path).ok() == Some(self.identity) {
-            // Whoever binds it next takes a file for stale that nobody listens at.
+            // An error leaves a file at which nobody listens, which whoever binds it next replaces.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -146,7 +148,7 @@ fn bind_file(path: &Path) -> io::Result<Bound> {
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
-    Ok(Bound::Ipc(socket.into(), file))
+    Ok(Bound::Ipc(file, socket.into()))
 }
 
 #[cfg(not(unix))]
@@ -157,26 +159,36 @@ fn bind_file(_: &Path) -> io::Result<Bound> {
     ))
 }
 
-/// Removes a socket at which nobody listens.
+/// Removes a socket at which nobody listens. Its engine may be stopping, and remove it first.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    use std::os::unix::net::UnixStream;
+    match try_remove_stale(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
 
-    let found = match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found?,
-    };
+#[cfg(unix)]
+fn try_remove_stale(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+
+    use socket2::{Domain, SockAddr, Socket, Type};
+
+    let found = std::fs::symlink_metadata(path)?;
     let in_use = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     if !found.file_type().is_socket() {
         return in_use("there is a file that is no socket");
     }
-    match UnixStream::connect(path) {
-        Ok(_) => in_use("somebody listens there"),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)
-        }
-        Err(error) => Err(error),
+    let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // A listener that accepts nobody must not keep this waiting.
+    probe.set_nonblocking(true)?;
+    match probe.connect(&SockAddr::unix(path)?) {
+        Ok(()) => in_use("somebody listens there"),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock => in_use("somebody listens there"),
+            io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            _ => Err(error),
+        },
     }
 }
 
@@ -233,5 +245,29 @@ mod tests {
         assert_eq!(fs::read(&path).expect("it is there"), b"notes");
         let error = bind(&folder.path().join("none/kv")).err();
         assert!(error.expect("there is no such folder").contains("none/kv"));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_listener_that_accepts_nobody_is_there_too() {
+        use socket2::{Domain, SockAddr, Socket, Type};
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kv");
+        let addr = SockAddr::unix(&path).expect("a short path");
+        let socket = || {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
+            socket.set_nonblocking(true).expect("an option");
+            socket
+        };
+        let listener = socket();
+        listener.bind(&addr).expect("nothing is there");
+        listener.listen(1).expect("it is bound");
+        let mut waiting: Vec<_> = (0..16).map(|_| socket()).collect();
+        waiting.retain(|socket| socket.connect(&addr).is_ok());
+        assert!(waiting.len() < 16, "there is room for all");
+        let error = bind(&path).err().expect("it is in use");
+        assert!(error.contains("somebody listens there"), "{error}");
+        assert!(path.exists());
     }
 }

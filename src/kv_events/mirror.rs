@@ -118,7 +118,8 @@ impl BlockMirror {
         let ids: Vec<i64> = blocks.iter().map(|block| space.id(block)).collect();
         let parent = before.map(|block| space.id(&block));
         let in_blocks = &path[..blocks.len() * self.block_size];
-        events.stored(parent, &ids, in_blocks, space.cache_salt());
+        let names = (space.cache_salt(), space.is_named());
+        events.stored(parent, &ids, in_blocks, names);
         let node = Node {
             space,
             before,
@@ -317,6 +318,7 @@ mod tests {
                     ([KvEvent::Stored(blocks)], [KvEvent::Removed(ids)]) => {
                         assert_eq!(&blocks.ids, ids);
                         assert_eq!(blocks.cache_salt.as_deref(), salt);
+                        assert_eq!(blocks.is_named, (extra_key, salt) != (None, None));
                     }
                     other => panic!("{other:?}"),
                 }

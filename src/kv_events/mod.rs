@@ -20,6 +20,7 @@ mod listener;
 pub mod mirror;
 mod presence;
 pub mod publisher;
+mod question;
 pub mod read;
 pub mod ring;
 mod sockets;

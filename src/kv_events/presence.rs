@@ -10,7 +10,7 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::AsyncRead;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::zmtp::{self, Frame, ZmtpError};
 
@@ -22,7 +22,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_PATIENCE: Duration = Duration::from_secs(60);
 /// A peer that has said nothing for so long is asked whether it is there.
 const ASK_AFTER: Duration = Duration::from_secs(30);
-/// How long its answer may take: what was sent before the question is read first, and takes its time.
+/// How long its answer may take since something was last written to it, which it may be reading.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(90);
 
 /// Has the kernel send what is written at once, and look whether the peer is there.
@@ -38,20 +38,32 @@ pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
 
 /// Reads the next frame. If none comes, `ask` has the peer asked whether it is there; without an answer it is not.
 ///
+/// `written_at` says when the question, or something behind it, was last written; `None` as long as the question waits
+/// behind other things, whose writer has a patience of its own.
+///
 /// # Errors
 /// [`ZmtpError::Silent`], and those of [`zmtp::read_frame`].
 pub(super) async fn next_frame(
     reader: &mut (impl AsyncRead + Unpin),
     limit: usize,
     ask: impl FnOnce(),
+    written_at: impl Fn() -> Option<Instant>,
 ) -> Result<Frame, ZmtpError> {
     let mut heard = pin!(zmtp::read_frame(reader, limit));
     if let Ok(frame) = timeout(ASK_AFTER, &mut heard).await {
         return frame;
     }
     ask();
-    let answered = timeout(ANSWER_PATIENCE, heard).await;
-    answered.map_err(|_| ZmtpError::Silent)?
+    loop {
+        let since = written_at().unwrap_or_else(Instant::now);
+        if let Ok(frame) = timeout_at(since + ANSWER_PATIENCE, &mut heard).await {
+            return frame;
+        }
+        // A peer that has had more written to it since then has read something.
+        if written_at().is_some_and(|last| last <= since) {
+            return Err(ZmtpError::Silent);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -60,7 +72,7 @@ mod tests {
 
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
-    use tokio::time::Instant;
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -88,26 +100,28 @@ mod tests {
         let (mut reader, mut peer) = tokio::io::duplex(64);
         let begun = Instant::now();
         let asked = Cell::new(None);
-        let ask = || asked.set(Some(begun.elapsed().as_secs()));
-        let ended = next_frame(&mut reader, 64, ask).await;
+        let ask = || asked.set(Some(Instant::now()));
+        let ended = next_frame(&mut reader, 64, ask, || asked.get()).await;
         assert!(matches!(ended, Err(ZmtpError::Silent)), "{ended:?}");
-        assert_eq!(asked.get(), Some(ASK_AFTER.as_secs()));
+        let asked = asked.get().expect("it was asked");
+        assert_eq!((asked - begun).as_secs(), ASK_AFTER.as_secs());
         let patience = ASK_AFTER + ANSWER_PATIENCE;
         assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
         // A part of a frame that came before the question is not lost with it.
         peer.write_all(&[0]).await.expect("there is room");
         let heard = async {
-            let mut asked = false;
-            let frame = next_frame(&mut reader, 64, || asked = true).await;
-            (frame, asked)
+            let asked = Cell::new(None);
+            let ask = || asked.set(Some(Instant::now()));
+            let frame = next_frame(&mut reader, 64, ask, || asked.get()).await;
+            (frame, asked.get())
         };
         let answer = async {
-            tokio::time::sleep(ASK_AFTER * 2).await;
+            sleep(ASK_AFTER * 2).await;
             peer.write_all(&[2, b'o', b'k']).await
         };
         let ((frame, asked), written) = tokio::join!(heard, answer);
         written.expect("there is room");
-        assert!(asked);
+        assert!(asked.is_some());
         assert_eq!(frame.expect("it came").body, b"ok");
     }
 
@@ -115,7 +129,29 @@ mod tests {
     async fn a_peer_that_speaks_is_not_asked() {
         let (mut reader, mut peer) = tokio::io::duplex(64);
         peer.write_all(&[0, 1, b'a']).await.expect("there is room");
-        let frame = next_frame(&mut reader, 64, || panic!("it has spoken")).await;
+        let frame = next_frame(&mut reader, 64, || panic!("it has spoken"), || None).await;
         assert_eq!(frame.expect("it came").body, b"a");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn its_patience_begins_with_what_was_written_last() {
+        let (mut reader, _peer) = tokio::io::duplex(64);
+        let begun = Instant::now();
+        let written = Cell::new(None);
+        let writer = async {
+            for _ in 0..5 {
+                sleep(Duration::from_secs(80)).await;
+                written.set(Some(Instant::now()));
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            ended = next_frame(&mut reader, 64, || (), || written.get()) => {
+                assert!(matches!(ended, Err(ZmtpError::Silent)), "{ended:?}");
+            }
+            () = writer => {}
+        }
+        let patience = Duration::from_secs(5 * 80) + ANSWER_PATIENCE;
+        assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
     }
 }

@@ -334,6 +334,17 @@ impl Account {
             encoding,
             ..
         } = self.config;
-        sockets.publish(wire::encode(batch, time_s, block_size, encoding));
+        let payload = wire::encode(batch, time_s, block_size, encoding);
+        sockets.publish(payload, named(batch));
     }
+}
+
+/// The events whose blocks are in a named namespace, by their places.
+pub(super) fn named(batch: &[KvEvent]) -> Vec<u32> {
+    let is_named = |event: &KvEvent| match event {
+        KvEvent::Stored(blocks) => blocks.is_named,
+        KvEvent::Removed(_) | KvEvent::Cleared => false,
+    };
+    let events = (0..).zip(batch).filter(|(_, event)| is_named(event));
+    events.map(|(place, _)| place).collect()
 }

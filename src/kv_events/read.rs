@@ -9,7 +9,7 @@ use super::batch::{KvEvent, StoredBlocks};
 use super::wire::{CLEARED, REMOVED, STORED};
 
 /// Reads what [`encode`] has written, in either encoding: the time in seconds since 1970, and the events. In arrays there
-/// are no salts.
+/// are no salts, and in neither a sign of an `extra_key`: blocks are taken for named by their salts.
 ///
 /// # Errors
 /// Bytes that are no such batch.
@@ -47,6 +47,7 @@ impl EventFields {
                 ids: self.ids,
                 parent: self.parent,
                 tokens: self.tokens,
+                is_named: self.cache_salt.is_some(),
                 cache_salt: self.cache_salt.map(Arc::from),
             })),
             REMOVED => Ok(KvEvent::Removed(self.ids)),
@@ -115,6 +116,7 @@ mod tests {
                 ids: vec![i64::MIN, 7],
                 parent: Some(-1),
                 tokens: vec![0, 200, 70_000, u32::MAX],
+                is_named: cache_salt.is_some(),
                 cache_salt,
             }),
             KvEvent::Removed(vec![i64::MAX, -5]),
@@ -123,6 +125,7 @@ mod tests {
                 parent: None,
                 tokens: vec![1, 2],
                 cache_salt: None,
+                is_named: false,
             }),
         ]
     }

@@ -22,6 +22,14 @@ pub struct Batch {
     pub seq: u64,
     /// MessagePack.
     pub payload: Vec<u8>,
+    /// The events, by their places in the batch, whose blocks are in a named namespace: the payload does not always say it.
+    pub named: Vec<u32>,
+}
+
+impl Batch {
+    fn n_bytes(&self) -> usize {
+        self.payload.len() + size_of_val(&self.named[..])
+    }
 }
 
 /// The last batches. All subscribers read from here, so that slow ones take no memory of their own.
@@ -48,16 +56,20 @@ impl Ring {
     }
 
     /// Adds a batch; the oldest go that there is no room for.
-    pub fn push(&mut self, payload: Vec<u8>) {
-        self.n_bytes += payload.len();
-        let seq = self.next;
+    pub fn push(&mut self, payload: Vec<u8>, named: Vec<u32>) {
+        let batch = Batch {
+            seq: self.next,
+            payload,
+            named,
+        };
         self.next += 1;
-        self.batches.push_back(Arc::new(Batch { seq, payload }));
+        self.n_bytes += batch.n_bytes();
+        self.batches.push_back(Arc::new(batch));
         let waiting = self.limits.waiting.unwrap_or(usize::MAX);
         let most = self.limits.replayed.max(waiting).max(1);
         while self.batches.len() > most || self.n_bytes > self.max_bytes && self.batches.len() > 1 {
             let oldest = self.batches.pop_front();
-            self.n_bytes -= oldest.map_or(0, |batch| batch.payload.len());
+            self.n_bytes -= oldest.map_or(0, |batch| batch.n_bytes());
         }
     }
 
@@ -101,7 +113,7 @@ mod tests {
         let mut ring = ring(3, Some(5));
         assert_eq!((ring.first_waiting(), ring.first_replayed()), (0, 0));
         for byte in 0..10 {
-            ring.push(vec![byte]);
+            ring.push(vec![byte], Vec::new());
         }
         assert_eq!(ring.next(), 10);
         assert_eq!((ring.first_waiting(), ring.first_replayed()), (5, 7));
@@ -119,19 +131,19 @@ mod tests {
             ..ring(1000, None)
         };
         for _ in 0..50 {
-            ring.push(vec![0; 30]);
+            ring.push(vec![0; 30], Vec::new());
         }
         assert_eq!((ring.first_waiting(), ring.n_bytes), (47, 90));
-        ring.push(vec![0; 500]);
+        ring.push(vec![0; 500], Vec::new());
         assert_eq!((ring.first_waiting(), ring.n_bytes), (50, 500));
-        ring.push(vec![0; 1]);
+        ring.push(vec![0; 1], Vec::new());
         assert_eq!((ring.first_waiting(), ring.n_bytes), (51, 1));
     }
 
     #[test]
     fn without_a_limit_of_steps_nothing_is_repeated() {
         let mut ring = ring(0, Some(2));
-        ring.push(vec![1]);
+        ring.push(vec![1], Vec::new());
         assert_eq!((ring.first_replayed(), ring.first_waiting()), (1, 0));
     }
 }

@@ -6,7 +6,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +18,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::complaints::Complaints;
 use super::listener::{Connection, Listener};
 use super::presence;
+use super::question::read_question;
 use super::ring::{Batch, Ring};
 use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
 use crate::metrics::{KvEventMetrics, SubscriberCount};
@@ -30,15 +30,13 @@ const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 /// A subscriber that reads nothing for so long loses its connection; ZeroMQ connects again by itself.
 const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
 /// The same for one that has batches repeated: whoever asks reads.
-const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
 /// Whoever asks for nothing for so long, or subscribes to nothing that is published here, loses its connection: those
 /// that are gone without a word must not keep others out. ZeroMQ connects again by itself.
-const IDLE_PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const IDLE_PATIENCE: Duration = Duration::from_secs(120);
 /// Topics of a subscriber, and what each may be long.
 const MAX_TOPICS: usize = 64;
-const MAX_WORD_BYTES: usize = 512;
-/// Frames of a question: an empty one and a number, and what devices between add.
-const MAX_QUESTION_FRAMES: usize = 8;
+pub(super) const MAX_WORD_BYTES: usize = 512;
 /// The number in the answer behind the last batch.
 const END_OF_REPLAY: i64 = -1;
 /// Waits before a connection is tried again, which double.
@@ -59,10 +57,10 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Adds a batch, and wakes those who wait for it.
-    pub(super) fn publish(&self, payload: Vec<u8>) {
+    /// Adds a batch with these events of named namespaces, and wakes those who wait for it.
+    pub(super) fn publish(&self, payload: Vec<u8>, named: Vec<u32>) {
         let mut ring = self.ring.borrow_mut();
-        ring.push(payload);
+        ring.push(payload, named);
         self.published.send_replace(ring.next());
     }
 
@@ -150,12 +148,6 @@ fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     }
 }
 
-/// What somebody says who must say something.
-async fn unless_idle<T>(heard: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ZmtpError> {
-    let heard = timeout(IDLE_PATIENCE, heard).await;
-    heard.map_err(|_| ZmtpError::Idle)?
-}
-
 /// The halves of a connection, and what the peer speaks.
 type Opened<S> = (ReadHalf<S>, WriteHalf<S>, PeerVersion);
 
@@ -171,7 +163,8 @@ where
     Ok((reader, writer, version))
 }
 
-async fn write(
+/// Writes all of this, unless the peer reads nothing for too long.
+pub(super) async fn write(
     writer: &mut (impl AsyncWrite + Unpin),
     bytes: &[u8],
     patience: Duration,
@@ -188,9 +181,18 @@ struct Wishes {
     next: Cell<Option<u64>>,
     /// The answer to its last PING.
     pong: Cell<Option<Vec<u8>>>,
-    /// It is to be asked whether it is there.
+    /// It is to be asked whether it is there, and the question is not written yet.
     ping: Cell<bool>,
+    /// The time when something was last written to it.
+    written_at: Cell<Option<Instant>>,
     changed: Notify,
+}
+
+impl Wishes {
+    /// The time since which an answer may be under way; `None` if the question is not.
+    fn asked_at(&self) -> Option<Instant> {
+        self.written_at.get().filter(|_| !self.ping.get())
+    }
 }
 
 async fn serve_subscriber<S>(stream: S, sockets: Rc<Sockets>) -> Result<(), ZmtpError>
@@ -263,7 +265,9 @@ async fn hear(
     };
     match version {
         PeerVersion::V3_0 => zmtp::read_frame(reader, MAX_WORD_BYTES).await,
-        PeerVersion::V3_1 => presence::next_frame(reader, MAX_WORD_BYTES, ask).await,
+        PeerVersion::V3_1 => {
+            presence::next_frame(reader, MAX_WORD_BYTES, ask, || wishes.asked_at()).await
+        }
     }
 }
 
@@ -276,14 +280,15 @@ async fn send_batches(
     loop {
         published.mark_unchanged();
         if let Some(pong) = wishes.pong.take() {
-            write(writer, &pong, SUBSCRIBER_PATIENCE).await?;
+            write_to(writer, &pong, wishes).await?;
         }
-        if wishes.ping.take() {
-            write(writer, &zmtp::ping(), SUBSCRIBER_PATIENCE).await?;
+        if wishes.ping.get() {
+            write_to(writer, &zmtp::ping(), wishes).await?;
+            wishes.ping.set(false);
         }
         if let Some(batch) = next_batch(wishes, sockets) {
             let bytes = sockets.subscriber_message(&batch);
-            write(writer, &bytes, SUBSCRIBER_PATIENCE).await?;
+            write_to(writer, &bytes, wishes).await?;
             continue;
         }
         tokio::select! {
@@ -293,6 +298,16 @@ async fn send_batches(
             () = wishes.changed.notified() => (),
         }
     }
+}
+
+async fn write_to(
+    writer: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    wishes: &Wishes,
+) -> Result<(), ZmtpError> {
+    write(writer, bytes, SUBSCRIBER_PATIENCE).await?;
+    wishes.written_at.set(Some(Instant::now()));
+    Ok(())
 }
 
 /// The next batch for a subscriber, who does not get those that are gone or too many.
@@ -334,56 +349,6 @@ where
         let number = END_OF_REPLAY.to_be_bytes();
         let bytes = zmtp::message(&question.answer(&[b"", &number, b""]));
         write(&mut writer, &bytes, REPLAY_PATIENCE).await?;
-    }
-}
-
-/// A wish to have batches repeated.
-struct Question {
-    /// Comes before every answer: one empty frame.
-    envelope: Vec<Vec<u8>>,
-    /// The number of the first one.
-    first: u64,
-}
-
-impl Question {
-    fn answer<'a>(&'a self, frames: &[&'a [u8]]) -> Vec<&'a [u8]> {
-        let envelope = self.envelope.iter().map(Vec::as_slice);
-        envelope.chain(frames.iter().copied()).collect()
-    }
-}
-
-async fn read_question(
-    reader: &mut (impl AsyncRead + Unpin),
-    writer: &mut (impl AsyncWrite + Unpin),
-) -> Result<Option<Question>, ZmtpError> {
-    let mut envelope = Vec::new();
-    loop {
-        let heard = unless_idle(zmtp::read_frame(reader, MAX_WORD_BYTES));
-        let frame = match heard.await {
-            Err(ZmtpError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                return Ok(None);
-            }
-            frame => frame?,
-        };
-        if frame.is_command {
-            if let Some(pong) = zmtp::answer_to_ping(&frame) {
-                write(writer, &pong, REPLAY_PATIENCE).await?;
-            }
-            continue;
-        }
-        if frame.has_more {
-            if envelope.len() >= MAX_QUESTION_FRAMES {
-                return Err(ZmtpError::Peer("asks with too many frames"));
-            }
-            envelope.push(frame.body);
-            continue;
-        }
-        let number: Result<[u8; 8], _> = frame.body.try_into();
-        let Ok(number) = number else {
-            return Err(ZmtpError::Peer("asks for a batch by no number of 8 bytes"));
-        };
-        let first = u64::from_be_bytes(number);
-        return Ok(Some(Question { envelope, first }));
     }
 }
 

@@ -106,3 +106,36 @@ async fn a_peer_of_the_older_version_is_not_asked() {
         () = peer => {}
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_reads_slowly_but_steadily_stays() {
+    const EVERY: Duration = Duration::from_secs(40);
+    let (ours, mut peer) = duplex(64 << 10);
+    let sockets = sockets();
+    let peer = async {
+        introduce(&mut peer, 1, b"\0\x03\x01kv").await;
+        // Time passes when its wish has been read.
+        sleep(Duration::from_secs(1)).await;
+        for _ in 0..100 {
+            sockets.publish(vec![0; 8 << 10], Vec::new());
+        }
+        // A question comes behind eight batches, which take it longer than an answer may.
+        let (mut n_read, mut n_asked) = (0, 0);
+        while n_read < 30 {
+            let frame = zmtp::read_frame(&mut peer, 16 << 10).await;
+            let frame = frame.expect("it is served");
+            if frame.is_command {
+                peer.write_all(PONG).await.expect("there is room");
+                n_asked += 1;
+            } else if !frame.has_more {
+                n_read += 1;
+                sleep(EVERY).await;
+            }
+        }
+        assert!(n_asked > 0);
+    };
+    tokio::select! {
+        ended = serve_subscriber(ours, sockets.clone()) => panic!("{ended:?}"),
+        () = peer => {}
+    }
+}

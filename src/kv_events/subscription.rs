@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::spawn_local;
+use tokio::time::timeout;
 
 use super::batch::KvEvent;
 use super::read;
@@ -23,6 +24,8 @@ use crate::metrics::SubscriberCount;
 const MAX_READERS: usize = 64;
 /// Batches on their way to a reader; all others wait in the buffer.
 const BATCHES_UNDER_WAY: usize = 2;
+/// A reader that takes nothing for so long loses its place, though whatever reads for it may never be asked again.
+const READER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The way to an engine's publisher, for readers in its process.
 #[derive(Clone, Debug)]
@@ -70,7 +73,11 @@ impl ReaderDoor {
         let place = place.map_err(|_| SubscribeError::TooMany)?;
         let (told, heard) = mpsc::channel(BATCHES_UNDER_WAY);
         let next = self.seq_behind(after);
-        let taken = self.readers.try_send(Reader { next, told });
+        let taken = self.readers.try_send(Reader {
+            next,
+            told,
+            _place: place,
+        });
         taken.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => SubscribeError::TooMany,
             mpsc::error::TrySendError::Closed(_) => SubscribeError::Stopped,
@@ -79,7 +86,6 @@ impl ReaderDoor {
             heard,
             first_number: self.first_number,
             last: after,
-            _place: place,
         })
     }
 
@@ -101,6 +107,8 @@ pub(super) struct Reader {
     /// The batch that it is told next; `None` for the oldest that is kept.
     next: Option<u64>,
     told: mpsc::Sender<Told>,
+    /// Held here, since whoever holds the other end may do nothing with it any more.
+    _place: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
@@ -123,6 +131,12 @@ impl Reader {
         self.next = Some(next + 1);
         Some(Told::Batch(batch))
     }
+
+    /// Whether it has taken this in time.
+    async fn tell(&self, told: Told) -> bool {
+        let sent = timeout(READER_PATIENCE, self.told.send(told)).await;
+        matches!(sent, Ok(Ok(())))
+    }
 }
 
 /// Serves readers of this process, for ever.
@@ -139,7 +153,7 @@ async fn tell(mut reader: Reader, sockets: Rc<Sockets>) {
         published.mark_unchanged();
         let told = reader.next_told(&sockets.ring.borrow());
         let goes_on = match told {
-            Some(told) => reader.told.send(told).await.is_ok(),
+            Some(told) => reader.tell(told).await,
             None => tokio::select! {
                 new = published.changed() => new.is_ok(),
                 () = reader.told.closed() => false,
@@ -162,18 +176,18 @@ pub struct NumberedEvents {
     pub events: Vec<KvEvent>,
 }
 
-/// The events of an engine's cache, from a subscription on. It ends when this is dropped.
+/// The events of an engine's cache, from a subscription on. It ends when this is dropped, or not read for a minute.
 #[derive(Debug)]
 pub struct KvEventSubscription {
     heard: mpsc::Receiver<Told>,
     first_number: u64,
     /// The number that was last seen; 0 for none.
     last: u64,
-    _place: OwnedSemaphorePermit,
 }
 
 impl KvEventSubscription {
-    /// The next batch, as soon as there is one; `None` once the publisher has stopped.
+    /// The next batch, as soon as there is one; `None` once the publisher has stopped, or has waited too long for this
+    /// reader.
     pub async fn next(&mut self) -> Option<NumberedEvents> {
         let told = self.heard.recv().await?;
         let seq = match &told {
@@ -185,7 +199,7 @@ impl KvEventSubscription {
             last => last + 1,
         };
         let (time_s, events) = match told {
-            Told::Batch(batch) => read::decode(&batch.payload).ok()?,
+            Told::Batch(batch) => events_of(&batch)?,
             Told::Lost => (now().as_secs_f64(), vec![KvEvent::Cleared]),
         };
         Some(NumberedEvents {
@@ -196,6 +210,17 @@ impl KvEventSubscription {
     }
 }
 
+/// The time and the events of a batch, with what its payload leaves out.
+fn events_of(batch: &Batch) -> Option<(f64, Vec<KvEvent>)> {
+    let (time_s, mut events) = read::decode(&batch.payload).ok()?;
+    for place in &batch.named {
+        if let Some(KvEvent::Stored(blocks)) = events.get_mut(*place as usize) {
+            blocks.is_named = true;
+        }
+    }
+    Some((time_s, events))
+}
+
 fn now() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -204,10 +229,18 @@ fn now() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
+    use tokio::sync::watch;
+    use tokio::time::Instant;
+
+    use super::super::batch::StoredBlocks;
+    use super::super::publisher::named;
     use super::super::ring::RingLimits;
     use super::super::wire;
     use super::*;
     use crate::kv_events::config::Encoding;
+    use crate::metrics::KvEventMetrics;
 
     const FIRST: u64 = 1000;
 
@@ -219,7 +252,7 @@ mod tests {
         });
         for id in 0..n_batches {
             let events = [KvEvent::Removed(vec![id])];
-            ring.push(wire::encode(&events, 0.0, 1, Encoding::Map));
+            ring.push(wire::encode(&events, 0.0, 1, Encoding::Map), Vec::new());
         }
         ring
     }
@@ -296,5 +329,61 @@ mod tests {
         readers.pop();
         let refused = door.subscribe(0).err();
         assert_eq!(refused, Some(SubscribeError::Stopped));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_stops_reading_loses_its_place() {
+        let (door, mut coming) = ReaderDoor::new();
+        // The clear and the two batches that are kept are one more than may be under way.
+        let mut subscription = door.subscribe(1).expect("there is room");
+        let reader = coming.try_recv().expect("it has come");
+        assert_eq!(door.places.available_permits(), MAX_READERS - 1);
+        let sockets = Sockets {
+            topic: String::new(),
+            ring: RefCell::new(ring(5)),
+            published: watch::Sender::new(5),
+            complaints: Default::default(),
+            metrics: KvEventMetrics::register(),
+        };
+        let begun = Instant::now();
+        tell(reader, Rc::new(sockets)).await;
+        assert_eq!(begun.elapsed().as_secs(), READER_PATIENCE.as_secs());
+        assert_eq!(door.places.available_permits(), MAX_READERS);
+        // It may come back behind what it has read.
+        for number in [2, 3] {
+            let batch = subscription.next().await.expect("it was under way");
+            assert_eq!(batch.number, number);
+        }
+        assert_eq!(subscription.next().await, None);
+    }
+
+    #[test]
+    fn blocks_of_named_namespaces_are_marked_in_either_encoding() {
+        let stored = |id: i64, is_named: bool| {
+            KvEvent::Stored(StoredBlocks {
+                ids: vec![id],
+                parent: None,
+                tokens: vec![5],
+                cache_salt: None,
+                is_named,
+            })
+        };
+        // As of an `extra_key`, which no encoding has a place for.
+        let events = vec![
+            stored(1, false),
+            stored(2, true),
+            KvEvent::Removed(vec![2]),
+            stored(3, true),
+        ];
+        for encoding in [Encoding::Map, Encoding::Array] {
+            let batch = Batch {
+                seq: 0,
+                payload: wire::encode(&events, 1.5, 1, encoding),
+                named: named(&events),
+            };
+            assert_eq!(batch.named, [1, 3]);
+            let read = events_of(&batch).expect("it is a batch");
+            assert_eq!(read, (1.5, events.clone()), "{encoding:?}");
+        }
     }
 }

@@ -146,6 +146,7 @@ mod tests {
                 parent: None,
                 tokens: (1..=8).collect(),
                 cache_salt: None,
+                is_named: false,
             }),
             KvEvent::Removed(vec![SECOND]),
             KvEvent::Cleared,
@@ -195,6 +196,7 @@ mod tests {
             parent: Some(-1),
             tokens: vec![70_000, 300, 200, 5],
             cache_salt: Some("s".into()),
+            is_named: true,
         });
         let text = hex(&[event], Encoding::Map);
         // Eight fields; the block before is a small number; the salt is the last one, before the rank.

@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::{fs, io};
 
 use futures_util::stream;
 use sha2::{Digest, Sha256};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tonic::Status;
 
@@ -38,75 +38,78 @@ const MAX_FILES: usize = 50;
 /// All files together; smg takes 200 MiB.
 const MAX_BYTES: u64 = 128 << 20;
 
-/// Archives in memory at once, of [`MAX_BYTES`] each; other clients wait.
-const MAX_ARCHIVES: usize = 2;
 /// A message has so much of an archive.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Sends archives of a tokenizer, few at once.
+/// Sends archives of a tokenizer. All clients at once are sent the same one, so that those that stop reading keep nothing
+/// from others.
+#[derive(Default)]
 pub(super) struct Bundles {
-    places: Arc<Semaphore>,
+    /// The archive that is being sent to somebody. The lock is held while one is made.
+    current: Arc<Mutex<Weak<Bundle>>>,
 }
 
 impl Bundles {
-    pub(super) fn new() -> Self {
-        Self {
-            places: Arc::new(Semaphore::new(MAX_ARCHIVES)),
-        }
-    }
-
     /// The tokenizer of the model in this folder, in pieces, of which the last one has the hash of all.
     pub(super) async fn stream(
         &self,
         folder: PathBuf,
     ) -> Result<Responses<GetTokenizerChunk>, Status> {
-        let lost = || Status::unavailable("the tokenizer cannot be read now");
-        let place = self.places.clone().acquire_owned().await;
-        let place = place.map_err(|_| lost())?;
-        let bundle = spawn_blocking(move || {
-            let bytes = archive(&folder)?;
-            let sha256 = hex(&Sha256::digest(&bytes));
-            Ok(Bundle {
-                bytes,
-                sha256,
-                at: 0,
-                _place: place,
-            })
-        });
-        let bundle: Result<Bundle, BundleError> = bundle.await.map_err(|_| lost())?;
-        let chunks = stream::unfold(bundle.map_err(refused)?, |mut bundle| async move {
-            let chunk = bundle.next_chunk()?;
-            Some((Ok::<_, Status>(chunk), bundle))
+        let bundle = self.bundle(folder).await?;
+        let chunks = stream::unfold((bundle, 0), |(bundle, at)| async move {
+            let (chunk, end) = bundle.chunk(at)?;
+            Some((Ok::<_, Status>(chunk), (bundle, end)))
         });
         Ok(Box::pin(chunks))
     }
+
+    async fn bundle(&self, folder: PathBuf) -> Result<Arc<Bundle>, Status> {
+        let mut current = self.current.clone().lock_owned().await;
+        if let Some(bundle) = current.upgrade().filter(|bundle| bundle.folder == folder) {
+            return Ok(bundle);
+        }
+        // The lock goes along: whoever asks and leaves again does not have a second archive made beside the first.
+        let made = spawn_blocking(move || {
+            let bundle = Arc::new(Bundle::of(folder)?);
+            *current = Arc::downgrade(&bundle);
+            Ok(bundle)
+        });
+        let made: Result<_, BundleError> = made
+            .await
+            .map_err(|_| Status::unavailable("the tokenizer cannot be read now"))?;
+        made.map_err(refused)
+    }
 }
 
-/// An archive that is being sent.
+/// An archive, and the folder that it was made of.
+#[derive(Debug)]
 struct Bundle {
+    folder: PathBuf,
     bytes: Vec<u8>,
     sha256: String,
-    /// So much has been sent.
-    at: usize,
-    _place: OwnedSemaphorePermit,
 }
 
 impl Bundle {
-    fn next_chunk(&mut self) -> Option<GetTokenizerChunk> {
-        let rest = self.bytes.get(self.at..)?;
-        let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
-        if data.is_empty() {
-            return None;
-        }
-        self.at += data.len();
-        let is_last = self.at == self.bytes.len();
-        Some(GetTokenizerChunk {
-            data,
-            sha256: match is_last {
-                true => std::mem::take(&mut self.sha256),
-                false => String::new(),
-            },
+    fn of(folder: PathBuf) -> Result<Self, BundleError> {
+        let bytes = archive(&folder)?;
+        let sha256 = hex(&Sha256::digest(&bytes));
+        Ok(Self {
+            folder,
+            bytes,
+            sha256,
         })
+    }
+
+    /// The piece that begins here, and where it ends; `None` behind the last one.
+    fn chunk(&self, at: usize) -> Option<(GetTokenizerChunk, usize)> {
+        let rest = self.bytes.get(at..).filter(|rest| !rest.is_empty())?;
+        let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
+        let end = at + data.len();
+        let sha256 = match end == self.bytes.len() {
+            true => self.sha256.clone(),
+            false => String::new(),
+        };
+        Some((GetTokenizerChunk { data, sha256 }, end))
     }
 }
 
@@ -198,6 +201,7 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::{FutureExt, StreamExt};
     use tempfile::TempDir;
 
     use super::*;
@@ -238,5 +242,43 @@ mod tests {
             .expect_err("it is too much")
             .to_string();
         assert!(error.contains("51 files of 2 bytes"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn clients_that_stop_reading_keep_nobody_out() {
+        let text = "x".repeat(2 * CHUNK_BYTES);
+        let folder = folder(&[("tokenizer.json", &text)]);
+        let path = folder.path().to_owned();
+        let bundles = Bundles::default();
+        let mut stopped = Vec::new();
+        for _ in 0..10 {
+            let mut chunks = bundles.stream(path.clone()).await.expect("a tokenizer");
+            assert!(chunks.next().await.is_some());
+            stopped.push(chunks);
+        }
+        let chunks = bundles.stream(path.clone()).await.expect("a tokenizer");
+        let chunks: Vec<_> = chunks.collect().await;
+        let chunks: Vec<_> = chunks
+            .into_iter()
+            .map(|chunk| chunk.expect("it is there"))
+            .collect();
+        let bytes = chunks.iter().flat_map(|chunk| chunk.data.clone());
+        let expected = archive(&path).expect("a tokenizer");
+        assert_eq!(bytes.collect::<Vec<_>>(), expected);
+        let hashes: Vec<_> = chunks.iter().map(|chunk| chunk.sha256.as_str()).collect();
+        let of_all = hex(&Sha256::digest(&expected));
+        assert_eq!(hashes, ["", "", of_all.as_str()]);
+        // All of them read one archive, which goes with the last one.
+        let current = || {
+            bundles
+                .current
+                .lock()
+                .now_or_never()
+                .expect("nobody has it")
+                .clone()
+        };
+        assert_eq!(current().strong_count(), stopped.len());
+        drop(stopped);
+        assert_eq!(current().strong_count(), 0);
     }
 }

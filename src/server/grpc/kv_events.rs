@@ -77,12 +77,12 @@ impl Telling {
     }
 }
 
-/// The event, unless its blocks have a salt: there is no field for it, and smg would send others' prompts to them.
+/// The event, unless its blocks are in a named namespace: there is no field for a salt or an `extra_key`, and smg would
+/// send others' prompts to them.
 fn data_of(event: KvEvent, block_size: usize) -> Option<Data> {
     match event {
         KvEvent::Stored(blocks) => {
-            let is_plain = blocks.cache_salt.is_none();
-            is_plain.then(|| Data::Stored(stored(blocks, block_size)))
+            (!blocks.is_named).then(|| Data::Stored(stored(blocks, block_size)))
         }
         KvEvent::Removed(block_hashes) => Some(Data::Removed(KvBlocksRemoved { block_hashes })),
         KvEvent::Cleared => Some(Data::Cleared(KvCacheCleared {})),
@@ -108,18 +108,19 @@ fn stored(blocks: StoredBlocks, block_size: usize) -> KvBlocksStored {
 mod tests {
     use super::*;
 
-    fn blocks(cache_salt: Option<&str>) -> KvEvent {
+    fn blocks(is_named: bool) -> KvEvent {
         KvEvent::Stored(StoredBlocks {
             ids: vec![7, -8],
             parent: Some(6),
             tokens: vec![1, 2, 3, 4],
-            cache_salt: cache_salt.map(Into::into),
+            cache_salt: None,
+            is_named,
         })
     }
 
     #[test]
     fn each_block_has_its_own_tokens() {
-        let Some(Data::Stored(told)) = data_of(blocks(None), 2) else {
+        let Some(Data::Stored(told)) = data_of(blocks(false), 2) else {
             panic!("it is told");
         };
         let of = |block_hash, token_ids: [u32; 2]| KvBlock {
@@ -132,8 +133,8 @@ mod tests {
     }
 
     #[test]
-    fn salted_blocks_are_not_told() {
-        assert_eq!(data_of(blocks(Some("s")), 2), None);
+    fn blocks_of_named_namespaces_are_not_told() {
+        assert_eq!(data_of(blocks(true), 2), None);
     }
 
     #[test]

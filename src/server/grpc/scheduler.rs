@@ -36,7 +36,7 @@ impl Scheduler {
     pub(super) fn new(state: Data<AppState>) -> Self {
         Self {
             state,
-            bundles: Bundles::new(),
+            bundles: Bundles::default(),
         }
     }
 }
