@@ -76,7 +76,11 @@ pub(super) fn store_setup(
     let store = StoreConfig {
         path: path.clone(),
         disk_bytes: config.kv_disk_bytes,
-        host_bytes: host_bytes(config, memory.kv_bytes),
+        host_bytes: match memory.budget.store_bytes {
+            // They are a GPU's, beside whose pool no memory of the host is planned.
+            0 => host_bytes(config, memory.kv_bytes),
+            planned => host_bytes(config, memory.kv_bytes).min(planned),
+        },
         prefetch_timeout: prefetch_timeout(config),
         drop_behind: false,
         write_share: write_share(config),
