@@ -53,7 +53,7 @@ struct ShelfBuffer {
 }
 
 impl ShelfBuffer {
-    fn new(bytes: Box<[u8]>, shelf: &Arc<Shelf>) -> Box<dyn HostBuffer> {
+    fn hand_out(bytes: Box<[u8]>, shelf: &Arc<Shelf>) -> Box<dyn HostBuffer> {
         shelf.in_hands.fetch_add(1, Ordering::Relaxed);
         Box::new(Self {
             bytes,
@@ -105,14 +105,14 @@ impl BlockPort for Port {
         assert_eq!(kind, BlockKind::Kv);
         let free = self.shelf.free.lock().unwrap().pop();
         let bytes = free.unwrap_or_else(|| vec![GONE; self.block_bytes].into_boxed_slice());
-        Some(ShelfBuffer::new(bytes, &self.shelf))
+        Some(ShelfBuffer::hand_out(bytes, &self.shelf))
     }
 
     fn take_run(&mut self, ticket: Ticket, n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
         let run = self.shelf.fetched.lock().unwrap().remove(&ticket.get())?;
         assert_eq!(run.len(), n_blocks);
         let buffers = run.into_iter();
-        let buffers = buffers.map(|bytes| ShelfBuffer::new(bytes, &self.shelf));
+        let buffers = buffers.map(|bytes| ShelfBuffer::hand_out(bytes, &self.shelf));
         Some(buffers.collect())
     }
 }

@@ -173,9 +173,10 @@ impl StatePool {
                 // SAFETY: slots that are written are read by no other item, and each item has a part of its own.
                 let live = unsafe { states.part(start.live, part.start, part.len()) };
                 match start.from {
-                    // SAFETY: as above; several items may read one slot.
                     Some(from) => {
-                        live.copy_from_slice(unsafe { states.read(from, part.start, part.len()) })
+                        // SAFETY: as above; several items may read one slot.
+                        let saved = unsafe { states.read(from, part.start, part.len()) };
+                        live.copy_from_slice(saved);
                     }
                     None => live.fill(0.0),
                 }
@@ -265,6 +266,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::single_range_in_vec_init)] // one node has one part
     fn a_node_owns_its_heads_and_the_last_one_the_rest() {
         let states = StatePool::new(&layout(), 0);
         let parts = |layer: usize, threads: &[usize]| {
