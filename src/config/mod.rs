@@ -247,7 +247,7 @@ keys::keys! {
         #[flag(MEMORY.takes("POLICY"))]
         kv_write_policy: KvWritePolicy = KvWritePolicy::WriteThrough,
         /// With `--kv-disk-path`: share of the compute threads' time that writing to the disk takes at most while they compute.
-        /// What waits is written once they are idle. With 1 it is written at once.
+        /// The rest is written once they are idle. With 1 everything is written at once.
         #[flag(MEMORY.takes("SHARE").rare())]
         #[range(MIN_KV_WRITE_SHARE..=1.0)]
         kv_write_share: f64 = 0.01,

@@ -42,7 +42,7 @@ pub trait HostBuffer: Send {
     /// Its bytes. They lie where they are for as long as [`Self::owner`] is held, whoever has the buffer.
     fn bytes_mut(&mut self) -> &mut [u8];
 
-    /// What keeps the memory of all buffers of its kind.
+    /// The owner of the memory of all buffers of its kind.
     fn owner(&self) -> Arc<dyn Any + Send + Sync>;
 
     /// Keeps what it holds under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.

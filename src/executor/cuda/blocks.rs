@@ -43,7 +43,7 @@ pub(super) enum StepFailure {
     /// So did an operation of the model.
     #[error(transparent)]
     Operation(#[from] CudaFailure),
-    /// What it was to load is not on the store's side.
+    /// Blocks that it was to load are not on the store's side.
     #[error("blocks {ticket} of row {row} are not there")]
     MissingBlocks {
         /// The run.

@@ -253,7 +253,7 @@ fn plan(step: u64) -> StepPlan {
     plan
 }
 
-/// What is taken away.
+/// The wait that is taken away.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Planted {
     Nothing,
@@ -404,7 +404,7 @@ fn what_is_saved_is_loaded_whenever_copies_run() {
     let is_written = |block: &Vec<u8>| block.iter().any(|byte| *byte != GONE);
     assert!(saved.values().all(is_written));
     assert!(saved[&1] != saved[&2] && saved[&2] != saved[&3]);
-    // What row 3 has loaded is what row 1 had computed, and so is what follows.
+    // Row 3 has loaded the bytes that row 1 had computed, and goes on with the same tokens.
     assert!(saved[&4] == saved[&2] && saved[&5] == saved[&3]);
     assert_eq!(tokens[LOADS as usize..], tokens[1..4]);
     for (load_slots, hurries_copies) in [(LOAD_SLOTS, true), (1, false), (1, true)] {
