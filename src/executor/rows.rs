@@ -6,6 +6,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
+
 use crate::error::StepError;
 use crate::executor::check::{self, Limits};
 use crate::ids::{RowId, SeqId, StateSlot};
@@ -45,6 +47,8 @@ pub(super) struct Row {
 /// The rows of an executor, by row id; row 0 is padding and stays empty.
 pub(super) struct Rows {
     rows: Vec<Option<Row>>,
+    /// Those in use when a step was lost, until they start again.
+    lost: FxHashSet<RowId>,
     limits: Limits,
     scratch: check::Scratch,
 }
@@ -54,6 +58,7 @@ impl Rows {
     pub(super) fn new(max_rows: usize, limits: Limits) -> Self {
         Self {
             rows: (0..=max_rows).map(|_| None).collect(),
+            lost: FxHashSet::default(),
             limits,
             scratch: check::Scratch::default(),
         }
@@ -64,9 +69,34 @@ impl Rows {
         self.limits.block_tokens = Some(block_tokens);
     }
 
-    /// Refuses a plan that contradicts itself or the rows; nothing has changed then.
+    /// Notes that a step was lost. What the rows hold is unknown: even the token that a row goes on with may never have been
+    /// sampled, and a kernel that takes whatever lies there for one reads anywhere.
+    pub(super) fn lose(&mut self) {
+        let ids = (0..).map(RowId::new);
+        let used = ids.zip(&self.rows).filter(|(_, row)| row.is_some());
+        self.lost.extend(used.map(|(id, _)| id));
+    }
+
+    /// Refuses a plan that contradicts itself or the rows, or goes on with rows that were lost; nothing has changed then.
     pub(super) fn check(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        if let Some(row) = self.lost_row(plan) {
+            return Err(StepError::Lost(format!(
+                "row {row} goes on with what an earlier step has lost"
+            )));
+        }
         check::check(plan, &self.rows, &self.limits, &mut self.scratch).map_err(StepError::Rejected)
+    }
+
+    /// A row that a plan goes on with and that was lost.
+    fn lost_row(&self, plan: &StepPlan) -> Option<RowId> {
+        if self.lost.is_empty() {
+            return None;
+        }
+        let worked = plan.rows.iter().map(|work| work.row);
+        let edited = plan.table.iter().map(TableDelta::row);
+        let starts = |row| plan.starts.iter().any(|start| start.row == row);
+        let is_lost = |row: &RowId| self.lost.contains(row) && !starts(*row);
+        worked.chain(edited).find(is_lost)
     }
 
     /// Starts a row. The plan must have passed [`Self::check`], here and below.
@@ -74,6 +104,7 @@ impl Rows {
         // Known from its first step to its last, retractions included: cached keys are of one rotation.
         let longest = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
         let long_above = self.limits.long_above;
+        self.lost.remove(&start.row);
         self.rows[start.row.index()] = Some(Row {
             seq: start.seq,
             tokens: start.tokens.clone(),

@@ -16,6 +16,7 @@ use crate::common::{
 };
 use crate::setups::load_on;
 
+const OUT_OF_MEMORY: i32 = 2;
 const LAUNCH_OUT_OF_RESOURCES: i32 = 701;
 const ILLEGAL_ADDRESS: i32 = 700;
 const STEPS: u64 = 20;
@@ -144,6 +145,31 @@ fn a_refused_launch_loses_the_step_and_not_the_device() {
     assert!(matches!(&error, StepError::Lost(_)), "{error}");
     assert!(error.to_string().contains("701"), "{error}");
     // Everything is computed again.
+    assert_eq!(sampled(&run(&mut executor, &plans)), expected);
+}
+
+/// Whatever is refused of a prompt's step, the decode after it, which may be on its way by then, has no token to go on with.
+#[test]
+fn a_step_after_a_lost_one_is_lost_and_computes_nothing() {
+    const ORDINAL: usize = 24;
+    let device = Device::new(ORDINAL);
+    let plans = plans();
+    let expected = sampled(&on_the_cpu(&plans));
+    let mut executor = load_on(ORDINAL, &fixture("llama"), &options());
+    for fault in [
+        Fault::Copy(OUT_OF_MEMORY),
+        Fault::Launch(LAUNCH_OUT_OF_RESOURCES),
+    ] {
+        device.plan(fault, 1);
+        let error = executor.launch(&plans[0]).unwrap_err();
+        assert!(matches!(&error, StepError::Lost(_)), "{error}");
+        let before = device.counts();
+        let error = executor.launch(&plans[1]).unwrap_err();
+        assert!(matches!(&error, StepError::Lost(_)), "{error}");
+        let after = device.counts();
+        assert_eq!(after.n_launches, before.n_launches);
+        assert_eq!(after.n_graph_launches, before.n_graph_launches);
+    }
     assert_eq!(sampled(&run(&mut executor, &plans)), expected);
 }
 

@@ -293,6 +293,9 @@ impl CpuExecutor {
         let computes = !plan.rows.is_empty();
         self.tell_host(computes);
         let output = self.run_checked(plan, probe);
+        if output.is_err() {
+            self.rows.lose();
+        }
         self.tell_host(false);
         output
     }

@@ -372,6 +372,7 @@ impl CudaExecutor {
 
     fn lose(&mut self, failure: impl std::fmt::Display) -> StepError {
         self.is_suspect = true;
+        self.rows.lose();
         self.clock.forget();
         StepError::Lost(failure.to_string())
     }
