@@ -15,7 +15,7 @@ pub enum Numa {
     /// They are not.
     Off,
     /// As on so many nodes, but at most one for each thread, whatever the machine has; the system places the threads. For
-    /// tests.
+    /// tests and benches.
     #[serde(skip)]
     Pretended(usize),
 }

@@ -42,6 +42,11 @@ pub struct OfflineArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..),
         conflicts_with_all = ["base_url", "scaling"], help_heading = "Bench without a server")]
     pub noise_context: Option<u32>,
+    /// Divide threads, weights and K/V as on so many NUMA nodes, whatever the machine has: what dividing costs, without what it
+    /// gains
+    #[arg(long, value_name = "NODES", value_parser = clap::value_parser!(u16).range(1..),
+        conflicts_with = "base_url", help_heading = "Bench without a server")]
+    pub pretended_nodes: Option<u16>,
     #[command(flatten)]
     pub scaling: ScalingArgs,
     /// Start, answer two prompts and exit: the bench starts itself with this flag to measure start-up

@@ -22,6 +22,7 @@ use std::time::Duration;
 use actix_web::rt::System;
 use indicatif::ProgressBar;
 use souffleur::config::EngineConfig;
+use souffleur::kernels::cpu::Numa;
 
 use crate::cli::failure::Failure;
 use crate::cli::output::record::publish;
@@ -46,7 +47,10 @@ pub fn run(
     seed: u64,
     json: Option<&Path>,
 ) -> Result<(), Failure> {
-    let config = local::with_model(config)?;
+    let mut config = local::with_model(config)?;
+    if let Some(nodes) = args.pretended_nodes {
+        config.numa = Numa::Pretended(nodes.into());
+    }
     if args.start_once {
         return starts::start_once(config, first(&args.prompt_tokens), seed);
     }
