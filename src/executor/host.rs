@@ -42,6 +42,10 @@ pub trait HostBuffer: Send {
     /// Its bytes. They lie where they are for as long as [`Self::owner`] is held, whoever has the buffer.
     fn bytes_mut(&mut self) -> &mut [u8];
 
+    /// The pages that it has for itself, for a device that pins memory by the page: they begin where [`Self::bytes_mut`] does,
+    /// end behind it, and nobody else has a byte of them.
+    fn pages_mut(&mut self) -> &mut [u8];
+
     /// The owner of the memory of all buffers of its kind.
     fn owner(&self) -> Arc<dyn Any + Send + Sync>;
 

@@ -161,6 +161,10 @@ impl HostBuffer for DeskBuffer {
         self.block.bytes_mut()
     }
 
+    fn pages_mut(&mut self) -> &mut [u8] {
+        self.block.pages_mut()
+    }
+
     fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.block.owner()
     }
@@ -194,7 +198,8 @@ mod tests {
             planes: [Arc::from([plane]), Arc::default(), Arc::default()],
         };
         let (freed, _) = crossbeam_channel::bounded(1);
-        BlockPools::new(&geometry, 8 * BLOCK_BYTES as u64, &freed).expect("eight blocks fit")
+        let host_bytes = 8 * geometry.buffer_bytes(BlockKind::Kv) as u64;
+        BlockPools::new(&geometry, host_bytes, &freed).expect("eight blocks fit")
     }
 
     fn save(desk: &BlockDesk, ticket: u64) -> bool {

@@ -42,7 +42,7 @@ impl PinnedBuffers {
         assert_eq!(bytes.len(), len, "bytes of a block");
         if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr()) {
             // SAFETY: the owner, which keeps the memory where it is, is dropped behind the pinning.
-            let pinned = unsafe { self.device.pin(bytes) };
+            let pinned = unsafe { self.device.pin(buffer.pages_mut()) };
             if let Err(error) = &pinned
                 && !std::mem::replace(&mut self.has_said, true)
             {
@@ -54,6 +54,6 @@ impl PinnedBuffers {
             });
             entry.insert(pinned);
         }
-        bytes.as_mut_ptr()
+        buffer.bytes_mut().as_mut_ptr()
     }
 }

@@ -1,0 +1,69 @@
+//! The buffers: what memory they take, and how they come and go.
+
+use super::*;
+
+/// Pools whose buffers have so many bytes each.
+fn pools(bytes: usize, host_bytes: u64) -> BlockPools {
+    let plane = Plane {
+        layer: 0,
+        buffer: 0,
+        bytes,
+    };
+    let geometry = Geometry {
+        planes: [Arc::from([plane]), Arc::default(), Arc::default()],
+        ..geometry(false, 0)
+    };
+    let (freed, _) = crossbeam_channel::bounded(1);
+    BlockPools::new(&geometry, host_bytes, &freed).expect("they fit")
+}
+
+fn pool(bytes: usize, host_bytes: u64) -> BlockPool {
+    let pools = pools(bytes, host_bytes);
+    pools.of(BlockKind::Kv).expect("there is the kind").clone()
+}
+
+#[test]
+fn buffers_have_whole_pages_for_themselves() {
+    for bytes in [1, 1000, 4096, 4097, 3 * 4096] {
+        let pool = pool(bytes, 1 << 20);
+        let take = |_| pool.take(BlockUse::Saving).expect("one is free");
+        let mut blocks: Vec<HostBlock> = (0..9).map(take).collect();
+        let mut ranges = Vec::new();
+        for block in &mut blocks {
+            assert_eq!(block.bytes(), vec![0; bytes]);
+            let start = block.bytes().as_ptr();
+            let pages = block.pages_mut().as_ptr_range();
+            assert_eq!(pages.start, start);
+            assert_eq!(pages.start.addr() % 4096, 0);
+            assert_eq!(block.pages_mut().len(), bytes.next_multiple_of(4096));
+            ranges.push(pages.start.addr()..pages.end.addr());
+        }
+        ranges.sort_by_key(|range| range.start);
+        let is_apart = |two: &[std::ops::Range<usize>]| two[0].end <= two[1].start;
+        assert!(ranges.windows(2).all(is_apart), "{ranges:?}");
+    }
+}
+
+#[test]
+fn buffers_take_no_more_memory_than_they_may() {
+    let total = |host_bytes| pool(4097, host_bytes).counts().total;
+    // Two pages each.
+    assert_eq!(total(6 * PAGE_BYTES - 1), 2);
+    assert_eq!(total(6 * PAGE_BYTES), 3);
+}
+
+#[test]
+fn large_buffers_are_made_before_they_are_needed() {
+    let pools = pools(1 << 20, 4 << 20);
+    let taken = pools
+        .of(BlockKind::Kv)
+        .and_then(|pool| pool.take(BlockUse::Saving));
+    assert!(taken.is_some());
+    let n_made = (0..9).filter(|_| pools.make_ahead()).count();
+    assert_eq!(n_made, 3);
+    let counts = pools.of(BlockKind::Kv).map(BlockPool::counts);
+    assert_eq!(
+        counts.map(|counts| (counts.free, counts.saving)),
+        Some((3, 1))
+    );
+}
