@@ -51,6 +51,10 @@ pub trait HostBuffer: Send {
 
     /// Keeps what it holds under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.
     fn keep(self: Box<Self>, ticket: Ticket) -> bool;
+
+    /// Gives up its memory, which a device that has failed may still use: nobody touches or frees it any more, and the store
+    /// can make another buffer.
+    fn abandon(self: Box<Self>);
 }
 
 /// The parts of a run that a row needs.

@@ -46,7 +46,7 @@ struct PoolState {
     planes: Arc<[Plane]>,
     payload_bytes: usize,
     total: usize,
-    /// Buffers that exist.
+    /// Buffers that exist, but for those that were abandoned.
     made: AtomicUsize,
     uses: [AtomicUsize; 3],
     give: Sender<PageBuffer>,
@@ -111,6 +111,7 @@ impl BlockPool {
         Some(HostBlock {
             bytes,
             usage,
+            is_abandoned: false,
             pool: self.clone(),
         })
     }
@@ -184,6 +185,7 @@ impl fmt::Debug for BlockPool {
 pub struct HostBlock {
     bytes: PageBuffer,
     usage: BlockUse,
+    is_abandoned: bool,
     pool: BlockPool,
 }
 
@@ -216,6 +218,11 @@ impl HostBlock {
     /// What keeps its memory: while it is held, the bytes of every buffer of the pool lie where they are.
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.pool.0.clone()
+    }
+
+    /// Gives up its memory, which somebody may still use who cannot be stopped: it is lost, and the pool makes another buffer.
+    pub fn abandon(mut self) {
+        self.is_abandoned = true;
     }
 
     /// The bytes of each plane, in the order of [`planes`](Self::planes).
@@ -257,8 +264,13 @@ impl Drop for HostBlock {
         let pool = &self.pool.0;
         pool.uses[self.usage as usize].fetch_sub(1, Ordering::AcqRel);
         let bytes = std::mem::take(&mut self.bytes);
-        // The channel has room for every buffer that there is.
-        let _ = pool.give.try_send(bytes);
+        if self.is_abandoned {
+            bytes.leak();
+            pool.made.fetch_sub(1, Ordering::AcqRel);
+        } else {
+            // The channel has room for every buffer that there is.
+            let _ = pool.give.try_send(bytes);
+        }
         let _ = pool.freed.try_send(());
     }
 }

@@ -33,6 +33,11 @@ impl PageBuffer {
         })
     }
 
+    /// Keeps the memory from ever being used or freed.
+    pub(super) fn leak(self) {
+        std::mem::forget(self.pages);
+    }
+
     /// The pages, from the first byte on; what lies behind the bytes is nobody's.
     pub(super) fn pages_mut(&mut self) -> &mut [u8] {
         self.pages.as_deref_mut().unwrap_or_default()

@@ -173,6 +173,11 @@ impl HostBuffer for DeskBuffer {
         let Self { block, desk } = *self;
         desk.put_saved(ticket, block)
     }
+
+    fn abandon(self: Box<Self>) {
+        let Self { block, .. } = *self;
+        block.abandon();
+    }
 }
 
 #[cfg(test)]
@@ -279,6 +284,20 @@ mod tests {
         assert!(desk.take_saved(Ticket::new(2)).is_none());
         let counts = first.of(BlockKind::Kv).map(|pool| pool.counts().free);
         assert_eq!(counts, Some(8));
+    }
+
+    #[test]
+    fn a_buffer_that_a_device_abandons_is_free_to_be_made_again() {
+        let (desk, pools) = (BlockDesk::default(), pools());
+        desk.open(pools.clone());
+        let mut port = desk.port();
+        let mut taken = || port.take_buffer(BlockKind::Kv);
+        let all: Vec<_> = std::iter::from_fn(&mut taken).collect();
+        assert_eq!(all.len(), 8);
+        all.into_iter().for_each(|buffer| buffer.abandon());
+        let free = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
+        assert_eq!(free, Some(8));
+        assert_eq!(std::iter::from_fn(&mut taken).count(), 8);
     }
 
     #[test]

@@ -11,22 +11,20 @@ use crate::kernels::cuda::driver::{Device, Pinning};
 
 /// The store's buffers that were seen, by address. There are as many as the store has, and they take what it may take.
 pub(super) struct PinnedBuffers {
+    by_address: FxHashMap<usize, Option<Pinning>>,
     device: Device,
-    by_address: FxHashMap<usize, Option<PinnedMemory>>,
+    /// Of what is pinned. Behind that, which must not be freed, and behind the device: a context that is lost gives back
+    /// nothing before it ends.
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
     has_said: bool,
-}
-
-struct PinnedMemory {
-    _pinning: Pinning,
-    /// Behind it: what is pinned must not be freed.
-    _owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl PinnedBuffers {
     pub(super) fn new(device: &Device) -> Self {
         Self {
-            device: device.clone(),
             by_address: FxHashMap::default(),
+            device: device.clone(),
+            owners: Vec::new(),
             has_said: false,
         }
     }
@@ -41,6 +39,9 @@ impl PinnedBuffers {
         let bytes = buffer.bytes_mut();
         assert_eq!(bytes.len(), len, "bytes of a block");
         if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr()) {
+            if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
+                self.owners.push(owner);
+            }
             // SAFETY: the owner, which keeps the memory where it is, is dropped behind the pinning.
             let pinned = unsafe { self.device.pin(buffer.pages_mut()) };
             if let Err(error) = &pinned
@@ -48,11 +49,7 @@ impl PinnedBuffers {
             {
                 tracing::warn!(%error, "a buffer of the KV store cannot be pinned: copies of it are slow");
             }
-            let pinned = pinned.ok().map(|pinning| PinnedMemory {
-                _pinning: pinning,
-                _owner: owner,
-            });
-            entry.insert(pinned);
+            entry.insert(pinned.ok());
         }
         buffer.bytes_mut().as_mut_ptr()
     }

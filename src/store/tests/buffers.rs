@@ -53,6 +53,30 @@ fn buffers_take_no_more_memory_than_they_may() {
 }
 
 #[test]
+fn a_buffer_that_is_abandoned_is_made_anew() {
+    let pool = pool(1000, 3 * PAGE_BYTES);
+    let take = || pool.take(BlockUse::Saving);
+    let mut taken: Vec<HostBlock> = std::iter::from_fn(take).collect();
+    assert_eq!(taken.len(), 3);
+    let owner = Arc::downgrade(&taken[0].owner());
+    let mut lost = Vec::new();
+    for block in taken.drain(..2) {
+        lost.push(block.bytes().as_ptr());
+        block.abandon();
+    }
+    let counts = pool.counts();
+    assert_eq!((counts.free, counts.saving, counts.total), (2, 1, 3));
+    let again: Vec<HostBlock> = std::iter::from_fn(take).collect();
+    assert_eq!(again.len(), 2);
+    let is_lost = |block: &HostBlock| lost.contains(&block.bytes().as_ptr());
+    assert!(!again.iter().any(is_lost), "somebody may still write to it");
+    drop((taken, again));
+    assert_eq!(pool.counts().free, 3);
+    drop(pool);
+    assert!(owner.upgrade().is_none(), "nothing else is lost");
+}
+
+#[test]
 fn large_buffers_are_made_before_they_are_needed() {
     let pools = pools(1 << 20, 4 << 20);
     let taken = pools

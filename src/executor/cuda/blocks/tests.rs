@@ -28,6 +28,7 @@ use crate::state::step::{BlockCopies, RowStart, RowWork, StepOutput, StepRow};
 const BLOCK_TOKENS: usize = 8;
 const PROMPT_TOKENS: u32 = 24;
 const OUT_OF_MEMORY: i32 = 2;
+const ILLEGAL_ADDRESS: i32 = 700;
 const PAGE_BYTES: usize = 4096;
 /// In the memory of a buffer that nobody has.
 const GONE: u8 = 0xee;
@@ -47,6 +48,7 @@ struct Shelf {
     saved: Mutex<BTreeMap<u64, Vec<u8>>>,
     fetched: Mutex<BTreeMap<u64, Vec<Block>>>,
     in_hands: AtomicUsize,
+    abandoned: AtomicUsize,
 }
 
 /// The memory of a block, in pages of its own.
@@ -69,7 +71,7 @@ impl Block {
 }
 
 struct ShelfBuffer {
-    /// `None` once it went back.
+    /// `None` once it went back, or was abandoned.
     block: Option<Block>,
     shelf: Arc<Shelf>,
 }
@@ -106,6 +108,11 @@ impl HostBuffer for ShelfBuffer {
         let mut saved = self.shelf.saved.lock().unwrap();
         saved.insert(ticket.get(), bytes);
         true
+    }
+
+    fn abandon(mut self: Box<Self>) {
+        std::mem::forget(self.block.take());
+        self.shelf.abandoned.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -528,6 +535,38 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
             run.finish_all();
         }
         assert_eq!(run.tokens, expected[..LOADS as usize]);
+    }
+}
+
+#[test]
+fn a_lost_context_costs_the_buffers_that_it_may_still_use_and_no_others() {
+    for (last, n_lost) in [(SAVES_FRESH, 1), (LOADS, 2)] {
+        let mut run = Run::new(28);
+        for step in 0..last {
+            run.executor.launch(&plan(step)).unwrap();
+            run.finish_all();
+        }
+        if last == LOADS {
+            run.fetch();
+        }
+        run.emulated.plan(Fault::Kernel(ILLEGAL_ADDRESS), 1);
+        let launched = run.executor.launch(&plan(last));
+        let ended = launched.and_then(|_| run.executor.finish());
+        let error = ended.map(drop).unwrap_err();
+        assert!(matches!(&error, StepError::Lost(_)), "{error}");
+        assert_eq!(run.in_hands(), 0);
+        assert_eq!(run.shelf.abandoned.load(Ordering::Relaxed), n_lost);
+        // Those of earlier steps lie on the shelf.
+        let n_free = run.shelf.free.lock().unwrap().len();
+        assert_eq!(n_free, usize::from(last == LOADS));
+        drop(run);
+        // The next executor pins what it likes.
+        let mut next = Run::new(28);
+        for step in 0..=SAVES_FRESH {
+            next.executor.launch(&plan(step)).unwrap();
+            next.finish_all();
+        }
+        assert_eq!(next.saved().len(), 1);
     }
 }
 
