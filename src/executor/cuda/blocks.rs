@@ -5,7 +5,8 @@
 //! meanwhile, so a step that gets one of them waits for the copy; that is seldom. **Loads** have another stream: it brings a
 //! block to the device as soon as there is room, and the compute stream scatters it to the pages of its row, in step order.
 //!
-//! Buffers are pinned when they are first seen. Until its copies have ended a buffer belongs to its step.
+//! Buffers are pinned when they are first seen, one in a launch; until then, a copy is staged by the driver. Until its copies
+//! have ended a buffer belongs to its step.
 
 mod held;
 
@@ -115,6 +116,7 @@ impl CudaExecutor {
         let Some(blocks) = &mut self.blocks else {
             return Ok(StepBlocks::default());
         };
+        blocks.pinned.begin_launch();
         let saves = match &plan.copies {
             Some(copies) if !copies.saves.is_empty() => {
                 blocks.save(&copies.saves, &self.backend, &self.compute)?

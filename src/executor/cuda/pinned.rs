@@ -16,6 +16,8 @@ pub(super) struct PinnedBuffers {
     /// Of what is pinned. Behind that, which must not be freed, and behind the device: a context that is lost gives back
     /// nothing before it ends.
     owners: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Whether the launch under way has pinned none yet.
+    may_pin: bool,
     has_said: bool,
 }
 
@@ -25,12 +27,19 @@ impl PinnedBuffers {
             by_address: FxHashMap::default(),
             device: device.clone(),
             owners: Vec::new(),
+            may_pin: true,
             has_said: false,
         }
     }
 
-    /// Pins a buffer that was not seen before; returns where its bytes lie. One that cannot be pinned is copied all the same:
-    /// the driver then copies it by parts, while the thread waits.
+    /// A launch begins, which may pin a buffer.
+    pub(super) fn begin_launch(&mut self) {
+        self.may_pin = true;
+    }
+
+    /// Pins a buffer that was not seen before, if the launch has pinned none yet: that takes milliseconds, in which no step is
+    /// launched. Returns where its bytes lie. What is not pinned is copied all the same: the driver then copies it by parts,
+    /// while the thread waits.
     ///
     /// # Panics
     /// If it has another length.
@@ -38,7 +47,9 @@ impl PinnedBuffers {
         let owner = buffer.owner();
         let bytes = buffer.bytes_mut();
         assert_eq!(bytes.len(), len, "bytes of a block");
-        if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr()) {
+        if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr())
+            && std::mem::take(&mut self.may_pin)
+        {
             if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
                 self.owners.push(owner);
             }

@@ -594,6 +594,50 @@ fn buffers_stay_pinned_as_long_as_the_executor_lives() {
 }
 
 #[test]
+fn a_launch_pins_one_buffer_and_copies_the_others_as_they_are() {
+    let (_, expected) = outcome(29, AS_IT_IS);
+    for hurries_copies in [false, true] {
+        let mut run = Run::new(29);
+        run.emulated.hurry_copies(hurries_copies);
+        let device = run.executor.device.clone();
+        let block_bytes = run.executor.backend.block_bytes(BLOCK_TOKENS).unwrap();
+        let pages_bytes = block_bytes.next_multiple_of(PAGE_BYTES) as u64;
+        let pinned_before = device.pinned_bytes();
+        let n_pinned = || (device.pinned_bytes() - pinned_before) / pages_bytes;
+        let step_alone = |run: &mut Run, plan: &StepPlan| {
+            run.executor.launch(plan).unwrap();
+            run.finish_all();
+            n_pinned()
+        };
+        for step in 0..LOADS {
+            let n_pinned = step_alone(&mut run, &plan(step));
+            assert_eq!(n_pinned, u64::from(step >= SAVES_FRESH));
+        }
+        // Two blocks in buffers that were not seen before.
+        run.fetch();
+        assert_eq!(step_alone(&mut run, &plan(LOADS)), 2);
+        // And two that are saved again, to other ones.
+        let seen = std::mem::take(&mut *run.shelf.free.lock().unwrap());
+        assert_eq!(step_alone(&mut run, &plan(LOADS + 1)), 3);
+        assert!(run.saved() == expected, "in a hurry: {hurries_copies}");
+        // The one that was left out is pinned by the next launch.
+        for step in LOADS + 2..LOADS + 4 {
+            let mut plan = empty_plan(step);
+            let position = (step - LOADS) as u32 + 23;
+            work(&mut plan, 3, RowWork::Decode { position }, true);
+            let mut copies = BlockCopies::default();
+            copies.saves.extend([save(step, 61), save(100 + step, 69)]);
+            plan.copies = Some(Box::new(copies));
+            assert_eq!(step_alone(&mut run, &plan), 4);
+            let saved = run.saved();
+            assert!(saved[&step] == saved[&4] && saved[&(100 + step)] == saved[&5]);
+        }
+        run.shelf.free.lock().unwrap().extend(seen);
+        run.emulated.hurry_copies(false);
+    }
+}
+
+#[test]
 fn blocks_that_cannot_be_copied_are_refused_by_their_size() {
     let port = || {
         Box::new(Port {
