@@ -91,3 +91,14 @@ fn large_buffers_are_made_before_they_are_needed() {
         Some((3, 1))
     );
 }
+
+#[test]
+fn where_the_system_has_no_memory_there_is_no_buffer() {
+    // More than there are addresses.
+    let pools = pools(1 << 60, 1 << 62);
+    let pool = pools.of(BlockKind::Kv).expect("there is the kind");
+    assert!(pool.take(BlockUse::Saving).is_none());
+    assert!(!pools.make_ahead());
+    let counts = pool.counts();
+    assert_eq!((counts.free, counts.total), (4, 4));
+}
