@@ -42,11 +42,19 @@ pub trait HostBuffer: Send {
     /// Its bytes. They lie where they are for as long as [`Self::owner`] is held, whoever has the buffer.
     fn bytes_mut(&mut self) -> &mut [u8];
 
+    /// The pages that it has for itself, for a device that pins memory by the page: they begin where [`Self::bytes_mut`] does,
+    /// end behind it, and nobody else has a byte of them.
+    fn pages_mut(&mut self) -> &mut [u8];
+
     /// The owner of the memory of all buffers of its kind.
     fn owner(&self) -> Arc<dyn Any + Send + Sync>;
 
     /// Keeps what it holds under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.
     fn keep(self: Box<Self>, ticket: Ticket) -> bool;
+
+    /// Gives up its memory, which a device that has failed may still use: nobody touches or frees it any more, and the store
+    /// can make another buffer.
+    fn abandon(self: Box<Self>);
 }
 
 /// The parts of a run that a row needs.

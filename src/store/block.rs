@@ -4,11 +4,12 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::state::tiers::BlockKind;
+use crate::store::pages::PageBuffer;
 use crate::store::{Geometry, Plane, StepBeat, StoreError};
 
 /// Smaller buffers are made when they are needed: their memory is soon there.
@@ -45,13 +46,39 @@ struct PoolState {
     planes: Arc<[Plane]>,
     payload_bytes: usize,
     total: usize,
-    /// Buffers that exist.
+    /// Buffers that exist, but for those that were abandoned.
     made: AtomicUsize,
     uses: [AtomicUsize; 3],
-    give: Sender<Box<[u8]>>,
-    free: Receiver<Box<[u8]>>,
+    give: Sender<PageBuffer>,
+    free: Receiver<PageBuffer>,
     /// Tells the I/O thread that a fetch may go on.
     freed: Sender<()>,
+    /// The log has it that there is no memory.
+    has_said: AtomicBool,
+}
+
+impl PoolState {
+    /// Counts one more buffer as made. False if all are.
+    fn count_one_more(&self) -> bool {
+        let more = |made| (made < self.total).then_some(made + 1);
+        let made = &self.made;
+        made.fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .is_ok()
+    }
+
+    /// Memory for one buffer. `None` if the system has none.
+    fn memory(&self) -> Option<PageBuffer> {
+        let bytes = self.payload_bytes;
+        match PageBuffer::zeroed(bytes) {
+            Ok(buffer) => Some(buffer),
+            Err(error) => {
+                if !self.has_said.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, bytes, "no memory for a buffer of the KV store: lower kv_host_bytes");
+                }
+                None
+            }
+        }
+    }
 }
 
 /// The buffers of one kind. Clones are the same pool.
@@ -72,43 +99,50 @@ impl BlockPool {
             give,
             free,
             freed,
+            has_said: AtomicBool::new(false),
         }))
     }
 
-    /// Takes a buffer; its content is whatever was there. `None` where none is free.
+    /// Takes a buffer; its content is whatever was there. `None` where none is free, or the system has no memory for one.
     pub fn take(&self, usage: BlockUse) -> Option<HostBlock> {
         let pool = &self.0;
-        let bytes = pool.free.try_recv().ok().or_else(|| {
-            let make = |made| (made < pool.total).then_some(made + 1);
-            let made = pool
-                .made
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, make);
-            made.ok()
-                .map(|_| vec![0; pool.payload_bytes].into_boxed_slice())
-        })?;
+        let bytes = pool.free.try_recv().ok().or_else(|| self.make())?;
         pool.uses[usage as usize].fetch_add(1, Ordering::AcqRel);
         Some(HostBlock {
             bytes,
             usage,
+            is_abandoned: false,
             pool: self.clone(),
         })
     }
 
+    /// Makes a buffer. `None` if all are made, or there is no memory.
+    fn make(&self) -> Option<PageBuffer> {
+        let pool = &self.0;
+        if !pool.count_one_more() {
+            return None;
+        }
+        let bytes = pool.memory();
+        if bytes.is_none() {
+            pool.made.fetch_sub(1, Ordering::AcqRel);
+        }
+        bytes
+    }
+
     /// Makes a buffer before anybody needs it: memory that is touched for the first time holds up whoever does. False if
-    /// all are made, or are small.
+    /// all are made, or are small, or there is no memory.
     fn make_ahead(&self) -> bool {
         let pool = &self.0;
         if pool.payload_bytes < MIN_AHEAD_BYTES || pool.made.load(Ordering::Acquire) >= pool.total {
             return false;
         }
-        // Something that is not 0: zeros come without memory behind them.
-        let bytes = vec![1; pool.payload_bytes].into_boxed_slice();
-        let make = |made| (made < pool.total).then_some(made + 1);
-        let made = pool
-            .made
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, make);
+        let Some(mut bytes) = pool.memory() else {
+            return false;
+        };
+        // Pages come without memory behind them.
+        bytes.fill(1);
         // The channel has room for every buffer that there is.
-        made.is_ok() && pool.give.try_send(bytes).is_ok()
+        pool.count_one_more() && pool.give.try_send(bytes).is_ok()
     }
 
     /// How many there are of what.
@@ -149,8 +183,9 @@ impl fmt::Debug for BlockPool {
 /// One buffer, which goes back to its pool when it is dropped. Move-only: one thread at a time has it.
 #[must_use]
 pub struct HostBlock {
-    bytes: Box<[u8]>,
+    bytes: PageBuffer,
     usage: BlockUse,
+    is_abandoned: bool,
     pool: BlockPool,
 }
 
@@ -175,9 +210,19 @@ impl HostBlock {
         &mut self.bytes
     }
 
+    /// The pages that it has for itself: its bytes, and what is behind them up to the end of a page. It begins at one.
+    pub fn pages_mut(&mut self) -> &mut [u8] {
+        self.bytes.pages_mut()
+    }
+
     /// What keeps its memory: while it is held, the bytes of every buffer of the pool lie where they are.
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.pool.0.clone()
+    }
+
+    /// Gives up its memory, which somebody may still use who cannot be stopped: it is lost, and the pool makes another buffer.
+    pub fn abandon(mut self) {
+        self.is_abandoned = true;
     }
 
     /// The bytes of each plane, in the order of [`planes`](Self::planes).
@@ -219,8 +264,13 @@ impl Drop for HostBlock {
         let pool = &self.pool.0;
         pool.uses[self.usage as usize].fetch_sub(1, Ordering::AcqRel);
         let bytes = std::mem::take(&mut self.bytes);
-        // The channel has room for every buffer that there is.
-        let _ = pool.give.try_send(bytes);
+        if self.is_abandoned {
+            bytes.leak();
+            pool.made.fetch_sub(1, Ordering::AcqRel);
+        } else {
+            // The channel has room for every buffer that there is.
+            let _ = pool.give.try_send(bytes);
+        }
         let _ = pool.freed.try_send(());
     }
 }
@@ -248,7 +298,7 @@ const MAX_BUFFERS: u64 = 1 << 16;
 
 impl BlockPools {
     /// Shares `host_bytes` among the kinds: a quarter for states, two at least, the rest for keys and values, as many
-    /// window records as others.
+    /// window records as others. A buffer takes whole pages.
     ///
     /// # Errors
     /// [`StoreError::HostBytes`] if there are not two buffers of each kind.
@@ -257,7 +307,7 @@ impl BlockPools {
         host_bytes: u64,
         freed: &Sender<()>,
     ) -> Result<Self, StoreError> {
-        let size = |kind| geometry.payload_bytes(kind) as u64;
+        let size = |kind| geometry.buffer_bytes(kind) as u64;
         let state_bytes = size(BlockKind::State);
         let token_bytes = size(BlockKind::Kv) + size(BlockKind::Window);
         let states = match state_bytes {

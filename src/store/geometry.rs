@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::state::tiers::{BlockKind, Needs};
+use crate::store::pages::in_whole_pages;
 use crate::store::record::RecordSize;
 
 /// One buffer of one layer, for all tokens of a block: what is written and checked as a whole.
@@ -36,6 +37,11 @@ impl Geometry {
     /// Bytes of a kind's payload: its planes one behind the other.
     pub fn payload_bytes(&self, kind: BlockKind) -> usize {
         self.planes(kind).iter().map(|plane| plane.bytes).sum()
+    }
+
+    /// Bytes of memory that a buffer of a kind takes: its payload, in whole pages.
+    pub fn buffer_bytes(&self, kind: BlockKind) -> usize {
+        in_whole_pages(self.payload_bytes(kind))
     }
 
     /// Bytes of a kind's record on the disk: its header and its payload.

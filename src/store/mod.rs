@@ -17,6 +17,7 @@ mod gone;
 mod io;
 mod log;
 mod pace;
+mod pages;
 mod record;
 mod request;
 mod segments;

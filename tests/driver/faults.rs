@@ -1,5 +1,6 @@
 //! Faults of a device, and the results that can still be trusted.
 
+use memmap2::MmapMut;
 use souffleur::error::StepError;
 use souffleur::kernels::cuda::driver::{
     CudaUnavailable, Device, DeviceBuffer, DriverError, Launched, Priority, Stream,
@@ -81,6 +82,9 @@ fn a_refused_launch_leaves_the_device_sound() {
 fn a_kernel_that_fails_takes_the_context_with_it_until_all_of_it_is_dropped() {
     let (device, emulated) = device(22);
     let rotations = Rotations::new(&device);
+    let mut page = MmapMut::map_anon(4096).unwrap();
+    // SAFETY: the page lives longer than its pinning.
+    let pinned = unsafe { device.pin(&mut page) }.unwrap();
     emulated.plan(Fault::Kernel(ILLEGAL_ADDRESS), 1);
     rotations.launch().unwrap();
     let error = rotations.stream.synchronize().unwrap_err();
@@ -89,8 +93,11 @@ fn a_kernel_that_fails_takes_the_context_with_it_until_all_of_it_is_dropped() {
     assert!(matches!(of_step, StepError::Lost(_)), "{of_step}");
     let later = device.alloc::<u8>(1).unwrap_err();
     assert_eq!(later.code, ILLEGAL_ADDRESS, "{later}");
-    drop((rotations, device));
+    drop((pinned, rotations, device));
     let again = Device::open(22).expect("a new context is sound");
+    // What the lost one had pinned is so no more.
+    // SAFETY: as above.
+    let _pinned = unsafe { again.pin(&mut page) }.unwrap();
     Rotations::new(&again).launch().unwrap();
     again.synchronize().unwrap();
 }

@@ -1,9 +1,12 @@
 //! Buffers: what is counted, copied, refused and freed.
 
+use memmap2::MmapMut;
 use souffleur::kernels::cuda::driver::{HostUse, Priority, Uploader};
 use souffleur_cusim::Fault;
 
 use crate::device;
+
+const PAGE_BYTES: usize = 4096;
 
 #[test]
 fn buffers_are_counted_and_freed() {
@@ -74,9 +77,12 @@ fn memory_that_was_there_before_is_pinned_and_given_back() {
     let buffer = device.alloc::<u8>(6).unwrap();
     stream.fill(&buffer, 0..6, 9).unwrap();
     stream.synchronize().unwrap();
-    let (mut from, mut to) = (vec![1_u8, 2, 3], vec![0_u8; 6]);
-    // SAFETY: both vectors live longer than their pinning, and do not grow.
-    let pinned = unsafe { [device.pin(&mut from).unwrap(), device.pin(&mut to).unwrap()] };
+    let mut pages = MmapMut::map_anon(2 * PAGE_BYTES).unwrap();
+    let (from, to) = pages.split_at_mut(PAGE_BYTES);
+    let (from, to) = (&mut from[..3], &mut to[..6]);
+    from.copy_from_slice(&[1, 2, 3]);
+    // SAFETY: the pages live longer than their pinning.
+    let pinned = unsafe { [device.pin(from).unwrap(), device.pin(to).unwrap()] };
     assert_eq!(device.pinned_bytes(), 9);
     let (first, last) = (from.as_ptr(), to.as_mut_ptr());
     // SAFETY: neither is touched before the stream was waited for.
@@ -87,7 +93,7 @@ fn memory_that_was_there_before_is_pinned_and_given_back() {
     stream.synchronize().unwrap();
     assert_eq!(to, [9, 1, 2, 3, 9, 9]);
     // SAFETY: as above.
-    let twice = unsafe { device.pin(&mut to) };
+    let twice = unsafe { device.pin(to) };
     assert!(twice.is_err(), "a page is pinned once");
     drop(pinned);
     assert_eq!(device.pinned_bytes(), 0);
@@ -95,6 +101,70 @@ fn memory_that_was_there_before_is_pinned_and_given_back() {
     // SAFETY: as above.
     unsafe { stream.read_back_bytes(to.as_mut_ptr(), &buffer, 1..4) }.unwrap();
     assert_eq!(to, [1, 2, 3, 3, 9, 9]);
+}
+
+/// As a driver does: two ranges that share a page cannot both be pinned, and a copy is pinned as a whole or not at all.
+#[test]
+fn memory_is_pinned_by_whole_pages() {
+    const ALREADY_REGISTERED: i32 = 712;
+    const INVALID_VALUE: i32 = 1;
+    let (device, _) = device(9);
+    let stream = device.stream(Priority::Low).unwrap();
+    let buffer = device.alloc::<u8>(3 * PAGE_BYTES).unwrap();
+    stream.fill(&buffer, 0..3 * PAGE_BYTES, 7).unwrap();
+    let mut pages = MmapMut::map_anon(3 * PAGE_BYTES).unwrap();
+    let start = pages.as_mut_ptr();
+    // SAFETY: the pages live longer than their pinning.
+    let pinned = unsafe { device.pin(&mut pages[PAGE_BYTES + 100..PAGE_BYTES + 200]) }.unwrap();
+    for beside in [
+        PAGE_BYTES..PAGE_BYTES + 100,
+        PAGE_BYTES + 200..PAGE_BYTES + 300,
+        PAGE_BYTES - 1..PAGE_BYTES + 1,
+        2 * PAGE_BYTES - 1..2 * PAGE_BYTES + 1,
+        0..3 * PAGE_BYTES,
+    ] {
+        // SAFETY: as above.
+        let refused = unsafe { device.pin(&mut pages[beside.clone()]) };
+        assert_eq!(refused.unwrap_err().code, ALREADY_REGISTERED, "{beside:?}");
+    }
+    let n_bytes = |range: &std::ops::Range<usize>| range.end - range.start;
+    // SAFETY: nobody else touches the pages.
+    let read_back = |range: &std::ops::Range<usize>| unsafe {
+        stream.read_back_bytes(start.add(range.start), &buffer, 0..n_bytes(range))
+    };
+    // SAFETY: likewise.
+    let upload = |range: &std::ops::Range<usize>| unsafe {
+        stream.upload_bytes((&buffer, 0), start.add(range.start), n_bytes(range))
+    };
+    // What is pinned, and the pages before and behind.
+    let pure = [
+        PAGE_BYTES + 100..PAGE_BYTES + 200,
+        0..PAGE_BYTES,
+        2 * PAGE_BYTES..3 * PAGE_BYTES,
+    ];
+    for range in &pure {
+        read_back(range).and_then(|()| upload(range)).unwrap();
+    }
+    let mixed = [
+        PAGE_BYTES + 99..PAGE_BYTES + 200,
+        PAGE_BYTES + 100..PAGE_BYTES + 201,
+        0..PAGE_BYTES + 1,
+        2 * PAGE_BYTES - 1..3 * PAGE_BYTES,
+        0..3 * PAGE_BYTES,
+    ];
+    for range in &mixed {
+        for copied in [read_back(range), upload(range)] {
+            let error = copied.unwrap_err();
+            assert_eq!(error.code, INVALID_VALUE, "{range:?}");
+            assert!(error.is_refusal());
+        }
+    }
+    drop(pinned);
+    for range in mixed.iter().chain(&pure) {
+        read_back(range).and_then(|()| upload(range)).unwrap();
+    }
+    stream.synchronize().unwrap();
+    assert!(pages.iter().all(|byte| *byte == 7));
 }
 
 #[test]

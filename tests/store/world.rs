@@ -46,7 +46,7 @@ impl World {
         let config = StoreConfig {
             path: folder.to_owned(),
             disk_bytes: DISK_BYTES,
-            host_bytes: HOST_BUFFERS * u64::from(PLANES) * PLANE_BYTES as u64,
+            host_bytes: HOST_BUFFERS * geometry.buffer_bytes(BlockKind::Kv) as u64,
             prefetch_timeout: PrefetchTimeout::default(),
             drop_behind: false,
             write_share: 1.0,

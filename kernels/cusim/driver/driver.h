@@ -165,6 +165,7 @@ std::vector<std::weak_ptr<Capture>>& captures();
 
 // Ends the context: what it owned is gone, and its sticky error with it.
 void end_context(Device& device);
+// Its memory, and what it has pinned of others'.
 void free_all(Device& device);
 bool is_inside_allocation(const Device& device, Pointer start, size_t bytes);
 // The allocation around which something was written, or an empty string.

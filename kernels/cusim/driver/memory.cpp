@@ -2,7 +2,8 @@
 //
 // Device memory is poisoned when it is allocated and when it is freed, and has guards around it: AddressSanitizer sees
 // what touches them; without it, what is written to them is found after the kernel that did it. Copies to and from
-// pinned memory read and write it when they run; pageable memory is copied before the call returns.
+// pinned memory read and write it when they run; pageable memory is copied before the call returns. Memory is pinned by
+// the page: none is pinned twice, and what is copied is pinned as a whole or has no page that is.
 #include "driver.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -23,17 +24,43 @@ size_t back_guard_bytes(size_t bytes) { return padded(bytes) - bytes + kGuardByt
 
 unsigned char* bytes_at(Pointer pointer) { return reinterpret_cast<unsigned char*>(pointer); }
 
-std::map<uintptr_t, size_t>& pinned_ranges() {
-  static auto* ranges = new std::map<uintptr_t, size_t>;
+constexpr uintptr_t kPage = 4096;
+
+uintptr_t page_before(uintptr_t address) { return address / kPage * kPage; }
+uintptr_t page_behind(uintptr_t address) { return page_before(address + kPage - 1); }
+
+struct Pinned {
+  size_t bytes;
+  // Whose context registered it, or null for memory of the driver's own.
+  const Device* registered_by;
+};
+
+// By address. No two have a page in common.
+std::map<uintptr_t, Pinned>& pinned_ranges() {
+  static auto* ranges = new std::map<uintptr_t, Pinned>;
   return *ranges;
 }
 
+// Whether it lies in one range.
 bool is_pinned(const void* start, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(start);
   auto range = pinned_ranges().upper_bound(address);
   if (range == pinned_ranges().begin()) return false;
   --range;
-  return address + bytes <= range->first + range->second;
+  return address + bytes <= range->first + range->second.bytes;
+}
+
+// Whether one of its pages has something of a range.
+bool has_pinned_page(const void* start, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  auto range = pinned_ranges().lower_bound(page_behind(address + bytes));
+  if (range == pinned_ranges().begin()) return false;
+  --range;
+  return page_behind(range->first + range->second.bytes) > page_before(address);
+}
+
+bool is_partly_pinned(const void* start, size_t bytes) {
+  return !is_pinned(start, bytes) && has_pinned_page(start, bytes);
 }
 
 Result allocate(Pointer* pointer, size_t bytes) {
@@ -94,7 +121,7 @@ Result copy_to_device(Pointer target, const void* source, size_t bytes, void* st
   Guard guard(mutex());
   if (bytes == 0) return kSuccess;
   Device* device = device_with(stream, target, bytes);
-  if (!device) return kInvalidValue;
+  if (!device || is_partly_pinned(source, bytes)) return kInvalidValue;
   if (device->copy_fault.strikes()) return device->copy_fault.error;
   if (is_pinned(source, bytes))
     return submit(stream, [=]() -> Result {
@@ -114,7 +141,7 @@ Result copy_to_host(void* target, Pointer source, size_t bytes, void* stream) {
   Guard guard(mutex());
   if (bytes == 0) return kSuccess;
   Device* device = device_with(stream, source, bytes);
-  if (!device) return kInvalidValue;
+  if (!device || is_partly_pinned(target, bytes)) return kInvalidValue;
   if (device->copy_fault.strikes()) return device->copy_fault.error;
   if (is_pinned(target, bytes))
     return submit(stream, [=]() -> Result {
@@ -160,11 +187,10 @@ Result pin(void** pointer, size_t bytes) {
   Guard guard(mutex());
   if (const Result error = state_of(current_device())) return error;
   if (const Result refused = forbid_while_capturing()) return refused;
-  constexpr size_t kPage = 4096;
-  *pointer = aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
+  *pointer = aligned_alloc(kPage, page_behind(bytes));
   if (!*pointer) return kOutOfMemory;
   memset(*pointer, cusim::kPoison, bytes);
-  pinned_ranges()[reinterpret_cast<uintptr_t>(*pointer)] = bytes;
+  pinned_ranges()[reinterpret_cast<uintptr_t>(*pointer)] = {bytes, nullptr};
   return kSuccess;
 }
 
@@ -194,6 +220,7 @@ void free_all(Device& device) {
   for (const auto& [pointer, bytes] : device.allocations) free_block(pointer, bytes);
   device.allocations.clear();
   device.used_bytes = 0;
+  std::erase_if(pinned_ranges(), [&](const auto& range) { return range.second.registered_by == &device; });
 }
 
 }  // namespace fake
@@ -268,15 +295,18 @@ CUSIM_API Result cuMemFreeHost(void* pointer) {
 CUSIM_API Result cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
   Guard guard(mutex());
   if (const Result error = state_of(current_device())) return error;
-  if (!pinned_ranges().try_emplace(reinterpret_cast<uintptr_t>(pointer), bytes).second) {
+  if (!pointer || bytes == 0) return kInvalidValue;
+  if (has_pinned_page(pointer, bytes)) {
     constexpr Result kAlreadyRegistered = 712;
     return kAlreadyRegistered;
   }
+  pinned_ranges()[reinterpret_cast<uintptr_t>(pointer)] = {bytes, current_device()};
   return kSuccess;
 }
 
 CUSIM_API Result cuMemHostUnregister(void* pointer) {
   Guard guard(mutex());
+  if (current_device() && current_device()->sticky) return current_device()->sticky;
   run_own_device();
   if (pinned_ranges().erase(reinterpret_cast<uintptr_t>(pointer)) == 1) return kSuccess;
   constexpr Result kNotRegistered = 713;

@@ -161,6 +161,10 @@ impl HostBuffer for DeskBuffer {
         self.block.bytes_mut()
     }
 
+    fn pages_mut(&mut self) -> &mut [u8] {
+        self.block.pages_mut()
+    }
+
     fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.block.owner()
     }
@@ -168,6 +172,11 @@ impl HostBuffer for DeskBuffer {
     fn keep(self: Box<Self>, ticket: Ticket) -> bool {
         let Self { block, desk } = *self;
         desk.put_saved(ticket, block)
+    }
+
+    fn abandon(self: Box<Self>) {
+        let Self { block, .. } = *self;
+        block.abandon();
     }
 }
 
@@ -194,7 +203,8 @@ mod tests {
             planes: [Arc::from([plane]), Arc::default(), Arc::default()],
         };
         let (freed, _) = crossbeam_channel::bounded(1);
-        BlockPools::new(&geometry, 8 * BLOCK_BYTES as u64, &freed).expect("eight blocks fit")
+        let host_bytes = 8 * geometry.buffer_bytes(BlockKind::Kv) as u64;
+        BlockPools::new(&geometry, host_bytes, &freed).expect("eight blocks fit")
     }
 
     fn save(desk: &BlockDesk, ticket: u64) -> bool {
@@ -274,6 +284,20 @@ mod tests {
         assert!(desk.take_saved(Ticket::new(2)).is_none());
         let counts = first.of(BlockKind::Kv).map(|pool| pool.counts().free);
         assert_eq!(counts, Some(8));
+    }
+
+    #[test]
+    fn a_buffer_that_a_device_abandons_is_free_to_be_made_again() {
+        let (desk, pools) = (BlockDesk::default(), pools());
+        desk.open(pools.clone());
+        let mut port = desk.port();
+        let mut taken = || port.take_buffer(BlockKind::Kv);
+        let all: Vec<_> = std::iter::from_fn(&mut taken).collect();
+        assert_eq!(all.len(), 8);
+        all.into_iter().for_each(|buffer| buffer.abandon());
+        let free = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
+        assert_eq!(free, Some(8));
+        assert_eq!(std::iter::from_fn(&mut taken).count(), 8);
     }
 
     #[test]

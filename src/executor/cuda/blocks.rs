@@ -5,11 +5,15 @@
 //! meanwhile, so a step that gets one of them waits for the copy; that is seldom. **Loads** have another stream: it brings a
 //! block to the device as soon as there is room, and the compute stream scatters it to the pages of its row, in step order.
 //!
-//! Buffers are pinned when they are first seen. Until its copies have ended a buffer belongs to its step.
+//! Buffers are pinned when they are first seen, one in a launch; until then, a copy is staged by the driver. Until its copies
+//! have ended a buffer belongs to its step.
+
+mod held;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use held::Held;
 use rustc_hash::FxHashSet;
 
 use super::pinned::PinnedBuffers;
@@ -66,9 +70,10 @@ pub(super) struct BlockCopier {
     /// One block of those saved: the stream gathers the next one when this one is copied.
     gathered: DeviceBuffer<u8>,
     pub(super) loading: LoadRing,
-    pinned: PinnedBuffers,
     /// The log has it that copies are refused.
     has_said: bool,
+    /// Last, since it keeps the buffers' memory.
+    pinned: PinnedBuffers,
 }
 
 /// The copies of a step, from its launch to its end.
@@ -84,35 +89,6 @@ struct Saves {
     pages: FxHashSet<PageId>,
     /// Behind the last copy.
     copied: Event,
-}
-
-/// Buffers that a stream copies to or from; whoever drops them before that has ended waits for it.
-struct Held {
-    stream: Arc<Stream>,
-    buffers: Vec<Box<dyn HostBuffer>>,
-}
-
-impl Held {
-    fn new(stream: &Arc<Stream>) -> Self {
-        Self {
-            stream: stream.clone(),
-            buffers: Vec::new(),
-        }
-    }
-
-    /// Gives the buffers back; the caller knows that the copies have ended.
-    fn release(mut self) -> Vec<Box<dyn HostBuffer>> {
-        std::mem::take(&mut self.buffers)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if !self.buffers.is_empty() && self.stream.synchronize().is_err() {
-            // The context is lost, and nobody can say what it still does: better they are lost with it than used again.
-            std::mem::forget(std::mem::take(&mut self.buffers));
-        }
-    }
 }
 
 impl CudaExecutor {
@@ -140,6 +116,7 @@ impl CudaExecutor {
         let Some(blocks) = &mut self.blocks else {
             return Ok(StepBlocks::default());
         };
+        blocks.pinned.begin_launch();
         let saves = match &plan.copies {
             Some(copies) if !copies.saves.is_empty() => {
                 blocks.save(&copies.saves, &self.backend, &self.compute)?
@@ -237,8 +214,8 @@ impl BlockCopier {
             copied: Vec::new(),
             gathered: device.alloc(block_bytes)?,
             loading: LoadRing::new(device, LOAD_SLOTS, block_bytes)?,
-            pinned: PinnedBuffers::new(device),
             has_said: false,
+            pinned: PinnedBuffers::new(device),
         })
     }
 
@@ -272,7 +249,7 @@ impl BlockCopier {
             };
             match self.copy_out(pages, buffer.as_mut(), backend) {
                 Ok(()) => {
-                    begun.buffers.buffers.push(buffer);
+                    begun.buffers.hold(buffer);
                     begun.tickets.push(*ticket);
                     begun.pages.extend(pages);
                 }
@@ -283,7 +260,7 @@ impl BlockCopier {
                 }
                 Err(error) => {
                     // Its copy may be under way.
-                    begun.buffers.buffers.push(buffer);
+                    begun.buffers.hold(buffer);
                     return Err(error);
                 }
             }
@@ -328,10 +305,10 @@ impl BlockCopier {
             };
             let from = self.pinned.pin(buffer.as_mut(), self.block_bytes);
             // It is held before its copy begins.
-            held.buffers.push(buffer);
+            held.hold(buffer);
             let slot = self.loading.next_slot();
             // SAFETY: the buffer is held until the copy has ended, and as long as a block.
-            unsafe { slot.bring(&held.stream, from, self.block_bytes) }?;
+            unsafe { slot.bring(held.stream(), from, self.block_bytes) }?;
             compute.wait(&slot.copied)?;
             let block = (slot.device.ptr(), self.block_tokens);
             // SAFETY: the row has the pages of these positions, which nobody else writes; the slot is filled again only when

@@ -150,8 +150,6 @@ pub struct CudaExecutor {
     /// Of masks.
     mask_uploads: UploadRing,
     clock: StepClock,
-    /// Where blocks are saved to and loaded from, if anywhere.
-    blocks: Option<BlockCopier>,
     rows: Rows,
     layout: Layout,
     results: SpentResults,
@@ -163,6 +161,9 @@ pub struct CudaExecutor {
     device: Device,
     options: CudaOptions,
     vocab_size: usize,
+    /// Where blocks are saved to and loaded from, if anywhere. Last: it keeps the memory of the store's buffers until the
+    /// context that has it pinned is gone.
+    blocks: Option<BlockCopier>,
 }
 
 /// A step whose results are not read yet.

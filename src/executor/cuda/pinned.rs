@@ -11,28 +11,35 @@ use crate::kernels::cuda::driver::{Device, Pinning};
 
 /// The store's buffers that were seen, by address. There are as many as the store has, and they take what it may take.
 pub(super) struct PinnedBuffers {
+    by_address: FxHashMap<usize, Option<Pinning>>,
     device: Device,
-    by_address: FxHashMap<usize, Option<PinnedMemory>>,
+    /// Of what is pinned. Behind that, which must not be freed, and behind the device: a context that is lost gives back
+    /// nothing before it ends.
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Whether the launch under way has pinned none yet.
+    may_pin: bool,
     has_said: bool,
-}
-
-struct PinnedMemory {
-    _pinning: Pinning,
-    /// Behind it: what is pinned must not be freed.
-    _owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl PinnedBuffers {
     pub(super) fn new(device: &Device) -> Self {
         Self {
-            device: device.clone(),
             by_address: FxHashMap::default(),
+            device: device.clone(),
+            owners: Vec::new(),
+            may_pin: true,
             has_said: false,
         }
     }
 
-    /// Pins a buffer that was not seen before; returns where its bytes lie. One that cannot be pinned is copied all the same:
-    /// the driver then copies it by parts, while the thread waits.
+    /// A launch begins, which may pin a buffer.
+    pub(super) fn begin_launch(&mut self) {
+        self.may_pin = true;
+    }
+
+    /// Pins a buffer that was not seen before, if the launch has pinned none yet: that takes milliseconds, in which no step is
+    /// launched. Returns where its bytes lie. What is not pinned is copied all the same: the driver then copies it by parts,
+    /// while the thread waits.
     ///
     /// # Panics
     /// If it has another length.
@@ -40,20 +47,21 @@ impl PinnedBuffers {
         let owner = buffer.owner();
         let bytes = buffer.bytes_mut();
         assert_eq!(bytes.len(), len, "bytes of a block");
-        if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr()) {
+        if let Entry::Vacant(entry) = self.by_address.entry(bytes.as_ptr().addr())
+            && std::mem::take(&mut self.may_pin)
+        {
+            if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
+                self.owners.push(owner);
+            }
             // SAFETY: the owner, which keeps the memory where it is, is dropped behind the pinning.
-            let pinned = unsafe { self.device.pin(bytes) };
+            let pinned = unsafe { self.device.pin(buffer.pages_mut()) };
             if let Err(error) = &pinned
                 && !std::mem::replace(&mut self.has_said, true)
             {
                 tracing::warn!(%error, "a buffer of the KV store cannot be pinned: copies of it are slow");
             }
-            let pinned = pinned.ok().map(|pinning| PinnedMemory {
-                _pinning: pinning,
-                _owner: owner,
-            });
-            entry.insert(pinned);
+            entry.insert(pinned.ok());
         }
-        bytes.as_mut_ptr()
+        buffer.bytes_mut().as_mut_ptr()
     }
 }

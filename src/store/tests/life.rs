@@ -101,8 +101,9 @@ fn bounds_that_hold_nothing_are_told() {
         let started = Store::start_on(files, config, geometry(true, 0), identify, sink);
         started.err().expect("it does not fit").to_string()
     };
-    let few = start(3000, 1 << 30);
-    assert!(few.contains("raise kv_host_bytes to 3200"), "{few}");
+    // Two buffers of each kind, of a page each.
+    let few = start(4 * PAGE_BYTES - 1, 1 << 30);
+    assert!(few.contains("raise kv_host_bytes to 16384"), "{few}");
     let small = start(1 << 20, 4096);
     assert!(
         small.contains("4096 bytes of disk hold no kv record of 8192"),

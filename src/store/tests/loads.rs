@@ -110,7 +110,7 @@ fn a_damaged_block_cuts_a_fetch_short() {
 
 #[test]
 fn layers_with_states_go_on_where_there_is_one() {
-    let mut world = World::new(geometry(true, 0), 16 * KV_BYTES as u64);
+    let mut world = World::new(geometry(true, 0), 16 * PAGE_BYTES);
     let path = world.path(0, 6);
     for place in &path {
         assert_eq!(world.save(*place, BlockKind::Kv), Outcome::Written);
@@ -144,7 +144,7 @@ fn layers_with_states_go_on_where_there_is_one() {
 
 #[test]
 fn windows_are_loaded_of_the_last_blocks_alone() {
-    let mut world = World::new(geometry(false, 6), 32 * KV_BYTES as u64);
+    let mut world = World::new(geometry(false, 6), 32 * PAGE_BYTES);
     let path = world.path(0, 5);
     for place in &path {
         world.save(*place, BlockKind::Kv);
@@ -181,30 +181,4 @@ fn the_kernel_hears_what_is_read_soon_and_what_is_not() {
     assert_eq!(heard(Advice::WillNeed), records);
     // Once they are on the disk.
     assert_eq!(heard(Advice::DontNeed), records);
-}
-
-#[test]
-fn large_buffers_are_made_before_they_are_needed() {
-    let plane = Plane {
-        layer: 0,
-        buffer: 0,
-        bytes: 1 << 20,
-    };
-    let geometry = Geometry {
-        planes: [Arc::from([plane]), Arc::default(), Arc::default()],
-        ..geometry(false, 0)
-    };
-    let (freed, _) = crossbeam_channel::bounded(1);
-    let pools = BlockPools::new(&geometry, 4 << 20, &freed).expect("they fit");
-    let taken = pools
-        .of(BlockKind::Kv)
-        .and_then(|pool| pool.take(BlockUse::Saving));
-    assert!(taken.is_some());
-    let n_made = (0..9).filter(|_| pools.make_ahead()).count();
-    assert_eq!(n_made, 3);
-    let counts = pools.of(BlockKind::Kv).map(BlockPool::counts);
-    assert_eq!(
-        counts.map(|counts| (counts.free, counts.saving)),
-        Some((3, 1))
-    );
 }

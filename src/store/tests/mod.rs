@@ -1,3 +1,4 @@
+mod buffers;
 mod life;
 mod loads;
 
@@ -16,6 +17,8 @@ use crate::state::cache::prefix_history::StoredMiss;
 const TOKENS: usize = 4;
 const KV_BYTES: usize = 1000;
 const STATE_BYTES: usize = 600;
+/// What a buffer of either takes.
+const PAGE_BYTES: u64 = 4096;
 /// Longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -76,7 +79,9 @@ impl World {
     }
 
     fn dense(blocks_in_memory: usize) -> Self {
-        Self::new(geometry(false, 0), (blocks_in_memory * KV_BYTES) as u64)
+        let geometry = geometry(false, 0);
+        let buffer_bytes = geometry.buffer_bytes(BlockKind::Kv);
+        Self::new(geometry, (blocks_in_memory * buffer_bytes) as u64)
     }
 
     fn start_with(&mut self, identify: Identify) {

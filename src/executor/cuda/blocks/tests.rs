@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use memmap2::MmapMut;
 use souffleur_cusim::Fault;
 
 use super::*;
@@ -27,6 +28,8 @@ use crate::state::step::{BlockCopies, RowStart, RowWork, StepOutput, StepRow};
 const BLOCK_TOKENS: usize = 8;
 const PROMPT_TOKENS: u32 = 24;
 const OUT_OF_MEMORY: i32 = 2;
+const ILLEGAL_ADDRESS: i32 = 700;
+const PAGE_BYTES: usize = 4096;
 /// In the memory of a buffer that nobody has.
 const GONE: u8 = 0xee;
 const STEPS: u64 = 9;
@@ -41,48 +44,84 @@ const LOADS: u64 = 6;
 /// Buffers, and what lies in them for the store or for a step.
 #[derive(Default)]
 struct Shelf {
-    free: Mutex<Vec<Box<[u8]>>>,
+    free: Mutex<Vec<Block>>,
     saved: Mutex<BTreeMap<u64, Vec<u8>>>,
-    fetched: Mutex<BTreeMap<u64, Vec<Box<[u8]>>>>,
+    fetched: Mutex<BTreeMap<u64, Vec<Block>>>,
     in_hands: AtomicUsize,
+    abandoned: AtomicUsize,
+}
+
+/// The memory of a block, in pages of its own.
+struct Block {
+    pages: MmapMut,
+    len: usize,
+}
+
+impl Block {
+    fn new(len: usize) -> Self {
+        let pages = MmapMut::map_anon(len.next_multiple_of(PAGE_BYTES)).unwrap();
+        let mut block = Self { pages, len };
+        block.bytes_mut().fill(GONE);
+        block
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.pages[..self.len]
+    }
 }
 
 struct ShelfBuffer {
-    bytes: Box<[u8]>,
+    /// `None` once it went back, or was abandoned.
+    block: Option<Block>,
     shelf: Arc<Shelf>,
 }
 
 impl ShelfBuffer {
-    fn hand_out(bytes: Box<[u8]>, shelf: &Arc<Shelf>) -> Box<dyn HostBuffer> {
+    fn hand_out(block: Block, shelf: &Arc<Shelf>) -> Box<dyn HostBuffer> {
         shelf.in_hands.fetch_add(1, Ordering::Relaxed);
         Box::new(Self {
-            bytes,
+            block: Some(block),
             shelf: shelf.clone(),
         })
+    }
+
+    fn block(&mut self) -> &mut Block {
+        self.block.as_mut().unwrap()
     }
 }
 
 impl HostBuffer for ShelfBuffer {
     fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        self.block().bytes_mut()
+    }
+
+    fn pages_mut(&mut self) -> &mut [u8] {
+        &mut self.block().pages
     }
 
     fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.shelf.clone()
     }
 
-    fn keep(self: Box<Self>, ticket: Ticket) -> bool {
+    fn keep(mut self: Box<Self>, ticket: Ticket) -> bool {
+        let bytes = self.bytes_mut().to_vec();
         let mut saved = self.shelf.saved.lock().unwrap();
-        saved.insert(ticket.get(), self.bytes.to_vec());
+        saved.insert(ticket.get(), bytes);
         true
+    }
+
+    fn abandon(mut self: Box<Self>) {
+        std::mem::forget(self.block.take());
+        self.shelf.abandoned.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Drop for ShelfBuffer {
     fn drop(&mut self) {
-        self.bytes.fill(GONE);
-        let bytes = std::mem::take(&mut self.bytes);
-        self.shelf.free.lock().unwrap().push(bytes);
+        if let Some(mut block) = self.block.take() {
+            block.bytes_mut().fill(GONE);
+            self.shelf.free.lock().unwrap().push(block);
+        }
         self.shelf.in_hands.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -104,15 +143,15 @@ impl BlockPort for Port {
     fn take_buffer(&mut self, kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
         assert_eq!(kind, BlockKind::Kv);
         let free = self.shelf.free.lock().unwrap().pop();
-        let bytes = free.unwrap_or_else(|| vec![GONE; self.block_bytes].into_boxed_slice());
-        Some(ShelfBuffer::hand_out(bytes, &self.shelf))
+        let block = free.unwrap_or_else(|| Block::new(self.block_bytes));
+        Some(ShelfBuffer::hand_out(block, &self.shelf))
     }
 
     fn take_run(&mut self, ticket: Ticket, n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
         let run = self.shelf.fetched.lock().unwrap().remove(&ticket.get())?;
         assert_eq!(run.len(), n_blocks);
         let buffers = run.into_iter();
-        let buffers = buffers.map(|bytes| ShelfBuffer::hand_out(bytes, &self.shelf));
+        let buffers = buffers.map(|block| ShelfBuffer::hand_out(block, &self.shelf));
         Some(buffers.collect())
     }
 }
@@ -334,7 +373,11 @@ impl Run {
     /// Puts what was saved of row 1 where row 3 finds it.
     fn fetch(&self) {
         let saved = self.shelf.saved.lock().unwrap();
-        let run = [2, 3].map(|ticket| saved[&ticket].clone().into_boxed_slice());
+        let run = [2, 3].map(|ticket| {
+            let mut block = Block::new(saved[&ticket].len());
+            block.bytes_mut().copy_from_slice(&saved[&ticket]);
+            block
+        });
         let mut fetched = self.shelf.fetched.lock().unwrap();
         fetched.insert(9, run.into());
     }
@@ -496,17 +539,50 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
 }
 
 #[test]
+fn a_lost_context_costs_the_buffers_that_it_may_still_use_and_no_others() {
+    for (last, n_lost) in [(SAVES_FRESH, 1), (LOADS, 2)] {
+        let mut run = Run::new(28);
+        for step in 0..last {
+            run.executor.launch(&plan(step)).unwrap();
+            run.finish_all();
+        }
+        if last == LOADS {
+            run.fetch();
+        }
+        run.emulated.plan(Fault::Kernel(ILLEGAL_ADDRESS), 1);
+        let launched = run.executor.launch(&plan(last));
+        let ended = launched.and_then(|_| run.executor.finish());
+        let error = ended.map(drop).unwrap_err();
+        assert!(matches!(&error, StepError::Lost(_)), "{error}");
+        assert_eq!(run.in_hands(), 0);
+        assert_eq!(run.shelf.abandoned.load(Ordering::Relaxed), n_lost);
+        // Those of earlier steps lie on the shelf.
+        let n_free = run.shelf.free.lock().unwrap().len();
+        assert_eq!(n_free, usize::from(last == LOADS));
+        drop(run);
+        // The next executor pins what it likes.
+        let mut next = Run::new(28);
+        for step in 0..=SAVES_FRESH {
+            next.executor.launch(&plan(step)).unwrap();
+            next.finish_all();
+        }
+        assert_eq!(next.saved().len(), 1);
+    }
+}
+
+#[test]
 fn buffers_stay_pinned_as_long_as_the_executor_lives() {
     let mut run = Run::new(25);
     let device = run.executor.device.clone();
     let pinned_before = device.pinned_bytes();
-    let block_bytes = run.executor.backend.block_bytes(BLOCK_TOKENS).unwrap() as u64;
+    let block_bytes = run.executor.backend.block_bytes(BLOCK_TOKENS).unwrap();
     for step in 0..=SAVES_AND_REUSES {
         run.executor.launch(&plan(step)).unwrap();
         run.finish_all();
     }
-    // Three blocks were saved one after the other, in one buffer.
-    assert_eq!(device.pinned_bytes() - pinned_before, block_bytes);
+    // Three blocks were saved one after the other, in one buffer, which is pinned by the page.
+    let pages_bytes = block_bytes.next_multiple_of(PAGE_BYTES) as u64;
+    assert_eq!(device.pinned_bytes() - pinned_before, pages_bytes);
     run.executor.launch(&plan(5)).unwrap();
     let Run {
         executor, emulated, ..
@@ -515,6 +591,50 @@ fn buffers_stay_pinned_as_long_as_the_executor_lives() {
     assert_eq!(device.pinned_bytes(), 0);
     drop(device);
     assert_eq!(emulated.counts().n_allocations_held, 0);
+}
+
+#[test]
+fn a_launch_pins_one_buffer_and_copies_the_others_as_they_are() {
+    let (_, expected) = outcome(29, AS_IT_IS);
+    for hurries_copies in [false, true] {
+        let mut run = Run::new(29);
+        run.emulated.hurry_copies(hurries_copies);
+        let device = run.executor.device.clone();
+        let block_bytes = run.executor.backend.block_bytes(BLOCK_TOKENS).unwrap();
+        let pages_bytes = block_bytes.next_multiple_of(PAGE_BYTES) as u64;
+        let pinned_before = device.pinned_bytes();
+        let n_pinned = || (device.pinned_bytes() - pinned_before) / pages_bytes;
+        let step_alone = |run: &mut Run, plan: &StepPlan| {
+            run.executor.launch(plan).unwrap();
+            run.finish_all();
+            n_pinned()
+        };
+        for step in 0..LOADS {
+            let n_pinned = step_alone(&mut run, &plan(step));
+            assert_eq!(n_pinned, u64::from(step >= SAVES_FRESH));
+        }
+        // Two blocks in buffers that were not seen before.
+        run.fetch();
+        assert_eq!(step_alone(&mut run, &plan(LOADS)), 2);
+        // And two that are saved again, to other ones.
+        let seen = std::mem::take(&mut *run.shelf.free.lock().unwrap());
+        assert_eq!(step_alone(&mut run, &plan(LOADS + 1)), 3);
+        assert!(run.saved() == expected, "in a hurry: {hurries_copies}");
+        // The one that was left out is pinned by the next launch.
+        for step in LOADS + 2..LOADS + 4 {
+            let mut plan = empty_plan(step);
+            let position = (step - LOADS) as u32 + 23;
+            work(&mut plan, 3, RowWork::Decode { position }, true);
+            let mut copies = BlockCopies::default();
+            copies.saves.extend([save(step, 61), save(100 + step, 69)]);
+            plan.copies = Some(Box::new(copies));
+            assert_eq!(step_alone(&mut run, &plan), 4);
+            let saved = run.saved();
+            assert!(saved[&step] == saved[&4] && saved[&(100 + step)] == saved[&5]);
+        }
+        run.shelf.free.lock().unwrap().extend(seen);
+        run.emulated.hurry_copies(false);
+    }
 }
 
 #[test]

@@ -10,7 +10,8 @@ use super::memory::{DeviceBuffer, check_range};
 use super::stream::Stream;
 use super::table::check;
 
-/// Memory of somebody else's that is pinned until this is dropped. It must be held at least as long.
+/// Memory of somebody else's that is pinned until this is dropped; in a context that is lost, until that ends. It must be
+/// held at least as long.
 #[derive(Debug)]
 pub struct Pinning {
     device: Device,
@@ -25,7 +26,7 @@ impl Device {
     /// Pins memory that exists already, so that copies to and from it are not waited for.
     ///
     /// # Safety
-    /// Until the result is dropped the memory lives where it is.
+    /// Until the result is dropped the memory lives where it is; if the context is lost by then, until that ends.
     ///
     /// # Errors
     /// As the driver says: no memory can be pinned, or a page of it is pinned already.

@@ -1,0 +1,47 @@
+//! Buffers of the store in the hands of a stream.
+
+use std::sync::Arc;
+
+use crate::executor::host::HostBuffer;
+use crate::kernels::cuda::driver::Stream;
+
+/// Buffers that a stream copies to or from; whoever drops them before that has ended waits for it.
+pub(super) struct Held {
+    stream: Arc<Stream>,
+    buffers: Vec<Box<dyn HostBuffer>>,
+}
+
+impl Held {
+    pub(super) fn new(stream: &Arc<Stream>) -> Self {
+        Self {
+            stream: stream.clone(),
+            buffers: Vec::new(),
+        }
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Holds one more.
+    pub(super) fn hold(&mut self, buffer: Box<dyn HostBuffer>) {
+        self.buffers.push(buffer);
+    }
+
+    /// Gives the buffers back; the caller knows that the copies have ended.
+    pub(super) fn release(mut self) -> Vec<Box<dyn HostBuffer>> {
+        std::mem::take(&mut self.buffers)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.buffers.is_empty() || self.stream.synchronize().is_ok() {
+            return;
+        }
+        // The context is lost, and nobody can say what it still does: better their memory is lost with it than used again.
+        for buffer in self.buffers.drain(..) {
+            buffer.abandon();
+        }
+    }
+}

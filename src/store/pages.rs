@@ -1,0 +1,60 @@
+//! Memory of buffers: whole pages, so that a device can pin each of them without its neighbours.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+
+use memmap2::MmapMut;
+
+/// The unit in which memory is counted and pinned. Where the system's pages are larger, a buffer has whole ones of those.
+const PAGE_BYTES: usize = 4096;
+
+/// The memory that a buffer of so many bytes takes.
+pub(super) const fn in_whole_pages(bytes: usize) -> usize {
+    bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
+}
+
+/// Bytes that begin at a page and share none with anybody. By default there are none.
+#[derive(Default)]
+pub(super) struct PageBuffer {
+    pages: Option<MmapMut>,
+    len: usize,
+}
+
+impl PageBuffer {
+    /// Takes memory for so many bytes, all zero; the system finds it when they are touched.
+    ///
+    /// # Errors
+    /// As the system says: there is no memory.
+    pub(super) fn zeroed(len: usize) -> io::Result<Self> {
+        let pages = MmapMut::map_anon(in_whole_pages(len))?;
+        Ok(Self {
+            pages: Some(pages),
+            len,
+        })
+    }
+
+    /// Keeps the memory from ever being used or freed.
+    pub(super) fn leak(self) {
+        std::mem::forget(self.pages);
+    }
+
+    /// The pages, from the first byte on; what lies behind the bytes is nobody's.
+    pub(super) fn pages_mut(&mut self) -> &mut [u8] {
+        self.pages.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl Deref for PageBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.pages.as_deref().unwrap_or_default()[..self.len]
+    }
+}
+
+impl DerefMut for PageBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len;
+        &mut self.pages_mut()[..len]
+    }
+}
