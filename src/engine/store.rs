@@ -10,7 +10,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::parts::threads;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
-use crate::executor::memory_plan::MemoryPlan;
+use crate::executor::memory_plan::{MemoryPlan, available_bytes};
 use crate::kernels::cpu::Isa;
 use crate::model::loader::LoadFormat;
 use crate::model::location::ModelLocation;
@@ -78,7 +78,11 @@ pub(super) fn store_setup(
         disk_bytes: config.kv_disk_bytes,
         host_bytes: match memory.budget.store_bytes {
             // They are a GPU's, beside whose pool no memory of the host is planned.
-            0 => host_bytes(config, memory.kv_bytes),
+            0 => {
+                let available = available_bytes().map_err(StartError::from)?;
+                host_bytes_of(config, memory.kv_bytes, available)
+                    .map_err(|reason| refused("kv_host_bytes", reason))?
+            }
             planned => host_bytes(config, memory.kv_bytes).min(planned),
         },
         prefetch_timeout: prefetch_timeout(config),
@@ -188,6 +192,23 @@ pub(super) fn buffer_bytes(config: &EngineConfig, available_bytes: u64) -> u64 {
 fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
     let default = (kv_bytes / HOST_SHARE).max(MIN_DEFAULT_HOST_BYTES);
     config.kv_host_bytes.unwrap_or(default)
+}
+
+/// As [`host_bytes`], on a host that has so many: by default a part of them at most, as the pool that is not there may take.
+fn host_bytes_of(
+    config: &EngineConfig,
+    kv_bytes: u64,
+    available_bytes: u64,
+) -> Result<u64, String> {
+    let wanted = host_bytes(config, kv_bytes);
+    match config.kv_host_bytes {
+        None => Ok(wanted.min(available_bytes / POOL_SHARE)),
+        Some(asked) if asked > available_bytes => Err(format!(
+            "{asked} bytes for buffers, but {available_bytes} are available on this machine: ask for fewer, or leave it \
+             out for at most one in {POOL_SHARE} of these"
+        )),
+        Some(_) => Ok(wanted),
+    }
 }
 
 fn prefetch_timeout(config: &EngineConfig) -> PrefetchTimeout {
@@ -313,6 +334,25 @@ mod tests {
     fn identified(parts: &EngineParts) -> Result<FingerprintParts, String> {
         let store = parts.store.as_ref().expect("there is a store");
         (store.identify)()(&Stop::default())
+    }
+
+    #[test]
+    fn buffers_beside_a_gpu_are_no_more_than_the_host_has() {
+        const GIB: u64 = 1 << 30;
+        let of = |asked: Option<u64>, kv_bytes, available_bytes| {
+            let config = EngineConfig {
+                kv_host_bytes: asked,
+                ..EngineConfig::default()
+            };
+            host_bytes_of(&config, kv_bytes, available_bytes)
+        };
+        assert_eq!(of(None, 64 * GIB, 256 * GIB), Ok(8 * GIB));
+        assert_eq!(of(None, 64 * GIB, 16 * GIB), Ok(4 * GIB));
+        assert_eq!(of(None, GIB, 256 * GIB), Ok(MIN_DEFAULT_HOST_BYTES));
+        assert_eq!(of(Some(16 * GIB), GIB, 16 * GIB), Ok(16 * GIB));
+        let refused = of(Some(32 * GIB), GIB, 16 * GIB).expect_err("there are fewer");
+        assert!(refused.starts_with("34359738368 bytes"), "{refused}");
+        assert!(refused.contains("17179869184 are available"), "{refused}");
     }
 
     #[cfg(unix)]
