@@ -8,10 +8,6 @@ use memmap2::MmapMut;
 /// The unit in which memory is counted and pinned. Where the system's pages are larger, a buffer has whole ones of those.
 const PAGE_BYTES: usize = 4096;
 
-/// Buffers of this size and more lie in huge pages, where the system has them.
-#[cfg(target_os = "linux")]
-const HUGE_PAGE_BYTES: usize = 2 << 20;
-
 /// The memory that a buffer of so many bytes takes.
 pub(super) const fn in_whole_pages(bytes: usize) -> usize {
     bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
@@ -31,12 +27,6 @@ impl PageBuffer {
     /// As the system says: there is no memory.
     pub(super) fn zeroed(len: usize) -> io::Result<Self> {
         let pages = MmapMut::map_anon(in_whole_pages(len))?;
-        // A page that is touched for the first time costs more than copying to it does. Refused where the system has no huge
-        // ones: slower, not wrong.
-        #[cfg(target_os = "linux")]
-        if len >= HUGE_PAGE_BYTES {
-            let _ = pages.advise(memmap2::Advice::HugePage);
-        }
         Ok(Self {
             pages: Some(pages),
             len,
