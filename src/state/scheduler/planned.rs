@@ -256,16 +256,18 @@ impl Scheduler {
         self.tell_departure(seq);
         let loaded_len = load.map_or(prefix_len, |load| load.to);
         let sequence = &mut self.requests[seq];
+        let mut cached_tokens = loaded_len;
         if sequence.has_ended {
             // It ended while the plan was open, so nothing is loaded or computed to what it is granted.
             sequence.publish = false;
+            cached_tokens = prefix_len;
         }
         if sequence.cached_tokens.is_none() {
-            sequence.cached_tokens = Some(loaded_len as u32);
+            sequence.cached_tokens = Some(cached_tokens as u32);
             let outbox = &mut self.outbox;
             outbox.note_first_admission(&sequence.request);
             outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
-            outbox.count(Counter::CachedTokens, loaded_len);
+            outbox.count(Counter::CachedTokens, cached_tokens);
         }
         let state_start = states.as_ref().map(|states| StateStart {
             live: states.live().slot(),
