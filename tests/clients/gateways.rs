@@ -1,15 +1,12 @@
 //! Gateways, unmodified from their wheels, in front of two engines: prefixes meet the engine that has them, and no request
 //! fails that comes after the death of an engine.
 
-use std::fs::{self, File};
-use std::net::TcpListener;
+use std::fs;
 use std::path::Path;
-use std::process::{Child, Command};
-
-use tempfile::TempDir;
 
 use crate::binary::Binary;
 use crate::environment::{self, Found};
+use crate::peers::{Peer, free_port};
 use crate::python::{interpreter, run_module_with};
 
 const REQUIREMENTS: &str = "tests/clients/gateways.txt";
@@ -42,64 +39,68 @@ const SGLANG_ROUTER: Kind = Kind {
     ],
 };
 
-/// A gateway that is starting, or runs; killed when it is dropped.
+/// A gateway in front of engines.
 struct Gateway {
-    child: Child,
-    folder: TempDir,
+    peer: Peer,
     url: String,
+    metrics_url: String,
 }
 
 impl Gateway {
-    fn start(python: &Path, kind: &Kind, engines: &[Binary]) -> Self {
-        let folder = TempDir::new().expect("a folder can be made");
-        let log = File::create(folder.path().join("log")).expect("it is writable");
-        let errors = log.try_clone().expect("it is open");
+    fn start(python: &Path, kind: &Kind, workers: &[String]) -> Self {
         let (port, metrics_port) = (free_port(), free_port());
-        let mut command = Command::new(python);
-        command
-            .args(["-B", "-m", kind.module, "launch", "--host", "127.0.0.1"])
-            .args(["--port", &port, "--policy", "cache_aware"])
-            .args(["--prometheus-host", "127.0.0.1"])
-            .args(["--prometheus-port", &metrics_port])
-            .args(kind.flags)
-            .arg("--worker-urls")
-            .args(engines.iter().map(|engine| &engine.url))
-            .current_dir(folder.path())
-            .stdout(log)
-            .stderr(errors);
-        for name in ["http_proxy", "https_proxy", "all_proxy"] {
-            command.env_remove(name).env_remove(name.to_uppercase());
+        let peer = Peer::start(python, kind.module, |command| {
+            command
+                .args(["launch", "--host", "127.0.0.1"])
+                .args(["--port", &port, "--policy", "cache_aware"])
+                .args(["--prometheus-host", "127.0.0.1"])
+                .args(["--prometheus-port", &metrics_port])
+                .args(kind.flags)
+                .arg("--worker-urls")
+                .args(workers);
+        });
+        Self {
+            peer,
+            url: format!("http://127.0.0.1:{port}"),
+            metrics_url: format!("http://127.0.0.1:{metrics_port}/metrics"),
         }
-        let child = command.spawn().expect("the interpreter runs");
-        let url = format!("http://127.0.0.1:{port}");
-        Self { child, folder, url }
-    }
-
-    /// Its output so far.
-    fn log(&self) -> String {
-        let text = fs::read(self.folder.path().join("log")).expect("it is there");
-        String::from_utf8_lossy(&text).into_owned()
     }
 }
 
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// Two engines behind a gateway, by the addresses that the gateway is told.
+struct Pair {
+    engines: [Binary; 2],
+    workers: [String; 2],
+}
+
+impl Pair {
+    fn over_http() -> Self {
+        let engines = [(); 2].map(|()| Binary::start(&["--threads", "1"]));
+        let workers = engines.each_ref().map(|engine| engine.url.clone());
+        Self { engines, workers }
+    }
+
+    #[cfg(feature = "grpc")]
+    fn over_grpc() -> Self {
+        let ports = [(); 2].map(|()| free_port());
+        let engines = ports.each_ref().map(|port| {
+            let flags = ["--threads", "1", "--page-size", "16", "--grpc-port", port];
+            let events = ["--kv-events-config", GRPC_EVENTS];
+            Binary::start(&[&flags[..], &events].concat())
+        });
+        let workers = ports.map(|port| format!("grpc://127.0.0.1:{port}"));
+        Self { engines, workers }
     }
 }
 
-/// A port that nobody has. Gateways print nothing by which a port of their own choice could be known.
-fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let address = listener.local_addr().expect("the socket is bound");
-    address.port().to_string()
-}
+/// Nobody listens to the socket: the gateway gets them over gRPC.
+#[cfg(feature = "grpc")]
+const GRPC_EVENTS: &str = r#"{"publisher": "zmq", "endpoint": "tcp://*:0"}"#;
 
 /// Runs the tests of a module with a gateway in front of two engines, of which it may kill the first. The second has to
 /// end gracefully.
 #[track_caller]
-fn check(kind: &Kind, module: &str) {
+fn check(kind: &Kind, module: &str, pair: impl FnOnce() -> Pair) {
     static GATEWAYS: Found = Found::new();
     let Some(clients) = interpreter() else {
         return;
@@ -107,18 +108,21 @@ fn check(kind: &Kind, module: &str) {
     let Some(python) = environment::python_at(&GATEWAYS, REQUIREMENTS) else {
         return;
     };
-    let engines = [(); 2].map(|()| Binary::start(&["--threads", "1"]));
-    let gateway = Gateway::start(python, kind, &engines);
+    let Pair { engines, workers } = pair();
+    let gateway = Gateway::start(python, kind, &workers);
     let urls = format!("{} {}", engines[0].url, engines[1].url);
     let variables = [
         ("SOUFFLEUR_ENGINES", urls.as_str()),
+        ("SOUFFLEUR_WORKERS", &workers.join(" ")),
         ("SOUFFLEUR_GATEWAY", kind.module),
+        ("SOUFFLEUR_METRICS", &gateway.metrics_url),
     ];
     let victim = engines[0].process_id();
     let ran = run_module_with(clients, module, &gateway.url, &victim, &variables);
     if let Err(text) = ran {
         let logs = engines.map(|engine| engine.log());
-        panic!("{text}\ngateway:\n{}\nengines:\n{logs:?}", gateway.log());
+        let log = gateway.peer.log();
+        panic!("{text}\ngateway:\n{log}\nengines:\n{logs:?}");
     }
     drop(gateway);
     let [_, survivor] = engines;
@@ -149,20 +153,32 @@ fn the_document_starts_gateways_as_these_tests_do() {
 
 #[test]
 fn smg_sends_prefixes_to_the_engine_that_has_them() {
-    check(&SMG, "test_gateway");
+    check(&SMG, "test_gateway", Pair::over_http);
 }
 
 #[test]
 fn smg_fails_no_request_after_the_death_of_an_engine() {
-    check(&SMG, "test_gateway_death");
+    check(&SMG, "test_gateway_death", Pair::over_http);
 }
 
 #[test]
 fn sglang_router_sends_prefixes_to_the_engine_that_has_them() {
-    check(&SGLANG_ROUTER, "test_gateway");
+    check(&SGLANG_ROUTER, "test_gateway", Pair::over_http);
 }
 
 #[test]
 fn sglang_router_fails_no_request_after_the_death_of_an_engine() {
-    check(&SGLANG_ROUTER, "test_gateway_death");
+    check(&SGLANG_ROUTER, "test_gateway_death", Pair::over_http);
+}
+
+#[cfg(feature = "grpc")]
+#[test]
+fn smg_over_grpc_hears_which_engine_has_a_prompt() {
+    check(&SMG, "test_gateway_grpc", Pair::over_grpc);
+}
+
+#[cfg(feature = "grpc")]
+#[test]
+fn smg_over_grpc_fails_no_chat_after_the_death_of_an_engine() {
+    check(&SMG, "test_chat_death", Pair::over_grpc);
 }

@@ -7,6 +7,8 @@ mod bundled;
 mod claude_code;
 mod codex;
 mod documented;
+#[cfg(feature = "grpc")]
+mod dynamo;
 #[path = "../common/python_environment.rs"]
 mod environment;
 #[allow(dead_code, reason = "shared with the tests of the command line")]
@@ -15,6 +17,7 @@ mod fake_hub;
 mod gateways;
 mod hub;
 mod npm;
+mod peers;
 mod python;
 mod schemathesis;
 #[path = "../common/scripted.rs"]

@@ -17,6 +17,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use actix_web::web::Data;
+use serde_json::json;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
@@ -108,6 +109,32 @@ impl Interceptor for Guard {
 fn shown<T>(request: &Request<T>) -> Option<&[u8]> {
     let value = request.metadata().get(AUTHORIZATION)?;
     Some(value.to_str().ok()?.as_bytes())
+}
+
+/// Refuses requests that do not show the key of those who may change the server, where there is one.
+fn judge_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status> {
+    key::judge_admin_bearer(shown(request), state.config()).map_err(status)
+}
+
+/// What came of emptying the prefix cache.
+struct Flushed {
+    /// An engine refuses while requests are inside.
+    success: bool,
+    /// What it freed, in JSON, or why it refuses.
+    message: String,
+}
+
+/// Empties the prefix cache.
+async fn flush(state: &AppState) -> Result<Flushed, Status> {
+    let engine = &state.loaded().map_err(status)?.engine;
+    let flushed = engine.flush_cache().await;
+    Ok(Flushed {
+        success: flushed.is_ok(),
+        message: match flushed {
+            Ok(flushed) => json!(flushed).to_string(),
+            Err(error) => error.to_string(),
+        },
+    })
 }
 
 /// An error of the HTTP endpoints, as gRPC tells it.

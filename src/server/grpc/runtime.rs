@@ -15,13 +15,13 @@ use super::proto::runtime::{
     GetServerInfoRequest, GetServerInfoResponse, HealthCheckRequest, HealthCheckResponse,
     ListModelsRequest, ListModelsResponse, ModelCard, SamplingParams,
 };
-use super::{check_rank, i32_of, shown, status};
+use super::{Flushed, check_rank, flush, i32_of, judge_admin, status};
 use crate::ids::RequestId;
 use crate::server::error::ApiError;
 use crate::server::native::{Meta, Shape};
 use crate::server::state::AppState;
 use crate::server::transcript::Transcript;
-use crate::server::{health, key, loads};
+use crate::server::{health, loads};
 
 /// The service of one server.
 pub(super) struct Runtime {
@@ -113,7 +113,7 @@ impl SglangService for Runtime {
     ) -> Result<Response<AbortResponse>, Status> {
         let open_requests = self.state.open_requests();
         if request.get_ref().abort_all {
-            self.judge_admin(&request)?;
+            judge_admin(&self.state, &request)?;
             open_requests.cancel_all();
         } else if !request.get_ref().rid.is_empty() {
             open_requests.cancel(&request.get_ref().rid);
@@ -126,25 +126,9 @@ impl SglangService for Runtime {
         &self,
         request: Request<FlushCacheRequest>,
     ) -> Result<Response<FlushCacheResponse>, Status> {
-        self.judge_admin(&request)?;
-        let engine = &self.state.loaded().map_err(status)?.engine;
-        let response = match engine.flush_cache().await {
-            Ok(flushed) => FlushCacheResponse {
-                success: true,
-                message: json!(flushed).to_string(),
-            },
-            Err(error) => FlushCacheResponse {
-                success: false,
-                message: error.to_string(),
-            },
-        };
-        Ok(Response::new(response))
-    }
-}
-
-impl Runtime {
-    fn judge_admin<T>(&self, request: &Request<T>) -> Result<(), Status> {
-        key::judge_admin_bearer(shown(request), self.state.config()).map_err(status)
+        judge_admin(&self.state, &request)?;
+        let Flushed { success, message } = flush(&self.state).await?;
+        Ok(Response::new(FlushCacheResponse { success, message }))
     }
 }
 

@@ -12,13 +12,13 @@ use super::proto::scheduler::generate_response::Response as Part;
 use super::proto::scheduler::sampling_params::Constraint;
 use super::proto::scheduler::sglang_scheduler_server::SglangScheduler;
 use super::proto::scheduler::{
-    AbortRequest, AbortResponse, GenerateComplete, GenerateRequest, GenerateResponse,
-    GenerateStreamChunk, GetLoadsRequest, GetLoadsResponse, GetModelInfoRequest,
-    GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse, GetTokenizerChunk,
-    GetTokenizerRequest, HealthCheckRequest, HealthCheckResponse, KvEventBatch, QueueMetrics,
-    SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
+    AbortRequest, AbortResponse, FlushCacheRequest, FlushCacheResponse, GenerateComplete,
+    GenerateRequest, GenerateResponse, GenerateStreamChunk, GetLoadsRequest, GetLoadsResponse,
+    GetModelInfoRequest, GetModelInfoResponse, GetServerInfoRequest, GetServerInfoResponse,
+    GetTokenizerChunk, GetTokenizerRequest, HealthCheckRequest, HealthCheckResponse, KvEventBatch,
+    QueueMetrics, SamplingParams, SchedulerLoad, SubscribeKvEventsRequest,
 };
-use super::{check_rank, i32_of, kv_events, status};
+use super::{Flushed, check_rank, flush, i32_of, judge_admin, kv_events, status};
 use crate::ids::RequestId;
 use crate::request::FinishReason;
 use crate::server::error::ApiError;
@@ -166,6 +166,15 @@ impl SglangScheduler for Scheduler {
             dp_rank_count: 1,
             loads: vec![load],
         }))
+    }
+
+    async fn flush_cache(
+        &self,
+        request: Request<FlushCacheRequest>,
+    ) -> Result<Response<FlushCacheResponse>, Status> {
+        judge_admin(&self.state, &request)?;
+        let Flushed { success, message } = flush(&self.state).await?;
+        Ok(Response::new(FlushCacheResponse { success, message }))
     }
 
     async fn get_tokenizer(

@@ -2,12 +2,16 @@
 
 import contextlib
 import os
+import time
 import unittest
 
 import httpx2
 from world import LONG, PATIENCE_S, URL, openai_client, wait_until
 
 ENGINES = os.environ["SOUFFLEUR_ENGINES"].split()
+# The engines as the gateway names them.
+WORKERS = os.environ.get("SOUFFLEUR_WORKERS", os.environ["SOUFFLEUR_ENGINES"]).split()
+GATEWAY = os.environ["SOUFFLEUR_GATEWAY"]
 
 
 class Engine:
@@ -58,6 +62,8 @@ class Fleet(unittest.TestCase):
 
     @classmethod
     def is_ready(cls):
+        if GATEWAY == "dynamo":
+            return cls.is_dynamo_ready()
         try:
             readiness = cls.http.get("/readiness")
         except httpx2.TransportError:
@@ -67,7 +73,23 @@ class Fleet(unittest.TestCase):
             return False
         # smg counts an engine as healthy before it sends requests there, and lists loads of those that it does.
         loads = cls.http.get("/get_loads")
-        return loads.status_code == 200 and all(url in loads.text for url in ENGINES)
+        return loads.status_code == 200 and all(url in loads.text for url in WORKERS)
+
+    @classmethod
+    def is_dynamo_ready(cls):
+        try:
+            health = cls.http.get("/health").json()
+            listed = cls.http.get("/v1/models").json()["data"]
+        except httpx2.TransportError:
+            # It does not listen yet.
+            return False
+        workers = [instance for instance in health["instances"] if instance["endpoint"] == "generate"]
+        if len(workers) < len(ENGINES) or not listed:
+            return False
+        # The router learns of engines after they are listed: it does know one that it has sent something.
+        call = {"model": listed[0]["id"], "prompt": f"{time.monotonic()}", "max_tokens": 1}
+        cls.http.post("/v1/completions", json=call)
+        return all(engine.prompt_tokens() for engine in cls.engines)
 
     def wait_until_whole(self, engines=None):
         for engine in engines or self.engines:
@@ -85,6 +107,44 @@ class Fleet(unittest.TestCase):
             next(lines)
             yield lines
 
+    def aborted(self):
+        pages = [engine.http.get("/metrics").text for engine in self.engines]
+        lines = [line for page in pages for line in page.splitlines()]
+        counted = [line for line in lines if line.startswith("sglang:num_aborted_requests_total{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in counted)
+
+    @contextlib.contextmanager
+    def paused_under_way(self, *path, **call):
+        """A request that neither ends nor leaves."""
+        with self.endless(*path, **call):
+            try:
+                for engine in self.engines:
+                    engine.pause()
+                yield
+            finally:
+                for engine in self.engines:
+                    engine.go_on()
+
+    def is_one_loaded(self):
+        # 100 tokens of the prompt, and those of the answer so far.
+        return sorted(load > 100 for load in self.loads()) == [False, True]
+
+    def loads(self):
+        """Tokens that each engine has to hold, by the gateway's own account."""
+        loads = self.http.get("/get_loads").json()
+        if GATEWAY == "sglang_router":
+            self.assertTrue(all(worker["load"] >= 0 for worker in loads["workers"]), loads)
+            return [worker["load"] for worker in loads["workers"]]
+        ranks = loads["loads"]
+        self.assertEqual(len(ranks), len(self.engines), loads)
+        for rank in ranks:
+            self.assertGreater(rank["max_total_num_tokens"], 0, loads)
+        return [rank["num_used_tokens"] for rank in ranks]
+
+    def flush(self):
+        flushed = self.http.post("/flush_cache")
+        self.assertEqual(flushed.status_code, 200, flushed.text)
+
     def running(self):
         return [engine.stats()["running_requests"] for engine in self.engines]
 
@@ -96,6 +156,13 @@ class Fleet(unittest.TestCase):
 
     def generate(self, http=None, **fields):
         response = (http or self.http).post("/generate", json=fields)
+        self.assertEqual(response.status_code, 200, response.text)
+        return response.json()
+
+    def ask(self, engine, messages):
+        """The answer of an engine to a chat, past the gateway."""
+        call = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 16}
+        response = engine.http.post("/v1/chat/completions", json=call)
         self.assertEqual(response.status_code, 200, response.text)
         return response.json()
 

@@ -2,12 +2,10 @@
 
 import contextlib
 import json
-import os
 
 from fleet import Fleet
 from world import wait_until
 
-GATEWAY = os.environ["SOUFFLEUR_GATEWAY"]
 PLACES = ("Stage", "Pit", "Box", "Gallery", "Foyer", "Wings")
 TURNS = 4
 GREEDY = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -16,10 +14,6 @@ GREEDY = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
 class Gateway(Fleet):
     def tearDown(self):
         self.wait_until_whole()
-
-    def flush(self):
-        flushed = self.http.post("/flush_cache")
-        self.assertEqual(flushed.status_code, 200, flushed.text)
 
     def test_turns_of_a_conversation_meet_the_engine_that_has_the_others(self):
         self.flush()
@@ -80,45 +74,11 @@ class Gateway(Fleet):
         self.wait_until_whole()
         self.assertEqual(self.aborted(), before + 1)
 
-    def aborted(self):
-        pages = [engine.http.get("/metrics").text for engine in self.engines]
-        lines = [line for page in pages for line in page.splitlines()]
-        counted = [line for line in lines if line.startswith("sglang:num_aborted_requests_total{")]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in counted)
-
     def test_the_load_of_engines_is_known(self):
         with self.paused_under_way(input_ids=list(range(40, 140))):
             wait_until("one of two engines has the load", self.is_one_loaded)
         self.wait_until_whole()
         wait_until("the load is gone", lambda: not any(self.loads()))
-
-    @contextlib.contextmanager
-    def paused_under_way(self, **call):
-        """A request that neither ends nor leaves."""
-        with self.endless(**call):
-            try:
-                for engine in self.engines:
-                    engine.pause()
-                yield
-            finally:
-                for engine in self.engines:
-                    engine.go_on()
-
-    def is_one_loaded(self):
-        # 100 tokens of the prompt, and those of the answer so far.
-        return sorted(load > 100 for load in self.loads()) == [False, True]
-
-    def loads(self):
-        """Tokens that each engine has to hold, by the gateway's own account."""
-        loads = self.http.get("/get_loads").json()
-        if GATEWAY == "sglang_router":
-            self.assertTrue(all(worker["load"] >= 0 for worker in loads["workers"]), loads)
-            return [worker["load"] for worker in loads["workers"]]
-        ranks = loads["loads"]
-        self.assertEqual(len(ranks), len(self.engines), loads)
-        for rank in ranks:
-            self.assertGreater(rank["max_total_num_tokens"], 0, loads)
-        return [rank["num_used_tokens"] for rank in ranks]
 
     def test_flushing_empties_every_engine_that_is_idle(self):
         for engine in self.engines:

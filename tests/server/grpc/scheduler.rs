@@ -7,9 +7,9 @@ use souffleur::server::grpc::proto::scheduler::generate_response::Response as Pa
 use souffleur::server::grpc::proto::scheduler::kv_cache_event::Data;
 use souffleur::server::grpc::proto::scheduler::sglang_scheduler_client::SglangSchedulerClient as Client;
 use souffleur::server::grpc::proto::scheduler::{
-    AbortRequest, GenerateComplete, GenerateRequest, GetLoadsRequest, GetModelInfoRequest,
-    GetServerInfoRequest, GetTokenizerRequest, HealthCheckRequest, KvBlock, KvEventBatch,
-    SamplingParams, SubscribeKvEventsRequest, TokenizedInput,
+    AbortRequest, FlushCacheRequest, GenerateComplete, GenerateRequest, GetLoadsRequest,
+    GetModelInfoRequest, GetServerInfoRequest, GetTokenizerRequest, HealthCheckRequest, KvBlock,
+    KvEventBatch, SamplingParams, SubscribeKvEventsRequest, TokenizedInput,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
@@ -93,6 +93,21 @@ fn chunks_are_the_whole_and_the_whole_is_that_of_http() {
         whole.matched_stop,
         Some(MatchedStop::MatchedTokenId(_))
     ));
+    grpc.world.wait_until_whole();
+}
+
+#[test]
+fn flushing_empties_an_engine_that_is_idle() {
+    let grpc = GrpcWorld::new(World::new());
+    told(&grpc, request("a", 5, false));
+    grpc.world.wait_until_whole();
+    let flushed = grpc.with(async |channel| {
+        let answer = Client::new(channel).flush_cache(FlushCacheRequest::default());
+        answer.await.expect("it answers").into_inner()
+    });
+    assert!(flushed.success, "{}", flushed.message);
+    let (_, whole) = told(&grpc, request("b", 5, false));
+    assert_eq!(whole.cached_tokens, 0);
     grpc.world.wait_until_whole();
 }
 

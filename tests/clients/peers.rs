@@ -1,0 +1,55 @@
+//! Processes of other projects that stand beside engines, on ports that nobody else has.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use tempfile::TempDir;
+
+/// A module of Python that is starting, or runs; killed when it is dropped.
+pub struct Peer {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Peer {
+    /// Starts `python -m module`, with what `describe` adds.
+    pub fn start(python: &Path, module: &str, describe: impl FnOnce(&mut Command)) -> Self {
+        let folder = TempDir::new().expect("a folder can be made");
+        let log = File::create(folder.path().join("log")).expect("it is writable");
+        let errors = log.try_clone().expect("it is open");
+        let mut command = Command::new(python);
+        command
+            .args(["-B", "-m", module])
+            .current_dir(folder.path())
+            .stdout(log)
+            .stderr(errors);
+        for name in ["http_proxy", "https_proxy", "all_proxy"] {
+            command.env_remove(name).env_remove(name.to_uppercase());
+        }
+        describe(&mut command);
+        let child = command.spawn().expect("the interpreter runs");
+        Self { child, folder }
+    }
+
+    /// Its output so far.
+    pub fn log(&self) -> String {
+        let text = fs::read(self.folder.path().join("log")).expect("it is there");
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port that nobody has. Peers print nothing by which a port of their own choice could be known.
+pub fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("the socket is bound");
+    address.port().to_string()
+}
