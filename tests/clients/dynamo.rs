@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::binary::Binary;
+use crate::binary::{self, Binary};
 use crate::environment::{self, Found};
 use crate::peers::{Peer, free_port};
 use crate::python::{interpreter, run_module_with};
@@ -79,9 +79,12 @@ fn check(module: &str) {
         return;
     };
     let grpc_ports = [(); 2].map(|()| free_port());
+    // Of one path: Dynamo refuses engines that say otherwise about the model than the first one.
+    let model = binary::model().display().to_string();
     let engines = grpc_ports.each_ref().map(|port| {
         let flags = ["--threads", "1", "--page-size", "16", "--grpc-port", port];
-        Binary::start(&[&flags[..], &["--kv-events-config", EVENTS]].concat())
+        let more = ["--kv-events-config", EVENTS, "--model-path", &model];
+        Binary::start(&[&flags[..], &more].concat())
     });
     let dynamo = Dynamo::start(python, &grpc_ports);
     let urls = format!("{} {}", engines[0].url, engines[1].url);

@@ -102,8 +102,9 @@ fn flushing_empties_an_engine_that_is_idle() {
     told(&grpc, request("a", 5, false));
     grpc.world.wait_until_whole();
     let flushed = grpc.with(async |channel| {
-        let answer = Client::new(channel).flush_cache(FlushCacheRequest::default());
-        answer.await.expect("it answers").into_inner()
+        let mut client = Client::new(channel);
+        let answer = client.flush_cache(FlushCacheRequest::default()).await;
+        answer.expect("it answers").into_inner()
     });
     assert!(flushed.success, "{}", flushed.message);
     let (_, whole) = told(&grpc, request("b", 5, false));
