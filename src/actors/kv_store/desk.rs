@@ -291,13 +291,15 @@ mod tests {
         let (desk, pools) = (BlockDesk::default(), pools());
         desk.open(pools.clone());
         let mut port = desk.port();
-        let mut taken = || port.take_buffer(BlockKind::Kv);
-        let all: Vec<_> = std::iter::from_fn(&mut taken).collect();
+        // All are held at once: one that is dropped can be taken again.
+        let mut take_all =
+            || -> Vec<_> { std::iter::from_fn(|| port.take_buffer(BlockKind::Kv)).collect() };
+        let all = take_all();
         assert_eq!(all.len(), 8);
         all.into_iter().for_each(|buffer| buffer.abandon());
         let free = pools.of(BlockKind::Kv).map(|pool| pool.counts().free);
         assert_eq!(free, Some(8));
-        assert_eq!(std::iter::from_fn(&mut taken).count(), 8);
+        assert_eq!(take_all().len(), 8);
     }
 
     #[test]
