@@ -148,7 +148,7 @@ fn a_refused_launch_loses_the_step_and_not_the_device() {
     assert_eq!(sampled(&run(&mut executor, &plans)), expected);
 }
 
-/// Whatever is refused of a prompt's step, the decode after it, which may be on its way by then, has no token to go on with.
+/// A decode behind a prompt's step that was refused, which may be on its way by then, has no token to go on with.
 #[test]
 fn a_step_after_a_lost_one_is_lost_and_computes_nothing() {
     const ORDINAL: usize = 24;

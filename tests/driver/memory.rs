@@ -136,7 +136,7 @@ fn memory_is_pinned_by_whole_pages() {
     let upload = |range: &std::ops::Range<usize>| unsafe {
         stream.upload_bytes((&buffer, 0), start.add(range.start), n_bytes(range))
     };
-    // What is pinned, and the pages before and behind.
+    // Pages that are pinned, and those before and behind.
     let pure = [
         PAGE_BYTES + 100..PAGE_BYTES + 200,
         0..PAGE_BYTES,

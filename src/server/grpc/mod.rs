@@ -116,11 +116,11 @@ fn judge_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status> 
     key::judge_admin_bearer(shown(request), state.config()).map_err(status)
 }
 
-/// What came of emptying the prefix cache.
+/// The outcome of emptying the prefix cache.
 struct Flushed {
     /// An engine refuses while requests are inside.
     success: bool,
-    /// What it freed, in JSON, or why it refuses.
+    /// The engine's account of it in JSON, or the reason why it refuses.
     message: String,
 }
 

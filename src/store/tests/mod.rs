@@ -17,7 +17,7 @@ use crate::state::cache::prefix_history::StoredMiss;
 const TOKENS: usize = 4;
 const KV_BYTES: usize = 1000;
 const STATE_BYTES: usize = 600;
-/// What a buffer of either takes.
+/// Memory that a buffer of either takes, in bytes.
 const PAGE_BYTES: u64 = 4096;
 /// Longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
