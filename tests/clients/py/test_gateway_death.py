@@ -1,51 +1,19 @@
 """One of two engines behind a gateway is killed: what runs in it is lost, and no later request fails."""
 
-import contextlib
-import os
-import signal
-
-import httpx2
-from fleet import Fleet
-from world import wait_until
-
-# Of the first engine.
-VICTIM = int(os.environ["SOUFFLEUR_PID"])
-PLACES = ("Stage", "Pit", "Box", "Wings")
-LATER_REQUESTS = 40
+import deaths
 
 
-class Death(Fleet):
-    def prompt(self, index):
-        return f"{PLACES[index % len(PLACES)]}: what comes next? " * 4
+class Death(deaths.Death):
+    ending = '"finish_reason":{"type":"length"'
+
+    def under_way(self, index):
+        return self.endless(text=self.prompt(index, 4))
+
+    def ask_later(self):
+        for index in range(deaths.LATER_REQUESTS):
+            self.generate(text=self.prompt(index, 4), sampling_params={"max_new_tokens": 4, "ignore_eos": True})
+        answer = self.chat([{"role": "user", "content": "Who is left?"}])
+        self.assertTrue(answer.choices[0].message.content)
 
     def test_no_later_request_fails(self):
-        victim, survivor = self.engines
-        with contextlib.ExitStack() as streams:
-            # All are under way at once: one engine does not get them all.
-            under_way = [streams.enter_context(self.endless(text=self.prompt(index))) for index in range(len(PLACES))]
-            lost, kept = self.check_both_run(len(PLACES))
-            # None of its streams ends before it does.
-            victim.pause()
-            os.kill(VICTIM, signal.SIGKILL)
-            wait_until("the engine is gone", lambda: not self.answers(victim))
-            before = survivor.prompt_tokens()
-            # Prompts that either engine has in its cache, by turns.
-            for index in range(LATER_REQUESTS):
-                self.generate(text=self.prompt(index), sampling_params={"max_new_tokens": 4, "ignore_eos": True})
-            answer = self.chat([{"role": "user", "content": "Who is left?"}])
-            self.assertTrue(answer.choices[0].message.content)
-            self.assertGreater(survivor.prompt_tokens(), before)
-            self.assertEqual(sum(self.ends_well(lines) for lines in under_way), kept, f"{lost} are lost")
-        self.wait_until_whole([survivor])
-
-    def ends_well(self, lines):
-        """Of a stream that is lost, one gateway ends the connection, another sends an error and an end of its own."""
-        with contextlib.suppress(httpx2.TransportError):
-            return any('"finish_reason":{"type":"length"' in line for line in lines)
-        return False
-
-    def answers(self, engine):
-        try:
-            return engine.http.get("/health").status_code == 200
-        except httpx2.TransportError:
-            return False
+        self.check()
