@@ -165,8 +165,15 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
         let n_columns = end_column - first_column;
         let state = state.as_mut_ptr();
         let mut due: Option<Lesson<'_, S, N>> = None;
+        let end = tokens.end;
         for token in tokens {
             let row = rule.mixed.row(token);
+            if token + 1 < end {
+                let next = rule.mixed.row(token + 1);
+                fetch::<S>(&next[query..][..dim]);
+                fetch::<S>(&next[key..][..dim]);
+                fetch::<S>(&next[value + first_column..][..n_columns]);
+            }
             let (q, k) = (&row[query..][..dim], &row[key..][..dim]);
             let v = &row[value + first_column..][..n_columns];
             let rates = rule.rates.row(token);
@@ -199,6 +206,15 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
             // SAFETY: as above.
             unsafe { learn::<S, N>(state, block, &due) };
         }
+    }
+}
+
+/// Asks for the lines of a part of the next token's row: tokens lie too far apart for the processor to foresee them.
+#[inline(always)]
+fn fetch<S: Lanes>(part: &[f32]) {
+    for line in part.chunks(LANES) {
+        // SAFETY: only a hint; the instruction set was detected by whoever runs the kernel.
+        unsafe { S::prefetch(line.as_ptr()) };
     }
 }
 
