@@ -1,0 +1,140 @@
+//! Saves and loads step by step: the same bytes whether copies are late or in a hurry, other bytes as soon as a wait is
+//! missing, and no wrong byte where the driver refuses a copy.
+
+mod pinning;
+mod world;
+
+use std::path::Path;
+
+use souffleur_cusim::Fault;
+
+use super::*;
+use crate::error::StepError;
+use crate::executor::Executor;
+use crate::model::loader::LoadFormat;
+use world::*;
+
+#[test]
+fn what_is_saved_is_loaded_whenever_copies_run() {
+    let expected = outcome(21, AS_IT_IS);
+    let (tokens, saved) = &expected;
+    assert_eq!(saved.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    let is_written = |block: &Vec<u8>| block.iter().any(|byte| *byte != GONE);
+    assert!(saved.values().all(is_written));
+    assert!(saved[&1] != saved[&2] && saved[&2] != saved[&3]);
+    // Row 3 has loaded the bytes that row 1 had computed, and goes on with the same tokens.
+    assert!(saved[&4] == saved[&2] && saved[&5] == saved[&3]);
+    assert_eq!(tokens[LOADS as usize..], tokens[1..4]);
+    for (load_slots, hurries_copies) in [(LOAD_SLOTS, true), (1, false), (1, true)] {
+        let case = Case {
+            load_slots,
+            hurries_copies,
+            ..AS_IT_IS
+        };
+        assert!(outcome(21, case) == expected, "{case:?}");
+    }
+}
+
+#[test]
+fn whatever_a_copy_does_not_wait_for_shows() {
+    let expected = outcome(22, AS_IT_IS);
+    let planted = |planted| Case {
+        planted,
+        ..AS_IT_IS
+    };
+    let cases = [
+        // The gather does not wait for the step that writes the block.
+        planted(Planted::StreamWait(SAVES_FRESH, 3)),
+        // The step does not wait for the gather of pages that it writes to.
+        planted(Planted::StreamWait(SAVES_AND_REUSES, 4)),
+        // The store gets a buffer that nothing was copied to.
+        planted(Planted::HostWait(SAVES_ALONE, 2)),
+        // The scatters do not wait for the copies.
+        planted(Planted::StreamWait(LOADS, 4)),
+        planted(Planted::StreamWait(LOADS, 6)),
+        // The second copy does not wait for the first scatter.
+        Case {
+            load_slots: 1,
+            hurries_copies: true,
+            planted: Planted::StreamWait(LOADS, 5),
+        },
+    ];
+    for case in cases {
+        assert!(outcome(22, case) != expected, "{case:?} does not show");
+    }
+}
+
+#[test]
+fn a_refused_copy_of_a_save_costs_the_save_alone() {
+    let (expected, _) = outcome(23, AS_IT_IS);
+    let mut run = Run::new(23);
+    for step in 0..LOADS {
+        // The first copy is that of the step's lists.
+        let nth = if step == SAVES_ALONE { 2 } else { 0 };
+        run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), nth);
+        run.executor.launch(&plan(step)).unwrap();
+        run.finish_all();
+    }
+    assert_eq!(run.tokens, expected[..LOADS as usize]);
+    assert_eq!(run.saved().keys().copied().collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(run.in_hands(), 0);
+}
+
+#[test]
+fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
+    let (expected, _) = outcome(24, AS_IT_IS);
+    for is_there in [true, false] {
+        let mut run = Run::new(24);
+        for step in 0..LOADS {
+            run.executor.launch(&plan(step)).unwrap();
+            run.finish_all();
+        }
+        if is_there {
+            run.fetch();
+            // Behind the lists and the first of two blocks.
+            run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), 3);
+        }
+        let error = run.executor.launch(&plan(LOADS)).unwrap_err();
+        run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), 0);
+        assert!(matches!(&error, StepError::Lost(_)), "{error}");
+        let reason = match is_there {
+            true => "cuMemcpyHtoDAsync",
+            false => "are not there",
+        };
+        assert!(error.to_string().contains(reason), "{error}");
+        assert_eq!(run.in_hands(), 0);
+        // Everything is computed again.
+        run.tokens.clear();
+        for step in 0..LOADS {
+            run.executor.launch(&plan(step)).unwrap();
+            run.finish_all();
+        }
+        assert_eq!(run.tokens, expected[..LOADS as usize]);
+    }
+}
+
+#[test]
+fn blocks_that_cannot_be_copied_are_refused_by_their_size() {
+    let port = || {
+        Box::new(Port {
+            shelf: Arc::default(),
+            block_bytes: 0,
+        })
+    };
+    for (block_tokens, reason) in [(0, "not whole pages of 1"), (65, "more than 64 pages of 1")] {
+        let refused = plain_executor(26).with_store(block_tokens, port());
+        let error = refused.err().unwrap().to_string();
+        assert!(error.contains(reason), "{error}");
+        assert!(error.contains("no K/V can be stored"), "{error}");
+    }
+}
+
+#[test]
+fn staging_has_room_for_the_blocks_that_are_under_way() {
+    let executor = plain_executor(27);
+    let block = executor.backend.block_bytes(64).unwrap() as u64;
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama");
+    let described = crate::executor::cpu::describe(&dir, None, None, LoadFormat::Auto);
+    let layout = described.unwrap().kv_layout;
+    assert_eq!(staging_bytes(&layout, 64), (LOAD_SLOTS as u64 + 1) * block);
+}
