@@ -5,6 +5,7 @@
 
 mod bits;
 mod damage;
+mod events;
 mod gpu;
 #[allow(dead_code, reason = "shared with the tests of the server")]
 #[path = "../server/http.rs"]
@@ -19,6 +20,9 @@ mod kernel_paths;
 mod kills;
 mod server;
 mod troubles;
+#[allow(dead_code, reason = "shared with the tests of the events")]
+#[path = "../common/zmq_peer.rs"]
+mod zmq_peer;
 
 use std::path::{Path, PathBuf};
 
