@@ -16,8 +16,8 @@ pub struct StoreConfig {
     pub host_bytes: u64,
     /// How long a fetch may take.
     pub prefetch_timeout: PrefetchTimeout,
-    /// Writes leave the kernel's page cache once they are on the disk. Without this they stay as long as nobody needs
-    /// the memory, and a restart reads them from there.
+    /// Writes leave the kernel's page cache once they are on the disk. Without this, those of an engine that is idle stay as
+    /// long as nobody needs the memory, and a restart reads them from there.
     pub drop_behind: bool,
     /// How much of one core writing may take while the engine computes: between 0 and 1.
     pub write_share: f64,

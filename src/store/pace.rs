@@ -40,6 +40,7 @@ pub(super) struct Pace {
     share: f64,
     beat: StepBeat,
     seen: u64,
+    was_busy: bool,
 }
 
 impl Pace {
@@ -49,6 +50,7 @@ impl Pace {
             share: share.clamp(1e-4, 1.0),
             beat,
             seen: 0,
+            was_busy: false,
         }
     }
 
@@ -57,7 +59,13 @@ impl Pace {
     pub fn is_busy(&mut self) -> bool {
         let beats = self.beat.0.load(Ordering::Relaxed);
         let before = std::mem::replace(&mut self.seen, beats);
-        beats % 2 == 1 || beats != before
+        self.was_busy = beats % 2 == 1 || beats != before;
+        self.was_busy
+    }
+
+    /// The answer when it was last asked.
+    pub fn was_busy(&self) -> bool {
+        self.was_busy
     }
 
     /// How long to rest after work that took so much processor time.

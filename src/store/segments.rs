@@ -19,6 +19,15 @@ const MAX_NUMBER: u64 = u32::MAX as u64;
 /// Files that are open at a time.
 const MAX_OPEN: usize = 64;
 
+/// The way of a payload to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Through the kernel's cache, where it is found again.
+    Cached,
+    /// Past it, which takes less of the processor.
+    PastCache,
+}
+
 /// The slots of a kind.
 pub(super) struct Segments {
     folder: PathBuf,
@@ -184,10 +193,15 @@ impl Segments {
         files: &dyn Files,
         slot: u64,
         (at, part): (usize, &[u8]),
+        way: Way,
     ) -> io::Result<()> {
         let (number, offset) = self.place(slot);
         let part_at = offset + (self.size.header + at) as u64;
-        self.file(files, number)?.write_at(part, part_at)
+        let file = self.file(files, number)?;
+        match way {
+            Way::Cached => file.write_at(part, part_at),
+            Way::PastCache => file.write_past_cache(part, part_at),
+        }
     }
 
     /// Writes the header, with which a record is whole.

@@ -20,7 +20,8 @@ impl Scheduler {
         }
     }
 
-    /// Tells where a prompt left the cache, once nothing more of it is loaded.
+    /// Tells where a prompt left the cache, once nothing more of it is loaded. One that ends before then has missed nothing:
+    /// none of it was computed.
     pub(super) fn tell_departure(&mut self, seq: SeqId) {
         let Some(departure) = &self.requests[seq].departure else {
             return;

@@ -55,6 +55,10 @@ pub(in crate::store) trait DataFile: Send + Sync {
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes`.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// The same, and leaves nothing of them in the kernel's cache where that is possible: it takes less of the processor.
+    fn write_past_cache(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(bytes, offset)
+    }
     /// Its length.
     fn len(&self) -> io::Result<u64>;
     /// Cuts it, or makes it longer.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use super::{Advice, DataFile, Files, Lock};
+use crate::store::record::ALIGN;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -24,7 +25,10 @@ impl Files for SystemFiles {
     fn open(&self, path: &Path) -> io::Result<Box<dyn DataFile>> {
         let mut options = OpenOptions::new();
         let file = private(options.read(true).create(true).truncate(false)).open(path)?;
-        Ok(Box::new(SystemFile(file)))
+        Ok(Box::new(SystemFile {
+            file,
+            past_cache: open_past_cache(path),
+        }))
     }
 
     fn read(&self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
@@ -132,51 +136,93 @@ fn bytes_on_disk(found: &fs::Metadata) -> u64 {
     found.len()
 }
 
-struct SystemFile(File);
+/// A second handle, whose writes the kernel's cache does not see; `None` where the file system has no such thing.
+#[cfg(target_os = "linux")]
+fn open_past_cache(path: &Path) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(direct).open(path).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_past_cache(_: &Path) -> Option<File> {
+    None
+}
+
+struct SystemFile {
+    file: File,
+    /// See [`open_past_cache`].
+    past_cache: Option<File>,
+}
+
+impl SystemFile {
+    /// The handle past the cache, for bytes that begin and end with whole blocks of a disk, in memory and in the file.
+    fn past_cache_for(&self, bytes: &[u8], offset: u64) -> Option<&File> {
+        let is_whole = [bytes.as_ptr() as u64, bytes.len() as u64, offset];
+        let is_whole = is_whole.iter().all(|n| n.is_multiple_of(ALIGN as u64));
+        self.past_cache.as_ref().filter(|_| is_whole)
+    }
+}
 
 impl DataFile for SystemFile {
     #[cfg(unix)]
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.0, bytes, offset)
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, bytes, offset)
     }
 
     #[cfg(unix)]
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(&self.0, bytes, offset)
+        std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, offset)
+    }
+
+    #[cfg(unix)]
+    fn write_past_cache(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        match self.past_cache_for(bytes, offset) {
+            Some(file) => match file.write_all_at(bytes, offset) {
+                // A disk with larger blocks.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                    self.write_at(bytes, offset)
+                }
+                done => done,
+            },
+            None => self.write_at(bytes, offset),
+        }
     }
 
     #[cfg(not(unix))]
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
         // One thread has the file (`tier::AT_ONCE` is 1 here), so nobody else moves its position.
-        (&self.0).seek(SeekFrom::Start(offset))?;
-        (&self.0).read_exact(bytes)
+        (&self.file).seek(SeekFrom::Start(offset))?;
+        (&self.file).read_exact(bytes)
     }
 
     #[cfg(not(unix))]
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
-        (&self.0).seek(SeekFrom::Start(offset))?;
-        (&self.0).write_all(bytes)
+        (&self.file).seek(SeekFrom::Start(offset))?;
+        (&self.file).write_all(bytes)
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.0.set_len(bytes)
+        self.file.set_len(bytes)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 
     #[cfg(target_os = "linux")]
     fn punch(&self, range: Range<u64>) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.0, flags, range.start, range.end - range.start)?;
+        fallocate(&self.file, flags, range.start, range.end - range.start)?;
         Ok(())
     }
 
@@ -193,7 +239,7 @@ impl DataFile for SystemFile {
                 Advice::DontNeed => rustix::fs::Advice::DontNeed,
             };
             let len = std::num::NonZeroU64::new(range.end - range.start);
-            let _ = rustix::fs::fadvise(&self.0, range.start, len, advice);
+            let _ = rustix::fs::fadvise(&self.file, range.start, len, advice);
         }
         #[cfg(not(target_os = "linux"))]
         let _ = (range, advice);
@@ -218,6 +264,27 @@ mod tests {
         assert_eq!(files.list(folder.path()).expect("it is there"), ["file"]);
         let (bytes, written) = files.usage(folder.path()).expect("it is there");
         assert!(bytes >= 5 && written > 1_600_000_000);
+    }
+
+    #[test]
+    fn what_is_written_past_the_cache_is_read_like_all_else() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = SystemFiles
+            .open(&folder.path().join("file"))
+            .expect("it can be made");
+        let bytes: Vec<u8> = (0..4 * ALIGN).map(|i| (i / 7) as u8).collect();
+        let start = bytes.as_ptr().align_offset(ALIGN);
+        let mut expected = vec![0; 5 * ALIGN];
+        // The kernel has the first of these bytes in its cache when the next ones go past it.
+        let (aligned, other) = (start..start + 2 * ALIGN, 3..ALIGN);
+        for (part, at) in [(other.clone(), 10), (aligned, ALIGN), (other, ALIGN + 1)] {
+            file.write_past_cache(&bytes[part.clone()], at as u64)
+                .expect("there is room");
+            expected[at..][..part.len()].copy_from_slice(&bytes[part]);
+        }
+        let mut found = vec![0; 3 * ALIGN];
+        file.read_at(&mut found, 0).expect("it is there");
+        assert!(found == expected[..3 * ALIGN]);
     }
 
     #[cfg(unix)]

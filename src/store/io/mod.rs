@@ -17,6 +17,7 @@ use crate::state::tiers::CostModel;
 use crate::store::files::Files;
 use crate::store::folder::Folder;
 use crate::store::pace::{Pace, Stopwatch};
+use crate::store::segments::Way;
 use crate::store::tier::{DiskTier, TierSetup, Writing};
 use crate::store::{
     Answer, BlockKey, BlockKind, BlockPlace, BlockPools, Commit, DRAIN_PATIENCE, Fetch, Find,
@@ -336,7 +337,13 @@ impl Worker<'_> {
             return;
         };
         let UnderWay { writing, block, .. } = &mut begun;
-        match self.tier.write_more(writing, block, Instant::now()) {
+        // Beside an engine that computes on these processors, a copy for the kernel's cache is too dear.
+        let way = match self.pace.was_busy() {
+            true => Way::PastCache,
+            false => Way::Cached,
+        };
+        let done = self.tier.write_more(writing, (block, way), Instant::now());
+        match done {
             Some(outcome) => self.written(begun.ticket, begun.block, outcome),
             None => self.writing = Some(begun),
         }

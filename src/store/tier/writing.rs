@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::{DiskTier, SYNC_BYTES};
 use crate::state::tiers::{BlockKind, BlockPlace, Stored};
+use crate::store::segments::Way;
 use crate::store::{HostBlock, Outcome, record};
 
 /// Bytes of a part, at least; it ends with a plane. What was summed is written while it is still near the processor.
@@ -56,10 +57,10 @@ impl DiskTier {
     pub fn write_more(
         &mut self,
         writing: &mut Writing,
-        block: &HostBlock,
+        (block, way): (&HostBlock, Way),
         now: Instant,
     ) -> Option<Outcome> {
-        let is_whole = match self.write_part(writing, block) {
+        let is_whole = match self.write_part(writing, (block, way)) {
             Ok(is_whole) => is_whole,
             Err(error) => {
                 self.segments[writing.kind.index()].free(writing.slot);
@@ -77,14 +78,18 @@ impl DiskTier {
             Err(outcome) => return outcome,
         };
         loop {
-            if let Some(outcome) = self.write_more(&mut writing, block, now) {
+            if let Some(outcome) = self.write_more(&mut writing, (block, Way::Cached), now) {
                 return outcome;
             }
         }
     }
 
     /// True once the header is written.
-    fn write_part(&mut self, writing: &mut Writing, block: &HostBlock) -> std::io::Result<bool> {
+    fn write_part(
+        &mut self,
+        writing: &mut Writing,
+        (block, way): (&HostBlock, Way),
+    ) -> std::io::Result<bool> {
         let files = &*self.files;
         let segments = &mut self.segments[writing.kind.index()];
         let size = *segments.size();
@@ -102,7 +107,7 @@ impl DiskTier {
         }
         let at = writing.written;
         let part = &block.bytes()[at..at + bytes];
-        segments.write_part(files, slot, (at, part))?;
+        segments.write_part(files, slot, (at, part), way)?;
         writing.written += bytes;
         if writing.sums.len() < block.planes().len() {
             return Ok(false);

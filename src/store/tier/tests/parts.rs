@@ -1,6 +1,7 @@
 //! Records that are large: written in parts, read several at a time.
 
 use super::*;
+use crate::store::segments::Way;
 
 const PLANE_BYTES: usize = 600 << 10;
 const PLANES: u32 = 2;
@@ -80,11 +81,12 @@ fn a_block_is_there_once_its_last_part_is_written() {
     block.bytes_mut().copy_from_slice(&bytes);
     let begun = tier.begin_write(&path[1], BlockKind::Kv, world.now);
     let mut writing = begun.unwrap_or_else(|outcome| panic!("{outcome:?}"));
-    assert_eq!(tier.write_more(&mut writing, &block, world.now), None);
+    let first = tier.write_more(&mut writing, (&block, Way::PastCache), world.now);
+    assert_eq!(first, None);
     assert_eq!(tier.index.prefix(&path), 1);
     // Other things happen in between.
     assert_eq!(read(&world, &mut tier, &path[..1]), (1, None));
-    let outcome = tier.write_more(&mut writing, &block, world.now);
+    let outcome = tier.write_more(&mut writing, (&block, Way::Cached), world.now);
     assert_eq!(outcome, Some(Outcome::Written));
     assert_eq!(read(&world, &mut tier, &path), (2, None));
 }
@@ -97,9 +99,12 @@ fn a_block_whose_parent_goes_while_it_is_written_is_not_kept() {
     let block = world.block(BlockKind::Kv);
     let begun = tier.begin_write(&path[1], BlockKind::Kv, world.now);
     let mut writing = begun.unwrap_or_else(|outcome| panic!("{outcome:?}"));
-    assert_eq!(tier.write_more(&mut writing, &block, world.now), None);
+    assert_eq!(
+        tier.write_more(&mut writing, (&block, Way::Cached), world.now),
+        None
+    );
     assert!(tier.forget(path[0].key, BlockKind::Kv).is_some());
-    let outcome = tier.write_more(&mut writing, &block, world.now);
+    let outcome = tier.write_more(&mut writing, (&block, Way::Cached), world.now);
     assert_eq!(outcome, Some(Outcome::Orphan));
     assert_eq!((tier.index.len(), tier.index.fault()), (0, None));
     // Both slots can be used again.
