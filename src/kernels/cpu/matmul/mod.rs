@@ -206,13 +206,23 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Where a span begins. None of tiles has a single panel, which is slow, if the one before can leave it another.
+    fn cut(&self, span: usize) -> usize {
+        let at = span * self.stride;
+        let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;
+        match leaves_one && !self.packed.may_meet_strips() {
+            true => at - 1,
+            false => at.min(self.panels),
+        }
+    }
+
     fn item(&self, index: usize) -> Item<'a> {
         let n_groups = self.packed.n_groups;
         let (block, span) = (index / self.n_spans, index % self.n_spans);
         let panels = match n_groups {
             1 => group_rows(span, self.n_spans, self.panels),
             // Whole tiles, but for the last.
-            _ => span * self.stride..self.panels.min((span + 1) * self.stride),
+            _ => self.cut(span)..self.cut(span + 1),
         };
         Item {
             packed: self.packed,
@@ -252,7 +262,9 @@ fn item_panels(weight: &Matrix, panels: usize, packed: RowGroups<'_>, threads: u
             even.next_multiple_of(2).min(TILES_PANELS)
         }
         1 => even.min((STREAM_BYTES / (4 * weight.panel_words())).max(1)),
-        _ => even.min(MAX_PANELS),
+        _ if packed.may_meet_strips() => even.min(MAX_PANELS),
+        // Two panels take hardly longer than one.
+        _ => even.clamp(2, MAX_PANELS),
     }
 }
 
