@@ -7,8 +7,10 @@ use crate::state::tiers::{BlockKind, BlockPlace, Stored};
 use crate::store::segments::Way;
 use crate::store::{HostBlock, Outcome, record};
 
-/// Bytes of a part, at least; it ends with a plane. What was summed is written while it is still near the processor.
+/// Bytes of a part, at least; it ends with a plane. What was summed is copied while it is still near the processor.
 const PART_BYTES: usize = 256 << 10;
+/// The same past the kernel's cache, where nothing is copied: a disk takes few long writes better than many short ones.
+const PART_PAST_CACHE_BYTES: usize = 1 << 20;
 
 /// A record of which not everything is written yet.
 pub(in crate::store) struct Writing {
@@ -97,11 +99,15 @@ impl DiskTier {
         if writing.sums.is_empty() {
             segments.erase(files, slot)?;
         }
+        let least_bytes = match way {
+            Way::Cached => PART_BYTES,
+            Way::PastCache => PART_PAST_CACHE_BYTES,
+        };
         let mut bytes = 0;
         for (_, plane) in block.split().skip(writing.sums.len()) {
             writing.sums.push(record::sum(plane));
             bytes += plane.len();
-            if bytes >= PART_BYTES {
+            if bytes >= least_bytes {
                 break;
             }
         }

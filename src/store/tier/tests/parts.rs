@@ -3,7 +3,7 @@
 use super::*;
 use crate::store::segments::Way;
 
-const PLANE_BYTES: usize = 600 << 10;
+const PLANE_BYTES: usize = 1200 << 10;
 const PLANES: u32 = 2;
 
 /// Blocks of two large planes, and buffers for eight.
