@@ -5,7 +5,7 @@
 //! in a next round. Where there is none it waits for its turn, until its deadline.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{MAX_FETCHES, Worker};
 use crate::store::tier::AT_ONCE;
@@ -23,6 +23,9 @@ const AHEAD_BYTES: usize = 64 << 20;
 /// a second for them.
 const TURN_BYTES: usize = 32 << 20;
 
+/// A fetch is judged by its pace after one part in so many of its time, and again after as long.
+const JUDGED_AFTER: u32 = 8;
+
 /// A fetch under way.
 pub(super) struct Running {
     pub fetch: Fetch,
@@ -34,6 +37,8 @@ pub(super) struct Running {
 
 /// What a fetch has.
 struct Begun {
+    /// When it took its buffers.
+    at: Instant,
     /// Where it ends, if nothing comes between.
     end: usize,
     /// Why that is not where it was to end.
@@ -125,9 +130,10 @@ impl Worker<'_> {
         }
         // Beside an engine that computes, one core is enough.
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
+        let soon = blocks_of_turn(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
         let most = match self.pace.is_busy() {
             true => 1,
-            false => (TURN_BYTES / block_bytes).clamp(1, AT_ONCE),
+            false => (TURN_BYTES / block_bytes).min(soon).clamp(1, AT_ONCE),
         };
         let kv = self.pools.of(BlockKind::Kv);
         let take = |_| kv.and_then(|pool| pool.take(BlockUse::Fetching));
@@ -137,11 +143,18 @@ impl Worker<'_> {
             return Step::Ends(Some(Short::Memory));
         }
         let end = at + blocks.len();
-        self.read_ahead(fetch, begun, end);
+        // The first one tells whether there will be others.
+        if !begun.kv.is_empty() {
+            self.read_ahead(fetch, begun, end);
+        }
         let (n_good, short) = self.read_all(&fetch.path[at..end], &mut blocks);
         blocks.truncate(n_good);
         begun.kv.append(&mut blocks);
+        let progress = (begun.kv.len(), begun.end - fetch.blocks.start);
         match short {
+            None if will_be_late(progress, begun.at.elapsed(), fetch.timeout) => {
+                Step::Ends(Some(Short::Deadline))
+            }
             None => Step::Read,
             short => Step::Ends(short),
         }
@@ -152,7 +165,8 @@ impl Worker<'_> {
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
         let until = asked.saturating_add((AHEAD_BYTES / block_bytes).max(1));
         let until = until.min(begun.end);
-        for place in fetch.path.get(begun.ahead..until).unwrap_or_default() {
+        let from = begun.ahead.max(fetch.blocks.start + begun.kv.len());
+        for place in fetch.path.get(from..until).unwrap_or_default() {
             self.tier.read_ahead(place.key, BlockKind::Kv);
         }
         begun.ahead = begun.ahead.max(until);
@@ -197,6 +211,7 @@ impl Worker<'_> {
             false => (end < fetch.blocks.end).then_some(Short::Evicted),
         };
         Ok(Begun {
+            at: Instant::now(),
             end,
             short,
             ahead: start,
@@ -346,5 +361,50 @@ impl Worker<'_> {
             window,
             state,
         }
+    }
+}
+
+/// Blocks that are read before a fetch is judged again: by the pace of those that it has, few where the disk is slow.
+fn blocks_of_turn(done: usize, spent: Duration, timeout: Duration) -> usize {
+    let turn_s = timeout.as_secs_f64() / f64::from(JUDGED_AFTER);
+    (turn_s * done as f64 / spent.as_secs_f64().max(1e-9)) as usize
+}
+
+/// Whether a fetch that has read `done` of `all` blocks in this time will not have them all by its deadline. Computing what is
+/// missing then begins the sooner.
+fn will_be_late((done, all): (usize, usize), spent: Duration, timeout: Duration) -> bool {
+    let all_s = spent.as_secs_f64() * all as f64 / done.max(1) as f64;
+    done < all && spent * JUDGED_AFTER > timeout && all_s > timeout.as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_ends_once_it_cannot_be_done_in_its_time() {
+        let late = |progress, spent_ms, timeout_ms| {
+            let [spent, timeout] = [spent_ms, timeout_ms].map(Duration::from_millis);
+            will_be_late(progress, spent, timeout)
+        };
+        // 18 blocks of 7 MiB at 25 MB/s, and at 110 MB/s.
+        assert!(late((1, 18), 290, 1280));
+        assert!(!late((1, 18), 65, 1280));
+        assert!(!late((4, 18), 270, 1280));
+        // Too early to tell.
+        assert!(!late((1, 18), 150, 1280));
+        assert!(!late((0, 18), 150, 1280));
+        // All are there.
+        assert!(!late((18, 18), 1279, 1280));
+    }
+
+    #[test]
+    fn a_slow_disk_is_looked_at_after_each_block() {
+        let turn = |done, spent_ms| {
+            let [spent, timeout] = [spent_ms, 1280].map(Duration::from_millis);
+            blocks_of_turn(done, spent, timeout)
+        };
+        assert_eq!((turn(0, 0), turn(1, 150), turn(1, 300)), (0, 1, 0));
+        assert!(turn(1, 5) > 30 && turn(4, 0) > 1000);
     }
 }
