@@ -10,7 +10,7 @@ use super::super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL, TILE_PAIRS};
 use super::super::simd::{Kernel, Lanes, read};
 use super::super::tile::{LINE_WORDS, MAX_ROWS, SUMS, Sums};
 use super::super::x86::amx::{Bf16Pairs, ByteQuads, Dot, Step, TILE_ROWS, Tiles};
-use super::Item;
+use super::item::Item;
 
 /// Most rows that are multiplied at once.
 const BLOCK_ROWS: usize = 2 * TILE_ROWS;

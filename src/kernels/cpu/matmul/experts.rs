@@ -14,7 +14,8 @@ use super::super::threads::ThreadPool;
 use super::super::tile::MAX_PANELS;
 use super::super::{CpuBackend, Linear};
 use super::output::{Output, Weighted, Write};
-use super::{STREAM_BYTES, Section, threads_of};
+use super::section::{STREAM_BYTES, Section};
+use super::threads_of;
 
 /// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
 const ITEM_PANELS: usize = 4 * MAX_PANELS;

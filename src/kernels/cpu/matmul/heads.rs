@@ -7,8 +7,9 @@ use super::super::simd::Isa;
 use super::super::stack::Stack;
 use super::super::tensor::{Shared, Tensor};
 use super::super::threads::ThreadPool;
+use super::super::tile::MAX_PANELS;
 use super::output::{Output, Write};
-use super::{MAX_PANELS, STREAM_BYTES, Section};
+use super::section::{STREAM_BYTES, Section};
 
 /// Panels of an item with several groups of rows.
 const ITEM_PANELS: usize = 4 * MAX_PANELS;

@@ -10,7 +10,7 @@ use super::super::nibbles::{self, Codes};
 use super::super::simd::{Isa, Lanes, dispatch, dispatch_integers};
 use super::super::strips::Widened;
 use super::super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
-use super::TileItem;
+use super::item::TileItem;
 
 /// The operands of a tile: some rows, and panels at equal distances.
 #[derive(Clone, Copy)]

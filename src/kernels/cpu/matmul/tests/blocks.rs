@@ -2,11 +2,12 @@
 
 use half::f16;
 
-use super::super::super::format::FormatRule;
+use super::super::super::format::{Format, FormatRule};
 use super::super::super::memory::WeightArena;
 use super::super::super::tensor::Scratch;
 use super::super::*;
 use super::{Activations, values};
+use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 

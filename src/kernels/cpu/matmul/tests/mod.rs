@@ -4,10 +4,10 @@ mod nodes;
 use half::{bf16, f16};
 
 use super::super::activations::Activations;
-use super::super::format::{Encoding, FormatRule, INT8_GROUP, INT8_STEPS};
+use super::super::format::{Encoding, Format, FormatRule, INT8_GROUP, INT8_STEPS};
 use super::super::memory::WeightArena;
 use super::super::quantise::quantise;
-use super::super::simd::{LANES, dispatch};
+use super::super::simd::{Kernel, LANES, Lanes, dispatch};
 use super::super::tensor::Scratch;
 use super::*;
 use crate::kernels::dtype::{Dtype, MatrixRole};

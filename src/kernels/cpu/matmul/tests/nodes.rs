@@ -5,6 +5,7 @@ use super::super::super::matrix::Matrix;
 use super::super::super::nodes::Nodes;
 use super::blocks::{TYPES, seeded_stack_on};
 use super::*;
+use crate::kernels::blocks::BlockType;
 
 const GROUPINGS: [&[usize]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[1, 2, 1], &[1, 1, 1, 1]];
 

@@ -1,0 +1,187 @@
+//! Some rows of some panels of a product, multiplied by one thread.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::super::activations::RowGroups;
+use super::super::format::Format;
+use super::super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::super::matrix::Matrix;
+use super::super::nibbles;
+use super::super::simd::{Isa, Kernel, Lanes};
+use super::super::strips;
+use super::super::tile::{self, Ahead, MAX_PANELS, Sums};
+#[cfg(target_arch = "x86_64")]
+use super::amx;
+use super::output::{Output, Panels};
+use super::tiles::{Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Tile};
+use crate::kernels::blocks::BlockType;
+
+/// Some rows of some panels of a product.
+pub struct Item<'a> {
+    pub packed: RowGroups<'a>,
+    pub weight: &'a Matrix,
+    pub output: Output<'a>,
+    pub panels: Range<usize>,
+    /// Groups of rows.
+    pub groups: Range<usize>,
+}
+
+impl Item<'_> {
+    /// Runs it, compiled for each format by itself: all in one function takes a compiler many minutes.
+    pub fn run(self, isa: Isa) {
+        #[cfg(target_arch = "x86_64")]
+        if self.packed.stands_by_rows() {
+            return super::super::simd::dispatch(isa, amx::FromTiles(self));
+        }
+        match self.weight.format {
+            Format::F32 => self.run_with::<PlainTile<tile::F32>>(isa),
+            Format::F16 => self.run_with::<PlainTile<tile::F16>>(isa),
+            Format::Bf16 => self.run_with::<PlainTile<tile::Bf16>>(isa),
+            Format::ExactBf16 => self.run_with::<PlainTile<tile::WideBf16>>(isa),
+            Format::Int8 => self.run_with::<Int8Tile>(isa),
+            Format::Block32(_) => self.run_with::<Block32Tile>(isa),
+            Format::Nibbles(header) if header.is_table() => {
+                self.run_with::<NibbleTile<nibbles::Looked>>(isa);
+            }
+            Format::Nibbles(_) => self.run_with::<NibbleTile<nibbles::Plain>>(isa),
+            Format::KQuant(BlockType::Q2K) => self.run_with::<KQuantTile<Q2K>>(isa),
+            Format::KQuant(BlockType::Q3K) => self.run_with::<KQuantTile<Q3K>>(isa),
+            Format::KQuant(BlockType::Q4K) => self.run_with::<KQuantTile<Q4K>>(isa),
+            Format::KQuant(BlockType::Q5K) => self.run_with::<KQuantTile<Q5K>>(isa),
+            Format::KQuant(_) => self.run_with::<KQuantTile<Q6K>>(isa),
+        }
+    }
+
+    fn run_with<T: Tile>(self, isa: Isa) {
+        let (item, tile) = (self, PhantomData::<T>);
+        T::run_item(isa, TileItem { item, tile });
+    }
+}
+
+/// An item and its inner loop.
+pub struct TileItem<'a, T> {
+    item: Item<'a>,
+    tile: PhantomData<T>,
+}
+
+impl<T: Tile> Kernel for TileItem<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let item = self.item;
+        // One group waits for memory, which one stream reads faster than three.
+        let many = S::REGISTERS == 1 && item.packed.n_groups > 1 && T::MAX_PANELS > 1;
+        let mut panel = item.panels.start;
+        if T::has_strips::<S>() && item.groups.len() >= strips::LEAST_GROUPS {
+            while item.panels.end - panel >= MAX_PANELS {
+                item.in_strips::<S, T>(panel);
+                panel += MAX_PANELS;
+            }
+        }
+        while panel < item.panels.end {
+            let n = match item.panels.end - panel {
+                left if many => tile_panels(left),
+                _ => 1,
+            };
+            for group in item.groups.clone() {
+                item.group::<S, T>(group, panel, n);
+            }
+            panel += n;
+        }
+    }
+}
+
+/// Panels of the next tile of so many: no tile has a single one, which is slow, unless that is all.
+fn tile_panels(left: usize) -> usize {
+    match left {
+        4 => 2,
+        _ => left.min(MAX_PANELS),
+    }
+}
+
+impl Item<'_> {
+    /// The `n` panels from one on; gated, those of the gates and of what they let through. And how many of both there are.
+    pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
+        match self.output.write.is_gated() {
+            true => (Panels::alternating(panel, n).into(), 2),
+            false => ([Panels::side_by_side(panel, n); 2], 1),
+        }
+    }
+
+    /// Puts the sums of a group's rows where they belong.
+    #[inline(always)]
+    pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: [Panels; 2], sums: [&Sums; 2]) {
+        match self.output.write.is_gated() {
+            true => {
+                let (gates, ups) = ((panels[0], sums[0]), (panels[1], sums[1]));
+                self.output.put_gated::<S>(rows, gates, ups);
+            }
+            false => self.output.put::<S>(rows, panels[0], sums[0]),
+        }
+    }
+
+    #[inline(always)]
+    fn group<S: Lanes, T: Tile>(&self, group: usize, panel: usize, n: usize) {
+        let (rows, words) = self.packed.group(group);
+        let (panels, n_panels) = self.panels_from(panel, n);
+        let next = n_panels * (panel + n);
+        self.output.fetch::<S>(rows.clone(), panels[0]);
+        let mut sums = [Sums::uninit(), Sums::uninit()];
+        // A loop, so that the tiles are in the program once.
+        for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
+            let ahead = self.ahead(group, next + i * n, n);
+            self.tile::<S, T>(rows.len(), words, ahead, panels[i], sums);
+        }
+        self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
+    }
+
+    /// The weights that this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`.
+    fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
+        if self.packed.n_groups == 1 {
+            return Ahead::Stream;
+        }
+        if panel + n > self.weight.panels().len() {
+            return Ahead::Nothing;
+        }
+        let words = n * self.weight.panel_words();
+        let part = words.div_ceil(self.groups.len());
+        let start = panel * self.weight.panel_words() + (group - self.groups.start) * part;
+        Ahead::Words(self.weight.words().as_ptr().wrapping_add(start), part)
+    }
+
+    /// Multiplies `m` rows, of a group, with a tile's panels.
+    #[inline(always)]
+    fn tile<S: Lanes, T: Tile>(
+        &self,
+        m: usize,
+        words: &[u32],
+        ahead: Ahead,
+        panels: Panels,
+        sums: &mut Sums,
+    ) {
+        assert_eq!(words.len(), m * self.packed.row_words);
+        let operands = self.operands::<S>(words, panels, ahead);
+        operands.by_rows::<S, T>(m, panels.n, sums);
+    }
+
+    /// Some rows and panels, whose encodings fit each other.
+    #[inline(always)]
+    pub fn operands<S: Lanes>(&self, words: &[u32], panels: Panels, ahead: Ahead) -> Operands {
+        let size = self.weight.panel_words();
+        let inputs = self.weight.inputs;
+        let encoding = self.weight.format.encoding_with::<S>();
+        assert_eq!(self.packed.encoding, encoding);
+        assert_eq!(self.packed.row_words, encoding.row_words(inputs));
+        let all = panels.first * size..(panels.index(panels.n - 1) + 1) * size;
+        Operands {
+            rows: words.as_ptr(),
+            panels: self.weight.words()[all].as_ptr(),
+            panel_stride: panels.step * size,
+            format: self.weight.format,
+            inputs,
+            ahead,
+        }
+    }
+}

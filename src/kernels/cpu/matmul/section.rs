@@ -1,0 +1,149 @@
+//! A product with one matrix, cut into items.
+
+use std::ops::Range;
+
+use super::super::activations::RowGroups;
+use super::super::format::group_rows;
+use super::super::matrix::Matrix;
+use super::super::strips;
+use super::super::tile::{self, MAX_PANELS};
+use super::item::Item;
+use super::output::{Output, Write};
+
+/// Bytes of weights in an item when one group of rows is multiplied: long enough a stream, short enough to balance threads.
+pub const STREAM_BYTES: usize = 128 << 10;
+
+/// Least groups of rows in a block.
+const LEAST_BLOCK_GROUPS: usize = 8;
+/// Most groups of rows in a block, of which an item multiplies all. A thread goes on with the same block, which it has
+/// had in the kernels before: smaller items cost nothing, and the last one keeps the other threads waiting for less.
+const BLOCK_GROUPS: usize = 16;
+/// Most bytes of a block: what stays near beside the panels of an item.
+const BLOCK_BYTES: usize = 512 << 10;
+
+/// The same for tiles of AMX, which multiply so fast that they else wait for weights.
+const TILES_BLOCK_BYTES: usize = 1 << 20;
+const TILES_BLOCK_GROUPS: usize = 64;
+/// Panels of an item with tiles of AMX, or pairs of them.
+const TILES_PANELS: usize = 4;
+
+/// The product with one matrix of a stack, cut into items.
+pub struct Section<'a> {
+    packed: RowGroups<'a>,
+    pub weight: &'a Matrix,
+    output: Output<'a>,
+    /// Panels; gated, pairs of them.
+    panels: usize,
+    /// Panels of an item.
+    stride: usize,
+    n_spans: usize,
+    n_blocks: usize,
+}
+
+impl<'a> Section<'a> {
+    pub fn new(
+        packed: RowGroups<'a>,
+        weight: &'a Matrix,
+        output: Output<'a>,
+        n_threads: usize,
+    ) -> Self {
+        let panels = panels_of(weight, output.write);
+        let stride = item_panels(weight, panels, packed, n_threads);
+        Self::with_stride(packed, weight, output, stride)
+    }
+
+    /// Cut into items of `stride` panels.
+    pub fn with_stride(
+        packed: RowGroups<'a>,
+        weight: &'a Matrix,
+        output: Output<'a>,
+        stride: usize,
+    ) -> Self {
+        let panels = panels_of(weight, output.write);
+        Self {
+            packed,
+            weight,
+            output,
+            panels,
+            stride,
+            n_spans: panels.div_ceil(stride),
+            n_blocks: packed.n_groups.div_ceil(block_groups(packed)),
+        }
+    }
+
+    pub fn n_items(&self) -> usize {
+        self.n_spans * self.n_blocks
+    }
+
+    /// All rows of some panels.
+    pub fn span(&self, panels: Range<usize>) -> Item<'a> {
+        Item {
+            packed: self.packed,
+            weight: self.weight,
+            output: self.output,
+            panels,
+            groups: 0..self.packed.n_groups,
+        }
+    }
+
+    /// Where a span begins. None of tiles has a single panel, which is slow, if the one before can leave it another.
+    fn cut(&self, span: usize) -> usize {
+        let at = span * self.stride;
+        let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;
+        match leaves_one && !self.packed.may_meet_strips() {
+            true => at - 1,
+            false => at.min(self.panels),
+        }
+    }
+
+    pub fn item(&self, index: usize) -> Item<'a> {
+        let n_groups = self.packed.n_groups;
+        let (block, span) = (index / self.n_spans, index % self.n_spans);
+        let panels = match n_groups {
+            1 => group_rows(span, self.n_spans, self.panels),
+            // Whole tiles, but for the last.
+            _ => self.cut(span)..self.cut(span + 1),
+        };
+        Item {
+            packed: self.packed,
+            weight: self.weight,
+            output: self.output,
+            panels,
+            groups: group_rows(block, self.n_blocks, n_groups),
+        }
+    }
+}
+
+/// Panels of a matrix; gated, pairs of them.
+fn panels_of(weight: &Matrix, write: Write) -> usize {
+    match write.is_gated() {
+        true => weight.panels().len() / 2,
+        false => weight.panels().len(),
+    }
+}
+
+/// Groups of rows in a block: enough to multiply with weights faster than they come from memory.
+fn block_groups(packed: RowGroups<'_>) -> usize {
+    if packed.may_meet_strips() {
+        return strips::MOST_GROUPS;
+    }
+    let group_bytes = tile::MAX_ROWS * packed.row_words * size_of::<u32>();
+    if packed.stands_by_rows() {
+        return (TILES_BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, TILES_BLOCK_GROUPS);
+    }
+    (BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, BLOCK_GROUPS)
+}
+
+/// Number of panels in an item.
+fn item_panels(weight: &Matrix, panels: usize, packed: RowGroups<'_>, threads: usize) -> usize {
+    let even = panels.div_ceil(4 * threads).max(1);
+    match packed.n_groups {
+        _ if packed.n_groups > 1 && packed.stands_by_rows() => {
+            even.next_multiple_of(2).min(TILES_PANELS)
+        }
+        1 => even.min((STREAM_BYTES / (4 * weight.panel_words())).max(1)),
+        _ if packed.may_meet_strips() => even.min(MAX_PANELS),
+        // Two panels take hardly longer than one.
+        _ => even.clamp(2, MAX_PANELS),
+    }
+}
