@@ -4,7 +4,7 @@ use super::element::load_up_to;
 use super::format::{Encoding, group_rows, n_groups};
 use super::quantise::{pack_blocks, pack_quads, pack_shorts, pack_super_blocks};
 use super::rowwise::norm_scale;
-use super::simd::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch};
+use super::simd::{EIGHT, FOUR, Isa, Kernel, LANES, Lanes, dispatch};
 use super::strips::STRIP_ROWS;
 use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
@@ -376,6 +376,32 @@ impl<'a> RowSource<'a> {
     }
 }
 
+/// Steps ahead of which the values of rows are asked for: picked rows begin far from each other, which no processor foresees.
+const STEPS_AHEAD: usize = 8;
+
+/// Asks for what rows are encoded from [`STEPS_AHEAD`] after the step of `values` that begins at `first`, and before the first
+/// step for all until then. `out` is where the words of this step go, sixteen of each row.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn fetch_ahead<S: Lanes>(rows: &[RowSource<'_>], first: usize, values: usize, out: &[u32]) {
+    let begin = match first {
+        0 => 0,
+        _ => first + STEPS_AHEAD * values,
+    };
+    for (m, row) in rows.iter().enumerate() {
+        // SAFETY: only hints; the instruction set is the caller's promise.
+        unsafe {
+            for value in (begin..first + (STEPS_AHEAD + 1) * values).step_by(LANES) {
+                S::prefetch(row.x.as_ptr().wrapping_add(value));
+            }
+            let word = (STEPS_AHEAD * rows.len() + m) * LANES;
+            S::prefetch_write(out.as_ptr().wrapping_add(word));
+        }
+    }
+}
+
 /// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. Words
 /// behind them in `out` may be overwritten.
 ///
@@ -390,6 +416,13 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
             let pairs = S::transpose_eight(std::array::from_fn(|i| words[i]));
             for (i, pair) in pairs.into_iter().enumerate() {
                 S::store_words(out[i * LANES..].as_mut_ptr(), pair);
+            }
+            return;
+        }
+        if rows == FOUR && out.len() >= LANES * FOUR {
+            let quads = S::transpose_four(std::array::from_fn(|i| words[i]));
+            for (i, quad) in quads.into_iter().enumerate() {
+                S::store_words(out[i * LANES..].as_mut_ptr(), quad);
             }
             return;
         }
@@ -433,8 +466,10 @@ unsafe fn pack_values<S: Lanes>(
     round: Round,
 ) {
     for first in (0..inputs).step_by(LANES) {
+        let out = &mut out[first * rows.len()..];
         // SAFETY: the caller's promise.
         unsafe {
+            fetch_ahead::<S>(rows, first, LANES, out);
             let mut words = [S::splat_word(0); LANES];
             for (words, row) in words.iter_mut().zip(rows) {
                 let x = row.load::<S>(first);
@@ -443,7 +478,7 @@ unsafe fn pack_values<S: Lanes>(
                     Round::ToBf16 => S::round_bf16(x),
                 });
             }
-            scatter::<S>(words, rows.len(), &mut out[first * rows.len()..]);
+            scatter::<S>(words, rows.len(), out);
         }
     }
 }
@@ -455,13 +490,15 @@ unsafe fn pack_values<S: Lanes>(
 #[inline(always)]
 unsafe fn pack_pairs<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
     for first in (0..inputs).step_by(2 * LANES) {
+        let out = &mut out[first / 2 * rows.len()..];
         // SAFETY: the caller's promise.
         unsafe {
+            fetch_ahead::<S>(rows, first, 2 * LANES, out);
             let mut words = [S::splat_word(0); LANES];
             for (words, row) in words.iter_mut().zip(rows) {
                 *words = S::pair_bf16(row.load::<S>(first), row.load::<S>(first + LANES));
             }
-            scatter::<S>(words, rows.len(), &mut out[first / 2 * rows.len()..]);
+            scatter::<S>(words, rows.len(), out);
         }
     }
 }

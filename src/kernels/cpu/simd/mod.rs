@@ -18,6 +18,8 @@ use super::x86;
 pub const LANES: usize = 16;
 /// Rows of half a transpose.
 pub const EIGHT: usize = LANES / 2;
+/// A quarter of them.
+pub const FOUR: usize = LANES / 4;
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
 
@@ -244,19 +246,17 @@ pub trait Lanes: Copy + 'static {
     unsafe fn store_words(p: *mut u32, words: Self::W);
     /// Exchanges rows and lanes: word i of row j becomes word j of row i.
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
-    /// Exchanges eight rows and lanes: the words i of all rows stand side by side, two such columns in a vector.
+    /// Exchanges four rows and lanes: the words i of all rows stand side by side, four such columns in a vector.
+    #[inline(always)]
+    unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
+        // SAFETY: the caller's promise is the same.
+        unsafe { transpose_some::<Self, FOUR>(rows) }
+    }
+    /// The same of eight rows, two columns in a vector.
     #[inline(always)]
     unsafe fn transpose_eight(rows: [Self::W; EIGHT]) -> [Self::W; EIGHT] {
-        // SAFETY: a column is stored whole, beyond its eight words; the instruction set is the caller's promise.
-        unsafe {
-            let mut all = [Self::splat_word(0); LANES];
-            all[..EIGHT].copy_from_slice(&rows);
-            let mut words = [0u32; EIGHT * LANES + EIGHT];
-            for (i, column) in Self::transpose(all).into_iter().enumerate() {
-                Self::store_words(words[i * EIGHT..].as_mut_ptr(), column);
-            }
-            std::array::from_fn(|i| Self::load_words(words[i * LANES..].as_ptr()))
-        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { transpose_some::<Self, EIGHT>(rows) }
     }
     /// Pairs of two times 32 bf16, that of `low` in the low half. In each quarter of four words, the first vector holds
     /// the pairs of the first four elements of that quarter of the operands, the second one those of the last four.
@@ -455,6 +455,24 @@ pub trait Lanes: Copy + 'static {
             let p = Self::add(Self::mul_add(Self::mul(r, r), p, r), Self::splat(1.0));
             Self::scale_by_pow2(p, shifted)
         }
+    }
+}
+
+/// Exchanges `N` rows and lanes, for a set of instructions without a shorter way: the words i of all rows stand side by side.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn transpose_some<S: Lanes, const N: usize>(rows: [S::W; N]) -> [S::W; N] {
+    // SAFETY: a column is stored whole, beyond its `N` words, which the next one overwrites; the caller's promise.
+    unsafe {
+        let mut all = [S::splat_word(0); LANES];
+        all[..N].copy_from_slice(&rows);
+        let mut words = [0u32; LANES * (LANES + 1)];
+        for (i, column) in S::transpose(all).into_iter().enumerate() {
+            S::store_words(words[i * N..].as_mut_ptr(), column);
+        }
+        std::array::from_fn(|i| S::load_words(words[i * LANES..].as_ptr()))
     }
 }
 

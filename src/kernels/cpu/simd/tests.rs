@@ -1,6 +1,6 @@
 //! The lanes of every instruction set that this machine has, against plain arithmetic.
 
-use super::{EIGHT, Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
+use super::{EIGHT, FOUR, Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
 
 struct Exp([f32; LANES]);
 
@@ -194,34 +194,47 @@ fn words_are_transposed_and_zipped() {
     }
 }
 
-struct TransposeEight([[u32; LANES]; EIGHT]);
+struct TransposeSome<const N: usize>([[u32; LANES]; N]);
 
-impl Kernel for TransposeEight {
-    type Output = [[u32; LANES]; EIGHT];
+impl<const N: usize> Kernel for TransposeSome<N> {
+    type Output = [[u32; LANES]; N];
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> Self::Output {
         let mut out = self.0;
         // SAFETY: every array holds sixteen words; `dispatch` detected the instruction set.
         unsafe {
-            let rows = std::array::from_fn(|i| S::load_words(self.0[i].as_ptr()));
-            for (pair, out) in S::transpose_eight(rows).into_iter().zip(&mut out) {
-                S::store_words(out.as_mut_ptr(), pair);
+            let rows = self.0.map(|row| S::load_words(row.as_ptr()));
+            let columns = match N {
+                FOUR => S::transpose_four(std::array::from_fn(|i| rows[i])).to_vec(),
+                _ => S::transpose_eight(std::array::from_fn(|i| rows[i])).to_vec(),
+            };
+            for (columns, out) in columns.into_iter().zip(&mut out) {
+                S::store_words(out.as_mut_ptr(), columns);
             }
         }
         out
     }
 }
 
-#[test]
-fn eight_rows_are_transposed_into_pairs_of_columns() {
+fn some_rows_are_transposed<const N: usize>() {
     for isa in Isa::available() {
         let rows = std::array::from_fn(|row| std::array::from_fn(|i| (row * 100 + i) as u32));
-        let pairs = dispatch(isa, TransposeEight(rows));
-        for (i, word) in pairs.as_flattened().iter().enumerate() {
-            assert_eq!(*word, rows[i % EIGHT][i / EIGHT], "{isa:?}: word {i}");
+        let columns = dispatch(isa, TransposeSome::<N>(rows));
+        for (i, word) in columns.as_flattened().iter().enumerate() {
+            assert_eq!(*word, rows[i % N][i / N], "{isa:?}: word {i}");
         }
     }
+}
+
+#[test]
+fn eight_rows_are_transposed_into_pairs_of_columns() {
+    some_rows_are_transposed::<EIGHT>();
+}
+
+#[test]
+fn four_rows_are_transposed_into_fours_of_columns() {
+    some_rows_are_transposed::<FOUR>();
 }
 
 struct ZipQuarters([[f32; LANES]; 2]);

@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::super::simd::{LANES, Lanes, read, write};
+use super::super::simd::{FOUR, LANES, Lanes, read, write};
 use super::dots::Dots;
-use super::moves::{max8, sum8, transpose8, zip_bytes8};
+use super::moves::{max8, sum8, transpose4, transpose8, zip_bytes8};
 use super::strip;
 
 /// The high halves of words.
@@ -360,6 +360,23 @@ impl<D: Dots> Lanes for Avx2<D> {
                 [quarter(8, false), quarter(8, true)],
             );
             std::array::from_fn(|i| (top[i / 8][i % 8], bottom[i / 8][i % 8]))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe {
+            let [low, high] = [
+                transpose4(rows.map(|row| row.0)),
+                transpose4(rows.map(|row| row.1)),
+            ];
+            [
+                (low[0], low[1]),
+                (low[2], low[3]),
+                (high[0], high[1]),
+                (high[2], high[3]),
+            ]
         }
     }
 

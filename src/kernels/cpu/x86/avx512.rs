@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::super::simd::{EIGHT, LANES, Lanes, read};
+use super::super::simd::{EIGHT, FOUR, LANES, Lanes, read};
 use super::dots::Extensions;
 use super::moves::{exchange_quarters, max8, sum8, transpose_quarters};
 
@@ -369,6 +369,12 @@ impl<E: Extensions> Lanes for Avx512<E> {
             }
             out
         }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
+        // SAFETY: only registers; the caller detected the instruction set.
+        unsafe { exchange_quarters(transpose_quarters(&rows)) }
     }
 
     #[inline(always)]

@@ -51,13 +51,8 @@ pub unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
         let zero = _mm256_setzero_si256();
         let mut quads = [zero; 8];
         for i in [0, 4] {
-            let (a, b, c, d) = (rows[i], rows[i + 1], rows[i + 2], rows[i + 3]);
-            let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
-            quads[i] = _mm256_unpacklo_epi64(ab, cd);
-            quads[i + 1] = _mm256_unpackhi_epi64(ab, cd);
-            let (ab, cd) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
-            quads[i + 2] = _mm256_unpacklo_epi64(ab, cd);
-            quads[i + 3] = _mm256_unpackhi_epi64(ab, cd);
+            let four = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+            quads[i..i + 4].copy_from_slice(&transpose_halves(four));
         }
         let mut out = [zero; 8];
         for i in 0..4 {
@@ -65,6 +60,37 @@ pub unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
             out[i + 4] = _mm256_permute2x128_si256::<0x31>(quads[i], quads[i + 4]);
         }
         out
+    }
+}
+
+/// Exchanges four rows and lanes of eight words: the words i of all rows stand side by side, two such columns in a register.
+#[inline(always)]
+pub unsafe fn transpose4(rows: [__m256i; 4]) -> [__m256i; 4] {
+    // SAFETY: the caller detected the instruction set.
+    unsafe {
+        let [a, b, c, d] = transpose_halves(rows);
+        [
+            _mm256_permute2x128_si256::<0x20>(a, b),
+            _mm256_permute2x128_si256::<0x20>(c, d),
+            _mm256_permute2x128_si256::<0x31>(a, b),
+            _mm256_permute2x128_si256::<0x31>(c, d),
+        ]
+    }
+}
+
+/// Exchanges four rows and lanes inside each half of 128 bits: word i of row j becomes word j of row i.
+#[inline(always)]
+unsafe fn transpose_halves([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+    // SAFETY: the caller detected the instruction set.
+    unsafe {
+        let (low_ab, low_cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (high_ab, high_cd) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(low_ab, low_cd),
+            _mm256_unpackhi_epi64(low_ab, low_cd),
+            _mm256_unpacklo_epi64(high_ab, high_cd),
+            _mm256_unpackhi_epi64(high_ab, high_cd),
+        ]
     }
 }
 
