@@ -75,9 +75,10 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
         let many = S::REGISTERS == 1 && item.packed.n_groups > 1 && T::MAX_PANELS > 1;
         let mut panel = item.panels.start;
         if T::has_strips::<S>() && item.groups.len() >= strips::LEAST_GROUPS {
-            while item.panels.end - panel >= MAX_PANELS {
-                item.in_strips::<S, T>(panel);
-                panel += MAX_PANELS;
+            while panel < item.panels.end {
+                let n = MAX_PANELS.min(item.panels.end - panel);
+                item.in_strips::<S, T>(panel, n);
+                panel += n;
             }
         }
         while panel < item.panels.end {

@@ -81,8 +81,12 @@ pub(super) trait Tile: Sized + 'static {
     /// Fills strips with some inputs of the operands' panels.
     ///
     /// # Safety
-    /// As [`Self::run`], for [`MAX_PANELS`] panels; the inputs are whole steps.
-    unsafe fn widen<S: Lanes>(_operands: &Operands, _inputs: Range<usize>, _strips: &mut Widened) {
+    /// As [`Self::run`]; the inputs are whole steps.
+    unsafe fn widen<S: Lanes, const N: usize>(
+        _operands: &Operands,
+        _inputs: Range<usize>,
+        _strips: &mut Widened,
+    ) {
         unreachable!("a format without strips");
     }
 
@@ -103,13 +107,17 @@ impl<F: FormatOf> Tile for PlainTile<F> {
     }
 
     #[inline(always)]
-    unsafe fn widen<S: Lanes>(operands: &Operands, inputs: Range<usize>, strips: &mut Widened) {
-        let panels = operands.panels();
+    unsafe fn widen<S: Lanes, const N: usize>(
+        operands: &Operands,
+        inputs: Range<usize>,
+        strips: &mut Widened,
+    ) {
+        let panels = operands.panels::<N>();
         // SAFETY: the caller's promise.
         unsafe {
             match F::FORMAT {
-                Format::Bf16 => strips.fill::<S, tile::WideBf16>(panels, inputs),
-                _ => strips.fill::<S, F>(panels, inputs),
+                Format::Bf16 => strips.fill::<S, tile::WideBf16, N>(panels, inputs),
+                _ => strips.fill::<S, F, N>(panels, inputs),
             }
         }
     }

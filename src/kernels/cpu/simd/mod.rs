@@ -328,9 +328,10 @@ pub trait Lanes: Copy + 'static {
     ///
     /// # Safety
     /// `rows` is valid for `M * inputs` values, `strip` for `STRIP` values of each input and `sums` for as many of `M` rows,
-    /// both `SUMS` apart; the instruction set was detected, and has [`Self::STRIPS`].
+    /// both `SUMS` apart; the instruction set was detected, and has [`Self::STRIPS`]. `STRIP` is
+    /// [`WIDE_STRIP`](super::strips::WIDE_STRIP) or [`NARROW_STRIP`](super::strips::NARROW_STRIP).
     #[inline(always)]
-    unsafe fn multiply_strip<const M: usize>(
+    unsafe fn multiply_strip<const M: usize, const STRIP: usize>(
         _rows: *const f32,
         _strip: *const f32,
         _inputs: usize,

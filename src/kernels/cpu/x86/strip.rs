@@ -7,7 +7,7 @@ use super::super::simd::{read, write};
 use super::super::strips::STRIP_ROWS;
 use super::super::tile::SUMS;
 
-/// Registers of a row's sums.
+/// Registers of a row's sums in a wide strip.
 const REGISTERS: usize = 3;
 /// Lanes of a register.
 const LANES: usize = 8;
@@ -17,7 +17,7 @@ const LANES: usize = 8;
 /// # Safety
 /// As there; the machine has AVX2 and FMA.
 #[inline(always)]
-pub unsafe fn multiply<const M: usize>(
+pub unsafe fn multiply<const M: usize, const N: usize>(
     rows: *const f32,
     strip: *const f32,
     inputs: usize,
@@ -26,30 +26,30 @@ pub unsafe fn multiply<const M: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if M == STRIP_ROWS {
+        if M == STRIP_ROWS && N == REGISTERS {
             let mut acc = sums_before(begins, sums);
             four_rows(rows, strip, inputs, &mut acc);
             put_sums(&acc, sums);
             return;
         }
-        let mut acc = sums_before::<M>(begins, sums);
+        let mut acc = sums_before::<M, N>(begins, sums);
         some_rows(rows, strip, inputs, &mut acc);
         put_sums(&acc, sums);
     }
 }
 
-/// Three registers of sums for each row.
-type Acc<const M: usize> = [[__m256; REGISTERS]; M];
+/// `N` registers of sums for each of `M` rows.
+type Acc<const M: usize, const N: usize> = [[__m256; N]; M];
 
 /// Zeros where a product begins, else the sums in memory.
 #[inline(always)]
-unsafe fn sums_before<const M: usize>(begins: bool, sums: *const f32) -> Acc<M> {
+unsafe fn sums_before<const M: usize, const N: usize>(begins: bool, sums: *const f32) -> Acc<M, N> {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut acc = [[_mm256_setzero_ps(); REGISTERS]; M];
+        let mut acc = [[_mm256_setzero_ps(); N]; M];
         if !begins {
             for m in 0..M {
-                for n in 0..REGISTERS {
+                for n in 0..N {
                     acc[m][n] = read(sums.wrapping_add(m * SUMS + n * LANES));
                 }
             }
@@ -60,33 +60,33 @@ unsafe fn sums_before<const M: usize>(begins: bool, sums: *const f32) -> Acc<M> 
 
 /// Writes the sums to memory.
 #[inline(always)]
-unsafe fn put_sums<const M: usize>(acc: &Acc<M>, sums: *mut f32) {
+unsafe fn put_sums<const M: usize, const N: usize>(acc: &Acc<M, N>, sums: *mut f32) {
     for m in 0..M {
-        for n in 0..REGISTERS {
+        for n in 0..N {
             // SAFETY: the caller's promise.
             unsafe { write(sums.wrapping_add(m * SUMS + n * LANES), acc[m][n]) };
         }
     }
 }
 
-/// Adds the products of rows that leave registers to spare.
+/// Adds the products of rows and strips that leave registers to spare.
 #[inline(always)]
-unsafe fn some_rows<const M: usize>(
+unsafe fn some_rows<const M: usize, const N: usize>(
     rows: *const f32,
     strip: *const f32,
     inputs: usize,
-    acc: &mut Acc<M>,
+    acc: &mut Acc<M, N>,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         for input in 0..inputs {
-            let mut weights = [_mm256_setzero_ps(); REGISTERS];
-            for n in 0..REGISTERS {
+            let mut weights = [_mm256_setzero_ps(); N];
+            for n in 0..N {
                 weights[n] = read(strip.wrapping_add(input * SUMS + n * LANES));
             }
             for m in 0..M {
                 let x = _mm256_set1_ps(read(rows.wrapping_add(input * M + m)));
-                for n in 0..REGISTERS {
+                for n in 0..N {
                     acc[m][n] = _mm256_fmadd_ps(x, weights[n], acc[m][n]);
                 }
             }
@@ -135,11 +135,16 @@ macro_rules! one_input {
     };
 }
 
-/// Adds the products of four rows. Their sums, the weights and one input take all sixteen registers; a compiler reorders the
+/// Adds the products of four rows with a wide strip. Their sums, the weights and one input take all sixteen registers; a compiler reorders the
 /// loads, runs out of registers and puts a sum into memory and back for each input, which takes a third of the speed. Eight
 /// inputs in a round make rounds so few that a processor foresees the last one.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn four_rows(rows: *const f32, strip: *const f32, inputs: usize, acc: &mut Acc<STRIP_ROWS>) {
+unsafe fn four_rows(
+    rows: *const f32,
+    strip: *const f32,
+    inputs: usize,
+    acc: &mut Acc<STRIP_ROWS, REGISTERS>,
+) {
     // SAFETY: reads four values of `rows` and 24 of `strip` for each input, as the caller promised.
     unsafe {
         asm!(
