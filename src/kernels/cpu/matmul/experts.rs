@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::super::activations::{RowGroups, most_group_rows};
+use super::super::activations::RowGroups;
 use super::super::experts::{ActiveExpert, ExpertRows, weight_of};
+use super::super::format::group_rows;
 use super::super::matrix::Matrix;
 use super::super::nodes::{PerNode, locate};
 use super::super::simd::Isa;
 use super::super::stack::Stack;
-use super::super::strips::STRIP_ROWS;
 use super::super::tensor::Shared;
 use super::super::threads::ThreadPool;
 use super::super::tile::MAX_PANELS;
@@ -19,6 +19,11 @@ use super::threads_of;
 
 /// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
 const ITEM_PANELS: usize = 4 * MAX_PANELS;
+
+/// Spans of a matrix for each thread, each of which is multiplied with all experts' rows one after the other.
+const SPANS: usize = 4;
+/// The same for strips, whose spans have whole tiles and so cannot be equal: the last one of many keeps the others waiting for less.
+const STRIP_SPANS: usize = 8;
 
 /// A product of each expert's rows with its weights.
 ///
@@ -96,9 +101,8 @@ pub fn add_experts(
     let sections = ExpertSections::new(product, isa, Some(weighted));
     let parts: PerNode<NodePanels> = (0..sections.n_nodes())
         .map(|node| {
-            let weight = &sections.experts[0].weight;
-            let threads = threads_of(pool, weight, node);
-            NodePanels::new(weight.sections()[node].panels().len(), threads, isa)
+            let threads = threads_of(pool, &sections.experts[0].weight, node);
+            NodePanels::new(&sections.longest(node), threads)
         })
         .collect();
     let dealt: PerNode<usize> = parts.iter().map(NodePanels::n_spans).collect();
@@ -111,29 +115,36 @@ pub fn add_experts(
     });
 }
 
-/// A node's panels of each expert, in spans.
+/// A node's panels of each expert, in spans of whole tiles, but for the last tile.
 struct NodePanels {
     n_panels: usize,
-    stride: usize,
+    tile: usize,
+    n_spans: usize,
 }
 
 impl NodePanels {
-    fn new(n_panels: usize, threads: usize, isa: Isa) -> Self {
-        let even = n_panels.div_ceil(4 * threads);
-        let stride = match most_group_rows(isa) {
-            // Strips are of whole tiles; single panels take twice as long.
-            ..=STRIP_ROWS => even.next_multiple_of(MAX_PANELS),
-            _ => even.max(2),
+    /// Panels as many as a section has, which is multiplied with as many rows as any.
+    fn new(longest: &Section<'_>, threads: usize) -> Self {
+        let n_panels = longest.panels;
+        // Strips of fewer panels leave registers idle, and single panels take as long as two.
+        let (tile, spans) = match longest.meets_strips() {
+            true => (MAX_PANELS, STRIP_SPANS),
+            false => (2, SPANS),
         };
-        Self { n_panels, stride }
+        Self {
+            n_panels,
+            tile,
+            n_spans: n_panels.div_ceil(tile).min(spans * threads),
+        }
     }
 
     fn n_spans(&self) -> usize {
-        self.n_panels.div_ceil(self.stride.max(1))
+        self.n_spans
     }
 
     fn span(&self, span: usize) -> Range<usize> {
-        span * self.stride..self.n_panels.min((span + 1) * self.stride)
+        let tiles = group_rows(span, self.n_spans, self.n_panels.div_ceil(self.tile));
+        tiles.start * self.tile..self.n_panels.min(tiles.end * self.tile)
     }
 }
 
@@ -200,6 +211,13 @@ impl<'a> ExpertSections<'a> {
         let rows: usize = self.active.iter().map(|active| active.rows).sum();
         let weight = &self.experts[0].weight;
         rows * weight.inputs * weight.outputs
+    }
+
+    /// A node's section of the expert with the most rows.
+    fn longest(&self, node: usize) -> Section<'a> {
+        let active = self.active.iter().enumerate();
+        let longest = active.max_by_key(|(_, active)| active.rows);
+        self.section(longest.map_or(0, |(index, _)| index), node)
     }
 
     fn section(&self, active: usize, section: usize) -> Section<'a> {

@@ -33,7 +33,7 @@ pub struct Section<'a> {
     pub weight: &'a Matrix,
     output: Output<'a>,
     /// Panels; gated, pairs of them.
-    panels: usize,
+    pub panels: usize,
     /// Panels of an item.
     stride: usize,
     n_spans: usize,
@@ -69,6 +69,11 @@ impl<'a> Section<'a> {
             n_spans: panels.div_ceil(stride),
             n_blocks: packed.n_groups.div_ceil(block_groups(packed)),
         }
+    }
+
+    /// Whether many rows are multiplied from strips, if the instruction set and the format have any.
+    pub fn meets_strips(&self) -> bool {
+        self.packed.may_meet_strips() && self.packed.n_groups >= strips::LEAST_GROUPS
     }
 
     pub fn n_items(&self) -> usize {
