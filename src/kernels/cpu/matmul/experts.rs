@@ -22,7 +22,8 @@ const ITEM_PANELS: usize = 4 * MAX_PANELS;
 
 /// Spans of a matrix for each thread, each of which is multiplied with all experts' rows one after the other.
 const SPANS: usize = 4;
-/// The same for strips, whose spans have whole tiles and so cannot be equal: the last one of many keeps the others waiting for less.
+/// The same for strips, whose spans have whole tiles and so cannot be equal: the last one of many keeps the others waiting for
+/// less.
 const STRIP_SPANS: usize = 8;
 
 /// A product of each expert's rows with its weights.
@@ -105,7 +106,7 @@ pub fn add_experts(
             NodePanels::new(&sections.longest(node), threads)
         })
         .collect();
-    let dealt: PerNode<usize> = parts.iter().map(NodePanels::n_spans).collect();
+    let dealt: PerNode<usize> = parts.iter().map(|part| part.n_spans).collect();
     pool.for_each_dealt(&dealt, sections.cost(), &|item| {
         let (node, span) = locate(&dealt, item);
         for index in 0..sections.active.len() {
@@ -136,10 +137,6 @@ impl NodePanels {
             tile,
             n_spans: n_panels.div_ceil(tile).min(spans * threads),
         }
-    }
-
-    fn n_spans(&self) -> usize {
-        self.n_spans
     }
 
     fn span(&self, span: usize) -> Range<usize> {

@@ -8,6 +8,7 @@ use super::super::strips::{MOST_GROUPS, PART, Widened};
 use super::super::tile::{Ahead, LINE_WORDS, MAX_PANELS, Sums};
 use super::item::Item;
 use super::output::Panels;
+use super::section::panels_of;
 use super::tiles::Tile;
 
 impl Item<'_> {
@@ -99,10 +100,7 @@ impl Item<'_> {
     /// The panels, first of them if gated, that whoever multiplies in order meets after those before `panel`.
     #[inline(always)]
     fn panels_after(&self, panel: usize) -> Panels {
-        let all = match self.output.write.is_gated() {
-            true => self.weight.panels().len() / 2,
-            false => self.weight.panels().len(),
-        };
+        let all = panels_of(self.weight, self.output.write);
         self.panels_from(panel, MAX_PANELS.min(all - panel)).0[0]
     }
 }

@@ -120,7 +120,7 @@ impl<'a> Section<'a> {
 }
 
 /// Panels of a matrix; gated, pairs of them.
-fn panels_of(weight: &Matrix, write: Write) -> usize {
+pub fn panels_of(weight: &Matrix, write: Write) -> usize {
     match write.is_gated() {
         true => weight.panels().len() / 2,
         false => weight.panels().len(),

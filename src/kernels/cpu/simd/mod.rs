@@ -18,7 +18,7 @@ use super::x86;
 pub const LANES: usize = 16;
 /// Rows of half a transpose.
 pub const EIGHT: usize = LANES / 2;
-/// A quarter of them.
+/// Rows of a quarter of a transpose.
 pub const FOUR: usize = LANES / 4;
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;

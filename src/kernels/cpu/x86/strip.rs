@@ -135,9 +135,9 @@ macro_rules! one_input {
     };
 }
 
-/// Adds the products of four rows with a wide strip. Their sums, the weights and one input take all sixteen registers; a compiler reorders the
-/// loads, runs out of registers and puts a sum into memory and back for each input, which takes a third of the speed. Eight
-/// inputs in a round make rounds so few that a processor foresees the last one.
+/// Adds the products of four rows with a wide strip. Their sums, the weights and one input take all sixteen registers; a
+/// compiler reorders the loads, runs out of registers and puts a sum into memory and back for each input, which takes a third
+/// of the speed. Eight inputs in a round make rounds so few that a processor foresees the last one.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn four_rows(
     rows: *const f32,
