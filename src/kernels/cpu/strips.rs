@@ -64,56 +64,94 @@ impl Widened {
         }
     }
 
-    /// Multiplies a group of `rows` rows with so many inputs of `n_panels` panels into `sums`, or adds to what is there.
+    /// Multiplies the rows of a group with so many inputs of `n_panels` panels into `sums`, or adds to what is there.
     ///
     /// # Safety
-    /// `words` is valid for `rows` rows of `inputs` words, as many as were taken of so many panels; `sums` holds the rows'
-    /// sums unless it `begins`; the instruction set of `S` was detected.
+    /// `rows` has `inputs` words of each row, and as many were taken of so many panels; `sums` holds the rows' sums unless it
+    /// `begins`; the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn multiply<S: Lanes>(
         &self,
-        rows: (*const u32, usize),
+        rows: RowsPart,
         n_panels: usize,
         inputs: usize,
         begins: bool,
         sums: &mut Sums,
     ) {
-        let sums = sums.as_mut_ptr().cast::<f32>();
+        let product = StripProduct {
+            rows: rows.words.cast(),
+            ahead: rows.ahead.cast(),
+            strip: self.0.as_ptr().cast(),
+            inputs,
+            begins,
+            sums: sums.as_mut_ptr().cast(),
+        };
         // SAFETY: the caller's promise.
         unsafe {
             if n_panels == MAX_PANELS {
-                for first in [0, WIDE_STRIP] {
-                    self.strip::<S, WIDE_STRIP>(rows, first, inputs, begins, sums);
-                }
+                product.run::<S, WIDE_STRIP>(rows.n);
+                // The first strip has asked for the first half of what is multiplied next.
+                let ahead = product.ahead.wrapping_add(inputs * rows.n / 2);
+                let second = product.at(WIDE_STRIP);
+                StripProduct { ahead, ..second }.run::<S, WIDE_STRIP>(rows.n);
                 return;
             }
             for panel in 0..n_panels {
-                self.strip::<S, NARROW_STRIP>(rows, panel * PANEL, inputs, begins, sums);
+                product.at(panel * PANEL).run::<S, NARROW_STRIP>(rows.n);
             }
         }
     }
+}
 
-    /// Multiplies rows with the strip that begins at an output.
+/// Some inputs of the rows of a group, as [`super::activations::RowGroups`] has them.
+#[derive(Clone, Copy)]
+pub struct RowsPart {
+    /// A word of each row for each input.
+    pub words: *const u32,
+    /// How many rows.
+    pub n: usize,
+    /// The words that are multiplied next: only a hint.
+    pub ahead: *const u32,
+}
+
+/// A product of rows with a strip.
+#[derive(Clone, Copy)]
+pub struct StripProduct {
+    /// Values of the rows, side by side for each input.
+    pub rows: *const f32,
+    /// Where rows are read next: any address will do.
+    pub ahead: *const f32,
+    /// Weights of each input, [`SUMS`] values from one to the next.
+    pub strip: *const f32,
+    /// Inputs of both.
+    pub inputs: usize,
+    /// Whether the sums begin at zero.
+    pub begins: bool,
+    /// Sums of each row, [`SUMS`] values from one to the next.
+    pub sums: *mut f32,
+}
+
+impl StripProduct {
+    /// The product with the strip that begins at an output.
+    fn at(self, output: usize) -> Self {
+        Self {
+            strip: self.strip.wrapping_add(output),
+            sums: self.sums.wrapping_add(output),
+            ..self
+        }
+    }
+
+    /// # Safety
+    /// As [`Widened::multiply`].
     #[inline(always)]
-    unsafe fn strip<S: Lanes, const STRIP: usize>(
-        &self,
-        (words, rows): (*const u32, usize),
-        first: usize,
-        inputs: usize,
-        begins: bool,
-        sums: *mut f32,
-    ) {
-        let strip = self.0.as_ptr().cast::<f32>().wrapping_add(first);
-        let (words, sums) = (words.cast(), sums.wrapping_add(first));
+    unsafe fn run<S: Lanes, const STRIP: usize>(self, rows: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             match rows {
-                1 => S::multiply_strip::<1, STRIP>(words, strip, inputs, begins, sums),
-                2 => S::multiply_strip::<2, STRIP>(words, strip, inputs, begins, sums),
-                3 => S::multiply_strip::<3, STRIP>(words, strip, inputs, begins, sums),
-                STRIP_ROWS => {
-                    S::multiply_strip::<STRIP_ROWS, STRIP>(words, strip, inputs, begins, sums);
-                }
+                1 => S::multiply_strip::<1, STRIP>(self),
+                2 => S::multiply_strip::<2, STRIP>(self),
+                3 => S::multiply_strip::<3, STRIP>(self),
+                STRIP_ROWS => S::multiply_strip::<STRIP_ROWS, STRIP>(self),
                 _ => unreachable!("a group has 1 to {STRIP_ROWS} rows, not {rows}"),
             }
         }

@@ -4,7 +4,7 @@ use std::array;
 use std::ops::Range;
 
 use super::super::simd::Lanes;
-use super::super::strips::{MOST_GROUPS, PART, Widened};
+use super::super::strips::{MOST_GROUPS, PART, RowsPart, Widened};
 use super::super::tile::{Ahead, LINE_WORDS, MAX_PANELS, Sums};
 use super::item::Item;
 use super::output::Panels;
@@ -16,58 +16,66 @@ impl Item<'_> {
     #[inline(always)]
     pub fn in_strips<S: Lanes, T: Tile>(&self, panel: usize, n: usize) {
         let (panels, n_panels) = self.panels_from(panel, n);
-        let (inputs, panel_words) = (self.packed.row_words, self.weight.panel_words());
-        let input_words = panel_words / inputs;
         let mut widened = Widened::uninit();
         let mut sums = [[const { Sums::uninit() }; MOST_GROUPS]; 2];
         for first_group in self.groups.clone().step_by(MOST_GROUPS) {
             let n_groups = MOST_GROUPS.min(self.groups.end - first_group);
-            let groups = self.groups_from(first_group, n_groups);
-            let part_lines = PART.min(inputs) * input_words / LINE_WORDS;
-            let lines = part_lines.div_ceil(n_groups);
-            for (i, (sums, panels_now)) in sums.iter_mut().zip(&panels[..n_panels]).enumerate() {
-                let panels_next = match i + 1 < n_panels {
+            let groups = &self.groups_from(first_group, n_groups)[..n_groups];
+            for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
+                let then = match i + 1 < n_panels {
                     true => panels[i + 1],
                     false if first_group + n_groups < self.groups.end => panels[0],
                     false => self.panels_after(panel + n),
                 };
-                for first in (0..inputs).step_by(PART) {
-                    let part = first..inputs.min(first + PART);
-                    let (panels, next_input) = match part.end < inputs {
-                        true => (*panels_now, part.end),
-                        false => (panels_next, 0),
-                    };
-                    let next = NextPart {
-                        words: self.weight.words(),
-                        panels,
-                        panel_words,
-                        first_word: next_input * input_words,
-                    };
-                    // SAFETY: a part is a whole number of steps.
-                    unsafe { self.widen::<S, T>(*panels_now, part.clone(), &mut widened) };
-                    for (index, sums) in sums[..n_groups].iter_mut().enumerate() {
-                        let (rows, words) = groups[index].clone();
-                        next.fetch::<S>(index * lines..part_lines.min((index + 1) * lines));
-                        if part.end == inputs {
-                            self.output.fetch::<S>(rows.clone(), *panels_now);
-                        }
-                        let words = words[first * rows.len()..part.end * rows.len()].as_ptr();
-                        let rows = (words, rows.len());
-                        // SAFETY: the rows have these words, and `sums` those of the parts before; `dispatch` detected the
-                        // instruction set.
-                        unsafe { widened.multiply::<S>(rows, n, part.len(), first == 0, sums) };
-                    }
-                }
+                self.all_inputs::<S, T>(groups, (panels[i], then), &mut widened, sums);
             }
-            for (i, (rows, _)) in groups[..n_groups].iter().enumerate() {
+            for (i, (rows, _)) in groups.iter().enumerate() {
                 self.put::<S>(rows.clone(), panels, [&sums[0][i], &sums[1][i]]);
+            }
+        }
+    }
+
+    /// Multiplies groups with all inputs of some panels, after which come the panels `then`.
+    #[inline(always)]
+    fn all_inputs<S: Lanes, T: Tile>(
+        &self,
+        groups: &[Group<'_>],
+        (panels, then): (Panels, Panels),
+        widened: &mut Widened,
+        sums: &mut [Sums],
+    ) {
+        let (inputs, panel_words) = (self.packed.row_words, self.weight.panel_words());
+        let input_words = panel_words / inputs;
+        let part_lines = PART.min(inputs) * input_words / LINE_WORDS;
+        let lines = part_lines.div_ceil(groups.len());
+        for first in (0..inputs).step_by(PART) {
+            let part = first..inputs.min(first + PART);
+            let is_last = part.end == inputs;
+            let next = NextPart {
+                words: self.weight.words(),
+                panels: if is_last { then } else { panels },
+                panel_words,
+                first_word: part.end % inputs * input_words,
+            };
+            // SAFETY: a part is a whole number of steps.
+            unsafe { self.widen::<S, T>(panels, part.clone(), widened) };
+            for (index, (rows, _)) in groups.iter().enumerate() {
+                next.fetch::<S>(index * lines..part_lines.min((index + 1) * lines));
+                if is_last {
+                    self.output.fetch::<S>(rows.clone(), panels);
+                }
+                let rows = rows_part(groups, index, part.clone());
+                let sums = &mut sums[index];
+                // SAFETY: the rows have these words, and `sums` those of the parts before; `dispatch` detected the
+                // instruction set.
+                unsafe { widened.multiply::<S>(rows, panels.n, part.len(), first == 0, sums) };
             }
         }
     }
 
     /// The rows of `n` groups by their numbers, and their words; each part of the inputs goes through all of them.
     #[inline(always)]
-    fn groups_from(&self, first: usize, n: usize) -> [(Range<usize>, &[u32]); MOST_GROUPS] {
+    fn groups_from(&self, first: usize, n: usize) -> [Group<'_>; MOST_GROUPS] {
         array::from_fn(|group| match group < n {
             true => self.packed.group(first + group),
             false => (0..0, &[][..]),
@@ -102,6 +110,26 @@ impl Item<'_> {
     fn panels_after(&self, panel: usize) -> Panels {
         let all = panels_of(self.weight, self.output.write);
         self.panels_from(panel, MAX_PANELS.min(all - panel)).0[0]
+    }
+}
+
+/// The rows of a group by their numbers, and their words.
+type Group<'a> = (Range<usize>, &'a [u32]);
+
+/// A part of the inputs of a group's rows, before that of the next group, or the next part of the first.
+#[inline(always)]
+fn rows_part(groups: &[Group<'_>], index: usize, part: Range<usize>) -> RowsPart {
+    let (rows, words) = &groups[index];
+    let (group_next, input_next) = match index + 1 < groups.len() {
+        true => (index + 1, part.start),
+        false => (0, part.end),
+    };
+    let (rows_next, words_next) = &groups[group_next];
+    let ahead = words_next.as_ptr();
+    RowsPart {
+        words: words[part.start * rows.len()..part.end * rows.len()].as_ptr(),
+        n: rows.len(),
+        ahead: ahead.wrapping_add(input_next * rows_next.len()),
     }
 }
 

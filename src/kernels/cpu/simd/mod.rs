@@ -11,6 +11,7 @@ use half::{bf16, f16};
 
 pub use self::isa::{ISA_VARIABLE, Isa};
 use super::portable::Portable;
+use super::strips::StripProduct;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 
@@ -323,21 +324,15 @@ pub trait Lanes: Copy + 'static {
         }
     }
 
-    /// Multiplies `M` rows, whose values stand side by side for each input, with a strip of weights in f32 into rows of sums,
-    /// each in ascending inputs with fused multiply-adds; unless it `begins`, from what the sums are. See [`super::strips`].
+    /// Multiplies `M` rows with a strip of weights in f32 into rows of sums, each in ascending inputs with fused multiply-adds.
+    /// See [`super::strips`].
     ///
     /// # Safety
     /// `rows` is valid for `M * inputs` values, `strip` for `STRIP` values of each input and `sums` for as many of `M` rows,
-    /// both `SUMS` apart; the instruction set was detected, and has [`Self::STRIPS`]. `STRIP` is
+    /// which are sums unless it `begins`; the instruction set was detected, and has [`Self::STRIPS`]. `STRIP` is
     /// [`WIDE_STRIP`](super::strips::WIDE_STRIP) or [`NARROW_STRIP`](super::strips::NARROW_STRIP).
     #[inline(always)]
-    unsafe fn multiply_strip<const M: usize, const STRIP: usize>(
-        _rows: *const f32,
-        _strip: *const f32,
-        _inputs: usize,
-        _begins: bool,
-        _sums: *mut f32,
-    ) {
+    unsafe fn multiply_strip<const M: usize, const STRIP: usize>(_product: StripProduct) {
         unreachable!("products from strips without registers for them");
     }
 

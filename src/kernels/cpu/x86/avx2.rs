@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 
 use super::super::simd::{FOUR, LANES, Lanes, read, write};
-use super::super::strips::{NARROW_STRIP, WIDE_STRIP};
+use super::super::strips::{NARROW_STRIP, StripProduct, WIDE_STRIP};
 use super::dots::Dots;
 use super::moves::{max8, sum8, transpose4, transpose8, zip_bytes8};
 use super::strip;
@@ -441,18 +441,12 @@ impl<D: Dots> Lanes for Avx2<D> {
     }
 
     #[inline(always)]
-    unsafe fn multiply_strip<const M: usize, const STRIP: usize>(
-        rows: *const f32,
-        strip: *const f32,
-        inputs: usize,
-        begins: bool,
-        sums: *mut f32,
-    ) {
+    unsafe fn multiply_strip<const M: usize, const STRIP: usize>(product: StripProduct) {
         // SAFETY: the caller's promise is the same.
         unsafe {
             match STRIP {
-                WIDE_STRIP => strip::multiply::<M, 3>(rows, strip, inputs, begins, sums),
-                NARROW_STRIP => strip::multiply::<M, 2>(rows, strip, inputs, begins, sums),
+                WIDE_STRIP => strip::multiply::<M, 3>(product),
+                NARROW_STRIP => strip::multiply::<M, 2>(product),
                 _ => unreachable!("no strip has {STRIP} outputs"),
             }
         }

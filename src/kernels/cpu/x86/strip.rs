@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::simd::{read, write};
-use super::super::strips::STRIP_ROWS;
+use super::super::strips::{STRIP_ROWS, StripProduct};
 use super::super::tile::SUMS;
 
 /// Registers of a row's sums in a wide strip.
@@ -17,24 +17,18 @@ const LANES: usize = 8;
 /// # Safety
 /// As there; the machine has AVX2 and FMA.
 #[inline(always)]
-pub unsafe fn multiply<const M: usize, const N: usize>(
-    rows: *const f32,
-    strip: *const f32,
-    inputs: usize,
-    begins: bool,
-    sums: *mut f32,
-) {
+pub unsafe fn multiply<const M: usize, const N: usize>(product: StripProduct) {
     // SAFETY: the caller's promise.
     unsafe {
         if M == STRIP_ROWS && N == REGISTERS {
-            let mut acc = sums_before(begins, sums);
-            four_rows(rows, strip, inputs, &mut acc);
-            put_sums(&acc, sums);
+            let mut acc = sums_before(product.begins, product.sums);
+            four_rows(product, &mut acc);
+            put_sums(&acc, product.sums);
             return;
         }
-        let mut acc = sums_before::<M, N>(begins, sums);
-        some_rows(rows, strip, inputs, &mut acc);
-        put_sums(&acc, sums);
+        let mut acc = sums_before::<M, N>(product.begins, product.sums);
+        some_rows(product, &mut acc);
+        put_sums(&acc, product.sums);
     }
 }
 
@@ -71,15 +65,11 @@ unsafe fn put_sums<const M: usize, const N: usize>(acc: &Acc<M, N>, sums: *mut f
 
 /// Adds the products of rows and strips that leave registers to spare.
 #[inline(always)]
-unsafe fn some_rows<const M: usize, const N: usize>(
-    rows: *const f32,
-    strip: *const f32,
-    inputs: usize,
-    acc: &mut Acc<M, N>,
-) {
+unsafe fn some_rows<const M: usize, const N: usize>(product: StripProduct, acc: &mut Acc<M, N>) {
+    let (rows, strip) = (product.rows, product.strip);
     // SAFETY: the caller's promise.
     unsafe {
-        for input in 0..inputs {
+        for input in 0..product.inputs {
             let mut weights = [_mm256_setzero_ps(); N];
             for n in 0..N {
                 weights[n] = read(strip.wrapping_add(input * SUMS + n * LANES));
@@ -139,18 +129,14 @@ macro_rules! one_input {
 /// compiler reorders the loads, runs out of registers and puts a sum into memory and back for each input, which takes a third
 /// of the speed. Eight inputs in a round make rounds so few that a processor foresees the last one.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn four_rows(
-    rows: *const f32,
-    strip: *const f32,
-    inputs: usize,
-    acc: &mut Acc<STRIP_ROWS, REGISTERS>,
-) {
+unsafe fn four_rows(product: StripProduct, acc: &mut Acc<STRIP_ROWS, REGISTERS>) {
     // SAFETY: reads four values of `rows` and 24 of `strip` for each input, as the caller promised.
     unsafe {
         asm!(
             "test {eights}, {eights}",
             "jz 3f",
             "2:",
+            "prefetcht0 [{ahead}]",
             one_input!(0),
             one_input!(1),
             one_input!(2),
@@ -159,6 +145,7 @@ unsafe fn four_rows(
             one_input!(5),
             one_input!(6),
             one_input!(7),
+            "add {ahead}, 64",
             "add {rows}, 8 * 16",
             "add {strip}, 8 * {step}",
             "dec {eights}",
@@ -173,10 +160,11 @@ unsafe fn four_rows(
             "dec {rest}",
             "jnz 4b",
             "5:",
-            rows = inout(reg) rows => _,
-            strip = inout(reg) strip => _,
-            eights = inout(reg) inputs / 8 => _,
-            rest = inout(reg) inputs % 8 => _,
+            rows = inout(reg) product.rows => _,
+            ahead = inout(reg) product.ahead => _,
+            strip = inout(reg) product.strip => _,
+            eights = inout(reg) product.inputs / 8 => _,
+            rest = inout(reg) product.inputs % 8 => _,
             step = const SUMS * size_of::<f32>(),
             inout("ymm0") acc[0][0],
             inout("ymm1") acc[0][1],
