@@ -116,10 +116,12 @@ pub fn add_experts(
     });
 }
 
-/// A node's panels of each expert, in spans of whole tiles, but for the last tile.
+/// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its last tile.
 struct NodePanels {
     n_panels: usize,
     tile: usize,
+    threads: usize,
+    thread_spans: usize,
     n_spans: usize,
 }
 
@@ -132,16 +134,23 @@ impl NodePanels {
             true => (MAX_PANELS, STRIP_SPANS),
             false => (2, SPANS),
         };
+        let threads = threads.min(n_panels.div_ceil(tile)).max(1);
+        let thread_spans = n_panels.div_ceil(threads).div_ceil(tile).min(spans);
         Self {
             n_panels,
             tile,
-            n_spans: n_panels.div_ceil(tile).min(spans * threads),
+            threads,
+            thread_spans,
+            n_spans: threads * thread_spans,
         }
     }
 
     fn span(&self, span: usize) -> Range<usize> {
-        let tiles = group_rows(span, self.n_spans, self.n_panels.div_ceil(self.tile));
-        tiles.start * self.tile..self.n_panels.min(tiles.end * self.tile)
+        let thread = group_rows(span / self.thread_spans, self.threads, self.n_panels);
+        let n_tiles = thread.len().div_ceil(self.tile);
+        let tiles = group_rows(span % self.thread_spans, self.thread_spans, n_tiles);
+        let panel = |tile: usize| thread.end.min(thread.start + tile * self.tile);
+        panel(tiles.start)..panel(tiles.end)
     }
 }
 
