@@ -83,9 +83,13 @@ pub fn multiply_experts(
         dealt.push(n_items - first_of_node);
     }
     pool.for_each_dealt(&dealt, sections.cost(), &|item| {
-        let run = runs[runs.partition_point(|run| run.first_item <= item) - 1];
-        let section = sections.section(run.active, run.section);
-        section.item(item - run.first_item).run(isa);
+        let item_of = |item: usize| {
+            let run = runs[runs.partition_point(|run| run.first_item <= item) - 1];
+            let section = sections.section(run.active, run.section);
+            section.item(item - run.first_item)
+        };
+        let next = (item + 1 < n_items).then(|| item_of(item + 1).start());
+        item_of(item).before(next).run(isa);
     });
 }
 
@@ -109,9 +113,11 @@ pub fn add_experts(
     let dealt: PerNode<usize> = parts.iter().map(|part| part.n_spans).collect();
     pool.for_each_dealt(&dealt, sections.cost(), &|item| {
         let (node, span) = locate(&dealt, item);
+        let panels = parts[node].span(span);
         for index in 0..sections.active.len() {
-            let section = sections.section(index, node);
-            section.span(parts[node].span(span)).run(isa);
+            let item = |index| sections.section(index, node).span(panels.clone());
+            let next = (index + 1 < sections.active.len()).then(|| item(index + 1).start());
+            item(index).before(next).run(isa);
         }
     });
 }

@@ -3,10 +3,11 @@
 use std::array;
 use std::ops::Range;
 
+use super::super::matrix::Matrix;
 use super::super::simd::Lanes;
 use super::super::strips::{MOST_GROUPS, PART, RowsPart, Widened};
 use super::super::tile::{Ahead, LINE_WORDS, MAX_PANELS, Sums};
-use super::item::Item;
+use super::item::{Item, Start};
 use super::output::Panels;
 use super::section::panels_of;
 use super::tiles::Tile;
@@ -23,8 +24,8 @@ impl Item<'_> {
             let groups = &self.groups_from(first_group, n_groups)[..n_groups];
             for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
                 let then = match i + 1 < n_panels {
-                    true => panels[i + 1],
-                    false if first_group + n_groups < self.groups.end => panels[0],
+                    true => (self.weight, panels[i + 1]),
+                    false if first_group + n_groups < self.groups.end => (self.weight, panels[0]),
                     false => self.panels_after(panel + n),
                 };
                 self.all_inputs::<S, T>(groups, (panels[i], then), &mut widened, sums);
@@ -40,21 +41,25 @@ impl Item<'_> {
     fn all_inputs<S: Lanes, T: Tile>(
         &self,
         groups: &[Group<'_>],
-        (panels, then): (Panels, Panels),
+        (panels, then): (Panels, (&Matrix, Panels)),
         widened: &mut Widened,
         sums: &mut [Sums],
     ) {
-        let (inputs, panel_words) = (self.packed.row_words, self.weight.panel_words());
-        let input_words = panel_words / inputs;
+        let inputs = self.packed.row_words;
+        let input_words = self.weight.panel_words() / inputs;
         let part_lines = PART.min(inputs) * input_words / LINE_WORDS;
         let lines = part_lines.div_ceil(groups.len());
         for first in (0..inputs).step_by(PART) {
             let part = first..inputs.min(first + PART);
             let is_last = part.end == inputs;
+            let (weight_next, panels_next) = match is_last {
+                true => then,
+                false => (self.weight, panels),
+            };
             let next = NextPart {
-                words: self.weight.words(),
-                panels: if is_last { then } else { panels },
-                panel_words,
+                words: weight_next.words(),
+                panels: panels_next,
+                panel_words: weight_next.panel_words(),
                 first_word: part.end % inputs * input_words,
             };
             // SAFETY: a part is a whole number of steps.
@@ -105,11 +110,12 @@ impl Item<'_> {
         }
     }
 
-    /// The panels, first of them if gated, that whoever multiplies in order meets after those before `panel`.
+    /// The panels, first of them if gated, that this thread multiplies after those before `panel`.
     #[inline(always)]
-    fn panels_after(&self, panel: usize) -> Panels {
-        let all = panels_of(self.weight, self.output.write);
-        self.panels_from(panel, MAX_PANELS.min(all - panel)).0[0]
+    fn panels_after(&self, panel: usize) -> (&Matrix, Panels) {
+        let Start { weight, panel } = self.after(panel);
+        let left = panels_of(weight, self.output.write) - panel;
+        (weight, self.panels_from(panel, MAX_PANELS.min(left)).0[0])
     }
 }
 

@@ -25,9 +25,32 @@ pub struct Item<'a> {
     pub panels: Range<usize>,
     /// Groups of rows.
     pub groups: Range<usize>,
+    /// What this thread multiplies next, if not the panels after these.
+    pub then: Option<Start<'a>>,
 }
 
-impl Item<'_> {
+/// Where an item begins.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    pub weight: &'a Matrix,
+    /// Its first panel; gated, the first pair.
+    pub panel: usize,
+}
+
+impl<'a> Item<'a> {
+    /// The same item, before one that begins elsewhere.
+    pub fn before(self, then: Option<Start<'a>>) -> Self {
+        Self { then, ..self }
+    }
+
+    /// Where it begins.
+    pub fn start(&self) -> Start<'a> {
+        Start {
+            weight: self.weight,
+            panel: self.panels.start,
+        }
+    }
+
     /// Runs it, compiled for each format by itself: all in one function takes a compiler many minutes.
     pub fn run(self, isa: Isa) {
         #[cfg(target_arch = "x86_64")]
@@ -102,7 +125,7 @@ fn tile_panels(left: usize) -> usize {
     }
 }
 
-impl Item<'_> {
+impl<'a> Item<'a> {
     /// The `n` panels from one on; gated, those of the gates and of what they let through. And how many of both there are.
     pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
         match self.output.write.is_gated() {
@@ -127,29 +150,38 @@ impl Item<'_> {
     fn group<S: Lanes, T: Tile>(&self, group: usize, panel: usize, n: usize) {
         let (rows, words) = self.packed.group(group);
         let (panels, n_panels) = self.panels_from(panel, n);
-        let next = n_panels * (panel + n);
+        let next = self.after(panel + n);
         self.output.fetch::<S>(rows.clone(), panels[0]);
         let mut sums = [Sums::uninit(), Sums::uninit()];
         // A loop, so that the tiles are in the program once.
         for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
-            let ahead = self.ahead(group, next + i * n, n);
+            let ahead = self.ahead(group, (next.weight, n_panels * next.panel + i * n), n);
             self.tile::<S, T>(rows.len(), words, ahead, panels[i], sums);
         }
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
-    /// The weights that this thread multiplies next, `n` panels from `panel` on: the part that belongs to `group`.
-    fn ahead(&self, group: usize, panel: usize, n: usize) -> Ahead {
+    /// What this thread multiplies after the panels before `panel`, or is likely to.
+    pub fn after(&self, panel: usize) -> Start<'a> {
+        let weight = self.weight;
+        match self.then {
+            Some(then) if panel == self.panels.end => then,
+            _ => Start { weight, panel },
+        }
+    }
+
+    /// The weights that this thread multiplies next, `n` panels from one on: the part that belongs to `group`.
+    fn ahead(&self, group: usize, (weight, panel): (&Matrix, usize), n: usize) -> Ahead {
         if self.packed.n_groups == 1 {
             return Ahead::Stream;
         }
-        if panel + n > self.weight.panels().len() {
+        if panel + n > weight.panels().len() {
             return Ahead::Nothing;
         }
-        let words = n * self.weight.panel_words();
+        let words = n * weight.panel_words();
         let part = words.div_ceil(self.groups.len());
-        let start = panel * self.weight.panel_words() + (group - self.groups.start) * part;
-        Ahead::Words(self.weight.words().as_ptr().wrapping_add(start), part)
+        let start = panel * weight.panel_words() + (group - self.groups.start) * part;
+        Ahead::Words(weight.words().as_ptr().wrapping_add(start), part)
     }
 
     /// Multiplies `m` rows, of a group, with a tile's panels.

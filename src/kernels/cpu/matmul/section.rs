@@ -88,6 +88,7 @@ impl<'a> Section<'a> {
             output: self.output,
             panels,
             groups: 0..self.packed.n_groups,
+            then: None,
         }
     }
 
@@ -115,6 +116,7 @@ impl<'a> Section<'a> {
             output: self.output,
             panels,
             groups: group_rows(block, self.n_blocks, n_groups),
+            then: None,
         }
     }
 }
