@@ -107,7 +107,8 @@ pub fn add_experts(
     let parts: PerNode<NodePanels> = (0..sections.n_nodes())
         .map(|node| {
             let threads = threads_of(pool, &sections.experts[0].weight, node);
-            NodePanels::new(&sections.longest(node), threads)
+            let longest = sections.longest(node);
+            NodePanels::new(longest.panels, longest.meets_strips(), threads)
         })
         .collect();
     let dealt: PerNode<usize> = parts.iter().map(|part| part.n_spans).collect();
@@ -132,11 +133,9 @@ struct NodePanels {
 }
 
 impl NodePanels {
-    /// Panels as many as a section has, which is multiplied with as many rows as any.
-    fn new(longest: &Section<'_>, threads: usize) -> Self {
-        let n_panels = longest.panels;
+    fn new(n_panels: usize, meets_strips: bool, threads: usize) -> Self {
         // Strips of fewer panels leave registers idle, and single panels take as long as two.
-        let (tile, spans) = match longest.meets_strips() {
+        let (tile, spans) = match meets_strips {
             true => (MAX_PANELS, STRIP_SPANS),
             false => (2, SPANS),
         };
@@ -258,5 +257,29 @@ impl<'a> ExpertSections<'a> {
         let wanted = (weight.inputs, weight.format.encoding(self.isa));
         let found = self.x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
         found.expect("activations as the weights").of(active)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_have_shares_of_a_panel_more_or_less_in_spans_that_leave_none_out() {
+        for (n_panels, threads) in [(64, 2), (64, 3), (64, 64), (1, 8), (22, 5), (200, 2)] {
+            for meets_strips in [false, true] {
+                let dealt = NodePanels::new(n_panels, meets_strips, threads);
+                let case = format!("{n_panels} panels, {threads} threads, strips {meets_strips}");
+                let spans: Vec<_> = (0..dealt.n_spans).map(|span| dealt.span(span)).collect();
+                let panels: Vec<_> = spans.iter().cloned().flatten().collect();
+                assert!(panels.into_iter().eq(0..n_panels), "{case}");
+                let shares = spans.chunks(dealt.thread_spans);
+                let shares: Vec<usize> = shares
+                    .map(|share| share.iter().map(Range::len).sum())
+                    .collect();
+                let is_even = |share: &usize| share.abs_diff(shares[0]) <= 1;
+                assert!(shares.iter().all(is_even), "{case}: {shares:?}");
+            }
+        }
     }
 }
