@@ -64,54 +64,86 @@ impl Widened {
         }
     }
 
-    /// Multiplies the rows of a group with so many inputs of `n_panels` panels into `sums`, or adds to what is there.
+    /// Takes inputs of panels as [`Self::fill`] does, and multiplies the rows of a group with them on the way if that is
+    /// faster: the weights are in registers anyway.
     ///
     /// # Safety
-    /// `rows` has `inputs` words of each row, and as many were taken of so many panels; `sums` holds the rows' sums unless it
-    /// `begins`; the instruction set of `S` was detected.
+    /// As [`Self::fill`] and [`Self::multiply`].
     #[inline(always)]
-    pub unsafe fn multiply<S: Lanes>(
-        &self,
-        rows: RowsPart,
-        n_panels: usize,
-        inputs: usize,
-        begins: bool,
-        sums: &mut Sums,
+    pub unsafe fn fill_and_multiply<S: Lanes, F: Plain, const N: usize>(
+        &mut self,
+        panels: [*const u32; N],
+        inputs: Range<usize>,
+        group: GroupPart<'_>,
     ) {
-        let product = StripProduct {
-            rows: rows.words.cast(),
-            ahead: rows.ahead.cast(),
-            strip: self.0.as_ptr().cast(),
-            inputs,
-            begins,
-            sums: sums.as_mut_ptr().cast(),
-        };
+        // SAFETY: the caller's promise; a half of a panel's step is half of its words.
+        unsafe {
+            if !F::WIDENS_PAIRS || N != MAX_PANELS || group.n != STRIP_ROWS {
+                self.fill::<S, F, N>(panels, inputs);
+                self.multiply::<S>(group, N);
+                return;
+            }
+            let half = |half: usize| {
+                let step = inputs.start / F::ROW_WORDS * F::STEP_WORDS;
+                panels[half / 2].wrapping_add(step + half % 2 * PANEL / 2)
+            };
+            let [first, second] = self.product(group).wide_strips();
+            S::widen_strip(first, [half(0), half(1), half(2)]);
+            S::widen_strip(second, [half(3), half(4), half(5)]);
+        }
+    }
+
+    /// Multiplies the rows of a group with the inputs that were taken of `n_panels` panels.
+    ///
+    /// # Safety
+    /// The group has the inputs that were taken, of so many panels; its sums are those before unless it `begins`; the
+    /// instruction set of `S` was detected.
+    #[inline(always)]
+    pub unsafe fn multiply<S: Lanes>(&mut self, group: GroupPart<'_>, n_panels: usize) {
+        let rows = group.n;
+        let product = self.product(group);
         // SAFETY: the caller's promise.
         unsafe {
             if n_panels == MAX_PANELS {
-                product.run::<S, WIDE_STRIP>(rows.n);
-                // The first strip has asked for the first half of what is multiplied next.
-                let ahead = product.ahead.wrapping_add(inputs * rows.n / 2);
-                let second = product.at(WIDE_STRIP);
-                StripProduct { ahead, ..second }.run::<S, WIDE_STRIP>(rows.n);
+                for strip in product.wide_strips() {
+                    strip.run::<S, WIDE_STRIP>(rows);
+                }
                 return;
             }
             for panel in 0..n_panels {
-                product.at(panel * PANEL).run::<S, NARROW_STRIP>(rows.n);
+                product.at(panel * PANEL).run::<S, NARROW_STRIP>(rows);
             }
+        }
+    }
+
+    /// The product of a group with the first strip.
+    #[inline(always)]
+    fn product(&mut self, group: GroupPart<'_>) -> StripProduct {
+        StripProduct {
+            rows: group.words.cast(),
+            ahead: group.ahead.cast(),
+            strip: self.0.as_mut_ptr().cast(),
+            inputs: group.inputs,
+            begins: group.begins,
+            sums: group.sums.as_mut_ptr().cast(),
         }
     }
 }
 
-/// Some inputs of the rows of a group, as [`super::activations::RowGroups`] has them.
-#[derive(Clone, Copy)]
-pub struct RowsPart {
+/// Some inputs of the rows of a group, as [`super::activations::RowGroups`] has them, and the rows' sums.
+pub struct GroupPart<'a> {
     /// A word of each row for each input.
     pub words: *const u32,
     /// How many rows.
     pub n: usize,
+    /// How many inputs.
+    pub inputs: usize,
     /// The words that are multiplied next: only a hint.
     pub ahead: *const u32,
+    /// Whether the sums begin at zero.
+    pub begins: bool,
+    /// The sums, or where they go.
+    pub sums: &'a mut Sums,
 }
 
 /// A product of rows with a strip.
@@ -122,7 +154,7 @@ pub struct StripProduct {
     /// Where rows are read next: any address will do.
     pub ahead: *const f32,
     /// Weights of each input, [`SUMS`] values from one to the next.
-    pub strip: *const f32,
+    pub strip: *mut f32,
     /// Inputs of both.
     pub inputs: usize,
     /// Whether the sums begin at zero.
@@ -139,6 +171,16 @@ impl StripProduct {
             sums: self.sums.wrapping_add(output),
             ..self
         }
+    }
+
+    /// The products with both strips of [`MAX_PANELS`] panels, each of which asks for half of the rows that come next.
+    fn wide_strips(self) -> [Self; 2] {
+        let half = self.inputs * STRIP_ROWS / 2;
+        let second = Self {
+            ahead: self.ahead.wrapping_add(half),
+            ..self.at(WIDE_STRIP)
+        };
+        [self, second]
     }
 
     /// # Safety

@@ -36,6 +36,8 @@ pub trait Plain: 'static {
     const STEP_WORDS: usize;
     /// Words of a row's step.
     const ROW_WORDS: usize = 1;
+    /// Whether a step is a word of two bf16 for each output, which a word of a row each is multiplied with.
+    const WIDENS_PAIRS: bool = false;
     /// A panel's step in registers.
     type Step<S: Lanes>: Copy;
     /// The operand that a word of a row is multiplied with.
@@ -134,6 +136,7 @@ impl Plain for F16 {
 impl Plain for WideBf16 {
     const STEP_WORDS: usize = PANEL;
     const ROW_WORDS: usize = 2;
+    const WIDENS_PAIRS: bool = true;
     type Step<S: Lanes> = S::W;
     type Factor<S: Lanes> = S::V;
 

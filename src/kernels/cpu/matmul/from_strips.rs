@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::matrix::Matrix;
 use super::super::simd::Lanes;
-use super::super::strips::{MOST_GROUPS, PART, RowsPart, Widened};
+use super::super::strips::{GroupPart, MOST_GROUPS, PART, Widened};
 use super::super::tile::{Ahead, LINE_WORDS, MAX_PANELS, Sums};
 use super::item::{Item, Start};
 use super::output::Panels;
@@ -62,18 +62,20 @@ impl Item<'_> {
                 panel_words: weight_next.panel_words(),
                 first_word: part.end % inputs * input_words,
             };
-            // SAFETY: a part is a whole number of steps.
-            unsafe { self.widen::<S, T>(panels, part.clone(), widened) };
             for (index, (rows, _)) in groups.iter().enumerate() {
                 next.fetch::<S>(index * lines..part_lines.min((index + 1) * lines));
                 if is_last {
                     self.output.fetch::<S>(rows.clone(), panels);
                 }
-                let rows = rows_part(groups, index, part.clone());
-                let sums = &mut sums[index];
-                // SAFETY: the rows have these words, and `sums` those of the parts before; `dispatch` detected the
-                // instruction set.
-                unsafe { widened.multiply::<S>(rows, panels.n, part.len(), first == 0, sums) };
+                let group = group_part(groups, index, part.clone(), &mut sums[index]);
+                // SAFETY: a part is a whole number of steps, which the rows have; `sums` are those of the parts before;
+                // `dispatch` detected the instruction set.
+                unsafe {
+                    match index {
+                        0 => self.widen::<S, T>(panels, part.clone(), widened, group),
+                        _ => widened.multiply::<S>(group, panels.n),
+                    }
+                }
             }
         }
     }
@@ -87,24 +89,25 @@ impl Item<'_> {
         })
     }
 
-    /// Fills strips with some inputs of up to [`MAX_PANELS`] panels.
+    /// Fills strips with some inputs of up to [`MAX_PANELS`] panels, and multiplies the first group with them.
     ///
     /// # Safety
-    /// The inputs are whole steps; the instruction set of `S` was detected.
+    /// The inputs are whole steps, which the group has; the instruction set of `S` was detected.
     #[inline(always)]
     unsafe fn widen<S: Lanes, T: Tile>(
         &self,
         panels: Panels,
         part: Range<usize>,
         widened: &mut Widened,
+        first: GroupPart<'_>,
     ) {
         let operands = self.operands::<S>(&[], panels, Ahead::Nothing);
         // SAFETY: the caller's promise; the operands are of so many panels, which have all inputs.
         unsafe {
             match panels.n {
-                1 => T::widen::<S, 1>(&operands, part, widened),
-                2 => T::widen::<S, 2>(&operands, part, widened),
-                MAX_PANELS => T::widen::<S, MAX_PANELS>(&operands, part, widened),
+                1 => T::widen::<S, 1>(&operands, part, widened, first),
+                2 => T::widen::<S, 2>(&operands, part, widened, first),
+                MAX_PANELS => T::widen::<S, MAX_PANELS>(&operands, part, widened, first),
                 n => unreachable!("strips of {n} panels"),
             }
         }
@@ -124,7 +127,12 @@ type Group<'a> = (Range<usize>, &'a [u32]);
 
 /// A part of the inputs of a group's rows, before that of the next group, or the next part of the first.
 #[inline(always)]
-fn rows_part(groups: &[Group<'_>], index: usize, part: Range<usize>) -> RowsPart {
+fn group_part<'a>(
+    groups: &[Group<'_>],
+    index: usize,
+    part: Range<usize>,
+    sums: &'a mut Sums,
+) -> GroupPart<'a> {
     let (rows, words) = &groups[index];
     let (group_next, input_next) = match index + 1 < groups.len() {
         true => (index + 1, part.start),
@@ -132,10 +140,13 @@ fn rows_part(groups: &[Group<'_>], index: usize, part: Range<usize>) -> RowsPart
     };
     let (rows_next, words_next) = &groups[group_next];
     let ahead = words_next.as_ptr();
-    RowsPart {
+    GroupPart {
         words: words[part.start * rows.len()..part.end * rows.len()].as_ptr(),
         n: rows.len(),
+        inputs: part.len(),
         ahead: ahead.wrapping_add(input_next * rows_next.len()),
+        begins: part.start == 0,
+        sums,
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::format::{Format, INT8_GROUP};
 use super::super::k_quants::{self, KQuant};
 use super::super::nibbles::{self, Codes};
 use super::super::simd::{Isa, Lanes, dispatch, dispatch_integers};
-use super::super::strips::Widened;
+use super::super::strips::{GroupPart, Widened};
 use super::super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
 use super::item::TileItem;
 
@@ -78,14 +78,15 @@ pub(super) trait Tile: Sized + 'static {
         false
     }
 
-    /// Fills strips with some inputs of the operands' panels.
+    /// Fills strips with some inputs of the operands' panels, and multiplies the first group with them.
     ///
     /// # Safety
-    /// As [`Self::run`]; the inputs are whole steps.
+    /// As [`Self::run`]; the inputs are whole steps, those of the group's part.
     unsafe fn widen<S: Lanes, const N: usize>(
         _operands: &Operands,
         _inputs: Range<usize>,
         _strips: &mut Widened,
+        _first: GroupPart<'_>,
     ) {
         unreachable!("a format without strips");
     }
@@ -111,13 +112,16 @@ impl<F: FormatOf> Tile for PlainTile<F> {
         operands: &Operands,
         inputs: Range<usize>,
         strips: &mut Widened,
+        first: GroupPart<'_>,
     ) {
         let panels = operands.panels::<N>();
         // SAFETY: the caller's promise.
         unsafe {
             match F::FORMAT {
-                Format::Bf16 => strips.fill::<S, tile::WideBf16, N>(panels, inputs),
-                _ => strips.fill::<S, F, N>(panels, inputs),
+                Format::Bf16 => {
+                    strips.fill_and_multiply::<S, tile::WideBf16, N>(panels, inputs, first);
+                }
+                _ => strips.fill_and_multiply::<S, F, N>(panels, inputs, first),
             }
         }
     }

@@ -336,6 +336,17 @@ pub trait Lanes: Copy + 'static {
         unreachable!("products from strips without registers for them");
     }
 
+    /// Fills a wide strip with inputs of pairs of bf16, eight words of each half of a panel from one pair to the next
+    /// [`PANEL`](super::format::PANEL) further, and multiplies [`STRIP_ROWS`](super::strips::STRIP_ROWS) rows with it as
+    /// [`Self::multiply_strip`] does.
+    ///
+    /// # Safety
+    /// As there; each half is valid for the product's inputs, an even number, and its strip for writing.
+    #[inline(always)]
+    unsafe fn widen_strip(_product: StripProduct, _halves: [*const u32; 3]) {
+        unreachable!("products from strips without registers for them");
+    }
+
     /// Sum of the lanes: lane i with i+8, then i+4, i+2, i+1.
     #[inline(always)]
     unsafe fn sum(v: Self::V) -> f32 {

@@ -453,6 +453,12 @@ impl<D: Dots> Lanes for Avx2<D> {
     }
 
     #[inline(always)]
+    unsafe fn widen_strip(product: StripProduct, halves: [*const u32; 3]) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { strip::widen(product, halves) };
+    }
+
+    #[inline(always)]
     unsafe fn max_lane(v: Self::V) -> f32 {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe { max8(_mm256_max_ps(v.0, v.1)) }

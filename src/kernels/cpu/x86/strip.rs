@@ -84,7 +84,39 @@ unsafe fn some_rows<const M: usize, const N: usize>(product: StripProduct, acc: 
     }
 }
 
-/// The products of one input with four rows, whose sums are in the registers 0 to 11.
+/// The products of one input, whose weights are in the registers 12 to 14, with four rows, whose sums are in 0 to 11.
+macro_rules! four_products {
+    ($input:literal) => {
+        concat!(
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $input,
+            " * 16]\n",
+            "vfmadd231ps ymm0, ymm15, ymm12\n",
+            "vfmadd231ps ymm1, ymm15, ymm13\n",
+            "vfmadd231ps ymm2, ymm15, ymm14\n",
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $input,
+            " * 16 + 4]\n",
+            "vfmadd231ps ymm3, ymm15, ymm12\n",
+            "vfmadd231ps ymm4, ymm15, ymm13\n",
+            "vfmadd231ps ymm5, ymm15, ymm14\n",
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $input,
+            " * 16 + 8]\n",
+            "vfmadd231ps ymm6, ymm15, ymm12\n",
+            "vfmadd231ps ymm7, ymm15, ymm13\n",
+            "vfmadd231ps ymm8, ymm15, ymm14\n",
+            "vbroadcastss ymm15, dword ptr [{rows} + ",
+            $input,
+            " * 16 + 12]\n",
+            "vfmadd231ps ymm9, ymm15, ymm12\n",
+            "vfmadd231ps ymm10, ymm15, ymm13\n",
+            "vfmadd231ps ymm11, ymm15, ymm14\n",
+        )
+    };
+}
+
+/// One input of a strip that is there.
 macro_rules! one_input {
     ($at:literal) => {
         concat!(
@@ -97,30 +129,49 @@ macro_rules! one_input {
             "vmovups ymm14, [{strip} + ",
             $at,
             " * {step} + 64]\n",
-            "vbroadcastss ymm15, dword ptr [{rows} + ",
-            $at,
-            " * 16]\n",
-            "vfmadd231ps ymm0, ymm15, ymm12\n",
-            "vfmadd231ps ymm1, ymm15, ymm13\n",
-            "vfmadd231ps ymm2, ymm15, ymm14\n",
-            "vbroadcastss ymm15, dword ptr [{rows} + ",
-            $at,
-            " * 16 + 4]\n",
-            "vfmadd231ps ymm3, ymm15, ymm12\n",
-            "vfmadd231ps ymm4, ymm15, ymm13\n",
-            "vfmadd231ps ymm5, ymm15, ymm14\n",
-            "vbroadcastss ymm15, dword ptr [{rows} + ",
-            $at,
-            " * 16 + 8]\n",
-            "vfmadd231ps ymm6, ymm15, ymm12\n",
-            "vfmadd231ps ymm7, ymm15, ymm13\n",
-            "vfmadd231ps ymm8, ymm15, ymm14\n",
-            "vbroadcastss ymm15, dword ptr [{rows} + ",
-            $at,
-            " * 16 + 12]\n",
-            "vfmadd231ps ymm9, ymm15, ymm12\n",
-            "vfmadd231ps ymm10, ymm15, ymm13\n",
-            "vfmadd231ps ymm11, ymm15, ymm14\n",
+            four_products!($at),
+        )
+    };
+}
+
+/// Eight words of a half of a panel: one bf16 of each, widened, to a register and to the strip.
+macro_rules! one_half {
+    ($half:literal, $register:literal, $pair:literal, $input:literal, $to:literal, $op:literal, $with:literal) => {
+        concat!(
+            "vmovups ",
+            $register,
+            ", [{",
+            $half,
+            "} + ",
+            $pair,
+            " * 64]\n",
+            $op,
+            " ",
+            $register,
+            ", ",
+            $register,
+            ", ",
+            $with,
+            "\n",
+            "vmovups [{strip} + ",
+            $input,
+            " * {step} + ",
+            $to,
+            "], ",
+            $register,
+            "\n",
+        )
+    };
+}
+
+/// One input of a strip that is filled on the way: the lower bf16 of each word shifted up, or the upper one alone.
+macro_rules! one_widened {
+    ($pair:literal, $input:literal, $op:literal, $with:literal) => {
+        concat!(
+            one_half!("a", "ymm12", $pair, $input, "0", $op, $with),
+            one_half!("b", "ymm13", $pair, $input, "32", $op, $with),
+            one_half!("c", "ymm14", $pair, $input, "64", $op, $with),
+            four_products!($input),
         )
     };
 }
@@ -183,6 +234,100 @@ unsafe fn four_rows(product: StripProduct, acc: &mut Acc<STRIP_ROWS, REGISTERS>)
             out("ymm14") _,
             out("ymm15") _,
             options(nostack, readonly),
+        );
+    }
+}
+
+/// See [`Lanes::widen_strip`](super::super::simd::Lanes::widen_strip).
+///
+/// # Safety
+/// As there; the machine has AVX2 and FMA.
+#[inline(always)]
+pub unsafe fn widen(product: StripProduct, halves: [*const u32; 3]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = sums_before(product.begins, product.sums);
+        widen_for_four_rows(product, halves, &mut acc);
+        put_sums(&acc, product.sums);
+    }
+}
+
+/// The upper bf16 of each word.
+static UPPER: [u32; LANES] = [0xffff_0000; LANES];
+
+/// Fills a wide strip and adds its products with four rows: what [`four_rows`] reads from the strip is widened and stored,
+/// which the ports of a core that do not multiply do meanwhile.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn widen_for_four_rows(
+    product: StripProduct,
+    [a, b, c]: [*const u32; 3],
+    acc: &mut Acc<STRIP_ROWS, REGISTERS>,
+) {
+    // SAFETY: reads four values of the rows and half of each word for each input, and writes 24 values of the strip, as the
+    // caller promised.
+    unsafe {
+        asm!(
+            "test {eights}, {eights}",
+            "jz 3f",
+            "2:",
+            "prefetcht0 [{ahead}]",
+            one_widened!("0", "0", "vpslld", "16"),
+            one_widened!("0", "1", "vpand", "[{upper}]"),
+            one_widened!("1", "2", "vpslld", "16"),
+            one_widened!("1", "3", "vpand", "[{upper}]"),
+            one_widened!("2", "4", "vpslld", "16"),
+            one_widened!("2", "5", "vpand", "[{upper}]"),
+            one_widened!("3", "6", "vpslld", "16"),
+            one_widened!("3", "7", "vpand", "[{upper}]"),
+            "add {ahead}, 64",
+            "add {rows}, 8 * 16",
+            "add {strip}, 8 * {step}",
+            "add {a}, 4 * 64",
+            "add {b}, 4 * 64",
+            "add {c}, 4 * 64",
+            "dec {eights}",
+            "jnz 2b",
+            "3:",
+            "test {twos}, {twos}",
+            "jz 5f",
+            "4:",
+            one_widened!("0", "0", "vpslld", "16"),
+            one_widened!("0", "1", "vpand", "[{upper}]"),
+            "add {rows}, 2 * 16",
+            "add {strip}, 2 * {step}",
+            "add {a}, 64",
+            "add {b}, 64",
+            "add {c}, 64",
+            "dec {twos}",
+            "jnz 4b",
+            "5:",
+            rows = inout(reg) product.rows => _,
+            ahead = inout(reg) product.ahead => _,
+            strip = inout(reg) product.strip => _,
+            a = inout(reg) a => _,
+            b = inout(reg) b => _,
+            c = inout(reg) c => _,
+            eights = inout(reg) product.inputs / 8 => _,
+            twos = inout(reg) product.inputs % 8 / 2 => _,
+            upper = in(reg) UPPER.as_ptr(),
+            step = const SUMS * size_of::<f32>(),
+            inout("ymm0") acc[0][0],
+            inout("ymm1") acc[0][1],
+            inout("ymm2") acc[0][2],
+            inout("ymm3") acc[1][0],
+            inout("ymm4") acc[1][1],
+            inout("ymm5") acc[1][2],
+            inout("ymm6") acc[2][0],
+            inout("ymm7") acc[2][1],
+            inout("ymm8") acc[2][2],
+            inout("ymm9") acc[3][0],
+            inout("ymm10") acc[3][1],
+            inout("ymm11") acc[3][2],
+            out("ymm12") _,
+            out("ymm13") _,
+            out("ymm14") _,
+            out("ymm15") _,
+            options(nostack),
         );
     }
 }

@@ -188,6 +188,7 @@ fn rows_alone_and_together_give_the_same_bits_and_the_right_values() {
             (300, 33, 40),
             // Strips of 256-bit registers: parts of inputs, panels left over, more rows than one block has.
             (13, 400, 203),
+            (16, 400, 203),
             (259, 410, 96),
         ] {
             let weight = weight(isa, format, &[outputs], inputs);
