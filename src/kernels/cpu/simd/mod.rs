@@ -6,10 +6,12 @@
 //! of a bf16 pair are rounded (`dot_pairs`).
 
 mod isa;
+mod unaligned;
 
 use half::{bf16, f16};
 
 pub use self::isa::{ISA_VARIABLE, Isa};
+pub(super) use self::unaligned::{read, write};
 use super::portable::Portable;
 use super::strips::StripProduct;
 #[cfg(target_arch = "x86_64")]
@@ -481,32 +483,6 @@ unsafe fn transpose_some<S: Lanes, const N: usize>(rows: [S::W; N]) -> [S::W; N]
         }
         std::array::from_fn(|i| S::load_words(words[i * LANES..].as_ptr()))
     }
-}
-
-/// A value at any alignment. Reading one compiles to a plain unaligned load in every profile; the library's
-/// `read_unaligned`, and with it the load intrinsics, carry checks in debug builds that keep tiles out of registers.
-#[derive(Clone, Copy)]
-#[repr(C, packed)]
-struct Unaligned<T>(T);
-
-/// Reads a value at any alignment.
-///
-/// # Safety
-/// `p` is valid for reading a `T`.
-#[inline(always)]
-pub(super) unsafe fn read<T: Copy, P>(p: *const P) -> T {
-    // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
-    unsafe { (*p.cast::<Unaligned<T>>()).0 }
-}
-
-/// Writes a value at any alignment.
-///
-/// # Safety
-/// `p` is valid for writing a `T`.
-#[inline(always)]
-pub(super) unsafe fn write<T: Copy, P>(p: *mut P, value: T) {
-    // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
-    unsafe { (*p.cast::<Unaligned<T>>()).0 = value };
 }
 
 #[cfg(test)]

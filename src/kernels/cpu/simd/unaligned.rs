@@ -1,0 +1,27 @@
+//! Reads and writes at any alignment.
+
+/// A value at any alignment. Reading one compiles to a plain unaligned load in every profile; the library's
+/// `read_unaligned`, and with it the load intrinsics, carry checks in debug builds that keep tiles out of registers.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Unaligned<T>(T);
+
+/// Reads a value at any alignment.
+///
+/// # Safety
+/// `p` is valid for reading a `T`.
+#[inline(always)]
+pub unsafe fn read<T: Copy, P>(p: *const P) -> T {
+    // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
+    unsafe { (*p.cast::<Unaligned<T>>()).0 }
+}
+
+/// Writes a value at any alignment.
+///
+/// # Safety
+/// `p` is valid for writing a `T`.
+#[inline(always)]
+pub unsafe fn write<T: Copy, P>(p: *mut P, value: T) {
+    // SAFETY: the caller's promise; `Unaligned` asks for no alignment.
+    unsafe { (*p.cast::<Unaligned<T>>()).0 = value };
+}
