@@ -32,6 +32,7 @@ mod matrix;
 mod memory;
 mod nibbles;
 mod nodes;
+mod packing;
 mod portable;
 pub mod probe;
 mod quantise;

@@ -1,9 +1,8 @@
 //! Activations of experts' rows, packed: those of an expert stand together, in groups of their own.
 
-use super::super::activations::{
-    Activations, RowGroups, most_group_rows, pack_group, uninit_words,
-};
+use super::super::activations::{Activations, RowGroups, most_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};
+use super::super::packing::pack_group;
 use super::super::simd::Isa;
 use super::super::tensor::{Scratch, Shared, Tensor};
 use super::super::threads::ThreadPool;

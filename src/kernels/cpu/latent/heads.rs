@@ -2,9 +2,10 @@
 
 use smallvec::SmallVec;
 
-use super::super::activations::{Activations, RowGroups, most_group_rows, pack_group};
+use super::super::activations::{Activations, RowGroups, most_group_rows};
 use super::super::format::{Encoding, group_rows, n_groups};
 use super::super::matmul::{HeadsProduct, multiply_heads};
+use super::super::packing::pack_group;
 use super::super::simd::Isa;
 use super::super::stack::{Encodings, Stack};
 use super::super::tensor::{Scratch, Shared, Tensor};

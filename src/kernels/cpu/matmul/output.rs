@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::super::activations::scatter;
 use super::super::element::load_up_to;
 use super::super::format::{Encoding, PANEL};
 use super::super::matrix::Panel;
+use super::super::packing::scatter;
 use super::super::rowwise::silu;
 use super::super::simd::{LANES, Lanes};
 use super::super::tensor::Shared;
