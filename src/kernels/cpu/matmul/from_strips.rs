@@ -80,11 +80,12 @@ impl Item<'_> {
         }
     }
 
-    /// The rows of `n` groups by their numbers, and their words; each part of the inputs goes through all of them.
+    /// The rows of `n` groups by their numbers, and their words; each part of the inputs goes through all of them. The last
+    /// one comes first: it has as many rows as any, and strips are filled fastest beside a whole group.
     #[inline(always)]
     fn groups_from(&self, first: usize, n: usize) -> [Group<'_>; MOST_GROUPS] {
         array::from_fn(|group| match group < n {
-            true => self.packed.group(first + group),
+            true => self.packed.group(first + n - 1 - group),
             false => (0..0, &[][..]),
         })
     }
