@@ -76,6 +76,8 @@ impl Widened {
         inputs: Range<usize>,
         group: GroupPart<'_>,
     ) {
+        debug_assert!(inputs.len() <= PART && inputs.len() == group.inputs);
+        debug_assert!(inputs.len().is_multiple_of(F::ROW_WORDS));
         // SAFETY: the caller's promise; a half of a panel's step is half of its words.
         unsafe {
             if !F::WIDENS_PAIRS || N != MAX_PANELS || group.n != STRIP_ROWS {
@@ -151,7 +153,7 @@ pub struct GroupPart<'a> {
 pub struct StripProduct {
     /// Values of the rows, side by side for each input.
     pub rows: *const f32,
-    /// Where rows are read next: any address will do.
+    /// Where rows are read next: a hint, which four rows with a wide strip follow, and any address will do.
     pub ahead: *const f32,
     /// Weights of each input, [`SUMS`] values from one to the next.
     pub strip: *mut f32,
@@ -173,7 +175,7 @@ impl StripProduct {
         }
     }
 
-    /// The products with both strips of [`MAX_PANELS`] panels, each of which asks for half of the rows that come next.
+    /// The products with both strips of [`MAX_PANELS`] panels; each asks for half of the rows that come next, if it asks.
     fn wide_strips(self) -> [Self; 2] {
         let half = self.inputs * STRIP_ROWS / 2;
         let second = Self {

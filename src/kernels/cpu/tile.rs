@@ -36,7 +36,7 @@ pub trait Plain: 'static {
     const STEP_WORDS: usize;
     /// Words of a row's step.
     const ROW_WORDS: usize = 1;
-    /// Whether a step is a word of two bf16 for each output, which a word of a row each is multiplied with.
+    /// Whether a step is a word of two bf16 for each output, each multiplied with its own word of a row.
     const WIDENS_PAIRS: bool = false;
     /// A panel's step in registers.
     type Step<S: Lanes>: Copy;

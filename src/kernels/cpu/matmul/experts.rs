@@ -22,8 +22,7 @@ const ITEM_PANELS: usize = 4 * MAX_PANELS;
 
 /// Spans of a matrix for each thread, each of which is multiplied with all experts' rows one after the other.
 const SPANS: usize = 4;
-/// The same for strips, whose spans have whole tiles and so cannot be equal: the last one of many keeps the others waiting for
-/// less.
+/// Spans for each thread where weights are multiplied from strips: a thread that the system holds up is helped in small steps.
 const STRIP_SPANS: usize = 8;
 
 /// A product of each expert's rows with its weights.
@@ -88,8 +87,10 @@ pub fn multiply_experts(
             let section = sections.section(run.active, run.section);
             section.item(item - run.first_item)
         };
+        let this = item_of(item);
         let next = (item + 1 < n_items).then(|| item_of(item + 1).start());
-        item_of(item).before(next).run(isa);
+        let next = next.filter(|next| next.weight.node == this.weight.node);
+        this.before(next).run(isa);
     });
 }
 
@@ -114,16 +115,20 @@ pub fn add_experts(
     let dealt: PerNode<usize> = parts.iter().map(|part| part.n_spans).collect();
     pool.for_each_dealt(&dealt, sections.cost(), &|item| {
         let (node, span) = locate(&dealt, item);
-        let panels = parts[node].span(span);
-        for index in 0..sections.active.len() {
-            let item = |index| sections.section(index, node).span(panels.clone());
-            let next = (index + 1 < sections.active.len()).then(|| item(index + 1).start());
-            item(index).before(next).run(isa);
+        let of_part = |index, span| sections.section(index, node).span(parts[node].span(span));
+        let n_active = sections.active.len();
+        for index in 0..n_active {
+            let next = match index + 1 < n_active {
+                true => Some(of_part(index + 1, span).start()),
+                false => (span + 1 < parts[node].n_spans).then(|| of_part(0, span + 1).start()),
+            };
+            of_part(index, span).before(next).run(isa);
         }
     });
 }
 
-/// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its last tile.
+/// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its
+/// last tile; some may be empty.
 struct NodePanels {
     n_panels: usize,
     tile: usize,

@@ -81,7 +81,7 @@ impl Item<'_> {
     }
 
     /// The rows of `n` groups by their numbers, and their words; each part of the inputs goes through all of them. The last
-    /// one comes first: it has as many rows as any, and strips are filled fastest beside a whole group.
+    /// one comes first: it nearly always has as many rows as any, and strips are filled fastest beside a whole group.
     #[inline(always)]
     fn groups_from(&self, first: usize, n: usize) -> [Group<'_>; MOST_GROUPS] {
         array::from_fn(|group| match group < n {
@@ -137,7 +137,7 @@ fn group_part<'a>(
     let (rows, words) = &groups[index];
     let (group_next, input_next) = match index + 1 < groups.len() {
         true => (index + 1, part.start),
-        false => (0, part.end),
+        false => (0, part.end % (words.len() / rows.len())),
     };
     let (rows_next, words_next) = &groups[group_next];
     let ahead = words_next.as_ptr();

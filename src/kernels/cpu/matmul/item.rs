@@ -25,7 +25,7 @@ pub struct Item<'a> {
     pub panels: Range<usize>,
     /// Groups of rows.
     pub groups: Range<usize>,
-    /// What this thread multiplies next, if not the panels after these.
+    /// The start of this thread's next item, if it is known and not at the panels after these.
     pub then: Option<Start<'a>>,
 }
 
@@ -161,7 +161,7 @@ impl<'a> Item<'a> {
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
-    /// What this thread multiplies after the panels before `panel`, or is likely to.
+    /// The place where this thread goes on after the panels before `panel`, as far as is known.
     pub fn after(&self, panel: usize) -> Start<'a> {
         let weight = self.weight;
         match self.then {

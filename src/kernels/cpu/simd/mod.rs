@@ -110,7 +110,7 @@ pub trait Lanes: Copy + 'static {
     /// Whether [`Self::dot_quads`] takes rows of bytes as they are. Else they are better widened once, when they are packed.
     const BYTE_QUADS: bool;
 
-    /// Whether products of floats with many rows are made from strips, by [`Self::multiply_strip`].
+    /// Whether products of floats with many rows are made from strips, by [`Self::multiply_strip`] and [`Self::widen_strip`].
     const STRIPS: bool = false;
 
     /// All lanes `x`.
@@ -330,8 +330,9 @@ pub trait Lanes: Copy + 'static {
     /// See [`super::strips`].
     ///
     /// # Safety
-    /// `rows` is valid for `M * inputs` values, `strip` for `STRIP` values of each input and `sums` for as many of `M` rows,
-    /// which are sums unless it `begins`; the instruction set was detected, and has [`Self::STRIPS`]. `STRIP` is
+    /// The product's `rows` are valid for `M * inputs` values, its `strip` for `STRIP` values of each input, and its `sums` for
+    /// writing `STRIP` values of each of `M` rows, and for reading them unless it `begins`; the instruction set was detected,
+    /// and has [`Self::STRIPS`]. `STRIP` is
     /// [`WIDE_STRIP`](super::strips::WIDE_STRIP) or [`NARROW_STRIP`](super::strips::NARROW_STRIP).
     #[inline(always)]
     unsafe fn multiply_strip<const M: usize, const STRIP: usize>(_product: StripProduct) {
@@ -343,7 +344,7 @@ pub trait Lanes: Copy + 'static {
     /// [`Self::multiply_strip`] does.
     ///
     /// # Safety
-    /// As there; each half is valid for the product's inputs, an even number, and its strip for writing.
+    /// As [`Self::multiply_strip`]; each half is valid for the product's inputs, an even number, and its strip for writing.
     #[inline(always)]
     unsafe fn widen_strip(_product: StripProduct, _halves: [*const u32; 3]) {
         unreachable!("products from strips without registers for them");

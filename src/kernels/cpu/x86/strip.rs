@@ -241,7 +241,7 @@ unsafe fn four_rows(product: StripProduct, acc: &mut Acc<STRIP_ROWS, REGISTERS>)
 /// See [`Lanes::widen_strip`](super::super::simd::Lanes::widen_strip).
 ///
 /// # Safety
-/// As there; the machine has AVX2 and FMA.
+/// As [`Lanes::widen_strip`](super::super::simd::Lanes::widen_strip); the machine has AVX2 and FMA.
 #[inline(always)]
 pub unsafe fn widen(product: StripProduct, halves: [*const u32; 3]) {
     // SAFETY: the caller's promise.
@@ -256,7 +256,7 @@ pub unsafe fn widen(product: StripProduct, halves: [*const u32; 3]) {
 static UPPER: [u32; LANES] = [0xffff_0000; LANES];
 
 /// Fills a wide strip and adds its products with four rows: what [`four_rows`] reads from the strip is widened and stored,
-/// which the ports of a core that do not multiply do meanwhile.
+/// mostly on ports of a core that do not multiply.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn widen_for_four_rows(
     product: StripProduct,
