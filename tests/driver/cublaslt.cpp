@@ -33,6 +33,7 @@ struct Layout {
 struct Preference {
   uint64_t workspace_bytes = 0;
   uint32_t alignments[4] = {256, 256, 256, 256};
+  uint32_t reductions = 7;
 };
 struct Algorithm {
   uint64_t data[8];
@@ -137,6 +138,7 @@ EXPORT int cublasLtMatmulPreferenceDestroy(Preference* preference) {
 EXPORT int cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value,
                                                 size_t bytes) {
   if (attribute == 1) return assign(preference->workspace_bytes, value, bytes);
+  if (attribute == 3) return assign(preference->reductions, value, bytes);
   if (attribute >= 5 && attribute <= 8) return assign(preference->alignments[attribute - 5], value, bytes);
   return mistake("an attribute of preferences that is not known");
 }
@@ -147,6 +149,8 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, const Desc* desc, const Layout*
   ++n_heuristics;
   *n_found = 0;
   if (!fits(*desc, *a, *b, *d) || c->type != d->type) return mistake("shapes that do not fit");
+  // In place (1) and by the output's type (4) parts are added up in that type.
+  if (preference->reductions != 2) return mistake("sums that may meet in less than f32");
   // For tests: seven outputs, and a bias of another type than the result, have no algorithm.
   const bool has_bias = desc->epilogue == 4;
   if (d->rows == 7 || (has_bias && desc->bias_type != d->type) || n_wanted < 1) return kSuccess;

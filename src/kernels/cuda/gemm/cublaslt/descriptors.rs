@@ -3,7 +3,7 @@
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
     cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t,
-    cudaDataType,
+    cublasLtReductionScheme_t, cudaDataType,
 };
 
 use super::library::{Functions, check};
@@ -99,6 +99,9 @@ impl Preference {
             A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             &workspace_bytes,
         )?;
+        // Parts of a sum meet in f32: in bf16, which the library may choose otherwise, results are off by per cents.
+        let reductions = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions)?;
         for operand in [
             A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             A::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -116,7 +119,7 @@ impl Preference {
         value: &T,
     ) -> Result<(), DriverError> {
         let bytes = std::ptr::from_ref(value).cast();
-        // SAFETY: the value has the attribute's size: 8 bytes for the workspace, 4 for alignments.
+        // SAFETY: the value has the attribute's size: 8 bytes for the workspace, 4 for the others.
         check("cublasLtMatmulPreferenceSetAttribute", unsafe {
             (self.functions.preference_set)(self.raw, attribute, bytes, size_of::<T>())
         })
