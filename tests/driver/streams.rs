@@ -93,6 +93,26 @@ fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on() {
     assert_eq!(stream.read(&buffer, 0..4).unwrap(), [2; 4]);
 }
 
+/// Two engines on a GPU share its context: one records graphs while the other one drops buffers, which waits for it.
+#[test]
+fn recordings_and_waits_for_the_whole_context_do_not_meet() {
+    const ROUNDS: usize = 500;
+    let (device, _) = device(16);
+    let stream = device.stream(Priority::High).unwrap();
+    let buffer = device.alloc::<u32>(1).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..ROUNDS).for_each(|_| device.synchronize().unwrap()));
+        for round in 0..ROUNDS {
+            let graph = stream
+                .capture(|| (0..4).try_for_each(|value| stream.fill(&buffer, 0..1, value as u8)));
+            graph.unwrap_or_else(|error: DriverError| panic!("recording {round}: {error}"));
+        }
+    });
+    // Who records and waits nonetheless is told so by the driver.
+    let refused = stream.capture(|| device.synchronize()).unwrap_err();
+    assert!(refused.to_string().contains("CAPTURE"), "{refused}");
+}
+
 #[test]
 fn all_of_it_may_be_used_and_dropped_on_other_threads() {
     let (device, emulated) = device(15);

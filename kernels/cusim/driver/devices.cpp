@@ -246,7 +246,7 @@ CUSIM_API Result cuCtxGetDevice(int* ordinal) {
 CUSIM_API Result cuCtxSynchronize() {
   Guard guard(mutex());
   if (!current_device()) return kInvalidContext;
-  if (const Result refused = forbid_while_capturing()) return refused;
+  if (const Result refused = forbid_beside_captures(*current_device())) return refused;
   return run_all(*current_device());
 }
 

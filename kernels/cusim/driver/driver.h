@@ -161,6 +161,8 @@ void run_until(Mark& mark);
 Result forbid_in_capture(Stream& stream);
 // Likewise for calls that a capture of this thread (or any global one) forbids altogether.
 Result forbid_while_capturing();
+// Likewise for calls that wait for a whole context: whatever the mode and the thread of its captures.
+Result forbid_beside_captures(const Device& device);
 std::vector<std::weak_ptr<Capture>>& captures();
 
 // Ends the context: what it owned is gone, and its sticky error with it.

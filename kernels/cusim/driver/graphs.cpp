@@ -29,6 +29,17 @@ Result forbid_while_capturing() {
   return result;
 }
 
+Result forbid_beside_captures(const Device& device) {
+  Result result = kSuccess;
+  for (const std::weak_ptr<Capture>& weak : captures()) {
+    const std::shared_ptr<Capture> capture = weak.lock();
+    if (!capture || capture->origin->device != &device) continue;
+    capture->is_invalid = true;
+    result = kCaptureUnsupported;
+  }
+  return result;
+}
+
 namespace {
 
 struct Executable {

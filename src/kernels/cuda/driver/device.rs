@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 
 use super::error::{CudaUnavailable, DriverError};
+use super::graph::beside_no_recording;
 use super::table::{Functions, check};
 
 /// mma.sync on bf16 and cp.async, which the kernels use, came with 8.0.
@@ -24,6 +25,8 @@ pub struct CudaVersion(c_int);
 impl CudaVersion {
     /// The least version that a driver must support.
     pub const NEEDED: Self = Self(12_000);
+    /// From here on graphs keep it that a launch may begin before the one before it has ended.
+    pub const RECORDS_EARLY_LAUNCHES: Self = Self(12_030);
 
     /// The number as the driver gives it.
     pub fn number(self) -> i32 {
@@ -277,6 +280,7 @@ impl Device {
     /// As the driver says; also what failed on the device earlier.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.bind()?;
+        let _alone = beside_no_recording();
         // SAFETY: the context is current.
         check("cuCtxSynchronize", unsafe {
             (self.functions().ctx_synchronize)()

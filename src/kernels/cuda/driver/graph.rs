@@ -1,6 +1,8 @@
 //! Launches recorded once and replayed with one call.
 
+use std::cell::Cell;
 use std::fmt;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cudarc::driver::sys::{CUgraphExec, CUstreamCaptureMode};
 
@@ -18,6 +20,39 @@ pub struct Graph {
 // SAFETY: a graph belongs to a context, not to a thread. It is not `Sync`: the driver does not lock graphs.
 unsafe impl Send for Graph {}
 
+/// Held together by recordings, and alone by whoever waits for a whole context: the driver ends every recording in a
+/// context that another thread waits for. One lock for all contexts, as each of two engines on a GPU opens it for itself.
+static RECORDINGS: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A recording of this thread.
+struct Recording(
+    #[expect(dead_code, reason = "released with the recording")] RwLockReadGuard<'static, ()>,
+);
+
+impl Recording {
+    fn begin() -> Self {
+        let guard = RECORDINGS.read().unwrap_or_else(PoisonError::into_inner);
+        IS_RECORDING.set(true);
+        Self(guard)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        IS_RECORDING.set(false);
+    }
+}
+
+/// Waits until no other thread records, and lets none begin. A thread that records gets nothing, and the driver's error.
+pub(super) fn beside_no_recording() -> Option<RwLockWriteGuard<'static, ()>> {
+    let is_other = !IS_RECORDING.get();
+    is_other.then(|| RECORDINGS.write().unwrap_or_else(PoisonError::into_inner))
+}
+
 impl Stream {
     /// Records what `work` gives to this stream (and to others that wait for it and that it waits for) instead of
     /// running it. Allocations, copies from or to memory that is not pinned, and waiting are refused meanwhile.
@@ -31,6 +66,7 @@ impl Stream {
         let device = self.device().clone();
         let functions = device.functions();
         device.bind()?;
+        let recording = Recording::begin();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the handle is valid while `self` lives.
         let code = unsafe { (functions.stream_begin_capture)(self.raw(), mode) };
@@ -40,6 +76,7 @@ impl Stream {
         // SAFETY: a recording was begun on this thread; `graph` outlives the call.
         let code = unsafe { (functions.stream_end_capture)(self.raw(), &mut graph) };
         let ended = check("cuStreamEndCapture", code);
+        drop(recording);
         let made = worked.and_then(|()| {
             ended?;
             let mut exec = std::ptr::null_mut();
