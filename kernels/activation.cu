@@ -37,12 +37,14 @@ template <class E> DEV void silu_mul(E* out, const E* gate_up, uint32_t width) {
 
 extern "C" __global__ void __launch_bounds__(kSiluThreads)
     silu_mul_f32(float* out, const float* gate_up, uint32_t width) {
+  after_earlier_launches();
   silu_mul(out, gate_up, width);
 }
 CUSIM_KERNEL(silu_mul_f32)
 
 extern "C" __global__ void __launch_bounds__(kSiluThreads)
     silu_mul_bf16(bf16* out, const bf16* gate_up, uint32_t width) {
+  after_earlier_launches();
   silu_mul(out, gate_up, width);
 }
 CUSIM_KERNEL(silu_mul_bf16)

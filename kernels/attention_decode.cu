@@ -408,6 +408,7 @@ template <class E> DEV void combine(const AttendParams<E>& p) {
 #define ATTEND_DECODE(D, threads, blocks)                                        \
   extern "C" __global__ void __launch_bounds__(threads, blocks)                  \
       attend_decode_bf16_d##D(const __grid_constant__ AttendParams<bf16> p) {    \
+    after_earlier_launches();                                                    \
     decode::attend<D>(p);                                                        \
   }                                                                              \
   CUSIM_KERNEL(attend_decode_bf16_d##D)
@@ -420,11 +421,13 @@ ATTEND_DECODE(256, 64, 3)
 #define ATTEND_DECODE_PLAIN(name, E)                                                                  \
   extern "C" __global__ void __launch_bounds__(128, 8)                                                \
       attend_decode_generic_##name(const __grid_constant__ AttendParams<E> p) {                       \
+    after_earlier_launches();                                                                         \
     decode::attend_plain(p);                                                                          \
   }                                                                                                   \
   CUSIM_KERNEL(attend_decode_generic_##name)                                                          \
   extern "C" __global__ void __launch_bounds__(128)                                                   \
       attend_combine_##name(const __grid_constant__ AttendParams<E> p) {                              \
+    after_earlier_launches();                                                                         \
     decode::combine(p);                                                                               \
   }                                                                                                   \
   CUSIM_KERNEL(attend_combine_##name)

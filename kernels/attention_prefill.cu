@@ -297,6 +297,7 @@ template <class E> DEV void attend_plain(const AttendParams<E>& p) {
 #define ATTEND_PREFILL(D)                                                        \
   extern "C" __global__ void __launch_bounds__(128, 2)                           \
       attend_prefill_bf16_d##D(const __grid_constant__ AttendParams<bf16> p) {   \
+    after_earlier_launches();                                                    \
     prefill::attend<D>(p);                                                       \
   }                                                                              \
   CUSIM_KERNEL(attend_prefill_bf16_d##D)
@@ -308,6 +309,7 @@ ATTEND_PREFILL(256)
 #define ATTEND_PREFILL_PLAIN(name, E)                                            \
   extern "C" __global__ void __launch_bounds__(128, 8)                           \
       attend_prefill_generic_##name(const __grid_constant__ AttendParams<E> p) { \
+    after_earlier_launches();                                                    \
     prefill::attend_plain(p);                                                    \
   }                                                                              \
   CUSIM_KERNEL(attend_prefill_generic_##name)

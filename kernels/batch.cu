@@ -8,6 +8,7 @@ constexpr uint32_t kCountThreads = 256;
 constexpr uint32_t kClearedTokens = 4096;  // of a slot, by one block
 
 extern "C" __global__ void __launch_bounds__(kRowThreads) begin_rows(const BeginRowsParams p) {
+  after_earlier_launches();
   const uint32_t i = blockIdx.x * kRowThreads + threadIdx.x;
   if (i >= p.n_begins) return;
   const RowBegin begin = p.begins[i];
@@ -18,6 +19,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) begin_rows(const Begin
 CUSIM_KERNEL(begin_rows)
 
 extern "C" __global__ void __launch_bounds__(kCountThreads) clear_counts(const CountParams p) {
+  after_earlier_launches();
   const CountRun run = p.runs[blockIdx.y];
   if (run.slot == kNone) return;
   uint32_t* counts = p.counts + (uint64_t)run.slot * p.vocab;
@@ -27,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(kCountThreads) clear_counts(const C
 CUSIM_KERNEL(clear_counts)
 
 extern "C" __global__ void __launch_bounds__(kCountThreads) count_tokens(const CountParams p) {
+  after_earlier_launches();
   const CountRun run = p.runs[blockIdx.y];
   if (run.slot == kNone) return;
   uint32_t* counts = p.counts + (uint64_t)run.slot * p.vocab;
@@ -42,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(kCountThreads) count_tokens(const C
 CUSIM_KERNEL(count_tokens)
 
 extern "C" __global__ void __launch_bounds__(kRowThreads) record_tokens(const RecordParams p) {
+  after_earlier_launches();
   const uint32_t i = blockIdx.x * kRowThreads + threadIdx.x;
   if (i >= p.n_tokens) return;
   const RecordedToken recorded = p.tokens[i];
@@ -63,6 +67,7 @@ DEV bool is_within(const TableRun& run, uint32_t row, uint32_t index) {
 
 // Blocks run in any order: a run leaves out what a later one writes.
 extern "C" __global__ void __launch_bounds__(kRowThreads) edit_table(const EditTableParams p) {
+  after_earlier_launches();
   __shared__ uint32_t is_overwritten;
   const TableRun run = p.runs[blockIdx.x];
   if (threadIdx.x == 0) is_overwritten = 0;
@@ -92,6 +97,7 @@ DEV uint32_t slot_of(const uint32_t* page_table, uint32_t table_stride, uint32_t
 }
 
 extern "C" __global__ void __launch_bounds__(kRowThreads) begin_decode(const BeginDecodeParams p) {
+  after_earlier_launches();
   const uint32_t i = blockIdx.x * kRowThreads + threadIdx.x;
   if (i >= p.n_rows) return;
   const DecodeRow decode = p.rows[i];
@@ -120,6 +126,7 @@ DEV uint32_t segment_of(const Segment* segments, uint32_t n_segments, uint32_t t
 }
 
 extern "C" __global__ void __launch_bounds__(kRowThreads) begin_prefill(const BeginPrefillParams p) {
+  after_earlier_launches();
   const uint32_t i = blockIdx.x * kRowThreads + threadIdx.x;
   if (i >= p.n_tokens) return;
   const uint32_t token = p.first_token + i;

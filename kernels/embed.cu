@@ -57,12 +57,14 @@ DEV SinCos sin_cos(float angle) {
 
 extern "C" __global__ void __launch_bounds__(kEmbedThreads)
     embed_f32(float* out, const float* table, const uint32_t* tokens, uint32_t hidden) {
+  after_earlier_launches();
   embed(out, table, tokens, hidden);
 }
 CUSIM_KERNEL(embed_f32)
 
 extern "C" __global__ void __launch_bounds__(kEmbedThreads)
     embed_bf16(float* out, const bf16* table, const uint32_t* tokens, uint32_t hidden) {
+  after_earlier_launches();
   embed(out, table, tokens, hidden);
 }
 CUSIM_KERNEL(embed_bf16)
@@ -71,6 +73,7 @@ CUSIM_KERNEL(embed_bf16)
 // scale.
 extern "C" __global__ void __launch_bounds__(kRotationThreads)
     rotations(float* out, const float* inv_freq, const uint32_t* positions, uint32_t half, float scale) {
+  after_earlier_launches();
   const float position = (float)positions[blockIdx.x];
   out += (uint64_t)blockIdx.x * 2 * half;
   for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {

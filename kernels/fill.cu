@@ -37,12 +37,14 @@ template <class E> DEV void fill_random(E* out, uint64_t n, uint64_t seed, float
 
 extern "C" __global__ void __launch_bounds__(kFillThreads)
     fill_random_f32(float* out, uint64_t n, uint64_t seed, float unit) {
+  after_earlier_launches();
   fill_random(out, n, seed, unit);
 }
 CUSIM_KERNEL(fill_random_f32)
 
 extern "C" __global__ void __launch_bounds__(kFillThreads)
     fill_random_bf16(bf16* out, uint64_t n, uint64_t seed, float unit) {
+  after_earlier_launches();
   fill_random(out, n, seed, unit);
 }
 CUSIM_KERNEL(fill_random_bf16)

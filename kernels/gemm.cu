@@ -100,12 +100,14 @@ template <class E> DEV void gemm_simt(const GemmParams<E>& p) {
 
 extern "C" __global__ void __launch_bounds__(kSimtThreads, 2)
     gemm_simt_f32(const __grid_constant__ GemmParams<float> p) {
+  after_earlier_launches();
   gemm_simt(p);
 }
 CUSIM_KERNEL(gemm_simt_f32)
 
 extern "C" __global__ void __launch_bounds__(kSimtThreads, 2)
     gemm_simt_bf16(const __grid_constant__ GemmParams<bf16> p) {
+  after_earlier_launches();
   gemm_simt(p);
 }
 CUSIM_KERNEL(gemm_simt_bf16)
@@ -159,15 +161,17 @@ template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmP
     const uint4 zero = make_uint4(0, 0, 0, 0);
     uint4 w[kUnroll][2 * kOuts], x[kUnroll][kRowSets];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const bool inside = k + u * kPiece < p.k;
+    for (int u = 0; u < kUnroll; ++u)
 #pragma unroll
       for (int j = 0; j < 2 * kOuts; ++j)
-        w[u][j] = inside ? load_streaming16(w_rows[j] + k + u * kPiece) : zero;
+        w[u][j] = k + u * kPiece < p.k ? load_streaming16(w_rows[j] + k + u * kPiece) : zero;
+    // The first weights are on their way while the launch before this one, which makes x, still runs.
+    if (k == first_k) after_earlier_launches();
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
 #pragma unroll
       for (int i = 0; i < kRowSets; ++i)
-        x[u][i] = inside ? *reinterpret_cast<const uint4*>(x_rows[i] + k + u * kPiece) : zero;
-    }
+        x[u][i] = k + u * kPiece < p.k ? *reinterpret_cast<const uint4*>(x_rows[i] + k + u * kPiece) : zero;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
 #pragma unroll
@@ -184,6 +188,8 @@ template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmP
         const uint32_t row = 8 * i + threadIdx.x % 4 * 2 + e % 2, column = 16 * j + e / 2 * 8 + lane_row;
         shared_sums[warp][row][column] = sums[j][i][e];
       }
+  // For warps that have no inputs.
+  after_earlier_launches();
   __syncthreads();
   skinny_write<8 * kRowSets, 16 * kOuts>(p, shared_sums);
 }
@@ -409,6 +415,7 @@ using Tile128x256 = TileShape<128, 256, 32, 2, 4, 4>;
 #define GEMM_TILE(name, Shape, blocks)                                  \
   extern "C" __global__ void __launch_bounds__(Shape::kThreads, blocks) \
       name(const __grid_constant__ GemmParams<bf16> p) {                \
+    after_earlier_launches();                                           \
     gemm_tile<Shape>(p);                                                \
   }                                                                     \
   CUSIM_KERNEL(name)
@@ -419,6 +426,7 @@ GEMM_TILE(gemm_tile_128x256_bf16, Tile128x256, 1)
 // Adds up partials[n_splits, m, n] in ascending order and writes. Block (i, j): row i, columns from 1024 j.
 extern "C" __global__ void __launch_bounds__(256, 4)
     gemm_reduce_bf16(const __grid_constant__ GemmParams<bf16> p) {
+  after_earlier_launches();
   const uint64_t stride = (uint64_t)p.m * p.n;
 #pragma unroll 1
   for (uint32_t column = blockIdx.y * 1024 + threadIdx.x; column < min(p.n, (blockIdx.y + 1) * 1024);

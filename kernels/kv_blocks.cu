@@ -26,6 +26,7 @@ static_assert(sizeof(KvBlockParams) == 312, "mirrored by the host");
 // Blocks (x, plane) take turns at the tokens of a plane, their threads at the words of a token. The bus to the host is
 // slower by far than this.
 extern "C" __global__ void __launch_bounds__(kBlockThreads) copy_block(const KvBlockParams p) {
+  after_earlier_launches();
   const uint64_t plane = blockIdx.y;
   const uint32_t words = p.token_bytes / 4;
   uint32_t* const pool = reinterpret_cast<uint32_t*>(p.pool + plane * p.plane_stride);

@@ -36,6 +36,7 @@ DEV void take_highest(uint32_t n, uint32_t size, uint64_t* scratch, Key key_at, 
 }
 
 extern "C" __global__ void __launch_bounds__(kChunkThreads, 4) logprob_chunks(const LogprobParams p) {
+  after_earlier_launches();
   __shared__ uint64_t highest_of_warps[32];
   __shared__ double sums_of_warps[32];
   __shared__ float max_of_warps[32];
@@ -92,6 +93,7 @@ DEV double log_normalizer(const LogprobParams& p, const ChunkMass* masses, float
 }
 
 extern "C" __global__ void __launch_bounds__(kFinishThreads, 1) logprob_finish(const LogprobParams p) {
+  after_earlier_launches();
   __shared__ uint64_t highest_of_warps[32];
   __shared__ double sums_of_warps[32];
   __shared__ float max_of_warps[32];

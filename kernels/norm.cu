@@ -79,6 +79,7 @@ template <class E> DEV void rms_norm(E* out, const float* x, const uint32_t* row
 extern "C" __global__ void __launch_bounds__(kNormMaxThreads, 1)
     rms_norm_f32(float* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width,
                  float eps) {
+  after_earlier_launches();
   rms_norm(out, x, rows, weight, width, eps);
 }
 CUSIM_KERNEL(rms_norm_f32)
@@ -86,6 +87,7 @@ CUSIM_KERNEL(rms_norm_f32)
 extern "C" __global__ void __launch_bounds__(kNormMaxThreads, 1)
     rms_norm_bf16(bf16* out, const float* x, const uint32_t* rows, const float* weight, uint32_t width,
                   float eps) {
+  after_earlier_launches();
   rms_norm(out, x, rows, weight, width, eps);
 }
 CUSIM_KERNEL(rms_norm_bf16)

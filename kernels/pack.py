@@ -2,8 +2,8 @@
 
 Needs Python 3.11 and requirements.txt. NVRTC is taken from the folder SOUFFLEUR_NVRTC_DIR, else from its package.
 
-The gate: no spills, no local memory, no kernel over its budget of registers (budget.toml), and none that README.md's
-tables do not have with that budget.
+The gate: no spills, no local memory, no kernel over its budget of registers (budget.toml), none that README.md's tables
+do not have with that budget, and none that does not wait for the launches before it.
 
 The pack is one zstd frame. Decoded, all numbers little-endian:
     magic "SFLPACK1", u32 number of images, then for each image
@@ -34,7 +34,9 @@ import zstandard
 FOLDER = pathlib.Path(__file__).resolve().parent
 PACK = FOLDER / "kernels.pack"
 PTX = "compute_80"
-TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120", PTX]
+# Compiled to be looked at: from this architecture on every kernel waits for earlier launches, see ptx.cuh.
+WAITING_PTX = "compute_90"
+TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120", PTX, WAITING_PTX]
 # What goes into the pack, and the units that do not. A cubin runs on later devices of the same major version, so sm_80
 # serves 8.6 and 8.9, and PTX serves whatever has no cubin. The limit leaves no room for more.
 PACKED = {"sm_80": [], "sm_90a": ["logprobs.cu", "sampling.cu"], PTX: []}
@@ -97,7 +99,7 @@ class Nvrtc:
         options = [option.encode() for option in [*options_for(target), "--ptxas-options=-v"]]
         failed = self.library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = self.read(program, "ProgramLog").rstrip(b"\0").decode()
-        image = None if failed else self.read(program, "PTX" if target == PTX else "CUBIN")
+        image = None if failed else self.read(program, "PTX" if target.startswith("compute_") else "CUBIN")
         self.library.nvrtcDestroyProgram(ctypes.byref(program))
         return image, log
 
@@ -152,6 +154,13 @@ def compile_one(job):
         if errors := assemble_ptx(image):
             return unit, target, None, errors
     return unit, target, image, log
+
+
+def impatient(ptx):
+    """Kernels that do not wait for the launches before them, which would run beside those."""
+    for entry in ptx.decode().rstrip("\0").split(".entry ")[1:]:
+        if "griddepcontrol.wait" not in entry:
+            yield f"{entry.split('(')[0]}: no call of after_earlier_launches()"
 
 
 def budget_of(kernel, budgets):
@@ -234,8 +243,10 @@ def main():
 
     budgets = tomllib.loads((FOLDER / "budget.toml").read_text())["registers"]
     failures = [f"{unit.name} for {target}:\n{log}" for unit, target, image, log in results if image is None]
-    for _, target, _, log in results:
+    for _, target, image, log in results:
         failures += complaints(target, log, budgets)
+        if target == WAITING_PTX and image is not None:
+            failures += impatient(image)
     kernels = {kernel for _, _, _, log in results for kernel in resources(log)}
     failures += undescribed(kernels, budgets, described())
     if failures:

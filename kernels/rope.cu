@@ -59,12 +59,14 @@ template <class E> DEV void rope_store(const RopeStoreParams<E>& p) {
 
 extern "C" __global__ void __launch_bounds__(kRopeThreads)
     rope_store_f32(const __grid_constant__ RopeStoreParams<float> p) {
+  after_earlier_launches();
   rope_store(p);
 }
 CUSIM_KERNEL(rope_store_f32)
 
 extern "C" __global__ void __launch_bounds__(kRopeThreads)
     rope_store_bf16(const __grid_constant__ RopeStoreParams<bf16> p) {
+  after_earlier_launches();
   rope_store(p);
 }
 CUSIM_KERNEL(rope_store_bf16)

@@ -54,6 +54,7 @@ DEV void see_one_by_one(Highest& highest, const float* row, uint32_t first, uint
 }
 
 extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_peaks(const SampleParams p) {
+  after_earlier_launches();
   __shared__ Edits edits;
   __shared__ uint32_t marks[kMarkWords];
   __shared__ uint64_t highest_of_warps[32];
@@ -98,6 +99,7 @@ DEV double sum_of_group(double of_rows, double of_rest) {
 }
 
 extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(const SampleParams p) {
+  after_earlier_launches();
   __shared__ WeightBins bins;
   __shared__ Edits edits;
   __shared__ uint32_t marks[kMarkWords];
@@ -154,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(kStreamThreads, 4) sample_weights(c
 CUSIM_KERNEL(sample_weights)
 
 extern "C" __global__ void __launch_bounds__(kChooseThreads, 1) sample_choose(const SampleParams p) {
+  after_earlier_launches();
   __shared__ ChooseShared shared;
   const SampleWork work = p.works[blockIdx.x];
   if (work.row < kFirstRow) {

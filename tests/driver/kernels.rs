@@ -367,6 +367,23 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
     }
 }
 
+/// From sm_90 on kernels wait for the launches before them, so that launches may begin early; those of older code may not.
+#[test]
+fn launches_begin_early_where_kernels_wait_for_those_before_them() {
+    for (ordinal, ptx_version, begins_early) in [(37, 80, false), (38, 90, true)] {
+        let (_, emulated) = device(ordinal);
+        emulated.set_ptx_version(ptx_version);
+        let world = World::new(ordinal);
+        let mut products =
+            Products::new(&world.device, &world.modules, F32, GemmWish::Own).unwrap();
+        check_products(&world, &mut products, F32, (3, 70, 8));
+        let counts = emulated.counts();
+        assert!(counts.n_launches > 0);
+        let expected = if begins_early { counts.n_launches } else { 0 };
+        assert_eq!(counts.n_early_launches, expected, "sm_{ptx_version}");
+    }
+}
+
 #[test]
 fn every_kernel_of_every_type_is_found() {
     let world = World::new(36);

@@ -13,7 +13,8 @@ Device* find(int ordinal) {
 }  // namespace
 
 struct CusimCounts {
-  uint64_t used_bytes, n_allocations_held, n_allocations, n_launches, n_graph_launches, n_kernels_run, n_modules;
+  uint64_t used_bytes, n_allocations_held, n_allocations, n_launches, n_early_launches, n_graph_launches, n_kernels_run,
+      n_modules;
 };
 
 // Adds devices up to `n_devices`; takes none away, since contexts may live on them.
@@ -41,6 +42,15 @@ CUSIM_API Result cusim_hurry_copies(int ordinal, int hurries) {
   return kSuccess;
 }
 
+// The architecture that kernels say they were compiled for, as PTX has it: 80 at first.
+CUSIM_API Result cusim_set_ptx_version(int ordinal, int version) {
+  Guard guard(mutex());
+  Device* device = find(ordinal);
+  if (!device) return kInvalidDevice;
+  device->ptx_version = version;
+  return kSuccess;
+}
+
 // Plans a fault: the `nth` from now on, 0 for none. `kind`: 0 an allocation, 1 a launch (refused at once), 2 a kernel
 // (fails while it runs, and its device with it), 3 a stream's wait for an event, 4 the host's (both order nothing),
 // 5 an attribute of a kernel (sets nothing), 6 a copy between the host and the device (refused at once).
@@ -59,8 +69,8 @@ CUSIM_API Result cusim_counts(int ordinal, CusimCounts* counts) {
   Guard guard(mutex());
   const Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
-  *counts = {device->used_bytes, device->allocations.size(), device->n_allocations,
-             device->n_launches, device->n_graph_launches,   device->n_kernels_run, device->n_modules};
+  *counts = {device->used_bytes,       device->allocations.size(), device->n_allocations, device->n_launches,
+             device->n_early_launches, device->n_graph_launches,   device->n_kernels_run, device->n_modules};
   return kSuccess;
 }
 

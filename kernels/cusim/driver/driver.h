@@ -136,7 +136,9 @@ struct Device {
   Fault copy_fault;        // refuses a copy between the host and the device
   // Copies run as soon as the order of streams and events allows, and not as late.
   bool hurries_copies = false;
-  uint64_t n_allocations = 0, n_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;
+  // Of kernels, as they say; from 90 on they wait for earlier launches.
+  int ptx_version = 80;
+  uint64_t n_allocations = 0, n_launches = 0, n_early_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;
 };
 
 // Held during each call; kernels run under it.

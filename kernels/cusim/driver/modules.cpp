@@ -174,8 +174,17 @@ struct LaunchConfig {
   unsigned grid[3], block[3];
   unsigned dynamic_bytes;
   void* stream;
-  void* attributes;
+  const struct LaunchAttribute* attributes;
   unsigned n_attributes;
+};
+
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    int may_begin_early;
+  };
 };
 
 }  // namespace
@@ -224,7 +233,8 @@ CUSIM_API Result cuFuncGetAttribute(int* value, int attribute, void* handle) {
   switch (attribute) {
     case kMaxThreads: *value = cusim::kMaxThreads; break;
     case kRegisters: *value = 64; break;
-    case kPtxVersion: case kBinaryVersion: *value = 80; break;
+    case kPtxVersion: *value = function->device->ptx_version; break;
+    case kBinaryVersion: *value = 80; break;
     case kStaticSharedAttribute: *value = static_cast<int>(function->static_bytes); break;
     case kMaxDynamicSharedAttribute: *value = static_cast<int>(function->max_dynamic_bytes); break;
     default: *value = 0;
@@ -242,7 +252,13 @@ CUSIM_API Result cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y
 }
 
 CUSIM_API Result cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void**) {
+  constexpr int kProgrammaticStreamSerialization = 6;
   const unsigned *grid = config->grid, *block = config->block;
+  for (unsigned i = 0; i < config->n_attributes; ++i) {
+    const LaunchAttribute& attribute = config->attributes[i];
+    if (attribute.id != kProgrammaticStreamSerialization || attribute.may_begin_early != 1) return kInvalidValue;
+    ++static_cast<Function*>(function)->device->n_early_launches;
+  }
   const Shape shape{dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), config->dynamic_bytes};
   return launch(*static_cast<Function*>(function), shape, config->stream, arguments);
 }

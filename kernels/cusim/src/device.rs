@@ -44,6 +44,8 @@ pub struct Counts {
     pub n_allocations: u64,
     /// Launches of kernels so far, those into a capture and refused ones included.
     pub n_launches: u64,
+    /// Those of them that may begin before the launch before them has ended.
+    pub n_early_launches: u64,
     /// Launches of graphs so far.
     pub n_graph_launches: u64,
     /// Kernels that have run so far, in graphs or not.
@@ -81,6 +83,15 @@ impl Device {
             function(b"cusim_hurry_copies");
         // SAFETY: as above.
         self.expect(unsafe { hurry(self.number(), c_int::from(hurries)) });
+    }
+
+    /// Sets the architecture that kernels say they were compiled for, 80 at first: from 90 on they wait for earlier
+    /// launches themselves.
+    pub fn set_ptx_version(self, version: i32) {
+        let set: Symbol<unsafe extern "C" fn(c_int, c_int) -> c_int> =
+            function(b"cusim_set_ptx_version");
+        // SAFETY: as above.
+        self.expect(unsafe { set(self.number(), version) });
     }
 
     /// Plans a fault for the `nth` of its kind from now on, counted from 1; 0 plans none.

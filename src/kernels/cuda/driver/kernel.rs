@@ -4,15 +4,20 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+use cudarc::driver::sys::{
+    CUfunction, CUfunction_attribute, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, CUmodule,
+};
 
-use super::device::Device;
+use super::device::{CudaVersion, Device};
 use super::error::DriverError;
 use super::memory::DevicePtr;
 use super::stream::Stream;
 use super::table::check;
 
 const JIT_LOG_BYTES: usize = 8 << 10;
+/// Code of this virtual architecture and later ones waits for earlier launches: `after_earlier_launches` of `ptx.cuh`.
+const WAITING_PTX_VERSION: u32 = 90;
 
 /// Kernels in machine code. Clones share it; it is unloaded with the last of them and of its [`Kernel`]s.
 #[derive(Clone)]
@@ -34,6 +39,8 @@ pub struct Kernel {
     module: Arc<Loaded>,
     raw: CUfunction,
     name: Arc<str>,
+    /// The kernel waits for earlier launches itself, so that it may begin before they have ended.
+    waits: bool,
 }
 
 // SAFETY: a function belongs to a module, not to a thread.
@@ -186,11 +193,16 @@ impl Module {
             (module.device.functions().module_function)(&mut raw, module.raw, c_name.as_ptr())
         };
         check("cuModuleGetFunction", code).map_err(missing)?;
-        Ok(Kernel {
+        let mut kernel = Kernel {
             module: module.clone(),
             raw,
             name: name.into(),
-        })
+            waits: false,
+        };
+        let version = kernel.attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?;
+        kernel.waits = version >= WAITING_PTX_VERSION
+            && module.device.info().driver >= CudaVersion::RECORDS_EARLY_LAUNCHES;
+        Ok(kernel)
     }
 }
 
@@ -269,27 +281,45 @@ impl Kernel {
         let device = &self.module.device;
         device.bind()?;
         let ([bx, by, bz], [tx, ty, tz]) = (grid.blocks, grid.threads);
-        let (functions, shared) = (device.functions(), grid.shared_bytes);
-        // SAFETY: the function lives as long as its module, which is held here; the rest by the caller.
+        let mut begins_early = begins_early();
+        let config = CUlaunchConfig {
+            gridDimX: bx,
+            gridDimY: by,
+            gridDimZ: bz,
+            blockDimX: tx,
+            blockDimY: ty,
+            blockDimZ: tz,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: stream.raw(),
+            attrs: &raw mut begins_early,
+            numAttrs: u32::from(self.waits),
+        };
+        let launch = device.functions().launch_kernel;
+        // SAFETY: the function lives as long as its module, which is held here; the attribute outlives the call; the
+        // rest by the caller.
         let code = arguments.with_pointers(|arguments| unsafe {
-            (functions.launch_kernel)(
+            launch(
+                &config,
                 self.raw,
-                bx,
-                by,
-                bz,
-                tx,
-                ty,
-                tz,
-                shared,
-                stream.raw(),
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         });
-        check("cuLaunchKernel", code).map_err(|error| {
+        check("cuLaunchKernelEx", code).map_err(|error| {
             let text = format!("{} ({}, {grid:?})", error.text, self.name);
             error.with_text(&text)
         })
+    }
+}
+
+/// Says of a launch that its blocks may begin when all of those of the launch before have begun, not ended.
+fn begins_early() -> CUlaunchAttribute {
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue {
+            programmaticStreamSerializationAllowed: 1,
+        },
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
-    CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option, CUmodule, CUresult, CUstream,
-    CUstreamCaptureMode,
+    CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option, CUlaunchConfig, CUmodule, CUresult,
+    CUstream, CUstreamCaptureMode,
 };
 
 use super::super::symbols::{library_functions, symbol};
@@ -60,9 +60,8 @@ library_functions! {
     module_function: cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
     function_attribute: cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
     function_set_attribute: cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
-    launch_kernel: cuLaunchKernel(
-        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
-        *mut *mut c_void, *mut *mut c_void
+    launch_kernel: cuLaunchKernelEx(
+        *const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void
     );
     graph_instantiate: cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
     graph_upload: cuGraphUpload(CUgraphExec, CUstream);
