@@ -123,7 +123,7 @@ impl AttentionBackend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Device {
-    /// The CPU, until the CUDA code has run on a GPU; then the best device there is.
+    /// The CPU. A GPU is used where it is named.
     #[default]
     Auto,
     /// The CPU.

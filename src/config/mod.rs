@@ -72,15 +72,14 @@ keys::keys! {
         /// interns1, mistral, gemma4; auto chooses by the model's chat template and vocabulary, none leaves reasoning in the text.
         #[flag(MODEL.takes("NAME"))]
         reasoning_parser: String = "auto".to_owned(),
-        /// Where to compute: auto, cpu, cuda or cuda:N. auto means the CPU: the CUDA code has not yet been run on a
-        /// GPU, so CUDA must be requested explicitly.
+        /// Where to compute: auto, cpu, cuda or cuda:N. auto means the CPU: a GPU must be requested explicitly.
         #[flag(MODEL.takes("DEVICE"))]
         device: Device = Device::Auto,
         /// Kernels of attention: auto or native, the only backend of each device.
         #[flag(MODEL.takes("NAME").rare())]
         attention_backend: AttentionBackend = AttentionBackend::Auto,
-        /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, otherwise the built-in
-        /// kernels (own).
+        /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, but the built-in kernels
+        /// (own) for at most 8 rows of bfloat16, and without cuBLASLt for all.
         #[flag(MODEL.rare())]
         gemm: GemmWish = GemmWish::Auto,
         /// On a GPU, launches the kernels of a decode step one by one instead of replaying a CUDA graph.

@@ -249,7 +249,7 @@ pub(super) fn notice_unused() {
     if let Some(version) = driver::installed() {
         tracing::info!(
             cuda = %version,
-            "there is a CUDA driver, and the CPU is used: no GPU has run the CUDA code yet; --device cuda uses it"
+            "there is a CUDA driver, and the CPU is used: --device cuda uses the GPU"
         );
     }
 }

@@ -188,7 +188,7 @@ fn a_driver_that_is_not_used_is_mentioned() {
     assert!(output.status.success(), "{output:?}");
     assert!(stdout(&output).contains("memory available"), "{output:?}");
     assert!(
-        stderr(&output).contains("--device cuda uses it"),
+        stderr(&output).contains("--device cuda uses the GPU"),
         "{output:?}"
     );
     let output = plan(&["--device", "cpu"], Some(&emulated()), &[]);

@@ -18,10 +18,10 @@ const WORKSPACE_BYTES: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GemmWish {
-    /// cuBLASLt if it can be loaded, else our own.
+    /// cuBLASLt if it can be loaded, but our own for the few rows of a small decode; else our own.
     #[default]
     Auto,
-    /// cuBLASLt; an error if it cannot be loaded.
+    /// cuBLASLt for all that it can do; an error if it cannot be loaded.
     CublasLt,
     /// Our own.
     Own,
@@ -32,6 +32,8 @@ pub enum GemmWish {
 pub struct Products {
     own: OwnGemm,
     cublaslt: Option<CublasLt>,
+    /// Few rows are left to our own, which are ahead there.
+    is_own_for_few_rows: bool,
     workspace: DeviceBuffer<u8>,
 }
 
@@ -73,6 +75,7 @@ impl Products {
             workspace: device.alloc(lt_bytes.max(own.workspace_bytes()))?,
             own,
             cublaslt,
+            is_own_for_few_rows: wish == GemmWish::Auto,
         })
     }
 
@@ -81,13 +84,13 @@ impl Products {
         OwnGemm::max_workspace_bytes(multiprocessors).max(HOPPER_WORKSPACE_BYTES) as u64
     }
 
-    /// What [`Self::name`] will be of products that are made with this wish.
+    /// Whose kernels multiply if this is wished for: `own`, `cublaslt`, or `auto` where few rows are left to our own.
     pub fn expected_name(device: &Device, element: ElementType, wish: GemmWish) -> &'static str {
         match wish {
             GemmWish::Own => "own",
             GemmWish::CublasLt => "cublaslt",
             GemmWish::Auto => match CublasLt::load(device, element) {
-                Ok(_) => "cublaslt",
+                Ok(_) => "auto",
                 Err(_) => "own",
             },
         }
@@ -119,7 +122,8 @@ impl Products {
         stream: &Stream,
         params: &GemmParams,
     ) -> Result<(), DriverError> {
-        if let Some(cublaslt) = &mut self.cublaslt {
+        let is_own = self.is_own_for_few_rows && self.own.is_for_few_rows(params);
+        if let Some(cublaslt) = self.cublaslt.as_mut().filter(|_| !is_own) {
             // SAFETY: by the caller; the workspace is used by one stream at a time.
             if unsafe { cublaslt.multiply(stream, params, &self.workspace) } {
                 return Ok(());

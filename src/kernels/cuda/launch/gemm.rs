@@ -8,6 +8,8 @@ const UNIT: &str = "gemm.cu";
 const THREADS: u32 = 256;
 const SIMT_TILE: u32 = 64;
 const SKINNY_MAX_ROWS: u32 = 16;
+/// Rows up to which our kernels are ahead of cuBLASLt's.
+const FEW_ROWS: u32 = 8;
 /// Outputs below which a block of a skinny product takes 16 of them, so that there are enough blocks.
 const FEW_OUTPUTS: u32 = 4096;
 /// Inputs below which a part of a split product is not worth a block.
@@ -131,6 +133,13 @@ impl OwnGemm {
     /// The kernel for a shape: a function of it, the element type and the GPU alone.
     pub fn choose(&self, shape: GemmShape) -> GemmChoice {
         choose(self.element, self.multiprocessors, shape)
+    }
+
+    /// Whether a product is one of those at which our kernels are ahead of cuBLASLt's on an H100: of at most 8 rows, all
+    /// of whose weights pass the tensor cores once (`docs/gpu.md`).
+    pub fn is_for_few_rows(&self, params: &GemmParams) -> bool {
+        let choice = self.choose(GemmShape::of(params));
+        matches!(choice.variant, Variant::Skinny(i) if SKINNY[i].0 <= FEW_ROWS)
     }
 
     /// Multiplies; `n_splits` is filled in. `partials` has [`Self::workspace_bytes`], aligned to 16, and no other
