@@ -91,6 +91,12 @@ fn kernels(args: &DeviceArgs, tiny: bool) -> Result<(), Failure> {
 fn say_rates(rates: &Rates) {
     let copied = rates.copy_bytes_per_s / 1e9;
     say(Measured::rate("copy bandwidth", "GB/s", copied));
+    let read = rates.read_bytes_per_s / 1e9;
+    say(Measured::rate(
+        "reading, by a product of one row",
+        "GB/s",
+        read,
+    ));
     let name = format!("large bf16 product, {}", rates.product);
     say(Measured::rate(&name, "TFLOP/s", rates.flop_per_s / 1e12));
 }

@@ -22,6 +22,7 @@ const LEAST_COPY_BYTES: usize = 1 << 20;
 const MOST_COPY_BYTES: usize = 2 << 30;
 const LEAST_SIDE: u32 = 128;
 const MOST_SIDE: u32 = 8192;
+const READ_INPUTS: u32 = 4096;
 /// The time that is measured then is that of work, and not of its beginning and end.
 const LONG_ENOUGH_S: f64 = 5e-4;
 /// Operands are uniform up to this from 0.
@@ -33,10 +34,19 @@ const STEPS: f32 = 8_388_608.0;
 pub struct Rates {
     /// Bytes that a copy within its memory reads and writes, in a second.
     pub copy_bytes_per_s: f64,
+    /// Bytes that a product of one row reads, in a second: its weights.
+    pub read_bytes_per_s: f64,
     /// Operations of a large product, in a second.
     pub flop_per_s: f64,
     /// The multiplier: `cublaslt` or `own`.
     pub product: &'static str,
+}
+
+impl Rates {
+    /// The most bytes that are moved in a second: by copying, or by reading alone, which is often faster.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.copy_bytes_per_s.max(self.read_bytes_per_s)
+    }
 }
 
 /// Copies of an operand, one behind the other.
@@ -101,6 +111,7 @@ impl Lab {
         let mut products = Products::new(&self.device, &self.modules, element, wish)?;
         Ok(Rates {
             copy_bytes_per_s: self.copy_rate()?,
+            read_bytes_per_s: self.read_rate(element)?,
             flop_per_s: self.product_rate(&mut products, element)?,
             product: products.name(),
         })
@@ -117,6 +128,22 @@ impl Lab {
                 return Ok(2.0 * bytes as f64 / seconds);
             }
             bytes *= 2;
+        }
+    }
+
+    /// Likewise with our own product of one row, of more and more outputs.
+    fn read_rate(&self, element: ElementType) -> Result<f64, DriverError> {
+        let wish = GemmWish::Own;
+        let mut products = Products::new(&self.device, &self.modules, element, wish)?;
+        let mut outputs = LEAST_SIDE;
+        loop {
+            let shape = [1, outputs, READ_INPUTS];
+            let seconds = self.time_product(&mut products, element, shape, GemmWrite::Store)?;
+            let bytes = outputs as usize * READ_INPUTS as usize * element.bytes();
+            if seconds > LONG_ENOUGH_S || bytes >= MOST_COPY_BYTES {
+                return Ok(bytes as f64 / seconds);
+            }
+            outputs *= 2;
         }
     }
 

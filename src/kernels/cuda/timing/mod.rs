@@ -1,6 +1,6 @@
 //! How long each kernel takes on this GPU, and the least that it could.
 //!
-//! First what the GPU does at best is measured: copying within its memory, and a large product. The floor of a kernel
+//! First what the GPU does at best is measured: copying within its memory, reading, and a large product. The floor of a kernel
 //! is then the bytes that it must move, or the operations that it must do, whichever takes longer at those rates.
 //! Launches are recorded in a graph, so that the host does not count, and take turns at copies of their operands that
 //! are larger together than the GPU's cache, as the layers of a model do.
@@ -55,7 +55,7 @@ pub struct Timing {
 impl Timing {
     /// The least seconds that it could take.
     pub fn floor_seconds(&self, rates: &Rates) -> f64 {
-        let moving = self.bytes as f64 / rates.copy_bytes_per_s;
+        let moving = self.bytes as f64 / rates.bytes_per_s();
         let computing = self.flop as f64 / rates.flop_per_s;
         moving.max(computing)
     }

@@ -156,7 +156,7 @@ impl Machine {
     pub fn read_bytes_per_s(&self) -> f64 {
         match self {
             Self::Cpu { memory, threads } => memory.bytes_per_second(*threads),
-            Self::Gpu(rates) => rates.copy_bytes_per_s,
+            Self::Gpu(rates) => rates.bytes_per_s(),
         }
     }
 }
@@ -187,11 +187,11 @@ impl MachineRates {
         }
     }
 
-    /// Bytes read per second; by a copy, those that it writes count too.
+    /// Bytes read per second; on a GPU where copies are faster, bytes read and written.
     pub fn read_bytes_per_s(&self) -> f64 {
         match self {
             Self::Cpu { all, .. } => all.read_bytes_per_s,
-            Self::Gpu(rates) => rates.copy_bytes_per_s,
+            Self::Gpu(rates) => rates.bytes_per_s(),
         }
     }
 }

@@ -45,6 +45,10 @@ fn print_gpu(record: &Record) {
     let row = |name: &str, value: f64| vec![name.to_owned(), format!("{value:.0}")];
     let rows = [
         row("copy, read and written, GB/s", rates.copy_bytes_per_s / 1e9),
+        row(
+            "product of one row, read, GB/s",
+            rates.read_bytes_per_s / 1e9,
+        ),
         row(&product, rates.flop_per_s / 1e12),
     ];
     table::print(&["GPU, before the engine started", "best"], &rows);
