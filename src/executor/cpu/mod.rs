@@ -1,6 +1,7 @@
 //! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
 
 mod blocks;
+mod describe;
 mod masks;
 mod pool;
 mod readout;
@@ -8,6 +9,7 @@ mod readout;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use self::describe::{CpuDescription, describe, widening_bytes};
 pub use self::readout::LOGIT_ROWS;
 use crate::error::{LoadError, StepError};
 use crate::executor::Executor;
@@ -20,11 +22,10 @@ use crate::kernels::cpu::Isa;
 use crate::kernels::cpu::calibration::Calibration;
 use crate::kernels::cpu::recall::Recall;
 use crate::kernels::cpu::tensor::Tensor;
-use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, FormatRule, Numa};
+use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Numa};
 use crate::kernels::dtype::{Dtype, Quantization};
-use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
-use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
+use crate::model::sparsity::ModelSparsity;
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout};
@@ -72,89 +73,6 @@ pub struct CpuOptions {
     pub eos_token_ids: Arc<[u32]>,
     /// Which queries attend to some keys only, as [`CpuDescription::sparsify`] returned it for this model.
     pub sparsity: Option<ModelSparsity>,
-}
-
-/// What a model needs, known before memory is taken.
-#[derive(Clone, Debug)]
-pub struct CpuDescription {
-    /// What the model is.
-    pub config: ModelConfig,
-    /// Element type of matrices.
-    pub dtype: Dtype,
-    /// Element type of KV.
-    pub kv_dtype: KvDtype,
-    /// What the loaded weights take, in bytes.
-    pub weights_bytes: u64,
-    /// The same on a device that has no kernels for blocks.
-    pub decoded_weights_bytes: u64,
-    /// The memory that each layer keeps of a sequence.
-    pub kv_layout: KvLayout,
-}
-
-impl CpuDescription {
-    /// The same with KV in `dtype`, if one is named.
-    pub fn with_kv(mut self, dtype: Option<KvDtype>) -> Self {
-        if let Some(dtype) = dtype {
-            self.kv_dtype = dtype;
-            self.kv_layout = self.config.kv_layout(dtype);
-        }
-        self
-    }
-
-    /// Gives the layers of the layout labels, as double sparsity needs them.
-    ///
-    /// # Errors
-    /// A file of channels that cannot be used, a model that cannot be sparse.
-    pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {
-        let sparsity = wish.read(LayersToLabel {
-            layout: &self.kv_layout,
-            windows: &self.config.windows,
-            n_heads: self.config.num_attention_heads,
-        })?;
-        self.kv_layout = sparsity.label(std::mem::take(&mut self.kv_layout));
-        Ok(sparsity)
-    }
-}
-
-/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape and
-/// dtype is checked.
-///
-/// # Errors
-/// Any [`LoadError`] but [`LoadError::Memory`].
-pub fn describe(
-    dir: &Path,
-    dtype: Option<Dtype>,
-    quantization: Option<Quantization>,
-    load_format: LoadFormat,
-) -> Result<CpuDescription, LoadError> {
-    let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
-    Ok(CpuDescription {
-        dtype: checkpoint.dtype,
-        kv_dtype: checkpoint.dtype.into(),
-        weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
-        decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
-        kv_layout: checkpoint.kv_layout(),
-        config: checkpoint.config,
-    })
-}
-
-/// The bytes that loaded weights take with the formats of a model that runs in `dtype`.
-fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Quantization>) -> u64 {
-    let rule = FormatRule::new(dtype, quantization);
-    let in_blocks = |block, shape| rule.bytes_of_blocks(block, shape);
-    checkpoint.weights_bytes(quantization, in_blocks)
-}
-
-/// The bytes that weights in blocks take beyond those blocks, because the model runs in float32, whose products are exact.
-pub fn widening_bytes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> u64 {
-    match checkpoint.dtype {
-        Dtype::F32 => {
-            let [wide, kept] = [Dtype::F32, Dtype::BF16]
-                .map(|dtype| weights_bytes(checkpoint, dtype, quantization));
-            wide.saturating_sub(kept)
-        }
-        Dtype::F16 | Dtype::BF16 => 0,
-    }
 }
 
 /// Sees the raw logits of a sequence at a position.

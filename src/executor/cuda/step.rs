@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::executor::cuda::blocks::StepFailure;
 use crate::executor::cuda::graphs::DecodeGraph;
-use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists, Logprobs};
+use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists};
 use crate::executor::cuda::masks::{MaskedWorks, Masks};
 use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
 use crate::executor::cuda::{CudaExecutor, CudaOptions, DeviceStep, SAMPLED_WORDS};
@@ -13,12 +13,11 @@ use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::params::Segment;
 use crate::kernels::cuda::sampling::{
-    BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, LogprobParams, SampleParams,
-    SampleWork, SamplingShape, TIE_MARGIN,
+    BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, SampleParams, SampleWork,
+    SamplingShape, TIE_MARGIN,
 };
 use crate::model::Reads;
 use crate::state::sampling::TokenLogprobs;
-use crate::state::sampling::token_logprobs;
 use crate::state::step::{RowResult, StepPlan};
 
 /// What steps are about, at places that graphs know.
@@ -33,11 +32,11 @@ pub(super) struct StepArrays {
     decode_rows: DeviceBuffer<u32>,
     sample_works: DeviceBuffer<u32>,
     /// By row of logits.
-    sampled: DeviceBuffer<u32>,
+    pub(super) sampled: DeviceBuffer<u32>,
     /// Grows when a step asks for more, and so does the workspace. That is not among the activations, where the logits
     /// of a graph lie without anybody holding them.
-    logprobs: DeviceBuffer<u32>,
-    logprob_space: DeviceBuffer<u8>,
+    pub(super) logprobs: DeviceBuffer<u32>,
+    pub(super) logprob_space: DeviceBuffer<u8>,
 }
 
 impl StepArrays {
@@ -59,10 +58,10 @@ impl StepArrays {
 }
 
 /// Rows of logits: where they lie, and which of the step's they are.
-struct LogitRows {
-    logits: DevicePtr<f32>,
-    first: usize,
-    len: usize,
+pub(super) struct LogitRows {
+    pub(super) logits: DevicePtr<f32>,
+    pub(super) first: usize,
+    pub(super) len: usize,
 }
 
 impl CudaExecutor {
@@ -420,84 +419,8 @@ impl CudaExecutor {
         Ok(unsafe { self.kernels.sample(&self.compute, &params) }?)
     }
 
-    fn sampling_shape(&self, n_rows: usize) -> SamplingShape {
+    pub(super) fn sampling_shape(&self, n_rows: usize) -> SamplingShape {
         let multiprocessors = self.device.info().multiprocessors;
         SamplingShape::new(n_rows, self.vocab_size, multiprocessors)
-    }
-
-    fn reserve_logprobs(&mut self, n_logprobs: usize) -> Result<(), DriverError> {
-        let n_words = n_logprobs * LOGPROB_WORDS;
-        if self.arrays.logprobs.len() < n_words {
-            self.arrays.logprobs = self.device.alloc(n_words.next_power_of_two())?;
-        }
-        Ok(())
-    }
-
-    /// Computes the log probabilities of rows of logits, from list entry `first_work` on; returns the next one.
-    fn find_logprobs(
-        &mut self,
-        rows: &LogitRows,
-        first_work: usize,
-        lists: &Lists,
-        uploaded: &Uploaded,
-    ) -> Result<usize, CudaFailure> {
-        let readings = &self.layout.readings[rows.first..rows.first + rows.len];
-        let on_device = readings
-            .iter()
-            .filter(|reading| matches!(reading.logprobs, Logprobs::Device { .. }));
-        let n_works = on_device.count();
-        if n_works == 0 {
-            return Ok(first_work);
-        }
-        let shape = self.sampling_shape(n_works);
-        let highest_bytes = shape.highest_bytes_per_top * lists.max_top as usize;
-        let space = shape.masses_bytes + highest_bytes;
-        if self.arrays.logprob_space.len() < space {
-            self.arrays.logprob_space = self.device.alloc(space.next_power_of_two())?;
-        }
-        let params = LogprobParams {
-            out: self.arrays.logprobs.ptr().cast(),
-            sampled: self.arrays.sampled.ptr().cast(),
-            logits: rows.logits,
-            works: lists.logprob_works.at(uploaded.start).add(first_work),
-            ids: lists.logprob_ids.at(uploaded.start),
-            masses: self.arrays.logprob_space.ptr(),
-            highest: self.arrays.logprob_space.at(shape.masses_bytes),
-            vocab: self.vocab_size as u32,
-            stride: self.vocab_size as u32,
-            n_works: n_works as u32,
-            n_chunks: shape.n_logprob_chunks,
-            max_top: lists.max_top,
-            reserved: 0,
-        };
-        // SAFETY: as in `sample`.
-        unsafe { self.kernels.logprobs(&self.compute, &params) }?;
-        Ok(first_work + n_works)
-    }
-
-    /// Ranks more tokens than the kernels do: the rows of logits are read, and the step waited for.
-    fn rank_on_host(
-        &mut self,
-        rows: &LogitRows,
-        logits: &Tensor,
-        ranked: &mut Vec<(usize, TokenLogprobs)>,
-    ) -> Result<(), CudaFailure> {
-        for index in rows.first..rows.first + rows.len {
-            let reading = &self.layout.readings[index];
-            let Logprobs::Host { token, wish } = &reading.logprobs else {
-                continue;
-            };
-            let token = match reading.sample {
-                true => {
-                    let first = index * SAMPLED_WORDS;
-                    self.compute.read(&self.arrays.sampled, first..first + 1)?[0]
-                }
-                false => *token,
-            };
-            let logits = self.backend.read_row(logits, index - rows.first)?;
-            let found = token_logprobs(&logits, token, wish.top, &wish.token_ids);
-            ranked.push((index, found));
-        }
-        Ok(())
     }
 }

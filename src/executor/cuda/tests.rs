@@ -6,7 +6,10 @@ use std::path::Path;
 use souffleur_cusim::Fault;
 
 use super::*;
+use crate::executor::Placement;
 use crate::ids::{PageId, RowId, SeqId};
+use crate::kernels::cuda::gemm::GemmWish;
+use crate::model::loader::LoadFormat;
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::SamplingParams;
 use crate::state::step::{RowStart, RowWork, TableDelta};

@@ -1,0 +1,94 @@
+//! What a model on the CPU needs, read before memory is taken.
+
+use std::path::Path;
+
+use crate::error::LoadError;
+use crate::kernels::cpu::FormatRule;
+use crate::kernels::dtype::{Dtype, Quantization};
+use crate::model::config::ModelConfig;
+use crate::model::loader::{Checkpoint, LoadFormat};
+use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
+use crate::state::pool::kv_layout::{KvDtype, KvLayout};
+
+/// What a model needs, known before memory is taken.
+#[derive(Clone, Debug)]
+pub struct CpuDescription {
+    /// What the model is.
+    pub config: ModelConfig,
+    /// Element type of matrices.
+    pub dtype: Dtype,
+    /// Element type of KV.
+    pub kv_dtype: KvDtype,
+    /// What the loaded weights take, in bytes.
+    pub weights_bytes: u64,
+    /// The same on a device that has no kernels for blocks.
+    pub decoded_weights_bytes: u64,
+    /// The memory that each layer keeps of a sequence.
+    pub kv_layout: KvLayout,
+}
+
+impl CpuDescription {
+    /// The same with KV in `dtype`, if one is named.
+    pub fn with_kv(mut self, dtype: Option<KvDtype>) -> Self {
+        if let Some(dtype) = dtype {
+            self.kv_dtype = dtype;
+            self.kv_layout = self.config.kv_layout(dtype);
+        }
+        self
+    }
+
+    /// Gives the layers of the layout labels, as double sparsity needs them.
+    ///
+    /// # Errors
+    /// A file of channels that cannot be used, a model that cannot be sparse.
+    pub fn sparsify(&mut self, wish: &SparsityWish) -> Result<ModelSparsity, LoadError> {
+        let sparsity = wish.read(LayersToLabel {
+            layout: &self.kv_layout,
+            windows: &self.config.windows,
+            n_heads: self.config.num_attention_heads,
+        })?;
+        self.kv_layout = sparsity.label(std::mem::take(&mut self.kv_layout));
+        Ok(sparsity)
+    }
+}
+
+/// Describes the model in a folder for the memory plan, with KV in the type of the weights; every tensor's name, shape and
+/// dtype is checked.
+///
+/// # Errors
+/// Any [`LoadError`] but [`LoadError::Memory`].
+pub fn describe(
+    dir: &Path,
+    dtype: Option<Dtype>,
+    quantization: Option<Quantization>,
+    load_format: LoadFormat,
+) -> Result<CpuDescription, LoadError> {
+    let checkpoint = Checkpoint::open(dir, dtype, load_format)?;
+    Ok(CpuDescription {
+        dtype: checkpoint.dtype,
+        kv_dtype: checkpoint.dtype.into(),
+        weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
+        decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
+        kv_layout: checkpoint.kv_layout(),
+        config: checkpoint.config,
+    })
+}
+
+/// The bytes that loaded weights take with the formats of a model that runs in `dtype`.
+fn weights_bytes(checkpoint: &Checkpoint, dtype: Dtype, quantization: Option<Quantization>) -> u64 {
+    let rule = FormatRule::new(dtype, quantization);
+    let in_blocks = |block, shape| rule.bytes_of_blocks(block, shape);
+    checkpoint.weights_bytes(quantization, in_blocks)
+}
+
+/// The bytes that weights in blocks take beyond those blocks, because the model runs in float32, whose products are exact.
+pub fn widening_bytes(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> u64 {
+    match checkpoint.dtype {
+        Dtype::F32 => {
+            let [wide, kept] = [Dtype::F32, Dtype::BF16]
+                .map(|dtype| weights_bytes(checkpoint, dtype, quantization));
+            wide.saturating_sub(kept)
+        }
+        Dtype::F16 | Dtype::BF16 => 0,
+    }
+}

@@ -1,0 +1,100 @@
+//! Log probabilities: by kernels where they rank as many tokens as are asked for, else by the host.
+
+use super::layout::{LOGPROB_WORDS, Lists, Logprobs};
+use super::stage::Uploaded;
+use super::step::LogitRows;
+use super::{CudaExecutor, SAMPLED_WORDS};
+use crate::kernels::cuda::backend::{CudaFailure, Tensor};
+use crate::kernels::cuda::driver::DriverError;
+use crate::kernels::cuda::sampling::{LogprobParams, TokenLogprob};
+use crate::state::sampling::{TokenLogprobs, token_logprobs};
+
+impl CudaExecutor {
+    pub(super) fn reserve_logprobs(&mut self, n_logprobs: usize) -> Result<(), DriverError> {
+        let n_words = n_logprobs * LOGPROB_WORDS;
+        if self.arrays.logprobs.len() < n_words {
+            self.arrays.logprobs = self.device.alloc(n_words.next_power_of_two())?;
+        }
+        Ok(())
+    }
+
+    /// Computes the log probabilities of rows of logits, from list entry `first_work` on; returns the next one.
+    pub(super) fn find_logprobs(
+        &mut self,
+        rows: &LogitRows,
+        first_work: usize,
+        lists: &Lists,
+        uploaded: &Uploaded,
+    ) -> Result<usize, CudaFailure> {
+        let readings = &self.layout.readings[rows.first..rows.first + rows.len];
+        let on_device = readings
+            .iter()
+            .filter(|reading| matches!(reading.logprobs, Logprobs::Device { .. }));
+        let n_works = on_device.count();
+        if n_works == 0 {
+            return Ok(first_work);
+        }
+        let shape = self.sampling_shape(n_works);
+        let highest_bytes = shape.highest_bytes_per_top * lists.max_top as usize;
+        let space = shape.masses_bytes + highest_bytes;
+        if self.arrays.logprob_space.len() < space {
+            self.arrays.logprob_space = self.device.alloc(space.next_power_of_two())?;
+        }
+        let params = LogprobParams {
+            out: self.arrays.logprobs.ptr().cast(),
+            sampled: self.arrays.sampled.ptr().cast(),
+            logits: rows.logits,
+            works: lists.logprob_works.at(uploaded.start).add(first_work),
+            ids: lists.logprob_ids.at(uploaded.start),
+            masses: self.arrays.logprob_space.ptr(),
+            highest: self.arrays.logprob_space.at(shape.masses_bytes),
+            vocab: self.vocab_size as u32,
+            stride: self.vocab_size as u32,
+            n_works: n_works as u32,
+            n_chunks: shape.n_logprob_chunks,
+            max_top: lists.max_top,
+            reserved: 0,
+        };
+        // SAFETY: as in `sample`.
+        unsafe { self.kernels.logprobs(&self.compute, &params) }?;
+        Ok(first_work + n_works)
+    }
+
+    /// Ranks more tokens than the kernels do: the rows of logits are read, and the step waited for.
+    pub(super) fn rank_on_host(
+        &mut self,
+        rows: &LogitRows,
+        logits: &Tensor,
+        ranked: &mut Vec<(usize, TokenLogprobs)>,
+    ) -> Result<(), CudaFailure> {
+        for index in rows.first..rows.first + rows.len {
+            let reading = &self.layout.readings[index];
+            let Logprobs::Host { token, wish } = &reading.logprobs else {
+                continue;
+            };
+            let token = match reading.sample {
+                true => {
+                    let first = index * SAMPLED_WORDS;
+                    self.compute.read(&self.arrays.sampled, first..first + 1)?[0]
+                }
+                false => *token,
+            };
+            let logits = self.backend.read_row(logits, index - rows.first)?;
+            let found = token_logprobs(&logits, token, wish.top, &wish.token_ids);
+            ranked.push((index, found));
+        }
+        Ok(())
+    }
+}
+
+/// The log probabilities that the kernels left for a row.
+pub(super) fn read_logprobs(found: &[TokenLogprob], top: usize, n_ids: usize) -> TokenLogprobs {
+    let pair = |found: &TokenLogprob| (found.token, found.logprob);
+    let (ranked, ids) = found[1..1 + top + n_ids].split_at(top);
+    TokenLogprobs {
+        token: found[0].token,
+        logprob: Some(found[0].logprob),
+        top: ranked.iter().map(pair).collect(),
+        chosen: ids.iter().map(pair).collect(),
+    }
+}

@@ -1,0 +1,122 @@
+//! How the executor of a GPU is set up.
+
+use std::sync::Arc;
+
+use crate::error::LoadError;
+use crate::executor::Placement;
+use crate::executor::memory_plan::MemoryPlan;
+use crate::kernels::cuda::gemm::GemmWish;
+use crate::kernels::cuda::params::ElementType;
+use crate::kernels::cuda::sampling::MAX_VOCAB;
+use crate::kernels::dtype::Dtype;
+use crate::model::loader::LoadFormat;
+
+/// Rows of logits that are computed at once, if graphs do not ask for more.
+const LOGIT_ROWS: usize = 64;
+
+/// How a [`CudaExecutor`] is set up.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// Elements of matrices, activations and KV; see [`element_of`].
+    pub element: ElementType,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
+    /// Pages that can be granted, ids `1..=n_pages`; the pool has one more, the dummy.
+    pub n_pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Rows that can be granted, ids `1..=max_rows`.
+    pub max_rows: usize,
+    /// Longest sequence, in tokens.
+    pub context_tokens: usize,
+    /// Most query tokens of a step.
+    pub step_tokens: usize,
+    /// Who multiplies matrices.
+    pub gemm: GemmWish,
+    /// Most rows of a decode that runs as a graph; 0 for none.
+    pub graph_rows: usize,
+    /// Which part of the model this executor runs.
+    pub placement: Placement,
+    /// How the memory was planned: looked at once more when the weights are loaded.
+    pub plan: Option<MemoryPlan>,
+    /// Tokens that end an output: none is sampled before a request's `min_new_tokens`.
+    pub eos_token_ids: Arc<[u32]>,
+}
+
+impl CudaOptions {
+    /// Rows of logits that are computed at once.
+    pub fn logit_rows(&self) -> usize {
+        LOGIT_ROWS.max(self.graph_rows.min(self.max_rows))
+    }
+
+    /// Tokens that can have a last layer of their own: as many as one decode has memory for and one product of logits.
+    pub(super) fn read_rows(&self) -> usize {
+        self.logit_rows().min(self.max_rows)
+    }
+}
+
+/// Where a dtype comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DtypeOrigin {
+    /// The checkpoint is stored in it.
+    Stored,
+    /// The user named it.
+    AskedFor,
+}
+
+/// The elements that a checkpoint's dtype runs in.
+///
+/// There are no kernels for float16. A checkpoint that is stored so runs in bfloat16, which has more than its range and
+/// three bits less; who asks for float16 by name is told so.
+///
+/// # Errors
+/// [`LoadError::Device`] for a float16 that was asked for.
+pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, LoadError> {
+    match dtype {
+        Dtype::F32 => Ok(ElementType::F32),
+        Dtype::BF16 => Ok(ElementType::Bf16),
+        Dtype::F16 if origin == DtypeOrigin::AskedFor => Err(LoadError::Device(
+            "there are no float16 kernels for CUDA: use --dtype bfloat16 or float32".to_owned(),
+        )),
+        Dtype::F16 => Ok(ElementType::Bf16),
+    }
+}
+
+/// Refuses sizes that the executor does not work with.
+///
+/// # Errors
+/// [`LoadError::Device`], naming what is too small or too large.
+pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<(), LoadError> {
+    let sizes = [
+        ("n_pages", options.n_pages),
+        ("page_size", options.page_size),
+        ("max_rows", options.max_rows),
+        ("context_tokens", options.context_tokens),
+        ("step_tokens", options.step_tokens),
+    ];
+    if let Some((name, _)) = sizes.into_iter().find(|size| size.1 == 0) {
+        return Err(LoadError::Device(format!(
+            "{name} is 0, expected at least 1"
+        )));
+    }
+    let slots = (options.n_pages as u64 + 1).checked_mul(options.page_size as u64);
+    if slots.is_none_or(|slots| slots > u64::from(u32::MAX)) {
+        return Err(LoadError::Device(format!(
+            "a pool of {} pages of {} tokens is too large: at most {} slots can be named",
+            options.n_pages,
+            options.page_size,
+            u32::MAX
+        )));
+    }
+    if vocab_size > MAX_VOCAB {
+        return Err(LoadError::Device(format!(
+            "a vocabulary of {vocab_size} tokens, the sampling kernels take at most {MAX_VOCAB}"
+        )));
+    }
+    match options.placement.world_size() {
+        1 => Ok(()),
+        n => Err(LoadError::Device(format!(
+            "{n} ranks were asked for, a model runs on one GPU as yet"
+        ))),
+    }
+}
