@@ -188,7 +188,7 @@ template <int kRowSets, int kOuts, int kUnroll> DEV void gemm_skinny(const GemmP
         const uint32_t row = 8 * i + threadIdx.x % 4 * 2 + e % 2, column = 16 * j + e / 2 * 8 + lane_row;
         shared_sums[warp][row][column] = sums[j][i][e];
       }
-  // For warps that have no inputs.
+  // Warps without inputs have not waited yet.
   after_earlier_launches();
   __syncthreads();
   skinny_write<8 * kRowSets, 16 * kOuts>(p, shared_sums);

@@ -157,9 +157,11 @@ def compile_one(job):
 
 
 def impatient(ptx):
-    """Kernels that do not wait for the launches before them, which would run beside those."""
+    """Kernels that do not wait for the launches before them, which would run beside those, or that let the next one begin
+    before that."""
     for entry in ptx.decode().rstrip("\0").split(".entry ")[1:]:
-        if "griddepcontrol.wait" not in entry:
+        wait, next_begins = (entry.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
+        if wait < 0 or 0 <= next_begins < wait:
             yield f"{entry.split('(')[0]}: no call of after_earlier_launches()"
 
 

@@ -79,7 +79,7 @@ keys::keys! {
         #[flag(MODEL.takes("NAME").rare())]
         attention_backend: AttentionBackend = AttentionBackend::Auto,
         /// Library that multiplies matrices on a GPU; auto uses cuBLASLt if it can be loaded, but the built-in kernels
-        /// (own) for at most 8 rows of bfloat16, and without cuBLASLt for all.
+        /// (own) for at most 8 rows of bfloat16 on Hopper and later, and without cuBLASLt for all.
         #[flag(MODEL.rare())]
         gemm: GemmWish = GemmWish::Auto,
         /// On a GPU, launches the kernels of a decode step one by one instead of replaying a CUDA graph.

@@ -119,7 +119,7 @@ impl Gpu {
     ) -> Result<String, LoadError> {
         let info = self.device.info();
         let element = element_of(model.dtype, origin(config))?;
-        let gemm = Products::expected_name(&self.device, element, config.gemm);
+        let gemm = Products::multipliers(&self.device, element, config.gemm);
         Ok(format!(
             "cuda {} {} multiprocessors {} gemm {gemm} driver {}",
             kernels_name(info.capability),

@@ -7,6 +7,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 extern "C" int cuStreamSynchronize(void* stream);
+extern "C" int cuCtxSynchronize();
 
 namespace {
 
@@ -95,6 +96,7 @@ EXPORT int cublasLtCreate(void** handle) {
   return kSuccess;
 }
 EXPORT int cublasLtDestroy(void* handle) {
+  if (cuCtxSynchronize()) return kInvalidValue;
   delete static_cast<int*>(handle);
   return kSuccess;
 }

@@ -9,9 +9,11 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use libloading::{Library, Symbol};
+use souffleur::kernels::cuda::driver::{DriverError, Priority};
 use souffleur::kernels::cuda::gemm::{GemmWish, Products};
 use souffleur::kernels::cuda::params::ElementType;
 
+use crate::device;
 use crate::kernels::{World, check_products};
 
 /// Compiles the library with a name for the loader.
@@ -187,6 +189,65 @@ fn what_it_has_no_product_for_is_counted_and_said_once() {
     assert_eq!(fake.count("fake_mistakes"), 0);
     let own = Products::new(&world.device, &world.modules, element, GemmWish::Own);
     assert_eq!(own.unwrap().n_left_by_cublaslt(), 0);
+}
+
+#[test]
+fn few_rows_of_bf16_are_our_own_on_hopper_unless_the_library_is_asked_for() {
+    let fake = Fake::load();
+    for (ordinal, capability, wish, few_are_own) in [
+        (54, 80, GemmWish::Auto, false),
+        (55, 90, GemmWish::Auto, true),
+        (56, 90, GemmWish::CublasLt, false),
+    ] {
+        device(ordinal).1.set_capability(capability);
+        let world = World::new(ordinal);
+        let products_of_library = |element, shape| {
+            let products = Products::new(&world.device, &world.modules, element, wish);
+            let before = fake.count("fake_products");
+            check_products(&world, &mut products.unwrap(), element, shape);
+            fake.count("fake_products") - before
+        };
+        // Of four, one has a bias in f32 and a result in bf16, for which the library has nothing.
+        let bf16 = ElementType::Bf16;
+        let of_few = if few_are_own { 0 } else { 3 };
+        assert_eq!(products_of_library(bf16, (8, 24, 16)), of_few, "{wish:?}");
+        assert_eq!(products_of_library(bf16, (9, 24, 16)), 3, "too many rows");
+        assert_eq!(
+            products_of_library(bf16, (8, 24, 12)),
+            3,
+            "rows not aligned"
+        );
+        assert_eq!(products_of_library(ElementType::F32, (8, 24, 16)), 4);
+        let expected = match (wish, few_are_own) {
+            (GemmWish::Auto, true) => "both",
+            _ => "cublaslt",
+        };
+        let named = Products::multipliers(&world.device, bf16, wish);
+        assert_eq!(named, expected, "sm_{capability} {wish:?}");
+    }
+    assert_eq!(fake.count("fake_mistakes"), 0);
+}
+
+/// Products that are given up wait for the whole context, in the library too.
+#[test]
+fn products_are_given_up_beside_recordings() {
+    let world = World::new(57);
+    let _fake = Fake::load();
+    let stream = world.device.stream(Priority::High).unwrap();
+    let buffer = world.device.alloc::<u32>(1).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..100 {
+                let wish = GemmWish::CublasLt;
+                let products = Products::new(&world.device, &world.modules, ElementType::F32, wish);
+                drop(products.unwrap());
+            }
+        });
+        for round in 0..400 {
+            let recorded = stream.capture(|| stream.fill(&buffer, 0..1, 0));
+            recorded.unwrap_or_else(|error: DriverError| panic!("recording {round}: {error}"));
+        }
+    });
 }
 
 /// Two versions in one folder, and drivers of two versions: one library is loaded, and named.

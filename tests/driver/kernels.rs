@@ -370,9 +370,9 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
 /// From sm_90 on kernels wait for the launches before them, so that launches may begin early; those of older code may not.
 #[test]
 fn launches_begin_early_where_kernels_wait_for_those_before_them() {
-    for (ordinal, ptx_version, begins_early) in [(37, 80, false), (38, 90, true)] {
+    for (ordinal, capability, begins_early) in [(37, 80, false), (38, 90, true)] {
         let (_, emulated) = device(ordinal);
-        emulated.set_ptx_version(ptx_version);
+        emulated.set_capability(capability);
         let world = World::new(ordinal);
         let mut products =
             Products::new(&world.device, &world.modules, F32, GemmWish::Own).unwrap();
@@ -380,7 +380,7 @@ fn launches_begin_early_where_kernels_wait_for_those_before_them() {
         let counts = emulated.counts();
         assert!(counts.n_launches > 0);
         let expected = if begins_early { counts.n_launches } else { 0 };
-        assert_eq!(counts.n_early_launches, expected, "sm_{ptx_version}");
+        assert_eq!(counts.n_early_launches, expected, "sm_{capability}");
     }
 }
 

@@ -108,7 +108,7 @@ fn recordings_and_waits_for_the_whole_context_do_not_meet() {
             graph.unwrap_or_else(|error: DriverError| panic!("recording {round}: {error}"));
         }
     });
-    // Who records and waits nonetheless is told so by the driver.
+    // A thread that records and waits gets an error, and no other recording is ended.
     let refused = stream.capture(|| device.synchronize()).unwrap_err();
     assert!(refused.to_string().contains("CAPTURE"), "{refused}");
 }

@@ -42,12 +42,12 @@ CUSIM_API Result cusim_hurry_copies(int ordinal, int hurries) {
   return kSuccess;
 }
 
-// The architecture that kernels say they were compiled for, as PTX has it: 80 at first.
-CUSIM_API Result cusim_set_ptx_version(int ordinal, int version) {
+// The compute capability, ten times the major number and the minor one, which kernels say that they were compiled for.
+CUSIM_API Result cusim_set_capability(int ordinal, int capability) {
   Guard guard(mutex());
   Device* device = find(ordinal);
   if (!device) return kInvalidDevice;
-  device->ptx_version = version;
+  device->capability = capability;
   return kSuccess;
 }
 

@@ -111,6 +111,7 @@ std::recursive_mutex& mutex() {
 }
 
 Device::Device(int ordinal_) : ordinal(ordinal_), total_bytes(default_memory()) {
+  capability = static_cast<int>(cusim::environment("CUSIM_CAPABILITY", kDefaultCapability));
   allocation_fault = fault_from("CUSIM_FAIL_ALLOCATION", kOutOfMemory);
   launch_fault = fault_from("CUSIM_FAIL_LAUNCH", kOutOfResources);
   kernel_fault = fault_from("CUSIM_FAIL_KERNEL", kIllegalAddress);
@@ -180,9 +181,12 @@ CUSIM_API Result cuDeviceGetUuid(unsigned char* uuid, int device) {
 }
 CUSIM_API Result cuDeviceGetUuid_v2(unsigned char* uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 
-CUSIM_API Result cuDeviceGetAttribute(int* value, int attribute, int) {
+CUSIM_API Result cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
   constexpr int kMajor = 75, kMinor = 76;
-  const int capability = static_cast<int>(cusim::environment("CUSIM_CAPABILITY", kDefaultCapability));
+  Guard guard(mutex());
+  const Device* device = find(ordinal);
+  if (!device) return kInvalidDevice;
+  const int capability = device->capability;
   if (attribute == kMajor || attribute == kMinor) {
     *value = attribute == kMajor ? capability / 10 : capability % 10;
     return kSuccess;

@@ -136,8 +136,9 @@ struct Device {
   Fault copy_fault;        // refuses a copy between the host and the device
   // Copies run as soon as the order of streams and events allows, and not as late.
   bool hurries_copies = false;
-  // Of kernels, as they say; from 90 on they wait for earlier launches.
-  int ptx_version = 80;
+  // Ten times the major number and the minor one; kernels say that they were compiled for it, and from 90 on they wait for
+  // earlier launches.
+  int capability = 80;
   uint64_t n_allocations = 0, n_launches = 0, n_early_launches = 0, n_kernels_run = 0, n_graph_launches = 0, n_modules = 0;
 };
 

@@ -233,8 +233,7 @@ CUSIM_API Result cuFuncGetAttribute(int* value, int attribute, void* handle) {
   switch (attribute) {
     case kMaxThreads: *value = cusim::kMaxThreads; break;
     case kRegisters: *value = 64; break;
-    case kPtxVersion: *value = function->device->ptx_version; break;
-    case kBinaryVersion: *value = 80; break;
+    case kPtxVersion: case kBinaryVersion: *value = function->device->capability; break;
     case kStaticSharedAttribute: *value = static_cast<int>(function->static_bytes); break;
     case kMaxDynamicSharedAttribute: *value = static_cast<int>(function->max_dynamic_bytes); break;
     default: *value = 0;

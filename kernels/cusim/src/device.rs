@@ -85,13 +85,13 @@ impl Device {
         self.expect(unsafe { hurry(self.number(), c_int::from(hurries)) });
     }
 
-    /// Sets the architecture that kernels say they were compiled for, 80 at first: from 90 on they wait for earlier
-    /// launches themselves.
-    pub fn set_ptx_version(self, version: i32) {
+    /// Sets the compute capability, ten times the major number and the minor one; 80 otherwise. Kernels say that they were
+    /// compiled for it. For devices that are opened later.
+    pub fn set_capability(self, capability: i32) {
         let set: Symbol<unsafe extern "C" fn(c_int, c_int) -> c_int> =
-            function(b"cusim_set_ptx_version");
+            function(b"cusim_set_capability");
         // SAFETY: as above.
-        self.expect(unsafe { set(self.number(), version) });
+        self.expect(unsafe { set(self.number(), capability) });
     }
 
     /// Plans a fault for the `nth` of its kind from now on, counted from 1; 0 plans none.

@@ -223,6 +223,8 @@ impl CudaBackend {
         if let Some(loader) = self.loader.take() {
             loader.finish()?;
         }
+        // Weights that a kernel made: products may read weights before the launches ahead of them have ended.
+        self.stream.synchronize()?;
         Ok(self.device.memory()?.free_bytes)
     }
 

@@ -25,7 +25,7 @@ pub struct CudaVersion(c_int);
 impl CudaVersion {
     /// The least version that a driver must support.
     pub const NEEDED: Self = Self(12_000);
-    /// From here on graphs keep it that a launch may begin before the one before it has ended.
+    /// The first version whose graphs keep early launches: those that begin before the one before them has ended.
     pub const RECORDS_EARLY_LAUNCHES: Self = Self(12_030);
 
     /// The number as the driver gives it.
@@ -279,12 +279,24 @@ impl Device {
     /// # Errors
     /// As the driver says; also what failed on the device earlier.
     pub fn synchronize(&self) -> Result<(), DriverError> {
+        self.when_idle(|| ())
+    }
+
+    /// Waits likewise, and calls `then` before any thread begins to record a graph: what gives memory, code or a library's
+    /// handle back may wait for the whole context once more.
+    ///
+    /// # Errors
+    /// As [`Self::synchronize`]; `then` was not called.
+    pub(in super::super) fn when_idle<R>(
+        &self,
+        then: impl FnOnce() -> R,
+    ) -> Result<R, DriverError> {
+        const CALL: &str = "cuCtxSynchronize";
         self.bind()?;
-        let _alone = beside_no_recording();
+        let _alone = beside_no_recording(CALL)?;
         // SAFETY: the context is current.
-        check("cuCtxSynchronize", unsafe {
-            (self.functions().ctx_synchronize)()
-        })
+        check(CALL, unsafe { (self.functions().ctx_synchronize)() })?;
+        Ok(then())
     }
 
     /// Bytes of device memory in buffers.

@@ -1,6 +1,7 @@
 //! Launches recorded once and replayed with one call.
 
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::fmt;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -20,13 +21,16 @@ pub struct Graph {
 // SAFETY: a graph belongs to a context, not to a thread. It is not `Sync`: the driver does not lock graphs.
 unsafe impl Send for Graph {}
 
-/// Held together by recordings, and alone by whoever waits for a whole context: the driver ends every recording in a
-/// context that another thread waits for. One lock for all contexts, as each of two engines on a GPU opens it for itself.
+/// Recordings share it, and a wait for a whole context has it alone: the driver ends every recording in a context that
+/// another thread waits for. One lock serves all contexts, as each of two engines on a GPU has a [`Device`] of its own for
+/// the same one.
 static RECORDINGS: RwLock<()> = RwLock::new(());
 
 thread_local! {
     static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
 }
+
+const CAPTURE_UNSUPPORTED: c_int = 900;
 
 /// A recording of this thread.
 struct Recording(
@@ -34,10 +38,11 @@ struct Recording(
 );
 
 impl Recording {
-    fn begin() -> Self {
+    fn begin() -> Result<Self, DriverError> {
+        refuse_while_recording("cuStreamBeginCapture")?;
         let guard = RECORDINGS.read().unwrap_or_else(PoisonError::into_inner);
         IS_RECORDING.set(true);
-        Self(guard)
+        Ok(Self(guard))
     }
 }
 
@@ -47,10 +52,22 @@ impl Drop for Recording {
     }
 }
 
-/// Waits until no other thread records, and lets none begin. A thread that records gets nothing, and the driver's error.
-pub(super) fn beside_no_recording() -> Option<RwLockWriteGuard<'static, ()>> {
-    let is_other = !IS_RECORDING.get();
-    is_other.then(|| RECORDINGS.write().unwrap_or_else(PoisonError::into_inner))
+/// Waits until no thread records, and lets none begin while the guard lives.
+///
+/// # Errors
+/// This thread records: with this call the driver would end its recording, and those of others.
+pub(super) fn beside_no_recording(
+    call: &'static str,
+) -> Result<RwLockWriteGuard<'static, ()>, DriverError> {
+    refuse_while_recording(call)?;
+    Ok(RECORDINGS.write().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn refuse_while_recording(call: &'static str) -> Result<(), DriverError> {
+    match IS_RECORDING.get() {
+        true => Err(DriverError::new(call, CAPTURE_UNSUPPORTED)),
+        false => Ok(()),
+    }
 }
 
 impl Stream {
@@ -66,7 +83,7 @@ impl Stream {
         let device = self.device().clone();
         let functions = device.functions();
         device.bind()?;
-        let recording = Recording::begin();
+        let recording = Recording::begin()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the handle is valid while `self` lives.
         let code = unsafe { (functions.stream_begin_capture)(self.raw(), mode) };

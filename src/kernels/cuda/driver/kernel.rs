@@ -312,7 +312,7 @@ impl Kernel {
     }
 }
 
-/// Says of a launch that its blocks may begin when all of those of the launch before have begun, not ended.
+/// Says of a launch that it may begin when all blocks of the launch before have waited for those before them, not ended.
 fn begins_early() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -325,10 +325,9 @@ fn begins_early() -> CUlaunchAttribute {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        if self.device.synchronize().is_ok() {
-            // SAFETY: loaded in `load_module`, unloaded once, and none of its kernels runs any more.
-            let _ = unsafe { (self.device.functions().module_unload)(self.raw) };
-        }
+        let unload = self.device.functions().module_unload;
+        // SAFETY: loaded in `load_module`, unloaded once, and none of its kernels runs any more.
+        let _ = self.device.when_idle(|| unsafe { unload(self.raw) });
     }
 }
 

@@ -261,10 +261,11 @@ impl<T> Drop for PinnedBuffer<T> {
             .pinned_counter()
             .fetch_sub((self.len * size_of::<T>()) as u64, Ordering::Relaxed);
         // A copy may be under way; if it cannot be waited for, the memory is better lost than reused.
-        if self.device.synchronize().is_ok() {
-            // SAFETY: taken in `pinned`, freed once, and nothing uses it any more.
-            let _ = unsafe { (self.device.functions().host_free)(self.start.as_ptr().cast()) };
-        }
+        let free = self.device.functions().host_free;
+        // SAFETY: taken in `pinned`, freed once, and nothing uses it any more.
+        let _ = self
+            .device
+            .when_idle(|| unsafe { free(self.start.as_ptr().cast()) });
     }
 }
 

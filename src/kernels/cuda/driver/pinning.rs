@@ -53,11 +53,11 @@ impl Drop for Pinning {
             .pinned_counter()
             .fetch_sub(self.len as u64, Ordering::Relaxed);
         // A copy may be under way. A context that is lost gives the memory back when it ends.
-        if self.device.synchronize().is_ok() {
-            // SAFETY: pinned in `pin`, once given back.
-            let _ =
-                unsafe { (self.device.functions().host_unregister)(self.start.as_ptr().cast()) };
-        }
+        let unregister = self.device.functions().host_unregister;
+        // SAFETY: pinned in `pin`, once given back.
+        let _ = self
+            .device
+            .when_idle(|| unsafe { unregister(self.start.as_ptr().cast()) });
     }
 }
 

@@ -1,4 +1,4 @@
-//! Matrix products: by cuBLASLt where it can be loaded, else by our own kernels.
+//! Matrix products: by cuBLASLt where it can be loaded and is ahead, else by our own kernels.
 
 mod cublaslt;
 
@@ -13,6 +13,7 @@ use super::params::{ElementType, GemmParams};
 /// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
+const OWN_FOR_FEW_ROWS_FROM: (u32, u32) = (9, 0);
 
 /// Whose matrix products to use on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +76,7 @@ impl Products {
             workspace: device.alloc(lt_bytes.max(own.workspace_bytes()))?,
             own,
             cublaslt,
-            is_own_for_few_rows: wish == GemmWish::Auto,
+            is_own_for_few_rows: wish == GemmWish::Auto && Self::leaves_few_rows(device, element),
         })
     }
 
@@ -84,15 +85,20 @@ impl Products {
         OwnGemm::max_workspace_bytes(multiprocessors).max(HOPPER_WORKSPACE_BYTES) as u64
     }
 
-    /// Whose kernels multiply if this is wished for: `own`, `cublaslt`, or `auto` where few rows are left to our own.
-    pub fn expected_name(device: &Device, element: ElementType, wish: GemmWish) -> &'static str {
+    /// Whether `auto` leaves few rows to our own kernels: in bf16, and where they were found to be ahead, which is Hopper
+    /// (`docs/gpu.md`) and taken to hold for what came after it.
+    fn leaves_few_rows(device: &Device, element: ElementType) -> bool {
+        element == ElementType::Bf16 && device.info().capability >= OWN_FOR_FEW_ROWS_FROM
+    }
+
+    /// Whose kernels will multiply if this is wished for: `own`, `cublaslt`, or `both` where few rows are left to our own.
+    pub fn multipliers(device: &Device, element: ElementType, wish: GemmWish) -> &'static str {
         match wish {
             GemmWish::Own => "own",
             GemmWish::CublasLt => "cublaslt",
-            GemmWish::Auto => match CublasLt::load(device, element) {
-                Ok(_) => "auto",
-                Err(_) => "own",
-            },
+            GemmWish::Auto if !CublasLt::is_there(device) => "own",
+            GemmWish::Auto if Self::leaves_few_rows(device, element) => "both",
+            GemmWish::Auto => "cublaslt",
         }
     }
 

@@ -135,8 +135,8 @@ impl OwnGemm {
         choose(self.element, self.multiprocessors, shape)
     }
 
-    /// Whether a product is one of those at which our kernels are ahead of cuBLASLt's on an H100: of at most 8 rows, all
-    /// of whose weights pass the tensor cores once (`docs/gpu.md`).
+    /// Whether a product is one of those at which our kernels were ahead of cuBLASLt's on an H100: of at most 8 rows, in
+    /// shapes of which each weight is read once (`docs/gpu.md`).
     pub fn is_for_few_rows(&self, params: &GemmParams) -> bool {
         let choice = self.choose(GemmShape::of(params));
         matches!(choice.variant, Variant::Skinny(i) if SKINNY[i].0 <= FEW_ROWS)

@@ -131,7 +131,7 @@ impl Lab {
         }
     }
 
-    /// Likewise with our own product of one row, of more and more outputs.
+    /// Reads more and more weights in our own product of one row, until it takes long enough to be about reading alone.
     fn read_rate(&self, element: ElementType) -> Result<f64, DriverError> {
         let wish = GemmWish::Own;
         let mut products = Products::new(&self.device, &self.modules, element, wish)?;
@@ -238,6 +238,8 @@ impl Lab {
         mut launch: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
     ) -> Result<f64, DriverError> {
         let stream = &self.stream;
+        // Operands that kernels filled are there: products may read weights before the launches ahead of them have ended.
+        stream.synchronize()?;
         // The first launch loads and chooses, the second one shows about how long it takes.
         launch(stream, 0)?;
         let once = self.between(|| launch(stream, 1))?;

@@ -1,7 +1,7 @@
 //! How long each kernel takes on this GPU, and the least that it could.
 //!
-//! First what the GPU does at best is measured: copying within its memory, reading, and a large product. The floor of a kernel
-//! is then the bytes that it must move, or the operations that it must do, whichever takes longer at those rates.
+//! First what the GPU does at best is measured: copying within its memory, reading, and a large product. The floor of a
+//! kernel is then the bytes that it must move, or the operations that it must do, whichever takes longer at those rates.
 //! Launches are recorded in a graph, so that the host does not count, and take turns at copies of their operands that
 //! are larger together than the GPU's cache, as the layers of a model do.
 

@@ -67,11 +67,11 @@ impl Handle {
     /// It is not there, or does not start.
     pub(super) fn new(device: &Device) -> Result<Self, String> {
         let functions = open(device.info().driver)?;
-        // The library takes the context that is current.
-        device.synchronize().map_err(|error| error.to_string())?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` outlives the call, a context is current.
-        check("cublasLtCreate", unsafe { (functions.create)(&mut raw) })
+        // The library takes the context that is current. SAFETY: `raw` outlives the call.
+        let status = device.when_idle(|| unsafe { (functions.create)(&mut raw) });
+        status
+            .and_then(|status| check("cublasLtCreate", status))
             .map_err(|error| error.to_string())?;
         Ok(Self {
             functions,
@@ -83,11 +83,15 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.device.synchronize().is_ok() {
-            // SAFETY: created once; nothing that it started runs any more.
-            let _ = unsafe { (self.functions.destroy)(self.raw) };
-        }
+        let destroy = self.functions.destroy;
+        // It waits for the whole context. SAFETY: created once; nothing that it started runs any more.
+        let _ = self.device.when_idle(|| unsafe { destroy(self.raw) });
     }
+}
+
+/// Whether the library can be opened for a device.
+pub(super) fn is_there(device: &Device) -> bool {
+    open(device.info().driver).is_ok()
 }
 
 /// Opens the first library that has everything, and no other: each takes hundreds of megabytes.

@@ -1,4 +1,4 @@
-//! cuBLASLt, which is faster than our kernels, 400 MB large and no part of the driver.
+//! cuBLASLt, which is faster than our kernels where rows are many, 400 MB large and no part of the driver.
 //!
 //! It is asked once for each shape which algorithm to use; the answer is kept. Everything is turned round: it thinks in
 //! columns, so that our `[m, n]` is its `n` by `m`.
@@ -54,6 +54,11 @@ impl CublasLt {
             n_left: 0,
             has_said: Said::default(),
         })
+    }
+
+    /// Whether it can be opened for a device; it is not started.
+    pub(super) fn is_there(device: &Device) -> bool {
+        library::is_there(device)
     }
 
     /// How many products it had no algorithm for, or failed at.
