@@ -14,7 +14,7 @@ use crate::model::loader::LoadFormat;
 /// Rows of logits that are computed at once, if graphs do not ask for more.
 const LOGIT_ROWS: usize = 64;
 
-/// How a [`CudaExecutor`] is set up.
+/// How a [`CudaExecutor`](super::CudaExecutor) is set up.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
     /// Elements of matrices, activations and KV; see [`element_of`].
