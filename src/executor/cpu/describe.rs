@@ -1,4 +1,4 @@
-//! What a model on the CPU needs, read before memory is taken.
+//! Descriptions of models for the memory plan, read before memory is taken.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use crate::model::loader::{Checkpoint, LoadFormat};
 use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
-/// What a model needs, known before memory is taken.
+/// A model and the memory that it needs, known before memory is taken.
 #[derive(Clone, Debug)]
 pub struct CpuDescription {
-    /// What the model is.
+    /// The model's configuration.
     pub config: ModelConfig,
     /// Element type of matrices.
     pub dtype: Dtype,
     /// Element type of KV.
     pub kv_dtype: KvDtype,
-    /// What the loaded weights take, in bytes.
+    /// Bytes of the loaded weights.
     pub weights_bytes: u64,
-    /// The same on a device that has no kernels for blocks.
+    /// Bytes of the weights on a device that has no kernels for blocks.
     pub decoded_weights_bytes: u64,
     /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,

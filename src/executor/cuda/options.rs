@@ -31,7 +31,7 @@ pub struct CudaOptions {
     pub context_tokens: usize,
     /// Most query tokens of a step.
     pub step_tokens: usize,
-    /// Who multiplies matrices.
+    /// The library that multiplies matrices.
     pub gemm: GemmWish,
     /// Most rows of a decode that runs as a graph; 0 for none.
     pub graph_rows: usize,

@@ -13,6 +13,7 @@ use super::params::{ElementType, GemmParams};
 /// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
+/// The least compute capability on which few rows are multiplied by our own kernels beside cuBLASLt.
 const OWN_FOR_FEW_ROWS_FROM: (u32, u32) = (9, 0);
 
 /// Whose matrix products to use on a GPU.
@@ -33,7 +34,7 @@ pub enum GemmWish {
 pub struct Products {
     own: OwnGemm,
     cublaslt: Option<CublasLt>,
-    /// Few rows are left to our own, which are ahead there.
+    /// Few rows are multiplied by our own kernels, which are ahead there.
     is_own_for_few_rows: bool,
     workspace: DeviceBuffer<u8>,
 }
@@ -91,7 +92,7 @@ impl Products {
         element == ElementType::Bf16 && device.info().capability >= OWN_FOR_FEW_ROWS_FROM
     }
 
-    /// Whose kernels will multiply if this is wished for: `own`, `cublaslt`, or `both` where few rows are left to our own.
+    /// The kernels that will multiply if this is wished for: `own`, `cublaslt`, or `both` where few rows are left to our own.
     pub fn multipliers(device: &Device, element: ElementType, wish: GemmWish) -> &'static str {
         match wish {
             GemmWish::Own => "own",

@@ -22,6 +22,7 @@ const LEAST_COPY_BYTES: usize = 1 << 20;
 const MOST_COPY_BYTES: usize = 2 << 30;
 const LEAST_SIDE: u32 = 128;
 const MOST_SIDE: u32 = 8192;
+/// Inputs of the product by which reading is measured.
 const READ_INPUTS: u32 = 4096;
 /// The time that is measured then is that of work, and not of its beginning and end.
 const LONG_ENOUGH_S: f64 = 5e-4;
