@@ -51,15 +51,15 @@ impl Kernel for PackGroup<'_> {
         // SAFETY: `dispatch` detected the instruction set.
         unsafe {
             match self.encoding {
-                Encoding::F32 => pack_values::<S>(rows, inputs, self.out, Round::Not),
-                Encoding::Bf16 => pack_pairs::<S>(rows, inputs, self.out),
-                Encoding::WideBf16 => pack_values::<S>(rows, inputs, self.out, Round::ToBf16),
+                Encoding::F32 => pack_words::<S, Exact>(rows, inputs, self.out),
+                Encoding::Bf16 => pack_words::<S, Pairs>(rows, inputs, self.out),
+                Encoding::WideBf16 => pack_words::<S, Rounded>(rows, inputs, self.out),
                 Encoding::Int8 => pack_quads::<S>(rows, inputs, self.out),
                 Encoding::Bf16Rows | Encoding::Int8Rows => {
                     let words = self.encoding.row_words(inputs);
                     for (row, out) in rows.chunks(1).zip(self.out.chunks_exact_mut(words)) {
                         match self.encoding {
-                            Encoding::Bf16Rows => pack_pairs::<S>(row, inputs, out),
+                            Encoding::Bf16Rows => pack_words::<S, Pairs>(row, inputs, out),
                             _ => pack_quads::<S>(row, inputs, out),
                         }
                     }
@@ -94,6 +94,41 @@ impl<'a> RowSource<'a> {
         Self { x, norm }
     }
 
+    /// Sixteen values from `first` on: inside the row, or with zeros behind its last.
+    ///
+    /// # Safety
+    /// They are inside if that is said; the instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn load_either<S: Lanes>(&self, first: usize, is_inside: bool) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match is_inside {
+                true => self.load_inside::<S>(first),
+                false => self.load::<S>(first),
+            }
+        }
+    }
+
+    /// Sixteen values from `first` on.
+    ///
+    /// # Safety
+    /// The row has them; the instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn load_inside<S: Lanes>(&self, first: usize) -> S::V {
+        debug_assert!(first + LANES <= self.x.len());
+        // SAFETY: the caller's promise; a norm's weight is as long as the row.
+        unsafe {
+            let x = S::load(self.x.as_ptr().wrapping_add(first));
+            match self.norm {
+                None => x,
+                Some((weight, scale)) => {
+                    let weight = S::load(weight.as_ptr().wrapping_add(first));
+                    S::mul(S::mul(x, S::splat(scale)), weight)
+                }
+            }
+        }
+    }
+
     /// Sixteen values from `first` on; zeros behind the last.
     ///
     /// # Safety
@@ -103,14 +138,7 @@ impl<'a> RowSource<'a> {
         // SAFETY: both hold sixteen values from `first` on, if `x` does; the instruction set is the caller's promise.
         unsafe {
             if first + LANES <= self.x.len() {
-                let x = S::load(self.x[first..].as_ptr());
-                return match self.norm {
-                    None => x,
-                    Some((weight, scale)) => {
-                        let weight = S::load(weight[first..][..LANES].as_ptr());
-                        S::mul(S::mul(x, S::splat(scale)), weight)
-                    }
-                };
+                return self.load_inside::<S>(first);
             }
             let values = first.min(self.x.len())..self.x.len();
             let x = load_up_to::<S>(&self.x[values.clone()]);
@@ -133,7 +161,12 @@ const STEPS_AHEAD: usize = 8;
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn fetch_ahead<S: Lanes>(rows: &[RowSource<'_>], first: usize, values: usize, out: &[u32]) {
+unsafe fn fetch_ahead<S: Lanes>(
+    rows: &[RowSource<'_>],
+    first: usize,
+    values: usize,
+    out: *const u32,
+) {
     let begin = match first {
         0 => 0,
         _ => first + STEPS_AHEAD * values,
@@ -145,7 +178,7 @@ unsafe fn fetch_ahead<S: Lanes>(rows: &[RowSource<'_>], first: usize, values: us
                 S::prefetch(row.x.as_ptr().wrapping_add(value));
             }
             let word = (STEPS_AHEAD * rows.len() + m) * LANES;
-            S::prefetch_write(out.as_ptr().wrapping_add(word));
+            S::prefetch_write(out.wrapping_add(word));
         }
     }
 }
@@ -195,58 +228,210 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
     }
 }
 
-/// How values that stay in f32 are rounded.
-#[derive(Clone, Copy)]
-enum Round {
-    Not,
-    ToBf16,
+/// What a word of a row holds.
+trait Words {
+    /// Values of sixteen words.
+    const VALUES: usize;
+
+    /// Sixteen words from a value on.
+    ///
+    /// # Safety
+    /// The row has all their values if `is_inside` says so, else those behind the last are zeros; the instruction set of `S`
+    /// was detected.
+    unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W;
 }
 
-/// Packs values in f32: value `i` of row `m` goes to `out[i * rows + m]`.
+/// A value in f32.
+struct Exact;
+/// A value that is rounded to bf16, in f32.
+struct Rounded;
+/// Two values in bf16.
+struct Pairs;
+
+impl Words for Exact {
+    const VALUES: usize = LANES;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe { S::to_words(row.load_either::<S>(first, is_inside)) }
+    }
+}
+
+impl Words for Rounded {
+    const VALUES: usize = LANES;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe { S::to_words(S::round_bf16(row.load_either::<S>(first, is_inside))) }
+    }
+}
+
+impl Words for Pairs {
+    const VALUES: usize = 2 * LANES;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = row.load_either::<S>(first, is_inside);
+            S::pair_bf16(low, row.load_either::<S>(first + LANES, is_inside))
+        }
+    }
+}
+
+/// Encodes rows: word `i` of row `m` goes to `out[i * rows + m]`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_values<S: Lanes>(
-    rows: &[RowSource<'_>],
-    inputs: usize,
-    out: &mut [u32],
-    round: Round,
-) {
-    for first in (0..inputs).step_by(LANES) {
-        let out = &mut out[first * rows.len()..];
-        // SAFETY: the caller's promise.
-        unsafe {
-            fetch_ahead::<S>(rows, first, LANES, out);
+unsafe fn pack_words<S: Lanes, W: Words>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let done = match rows.len() {
+            3..=FOUR => pack_inside::<S, W, FOUR>(rows, inputs, out),
+            5..=EIGHT => pack_inside::<S, W, EIGHT>(rows, inputs, out),
+            _ => 0,
+        };
+        for first in (done..inputs).step_by(W::VALUES) {
+            let out = &mut out[first / W::VALUES * LANES * rows.len()..];
+            fetch_ahead::<S>(rows, first, W::VALUES, out.as_ptr());
             let mut words = [S::splat_word(0); LANES];
             for (words, row) in words.iter_mut().zip(rows) {
-                let x = row.load::<S>(first);
-                *words = S::to_words(match round {
-                    Round::Not => x,
-                    Round::ToBf16 => S::round_bf16(x),
-                });
+                *words = W::load::<S>(row, first, false);
             }
             scatter::<S>(words, rows.len(), out);
         }
     }
 }
 
-/// Rounds to pairs of bf16: word `s` of row `m` goes to `out[s * rows + m]`.
+/// Encodes whole steps of up to `M` rows as [`pack_words`] does, without the last one if there are fewer, since columns are
+/// stored whole. Returns how many inputs that is.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
-unsafe fn pack_pairs<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: &mut [u32]) {
-    for first in (0..inputs).step_by(2 * LANES) {
-        let out = &mut out[first / 2 * rows.len()..];
-        // SAFETY: the caller's promise.
+unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
+    rows: &[RowSource<'_>],
+    inputs: usize,
+    out: &mut [u32],
+) -> usize {
+    let n = rows.len();
+    let n_steps = match n == M {
+        true => inputs / W::VALUES,
+        false => (inputs / W::VALUES).saturating_sub(1),
+    };
+    assert!(n <= M && out.len() >= n_steps * LANES * n + (M - n));
+    let mut sources = [rows[0]; M];
+    sources[..n].copy_from_slice(rows);
+    for step in 0..n_steps {
+        let first = step * W::VALUES;
+        let to = out.as_mut_ptr().wrapping_add(step * LANES * n);
+        // SAFETY: the rows have whole steps; words of a step that is stored whole lie in the next one, which is there; the
+        // instruction set is the caller's promise.
         unsafe {
-            fetch_ahead::<S>(rows, first, 2 * LANES, out);
-            let mut words = [S::splat_word(0); LANES];
-            for (words, row) in words.iter_mut().zip(rows) {
-                *words = S::pair_bf16(row.load::<S>(first), row.load::<S>(first + LANES));
+            fetch_ahead::<S>(rows, first, W::VALUES, to);
+            // Counted loops over registers, which a compiler unrolls: others it would keep in memory.
+            let mut words = [S::splat_word(0); M];
+            for m in 0..M {
+                words[m] = W::load::<S>(&sources[m], first, true);
             }
-            scatter::<S>(words, rows.len(), out);
+            put_columns::<S, M>(words, n, to);
+        }
+    }
+    n_steps * W::VALUES
+}
+
+/// Stores the columns of `n` of `M` rows one after the other, each whole.
+///
+/// # Safety
+/// `to` takes sixteen times `n` words, and `M - n` more; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn put_columns<S: Lanes, const M: usize>(words: [S::W; M], n: usize, to: *mut u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut columns = words;
+        if M == EIGHT {
+            let mut eight = [words[0]; EIGHT];
+            for m in 0..EIGHT {
+                eight[m] = words[m % M];
+            }
+            let transposed = S::transpose_eight(eight);
+            for m in 0..M {
+                columns[m] = transposed[m % EIGHT];
+            }
+        } else {
+            let mut four = [words[0]; FOUR];
+            for m in 0..FOUR {
+                four[m] = words[m % M];
+            }
+            let transposed = S::transpose_four(four);
+            for m in 0..M {
+                columns[m] = transposed[m % FOUR];
+            }
+        }
+        if n == M {
+            for m in 0..M {
+                S::store_words(to.wrapping_add(m * LANES), columns[m]);
+            }
+            return;
+        }
+        // Of each register.
+        let n_columns = LANES / M;
+        let mut stored = std::mem::MaybeUninit::<[u32; LANES]>::uninit();
+        let from = stored.as_mut_ptr().cast::<u32>();
+        for m in 0..M {
+            S::store_words(from, columns[m]);
+            for column in 0..n_columns {
+                let to = to.wrapping_add((m * n_columns + column) * n);
+                let from = from.wrapping_add(column * M).cast::<[u32; M]>();
+                super::simd::write(to, from.read());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::super::activations::most_group_rows;
+    use super::*;
+
+    const GUARD: u32 = 0xdead_beef;
+
+    #[test]
+    fn rows_of_every_number_and_length_are_encoded_and_nothing_behind_them_is_written() {
+        for isa in Isa::available() {
+            for encoding in [Encoding::F32, Encoding::WideBf16, Encoding::Bf16] {
+                for n in 1..=most_group_rows(isa) {
+                    for inputs in [2, 16, 30, 32, 34, 64, 100] {
+                        is_encoded(isa, encoding, n, inputs);
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_encoded(isa: Isa, encoding: Encoding, n: usize, inputs: usize) {
+        let case = format!("{isa:?} {encoding:?}: {n} rows of {inputs}");
+        let x: Vec<f32> = (0..n * inputs).map(|i| (i as f32 * 0.37).sin()).collect();
+        let n_words = n * encoding.row_words(inputs);
+        let mut words = vec![GUARD; n_words + LANES];
+        let source = Activations::plain(&x, inputs);
+        pack_group(isa, encoding, source, 0..n, &mut words[..n_words]);
+        assert_eq!(words[n_words..], [GUARD; LANES], "{case}");
+        for (index, value) in x.iter().enumerate() {
+            let (m, i) = (index / inputs, index % inputs);
+            let rounded = bf16::from_f32(*value).to_f32();
+            let (bits, expected) = match encoding {
+                Encoding::F32 => (words[i * n + m], *value),
+                Encoding::WideBf16 => (words[i * n + m], rounded),
+                _ if i % 2 == 0 => (words[i / 2 * n + m] << 16, rounded),
+                _ => (words[i / 2 * n + m] & 0xffff_0000, rounded),
+            };
+            assert_eq!(bits, expected.to_bits(), "{case}: value {i} of row {m}");
         }
     }
 }

@@ -365,13 +365,11 @@ impl<D: Dots> Lanes for Avx2<D> {
     }
 
     #[inline(always)]
-    unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
+    unsafe fn transpose_four([a, b, c, d]: [Self::W; FOUR]) -> [Self::W; FOUR] {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            let [low, high] = [
-                transpose4(rows.map(|row| row.0)),
-                transpose4(rows.map(|row| row.1)),
-            ];
+            let low = transpose4([a.0, b.0, c.0, d.0]);
+            let high = transpose4([a.1, b.1, c.1, d.1]);
             [
                 (low[0], low[1]),
                 (low[2], low[3]),

@@ -350,51 +350,44 @@ impl<E: Extensions> Lanes for Avx512<E> {
         unsafe { _mm512_mask_storeu_epi32(p.cast(), ALL, words) };
     }
 
+    // No loops over registers: a compiler keeps those in memory.
     #[inline(always)]
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES] {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            let mut quads = rows;
-            for four in quads.chunks_exact_mut(4) {
-                four.copy_from_slice(&transpose_quarters(four));
-            }
-            // Quarter q of `quads[4 r + i]` holds word 4 q + i of rows 4 r to 4 r + 3.
-            let mut out = rows;
-            for i in 0..4 {
-                let quarters = [quads[i], quads[i + 4], quads[i + 8], quads[i + 12]];
-                let columns = exchange_quarters(quarters);
-                for (q, column) in columns.into_iter().enumerate() {
-                    out[4 * q + i] = column;
-                }
-            }
-            out
+            // Quarter q of `a[i]` holds word 4 q + i of the first four rows, and so on.
+            let a = transpose_quarters([rows[0], rows[1], rows[2], rows[3]]);
+            let b = transpose_quarters([rows[4], rows[5], rows[6], rows[7]]);
+            let c = transpose_quarters([rows[8], rows[9], rows[10], rows[11]]);
+            let d = transpose_quarters([rows[12], rows[13], rows[14], rows[15]]);
+            let e = exchange_quarters([a[0], b[0], c[0], d[0]]);
+            let f = exchange_quarters([a[1], b[1], c[1], d[1]]);
+            let g = exchange_quarters([a[2], b[2], c[2], d[2]]);
+            let h = exchange_quarters([a[3], b[3], c[3], d[3]]);
+            [
+                e[0], f[0], g[0], h[0], e[1], f[1], g[1], h[1], e[2], f[2], g[2], h[2], e[3], f[3],
+                g[3], h[3],
+            ]
         }
     }
 
     #[inline(always)]
     unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
         // SAFETY: only registers; the caller detected the instruction set.
-        unsafe { exchange_quarters(transpose_quarters(&rows)) }
+        unsafe { exchange_quarters(transpose_quarters(rows)) }
     }
 
     #[inline(always)]
     unsafe fn transpose_eight(rows: [Self::W; EIGHT]) -> [Self::W; EIGHT] {
         // SAFETY: only registers; the caller detected the instruction set.
         unsafe {
-            let mut quads = rows;
-            for four in quads.chunks_exact_mut(4) {
-                four.copy_from_slice(&transpose_quarters(four));
-            }
-            let mut out = rows;
-            for i in 0..2 {
-                let (low, high) = (2 * i, 2 * i + 1);
-                let quarters = [quads[low], quads[low + 4], quads[high], quads[high + 4]];
-                let pairs = exchange_quarters(quarters);
-                for (q, pair) in pairs.into_iter().enumerate() {
-                    out[2 * q + i] = pair;
-                }
-            }
-            out
+            let a = transpose_quarters([rows[0], rows[1], rows[2], rows[3]]);
+            let b = transpose_quarters([rows[4], rows[5], rows[6], rows[7]]);
+            let even = exchange_quarters([a[0], b[0], a[1], b[1]]);
+            let odd = exchange_quarters([a[2], b[2], a[3], b[3]]);
+            [
+                even[0], odd[0], even[1], odd[1], even[2], odd[2], even[3], odd[3],
+            ]
         }
     }
 

@@ -96,10 +96,9 @@ unsafe fn transpose_halves([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
 
 /// Exchanges four rows and lanes inside each quarter of 128 bits: word i of row j becomes word j of row i.
 #[inline(always)]
-pub unsafe fn transpose_quarters(rows: &[__m512i]) -> [__m512i; 4] {
+pub unsafe fn transpose_quarters([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     // SAFETY: the caller detected the instruction set.
     unsafe {
-        let (a, b, c, d) = (rows[0], rows[1], rows[2], rows[3]);
         let (low_ab, low_cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
         let (high_ab, high_cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
         [
