@@ -228,7 +228,7 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
     }
 }
 
-/// What a word of a row holds.
+/// The content of rows' words: how it is made from values.
 trait Words {
     /// Values of sixteen words.
     const VALUES: usize;
