@@ -34,6 +34,8 @@ pub struct Matrix {
     pub format: Format,
     /// The node of memory where it lies.
     pub node: usize,
+    /// Words of a panel.
+    pub panel_words: usize,
     words: WeightWords,
     panels: Vec<Panel>,
     alternates: bool,
@@ -109,6 +111,7 @@ impl Matrix {
                     inputs,
                     format,
                     node,
+                    panel_words,
                     words: arena.zeroed(node, panels.len() * panel_words),
                     panels,
                     alternates,
@@ -130,11 +133,6 @@ impl Matrix {
         &self.panels
     }
 
-    /// Words of a panel.
-    pub fn panel_words(&self) -> usize {
-        self.format.panel_words(self.inputs)
-    }
-
     /// The panels' words, one after the other.
     pub fn words(&self) -> &[u32] {
         self.words.as_slice()
@@ -147,7 +145,7 @@ impl Matrix {
     pub fn read_row(&self, output: usize, out: &mut [f32]) {
         assert!(output < self.outputs, "row {output} of {}", self.outputs);
         assert_eq!(out.len(), self.inputs, "a row of {}", self.inputs);
-        let panel_words = self.panel_words();
+        let panel_words = self.panel_words;
         let panel = &self.words()[output / PANEL * panel_words..][..panel_words];
         let lane = output % PANEL;
         match self.format {
@@ -202,7 +200,7 @@ fn fill(
     panels: &[PanelSource<'_>],
     cost: usize,
 ) {
-    let (format, panel_words) = (matrices[0].format, matrices[0].panel_words());
+    let (format, panel_words) = (matrices[0].format, matrices[0].panel_words);
     let dealt: PerNode<usize> = matrices.iter().map(|own| own.panels.len()).collect();
     let words = matrices.iter_mut().map(|own| own.words.as_mut_slice());
     let words: PerNode<Shared<'_, u32>> = words.map(Shared::new).collect();

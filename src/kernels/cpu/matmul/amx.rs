@@ -110,7 +110,7 @@ impl Item<'_> {
         share: (usize, usize, usize),
     ) {
         let (panels, n_panels) = self.panels_from(panel, n);
-        let panel_words = self.weight.panel_words();
+        let panel_words = self.weight.panel_words;
         let first = panels[0].index(0) * panel_words;
         let all = n * n_panels;
         let words = &self.weight.words()[first..first + all * panel_words];
@@ -159,7 +159,7 @@ impl Item<'_> {
         first: usize,
         (start, len, of): (usize, usize, usize),
     ) -> (*const u32, usize) {
-        let words = BLOCK_PANELS * self.weight.panel_words();
+        let words = BLOCK_PANELS * self.weight.panel_words;
         if of <= MAX_ROWS || first + words > self.weight.words().len() {
             return (std::ptr::null(), 0);
         }

@@ -251,7 +251,7 @@ impl<'a> ExpertSections<'a> {
         let rows = self.rows_for(weight, active);
         // Experts are many, so their items need not be small to be balanced.
         let stride = match rows.n_groups {
-            1 => (STREAM_BYTES / (4 * weight.panel_words())).max(1),
+            1 => (STREAM_BYTES / (4 * weight.panel_words)).max(1),
             _ => ITEM_PANELS,
         };
         Section::with_stride(rows, weight, output, stride)

@@ -9,7 +9,6 @@ use super::super::strips::{GroupPart, MOST_GROUPS, PART, Widened};
 use super::super::tile::{Ahead, LINE_WORDS, MAX_PANELS, Sums};
 use super::item::{Item, Start};
 use super::output::Panels;
-use super::section::panels_of;
 use super::tiles::Tile;
 
 impl Item<'_> {
@@ -46,7 +45,7 @@ impl Item<'_> {
         sums: &mut [Sums],
     ) {
         let inputs = self.packed.row_words;
-        let input_words = self.weight.panel_words() / inputs;
+        let input_words = self.weight.panel_words / inputs;
         let part_lines = PART.min(inputs) * input_words / LINE_WORDS;
         let lines = part_lines.div_ceil(groups.len());
         for first in (0..inputs).step_by(PART) {
@@ -59,7 +58,7 @@ impl Item<'_> {
             let next = NextPart {
                 words: weight_next.words(),
                 panels: panels_next,
-                panel_words: weight_next.panel_words(),
+                panel_words: weight_next.panel_words,
                 first_word: part.end % inputs * input_words,
             };
             for (index, (rows, _)) in groups.iter().enumerate() {
@@ -117,9 +116,15 @@ impl Item<'_> {
     /// The panels, first of them if gated, that this thread multiplies after those before `panel`.
     #[inline(always)]
     fn panels_after(&self, panel: usize) -> (&Matrix, Panels) {
-        let Start { weight, panel } = self.after(panel);
-        let left = panels_of(weight, self.output.write) - panel;
-        (weight, self.panels_from(panel, MAX_PANELS.min(left)).0[0])
+        let Start {
+            weight,
+            panel,
+            n_panels,
+        } = self.after(panel);
+        (
+            weight,
+            self.panels_from(panel, MAX_PANELS.min(n_panels)).0[0],
+        )
     }
 }
 

@@ -57,7 +57,7 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         };
         // Heads are many, so their items need not be small to be balanced.
         let stride = match rows.n_groups {
-            1 => (STREAM_BYTES / (4 * weight.panel_words())).max(1),
+            1 => (STREAM_BYTES / (4 * weight.panel_words)).max(1),
             _ => ITEM_PANELS,
         };
         Section::with_stride(rows, weight, output, stride)

@@ -14,6 +14,7 @@ use super::super::tile::{self, Ahead, MAX_PANELS, Sums};
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::output::{Output, Panels};
+use super::section::panels_of;
 use super::tiles::{Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Tile};
 use crate::kernels::blocks::BlockType;
 
@@ -35,6 +36,8 @@ pub struct Start<'a> {
     pub weight: &'a Matrix,
     /// Its first panel; gated, the first pair.
     pub panel: usize,
+    /// How many follow each other from there on.
+    pub n_panels: usize,
 }
 
 impl<'a> Item<'a> {
@@ -48,6 +51,7 @@ impl<'a> Item<'a> {
         Start {
             weight: self.weight,
             panel: self.panels.start,
+            n_panels: self.panels.len(),
         }
     }
 
@@ -94,8 +98,7 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
     #[inline(always)]
     fn run<S: Lanes>(self) {
         let item = self.item;
-        // One group waits for memory, which one stream reads faster than three.
-        let many = S::REGISTERS == 1 && item.packed.n_groups > 1 && T::MAX_PANELS > 1;
+        item.check::<S>();
         let mut panel = item.panels.start;
         if T::has_strips::<S>() && item.groups.len() >= strips::LEAST_GROUPS {
             while panel < item.panels.end {
@@ -105,23 +108,34 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
             }
         }
         while panel < item.panels.end {
-            let n = match item.panels.end - panel {
-                left if many => tile_panels(left),
-                _ => 1,
-            };
+            let n = item.tile_panels::<S, T>(item.panels.end - panel);
+            let next = item.next_tile::<S, T>(panel + n);
             for group in item.groups.clone() {
-                item.group::<S, T>(group, panel, n);
+                item.group::<S, T>(group, (panel, n), &next);
             }
             panel += n;
         }
     }
 }
 
-/// Panels of the next tile of so many: no tile has a single one, which is slow, unless that is all.
-fn tile_panels(left: usize) -> usize {
-    match left {
-        4 => 2,
-        _ => left.min(MAX_PANELS),
+/// The weights of the tile that a thread multiplies next, which the tiles before it bring near in equal shares.
+enum NextTile<'a> {
+    /// Those behind a single panel, however far they reach.
+    Stream,
+    /// All of them.
+    Words { words: &'a [u32], share: usize },
+}
+
+impl NextTile<'_> {
+    #[inline(always)]
+    fn share(&self, index: usize) -> Ahead {
+        match self {
+            Self::Stream => Ahead::Stream,
+            Self::Words { words, share } => {
+                let words = words.chunks(*share).nth(index).unwrap_or_default();
+                Ahead::Words(words.as_ptr(), words.len())
+            }
+        }
     }
 }
 
@@ -131,6 +145,18 @@ impl<'a> Item<'a> {
         match self.output.write.is_gated() {
             true => (Panels::alternating(panel, n).into(), 2),
             false => ([Panels::side_by_side(panel, n); 2], 1),
+        }
+    }
+
+    /// Panels of the next tile of so many: no tile has a single one, which is slow, unless that is all.
+    #[inline(always)]
+    fn tile_panels<S: Lanes, T: Tile>(&self, left: usize) -> usize {
+        // One group waits for memory, which one stream reads faster than three.
+        let is_single = S::REGISTERS > 1 || self.packed.n_groups == 1 || T::MAX_PANELS == 1;
+        match left {
+            _ if is_single => left.min(1),
+            4 => 2,
+            _ => left.min(MAX_PANELS),
         }
     }
 
@@ -147,15 +173,19 @@ impl<'a> Item<'a> {
     }
 
     #[inline(always)]
-    fn group<S: Lanes, T: Tile>(&self, group: usize, panel: usize, n: usize) {
+    fn group<S: Lanes, T: Tile>(
+        &self,
+        group: usize,
+        (panel, n): (usize, usize),
+        next: &NextTile<'_>,
+    ) {
         let (rows, words) = self.packed.group(group);
         let (panels, n_panels) = self.panels_from(panel, n);
-        let next = self.after(panel + n);
         self.output.fetch::<S>(rows.clone(), panels[0]);
         let mut sums = [Sums::uninit(), Sums::uninit()];
         // A loop, so that the tiles are in the program once.
         for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
-            let ahead = self.ahead(group, (next.weight, n_panels * next.panel + i * n), n);
+            let ahead = next.share(i * self.groups.len() + group - self.groups.start);
             self.tile::<S, T>(rows.len(), words, ahead, panels[i], sums);
         }
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
@@ -164,24 +194,38 @@ impl<'a> Item<'a> {
     /// The place where this thread goes on after the panels before `panel`, as far as is known.
     pub fn after(&self, panel: usize) -> Start<'a> {
         let weight = self.weight;
-        match self.then {
-            Some(then) if panel == self.panels.end => then,
-            _ => Start { weight, panel },
+        let end = match self.then {
+            Some(then) if panel == self.panels.end => return then,
+            Some(_) => self.panels.end,
+            None => panels_of(weight, self.output.write),
+        };
+        Start {
+            weight,
+            panel,
+            n_panels: end - panel,
         }
     }
 
-    /// The weights that this thread multiplies next, `n` panels from one on: the part that belongs to `group`.
-    fn ahead(&self, group: usize, (weight, panel): (&Matrix, usize), n: usize) -> Ahead {
+    /// The weights of the tile that this thread multiplies after the panels before `panel`.
+    #[inline(always)]
+    fn next_tile<S: Lanes, T: Tile>(&self, panel: usize) -> NextTile<'a> {
         if self.packed.n_groups == 1 {
-            return Ahead::Stream;
+            return NextTile::Stream;
         }
-        if panel + n > weight.panels().len() {
-            return Ahead::Nothing;
+        let Start {
+            weight,
+            panel,
+            n_panels,
+        } = self.after(panel);
+        let n = self.tile_panels::<S, T>(n_panels);
+        let halves = self.panels_from(panel, n).1;
+        let size = halves * weight.panel_words;
+        let words = &weight.words()[panel * size..(panel + n) * size];
+        let n_shares = halves * self.groups.len();
+        NextTile::Words {
+            words,
+            share: words.len().div_ceil(n_shares).max(1),
         }
-        let words = n * weight.panel_words();
-        let part = words.div_ceil(self.groups.len());
-        let start = panel * weight.panel_words() + (group - self.groups.start) * part;
-        Ahead::Words(weight.words().as_ptr().wrapping_add(start), part)
     }
 
     /// Multiplies `m` rows, of a group, with a tile's panels.
@@ -199,14 +243,22 @@ impl<'a> Item<'a> {
         operands.by_rows::<S, T>(m, panels.n, sums);
     }
 
-    /// Some rows and panels, whose encodings fit each other.
+    /// Asserts that rows and panels fit each other.
     #[inline(always)]
-    pub fn operands<S: Lanes>(&self, words: &[u32], panels: Panels, ahead: Ahead) -> Operands {
-        let size = self.weight.panel_words();
-        let inputs = self.weight.inputs;
+    fn check<S: Lanes>(&self) {
         let encoding = self.weight.format.encoding_with::<S>();
         assert_eq!(self.packed.encoding, encoding);
-        assert_eq!(self.packed.row_words, encoding.row_words(inputs));
+        assert_eq!(
+            self.packed.row_words,
+            encoding.row_words(self.weight.inputs)
+        );
+    }
+
+    /// Some rows and panels of an item that was checked.
+    #[inline(always)]
+    pub fn operands<S: Lanes>(&self, words: &[u32], panels: Panels, ahead: Ahead) -> Operands {
+        let size = self.weight.panel_words;
+        let inputs = self.weight.inputs;
         let all = panels.first * size..(panels.index(panels.n - 1) + 1) * size;
         Operands {
             rows: words.as_ptr(),

@@ -148,7 +148,7 @@ fn item_panels(weight: &Matrix, panels: usize, packed: RowGroups<'_>, threads: u
         _ if packed.n_groups > 1 && packed.stands_by_rows() => {
             even.next_multiple_of(2).min(TILES_PANELS)
         }
-        1 => even.min((STREAM_BYTES / (4 * weight.panel_words())).max(1)),
+        1 => even.min((STREAM_BYTES / (4 * weight.panel_words)).max(1)),
         _ if packed.may_meet_strips() => even.min(MAX_PANELS),
         // Two panels take hardly longer than one.
         _ => even.clamp(2, MAX_PANELS),
