@@ -229,7 +229,7 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
 }
 
 /// The content of rows' words: how it is made from values.
-trait Words {
+pub trait Words {
     /// Values of sixteen words.
     const VALUES: usize;
 
@@ -239,14 +239,20 @@ trait Words {
     /// The row has all their values if `is_inside` says so, else those behind the last are zeros; the instruction set of `S`
     /// was detected.
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W;
+
+    /// The words of sixteen values, the first ones of a register.
+    ///
+    /// # Safety
+    /// The instruction set of `S` was detected.
+    unsafe fn of<S: Lanes>(values: S::V) -> S::W;
 }
 
 /// A value in f32.
-struct Exact;
+pub struct Exact;
 /// A value that is rounded to bf16, in f32.
-struct Rounded;
+pub struct Rounded;
 /// Two values in bf16.
-struct Pairs;
+pub struct Pairs;
 
 impl Words for Exact {
     const VALUES: usize = LANES;
@@ -254,7 +260,13 @@ impl Words for Exact {
     #[inline(always)]
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
         // SAFETY: the caller's promise.
-        unsafe { S::to_words(row.load_either::<S>(first, is_inside)) }
+        unsafe { Self::of::<S>(row.load_either::<S>(first, is_inside)) }
+    }
+
+    #[inline(always)]
+    unsafe fn of<S: Lanes>(values: S::V) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe { S::to_words(values) }
     }
 }
 
@@ -264,7 +276,13 @@ impl Words for Rounded {
     #[inline(always)]
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W {
         // SAFETY: the caller's promise.
-        unsafe { S::to_words(S::round_bf16(row.load_either::<S>(first, is_inside))) }
+        unsafe { Self::of::<S>(row.load_either::<S>(first, is_inside)) }
+    }
+
+    #[inline(always)]
+    unsafe fn of<S: Lanes>(values: S::V) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe { S::to_words(S::round_bf16(values)) }
     }
 }
 
@@ -278,6 +296,12 @@ impl Words for Pairs {
             let low = row.load_either::<S>(first, is_inside);
             S::pair_bf16(low, row.load_either::<S>(first + LANES, is_inside))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn of<S: Lanes>(values: S::V) -> S::W {
+        // SAFETY: the caller's promise.
+        unsafe { S::pair_bf16(values, S::splat(0.0)) }
     }
 }
 
@@ -306,8 +330,7 @@ unsafe fn pack_words<S: Lanes, W: Words>(rows: &[RowSource<'_>], inputs: usize, 
     }
 }
 
-/// Encodes whole steps of up to `M` rows as [`pack_words`] does, without the last one if there are fewer, since columns are
-/// stored whole. Returns how many inputs that is.
+/// Encodes whole steps of up to `M` rows as [`pack_words`] does. Returns how many inputs they have.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -317,19 +340,14 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
     inputs: usize,
     out: &mut [u32],
 ) -> usize {
-    let n = rows.len();
-    let n_steps = match n == M {
-        true => inputs / W::VALUES,
-        false => (inputs / W::VALUES).saturating_sub(1),
-    };
-    assert!(n <= M && out.len() >= n_steps * LANES * n + (M - n));
+    let (n, n_steps) = (rows.len(), inputs / W::VALUES);
+    assert!(n <= M && out.len() >= n_steps * LANES * n);
     let mut sources = [rows[0]; M];
     sources[..n].copy_from_slice(rows);
     for step in 0..n_steps {
         let first = step * W::VALUES;
         let to = out.as_mut_ptr().wrapping_add(step * LANES * n);
-        // SAFETY: the rows have whole steps; words of a step that is stored whole lie in the next one, which is there; the
-        // instruction set is the caller's promise.
+        // SAFETY: the rows have whole steps, and `out` their words; the instruction set is the caller's promise.
         unsafe {
             fetch_ahead::<S>(rows, first, W::VALUES, to);
             // Counted loops over registers, which a compiler unrolls: others it would keep in memory.
@@ -337,18 +355,76 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
             for m in 0..M {
                 words[m] = W::load::<S>(&sources[m], first, true);
             }
-            put_columns::<S, M>(words, n, to);
+            put_columns::<S, M>(words, (n, LANES), to);
         }
     }
     n_steps * W::VALUES
 }
 
-/// Stores the columns of `n` of `M` rows one after the other, each whole.
+/// Encodes a panel's values of the rows of a group, sixteen of each, as [`pack_words`] does with values of rows that are as
+/// long as `out` asks for.
 ///
 /// # Safety
-/// `to` takes sixteen times `n` words, and `M - n` more; the instruction set of `S` was detected.
+/// The instruction set of `S` was detected.
+///
+/// # Panics
+/// If there are fewer values.
 #[inline(always)]
-unsafe fn put_columns<S: Lanes, const M: usize>(words: [S::W; M], n: usize, to: *mut u32) {
+pub unsafe fn pack_panel<S: Lanes, W: Words>(values: &[f32], rows: usize, out: &mut [u32]) {
+    assert!(values.len() >= rows * LANES);
+    let columns = LANES * LANES / W::VALUES;
+    // SAFETY: the rows have sixteen values each, and `out` their words; the instruction set is the caller's promise.
+    unsafe {
+        match rows {
+            3..=FOUR if out.len() == columns * rows => {
+                let words = words_of_panel::<S, W, FOUR>(values, rows);
+                put_columns::<S, FOUR>(words, (rows, columns), out.as_mut_ptr());
+            }
+            5..=EIGHT if out.len() == columns * rows => {
+                let words = words_of_panel::<S, W, EIGHT>(values, rows);
+                put_columns::<S, EIGHT>(words, (rows, columns), out.as_mut_ptr());
+            }
+            _ => {
+                let mut words = [S::splat_word(0); LANES];
+                for (words, values) in words.iter_mut().zip(values.chunks_exact(LANES)).take(rows) {
+                    *words = W::of::<S>(S::load(values.as_ptr()));
+                }
+                scatter::<S>(words, rows, out);
+            }
+        }
+    }
+}
+
+/// The words of sixteen values of each of `n` rows, and of the last one again.
+///
+/// # Safety
+/// There are so many values; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn words_of_panel<S: Lanes, W: Words, const M: usize>(
+    values: &[f32],
+    n: usize,
+) -> [S::W; M] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut words = [S::splat_word(0); M];
+        for m in 0..M {
+            let values = values.as_ptr().wrapping_add(m.min(n - 1) * LANES);
+            words[m] = W::of::<S>(S::load(values));
+        }
+        words
+    }
+}
+
+/// Stores the first `n_columns` columns of `n` of `M` rows, more than half of `M`, one after the other.
+///
+/// # Safety
+/// `to` takes `n_columns` times `n` words; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn put_columns<S: Lanes, const M: usize>(
+    words: [S::W; M],
+    (n, n_columns): (usize, usize),
+    to: *mut u32,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut columns = words;
@@ -371,22 +447,36 @@ unsafe fn put_columns<S: Lanes, const M: usize>(words: [S::W; M], n: usize, to: 
                 columns[m] = transposed[m % FOUR];
             }
         }
+        // Of each register.
+        let at_once = LANES / M;
+        let n_registers = n_columns / at_once;
         if n == M {
             for m in 0..M {
-                S::store_words(to.wrapping_add(m * LANES), columns[m]);
+                if m < n_registers {
+                    S::store_words(to.wrapping_add(m * LANES), columns[m]);
+                }
             }
             return;
         }
-        // Of each register.
-        let n_columns = LANES / M;
         let mut stored = std::mem::MaybeUninit::<[u32; LANES]>::uninit();
         let from = stored.as_mut_ptr().cast::<u32>();
         for m in 0..M {
-            S::store_words(from, columns[m]);
-            for column in 0..n_columns {
-                let to = to.wrapping_add((m * n_columns + column) * n);
-                let from = from.wrapping_add(column * M).cast::<[u32; M]>();
-                super::simd::write(to, from.read());
+            if m < n_registers {
+                S::store_words(from, columns[m]);
+                for column in 0..at_once {
+                    let index = m * at_once + column;
+                    let (from, to) = (from.wrapping_add(column * M), to.wrapping_add(index * n));
+                    if index + 1 < n_columns {
+                        // What is behind the column is overwritten by the next one.
+                        super::simd::write(to, from.cast::<[u32; M]>().read());
+                        continue;
+                    }
+                    for i in 0..M {
+                        if i < n {
+                            super::simd::write(to.wrapping_add(i), from.wrapping_add(i).read());
+                        }
+                    }
+                }
             }
         }
     }

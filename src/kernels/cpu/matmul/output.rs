@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::super::element::load_up_to;
 use super::super::format::{Encoding, PANEL};
 use super::super::matrix::Panel;
-use super::super::packing::scatter;
+use super::super::packing::{Pairs, Rounded, pack_panel};
 use super::super::rowwise::silu;
 use super::super::simd::{LANES, Lanes};
 use super::super::tensor::Shared;
-use super::super::tile::{SUMS, Sums};
+use super::super::tile::{MAX_ROWS, SUMS, Sums};
 
 /// The use of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,44 +137,57 @@ impl Output<'_> {
         self.write == Write::GatedRows
     }
 
-    /// The new value of an output: `value` is the product's, `before` reads what is there.
+    /// What the values of a row are multiplied with before they are added.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
     #[inline(always)]
-    unsafe fn merged<S: Lanes>(&self, row: usize, value: S::V, before: &[f32]) -> S::V {
-        // SAFETY: the caller's promise; `load_up_to` reads what is there.
+    unsafe fn weight<S: Lanes>(&self, row: usize) -> S::V {
+        let weight = match self.weighted {
+            Some(to) => to.weights[row],
+            None => 1.0,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { S::splat(weight) }
+    }
+
+    /// Puts sixteen values of a product, of a row of that weight, to where they belong.
+    ///
+    /// # Safety
+    /// `to` holds sixteen values that no other thread reads or writes; the instruction set of `S` was detected.
+    #[inline(always)]
+    unsafe fn put_at<S: Lanes>(&self, weight: S::V, value: S::V, to: *mut f32) {
+        // SAFETY: the caller's promise.
         unsafe {
-            match (self.write, self.weighted) {
-                (Write::Add, _) => S::add(load_up_to::<S>(before), value),
-                (_, Some(to)) => {
-                    S::mul_add(S::splat(to.weights[row]), value, load_up_to::<S>(before))
-                }
+            let merged = match (self.write, self.weighted) {
+                (Write::Add, _) => S::add(S::load(to), value),
+                (_, Some(_)) => S::mul_add(weight, value, S::load(to)),
                 _ => value,
-            }
+            };
+            S::store(to, merged);
         }
     }
 
     /// Asks for what a tile will write: other threads have had it, and it is far away.
     #[inline(always)]
     pub fn fetch<S: Lanes>(&self, rows: Range<usize>, panels: Panels) {
-        for n in 0..panels.n {
-            let first = self.panels[panels.index(n)].first as usize;
-            // SAFETY: only hints; `dispatch` detected the instruction set.
-            unsafe {
-                if let (Some(words), false) = (self.write.packed_words(PANEL), self.is_by_rows()) {
-                    let before = first / PANEL * words;
-                    let start = rows.start * self.columns + before * rows.len();
-                    for word in (0..words * rows.len()).step_by(LANES) {
-                        S::prefetch_write(self.out.at(start + word));
-                    }
-                    continue;
+        let firsts = (0..panels.n).map(|n| self.panels[panels.index(n)].first as usize);
+        if let (Some(words), false) = (self.write.packed_words(PANEL), self.is_by_rows()) {
+            for first in firsts {
+                let start = rows.start * self.columns + first / PANEL * words * rows.len();
+                for word in (0..words * rows.len()).step_by(LANES) {
+                    // SAFETY: only a hint; `dispatch` detected the instruction set.
+                    unsafe { S::prefetch_write(self.out.at(start + word)) };
                 }
+            }
+            return;
+        }
+        for row in rows {
+            let start = self.target(row) * self.columns;
+            for first in firsts.clone() {
                 let first = self.write.packed_words(first).unwrap_or(first);
-                for row in rows.clone() {
-                    let row = self.target(row);
-                    S::prefetch_write(self.out.at(row * self.columns + first));
-                }
+                // SAFETY: only a hint; `dispatch` detected the instruction set.
+                unsafe { S::prefetch_write(self.out.at(start + first)) };
             }
         }
     }
@@ -200,16 +213,15 @@ impl Output<'_> {
             // instruction set.
             unsafe {
                 let start = self.target(row) * self.columns + first as usize;
-                let out = self.out.part(start, panels.n * PANEL);
+                let out = self.out.part(start, panels.n * PANEL).as_mut_ptr();
+                let weight = self.weight::<S>(row);
                 for n in 0..panels.n {
-                    let out = &mut out[n * PANEL..][..PANEL];
                     let panel = Panel {
                         first: first + (n * PANEL) as u32,
                         len: PANEL as u32,
                     };
                     let value = self.biased::<S>(sums, m, n, panel);
-                    let merged = self.merged::<S>(row, value, out);
-                    S::store(out.as_mut_ptr(), merged);
+                    self.put_at::<S>(weight, value, out.wrapping_add(n * PANEL));
                 }
             }
         }
@@ -223,39 +235,46 @@ impl Output<'_> {
         (gate_panels, gates): (Panels, &Sums),
         (up_panels, ups): (Panels, &Sums),
     ) {
+        let mut gated = [0f32; MAX_ROWS * LANES];
+        for n in 0..gate_panels.n {
+            let panel = self.panels[gate_panels.index(n)];
+            let up_panel = self.panels[up_panels.index(n)];
+            for (values, m) in gated.chunks_exact_mut(LANES).zip(0..rows.len()) {
+                let gate = self.biased::<S>(gates, m, n, panel);
+                let up = self.biased::<S>(ups, m, n, up_panel);
+                // SAFETY: sixteen values; `dispatch` detected the instruction set.
+                unsafe { S::store(values.as_mut_ptr(), S::mul(silu::<S>(gate), up)) };
+            }
+            self.put_values::<S>(rows.clone(), panel, &gated);
+        }
+    }
+
+    /// Puts a panel's values of a group's rows, sixteen each, in the encoding of the output.
+    #[inline(always)]
+    fn put_values<S: Lanes>(&self, rows: Range<usize>, panel: Panel, values: &[f32]) {
+        let words_of = |values: u32| self.write.packed_words(values as usize);
+        let (Some(before), Some(len)) = (words_of(panel.first), words_of(panel.len)) else {
+            for (values, row) in values.chunks_exact(LANES).zip(rows) {
+                // SAFETY: sixteen values; `dispatch` detected the instruction set.
+                self.put_part::<S>(row, panel, unsafe { S::load(values.as_ptr()) });
+            }
+            return;
+        };
         let n_rows = rows.len();
-        // SAFETY: no other item writes these columns; lane arithmetic, `dispatch` detected the instruction set.
+        // SAFETY: no other item writes these columns; `dispatch` detected the instruction set.
         unsafe {
-            let mut words = [S::splat_word(0); LANES];
-            for n in 0..gate_panels.n {
-                let panel = self.panels[gate_panels.index(n)];
-                let up_panel = self.panels[up_panels.index(n)];
-                for (m, row) in rows.clone().enumerate() {
-                    let gate = self.biased::<S>(gates, m, n, panel);
-                    let up = self.biased::<S>(ups, m, n, up_panel);
-                    let gated = S::mul(silu::<S>(gate), up);
-                    match self.write {
-                        Write::GatedPairs | Write::GatedRows => {
-                            words[m] = S::pair_bf16(gated, S::splat(0.0));
-                        }
-                        Write::GatedRounded => words[m] = S::to_words(S::round_bf16(gated)),
-                        _ => self.put_part::<S>(row, panel, gated),
-                    }
+            if self.is_by_rows() {
+                for (values, row) in values.chunks_exact(LANES).zip(rows) {
+                    let out = self.out.part(row * self.columns + before, len);
+                    pack_panel::<S, Pairs>(values, 1, bytemuck::cast_slice_mut(out));
                 }
-                let before = self.write.packed_words(panel.first as usize);
-                let len = self.write.packed_words(panel.len as usize);
-                if let (Some(before), Some(len)) = (before, len) {
-                    if self.is_by_rows() {
-                        for (m, row) in rows.clone().enumerate() {
-                            let out = self.out.part(row * self.columns + before, len);
-                            scatter::<S>([words[m]; LANES], 1, bytemuck::cast_slice_mut(out));
-                        }
-                        continue;
-                    }
-                    let first = rows.start * self.columns + before * n_rows;
-                    let out = self.out.part(first, len * n_rows);
-                    scatter::<S>(words, n_rows, bytemuck::cast_slice_mut(out));
-                }
+                return;
+            }
+            let first = rows.start * self.columns + before * n_rows;
+            let out = bytemuck::cast_slice_mut(self.out.part(first, len * n_rows));
+            match self.write {
+                Write::GatedPairs => pack_panel::<S, Pairs>(values, n_rows, out),
+                _ => pack_panel::<S, Rounded>(values, n_rows, out),
             }
         }
     }
@@ -290,16 +309,17 @@ impl Output<'_> {
             let start = self.target(row) * self.columns + panel.first as usize;
             self.out.part(start, panel.len as usize)
         };
-        // SAFETY: `out` and `padded` hold the values that are read and written; `dispatch` detected the instruction set.
+        let mut padded = [0f32; LANES];
+        // SAFETY: `out`, or what stands in for it, holds sixteen values; `dispatch` detected the instruction set.
         unsafe {
-            let value = self.merged::<S>(row, value, out);
+            let weight = self.weight::<S>(row);
             if out.len() == LANES {
-                S::store(out.as_mut_ptr(), value);
+                self.put_at::<S>(weight, value, out.as_mut_ptr());
                 return;
             }
-            let mut padded = [0f32; LANES];
-            S::store(padded.as_mut_ptr(), value);
-            out.copy_from_slice(&padded[..out.len()]);
+            padded[..out.len()].copy_from_slice(out);
+            self.put_at::<S>(weight, value, padded.as_mut_ptr());
         }
+        out.copy_from_slice(&padded[..out.len()]);
     }
 }
