@@ -155,6 +155,7 @@ impl PackedRows {
             row_words: self.row_words(),
             encoding: self.encoding,
             n_groups: self.n_groups,
+            picked: None,
         }
     }
 
@@ -167,7 +168,7 @@ impl PackedRows {
 /// Rows that are multiplied with the same weights, in groups: all of [`PackedRows`], or those of an expert.
 #[derive(Clone, Copy)]
 pub struct RowGroups<'a> {
-    /// The words of these rows.
+    /// The words of these rows, or those of all rows that these are picked from, one row after the other.
     pub words: &'a [u32],
     /// The number of the first one.
     pub first: usize,
@@ -179,6 +180,8 @@ pub struct RowGroups<'a> {
     pub encoding: Encoding,
     /// In how many groups they stand.
     pub n_groups: usize,
+    /// Which rows these are, in order, if they are picked.
+    pub picked: Option<&'a [u32]>,
 }
 
 impl<'a> RowGroups<'a> {
@@ -194,10 +197,24 @@ impl<'a> RowGroups<'a> {
     }
 
     /// The rows of a group by their numbers, and their words.
+    ///
+    /// # Panics
+    /// If they are picked.
     pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &'a [u32]) {
-        let rows = group_rows(group, self.n_groups, self.rows);
+        assert!(self.picked.is_none(), "rows that are picked stand apart");
+        let rows = self.rows_of(group);
         let words = &self.words[rows.start * self.row_words..rows.end * self.row_words];
-        (self.first + rows.start..self.first + rows.end, words)
+        (self.numbers(rows), words)
+    }
+
+    /// The rows of a group among these.
+    pub fn rows_of(&self, group: usize) -> std::ops::Range<usize> {
+        group_rows(group, self.n_groups, self.rows)
+    }
+
+    /// The numbers of some of these rows.
+    pub fn numbers(&self, rows: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        self.first + rows.start..self.first + rows.end
     }
 }
 

@@ -314,6 +314,7 @@ unsafe fn pack_words<S: Lanes, W: Words>(rows: &[RowSource<'_>], inputs: usize, 
     // SAFETY: the caller's promise.
     unsafe {
         let done = match rows.len() {
+            1 => pack_inside::<S, W, 1>(rows, inputs, out),
             3..=FOUR => pack_inside::<S, W, FOUR>(rows, inputs, out),
             5..=EIGHT => pack_inside::<S, W, EIGHT>(rows, inputs, out),
             _ => 0,
@@ -428,6 +429,9 @@ unsafe fn put_columns<S: Lanes, const M: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let mut columns = words;
+        if M == 1 {
+            return S::store_words(to, words[0]);
+        }
         if M == EIGHT {
             let mut eight = [words[0]; EIGHT];
             for m in 0..EIGHT {
@@ -499,6 +503,56 @@ mod tests {
                     for inputs in [2, 16, 30, 32, 34, 64, 100] {
                         is_encoded(isa, encoding, n, inputs);
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn panels_of_every_number_of_rows_are_encoded_like_rows_of_sixteen_values() {
+        for isa in Isa::available() {
+            for n in 1..=most_group_rows(isa) {
+                let values: Vec<f32> = (0..n * LANES).map(|i| (i as f32 * 0.73).cos()).collect();
+                let source = Activations::plain(&values, LANES);
+                for encoding in [Encoding::Bf16, Encoding::WideBf16] {
+                    let n_words = n * encoding.row_words(LANES);
+                    let mut words = vec![GUARD; n_words + LANES];
+                    let (values, out) = (&values, &mut words[..n_words]);
+                    dispatch(
+                        isa,
+                        Panel {
+                            encoding,
+                            values,
+                            n,
+                            out,
+                        },
+                    );
+                    let mut expected = vec![GUARD; n_words + LANES];
+                    pack_group(isa, encoding, source, 0..n, &mut expected[..n_words]);
+                    assert_eq!(words, expected, "{isa:?} {encoding:?}: {n} rows");
+                }
+            }
+        }
+    }
+
+    struct Panel<'a> {
+        encoding: Encoding,
+        values: &'a [f32],
+        n: usize,
+        out: &'a mut [u32],
+    }
+
+    impl Kernel for Panel<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Lanes>(self) {
+            let Self { values, n, out, .. } = self;
+            // SAFETY: `dispatch` detected the instruction set.
+            unsafe {
+                match self.encoding {
+                    Encoding::Bf16 => pack_panel::<S, Pairs>(values, n, out),
+                    _ => pack_panel::<S, Rounded>(values, n, out),
                 }
             }
         }

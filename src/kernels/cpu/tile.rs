@@ -292,13 +292,63 @@ impl Pace {
     }
 }
 
+/// Where a tile reads the words of `M` rows.
+pub trait RowWords<const M: usize>: Copy {
+    /// The word of a row.
+    ///
+    /// # Safety
+    /// The row has it.
+    unsafe fn word(&self, row: usize, word: usize) -> u32;
+}
+
+/// Rows that stand together: the words of all rows, word by word.
+#[derive(Clone, Copy)]
+pub struct Together(pub *const u32);
+
+impl<const M: usize> RowWords<M> for Together {
+    #[inline(always)]
+    unsafe fn word(&self, row: usize, word: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { super::simd::read(self.0.wrapping_add(word * M).wrapping_add(row)) }
+    }
+}
+
+/// Rows that stand apart, each by itself.
+#[derive(Clone, Copy)]
+pub struct Apart<const M: usize>([*const u32; M]);
+
+impl<const M: usize> Apart<M> {
+    /// Rows of `row_words` words, by their numbers.
+    ///
+    /// # Safety
+    /// There are `M` numbers.
+    #[inline(always)]
+    pub unsafe fn picked(all: *const u32, row_words: usize, picked: *const u32) -> Self {
+        let mut rows = [all; M];
+        for m in 0..M {
+            // SAFETY: the caller's promise.
+            let row = unsafe { super::simd::read::<u32, u32>(picked.wrapping_add(m)) };
+            rows[m] = all.wrapping_add(row as usize * row_words);
+        }
+        Self(rows)
+    }
+}
+
+impl<const M: usize> RowWords<M> for Apart<M> {
+    #[inline(always)]
+    unsafe fn word(&self, row: usize, word: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { super::simd::read(self.0[row].wrapping_add(word)) }
+    }
+}
+
 /// Multiplies `M` rows with `N` panels into the first `N * PANEL` values of `M` rows of `sums`.
 ///
 /// # Safety
-/// `rows` is valid for `steps * M * F::ROW_WORDS` words, each panel for `steps` steps; the instruction set of `S` was detected.
+/// Each row has `steps * F::ROW_WORDS` words, each panel `steps` steps; the instruction set of `S` was detected.
 #[inline(always)]
-pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
-    rows: *const u32,
+pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N: usize>(
+    rows: R,
     panels: [*const u32; N],
     steps: usize,
     ahead: Ahead,
@@ -317,19 +367,17 @@ pub unsafe fn plain<S: Lanes, F: Plain, const M: usize, const N: usize>(
                 if N == 1 {
                     ahead.follow::<S>(panels[0], step, F::STEP_WORDS);
                 }
-                let row = rows.wrapping_add(step * M * F::ROW_WORDS);
                 let weights: [F::Step<S>; N] = std::array::from_fn(|n| {
                     F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS))
                 });
                 for word in 0..F::ROW_WORDS {
-                    let row = row.wrapping_add(word * M);
                     // No closure: that would be compiled without the instruction set.
                     let mut factors = [F::factor::<S>(weights[0], word); N];
                     for n in 1..N {
                         factors[n] = F::factor::<S>(weights[n], word);
                     }
                     for m in 0..M {
-                        let x = super::simd::read::<u32, u32>(row.wrapping_add(m));
+                        let x = rows.word(m, step * F::ROW_WORDS + word);
                         for n in 0..N {
                             acc[m][n] = F::product::<S>(acc[m][n], x, factors[n]);
                         }

@@ -11,7 +11,7 @@ mod tests;
 use smallvec::SmallVec;
 
 pub use self::routes::{ActiveExpert, Routes};
-pub use self::rows::ExpertRows;
+pub use self::rows::{ExpertRows, PICKED};
 use super::activations::Activations;
 use super::format::Encoding;
 use super::matmul::{self, ExpertProduct, ItemRun, Weighted, Write};
@@ -23,7 +23,7 @@ use super::threads::ThreadPool;
 use super::{CpuBackend, Linear};
 use crate::kernels::{Expert, Gate, Router};
 
-type Packed = SmallVec<[ExpertRows; 2]>;
+type Packed<'a> = SmallVec<[ExpertRows<'a>; 2]>;
 
 /// The experts of a layer.
 pub struct Experts {
@@ -133,17 +133,13 @@ struct Mixing<'a> {
     runs: &'a mut Vec<ItemRun>,
 }
 
-impl Mixing<'_> {
+impl<'a> Mixing<'a> {
     /// Adds to each row of `residual` what its experts make of the same row of `x`.
     fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
         if self.routes.rows() == 0 {
             return;
         }
-        let source = Activations {
-            picked: Some(&self.routes.tokens),
-            ..Activations::plain(x.values(), x.width())
-        };
-        let packed = self.pack(source, &experts.gate_up_encodings);
+        let packed = self.pick(experts, x);
         let gated = self.gate(experts, &packed);
         let product = ExpertProduct {
             x: &gated,
@@ -159,8 +155,23 @@ impl Mixing<'_> {
         matmul::add_experts(self.pool, self.isa, product, weighted);
     }
 
+    /// Encodes the rows of `x` for the experts that they go to.
+    fn pick(&mut self, experts: &Experts, x: &Tensor) -> Packed<'a> {
+        let picked = &self.routes.tokens;
+        if experts.gate_up_encodings.as_slice() == [PICKED] {
+            let threads = (&mut *self.pool, self.isa);
+            let rows = ExpertRows::picked(threads, self.scratch, x, picked);
+            return [rows].into_iter().collect();
+        }
+        let source = Activations {
+            picked: Some(picked),
+            ..Activations::plain(x.values(), x.width())
+        };
+        self.pack(source, &experts.gate_up_encodings)
+    }
+
     /// Computes what the gates let through of all rows, for the products with the ways down.
-    fn gate(&mut self, experts: &Experts, packed: &[ExpertRows]) -> Packed {
+    fn gate(&mut self, experts: &Experts, packed: &[ExpertRows<'_>]) -> Packed<'a> {
         let (rows, width) = (self.routes.rows(), experts.width);
         if !experts.alternates || experts.gate != Gate::Silu {
             let mut both = self.scratch.tensor(rows, 2 * width);
@@ -185,7 +196,13 @@ impl Mixing<'_> {
         self.pack_gated(experts, &out)
     }
 
-    fn multiply(&mut self, experts: &Experts, x: &[ExpertRows], out: &mut Tensor, write: Write) {
+    fn multiply(
+        &mut self,
+        experts: &Experts,
+        x: &[ExpertRows<'_>],
+        out: &mut Tensor,
+        write: Write,
+    ) {
         let product = ExpertProduct {
             x,
             experts: &experts.gate_up,
@@ -196,12 +213,12 @@ impl Mixing<'_> {
         matmul::multiply_experts(self.pool, self.isa, product, self.runs);
     }
 
-    fn pack_gated(&mut self, experts: &Experts, gated: &Tensor) -> Packed {
+    fn pack_gated(&mut self, experts: &Experts, gated: &Tensor) -> Packed<'a> {
         let source = Activations::plain(gated.values(), gated.width());
         self.pack(source, &experts.down_encodings)
     }
 
-    fn pack(&mut self, source: Activations<'_>, encodings: &[Encoding]) -> Packed {
+    fn pack(&mut self, source: Activations<'_>, encodings: &[Encoding]) -> Packed<'a> {
         let packed = encodings.iter().map(|encoding| {
             let threads = (&mut *self.pool, self.isa);
             ExpertRows::pack(

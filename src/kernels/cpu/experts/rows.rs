@@ -8,19 +8,25 @@ use super::super::tensor::{Scratch, Shared, Tensor};
 use super::super::threads::ThreadPool;
 use super::routes::ActiveExpert;
 
+/// The encoding of rows that are not copied for each expert: products in bf16 pairs read each row where it is, as fast as rows
+/// that stand together.
+pub const PICKED: Encoding = Encoding::Bf16;
+
 /// Multiply-adds that encoding a value costs about.
 const VALUE_COST: usize = 64;
 
 /// Rows as products with experts read them.
-pub struct ExpertRows {
+pub struct ExpertRows<'a> {
     /// The words, as bits.
     words: Tensor,
+    /// Which of the words' rows each row is; without it they stand as the experts have them.
+    picked: Option<&'a [u32]>,
     inputs: usize,
     encoding: Encoding,
     most_group_rows: usize,
 }
 
-impl ExpertRows {
+impl<'a> ExpertRows<'a> {
     /// Takes memory for rows; their content is arbitrary.
     pub fn uninit(
         scratch: &Scratch,
@@ -31,6 +37,7 @@ impl ExpertRows {
     ) -> Self {
         Self {
             words: uninit_words(scratch, encoding, rows, inputs),
+            picked: None,
             inputs,
             encoding,
             most_group_rows: most_group_rows(isa),
@@ -59,6 +66,32 @@ impl ExpertRows {
         packed
     }
 
+    /// Encodes all rows of `x`, of which the experts have those that are picked.
+    ///
+    /// # Panics
+    /// If one of them is not there.
+    pub fn picked(
+        (pool, isa): (&mut ThreadPool, Isa),
+        scratch: &Scratch,
+        x: &Tensor,
+        picked: &'a [u32],
+    ) -> Self {
+        let (rows, inputs) = (x.rows(), x.width());
+        assert!(picked.iter().all(|row| (*row as usize) < rows));
+        let mut packed = Self::uninit(scratch, isa, PICKED, rows, inputs);
+        packed.picked = Some(picked);
+        let row_words = packed.words.width();
+        let words: &mut [u32] = bytemuck::cast_slice_mut(packed.words.values_mut());
+        let words = Shared::new(words);
+        let source = Activations::plain(x.values(), inputs);
+        pool.for_each_in_runs(rows, rows * inputs * VALUE_COST, &|row| {
+            // SAFETY: each row is written by one item.
+            let out = unsafe { words.part(row * row_words, row_words) };
+            pack_group(isa, PICKED, source, row..row + 1, out);
+        });
+        packed
+    }
+
     /// Values of a row.
     pub fn inputs(&self) -> usize {
         self.inputs
@@ -74,8 +107,13 @@ impl ExpertRows {
         let ActiveExpert { first, rows, .. } = *active;
         let row_words = self.words.width();
         let words: &[u32] = bytemuck::cast_slice(self.words.values());
+        let (words, picked) = match self.picked {
+            Some(picked) => (words, Some(&picked[first..first + rows])),
+            None => (&words[first * row_words..(first + rows) * row_words], None),
+        };
         RowGroups {
-            words: &words[first * row_words..(first + rows) * row_words],
+            words,
+            picked,
             first,
             rows,
             row_words,

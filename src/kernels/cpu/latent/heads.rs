@@ -140,6 +140,7 @@ impl HeadRows {
             row_words,
             encoding: self.encoding,
             n_groups: self.n_groups,
+            picked: None,
         }
     }
 }

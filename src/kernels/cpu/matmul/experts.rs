@@ -31,7 +31,7 @@ const STRIP_SPANS: usize = 8;
 /// `x: [rows, inputs]`, `out: [rows, outputs]`; gated half as many outputs.
 pub struct ExpertProduct<'a> {
     /// The rows of all experts, in each encoding that the weights need.
-    pub x: &'a [ExpertRows],
+    pub x: &'a [ExpertRows<'a>],
     /// The weights of all experts, by id.
     pub experts: &'a [Linear<CpuBackend>],
     /// The experts that have rows.
@@ -166,7 +166,7 @@ impl NodePanels {
 
 /// The matrices of the active experts, each with its rows.
 struct ExpertSections<'a> {
-    x: &'a [ExpertRows],
+    x: &'a [ExpertRows<'a>],
     experts: &'a [Linear<CpuBackend>],
     active: &'a [ActiveExpert],
     out: Shared<'a, f32>,

@@ -9,7 +9,7 @@ use super::super::strips::{GroupPart, MOST_GROUPS, PART, Widened};
 use super::super::tile::{Ahead, LINE_WORDS, MAX_PANELS, Sums};
 use super::item::{Item, Start};
 use super::output::Panels;
-use super::tiles::Tile;
+use super::tiles::{Rows, Tile};
 
 impl Item<'_> {
     /// Multiplies all groups with `n` panels, or as many pairs of them, from strips.
@@ -101,7 +101,7 @@ impl Item<'_> {
         widened: &mut Widened,
         first: GroupPart<'_>,
     ) {
-        let operands = self.operands::<S>(&[], panels, Ahead::Nothing);
+        let operands = self.operands(Rows::Group(std::ptr::null()), panels, Ahead::Nothing);
         // SAFETY: the caller's promise; the operands are of so many panels, which have all inputs.
         unsafe {
             match panels.n {

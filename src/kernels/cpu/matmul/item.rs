@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::activations::RowGroups;
+use super::super::experts::PICKED;
 use super::super::format::Format;
 use super::super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::matrix::Matrix;
@@ -15,7 +16,9 @@ use super::super::tile::{self, Ahead, MAX_PANELS, Sums};
 use super::amx;
 use super::output::{Output, Panels};
 use super::section::panels_of;
-use super::tiles::{Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Tile};
+use super::tiles::{
+    Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Rows, Tile,
+};
 use crate::kernels::blocks::BlockType;
 
 /// Some rows of some panels of a product.
@@ -179,14 +182,15 @@ impl<'a> Item<'a> {
         (panel, n): (usize, usize),
         next: &NextTile<'_>,
     ) {
-        let (rows, words) = self.packed.group(group);
+        let rows = self.packed.rows_of(group);
+        let (read, rows) = (self.rows_to_read(rows.clone()), self.packed.numbers(rows));
         let (panels, n_panels) = self.panels_from(panel, n);
         self.output.fetch::<S>(rows.clone(), panels[0]);
         let mut sums = [Sums::uninit(), Sums::uninit()];
         // A loop, so that the tiles are in the program once.
         for (i, sums) in sums[..n_panels].iter_mut().enumerate() {
             let ahead = next.share(i * self.groups.len() + group - self.groups.start);
-            self.tile::<S, T>(rows.len(), words, ahead, panels[i], sums);
+            self.tile::<S, T>(rows.len(), read, ahead, panels[i], sums);
         }
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
@@ -228,18 +232,35 @@ impl<'a> Item<'a> {
         }
     }
 
+    /// Some of the rows.
+    #[inline(always)]
+    fn rows_to_read(&self, rows: Range<usize>) -> Rows {
+        let RowGroups {
+            words,
+            row_words,
+            picked,
+            ..
+        } = self.packed;
+        match picked {
+            None => Rows::Group(words[rows.start * row_words..rows.end * row_words].as_ptr()),
+            Some(picked) => Rows::Picked {
+                all: words.as_ptr(),
+                picked: picked[rows].as_ptr(),
+            },
+        }
+    }
+
     /// Multiplies `m` rows, of a group, with a tile's panels.
     #[inline(always)]
     fn tile<S: Lanes, T: Tile>(
         &self,
         m: usize,
-        words: &[u32],
+        rows: Rows,
         ahead: Ahead,
         panels: Panels,
         sums: &mut Sums,
     ) {
-        assert_eq!(words.len(), m * self.packed.row_words);
-        let operands = self.operands::<S>(words, panels, ahead);
+        let operands = self.operands(rows, panels, ahead);
         operands.by_rows::<S, T>(m, panels.n, sums);
     }
 
@@ -252,16 +273,17 @@ impl<'a> Item<'a> {
             self.packed.row_words,
             encoding.row_words(self.weight.inputs)
         );
+        assert!(self.packed.picked.is_none() || encoding == PICKED);
     }
 
     /// Some rows and panels of an item that was checked.
     #[inline(always)]
-    pub fn operands<S: Lanes>(&self, words: &[u32], panels: Panels, ahead: Ahead) -> Operands {
+    pub fn operands(&self, rows: Rows, panels: Panels, ahead: Ahead) -> Operands {
         let size = self.weight.panel_words;
         let inputs = self.weight.inputs;
         let all = panels.first * size..(panels.index(panels.n - 1) + 1) * size;
         Operands {
-            rows: words.as_ptr(),
+            rows,
             panels: self.weight.words()[all].as_ptr(),
             panel_stride: panels.step * size,
             format: self.weight.format,

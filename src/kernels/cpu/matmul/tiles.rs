@@ -12,10 +12,30 @@ use super::super::strips::{GroupPart, Widened};
 use super::super::tile::{self, Ahead, MAX_PANELS, Plain, Sums};
 use super::item::TileItem;
 
+/// The rows of a tile.
+#[derive(Clone, Copy)]
+pub(super) enum Rows {
+    /// A group's words.
+    Group(*const u32),
+    /// The numbers of rows among all of them, which stand one after the other.
+    Picked { all: *const u32, picked: *const u32 },
+}
+
+impl Rows {
+    /// The words of a group.
+    #[inline(always)]
+    fn group(self) -> *const u32 {
+        match self {
+            Self::Group(words) => words,
+            Self::Picked { .. } => unreachable!("a format that picks no rows"),
+        }
+    }
+}
+
 /// The operands of a tile: some rows, and panels at equal distances.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
-    pub rows: *const u32,
+    pub rows: Rows,
     pub panels: *const u32,
     /// Words from a panel to the next.
     pub panel_stride: usize,
@@ -139,10 +159,18 @@ impl<F: FormatOf> Tile for PlainTile<F> {
         // SAFETY: the caller's promise; a step of wide rows is two words.
         unsafe {
             if F::FORMAT == Format::Bf16 && !S::BF16_PAIRS {
-                tile::plain::<S, tile::WideBf16, M, N>(rows, panels, row_words / 2, ahead, sums);
+                let (rows, steps) = (tile::Together(rows.group()), row_words / 2);
+                tile::plain::<S, tile::WideBf16, _, M, N>(rows, panels, steps, ahead, sums);
                 return;
             }
-            tile::plain::<S, F, M, N>(rows, panels, row_words / F::ROW_WORDS, ahead, sums);
+            let steps = row_words / F::ROW_WORDS;
+            if let (Format::Bf16, Rows::Picked { all, picked }) = (F::FORMAT, rows) {
+                let rows = tile::Apart::<M>::picked(all, row_words, picked);
+                tile::plain::<S, F, _, M, N>(rows, panels, steps, ahead, sums);
+                return;
+            }
+            let rows = tile::Together(rows.group());
+            tile::plain::<S, F, _, M, N>(rows, panels, steps, ahead, sums);
         }
     }
 }
@@ -160,7 +188,7 @@ impl Tile for Int8Tile {
         } = *operands;
         let groups = inputs.div_ceil(INT8_GROUP);
         // SAFETY: the caller's promise.
-        unsafe { tile::int8::<S, M, N>(rows, operands.panels(), groups, ahead, sums) };
+        unsafe { tile::int8::<S, M, N>(rows.group(), operands.panels(), groups, ahead, sums) };
     }
 }
 
@@ -177,7 +205,7 @@ impl Tile for Block32Tile {
         } = *operands;
         let twos = inputs.div_ceil(block32::TWO_BLOCKS);
         // SAFETY: the caller's promise.
-        unsafe { block32::tile::<S, M, N>(rows, operands.panels(), twos, ahead, sums) };
+        unsafe { block32::tile::<S, M, N>(rows.group(), operands.panels(), twos, ahead, sums) };
     }
 }
 
@@ -201,7 +229,7 @@ impl<C: Codes> Tile for NibbleTile<C> {
         };
         let twos = inputs.div_ceil(block32::TWO_BLOCKS);
         // SAFETY: the caller's promise.
-        unsafe { nibbles::tile::<S, C, M>(rows, panels, (twos, header), ahead, sums) };
+        unsafe { nibbles::tile::<S, C, M>(rows.group(), panels, (twos, header), ahead, sums) };
     }
 }
 
@@ -221,7 +249,7 @@ impl<F: KQuant> Tile for KQuantTile<F> {
         } = *operands;
         let blocks = inputs.div_ceil(k_quants::SUPER_BLOCK);
         // SAFETY: the caller's promise.
-        unsafe { k_quants::tile::<S, F, M>(rows, panels, blocks, ahead, sums) };
+        unsafe { k_quants::tile::<S, F, M>(rows.group(), panels, blocks, ahead, sums) };
     }
 }
 
