@@ -208,6 +208,10 @@ const LINES_AT_ONCE: usize = 6;
 /// as those, with one to eight rows.
 const STREAM_STEPS: usize = 128;
 
+/// How far a tile of several panels asks ahead in each of them, in steps: they are in the second cache, and come from there while
+/// some hundreds of cycles pass.
+const NEAR_STEPS: usize = 10;
+
 /// Weights to bring near while others are multiplied: a tile of few rows else waits for memory first and computes then.
 #[derive(Clone, Copy)]
 pub enum Ahead {
@@ -366,6 +370,11 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
             for step in first..steps.min(first + every) {
                 if N == 1 {
                     ahead.follow::<S>(panels[0], step, F::STEP_WORDS);
+                } else {
+                    for n in 0..N {
+                        let later = panels[n].wrapping_add((step + NEAR_STEPS) * F::STEP_WORDS);
+                        S::prefetch_near(later);
+                    }
                 }
                 let weights: [F::Step<S>; N] = std::array::from_fn(|n| {
                     F::load::<S>(panels[n].wrapping_add(step * F::STEP_WORDS))

@@ -312,6 +312,10 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn prefetch<T>(_p: *const T) {}
 
+    /// Asks for a cache line that is used soon, to be nearest; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch_near<T>(_p: *const T) {}
+
     /// Asks for a cache line to write; any address will do.
     #[inline(always)]
     unsafe fn prefetch_write<T>(_p: *const T) {}

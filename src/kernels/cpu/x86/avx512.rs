@@ -439,6 +439,12 @@ impl<E: Extensions> Lanes for Avx512<E> {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_near<T>(p: *const T) {
+        // SAFETY: only a hint, which takes any address; the caller detected the instruction set.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
+    }
+
+    #[inline(always)]
     unsafe fn prefetch_write<T>(p: *const T) {
         // SAFETY: only a hint, which takes any address; the caller detected the instruction set.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
