@@ -451,7 +451,7 @@ unsafe fn put_columns<S: Lanes, const M: usize>(
                 columns[m] = transposed[m % FOUR];
             }
         }
-        // Of each register.
+        // Columns of a register.
         let at_once = LANES / M;
         let n_registers = n_columns / at_once;
         if n == M {
@@ -471,7 +471,7 @@ unsafe fn put_columns<S: Lanes, const M: usize>(
                     let index = m * at_once + column;
                     let (from, to) = (from.wrapping_add(column * M), to.wrapping_add(index * n));
                     if index + 1 < n_columns {
-                        // What is behind the column is overwritten by the next one.
+                        // A column that is stored whole reaches into the next one, which then overwrites that.
                         super::simd::write(to, from.cast::<[u32; M]>().read());
                         continue;
                     }

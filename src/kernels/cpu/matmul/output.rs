@@ -137,7 +137,7 @@ impl Output<'_> {
         self.write == Write::GatedRows
     }
 
-    /// What the values of a row are multiplied with before they are added.
+    /// The factor of a row's values before they are added, in all lanes; 1 where rows have no weights.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
