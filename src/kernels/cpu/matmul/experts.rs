@@ -18,10 +18,10 @@ use super::section::{STREAM_BYTES, Section};
 use super::threads_of;
 
 /// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
-const ITEM_PANELS: usize = 4 * MAX_PANELS;
+const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
 /// Spans of a matrix for each thread, each of which is multiplied with all experts' rows one after the other.
-const SPANS: usize = 4;
+const SPANS: usize = 5;
 /// Spans for each thread where weights are multiplied from strips: a thread that the system holds up is helped in small steps.
 const STRIP_SPANS: usize = 8;
 
@@ -128,21 +128,24 @@ pub fn add_experts(
 }
 
 /// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its
-/// last tile; some may be empty.
+/// last tile; some may be empty. Spans get shorter where that costs no tiles: a thread that is done early helps with the last
+/// ones of others, and those wait for it.
 struct NodePanels {
     n_panels: usize,
     tile: usize,
     threads: usize,
     thread_spans: usize,
     n_spans: usize,
+    /// Each of a thread's spans is shorter than the one before.
+    falls: bool,
 }
 
 impl NodePanels {
     fn new(n_panels: usize, meets_strips: bool, threads: usize) -> Self {
         // Strips of fewer panels leave registers idle, and single panels take as long as two.
-        let (tile, spans) = match meets_strips {
-            true => (MAX_PANELS, STRIP_SPANS),
-            false => (2, SPANS),
+        let (tile, spans, falls) = match meets_strips {
+            true => (MAX_PANELS, STRIP_SPANS, false),
+            false => (2, SPANS, true),
         };
         let threads = threads.min(n_panels.div_ceil(tile)).max(1);
         let thread_spans = n_panels.div_ceil(threads).div_ceil(tile).min(spans);
@@ -152,13 +155,23 @@ impl NodePanels {
             threads,
             thread_spans,
             n_spans: threads * thread_spans,
+            falls,
         }
     }
 
     fn span(&self, span: usize) -> Range<usize> {
         let thread = group_rows(span / self.thread_spans, self.threads, self.n_panels);
         let n_tiles = thread.len().div_ceil(self.tile);
-        let tiles = group_rows(span % self.thread_spans, self.thread_spans, n_tiles);
+        let (span, spans) = (span % self.thread_spans, self.thread_spans);
+        // The last span of those that get shorter has one part, that before it two.
+        let parts = |spans: usize| spans * (spans + 1) / 2;
+        let tiles = match self.falls {
+            true => {
+                let first = |span: usize| n_tiles - n_tiles * parts(spans - span) / parts(spans);
+                first(span)..first(span + 1)
+            }
+            false => group_rows(span, spans, n_tiles),
+        };
         let panel = |tile: usize| thread.end.min(thread.start + tile * self.tile);
         panel(tiles.start)..panel(tiles.end)
     }
