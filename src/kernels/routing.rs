@@ -182,14 +182,18 @@ fn choose_largest(
             value if value.is_nan() => f32::NEG_INFINITY,
             value => value,
         };
-        let n = n_before.min(chosen.len());
-        let place = values[..n].partition_point(|other| *other >= value);
-        if place < chosen.len() {
-            let end = chosen.len().min(n + 1);
-            chosen[place..end].rotate_right(1);
-            values[place..end].rotate_right(1);
-            (chosen[place], values[place]) = (candidate as u32, value);
+        let mut place = n_before;
+        if n_before >= chosen.len() {
+            place = chosen.len() - 1;
+            if values[place] >= value {
+                continue;
+            }
         }
+        while place > 0 && values[place - 1] < value {
+            (chosen[place], values[place]) = (chosen[place - 1], values[place - 1]);
+            place -= 1;
+        }
+        (chosen[place], values[place]) = (candidate as u32, value);
     }
 }
 
