@@ -239,11 +239,12 @@ pub fn norm(
     for_rows(pool, x.rows(), width * ELEMENT_COST, |row| {
         // SAFETY: each row is written by one item.
         let out = unsafe { shared.part(row * width, width) };
-        out.copy_from_slice(x.row(row));
+        let x = x.row(row);
         dispatch(
             isa,
             NormRow {
-                row: out,
+                x,
+                out,
                 weight,
                 eps,
             },
@@ -253,7 +254,8 @@ pub fn norm(
 }
 
 struct NormRow<'a> {
-    row: &'a mut [f32],
+    x: &'a [f32],
+    out: &'a mut [f32],
     weight: &'a [f32],
     eps: f32,
 }
@@ -263,7 +265,16 @@ impl Kernel for NormRow<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        norm_in_place::<S>(self.row, self.weight, self.eps);
+        let Self {
+            x,
+            out,
+            weight,
+            eps,
+        } = self;
+        assert_eq!(x.len(), out.len());
+        let scale = norm_scale::<S>(x, eps);
+        // SAFETY: both hold as many values; `dispatch` detected the instruction set.
+        unsafe { scale_row::<S>(x.as_ptr(), (weight, scale), out.as_mut_ptr(), out.len()) };
     }
 }
 
@@ -271,21 +282,35 @@ impl Kernel for NormRow<'_> {
 #[inline(always)]
 pub fn norm_in_place<S: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
     let scale = norm_scale::<S>(x, eps);
-    let whole = x.len() / LANES * LANES;
-    let (vectors, rest) = x.split_at_mut(whole);
-    let (weights, weights_of_rest) = weight.split_at(whole);
-    for (x, weight) in vectors
-        .chunks_exact_mut(LANES)
-        .zip(weights.chunks_exact(LANES))
-    {
-        // SAFETY: both hold sixteen values; `dispatch` detected the instruction set.
-        unsafe {
-            let scaled = S::mul(S::load(x.as_ptr()), S::splat(scale));
-            S::store(x.as_mut_ptr(), S::mul(scaled, S::load(weight.as_ptr())));
+    let (row, len) = (x.as_mut_ptr(), x.len());
+    // SAFETY: the row holds as many values; `dispatch` detected the instruction set.
+    unsafe { scale_row::<S>(row, (weight, scale), row, len) };
+}
+
+/// `x * scale * weight`; `out` may be `x`.
+///
+/// # Safety
+/// `x` and `out` are valid for `len` values; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn scale_row<S: Lanes>(
+    x: *const f32,
+    (weight, scale): (&[f32], f32),
+    out: *mut f32,
+    len: usize,
+) {
+    let (weights, rest) = weight[..len].as_chunks::<LANES>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (i, weight) in weights.iter().enumerate() {
+            let (x, out) = (x.wrapping_add(i * LANES), out.wrapping_add(i * LANES));
+            let scaled = S::mul(S::load(x), S::splat(scale));
+            S::store(out, S::mul(scaled, S::load(weight.as_ptr())));
         }
-    }
-    for (x, weight) in rest.iter_mut().zip(weights_of_rest) {
-        *x = *x * scale * weight;
+        for (i, weight) in rest.iter().enumerate() {
+            let at = weights.len() * LANES + i;
+            out.wrapping_add(at)
+                .write(x.wrapping_add(at).read() * scale * weight);
+        }
     }
 }
 
