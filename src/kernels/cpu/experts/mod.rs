@@ -145,6 +145,7 @@ impl<'a> Mixing<'a> {
             x: &gated,
             experts: &experts.down,
             active: &self.routes.active,
+            blocks: &self.routes.blocks,
             out: residual.values_mut(),
             write: Write::AddWeighted,
         };
@@ -207,6 +208,7 @@ impl<'a> Mixing<'a> {
             x,
             experts: &experts.gate_up,
             active: &self.routes.active,
+            blocks: &self.routes.blocks,
             out: out.values_mut(),
             write,
         };

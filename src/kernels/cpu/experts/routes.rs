@@ -1,5 +1,7 @@
 //! The experts of a step's tokens, and the tokens of each expert.
 
+use std::ops::Range;
+
 use super::super::activations::most_group_rows;
 use super::super::format::{group_rows, n_groups};
 use super::super::simd::Isa;
@@ -11,13 +13,16 @@ use crate::kernels::routing::Routing;
 const LOGIT_COST: usize = 32;
 /// Tokens whose experts are chosen together.
 const ITEM_TOKENS: usize = 16;
+/// Least rows of an expert in a block of tokens, on average: groups of fewer are often not full.
+const LEAST_BLOCK_ROWS: usize = 32;
 
 /// Numbers of the experts that are added to scores for the choice only, and factors on the weights of the chosen.
 pub type Numbers<'a> = [Option<&'a [f32]>; 2];
 
 /// Which experts the tokens of a step go through.
 ///
-/// A *row* is a token at one of its experts. Rows stand by expert, those of an expert in the order of their tokens.
+/// A *row* is a token at one of its experts. Rows stand by block of tokens, those of a block by expert, those of an expert in
+/// the order of their tokens.
 #[derive(Default)]
 pub struct Routes {
     /// The experts of each token in turn, `n_used` of them.
@@ -28,11 +33,13 @@ pub struct Routes {
     pub tokens: Vec<u32>,
     /// How much each row counts.
     pub weights: Vec<f32>,
-    /// Experts with rows, ascending.
+    /// Experts with rows, ascending in each block.
     pub active: Vec<ActiveExpert>,
+    /// Those of each block of tokens, among the active ones. Tokens of a block follow each other.
+    pub blocks: Vec<Range<usize>>,
     /// The first row and the end of each group of rows that are multiplied together.
     pub groups: Vec<(u32, u32)>,
-    /// For each expert the row that comes next.
+    /// For each expert of each block the row that comes next.
     next: Vec<u32>,
 }
 
@@ -65,51 +72,85 @@ impl Routes {
         resize(&mut self.scores, n_rows);
         let formula = (routing, numbers);
         choose_all(pool, formula, logits, &mut self.experts, &mut self.scores);
-        self.group(routing, most_group_rows(isa));
+        let n_blocks = n_blocks((pool, isa), n_rows, routing);
+        self.group(routing, n_blocks, most_group_rows(isa));
     }
 
     /// Sorts by counting.
-    fn group(&mut self, routing: &Routing, most_group_rows: usize) {
-        let (n_rows, used) = (self.experts.len(), routing.n_used);
-        self.count(routing.n_experts);
+    fn group(&mut self, routing: &Routing, n_blocks: usize, most_group_rows: usize) {
+        let (n_rows, n_experts) = (self.experts.len(), routing.n_experts);
+        self.count(routing, n_blocks);
         // Room for all that a step may need, so that no later one of the same size has to make it.
-        let most_active = n_rows.min(routing.n_experts);
+        let most_active = n_rows.min(n_blocks * n_experts);
         self.active.clear();
         self.active.reserve(most_active);
         self.groups.clear();
         self.groups.reserve(n_rows);
+        self.blocks.clear();
         let mut first = 0;
-        for (expert, next) in self.next.iter_mut().enumerate() {
-            let rows = *next as usize;
-            *next = first as u32;
-            if rows > 0 {
-                let active = ActiveExpert {
-                    expert,
-                    first,
-                    rows,
-                };
-                self.groups.extend(groups_of(active, most_group_rows));
-                self.active.push(active);
+        for of_block in self.next.chunks_exact_mut(n_experts) {
+            let first_active = self.active.len();
+            for (expert, next) in of_block.iter_mut().enumerate() {
+                let rows = *next as usize;
+                *next = first as u32;
+                if rows > 0 {
+                    let active = ActiveExpert {
+                        expert,
+                        first,
+                        rows,
+                    };
+                    self.groups.extend(groups_of(active, most_group_rows));
+                    self.active.push(active);
+                }
+                first += rows;
             }
-            first += rows;
+            self.blocks.push(first_active..self.active.len());
         }
         resize(&mut self.tokens, n_rows);
         resize(&mut self.weights, n_rows);
-        for (index, (expert, score)) in self.experts.iter().zip(&self.scores).enumerate() {
-            let next = &mut self.next[*expert as usize];
-            self.tokens[*next as usize] = (index / used) as u32;
-            self.weights[*next as usize] = *score;
-            *next += 1;
+        for (token, (block, chosen)) in chosen(&self.experts, routing, n_blocks).enumerate() {
+            let scores = &self.scores[token * chosen.len()..];
+            for (expert, score) in chosen.iter().zip(scores) {
+                let next = &mut self.next[block * n_experts + *expert as usize];
+                self.tokens[*next as usize] = token as u32;
+                self.weights[*next as usize] = *score;
+                *next += 1;
+            }
         }
     }
 
-    /// Counts the rows of each expert.
-    fn count(&mut self, n_experts: usize) {
-        resize(&mut self.next, n_experts);
+    /// Counts the rows of each expert in each block.
+    fn count(&mut self, routing: &Routing, n_blocks: usize) {
+        resize(&mut self.next, n_blocks * routing.n_experts);
         self.next.fill(0);
-        for expert in &self.experts {
-            self.next[*expert as usize] += 1;
+        for (block, chosen) in chosen(&self.experts, routing, n_blocks) {
+            for expert in chosen {
+                self.next[block * routing.n_experts + *expert as usize] += 1;
+            }
         }
+    }
+}
+
+/// The block of each token and its experts.
+fn chosen<'a>(
+    experts: &'a [u32],
+    routing: &Routing,
+    n_blocks: usize,
+) -> impl Iterator<Item = (usize, &'a [u32])> {
+    let n_tokens = experts.len() / routing.n_used;
+    let of_token = experts.chunks_exact(routing.n_used).enumerate();
+    of_token.map(move |(token, chosen)| (token * n_blocks / n_tokens, chosen))
+}
+
+/// Blocks of tokens, one for each thread if experts keep enough rows: what a thread wrote is far from others, which may not
+/// even share a cache with it. Instruction sets that widen weights or multiply tiles of sixteen rows are better off with the
+/// rows of all tokens.
+fn n_blocks((pool, isa): (&ThreadPool, Isa), n_rows: usize, routing: &Routing) -> usize {
+    let n_threads = pool.n_threads();
+    let is_enough = n_rows >= LEAST_BLOCK_ROWS * routing.n_experts * n_threads;
+    match isa == Isa::Avx512Bf16 && pool.nodes().count() == 1 && is_enough {
+        true => n_threads,
+        false => 1,
     }
 }
 

@@ -302,7 +302,22 @@ fn tokens_stand_by_expert_in_their_order_and_groups_fill_the_experts() {
             first += active.rows;
         }
         assert_eq!(first, routes.rows());
-        assert!(routes.active.is_sorted_by(|a, b| a.expert < b.expert));
+        let mut last_token = None;
+        for block in &routes.blocks {
+            let experts = &routes.active[block.clone()];
+            assert!(experts.is_sorted_by(|a, b| a.expert < b.expert));
+            let rows = experts
+                .iter()
+                .flat_map(|active| active.first..active.first + active.rows);
+            let tokens = rows.map(|row| routes.tokens[row]);
+            let (least, most) = tokens.fold((u32::MAX, 0), |(least, most), token| {
+                (least.min(token), most.max(token))
+            });
+            assert!(last_token.is_none_or(|last| last < least) || experts.is_empty());
+            last_token = Some(most);
+        }
+        let blocks: usize = routes.blocks.iter().map(ExactSizeIterator::len).sum();
+        assert_eq!(blocks, routes.active.len());
         let mut groups = routes.groups.iter();
         for active in &routes.active {
             let (mut at, end) = (active.first, active.first + active.rows);
@@ -315,6 +330,29 @@ fn tokens_stand_by_expert_in_their_order_and_groups_fill_the_experts() {
             assert_eq!(at, end);
         }
         assert!(groups.next().is_none());
+    }
+}
+
+#[test]
+fn blocks_of_tokens_have_the_bits_of_all_together() {
+    let n_tokens = 32 * EXPERTS * 3 / USED;
+    let x = values(3, n_tokens * HIDDEN);
+    for isa in Isa::available() {
+        let experts = (0..EXPERTS).map(|expert| {
+            let [gate_up, down] = weights(isa, Kind::Plain(Format::Bf16), expert)
+                .stacks
+                .map(linear);
+            Expert { gate_up, down }
+        });
+        let experts = Experts::new(experts.collect(), Gate::Silu);
+        let (together, routes) = mixed(isa, 1, &experts, &x, 11);
+        assert_eq!(routes.blocks.len(), 1);
+        for threads in [2, 3] {
+            let (apart, routes) = mixed(isa, threads, &experts, &x, 11);
+            let blocks = if isa == Isa::Avx512Bf16 { threads } else { 1 };
+            assert_eq!(routes.blocks.len(), blocks, "{isa:?}");
+            assert_eq!(bits(&apart), bits(&together), "{isa:?}, {threads} threads");
+        }
     }
 }
 

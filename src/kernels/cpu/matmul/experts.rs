@@ -36,6 +36,8 @@ pub struct ExpertProduct<'a> {
     pub experts: &'a [Linear<CpuBackend>],
     /// The experts that have rows.
     pub active: &'a [ActiveExpert],
+    /// Those of each block of tokens, which has rows of its own.
+    pub blocks: &'a [Range<usize>],
     /// Where it goes.
     pub out: &'a mut [f32],
     /// How it goes there.
@@ -94,7 +96,7 @@ pub fn multiply_experts(
     });
 }
 
-/// Adds each row, times its weight, to a row of the output, by ascending expert: an item owns some outputs of all of them.
+/// Adds each row, times its weight, to a row of the output, by ascending expert: an item owns some outputs of a block's.
 ///
 /// # Panics
 /// As [`multiply_experts`].
@@ -108,19 +110,24 @@ pub fn add_experts(
     let parts: PerNode<NodePanels> = (0..sections.n_nodes())
         .map(|node| {
             let threads = threads_of(pool, &sections.experts[0].weight, node);
+            let threads = threads.div_ceil(sections.blocks.len());
             let longest = sections.longest(node);
             NodePanels::new(longest.panels, longest.meets_strips(), threads)
         })
         .collect();
-    let dealt: PerNode<usize> = parts.iter().map(|part| part.n_spans).collect();
+    let items = |part: &NodePanels| sections.blocks.len() * part.n_spans;
+    let dealt: PerNode<usize> = parts.iter().map(items).collect();
     pool.for_each_dealt(&dealt, sections.cost(), &|item| {
-        let (node, span) = locate(&dealt, item);
+        let (node, item) = locate(&dealt, item);
+        let (block, span) = (item / parts[node].n_spans, item % parts[node].n_spans);
         let of_part = |index, span| sections.section(index, node).span(parts[node].span(span));
-        let n_active = sections.active.len();
-        for index in 0..n_active {
-            let next = match index + 1 < n_active {
+        let block = sections.blocks[block].clone();
+        for index in block.clone() {
+            let next = match index + 1 < block.end {
                 true => Some(of_part(index + 1, span).start()),
-                false => (span + 1 < parts[node].n_spans).then(|| of_part(0, span + 1).start()),
+                false => {
+                    (span + 1 < parts[node].n_spans).then(|| of_part(block.start, span + 1).start())
+                }
             };
             of_part(index, span).before(next).run(isa);
         }
@@ -182,6 +189,7 @@ struct ExpertSections<'a> {
     x: &'a [ExpertRows<'a>],
     experts: &'a [Linear<CpuBackend>],
     active: &'a [ActiveExpert],
+    blocks: &'a [Range<usize>],
     out: Shared<'a, f32>,
     write: Write,
     weighted: Option<Weighted<'a>>,
@@ -196,6 +204,7 @@ impl<'a> ExpertSections<'a> {
             x,
             experts,
             active,
+            blocks,
             out,
             write,
         } = product;
@@ -212,6 +221,7 @@ impl<'a> ExpertSections<'a> {
             x,
             experts,
             active,
+            blocks,
             out: Shared::new(out),
             write,
             weighted,
@@ -233,7 +243,8 @@ impl<'a> ExpertSections<'a> {
     fn most_sections(&self) -> usize {
         let rows = self.active.last().map_or(0, |last| last.first + last.rows);
         let sections = |linear: &Linear<CpuBackend>| linear.weight.sections().len();
-        rows.min(self.experts.len()) * self.experts.iter().map(sections).max().unwrap_or(0)
+        rows.min(self.blocks.len() * self.experts.len())
+            * self.experts.iter().map(sections).max().unwrap_or(0)
     }
 
     fn cost(&self) -> usize {
