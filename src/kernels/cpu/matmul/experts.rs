@@ -135,15 +135,15 @@ pub fn add_experts(
 }
 
 /// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its
-/// last tile; some may be empty. Spans get shorter where that costs no tiles: a thread that is done early helps with the last
-/// ones of others, and those wait for it.
+/// last tile; some may be empty. Without strips a thread's spans get shorter: one that is done early helps others with their
+/// last spans, and is waited for.
 struct NodePanels {
     n_panels: usize,
     tile: usize,
     threads: usize,
     thread_spans: usize,
     n_spans: usize,
-    /// Each of a thread's spans is shorter than the one before.
+    /// A thread's spans get shorter.
     falls: bool,
 }
 
@@ -174,8 +174,8 @@ impl NodePanels {
         let parts = |spans: usize| spans * (spans + 1) / 2;
         let tiles = match self.falls {
             true => {
-                let first = |span: usize| n_tiles - n_tiles * parts(spans - span) / parts(spans);
-                first(span)..first(span + 1)
+                let left = |span: usize| (n_tiles * parts(spans - span)).div_ceil(parts(spans));
+                n_tiles - left(span)..n_tiles - left(span + 1)
             }
             false => group_rows(span, spans, n_tiles),
         };
