@@ -20,7 +20,7 @@ use super::threads_of;
 /// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
-/// Spans of a matrix for each thread, each of which is multiplied with all experts' rows one after the other.
+/// Spans of a matrix for each thread, each of which is multiplied with the rows of a block's experts one after the other.
 const SPANS: usize = 5;
 /// Spans for each thread where weights are multiplied from strips: a thread that the system holds up is helped in small steps.
 const STRIP_SPANS: usize = 8;

@@ -209,8 +209,8 @@ impl Output<'_> {
                 }
                 continue;
             }
-            // SAFETY: no other item writes these columns; the tile has written these sums; `dispatch` detected the
-            // instruction set.
+            // SAFETY: no other item writes these columns of these rows; the tile has written these sums; `dispatch` detected
+            // the instruction set.
             unsafe {
                 let start = self.target(row) * self.columns + first as usize;
                 let out = self.out.part(start, panels.n * PANEL).as_mut_ptr();
@@ -261,7 +261,7 @@ impl Output<'_> {
             return;
         };
         let n_rows = rows.len();
-        // SAFETY: no other item writes these columns; `dispatch` detected the instruction set.
+        // SAFETY: no other item writes these columns of these rows; `dispatch` detected the instruction set.
         unsafe {
             if self.is_by_rows() {
                 for (values, row) in values.chunks_exact(LANES).zip(rows) {
@@ -304,7 +304,7 @@ impl Output<'_> {
     /// Puts the values of a panel into a row of the output.
     #[inline(always)]
     fn put_part<S: Lanes>(&self, row: usize, panel: Panel, value: S::V) {
-        // SAFETY: no other item writes these columns.
+        // SAFETY: no other item writes these columns of this row.
         let out = unsafe {
             let start = self.target(row) * self.columns + panel.first as usize;
             self.out.part(start, panel.len as usize)
