@@ -7,9 +7,10 @@
 
 use half::f16;
 
+use super::ahead::Ahead;
 use super::format::PANEL;
 use super::simd::{Lanes, read};
-use super::tile::{Ahead, SUMS, Sums};
+use super::tile::{SUMS, Sums};
 use crate::kernels::blocks::BlockType;
 
 /// Inputs of a block.

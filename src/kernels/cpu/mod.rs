@@ -9,6 +9,7 @@
 #![allow(clippy::needless_range_loop)]
 
 mod activations;
+mod ahead;
 mod attention;
 mod backend;
 mod batch;

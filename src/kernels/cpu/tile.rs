@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 
+use super::ahead::Ahead;
 use super::format::{INT8_STEPS, PANEL};
 use super::simd::Lanes;
 
@@ -198,103 +199,9 @@ impl Plain for Bf16 {
     }
 }
 
-/// Words of a cache line.
-pub const LINE_WORDS: usize = 16;
-/// Cache lines to ask for at once: bursts of dozens were slower with 2 to 16 rows. A core keeps only so many lines under way, and a
-/// burst probably stands in the way of the weights that are multiplied.
-const LINES_AT_ONCE: usize = 6;
-
-/// How far a tile of one panel asks ahead in the stream of weights that it reads, in steps: of 16 to 384 the fastest, or as fast
-/// as those, with one to eight rows.
-const STREAM_STEPS: usize = 128;
-
 /// How far a tile of several panels asks ahead in each of them, in steps: they are in the second cache, and come from there while
 /// some hundreds of cycles pass.
 const NEAR_STEPS: usize = 10;
-
-/// Weights to bring near while others are multiplied: a tile of few rows else waits for memory first and computes then.
-#[derive(Clone, Copy)]
-pub enum Ahead {
-    /// Nothing to ask for.
-    Nothing,
-    /// The memory behind the only panel: the next tile's.
-    Stream,
-    /// So many words from a pointer on, over a whole tile.
-    Words(*const u32, usize),
-}
-
-impl Ahead {
-    /// To ask for all of it in a tile of so many steps, evenly.
-    #[inline(always)]
-    pub(super) fn over(self, steps: usize) -> Pace {
-        let (next, words) = match self {
-            Self::Words(start, words) => (start, words),
-            Self::Nothing | Self::Stream => (std::ptr::null(), 0),
-        };
-        let lines = words.div_ceil(LINE_WORDS);
-        let (every, at_once) = match lines {
-            0 => (steps.max(1), 0),
-            _ => {
-                let every = (steps * LINES_AT_ONCE + lines / 2) / lines;
-                let every = every.clamp(1, steps.max(1));
-                (every, (lines * every).div_ceil(steps.max(1)))
-            }
-        };
-        Pace {
-            next,
-            lines_left: lines,
-            every,
-            at_once,
-            is_stream: matches!(self, Self::Stream),
-        }
-    }
-}
-
-/// See [`Ahead::over`].
-pub(super) struct Pace {
-    next: *const u32,
-    lines_left: usize,
-    /// Steps from a fetch to the next.
-    pub(super) every: usize,
-    at_once: usize,
-    is_stream: bool,
-}
-
-impl Pace {
-    #[inline(always)]
-    pub(super) fn fetch<S: Lanes>(&mut self) {
-        let lines = self.at_once.min(self.lines_left);
-        self.lines_left -= lines;
-        for _ in 0..lines {
-            // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
-            unsafe { S::prefetch(self.next) };
-            self.next = self.next.wrapping_add(LINE_WORDS);
-        }
-    }
-
-    /// Asks for lines that are needed later, a share of a block of `lines` lines that is read in eight parts or two.
-    #[inline(always)]
-    pub(super) fn follow_lines<S: Lanes>(&self, block: *const u32, part: usize, lines: usize) {
-        if self.is_stream {
-            let each = lines.div_ceil(if lines > 32 { 8 } else { 2 });
-            let first = block.wrapping_add((STREAM_STEPS + part * each) * LINE_WORDS);
-            for line in 0..each {
-                // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
-                unsafe { S::prefetch(first.wrapping_add(line * LINE_WORDS)) };
-            }
-        }
-    }
-
-    /// Asks for what is needed after this step of a panel.
-    #[inline(always)]
-    fn follow<S: Lanes>(&self, panel: *const u32, step: usize, step_words: usize) {
-        if self.is_stream {
-            let later = panel.wrapping_add((step + STREAM_STEPS) * step_words);
-            // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
-            unsafe { S::prefetch(later) };
-        }
-    }
-}
 
 /// Where a tile reads the words of `M` rows.
 pub trait RowWords<const M: usize>: Copy {

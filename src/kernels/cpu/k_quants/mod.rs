@@ -27,9 +27,10 @@ mod headers;
 mod pack;
 mod unpack;
 
+use super::ahead::Ahead;
 use super::format::PANEL;
 use super::simd::{Lanes, read};
-use super::tile::{Ahead, SUMS, Sums};
+use super::tile::{SUMS, Sums};
 use crate::kernels::blocks::BlockType;
 
 pub use formats::{Q2K, Q3K, Q4K, Q5K, Q6K};

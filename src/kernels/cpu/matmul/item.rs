@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::activations::RowGroups;
+use super::super::ahead::Ahead;
 use super::super::experts::PICKED;
 use super::super::format::Format;
 use super::super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -11,7 +12,7 @@ use super::super::matrix::Matrix;
 use super::super::nibbles;
 use super::super::simd::{Isa, Kernel, Lanes};
 use super::super::strips;
-use super::super::tile::{self, Ahead, MAX_PANELS, Sums};
+use super::super::tile::{self, MAX_PANELS, Sums};
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::output::{Output, Panels};

@@ -14,11 +14,12 @@ mod pack;
 
 pub use self::header::Header;
 pub use self::pack::{pack, unpack};
+use super::ahead::Ahead;
 use super::block32::{BLOCK_STEPS, ROW_WORDS};
 use super::format::PANEL;
 use super::k_quants::by_lines;
 use super::simd::{Lanes, read};
-use super::tile::{Ahead, SUMS, Sums};
+use super::tile::{SUMS, Sums};
 
 /// Lines of codes of a block.
 const CODE_LINES: usize = BLOCK_STEPS / 2;
