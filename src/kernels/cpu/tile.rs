@@ -202,6 +202,8 @@ impl Plain for Bf16 {
 /// How far a tile of several panels asks ahead in each of them, in steps: they are in the second cache, and come from there while
 /// some hundreds of cycles pass.
 const NEAR_STEPS: usize = 10;
+/// Most rows of bytes with which a core foresees the next lines of weights by itself.
+const FORESEEN_ROWS: usize = 3;
 
 /// Where a tile reads the words of `M` rows.
 pub trait RowWords<const M: usize>: Copy {
@@ -265,7 +267,8 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let mut ahead = ahead.over(steps);
+    let is_product_a_line = M * F::ROW_WORDS * S::REGISTERS * PANEL == F::STEP_WORDS;
+    let mut ahead = ahead.over(steps).foreseen(is_product_a_line);
     let every = ahead.every;
     let sums = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: all offsets stay within what the caller promised.
@@ -323,7 +326,8 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let mut ahead = ahead.over(groups * INT8_STEPS);
+    let is_foreseen = S::BYTE_QUADS && S::REGISTERS == 1 && M <= FORESEEN_ROWS;
+    let mut ahead = ahead.over(groups * INT8_STEPS).foreseen(is_foreseen);
     let every = ahead.every.min(INT8_STEPS);
     let row_words = if S::BYTE_QUADS { 1 } else { 2 } * INT8_STEPS;
     let sums = sums.as_mut_ptr().cast::<f32>();
