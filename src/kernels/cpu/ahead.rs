@@ -13,6 +13,14 @@ const STREAM_STEPS: usize = 128;
 /// The same where a line takes few instructions: a core then foresees the stream by itself, and hints for the page after the
 /// next, which it would not read yet, took a sixth of the speed of one row of bf16, and a fifth with bytes.
 const FORESEEN_STEPS: usize = 32;
+/// Most rows of bytes that leave a line of weights few enough instructions.
+const FORESEEN_ROWS: usize = 3;
+
+/// Whether a core foresees a stream of bytes by itself that it multiplies with so many rows, four bytes in an instruction.
+#[inline(always)]
+pub const fn are_quads_foreseen<S: Lanes>(rows: usize) -> bool {
+    S::BYTE_QUADS && S::REGISTERS == 1 && rows <= FORESEEN_ROWS
+}
 
 /// Weights to bring near while others are multiplied: a tile of few rows else waits for memory first and computes then.
 #[derive(Clone, Copy)]

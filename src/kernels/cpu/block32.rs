@@ -7,7 +7,7 @@
 
 use half::f16;
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, are_quads_foreseen};
 use super::format::PANEL;
 use super::simd::{Lanes, read};
 use super::tile::{SUMS, Sums};
@@ -38,7 +38,7 @@ pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let mut ahead = ahead.over(2 * twos);
+    let mut ahead = ahead.over(2 * twos).foreseen(are_quads_foreseen::<S>(M));
     let mut until_fetch = 0;
     let sums = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: all offsets stay within what the caller promised.

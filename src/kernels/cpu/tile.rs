@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, are_quads_foreseen};
 use super::format::{INT8_STEPS, PANEL};
 use super::simd::Lanes;
 
@@ -202,8 +202,6 @@ impl Plain for Bf16 {
 /// How far a tile of several panels asks ahead in each of them, in steps: they are in the second cache, and come from there while
 /// some hundreds of cycles pass.
 const NEAR_STEPS: usize = 10;
-/// Most rows of bytes with which a core foresees the next lines of weights by itself.
-const FORESEEN_ROWS: usize = 3;
 
 /// Where a tile reads the words of `M` rows.
 pub trait RowWords<const M: usize>: Copy {
@@ -326,8 +324,9 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     ahead: Ahead,
     sums: &mut Sums,
 ) {
-    let is_foreseen = S::BYTE_QUADS && S::REGISTERS == 1 && M <= FORESEEN_ROWS;
-    let mut ahead = ahead.over(groups * INT8_STEPS).foreseen(is_foreseen);
+    let mut ahead = ahead
+        .over(groups * INT8_STEPS)
+        .foreseen(are_quads_foreseen::<S>(M));
     let every = ahead.every.min(INT8_STEPS);
     let row_words = if S::BYTE_QUADS { 1 } else { 2 } * INT8_STEPS;
     let sums = sums.as_mut_ptr().cast::<f32>();
