@@ -1,7 +1,8 @@
 //! Experts: feed-forward blocks of which each token goes through a few.
 //!
-//! Tokens are sorted by expert once. Then all experts' gates and what they let through are one kernel, and all their
-//! ways down another, whose items each own some outputs of every token and go through the experts by ascending id.
+//! Tokens are sorted by expert once, in blocks if they are many. Then all experts' gates and what they let through are one
+//! kernel, and all their ways down another, whose items each own some outputs of every token of a block and go through the
+//! experts by ascending id.
 
 mod routes;
 mod rows;

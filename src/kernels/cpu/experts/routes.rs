@@ -13,8 +13,9 @@ use crate::kernels::routing::Routing;
 const LOGIT_COST: usize = 32;
 /// Tokens whose experts are chosen together.
 const ITEM_TOKENS: usize = 16;
-/// Least rows of an expert in a block of tokens, on average: groups of fewer are often not full.
-const LEAST_BLOCK_ROWS: usize = 32;
+/// Least rows of an expert in a block of tokens, on average, for each thread: groups of few rows are often not full, and each
+/// thread reads all weights then, so that more threads need more rows to have as much to do for each byte.
+const LEAST_BLOCK_ROWS: usize = 16;
 
 /// Numbers of the experts that are added to scores for the choice only, and factors on the weights of the chosen.
 pub type Numbers<'a> = [Option<&'a [f32]>; 2];
@@ -143,11 +144,11 @@ fn chosen<'a>(
 }
 
 /// Blocks of tokens, one for each thread if experts keep enough rows: what a thread wrote is far from others, which may not
-/// even share a cache with it. Instruction sets that widen weights or multiply tiles of sixteen rows are better off with the
-/// rows of all tokens.
+/// even share a cache with it. Measured with bf16 and two threads; instruction sets that widen bf16 or multiply tiles of sixteen
+/// rows are better off with the rows of all tokens.
 fn n_blocks((pool, isa): (&ThreadPool, Isa), n_rows: usize, routing: &Routing) -> usize {
     let n_threads = pool.n_threads();
-    let is_enough = n_rows >= LEAST_BLOCK_ROWS * routing.n_experts * n_threads;
+    let is_enough = n_rows >= LEAST_BLOCK_ROWS * routing.n_experts * n_threads * n_threads;
     match isa == Isa::Avx512Bf16 && pool.nodes().count() == 1 && is_enough {
         true => n_threads,
         false => 1,

@@ -1,4 +1,4 @@
-//! Activations of experts' rows, packed: those of an expert stand together, in groups of their own.
+//! Activations of experts' rows, packed: those of an expert in a block of tokens stand together, in groups of their own.
 
 use super::super::activations::{Activations, RowGroups, most_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};

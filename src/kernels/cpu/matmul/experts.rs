@@ -135,8 +135,8 @@ pub fn add_experts(
 }
 
 /// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its
-/// last tile; some may be empty. Without strips a thread's spans get shorter: one that is done early helps others with their
-/// last spans, and is waited for.
+/// last tile; some may be empty. Without strips a thread's spans get shorter if it has more tiles than spans: one that is done
+/// early helps others with their last spans, and is waited for.
 struct NodePanels {
     n_panels: usize,
     tile: usize,
@@ -172,7 +172,7 @@ impl NodePanels {
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
         // The last span of those that get shorter has one part, that before it two.
         let parts = |spans: usize| spans * (spans + 1) / 2;
-        let tiles = match self.falls {
+        let tiles = match self.falls && n_tiles > spans {
             true => {
                 let left = |span: usize| (n_tiles * parts(spans - span)).div_ceil(parts(spans));
                 n_tiles - left(span)..n_tiles - left(span + 1)
@@ -295,7 +295,15 @@ mod tests {
 
     #[test]
     fn threads_have_shares_of_a_panel_more_or_less_in_spans_that_leave_none_out() {
-        for (n_panels, threads) in [(64, 2), (64, 3), (64, 64), (1, 8), (22, 5), (200, 2)] {
+        for (n_panels, threads) in [
+            (64, 2),
+            (64, 3),
+            (64, 64),
+            (1, 8),
+            (22, 5),
+            (200, 2),
+            (10, 1),
+        ] {
             for meets_strips in [false, true] {
                 let dealt = NodePanels::new(n_panels, meets_strips, threads);
                 let case = format!("{n_panels} panels, {threads} threads, strips {meets_strips}");
@@ -306,6 +314,16 @@ mod tests {
                 let shares: Vec<usize> = shares
                     .map(|share| share.iter().map(Range::len).sum())
                     .collect();
+                if !meets_strips {
+                    let tiles = |span: &Range<usize>| span.len().div_ceil(dealt.tile);
+                    let falls = |share: &[Range<usize>]| {
+                        share.is_sorted_by(|a, b| tiles(a) + 1 >= tiles(b))
+                    };
+                    assert!(
+                        spans.chunks(dealt.thread_spans).all(falls),
+                        "{case}: {spans:?}"
+                    );
+                }
                 let is_even = |share: &usize| share.abs_diff(shares[0]) <= 1;
                 assert!(shares.iter().all(is_even), "{case}: {shares:?}");
             }
