@@ -264,6 +264,21 @@ class LlamaCpp(HttpEngine):
         return event["tokens_predicted"] - before if event.get("stop") else len(event.get("tokens") or [])
 
 
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp's server; it repacks weights only where it is told to, which llama.cpp does by itself."""
+
+    name = "ik_llama.cpp"
+
+    def program(self):
+        return install.ik_server(self.scratch).parents[1]
+
+    def command(self):
+        sizes = ["-c", self.room.tokens, "-np", self.room.streams, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512, "-rtr"]
+        once = ["--no-warmup"] if self.room == SMALL else []
+        server = [install.ik_server(self.scratch), "-m", self.weights(), *sizes, *once]
+        return [*server, "--host", "127.0.0.1", "--port", self.port], {}
+
+
 class Vllm(HttpEngine):
     """vLLM's CPU build."""
 
@@ -311,7 +326,11 @@ class Souffleur(HttpEngine):
         shutil.rmtree(self.folder(), ignore_errors=True)
         self.folder().mkdir(parents=True)
         if self.kind in install.GGUF_KINDS:
-            os.link(install.gguf_file(self.scratch, self.model, self.kind), self.weights())
+            file = install.gguf_file(self.scratch, self.model, self.kind)
+            if self.kind == install.GIVEN:
+                self.weights().symlink_to(file.resolve())
+            else:
+                os.link(file, self.weights())
             return
         for file in (self.scratch / "models" / self.model).iterdir():
             os.link(file, self.folder() / file.name)
@@ -323,21 +342,8 @@ class Souffleur(HttpEngine):
         return [self.binary, "serve", *served, *flags, "--host", "127.0.0.1", "--port", self.port], env
 
 
-class OpenVino(Engine):
-    """OpenVINO GenAI in a process of its own (`ov_driver.py`)."""
-
-    name = "openvino"
-
-    def weights(self):
-        return install.openvino_model(self.scratch, self.model, self.kind)
-
-    def program(self):
-        return self.scratch / "venv-openvino"
-
-    def command(self):
-        driver = [self.scratch / "venv-openvino" / "bin" / "python", install.HERE / "ov_driver.py"]
-        properties, env = (self.forced.openvino(), {"ONEDNN_MAX_CPU_ISA": self.forced.onednn}) if self.forced else ({}, {})
-        return [*driver, self.weights(), KV_GIB, json.dumps(properties)], env
+class DriverEngine(Engine):
+    """An engine without a server in its package: a Python process that takes batches as JSON lines on stdin."""
 
     def stdout(self):
         return subprocess.PIPE
@@ -358,10 +364,47 @@ class OpenVino(Engine):
     def ask(self, prompts, tokens):
         self.process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}).encode() + b"\n")
         self.process.stdin.flush()
-        return [Stream(seen["start"], [tuple(event) for event in seen["events"]]) for seen in self._line()["streams"]]
+        answer = self._line()
+        if "error" in answer:
+            raise EngineFailed(f"{self.name}: {answer['error']}")
+        return [Stream(seen["start"], [tuple(event) for event in seen["events"]]) for seen in answer["streams"]]
 
 
-ENGINES = {engine.name: engine for engine in (LlamaCpp, Vllm, OpenVino, Souffleur)}
+class OpenVino(DriverEngine):
+    """OpenVINO GenAI (`ov_driver.py`)."""
+
+    name = "openvino"
+
+    def weights(self):
+        return install.openvino_model(self.scratch, self.model, self.kind)
+
+    def program(self):
+        return self.scratch / "venv-openvino"
+
+    def command(self):
+        driver = [self.scratch / "venv-openvino" / "bin" / "python", install.HERE / "ov_driver.py"]
+        properties, env = (self.forced.openvino(), {"ONEDNN_MAX_CPU_ISA": self.forced.onednn}) if self.forced else ({}, {})
+        return [*driver, self.weights(), KV_GIB, json.dumps(properties)], env
+
+
+class MistralRs(DriverEngine):
+    """mistral.rs (`mistralrs_driver.py`)."""
+
+    name = "mistral.rs"
+
+    def weights(self):
+        return install.gguf_file(self.scratch, self.model, self.kind)
+
+    def program(self):
+        return self.scratch / "venv-mistralrs"
+
+    def command(self):
+        driver = [self.scratch / "venv-mistralrs" / "bin" / "python", install.HERE / "mistralrs_driver.py"]
+        package = self.scratch / "llama.cpp" / "gguf-py"
+        return [*driver, self.weights().resolve(), self.room.streams, package], {"RAYON_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+
+
+ENGINES = {engine.name: engine for engine in (LlamaCpp, IkLlamaCpp, MistralRs, Vllm, OpenVino, Souffleur)}
 
 
 def take_souffleur(scratch, path):

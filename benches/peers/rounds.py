@@ -14,7 +14,6 @@ from shapes import SHAPES
 
 # Taken and given back before a start that is measured alone: more than an engine takes.
 WARM_BYTES = 2 << 30
-KINDS = ["bf16", "int8", "q4_k_m", "q8_0"]
 # The peers whose start is measured each round; vLLM's takes minutes, so it starts once for a model. GGUF files have rows for that.
 START_PEERS = {"bf16": ["llama.cpp", "openvino"], "int8": []}
 START_PEERS_QUICK = {"bf16": ["llama.cpp"], "int8": []}
@@ -101,7 +100,7 @@ class Session:
         try:
             for model in self.options.models:
                 for number in range(1, self.options.rounds + 1):
-                    for kind in KINDS:
+                    for kind in rows.kinds_of(model):
                         self.group(model, kind, number)
                 self.stop_all()
         finally:

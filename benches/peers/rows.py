@@ -7,6 +7,8 @@ from typing import Callable
 
 import shapes
 from engines import STREAMS, fresh
+from install import GIVEN
+from shapes import FileShape
 
 PROMPT, DECODED = 512, 128
 BATCH_PROMPT, BATCH_DECODED = 64, 128
@@ -166,9 +168,9 @@ def rate(title, **bars):
 
 
 def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
-    """The rows of one GGUF file, which Souffleur and llama.cpp both read."""
-    quick = {model: ("llama.cpp",) for model in shapes.SHAPES}
-    common = {"kind": kind, "peers": peers, "best": quick, "against": "llama.cpp"}
+    """The rows of one GGUF file, which Souffleur and its peers both read."""
+    quick = {model: ("llama.cpp", "ik_llama.cpp") for model in shapes.SHAPES}
+    common = {"kind": kind, "peers": peers, "best": quick, "against": None if kind == GIVEN else "llama.cpp"}
     load = (
         Metric("s", f"{title}: load, first token of a 16-token prompt", "s", 2.0, False),
         Metric("mib", f"{title}: load, peak resident memory", "MiB", 1.0, False, times_file=FILE_MEMORY),
@@ -182,12 +184,14 @@ def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
                 floor=step_floor(streams, BATCH_PROMPT + BATCH_DECODED // 2, kind), **common)
             for streams, bars in batch_bars.items()
         ),
-        Row(f"{short}-load", metrics=load, alone=True, **common | {"peers": ("llama.cpp",)}),
+        Row(f"{short}-load", metrics=load, alone=True, **common | {"peers": tuple(peer for peer in peers if peer in LOAD_PEERS)}),
     ]
 
 
 FILE_MEMORY = 1.1
 INT8_PEERS = ("llama.cpp", "openvino")
+FILE_PEERS = ("llama.cpp", "ik_llama.cpp", "mistral.rs")
+LOAD_PEERS = ("llama.cpp", "ik_llama.cpp")
 ROWS = [
     Row("prefill", "bf16", (rate("prefill, 512 tokens", **best_peer(1.0, needed=0.8)),), prefill, prefill_floor(),
         best=best("vllm", "openvino")),
@@ -212,21 +216,30 @@ ROWS = [
     Row("int8-batch16", "int8", (rate("int8: 16 streams, aggregate decode", **best_peer(1.3)),), batch(16),
         step_floor(16, BATCH_PROMPT + BATCH_DECODED // 2, "int8"), INT8_PEERS, best("openvino", "openvino")),
     *gguf_rows(
-        "q4", "q4_k_m", "Q4_K_M", peers=INT8_PEERS,
+        "q4", "q4_k_m", "Q4_K_M", peers=(*FILE_PEERS, "openvino"),
         prefill_bars={"bar": 1.7, "narrow": {"bar": 1.8}},
         decode_bars={"bar": 1.4, "needed": 0.8, "narrow": {"bar": 1.2, "needed": 0.75}},
         batch_bars={8: {"bar": 1.9, "narrow": {"bar": 1.7}}, 16: {"bar": 2.0, "narrow": {"bar": 1.9}}},
     ),
     *gguf_rows(
-        "q8", "q8_0", "Q8_0", peers=("llama.cpp",),
+        "q8", "q8_0", "Q8_0", peers=FILE_PEERS,
         prefill_bars={"bar": 1.3}, decode_bars={"bar": 1.5, "narrow": {"bar": 1.15}},
         batch_bars={8: {"bar": 1.0}, 16: {"bar": 1.0}},
+    ),
+    *gguf_rows(
+        "gguf", GIVEN, "the file", peers=FILE_PEERS,
+        prefill_bars={"bar": 1.0}, decode_bars={"bar": 1.0}, batch_bars={8: {"bar": 1.0}, 16: {"bar": 1.0}},
     ),
 ]
 # Rows that come with the starts of the others' engines.
 START, FIRST_START, MEMORY = "start", "first-start", "memory"
 START_LIMIT_S = 2.0
 MEMORY_ALLOWANCE = 300e6
+
+
+def kinds_of(model):
+    """The kinds of weights that a model is measured with: a file of the user's has the types that it has."""
+    return [GIVEN] if isinstance(shapes.SHAPES[model], FileShape) else ["bf16", "int8", "q4_k_m", "q8_0"]
 
 
 def kinds(names):

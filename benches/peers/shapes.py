@@ -125,6 +125,10 @@ class Shape:
         finer = sum(map(self.finer, range(self.layers))) * self.hidden * (self.kv_heads * self.head + self.ffn)
         return (self.layer_weights - finer) * Q4_K + (finer + self.head_weights) * Q6_K
 
+    def peak(self, kind):
+        """The limit that products with weights of a kind are held against."""
+        return PEAK[kind]
+
     def finer(self, layer):
         """Whether Q4_K_M gives some of a layer's matrices more bits."""
         eighth = self.layers // 8
@@ -133,6 +137,21 @@ class Shape:
     def attention_ops(self, context):
         """Operations of one token's attention over `context` tokens, and of its states: read by key and by query, and added to."""
         return 4 * context * self.heads * self.head * self.attention_layers + 6 * self.state_values
+
+
+@dataclass(frozen=True)
+class FileShape(Shape):
+    """A dense model in a GGUF file of the user's, with the bytes of its matrices as they are in the file."""
+
+    matrix_bytes: int = 0
+    # Whether most of these bytes are of types with 4 bits and fewer.
+    nibbles: bool = False
+
+    def read_bytes(self, kind, tokens=1):
+        return self.matrix_bytes
+
+    def peak(self, kind):
+        return "int4" if self.nibbles else "int8"
 
 
 SHAPES = {
@@ -178,7 +197,7 @@ def prefill(shape, limits, tokens, before=0, rows=1, kind="bf16"):
     All layers count for all tokens, though the last one needs to compute only keys and values where no logits are wanted."""
     matrices = 2 * (shape.layer_weights * tokens + shape.head_weights * rows)
     attention = tokens * shape.attention_ops(before + tokens / 2)
-    return Least(matrices / getattr(limits, PEAK[kind]) + attention / limits.bf16, limits.title(PEAK[kind]))
+    return Least(matrices / getattr(limits, shape.peak(kind)) + attention / limits.bf16, limits.title(shape.peak(kind)))
 
 
 def step(shape, limits, streams, context, shared=0, kind="bf16"):
@@ -187,6 +206,6 @@ def step(shape, limits, streams, context, shared=0, kind="bf16"):
     # States are read and written once.
     read += streams * 2 * 4 * shape.state_values
     matrices = 2 * streams * (shape.layer_weights + shape.head_weights)
-    compute = matrices / getattr(limits, PEAK[kind]) + streams * shape.attention_ops(context) / limits.bf16
+    compute = matrices / getattr(limits, shape.peak(kind)) + streams * shape.attention_ops(context) / limits.bf16
     reading = read / limits.bandwidth
-    return Least(reading, TITLES[READ]) if reading > compute else Least(compute, limits.title(PEAK[kind]))
+    return Least(reading, TITLES[READ]) if reading > compute else Least(compute, limits.title(shape.peak(kind)))
