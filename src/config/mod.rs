@@ -52,7 +52,7 @@ keys::keys! {
         /// Data type in which keys and values are cached; auto is that of the weights.
         ///
         /// int8 takes half the memory of bfloat16 and is less precise: signed bytes, with one scale for each 64 elements of a
-        /// head's key or value. On a GPU, KV is always in the type of the weights.
+        /// head's key or value. On a GPU, KV has the type of the weights: another one is refused.
         #[flag(MODEL)]
         kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto,
         /// Quantises matrices when they are loaded: int8 takes half the memory of bfloat16, int4 three tenths, but they are

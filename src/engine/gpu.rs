@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::actors::executor::ExecutorFactory;
 use crate::actors::kv_store::StoreSetup;
-use crate::config::{DtypeChoice, EngineConfig};
+use crate::config::{DtypeChoice, EngineConfig, KvCacheDtype};
 use crate::engine::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
@@ -18,11 +18,11 @@ use crate::kernels::cuda::backend::{CudaSizes, activation_bytes, check_layout};
 use crate::kernels::cuda::driver::{self, Device};
 use crate::kernels::cuda::gemm::Products;
 use crate::kernels::cuda::pack::kernels_name;
+use crate::kernels::cuda::params::ElementType;
 use crate::kernels::dtype::Dtype as Stored;
+use crate::state::pool::kv_layout::KvDtype;
 use crate::store::block_tokens;
 
-/// SGLang's most requests at once; the plan takes fewer where the pool is small.
-const MOST_REQUESTS: usize = 4096;
 /// The memory that is left alone beside all that is known: graphs, the code of kernels, lists of samplers, what allocations are
 /// rounded up by. SGLang leaves as much.
 const HEADROOM_BYTES: u64 = 512 << 20;
@@ -53,24 +53,38 @@ impl Gpu {
         })
     }
 
-    /// The memory that there is to divide.
+    /// Refuses a model that the kernels do not compute.
     ///
     /// # Errors
-    /// The model's elements or layers have no kernels.
+    /// Its family, layers or elements have no kernels, or its KV has another type than they read.
+    pub(super) fn check(
+        &self,
+        config: &EngineConfig,
+        model: &CpuDescription,
+    ) -> Result<(), StartError> {
+        check_model(&model.config)?;
+        check_layout(&model.kv_layout).map_err(refused)?;
+        let element = element_of(model.dtype, origin(config))?;
+        check_kv_type(config, element)?;
+        if model.dtype == Stored::F16 {
+            tracing::warn!("the checkpoint is stored in float16 and runs in bfloat16 on the GPU");
+        }
+        Ok(())
+    }
+
+    /// The memory that there is to divide where `rows` requests run at once.
+    ///
+    /// # Errors
+    /// The model's elements have no kernels.
     pub(super) fn budget(
         &self,
         config: &EngineConfig,
         model: &CpuDescription,
         context_tokens: usize,
+        rows: u32,
     ) -> Result<MemoryBudget, LoadError> {
-        check_model(&model.config)?;
-        check_layout(&model.kv_layout).map_err(refused)?;
         let info = self.device.info();
-        let rows = config.max_running_requests.unwrap_or(MOST_REQUESTS);
-        let options = options(config, model, context_tokens, (0, rows))?;
-        if model.dtype == Stored::F16 {
-            tracing::warn!("the checkpoint is stored in float16 and runs in bfloat16 on the GPU");
-        }
+        let options = options(config, model, context_tokens, (0, rows as usize))?;
         let sizes = CudaSizes {
             element: options.element,
             n_pages: options.n_pages,
@@ -104,6 +118,7 @@ impl Gpu {
                 .saturating_add(HEADROOM_BYTES),
             page_table_bytes,
             store_bytes: 0,
+            max_rows: rows,
         })
     }
 
@@ -176,11 +191,30 @@ fn check_types(config: &EngineConfig) -> Result<(), ConfigError> {
         let why = "which has no CUDA kernels";
         return refused("quantization", quantization.name(), why);
     }
-    if let Some(dtype) = config.kv_cache_dtype.named() {
-        let why = "and the CUDA kernels read KV only in the type of the weights";
-        return refused("kv_cache_dtype", dtype.name(), why);
+    if config.kv_cache_dtype == KvCacheDtype::Int8 {
+        let why = "which has no CUDA kernels";
+        return refused("kv_cache_dtype", "int8", why);
     }
     Ok(())
+}
+
+/// Refuses KV of another type than that of the weights, which the kernels read.
+fn check_kv_type(config: &EngineConfig, element: ElementType) -> Result<(), ConfigError> {
+    let own = match element {
+        ElementType::F32 => KvDtype::F32,
+        ElementType::Bf16 => KvDtype::BF16,
+    };
+    match config.kv_cache_dtype.named() {
+        Some(named) if named != own => Err(ConfigError {
+            key: "kv_cache_dtype".to_owned(),
+            reason: format!(
+                "is {}, and the CUDA kernels read KV only in the type of the weights, {}: leave it out, or use --device cpu",
+                named.name(),
+                own.name()
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn options(

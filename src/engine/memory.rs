@@ -34,10 +34,6 @@ pub(super) fn memory_plan(
     gpu: Option<&Gpu>,
 ) -> Result<MemoryPlan, StartError> {
     let context_tokens = context_length(config, model)?;
-    let budget = match gpu {
-        Some(gpu) => gpu.budget(config, model, context_tokens)?,
-        None => host_budget(config, model)?,
-    };
     let windowed = match gpu {
         // Its kernels have one page table: there, layers with windows keep all tokens.
         Some(_) => None,
@@ -59,7 +55,12 @@ pub(super) fn memory_plan(
         caches_prefixes: !config.disable_radix_cache,
         state_interval_tokens: config.mamba_track_interval,
     };
-    let plan = MemoryPlan::new(budget, wish)?;
+    let plan = match gpu {
+        Some(gpu) => {
+            MemoryPlan::by_rows(wish, |rows| gpu.budget(config, model, context_tokens, rows))?
+        }
+        None => MemoryPlan::new(host_budget(config, model)?, wish)?,
+    };
     if let Some(asked) = plan.asked_in_vain() {
         tracing::warn!(
             asked,
@@ -108,5 +109,6 @@ fn host_budget(config: &EngineConfig, model: &CpuDescription) -> Result<MemoryBu
         reserve_bytes: activations.saturating_add(store_bytes),
         page_table_bytes: 0,
         store_bytes,
+        max_rows: u32::MAX,
     })
 }

@@ -135,6 +135,9 @@ impl EngineParts {
         if let Some(tag) = &double_sparsity {
             tracing::info!(kv = &**tag, "long contexts are attended to in part");
         }
+        if let Some(gpu) = &gpu {
+            gpu.check(config, &model)?;
+        }
         let memory = memory_plan(config, &model, gpu.as_ref())?;
         let TextSide { text, generation } = text_side(config)?;
         let text = text.map(Arc::new);

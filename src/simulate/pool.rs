@@ -82,6 +82,7 @@ pub fn model_info(
         page_table_bytes: 0,
         // Not known to be in the same memory.
         store_bytes: 0,
+        max_rows: u32::MAX,
     };
     if given.is_some() {
         // A capacity that is asked for is simulated, whatever the device has.

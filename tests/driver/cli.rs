@@ -213,13 +213,11 @@ fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
         ("--quantization", "int8"),
         ("--quantization", "int4"),
         ("--kv-cache-dtype", "int8"),
-        ("--kv-cache-dtype", "bf16"),
     ] {
-        let name_shown = name.replace("bf16", "bfloat16");
         check_refused(
             &plan(&["--device", "cuda", flag, name], Some(&emulated()), &[]),
             2,
-            &[&name_shown, "CUDA kernels", "--device cpu"],
+            &[name, "CUDA kernels", "--device cpu"],
         );
     }
     for device in [
@@ -232,6 +230,31 @@ fn what_a_gpu_cannot_do_is_refused_before_it_is_opened() {
     ] {
         let output = plan(&["--device", device], None, &[]);
         check_refused(&output, 2, &["auto, cpu, cuda or cuda:N"]);
+    }
+}
+
+#[test]
+fn kv_may_be_named_by_the_type_of_the_weights_on_a_gpu() {
+    let plan_in = |dtype, kv| {
+        let flags = ["--device", "cuda", "--dtype", dtype, "--kv-cache-dtype", kv];
+        plan(&flags, Some(&emulated()), &[TWO_GIB])
+    };
+    for (dtype, kv) in [
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "bf16"),
+        ("float32", "float32"),
+        ("bfloat16", "auto"),
+    ] {
+        let output = plan_in(dtype, kv);
+        assert!(output.status.success(), "{dtype}, {kv}: {output:?}");
+    }
+    for (dtype, kv) in [
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("bfloat16", "float16"),
+    ] {
+        let words = [kv, dtype, "type of the weights", "--device cpu"];
+        check_refused(&plan_in(dtype, kv), 2, &words);
     }
 }
 

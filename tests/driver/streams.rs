@@ -113,6 +113,19 @@ fn recordings_and_waits_for_the_whole_context_do_not_meet() {
     assert!(refused.to_string().contains("CAPTURE"), "{refused}");
 }
 
+/// Ranks record on GPUs of their own: one waits for its whole context while another one is inside a recording.
+#[test]
+fn a_recording_on_one_gpu_delays_no_wait_on_another() {
+    let ((recorder, _), (other, _)) = (device(17), device(18));
+    let stream = recorder.stream(Priority::High).unwrap();
+    let buffer = recorder.alloc::<u32>(1).unwrap();
+    let recorded = stream.capture(|| {
+        std::thread::scope(|scope| scope.spawn(|| other.synchronize()).join().unwrap())?;
+        stream.fill(&buffer, 0..1, 1)
+    });
+    recorded.unwrap();
+}
+
 #[test]
 fn all_of_it_may_be_used_and_dropped_on_other_threads() {
     let (device, emulated) = device(15);

@@ -1,23 +1,16 @@
-//! Which models a GPU can run.
+//! Which models the CUDA kernels compute: an allow-list of families and of the configuration's fields.
 
 use crate::error::LoadError;
-use crate::model::config::ModelConfig;
+use crate::model::config::{Architecture, ModelConfig};
 
-/// Refuses a model that there are no kernels for.
+/// Refuses a model that the CUDA kernels do not compute.
 ///
 /// # Errors
-/// [`LoadError::Device`] for one of Gemma's families, one with experts or latent attention, whose layers keep states, or that
-/// scales or rotates in ways of its own.
+/// [`LoadError::Device`] naming the family and the part that has no kernel.
 pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
-    let lacking = match (&config.recurrent, &config.latent, &config.experts) {
-        _ if config.gemma.is_some() => "Gemma's gates and norms",
-        (Some(_), ..) => "layers with states",
-        (_, Some(_), _) => "latent attention",
-        (.., Some(_)) => "experts",
-        _ => match way_of_its_own(config) {
-            Some(way) => way,
-            None => return Ok(()),
-        },
+    let Some(lacking) = field_without_kernel(config).or_else(|| family_without_kernel(config))
+    else {
+        return Ok(());
     };
     Err(LoadError::Device(format!(
         "{} runs on the CPU only so far, as there are no CUDA kernels for {lacking}: start with --device cpu",
@@ -25,26 +18,75 @@ pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
     )))
 }
 
-/// What a dense family computes and other dense families do not.
-fn way_of_its_own(config: &ModelConfig) -> Option<&'static str> {
-    let scales = [
-        config.embedding_scale,
-        config.residual_scale,
-        config.score_scale,
-        config.logits_divisor,
-    ];
-    let ways = [
-        (scales.iter().any(Option::is_some), "scaled activations"),
-        (config.query_scale.is_some(), "queries scaled by position"),
-        (config.rotated.contains(&false), "layers without rotation"),
+/// The pattern names every field, so a new field does not compile before it is decided here.
+fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
+    let ModelConfig {
+        architecture: _,
+        vocab_size: _,
+        hidden_size: _,
+        intermediate_size: _,
+        experts,
+        num_hidden_layers: _,
+        num_attention_heads: _,
+        num_key_value_heads: _,
+        head_dim,
+        latent,
+        rms_norm_eps: _,
+        tie_word_embeddings: _,
+        bias: _,
+        qk_norm: _,
+        recurrent,
+        rotary_dim,
+        rotated,
+        embedding_scale,
+        residual_scale,
+        score_scale,
+        logits_divisor,
+        query_scale,
+        gemma,
+        sinks,
+        windows: _,
+        max_position_embeddings: _,
+        rope,
+        bos_token_id: _,
+        eos_token_ids: _,
+        dtype: _,
+    } = config;
+    let scales = [embedding_scale, residual_scale, score_scale, logits_divisor];
+    let parts = [
+        (gemma.is_some(), "Gemma's gates and norms"),
+        (recurrent.is_some(), "layers with states"),
+        (latent.is_some(), "latent attention"),
+        (experts.is_some(), "experts"),
+        (*sinks, "attention sinks"),
         (
-            config.rotary_dim < config.head_dim,
-            "heads that rotate in part",
+            scales.into_iter().any(Option::is_some),
+            "scaled activations",
         ),
-        (config.rope.long_above().is_some(), "rotations by length"),
+        (query_scale.is_some(), "queries scaled by position"),
+        (rotated.contains(&false), "layers without rotation"),
+        (rotary_dim < head_dim, "partial rotary embeddings"),
+        (rope.long_above().is_some(), "rotations by length"),
     ];
-    let mut ways = ways.into_iter();
-    ways.find_map(|(has, way)| has.then_some(way))
+    let mut parts = parts.into_iter();
+    parts.find_map(|(has, part)| has.then_some(part))
+}
+
+/// `None` for the families whose layers the kernels were written for.
+fn family_without_kernel(config: &ModelConfig) -> Option<&'static str> {
+    use Architecture as A;
+    match config.architecture {
+        A::Llama | A::Mistral | A::Qwen2 | A::Qwen3 | A::Phi3 => None,
+        // Llama's layers where the fields above leave them so.
+        A::Granite | A::SmolLm3 | A::Ministral3 => None,
+        A::Mixtral | A::Qwen3Moe | A::DeepseekV2 | A::DeepseekV3 | A::Glm4MoeLite | A::GptOss => {
+            Some("this family's experts")
+        }
+        A::Qwen35 | A::Qwen35Moe | A::Qwen3Next | A::Lfm2 | A::Lfm2Moe => {
+            Some("this family's states")
+        }
+        A::Gemma2 | A::Gemma3 | A::Gemma4 => Some("this family's gates and norms"),
+    }
 }
 
 #[cfg(test)]
@@ -52,6 +94,41 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+
+    fn fixture(name: &str) -> ModelConfig {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+        ModelConfig::read(&models.join(name)).expect("it is read")
+    }
+
+    #[test]
+    fn a_dense_family_with_a_field_of_another_is_refused() {
+        let dense = fixture("qwen3");
+        check_model(&dense).expect("it runs");
+        let with_sinks = ModelConfig {
+            sinks: true,
+            ..dense
+        };
+        let error = check_model(&with_sinks).expect_err("it is refused");
+        assert!(error.to_string().contains("attention sinks"), "{error}");
+    }
+
+    #[test]
+    fn a_family_outside_the_list_is_refused_whatever_its_fields() {
+        let dense = fixture("qwen3");
+        for architecture in Architecture::ALL {
+            let config = ModelConfig {
+                architecture,
+                ..dense.clone()
+            };
+            let runs = check_model(&config).is_ok();
+            assert_eq!(runs, family_without_kernel(&config).is_none());
+        }
+        let config = ModelConfig {
+            architecture: Architecture::GptOss,
+            ..dense
+        };
+        check_model(&config).expect_err("its gates are clamped");
+    }
 
     #[test]
     fn families_without_kernels_are_refused_by_name() {
@@ -73,9 +150,9 @@ mod tests {
             ("phi3-longrope", "Phi3ForCausalLM"),
             ("ministral3", "Ministral3ForCausalLM"),
         ] {
-            let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-            let config = ModelConfig::read(&models.join(name)).expect("it is read");
-            let error = check_model(&config).expect_err("it is refused").to_string();
+            let error = check_model(&fixture(name))
+                .expect_err("it is refused")
+                .to_string();
             assert!(error.starts_with(architecture), "{error}");
             assert!(error.ends_with("start with --device cpu"), "{error}");
         }

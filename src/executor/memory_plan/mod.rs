@@ -4,6 +4,7 @@
 
 mod explain;
 mod reserve;
+mod rows;
 mod slots;
 mod windows;
 
@@ -50,6 +51,8 @@ pub struct MemoryBudget {
     pub page_table_bytes: u64,
     /// Part of the reserve: buffers of the KV store, in bytes. 0 without one.
     pub store_bytes: u64,
+    /// Requests that the reserve has page tables and activations for; `u32::MAX` where none are reserved by their number.
+    pub max_rows: u32,
 }
 
 /// The needs of the model and the wishes of the user.
@@ -178,7 +181,7 @@ impl MemoryPlan {
             kv_bytes: wish.pool_bytes(tokens),
             limit,
             largest_safe_fraction: largest_safe_fraction(&budget),
-            max_running_requests: running_requests(&wish, tokens),
+            max_running_requests: running_requests(&budget, &wish, tokens),
         })
     }
 
@@ -410,7 +413,7 @@ fn largest_safe_fraction(budget: &MemoryBudget) -> f64 {
 
 /// SGLang's default: between 2,048 and 4,096 by contexts in the pool, and two tokens for each at least. Fewer where each
 /// has a state.
-fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
+fn running_requests(budget: &MemoryBudget, wish: &MemoryWish, tokens: u64) -> u32 {
     let by_contexts = tokens.saturating_mul(512) / wish.context_tokens.max(1);
     let most = match wish.state_bytes {
         0 => by_contexts.clamp(2048, 4096),
@@ -420,7 +423,7 @@ fn running_requests(wish: &MemoryWish, tokens: u64) -> u32 {
     let default = most.min(tokens / 2).max(1) as u32;
     match wish.max_running_requests {
         Some(asked) => asked.clamp(1, u32::try_from(tokens).unwrap_or(u32::MAX)),
-        None => default,
+        None => default.min(budget.max_rows),
     }
 }
 

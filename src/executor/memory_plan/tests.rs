@@ -12,6 +12,7 @@ fn budget() -> MemoryBudget {
         reserve_bytes: GIB,
         page_table_bytes: 0,
         store_bytes: 0,
+        max_rows: u32::MAX,
     }
 }
 
@@ -252,6 +253,7 @@ fn more_tokens_than_fit_become_those_that_fit_with_and_without_a_fraction() {
 fn running_requests_follow_the_pool() {
     let running = |asked, tokens| {
         running_requests(
+            &budget(),
             &MemoryWish {
                 max_running_requests: asked,
                 ..wish()
@@ -357,6 +359,57 @@ fn a_gpu_gives_most_of_its_memory() {
         text.contains("the page table takes 512.0 MiB") && text.contains("a larger page_size"),
         "{text}"
     );
+}
+
+/// A card with 16 GiB, pages of one token and a context of 131,072: half a MiB of page table for each request.
+#[test]
+fn a_gpu_reserves_page_tables_for_the_requests_that_its_pool_runs() {
+    const TABLE_BYTES: u64 = 4 * 131_072;
+    let wish = MemoryWish {
+        page_size: 1,
+        context_tokens: 131_072,
+        ..wish()
+    };
+    let budget = |rows: u32| {
+        let page_table_bytes = TABLE_BYTES * u64::from(rows + 1);
+        Ok(MemoryBudget {
+            reserve_bytes: GIB + page_table_bytes,
+            page_table_bytes,
+            max_rows: rows,
+            ..gpu()
+        })
+    };
+    let plan = MemoryPlan::by_rows(wish, budget).expect("it fits");
+    assert_eq!(plan.max_running_requests, 2048, "the pool runs no more");
+    assert_eq!(plan.budget.page_table_bytes, TABLE_BYTES * 2049);
+    // Tables for 2,048 requests leave no room for a pool; those of fewer do.
+    let small = |rows| {
+        budget(rows).map(|budget| MemoryBudget {
+            free_before_bytes: 6 * GIB,
+            ..budget
+        })
+    };
+    let plan = MemoryPlan::by_rows(wish, small).expect("it fits with fewer requests");
+    let rows = plan.max_running_requests;
+    assert_eq!(plan.budget.max_rows, rows);
+    let wider = MemoryPlan::new(small(rows + 1).expect("a budget"), wish);
+    assert!(
+        wider.is_ok_and(|wider| wider.max_running_requests < rows + 1),
+        "{rows}"
+    );
+    let asked = MemoryWish {
+        max_running_requests: Some(7),
+        ..wish
+    };
+    let plan = MemoryPlan::by_rows(asked, budget).expect("it fits");
+    assert_eq!(plan.budget.page_table_bytes, TABLE_BYTES * 8);
+    let full = |rows| {
+        budget(rows).map(|budget| MemoryBudget {
+            weights_bytes: 15 * GIB,
+            ..budget
+        })
+    };
+    MemoryPlan::by_rows(wish, full).expect_err("one request does not fit");
 }
 
 #[test]

@@ -337,6 +337,7 @@ impl Backend for CudaBackend {
         layer: usize,
         batch: &CudaBatch,
     ) -> Tensor {
+        assert!(!weights.norms_values, "models that norm values are refused");
         let linear = &weights.projection;
         let qkv = self.elements(x.rows, linear.weight.outputs);
         self.multiply(
@@ -373,11 +374,15 @@ impl Backend for CudaBackend {
     fn attend(
         &mut self,
         q: &Tensor,
-        (heads, _): (&HeadShape, Option<&Vector>),
+        (heads, sinks): (&HeadShape, Option<&Vector>),
         layer: usize,
         batch: &CudaBatch,
         _: &Matrix,
     ) -> Tensor {
+        assert!(
+            sinks.is_none() && heads.score_cap.is_none(),
+            "models with attention sinks or softcapped scores are refused"
+        );
         let out = self.elements(q.rows, q.width);
         let params = AttendParams {
             out: out.elements(),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 
 use super::error::{CudaUnavailable, DriverError};
-use super::graph::beside_no_recording;
+use super::graph::{ContextLock, beside_no_recording, context_lock};
 use super::table::{Functions, check};
 
 /// mma.sync on bf16 and cp.async, which the kernels use, came with 8.0.
@@ -195,6 +195,7 @@ struct Shared {
     info: DeviceInfo,
     device: CUdevice,
     context: CUcontext,
+    context_lock: Arc<ContextLock>,
     /// From which priority of streams to which, the most urgent second; lower numbers are more urgent.
     priorities: (c_int, c_int),
     allocated_bytes: AtomicU64,
@@ -232,6 +233,7 @@ impl Device {
             info,
             device,
             context,
+            context_lock: context_lock(ordinal),
             priorities: (0, 0),
             allocated_bytes: AtomicU64::new(0),
             pinned_bytes: AtomicU64::new(0),
@@ -293,7 +295,7 @@ impl Device {
     ) -> Result<R, DriverError> {
         const CALL: &str = "cuCtxSynchronize";
         self.bind()?;
-        let _alone = beside_no_recording(CALL)?;
+        let _alone = beside_no_recording(self.context_lock(), CALL)?;
         // SAFETY: the context is current.
         check(CALL, unsafe { (self.functions().ctx_synchronize)() })?;
         Ok(then())
@@ -311,6 +313,10 @@ impl Device {
 
     pub(super) fn functions(&self) -> &'static Functions {
         self.0.functions
+    }
+
+    pub(super) fn context_lock(&self) -> &ContextLock {
+        &self.0.context_lock
     }
 
     pub(super) fn priorities(&self) -> (c_int, c_int) {

@@ -1,9 +1,10 @@
 //! Launches recorded once and replayed with one call.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cudarc::driver::sys::{CUgraphExec, CUstreamCaptureMode};
 
@@ -21,10 +22,17 @@ pub struct Graph {
 // SAFETY: a graph belongs to a context, not to a thread. It is not `Sync`: the driver does not lock graphs.
 unsafe impl Send for Graph {}
 
-/// Recordings share it, and a wait for a whole context has it alone: the driver ends every recording in a context that
-/// another thread waits for. One lock serves all contexts, as each of two engines on a GPU has a [`Device`] of its own for
-/// the same one.
-static RECORDINGS: RwLock<()> = RwLock::new(());
+/// Recordings in a context share it, and a wait for the whole context takes it exclusively: the driver ends every recording
+/// in a context that another thread waits for.
+pub(super) type ContextLock = RwLock<()>;
+
+/// The lock of a GPU's primary context. The [`Device`]s of two engines on one GPU share it; engines on different GPUs share
+/// none, so a rank that records never delays another rank's wait.
+pub(super) fn context_lock(ordinal: usize) -> Arc<ContextLock> {
+    static LOCKS: Mutex<BTreeMap<usize, Arc<ContextLock>>> = Mutex::new(BTreeMap::new());
+    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    locks.entry(ordinal).or_default().clone()
+}
 
 thread_local! {
     static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
@@ -33,34 +41,35 @@ thread_local! {
 const CAPTURE_UNSUPPORTED: c_int = 900;
 
 /// A recording of this thread.
-struct Recording(
-    #[expect(dead_code, reason = "released with the recording")] RwLockReadGuard<'static, ()>,
+struct Recording<'a>(
+    #[expect(dead_code, reason = "released with the recording")] RwLockReadGuard<'a, ()>,
 );
 
-impl Recording {
-    fn begin() -> Result<Self, DriverError> {
+impl<'a> Recording<'a> {
+    fn begin(lock: &'a ContextLock) -> Result<Self, DriverError> {
         refuse_while_recording("cuStreamBeginCapture")?;
-        let guard = RECORDINGS.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = lock.read().unwrap_or_else(PoisonError::into_inner);
         IS_RECORDING.set(true);
         Ok(Self(guard))
     }
 }
 
-impl Drop for Recording {
+impl Drop for Recording<'_> {
     fn drop(&mut self) {
         IS_RECORDING.set(false);
     }
 }
 
-/// Waits until no thread records, and lets none begin while the guard lives.
+/// Waits until no thread records in the context, and lets none begin while the guard lives.
 ///
 /// # Errors
 /// This thread records: with this call the driver would end its recording, and those of others.
-pub(super) fn beside_no_recording(
+pub(super) fn beside_no_recording<'a>(
+    lock: &'a ContextLock,
     call: &'static str,
-) -> Result<RwLockWriteGuard<'static, ()>, DriverError> {
+) -> Result<RwLockWriteGuard<'a, ()>, DriverError> {
     refuse_while_recording(call)?;
-    Ok(RECORDINGS.write().unwrap_or_else(PoisonError::into_inner))
+    Ok(lock.write().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn refuse_while_recording(call: &'static str) -> Result<(), DriverError> {
@@ -83,7 +92,7 @@ impl Stream {
         let device = self.device().clone();
         let functions = device.functions();
         device.bind()?;
-        let recording = Recording::begin()?;
+        let recording = Recording::begin(device.context_lock())?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the handle is valid while `self` lives.
         let code = unsafe { (functions.stream_begin_capture)(self.raw(), mode) };

@@ -1,0 +1,36 @@
+//! The number of requests that a reserve which grows with it is made for.
+
+use super::{MemoryBudget, MemoryPlan, MemoryWish};
+use crate::error::LoadError;
+
+/// SGLang's largest number of requests that run at once.
+const MOST_REQUESTS: u32 = 4096;
+
+impl MemoryPlan {
+    /// Divides the memory where page tables and activations take memory for each request that may run. `budget` gives the
+    /// memory for so many requests. Without `max_running_requests` the plan reserves as many as its pool then runs, at most
+    /// 4,096: a reserve for more would be memory that no request uses.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`], and of `budget`.
+    pub fn by_rows(
+        wish: MemoryWish,
+        budget: impl Fn(u32) -> Result<MemoryBudget, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let plan = |rows| Self::new(budget(rows)?, wish);
+        if let Some(asked) = wish.max_running_requests {
+            return plan(asked);
+        }
+        // A larger reserve leaves a smaller pool, which runs fewer requests.
+        let runs_all = |rows| plan(rows).is_ok_and(|plan| plan.max_running_requests == rows);
+        let (mut reserved, mut too_many) = (1, MOST_REQUESTS + 1);
+        while too_many - reserved > 1 {
+            let rows = reserved + (too_many - reserved) / 2;
+            match runs_all(rows) {
+                true => reserved = rows,
+                false => too_many = rows,
+            }
+        }
+        plan(reserved)
+    }
+}
