@@ -65,7 +65,7 @@ pub(super) fn memory_plan(
         tracing::warn!(
             asked,
             max_total_tokens = plan.max_total_tokens,
-            "max_total_tokens is larger than what fits into memory: what fits is used"
+            "max_total_tokens is larger than what mem_fraction_static leaves room for: that is used"
         );
     }
     Ok(plan)

@@ -80,7 +80,7 @@ impl MemoryPlan {
         ));
         if let Some(asked) = self.asked_in_vain() {
             lines.push(format!(
-                "warning: --max-total-tokens {asked} would take {}, what fits is used",
+                "warning: --max-total-tokens {asked} would take {}, what --mem-fraction-static leaves is used",
                 Bytes(wish.pool_bytes(wish.whole_pages(asked)))
             ));
         }

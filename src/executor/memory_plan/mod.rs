@@ -248,7 +248,7 @@ impl MemoryPlan {
         })
     }
 
-    /// The `max_total_tokens` that were asked for, if fewer fit.
+    /// The `max_total_tokens` that were asked for, if `mem_fraction_static` leaves room for fewer.
     pub fn asked_in_vain(&self) -> Option<u64> {
         let asked = self.wish.max_total_tokens?;
         (self.wish.whole_pages(asked) > self.max_total_tokens).then_some(asked)
@@ -374,9 +374,18 @@ fn free_choice(
             wish.smallest_pool(),
         )));
     }
-    let mut candidates = vec![(wish.tokens_in(room), PoolLimit::Room)];
-    if wish.max_total_tokens.is_some() {
-        return Ok(candidates);
+    let fitting = wish.tokens_in(room);
+    let mut candidates = vec![(fitting, PoolLimit::Room)];
+    if let Some(asked) = wish.max_total_tokens {
+        // A pool that takes all the room leaves other programs none, for tokens that may never be used.
+        let (wanted, most) = (
+            wish.whole_pages(asked),
+            MAX_PAGES.saturating_mul(u64::from(wish.page_size)),
+        );
+        return match wanted <= fitting.min(most) {
+            true => Ok(candidates),
+            false => Err(does_not_fit(budget, wish, (asked, fitting.min(most)))),
+        };
     }
     if let Place::Gpu(_) = budget.place {
         // Where the weights leave less than that, all the room is taken.
@@ -393,6 +402,21 @@ fn free_choice(
     ));
     candidates.push((wish.default_contexts(), PoolLimit::DefaultContexts));
     Ok(candidates)
+}
+
+/// More tokens are asked for than have room.
+fn does_not_fit(
+    budget: &MemoryBudget,
+    wish: &MemoryWish,
+    (asked, fitting): (u64, u64),
+) -> LoadError {
+    LoadError::Memory(format!(
+        "max_total_tokens is {asked}, whose K/V takes {}; {fitting} tokens fit into the {} that are available beside the weights          ({}), activations and headroom ({}): ask for fewer, leave it out, or set mem_fraction_static, by which it is a          limit only",
+        Bytes(wish.pool_bytes(wish.whole_pages(asked))),
+        Bytes(budget.free_before_bytes),
+        Bytes(budget.weights_bytes),
+        Bytes(budget.reserve_bytes),
+    ))
 }
 
 fn requested_tokens(wish: &MemoryWish, requested: u64) -> Result<u64, LoadError> {

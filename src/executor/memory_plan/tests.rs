@@ -216,37 +216,49 @@ fn what_does_not_fit_is_refused_with_numbers() {
 }
 
 #[test]
-fn more_tokens_than_fit_become_those_that_fit_with_and_without_a_fraction() {
-    let with = |max_total_tokens, mem_fraction_static| {
-        let wish = MemoryWish {
-            max_total_tokens: Some(max_total_tokens),
-            mem_fraction_static,
-            ..wish()
-        };
-        MemoryPlan::new(budget(), wish).expect("it is clamped")
-    };
+fn more_tokens_than_a_fraction_leaves_room_for_become_those_that_it_does() {
     for place in [Place::Host, Place::Gpu(0)] {
         let budget = MemoryBudget { place, ..budget() };
-        for (fraction, limit) in [(None, PoolLimit::Room), (Some(0.5), PoolLimit::Fraction)] {
-            for asked in [100_000, u64::MAX] {
-                let wish = MemoryWish {
-                    max_total_tokens: Some(asked),
-                    mem_fraction_static: fraction,
-                    ..wish()
-                };
-                let plan = MemoryPlan::new(budget, wish).expect("it is clamped");
-                assert_eq!((plan.limit, plan.asked_in_vain()), (limit, Some(asked)));
-                assert!(plan.kv_bytes <= budget.free_before_bytes - budget.weights_bytes);
-                let text = plan.explain().join("\n");
-                let warning = format!("warning: --max-total-tokens {asked} would take");
-                assert!(text.contains(&warning), "{text}");
-            }
+        for asked in [100_000, u64::MAX] {
+            let wish = MemoryWish {
+                max_total_tokens: Some(asked),
+                mem_fraction_static: Some(0.5),
+                ..wish()
+            };
+            let plan = MemoryPlan::new(budget, wish).expect("it is clamped");
+            let expected = (PoolLimit::Fraction, Some(asked));
+            assert_eq!((plan.limit, plan.asked_in_vain()), expected);
+            assert!(plan.kv_bytes <= budget.free_before_bytes - budget.weights_bytes);
+            let text = plan.explain().join("\n");
+            let warning = format!("warning: --max-total-tokens {asked} would take");
+            assert!(text.contains(&warning), "{text}");
         }
     }
-    assert_eq!(with(100_000, None).max_total_tokens, 90_096);
-    // Cut to whole pages is not clamped.
-    let fits = with(1007, None);
-    assert_eq!((fits.max_total_tokens, fits.asked_in_vain()), (992, None));
+}
+
+#[test]
+fn more_tokens_than_fit_are_refused_with_the_number_that_does() {
+    let with = |place, max_total_tokens| {
+        let wish = MemoryWish {
+            max_total_tokens: Some(max_total_tokens),
+            ..wish()
+        };
+        MemoryPlan::new(MemoryBudget { place, ..budget() }, wish)
+    };
+    for place in [Place::Host, Place::Gpu(0)] {
+        for asked in [90_112, 100_000, u64::MAX] {
+            let error = with(place, asked).expect_err("it does not fit").to_string();
+            let expected = [&format!("max_total_tokens is {asked}"), "90096 tokens fit"];
+            for part in expected {
+                assert!(error.contains(part), "{part:?} is not in {error}");
+            }
+        }
+        let all = with(place, 90_096).expect("the last one fits");
+        assert_eq!((all.max_total_tokens, all.limit), (90_096, PoolLimit::Room));
+        // Cut to whole pages is not clamped.
+        let fits = with(place, 1007).expect("it fits");
+        assert_eq!((fits.max_total_tokens, fits.asked_in_vain()), (992, None));
+    }
 }
 
 #[test]

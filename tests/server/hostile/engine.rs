@@ -210,36 +210,44 @@ fn a_channel_that_no_request_could_be_given_is_refused_at_the_start() {
 }
 
 #[test]
-fn more_pool_than_memory_is_clamped_with_a_warning_with_and_without_a_fraction() {
+fn more_pool_than_a_fraction_leaves_is_clamped_with_a_warning_and_more_than_memory_is_refused() {
     const ASKED: usize = 1 << 53;
-    for fraction in [None, Some(0.05)] {
-        let world = World::with(|engine, _| {
-            engine.max_total_tokens = Some(ASKED);
-            engine.mem_fraction_static = fraction;
-            engine.page_size = 256;
-        });
-        let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
-        post(world.addr, "/generate", &call).ok();
-        let info = get(world.addr, "/server_info").ok();
-        let tokens = info["max_total_num_tokens"].as_u64().expect("a number");
-        assert!(tokens > 0 && tokens < ASKED as u64, "{tokens}");
-        world.wait_until_whole();
-    }
+    let world = World::with(|engine, _| {
+        engine.max_total_tokens = Some(ASKED);
+        engine.mem_fraction_static = Some(0.05);
+        engine.page_size = 256;
+    });
+    let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
+    post(world.addr, "/generate", &call).ok();
+    let info = get(world.addr, "/server_info").ok();
+    let tokens = info["max_total_num_tokens"].as_u64().expect("a number");
+    assert!(tokens > 0 && tokens < ASKED as u64, "{tokens}");
+    world.wait_until_whole();
     let model = long_model();
-    for fraction in [None, Some("0.05")] {
+    let plan = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
         command.args(["plan", "--page-size", "256", "--model-path"]);
-        command.arg(model.path());
+        command.arg(model.path()).args(more);
         command.args(["--max-total-tokens", &ASKED.to_string()]);
-        command.args(fraction.iter().flat_map(|f| ["--mem-fraction-static", *f]));
         let output = command.output().expect("the binary runs");
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{log}");
-        let warning = format!("warning: --max-total-tokens {ASKED} would take");
-        assert!(printed.contains(&warning), "{printed}");
-        assert!(log.contains("larger than what fits into memory"), "{log}");
-    }
+        (output.status.code(), printed, log)
+    };
+    let (code, printed, log) = plan(&["--mem-fraction-static", "0.05"]);
+    assert_eq!(code, Some(0), "{log}");
+    let warning = format!("warning: --max-total-tokens {ASKED} would take");
+    assert!(printed.contains(&warning), "{printed}");
+    assert!(
+        log.contains("larger than what mem_fraction_static"),
+        "{log}"
+    );
+    // Without one the pool took all memory, with a warning alone.
+    let (code, _, log) = plan(&[]);
+    assert_eq!(code, Some(1), "{log}");
+    let reason = format!("max_total_tokens is {ASKED}, whose K/V takes");
+    assert!(log.contains(&reason), "{log}");
+    assert!(log.contains("tokens fit into the"), "{log}");
 }
 
 /// Changes a key of the model's `config.json` and `generation_config.json`.
