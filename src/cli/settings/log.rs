@@ -17,7 +17,8 @@ pub struct LogConfig {
 impl Keys for LogConfig {
     const KEYS: &'static [Key] = &[Key {
         name: "log_level",
-        doc: "Minimum severity to log to stderr: error, warn, info, debug, trace, or `target=level` pairs.\n",
+        doc: "Minimum severity to log to stderr: error, warn, info, debug, trace, or `target=level` pairs; it wins over \
+              RUST_LOG.\n",
         form: Form::Text,
         flag: Flag {
             heading: "Log",
@@ -36,6 +37,41 @@ impl Default for LogConfig {
     }
 }
 
+/// The choice of `RUST_LOG`, in the form of our own key, where a target has a level; `None` of an empty one.
+///
+/// # Errors
+/// A warning: others read the variable too, and what we cannot read is no reason not to start.
+pub(super) fn of_rust_log(value: &str) -> Result<Option<String>, String> {
+    if value.trim().is_empty() {
+        return Ok(None);
+    }
+    if let Err(error) = EnvFilter::try_new(value) {
+        return Err(format!(
+            "environment variable RUST_LOG is {value:?} and is ignored: {error}"
+        ));
+    }
+    let mut depth = 0_usize;
+    // Commas between the fields of a span are none between choices.
+    let parts = value.split(|c: char| {
+        match c {
+            '[' | '{' => depth += 1,
+            ']' | '}' => depth = depth.saturating_sub(1),
+            _ => (),
+        }
+        c == ',' && depth == 0
+    });
+    let parts = parts.map(str::trim).filter(|part| !part.is_empty());
+    let parts = parts.map(|part| match part.contains(['=', '[']) || is_level(part) {
+        true => part.to_owned(),
+        false => format!("{part}=trace"),
+    });
+    Ok(Some(parts.collect::<Vec<_>>().join(",")))
+}
+
+fn is_level(part: &str) -> bool {
+    part.parse::<LevelFilter>().is_ok()
+}
+
 impl LogConfig {
     /// The same choice, for the subscriber.
     ///
@@ -43,9 +79,9 @@ impl LogConfig {
     /// Names a level that is none: alone, `EnvFilter` would take it for a target.
     pub fn filter(&self) -> Result<EnvFilter, ConfigError> {
         let level = &self.log_level;
-        let is_target = |part: &str| part.contains(['=', '[']);
+        let is_target = |part: &str| part.contains(['=', '[', ']']);
         let mut parts = level.split(',').map(str::trim);
-        let is_known = parts.all(|part| is_target(part) || part.parse::<LevelFilter>().is_ok());
+        let is_known = parts.all(|part| is_target(part) || is_level(part));
         // actix's server says at info which sockets it takes; ours says so itself.
         let filter = EnvFilter::try_new(format!("actix_server=warn,{level}"));
         let filter = filter.ok().filter(|_| is_known);

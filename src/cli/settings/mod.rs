@@ -1,4 +1,5 @@
-//! Where the configuration comes from: defaults, then a file, then the environment, then flags.
+//! Where the configuration comes from: defaults, then a file, then the environment (of the log's level `RUST_LOG` before our own
+//! variable), then flags.
 //!
 //! A later source wins key by key. Every error names the key, the value and the source.
 
@@ -29,6 +30,8 @@ const OTHER_VARIABLES: [&str; 5] = [
 ];
 const FLAG_SOURCE: &str = "flag";
 const ENV_SOURCE: &str = "environment";
+/// The variable by which programs in Rust choose what they log, and the name of this source.
+const RUST_LOG: &str = "RUST_LOG";
 
 /// The whole configuration of the binary.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -55,6 +58,21 @@ impl Settings {
             figment = figment.merge(toml_file(file)?);
         }
         let mut warnings = Vec::new();
+        let environment: Vec<(String, String)> = environment.into_iter().collect();
+        // Before our own variables, whatever their order.
+        if let Some((_, value)) = environment.iter().find(|(name, _)| name == RUST_LOG) {
+            match log::of_rust_log(value) {
+                Ok(None) => (),
+                Ok(Some(log_level)) => {
+                    let log = Dict::from([("log_level".to_owned(), log_level.into())]);
+                    figment = figment.merge(Layer {
+                        source: RUST_LOG,
+                        sections: Dict::from([("log".to_owned(), log.into())]),
+                    });
+                }
+                Err(warning) => warnings.push(warning),
+            }
+        }
         for (name, value) in environment {
             match env_layer(&name, &value)? {
                 EnvVariable::Key(layer) => figment = figment.merge(layer),
@@ -225,6 +243,7 @@ fn name_source(metadata: &Metadata, path: &[&str]) -> String {
     match (metadata.name.as_ref(), file) {
         (_, Some(file)) if path.is_empty() => file.display().to_string(),
         (_, Some(file)) => format!("{}: {}", file.display(), path.join(".")),
+        (RUST_LOG, None) => format!("environment variable {RUST_LOG}"),
         (FLAG_SOURCE, None) => format!("--{}", key.replace('_', "-")),
         (ENV_SOURCE, None) => {
             format!("environment variable {ENV_PREFIX}{}", key.to_uppercase())

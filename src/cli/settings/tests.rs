@@ -306,3 +306,33 @@ fn foreign_variables_are_ignored_with_a_warning() {
     assert_eq!(settings, Settings::default());
     assert_eq!(warnings.len(), 2, "{warnings:?}");
 }
+
+#[test]
+fn rust_log_wins_over_the_file_and_loses_to_our_own_key() {
+    let level = |file: Option<&str>, env: &[(&str, &str)], args: &[&str]| {
+        let settings = load(file, env, args).expect("the settings are good");
+        settings.log.log_level
+    };
+    let file = Some("[log]\nlog_level = \"error\"\n");
+    let rust_log = ("RUST_LOG", "souffleur,h2=off,span[{a=1,b}]=info,debug");
+    let known = "souffleur=trace,h2=off,span[{a=1,b}]=info,debug";
+    assert_eq!(level(file, &[rust_log], &[]), known);
+    assert_eq!(level(file, &[("RUST_LOG", " ")], &[]), "error");
+    // In either order.
+    let own = ("SOUFFLEUR_LOG_LEVEL", "warn");
+    assert_eq!(level(file, &[rust_log, own], &[]), "warn");
+    assert_eq!(level(file, &[own, rust_log], &[]), "warn");
+    let flag = ["--log-level", "trace"];
+    assert_eq!(level(file, &[rust_log], &flag), "trace");
+}
+
+#[test]
+fn a_rust_log_that_cannot_be_read_is_a_warning() {
+    let env = [("RUST_LOG".to_owned(), "a=b=c".to_owned())];
+    let (settings, warnings) = Settings::load(&flags(&[]), env).expect("it starts");
+    assert_eq!(settings, Settings::default());
+    assert!(
+        matches!(&warnings[..], [one] if one.contains("RUST_LOG is \"a=b=c\" and is ignored")),
+        "{warnings:?}"
+    );
+}
