@@ -266,6 +266,17 @@ pub enum LoadError {
         /// Its shape in the file.
         got: Vec<usize>,
     },
+    /// A file is not the one that the engine has loaded.
+    #[error(
+        "{} is not the file that was loaded: {what}. Start the engine again to serve what is there now",
+        file.display()
+    )]
+    Replaced {
+        /// The file, or the folder that names other files.
+        file: PathBuf,
+        /// The difference.
+        what: String,
+    },
     /// The KV pool does not fit.
     #[error("{0}")]
     Memory(String),

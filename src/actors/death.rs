@@ -12,14 +12,53 @@ use crate::state::pool::pages::PoolLedger;
 #[rtype(result = "()")]
 pub struct StopActor;
 
-/// Tells the Watchdog when it is dropped without having been disarmed.
+/// Tells the Watchdog when it is dropped without having been disarmed, and does nothing else: of an actor or a thread that
+/// others outlive.
+pub struct Obituary {
+    actor: &'static str,
+    generation: u64,
+    to: Option<Recipient<ActorDied>>,
+}
+
+impl Obituary {
+    /// That of one actor or thread of one generation of the unit.
+    pub fn new(actor: &'static str, generation: u64, to: Recipient<ActorDied>) -> Self {
+        Self {
+            actor,
+            generation,
+            to: Some(to),
+        }
+    }
+
+    /// The actor or thread ends as it should.
+    pub fn disarm(&mut self) {
+        self.to = None;
+    }
+
+    /// Tells the death now: of a thread that ended elsewhere.
+    pub fn tell(&mut self, panicked: bool) {
+        if let Some(to) = self.to.take() {
+            to.do_send(ActorDied {
+                actor: self.actor,
+                generation: self.generation,
+                panicked,
+            });
+        }
+    }
+}
+
+impl Drop for Obituary {
+    fn drop(&mut self) {
+        self.tell(std::thread::panicking());
+    }
+}
+
+/// The [`Obituary`] of an actor or thread with which the whole unit goes down.
 ///
 /// It closes the pool's ledger too: everything that goes down with its actor is lost with the whole unit, and no leak. The
 /// Scheduler, which holds `Pages` and locks, has its note as its first field, so that it is dropped before them.
 pub struct DeathNote {
-    actor: &'static str,
-    generation: u64,
-    to: Option<Recipient<ActorDied>>,
+    obituary: Obituary,
     ledger: Arc<PoolLedger>,
 }
 
@@ -32,39 +71,31 @@ impl DeathNote {
         ledger: Arc<PoolLedger>,
     ) -> Self {
         Self {
-            actor,
-            generation,
-            to: Some(to),
+            obituary: Obituary::new(actor, generation, to),
             ledger,
         }
     }
 
     /// A note that nobody reads, for actors wired by a host or a test.
     pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
-        Self {
+        let obituary = Obituary {
             actor,
             generation: 0,
             to: None,
-            ledger,
-        }
+        };
+        Self { obituary, ledger }
     }
 
     /// The actor stops as it should.
     pub fn disarm(&mut self) {
-        self.to = None;
+        self.obituary.disarm();
     }
 }
 
 impl Drop for DeathNote {
     fn drop(&mut self) {
+        // The obituary, a field, is dropped behind this.
         self.ledger.close();
-        if let Some(to) = self.to.take() {
-            to.do_send(ActorDied {
-                actor: self.actor,
-                generation: self.generation,
-                panicked: std::thread::panicking(),
-            });
-        }
     }
 }
 

@@ -244,7 +244,7 @@ impl Message for Box<PrefixesProbed> {
 }
 
 /// Host or server -> Scheduler, rare: other policies from the next plan on. Requests that wait and that run stay. Names
-/// that nobody knows change nothing. A unit that is built anew starts with the configured policies.
+/// that nobody knows change nothing. A unit that is built anew starts with the policies that were set last.
 #[derive(Debug, Default, Message)]
 #[rtype(result = "Result<PoliciesSet, RequestError>")]
 pub struct SetPolicy {
@@ -270,7 +270,7 @@ pub struct PoliciesSet {
 pub struct FlushCache;
 
 /// Host or server -> Scheduler, rare: begins or ends a pause. Steps under way end; no other is planned until the end of the
-/// pause. Requests that come in meanwhile wait.
+/// pause. Requests that come in meanwhile wait. A unit that is built anew during a pause is paused.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SetPaused {
@@ -344,7 +344,8 @@ pub struct RunStep {
 
 // To the Watchdog.
 
-/// Any actor's or the executor thread's last breath -> Watchdog. The unit is torn down and rebuilt.
+/// Any actor's or the executor thread's last breath -> Watchdog. The unit is torn down and rebuilt, unless it was the KV
+/// store that died, which the unit goes on without.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct ActorDied {
@@ -354,6 +355,18 @@ pub struct ActorDied {
     pub generation: u64,
     /// It panicked.
     pub panicked: bool,
+}
+
+/// Scheduler -> Watchdog, rare: all that hosts have set so far, for the unit that is built after a death.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Message)]
+#[rtype(result = "()")]
+pub struct HostSettings {
+    /// No step is planned.
+    pub paused: bool,
+    /// The scheduling policy that was asked for last; `None` for the configured one.
+    pub schedule_policy: Option<String>,
+    /// The eviction policy that was asked for last; `None` for the configured one.
+    pub radix_eviction_policy: Option<String>,
 }
 
 // To hosts.

@@ -4,17 +4,17 @@
 
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture};
+use actix::{Actor, AsyncContext, Context, Handler, Recipient, ResponseFuture};
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
 use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{
-    CancelAll, CancelRequest, Drain, FlushCache, GetLoad, GetStats, PinPrefix, PinSoftly, PlanStep,
-    PoliciesSet, PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages, RunStep, SetPaused,
-    SetPolicy, StepDone, StepPlanned, StopFound, StoreNews, StoreOrders, Submit, TokensReady,
-    UnpinPrefix, UnpinSoftly,
+    CancelAll, CancelRequest, Drain, FlushCache, GetLoad, GetStats, HostSettings, PinPrefix,
+    PinSoftly, PlanStep, PoliciesSet, PrefixPinned, PrefixesProbed, ProbePrefixes, ReservePages,
+    RunStep, SetPaused, SetPolicy, StepDone, StepPlanned, StopFound, StoreNews, StoreOrders,
+    Submit, TokensReady, UnpinPrefix, UnpinSoftly,
 };
 use crate::error::RequestError;
 use crate::ids::IntakeId;
@@ -29,6 +29,9 @@ const PIN_SWEEP: Duration = Duration::from_secs(1);
 
 /// How often requests are looked through for those whose time is over.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
+
+/// How often requests are looked through for those that are inside for long.
+const LONG_REQUEST_SWEEP: Duration = Duration::from_secs(1);
 
 /// Whom the Scheduler sends to.
 pub struct Links {
@@ -65,6 +68,14 @@ pub struct Scheduler {
     /// There was work since the last step ended: the executor's wait for the next one is overhead.
     had_work: bool,
     started: Instant,
+    /// After how long, and how often then, a request that is still inside is logged.
+    log_long_requests: Option<Duration>,
+    /// When requests were looked through for that, in seconds since the start.
+    looked_s: f64,
+    /// What hosts have set, in this life of the unit and in those before it.
+    set: HostSettings,
+    /// Who keeps that for the lives after it.
+    keeper: Option<Recipient<HostSettings>>,
 }
 
 impl Scheduler {
@@ -88,6 +99,78 @@ impl Scheduler {
             prefill_rate: PrefillRate::default(),
             had_work: false,
             started: Instant::now(),
+            log_long_requests: None,
+            looked_s: 0.0,
+            set: HostSettings::default(),
+            keeper: None,
+        }
+    }
+
+    /// Logs requests that are inside for `every`, and again each time it has passed.
+    pub fn logging_long_requests(self, every: Option<Duration>) -> Self {
+        Self {
+            log_long_requests: every,
+            ..self
+        }
+    }
+
+    fn note_long_requests(&mut self, every: Duration) {
+        let now_s = self.started.elapsed().as_secs_f64();
+        let since_s = std::mem::replace(&mut self.looked_s, now_s);
+        let (shown, others) = self
+            .state
+            .long_requests((since_s, now_s), every.as_secs_f64());
+        for request in shown {
+            tracing::info!(
+                rid = request.rid.as_str(),
+                inside_s = request.inside_s,
+                phase = request.phase,
+                prompt_tokens = request.prompt_tokens,
+                computed_tokens = request.computed_tokens,
+                output_tokens = request.output_tokens,
+                max_new_tokens = request.max_new_tokens,
+                others,
+                "a request runs long"
+            );
+        }
+    }
+
+    /// Begins with what hosts had set before, and tells `keeper` of everything that they set from now on.
+    pub fn keeping(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
+        // They were taken before, with the same cache and the same names.
+        let set_again = |what: &str, outcome: Result<(), String>| {
+            if let Err(reason) = outcome {
+                tracing::error!(what, reason, "a policy cannot be set again after a rebuild");
+            }
+        };
+        if let Some(name) = &set.schedule_policy {
+            set_again("schedule_policy", self.state.set_policy(name));
+        }
+        if let Some(name) = &set.radix_eviction_policy {
+            set_again(
+                "radix_eviction_policy",
+                self.state.set_eviction_policy(name),
+            );
+        }
+        if set.paused {
+            self.state.set_paused(true);
+        }
+        if set != HostSettings::default() {
+            tracing::info!(
+                paused = set.paused,
+                schedule = set.schedule_policy,
+                eviction = set.radix_eviction_policy,
+                "what was set before the rebuild is set again"
+            );
+        }
+        self.set = set;
+        self.keeper = Some(keeper);
+        self
+    }
+
+    fn keep(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.do_send(self.set.clone());
         }
     }
 
@@ -203,6 +286,11 @@ impl Actor for Scheduler {
             scheduler.state.expire_requests(now_s);
             scheduler.drive();
         });
+        if let Some(every) = self.log_long_requests {
+            ctx.run_interval(every.min(LONG_REQUEST_SWEEP), move |scheduler, _| {
+                scheduler.note_long_requests(every);
+            });
+        }
     }
 }
 
@@ -402,6 +490,10 @@ impl Handler<SetPolicy> for Scheduler {
             let _ = self.state.set_policy(present);
             return Err(about("radix_eviction_policy", reason));
         }
+        self.set.schedule_policy = schedule_policy.or(self.set.schedule_policy.take());
+        self.set.radix_eviction_policy =
+            radix_eviction_policy.or(self.set.radix_eviction_policy.take());
+        self.keep();
         self.drive();
         let stats = self.state.stats();
         tracing::info!(
@@ -446,6 +538,8 @@ impl Handler<SetPaused> for Scheduler {
     fn handle(&mut self, set: SetPaused, _: &mut Context<Self>) {
         let SetPaused { paused } = set;
         self.state.set_paused(paused);
+        self.set.paused = paused;
+        self.keep();
         self.drive();
         tracing::info!(paused, "pause set");
     }

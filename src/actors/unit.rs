@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use actix::{Actor, Addr, AsyncContext, Recipient};
 use actix_rt::Arbiter;
 use tokio::sync::oneshot;
 
 use crate::actors::allocator::{Allocator, PlannedTo};
-use crate::actors::death::{DeathNote, StopActor};
+use crate::actors::death::{DeathNote, Obituary, StopActor};
 use crate::actors::executor::{Executor, ExecutorFactory, ExecutorThread};
 use crate::actors::kv_store::{KvStore, StoreSetup};
 use crate::actors::mailbox::Mailbox;
-use crate::actors::messages::{ActorDied, Doors, PeekPrefix};
+use crate::actors::messages::{ActorDied, Doors, HostSettings, PeekPrefix};
 use crate::actors::radix_cache::RadixCache;
 use crate::actors::rebuild::RebuildRules;
 use crate::actors::scheduler::{Links, Scheduler};
@@ -42,6 +43,8 @@ pub struct Blueprint {
     pub store: Option<Arc<StoreSetup>>,
     /// How often and after which waits building it again is tried.
     pub rebuild: RebuildRules,
+    /// After how long, and how often then, a request that is still inside is logged; `None` for never.
+    pub log_long_requests: Option<Duration>,
 }
 
 impl Blueprint {
@@ -50,6 +53,15 @@ impl Blueprint {
         let publisher = self.kv_events.as_ref();
         publisher.map(|publisher| publisher.outlet().clone())
     }
+}
+
+/// Whom a unit tells what outlives it.
+#[derive(Clone)]
+pub struct Survivor {
+    /// Hears who has died.
+    pub died: Recipient<ActorDied>,
+    /// Keeps what hosts set.
+    pub keeper: Recipient<HostSettings>,
 }
 
 /// The living actors; they stop when it is dropped.
@@ -67,20 +79,20 @@ pub struct Unit {
 
 impl Unit {
     /// Loads the executor and wires the actors: the control actors on the calling Arbiter, the Tokenizer on one of its
-    /// own, since encoding a long prompt must not delay a step.
+    /// own, since encoding a long prompt must not delay a step. The unit begins with what hosts had `set` before.
     ///
     /// # Errors
     /// The report of the executor's loading.
     pub async fn build(
         blueprint: Arc<Blueprint>,
         generation: u64,
-        died: Recipient<ActorDied>,
+        (survivor, set): (Survivor, HostSettings),
     ) -> Result<Self, StartError> {
         let (thread, loaded) = ExecutorThread::spawn(blueprint.executor.clone())
             .map_err(|error| StartError::Thread(error.to_string()))?;
         let gone = |_| StartError::Thread("the executor thread died while loading".to_owned());
         loaded.await.map_err(gone)??;
-        Ok(wire(&blueprint, generation, &died, thread))
+        Ok(wire(&blueprint, generation, (survivor, set), thread))
     }
 
     /// Which life this is.
@@ -140,9 +152,10 @@ impl Drop for Unit {
 fn wire(
     blueprint: &Blueprint,
     generation: u64,
-    died: &Recipient<ActorDied>,
+    (survivor, set): (Survivor, HostSettings),
     thread: ExecutorThread,
 ) -> Unit {
+    let Survivor { died, keeper } = survivor;
     let states = blueprint.control.build();
     let ControlStates {
         scheduler: state,
@@ -174,7 +187,11 @@ fn wire(
         let executor = Executor::new(steps, note("executor")).start();
         let store = blueprint.store.as_ref().map(|setup| {
             let news = Mailbox::of(&me, "scheduler", "StoreNews");
-            KvStore::new(setup.clone(), news).start()
+            let obituary = |who| Obituary::new(who, generation, died.clone());
+            let store = KvStore::new(setup.clone(), news);
+            store
+                .mourned(obituary("kv_store"), obituary("kv_store_thread"))
+                .start()
         });
         let tokenizer = start_tokenizer(blueprint, &tokenizer_arbiter, &me, note("tokenizer"));
         let links = Links {
@@ -205,6 +222,8 @@ fn wire(
             (stop, store),
         ));
         Scheduler::new(state, links, metrics, note("scheduler"))
+            .keeping(set, keeper)
+            .logging_long_requests(blueprint.log_long_requests)
     });
     let (tokenizer, peek, executor_thread, (stop, store)) =
         parts.expect("create runs its closure before it returns");

@@ -7,18 +7,18 @@
 use std::sync::{Arc, RwLock};
 
 use actix::{
-    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseFuture,
-    SpawnHandle, WrapFuture,
+    Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message,
+    ResponseFuture, SpawnHandle, WrapFuture,
 };
 use tokio::sync::{oneshot, watch};
 
-use crate::actors::messages::{ActorDied, Doors};
+use crate::actors::messages::{ActorDied, Doors, HostSettings};
 use crate::actors::rebuild::RebuildRules;
-use crate::actors::unit::{Blueprint, Unit};
-use crate::error::StartError;
+use crate::actors::unit::{Blueprint, Survivor, Unit};
+use crate::error::{LoadError, StartError};
 use crate::metrics::DeathMetrics;
 
-/// Everybody whose death is told.
+/// Those whose death ends the unit.
 pub const MORTALS: [&str; 6] = [
     "tokenizer",
     "scheduler",
@@ -27,6 +27,9 @@ pub const MORTALS: [&str; 6] = [
     "executor",
     "executor_thread",
 ];
+
+/// Those whose death is logged and counted, and that the unit goes on without: its next life has them again.
+pub const DISPENSABLE: [&str; 2] = ["kv_store", "kv_store_thread"];
 
 /// Generation of an engine's first unit.
 pub const FIRST_GENERATION: u64 = 1;
@@ -49,6 +52,8 @@ pub struct Watchdog {
     unit: Option<Unit>,
     /// The generation of the unit that is open or will be opened next: older deaths mean nothing.
     generation: u64,
+    /// What hosts have set: the next unit begins with it.
+    set: HostSettings,
     /// A member of the unit died before the unit was opened.
     died_early: Option<ActorDied>,
     /// A unit is being stopped or rebuilt.
@@ -79,11 +84,12 @@ impl Watchdog {
             doors,
             unit: None,
             generation: FIRST_GENERATION,
+            set: HostSettings::default(),
             died_early: None,
             is_busy: false,
             is_stopping: false,
             waiting: Vec::new(),
-            metrics: DeathMetrics::register(&MORTALS),
+            metrics: DeathMetrics::register(&[&MORTALS[..], &DISPENSABLE[..]].concat()),
             _stopped: stopped,
         }
     }
@@ -119,12 +125,12 @@ impl Watchdog {
         // Deaths that follow from this one are told with the old number.
         self.generation += 1;
         let (blueprint, generation) = (self.blueprint.clone(), self.generation);
-        let note_to = ctx.address().recipient();
+        let begins_with = (survivor(&ctx.address()), self.set.clone());
         let rebuilt = async move {
             if let Some(dead) = dead {
                 dead.stop().await;
             }
-            Unit::build(blueprint, generation, note_to).await
+            Unit::build(blueprint, generation, begins_with).await
         };
         let opened = |rebuilt, watchdog: &mut Self, ctx: &mut Context<Self>| {
             watchdog.rebuilt(rebuilt, ctx);
@@ -149,6 +155,11 @@ impl Watchdog {
     fn try_again(&mut self, error: &StartError, ctx: &mut Context<Self>) {
         self.failed_attempts += 1;
         let attempts = self.failed_attempts;
+        if let StartError::Load(LoadError::Replaced { .. }) = error {
+            // No wait brings the model back that its clients know by this name.
+            tracing::error!(%error, "the engine is not rebuilt with other files and stays down");
+            return self.give_up(&format!("the engine died and is not rebuilt: {error}"));
+        }
         let Some(wait) = self.rules.wait_after(attempts) else {
             tracing::error!(%error, attempts, "the engine cannot be rebuilt and stays down");
             let reason = format!("the engine died and {attempts} attempts to rebuild it failed");
@@ -161,6 +172,18 @@ impl Watchdog {
             watchdog.rebuild(None, ctx);
         });
         self.next_attempt = Some(next);
+    }
+
+    fn go_on_without(&self, died: &ActorDied) {
+        if self.is_stopping {
+            return;
+        }
+        self.metrics.died(died.actor);
+        tracing::error!(
+            actor = died.actor,
+            panicked = died.panicked,
+            "the KV store died: prefixes are cached in memory only, until the engine starts again"
+        );
     }
 
     fn give_up(&mut self, reason: &str) {
@@ -185,6 +208,14 @@ impl Watchdog {
             let _ = waiting.send(());
         }
         ctx.stop();
+    }
+}
+
+/// The Watchdog, as its units know it.
+pub fn survivor(watchdog: &Addr<Watchdog>) -> Survivor {
+    Survivor {
+        died: watchdog.clone().recipient(),
+        keeper: watchdog.clone().recipient(),
     }
 }
 
@@ -222,6 +253,9 @@ impl Handler<ActorDied> for Watchdog {
     type Result = ();
 
     fn handle(&mut self, died: ActorDied, ctx: &mut Context<Self>) {
+        if DISPENSABLE.contains(&died.actor) {
+            return self.go_on_without(&died);
+        }
         if self.is_stopping || died.generation != self.generation {
             return;
         }
@@ -236,6 +270,14 @@ impl Handler<ActorDied> for Watchdog {
             "an actor died, the engine is rebuilt"
         );
         self.rebuild(Some(unit), ctx);
+    }
+}
+
+impl Handler<HostSettings> for Watchdog {
+    type Result = ();
+
+    fn handle(&mut self, set: HostSettings, _: &mut Context<Self>) {
+        self.set = set;
     }
 }
 

@@ -95,6 +95,10 @@ enum Command {
 /// Runs the command that the arguments of this process name.
 pub fn main() -> ExitCode {
     readahead::start();
+    if let Err(error) = signals::survive_full_files() {
+        let reason = format!("souffleur: a full file may end this process: {error}");
+        let _ = writeln!(std::io::stderr(), "{reason}");
+    }
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => error.exit(),

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::failure::Failure;
 use super::grpc::GrpcDoor;
 use super::output::say;
-use super::signals::Signals;
+use super::signals::{HangUps, Signals};
 use super::traces::{self, Tracing};
 use super::{local, plan, telemetry};
 use crate::cli::settings::Settings;
@@ -61,8 +61,9 @@ async fn serve(
     traces: Tracing,
     began: Instant,
 ) -> Result<(), Failure> {
-    let mut signals =
-        Signals::install().map_err(|error| Failure::Failed(format!("signals: {error}")))?;
+    let refused = |error| Failure::Failed(format!("signals: {error}"));
+    let mut signals = Signals::install().map_err(refused)?;
+    let mut hang_ups = HangUps::install().map_err(refused)?;
     let address = listener.local_addr().map_err(Failure::failed)?;
     let deadline_s = server_config.shutdown_deadline_s;
     keep_up(metrics.clone());
@@ -92,6 +93,9 @@ async fn serve(
             signal = signals.next() => {
                 tracing::info!(signal = signal.name(), deadline_s, "stopping once running requests have ended; a second signal exits at once");
                 break Ok(());
+            }
+            () = hang_ups.next() => {
+                tracing::info!("SIGHUP changes nothing: settings are read at the start, SIGTERM stops the server");
             }
             ended = &mut serving => return finish(ended),
         }

@@ -1,4 +1,4 @@
-//! Signals that ask this process to stop.
+//! Signals: those that ask this process to stop, and those that must not end it.
 
 use std::io;
 use std::process;
@@ -36,6 +36,61 @@ impl StopSignal {
             Self::Terminate => 143,
             Self::HangUp => 129,
         })
+    }
+}
+
+/// From now on a write beyond the limit of a file's size (`ulimit -f`) fails with `EFBIG`, as on a full disk, where the
+/// signal that comes with it would end the process: the writer goes on without the file, and the engine serves.
+#[cfg(unix)]
+pub fn survive_full_files() -> io::Result<()> {
+    let number = rustix::process::Signal::XFSZ.as_raw();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let _inside = runtime.enter();
+    // The handler stays when its listener is dropped. Children do not inherit a handler, as they do inherit an ignored signal.
+    signal(SignalKind::from_raw(number)).map(drop)
+}
+
+/// There is no such signal.
+#[cfg(not(unix))]
+pub fn survive_full_files() -> io::Result<()> {
+    Ok(())
+}
+
+/// SIGHUP for a server: a terminal that is gone, or a service manager that asks for a reload.
+#[cfg(unix)]
+pub struct HangUps(Signal);
+
+#[cfg(unix)]
+impl HangUps {
+    /// Takes it over from the default, which ends the process, for the rest of the process's life.
+    pub fn install() -> io::Result<Self> {
+        signal(SignalKind::hangup()).map(Self)
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// There is no such signal.
+#[cfg(not(unix))]
+pub struct HangUps;
+
+#[cfg(not(unix))]
+impl HangUps {
+    /// Does nothing.
+    pub fn install() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    /// Never comes.
+    pub async fn next(&mut self) {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -29,6 +29,8 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let stderr = std::io::stderr;
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
     let lines = lines.with_ansi(stderr().is_terminal());
+    // The layer would report a write that failed (a full file, a closed pipe) by `eprintln!`, which panics when stderr is what failed.
+    let lines = lines.log_internal_errors(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     let started = subscriber.with(WithoutClientErrors).try_init();
     started.map_err(|error| Failure::Failed(format!("log: {error}")))

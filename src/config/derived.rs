@@ -142,6 +142,12 @@ impl EngineConfig {
         }
     }
 
+    /// After how long, and how often then, a request that is still inside is logged; `None` for never.
+    pub fn log_long_requests(&self) -> Option<Duration> {
+        let every = Duration::from_secs_f64(self.log_long_requests_s);
+        (!every.is_zero()).then_some(every)
+    }
+
     /// How often a unit of actors is built anew, and after which waits.
     pub fn rebuild_rules(&self) -> RebuildRules {
         RebuildRules {

@@ -19,9 +19,9 @@ use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_M
 pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype, KvWritePolicy};
 use keys::Flag;
 use validate::{
-    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_REBUILD_ATTEMPTS,
-    MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS, MAX_THREADS,
-    MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
+    MAX_CHOSEN_TOKENS, MAX_CLIENT_CHANNEL_EVENTS, MAX_KV_PREFETCH_S, MAX_LONG_REQUEST_S,
+    MAX_REBUILD_ATTEMPTS, MAX_REBUILD_BACKOFF_S, MAX_RUNNING_REQUESTS, MAX_STATE_INTERVAL_TOKENS,
+    MAX_THREADS, MIN_KV_DISK_BYTES, MIN_KV_HOST_BYTES, MIN_KV_WRITE_SHARE, MIN_RECORD_BYTES,
 };
 
 const MODEL: Flag = Flag::under("Model");
@@ -109,7 +109,8 @@ keys::keys! {
         /// safe value.
         #[flag(MEMORY.takes("0..1"))]
         mem_fraction_static: Option<f64> = None,
-        /// Size of the KV pool in tokens, instead of one derived from the free memory.
+        /// Size of the KV pool in tokens, instead of one derived from the free memory; more than fits is refused, or clipped
+        /// beside `--mem-fraction-static`.
         #[flag(MEMORY.takes("TOKENS"))]
         max_total_tokens: Option<usize> = None,
         /// Tokens that layers with a sliding window hold for each token of the KV pool, on a CPU and with chunked prefill;
@@ -341,6 +342,11 @@ keys::keys! {
         #[flag(LOG.takes("BYTES").rare())]
         #[range(MIN_RECORD_BYTES..)]
         record_max_bytes: u64 = 1 << 30,
+        /// Seconds after which a request that is still inside writes a line to the log, and another one each time as many
+        /// seconds have passed; 0 for none.
+        #[flag(LOG.takes("SECONDS"))]
+        #[range(0.0..=MAX_LONG_REQUEST_S)]
+        log_long_requests_s: f64 = 30.0,
         /// Number of attempts to restart the engine after a part of it has died; if all fail, the server exits with
         /// code 1.
         #[flag(FAILURE.takes("N"))]

@@ -28,6 +28,8 @@ pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
 pub(super) const MIN_RECORD_BYTES: u64 = 64 << 10;
 /// Attempts that double their wait each time reach its limit long before.
 pub(super) const MAX_REBUILD_ATTEMPTS: usize = 1000;
+/// A day.
+pub(super) const MAX_LONG_REQUEST_S: f64 = 86_400.0;
 /// Longest wait between two attempts to build the actors anew, in seconds.
 pub(super) const MAX_REBUILD_BACKOFF_S: f64 = 60.0;
 /// Room for a few blocks of any model.

@@ -217,7 +217,7 @@ impl EngineHandle {
     }
 
     /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. Requests
-    /// that wait and that run stay. An engine that is rebuilt starts with the configured policies.
+    /// that wait and that run stay. An engine that is rebuilt goes on with the policies that were set last.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.
@@ -239,7 +239,7 @@ impl EngineHandle {
     }
 
     /// Begins a pause, or ends it. In a pause no step is planned: requests inside and those that come in wait, with all
-    /// that they hold, and their time limits go on. An engine that is rebuilt starts without one.
+    /// that they hold, and their time limits go on. An engine that is rebuilt during a pause is paused.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -348,8 +348,15 @@ impl EngineHandle {
         self.doors().is_ok()
     }
 
+    /// True once no actors will ever run again: the engine was stopped, or it has failed ([`EngineHandle::failed`]). False
+    /// while it is rebuilt.
+    pub fn is_over(&self) -> bool {
+        let failure = &self.inner.failure;
+        failure.borrow().is_some() || failure.has_changed().is_err()
+    }
+
     /// Waits until the engine has failed for good, and says why: an actor died and no attempt to rebuild the actors
-    /// worked, or the host stopped the Arbiter below them. It will serve nobody again. Never ends for an engine that
+    /// worked, the model's files are not those any more that were loaded, or the host stopped the Arbiter below them. It will serve nobody again. Never ends for an engine that
     /// was shut down. Safe to drop while it waits.
     pub async fn failed(&self) -> Arc<str> {
         let mut failure = self.inner.failure.clone();

@@ -6,6 +6,7 @@
 mod gpu;
 mod handle;
 pub(crate) mod memory;
+mod origin;
 mod parts;
 mod pins;
 pub(crate) mod store;
@@ -21,7 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::actors::unit::{Blueprint, Unit};
 use crate::actors::watchdog::{
-    AdoptUnit, DoorSlot, FIRST_GENERATION, FailureWatch, StopUnit, Watchdog,
+    AdoptUnit, DoorSlot, FIRST_GENERATION, FailureWatch, StopUnit, Watchdog, survivor,
 };
 use crate::admission::Admission;
 use crate::config::EngineConfig;
@@ -224,7 +225,8 @@ async fn launch(blueprint: Blueprint, doors: DoorSlot) -> Result<Launched, Start
     let watchdog = Watchdog::new(blueprint.clone(), doors, stopped);
     let failure = watchdog.failure();
     let watchdog = watchdog.start();
-    let unit = Unit::build(blueprint, FIRST_GENERATION, watchdog.clone().recipient()).await?;
+    let begins_with = (survivor(&watchdog), Default::default());
+    let unit = Unit::build(blueprint, FIRST_GENERATION, begins_with).await?;
     let adopted = watchdog.send(AdoptUnit(unit)).await;
     adopted.map_err(|error| StartError::Thread(format!("watchdog: {error}")))?;
     Ok((Watched { watchdog, failure }, is_stopped))

@@ -15,6 +15,7 @@ use crate::admission::Admission;
 use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::engine::memory::{context_length, memory_plan};
+use crate::engine::origin::from_the_same_files;
 use crate::engine::store::{see_weights, store_setup, tier_limits};
 use crate::engine::text::TextSide;
 use crate::error::{ConfigError, LoadError, StartError};
@@ -161,6 +162,7 @@ impl EngineParts {
                 cpu_executor(config, parts, &eos_token_ids, progress)
             }
         };
+        let executor = from_the_same_files(dir, executor);
         let info = ModelInfo {
             served_model_name: config.model_name(),
             model_path: dir.clone(),
@@ -300,6 +302,7 @@ impl EngineParts {
             executor: self.executor.clone(),
             store: self.store.clone(),
             rebuild: config.rebuild_rules(),
+            log_long_requests: config.log_long_requests(),
         })
     }
 }

@@ -14,7 +14,7 @@ use crossbeam_channel::RecvTimeoutError;
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{LocalSet, spawn_local, yield_now};
+use tokio::task::{JoinSet, LocalSet, yield_now};
 
 use super::batch::{EventBatches, KvEvent};
 use super::config::{Endpoint, KvEventsConfig};
@@ -26,9 +26,11 @@ use super::sockets::{self, Sockets};
 use super::subscription::{self, Reader, ReaderDoor};
 use super::wire;
 use crate::error::ConfigError;
-use crate::metrics::KvEventMetrics;
+use crate::metrics::{DeathMetrics, KvEventMetrics};
 use crate::state::pool::pages::PageSize;
 
+/// The name by which the thread's death is counted.
+const NAME: &str = "kv_events";
 /// Nothing that the thread does takes long; it is not waited for beyond this.
 const STOPPING_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -133,17 +135,22 @@ impl KvEventPublisher {
             metrics: metrics.clone(),
         };
         let thread = std::thread::Builder::new().name("souffleur-events".to_owned());
+        let deaths = DeathMetrics::register(&[NAME]);
         let spawned = thread.spawn(move || {
+            let watch = DeathWatch(Some(deaths));
             // Here, since a runtime must not be dropped where another one runs.
             let runtime = Builder::new_current_thread().enable_all().build();
             match runtime {
                 Ok(runtime) => {
                     let _ = running.send(Ok(()));
-                    run(&runtime, work);
+                    run(&runtime, work, watch);
                     // The look-up of a name may take longer than anybody waits.
                     runtime.shutdown_background();
                 }
-                Err(error) => drop(running.send(Err(error))),
+                Err(error) => {
+                    watch.disarm();
+                    drop(running.send(Err(error)));
+                }
             }
             drop(running);
         });
@@ -207,11 +214,40 @@ pub(super) fn refused(reason: String) -> ConfigError {
     }
 }
 
-fn run(runtime: &Runtime, work: Work) {
+/// Counts the thread's death and says it, unless it was told that there is none.
+struct DeathWatch(Option<DeathMetrics>);
+
+impl DeathWatch {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+
+    fn failed(mut self, error: &io::Error) {
+        if let Some(deaths) = self.0.take() {
+            deaths.died(NAME);
+            tracing::error!(%error, "the publisher of KV events died: nothing is published until the engine starts again");
+        }
+    }
+}
+
+impl Drop for DeathWatch {
+    fn drop(&mut self) {
+        if let Some(deaths) = self.0.take() {
+            deaths.died(NAME);
+            let panicked = std::thread::panicking();
+            tracing::error!(
+                panicked,
+                "the publisher of KV events died: nothing is published until the engine starts again"
+            );
+        }
+    }
+}
+
+fn run(runtime: &Runtime, work: Work, watch: DeathWatch) {
     let tasks = LocalSet::new();
-    let ended = tasks.block_on(runtime, publish(work));
-    if let Err(error) = ended {
-        tracing::error!(%error, "KV events are published no more");
+    match tasks.block_on(runtime, publish(work)) {
+        Ok(()) => watch.disarm(),
+        Err(error) => watch.failed(&error),
     }
 }
 
@@ -237,27 +273,30 @@ async fn publish(work: Work) -> io::Result<()> {
         complaints: Default::default(),
         metrics,
     });
+    // None of these ends before the thread does.
+    let mut serving = JoinSet::new();
     match subscribers {
         Some(bound) => {
             let listener = bound.listen()?;
-            spawn_local(sockets::accept_subscribers(listener, sockets.clone()));
+            serving.spawn_local(sockets::accept_subscribers(listener, sockets.clone()));
         }
         None => {
             if let Some(remote) = config.endpoint.remote() {
-                spawn_local(sockets::connect_to_subscriber(remote, sockets.clone()));
+                serving.spawn_local(sockets::connect_to_subscriber(remote, sockets.clone()));
             }
         }
     }
     if let Some(bound) = replays {
         let listener = bound.listen()?;
-        spawn_local(sockets::accept_questions(listener, sockets.clone()));
+        serving.spawn_local(sockets::accept_questions(listener, sockets.clone()));
     }
-    spawn_local(subscription::serve_readers(readers, sockets.clone()));
+    serving.spawn_local(subscription::serve_readers(readers, sockets.clone()));
     let mut account = Account::new(config, page_size);
     loop {
         let next = tokio::select! {
             biased;
             _ = &mut stopped => None,
+            Some(Err(panicked)) = serving.join_next() => return Err(io::Error::other(panicked)),
             next = news.recv() => next,
         };
         let Some(next) = next else { return Ok(()) };
@@ -347,4 +386,70 @@ pub(super) fn named(batch: &[KvEvent]) -> Vec<u32> {
     };
     let events = (0..).zip(batch).filter(|(_, event)| is_named(event));
     events.map(|(place, _)| place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+
+    use super::super::config::{Encoding, IdFormat};
+    use super::*;
+    use crate::state::cache::changes::CacheChange;
+
+    fn started() -> (KvEventPublisher, PrometheusHandle) {
+        let config = KvEventsConfig {
+            endpoint: Endpoint::Tcp {
+                host: "127.0.0.1".to_owned(),
+                port: 0,
+            },
+            replay_endpoint: None,
+            buffer_steps: 4,
+            hwm: None,
+            max_queue_size: 16,
+            topic: String::new(),
+            format: IdFormat::default(),
+            encoding: Encoding::default(),
+            block_size: 1,
+        };
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        let page_size = PageSize::new(1).expect("positive");
+        let start = || KvEventPublisher::start(config, page_size);
+        let publisher = metrics::with_local_recorder(&recorder, start);
+        (publisher.expect("a port is free"), handle)
+    }
+
+    fn deaths(handle: &PrometheusHandle) -> Option<String> {
+        let page = handle.render();
+        let mut lines = page.lines();
+        let line = lines.find(|line| line.starts_with("souffleur_actor_deaths_total{"));
+        line.map(str::to_owned)
+    }
+
+    #[test]
+    fn a_publisher_that_dies_is_counted_once_and_one_that_is_stopped_is_not() {
+        let (publisher, handle) = started();
+        let (read, _to_read) = mpsc::channel(1);
+        let news = News {
+            generation: 1,
+            // A node that it was never told of, which the tree never says.
+            changes: vec![CacheChange::Split {
+                upper: 0,
+                lower: 7,
+                at: 1,
+            }],
+            read,
+        };
+        assert!(publisher.news.try_send(news).is_ok());
+        assert!(publisher.ended.recv().is_err(), "its thread ends");
+        let counted = "souffleur_actor_deaths_total{actor=\"kv_events\"} 1";
+        assert_eq!(deaths(&handle).as_deref(), Some(counted));
+        drop(publisher);
+        assert_eq!(deaths(&handle).as_deref(), Some(counted));
+
+        let (publisher, handle) = started();
+        drop(publisher);
+        let none = "souffleur_actor_deaths_total{actor=\"kv_events\"} 0";
+        assert_eq!(deaths(&handle).as_deref(), Some(none));
+    }
 }

@@ -29,6 +29,7 @@ pub mod location;
 pub mod ministral3;
 pub mod mistral;
 pub mod mixtral;
+pub mod origin;
 pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;

@@ -22,13 +22,19 @@ pub(super) const RANKS: usize = 1;
 /// Weights do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
 
-/// Answers `GET /health`: 200 while the engine lives.
+/// Answers `GET /health`: 200 while the engine lives or is being rebuilt, since a supervisor that
+/// restarts a process that fails this would end the rebuild.
 pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     let engine = &state.loaded()?.engine;
-    match engine.is_alive() {
-        true => Ok(HttpResponse::Ok().json(json!({ "status": "ok" }))),
-        false => Err(RequestError::EngineDown("it is being rebuilt".to_owned()).into()),
-    }
+    let status = match engine.is_alive() {
+        true => "ok",
+        false if engine.is_over() => {
+            let reason = "it has stopped or failed and is not rebuilt".to_owned();
+            return Err(RequestError::EngineDown(reason).into());
+        }
+        false => "rebuilding",
+    };
+    Ok(HttpResponse::Ok().json(json!({ "status": status })))
 }
 
 /// Answers `GET /ready`: 200 while new requests are taken.
@@ -150,8 +156,11 @@ fn status() -> Shape {
 
 pub(super) fn health_operation(_: &Facts) -> Operation {
     describe(Group::Server, "Is the engine alive?")
-        .answers(status(), "it is")
-        .needs_engine("it is being loaded or rebuilt, or failed")
+        .answers(
+            status(),
+            "it is (`ok`), or it is being rebuilt (`rebuilding`)",
+        )
+        .needs_engine("it is being loaded, or failed")
         .done()
 }
 

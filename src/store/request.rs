@@ -81,6 +81,8 @@ pub enum TierState {
     Off {
         /// A sentence.
         reason: String,
+        /// Its thread has panicked.
+        panicked: bool,
     },
 }
 

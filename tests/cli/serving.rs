@@ -21,7 +21,12 @@ impl Serving {
     }
 
     pub(super) fn start_with(model: &Path, args: &[&str]) -> Self {
-        let mut command = souffleur(&["serve", "--port", "0", "--max-total-tokens", "2048"]);
+        Self::of(souffleur(&["serve"]), model, args)
+    }
+
+    /// A command that serves with the arguments that it gets.
+    fn of(mut command: Command, model: &Path, args: &[&str]) -> Self {
+        command.args(["--port", "0", "--max-total-tokens", "2048"]);
         command.args(args).arg("--model-path").arg(model);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");
@@ -90,6 +95,19 @@ impl Serving {
             .status()
             .expect("kill runs");
         assert!(sent.success());
+    }
+
+    /// The first line of the log from here on that has a part.
+    fn log_until(&mut self, part: &str) -> String {
+        let mut log = BufReader::new(self.child.stderr.take().expect("it is piped"));
+        let mut line = String::new();
+        while !line.contains(part) {
+            line.clear();
+            let n = log.read_line(&mut line).expect("it logs UTF-8");
+            assert!(n > 0, "it never says {part:?}");
+        }
+        self.child.stderr = Some(log.into_inner());
+        line
     }
 
     /// Waits for the end, which must come in time.
@@ -172,6 +190,71 @@ fn a_second_signal_exits_at_once() {
     serving.child.stderr = Some(log.into_inner());
     let (status, log) = serving.wait(Duration::from_secs(60));
     assert_eq!(status.code(), Some(143), "{log}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_hang_up_is_a_line_in_the_log_and_nothing_else() {
+    let mut serving = Serving::start(&[]);
+    let mut response = BufReader::new(serving.send("POST", "/generate", LONG));
+    read_until_data(&mut response);
+    serving.signal("HUP");
+    let line = serving.log_until("SIGHUP");
+    assert!(line.contains("changes nothing"), "{line}");
+    let mut rest = String::new();
+    let read = response.read_to_string(&mut rest);
+    read.expect("the stream goes on");
+    assert!(rest.contains("\"length\""), "{rest}");
+    serving.signal("TERM");
+    let (status, log) = serving.wait(Duration::from_secs(60));
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+/// The message log and the log: each writer loses its file, and the server goes on.
+#[cfg(unix)]
+#[test]
+fn files_that_may_not_grow_end_their_writers_and_not_the_server() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    // 8 KiB, which a few requests fill.
+    let script = "ulimit -f 16; exec \"$0\" serve --log-level debug --record \"$FOLDER/record\" \"$@\" 2>\"$FOLDER/log\"";
+    let server = souffleur(&[]);
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(server.get_program());
+    command.env("FOLDER", folder.path());
+    let serving = Serving::of(command, &tiny_model(), &[]);
+    let size = |name| std::fs::metadata(folder.path().join(name)).map_or(0, |file| file.len());
+    let one = r#"{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 100, "ignore_eos": true}}"#;
+    let began = Instant::now();
+    while size("record") < 8192 || size("log") < 8192 {
+        assert_eq!(serving.ask("POST", "/generate", one).0, 200);
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "nothing is written"
+        );
+    }
+    for _ in 0..5 {
+        assert_eq!(serving.ask("POST", "/generate", one).0, 200);
+    }
+    let (_, page) = serving.ask("GET", "/metrics", "");
+    let died = |line: &&str| line.starts_with("souffleur_actor_deaths") && !line.ends_with(" 0");
+    assert_eq!(page.lines().find(died), None);
+    serving.signal("TERM");
+    assert_eq!(serving.wait(Duration::from_secs(60)).0.code(), Some(0));
+}
+
+#[test]
+fn a_request_that_runs_long_is_in_the_log() {
+    let mut serving = Serving::start(&["--log-long-requests-s", "0.001"]);
+    let long = r#"{"input_ids": [1, 2, 3], "rid": "patient", "stream": true,
+        "sampling_params": {"max_new_tokens": 2000, "ignore_eos": true, "temperature": 0}}"#;
+    let _response = serving.send("POST", "/generate", long);
+    let line = serving.log_until("a request runs long");
+    for part in ["patient", "prompt_tokens=3", "others=0", "phase="] {
+        assert!(line.contains(part), "{part:?} is not in {line}");
+    }
+    serving.signal("TERM");
+    serving.signal("TERM");
+    serving.wait(Duration::from_secs(60));
 }
 
 fn read_until_data(response: &mut impl BufRead) {

@@ -26,7 +26,11 @@ pub enum Mishap {
 
 /// Parts whose first executor has a mishap at step `at`; the executors made after it work.
 pub fn mishap_parts(build: &Build, at: u64, mishap: Mishap) -> EngineParts {
-    let mut parts = build.parts();
+    with_mishap(build.parts(), at, mishap)
+}
+
+/// The same of any parts.
+pub fn with_mishap(mut parts: EngineParts, at: u64, mishap: Mishap) -> EngineParts {
     let (make, is_due) = (parts.executor.clone(), Arc::new(AtomicBool::new(true)));
     parts.executor = Arc::new(move || {
         let inner = make()?;

@@ -11,6 +11,7 @@ mod overload;
 mod policies;
 mod prefixes;
 mod quiet;
+mod rebuilds;
 mod recording;
 mod shutdown;
 mod slow_clients;

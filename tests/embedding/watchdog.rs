@@ -17,7 +17,7 @@ use super::world::{Build, World, assert_finished, collect, request, within};
 const MISHAP_STEP: u64 = 30;
 
 /// The recorder of this test binary.
-fn recorder() -> &'static PrometheusHandle {
+pub(super) fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
     RECORDER.get_or_init(|| {
         PrometheusBuilder::new()
@@ -26,7 +26,7 @@ fn recorder() -> &'static PrometheusHandle {
     })
 }
 
-fn deaths_of(actor: &str) -> u64 {
+pub(super) fn deaths_of(actor: &str) -> u64 {
     let name = format!("souffleur_actor_deaths_total{{actor=\"{actor}\"}} ");
     let page = recorder().render();
     let value = page.lines().find_map(|line| line.strip_prefix(&name));

@@ -98,8 +98,8 @@ impl Launch {
         let mut command = match self.file_blocks {
             None => Command::new(program),
             Some(blocks) => {
-                // The signal that comes with the error would end the process.
-                let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+                // The signal that comes with the error is the server's to survive.
+                let script = format!("ulimit -f {blocks}; exec \"$0\" \"$@\"");
                 let mut shell = Command::new("sh");
                 shell.args(["-c", &script, program]);
                 shell

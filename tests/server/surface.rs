@@ -2,15 +2,21 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use actix_web::web::{self, Data};
 use actix_web::{App, HttpServer};
 use serde_json::json;
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineParts, Progress};
+use souffleur::error::{LoadError, StepError};
+use souffleur::executor::Executor;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
+use souffleur::state::step::{StepOutput, StepPlan};
 use tokio::sync::oneshot;
 
 use crate::http::{get, post, send, stream};
-use crate::world::{World, wait_until};
+use crate::world::{World, long_model, wait_until};
 
 #[test]
 fn a_server_without_its_engine_says_that_it_is_loading() {
@@ -46,6 +52,48 @@ fn a_server_without_its_engine_says_that_it_is_loading() {
         error["error"]["message"],
         "the model could not be loaded: no such file"
     );
+}
+
+/// Dies of its first step.
+struct Mortal;
+
+impl Executor for Mortal {
+    fn run(&mut self, _: &StepPlan) -> Result<StepOutput, StepError> {
+        panic!("the device is gone");
+    }
+}
+
+/// A supervisor that restarts a process that fails its liveness probe would end the rebuild that mends it.
+#[test]
+fn a_rebuild_is_alive_and_not_ready_and_a_failure_is_neither() {
+    let world = World::without_engine(ServerConfig::default());
+    let model = long_model();
+    let config = EngineConfig {
+        model_path: model.path().to_owned(),
+        max_total_tokens: Some(1024),
+        rebuild_attempts: 1,
+        ..EngineConfig::default()
+    };
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("it can run");
+    let (fail, failing) = crossbeam_channel::bounded(0);
+    let is_first = AtomicBool::new(true);
+    parts.executor = Arc::new(move || {
+        if is_first.swap(false, Ordering::SeqCst) {
+            return Ok(Box::new(Mortal) as Box<dyn Executor>);
+        }
+        let () = failing.recv().expect("the test says when");
+        Err(LoadError::Device("there is no device".to_owned()))
+    });
+    let engine = Engine::start_with(config, parts).expect("it starts once");
+    world.state.slot().fill(engine);
+    assert_eq!(get(world.addr, "/health").ok()["status"], "ok");
+    let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
+    assert_eq!(post(world.addr, "/generate", &call).status, 503);
+    wait_until("it is rebuilt", || get(world.addr, "/ready").status == 503);
+    assert_eq!(get(world.addr, "/health").ok()["status"], "rebuilding");
+    fail.send(()).expect("it is being rebuilt");
+    wait_until("it gives up", || get(world.addr, "/health").status == 503);
+    assert_eq!(get(world.addr, "/ready").status, 503);
 }
 
 #[test]

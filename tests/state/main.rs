@@ -10,6 +10,7 @@ mod deadlines;
 mod grammars;
 mod kv_events;
 mod lifecycle;
+mod long_requests;
 mod memory_use;
 mod naive_model;
 mod output;

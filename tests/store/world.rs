@@ -65,7 +65,7 @@ impl World {
                 .expect("it says where it stands")
             {
                 Answer::State(TierState::Serving { keys, .. }) => break keys,
-                Answer::State(TierState::Off { reason }) => panic!("{reason}"),
+                Answer::State(TierState::Off { reason, .. }) => panic!("{reason}"),
                 _ => (),
             }
         };

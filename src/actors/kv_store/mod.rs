@@ -12,7 +12,7 @@ use actix::{Actor, ActorContext, AsyncContext, Context, Handler, ResponseFuture,
 use rustc_hash::FxHashMap;
 use tokio::sync::oneshot;
 
-use crate::actors::death::StopActor;
+use crate::actors::death::{Obituary, StopActor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{StoreAnswered, StoreNews, StoreOrders};
 use crate::ids::{SeqId, Ticket};
@@ -46,6 +46,8 @@ pub struct StoreSetup {
 
 /// See the module.
 pub struct KvStore {
+    /// The notes of its own death and of the death of the store's thread; `None` where the Watchdog does not hear of them.
+    mourned: Option<(Obituary, Obituary)>,
     setup: Arc<StoreSetup>,
     scheduler: Mailbox<StoreNews>,
     store: Option<Store>,
@@ -63,6 +65,7 @@ impl KvStore {
     /// An actor that starts the store when it starts.
     pub fn new(setup: Arc<StoreSetup>, scheduler: Mailbox<StoreNews>) -> Self {
         Self {
+            mourned: None,
             metrics: StoreMetrics::register(setup.geometry.block_tokens),
             setup,
             scheduler,
@@ -71,6 +74,20 @@ impl KvStore {
             finds: FxHashMap::default(),
             fetches: FxHashMap::default(),
             is_late: false,
+        }
+    }
+
+    /// Has its own death told, and that of the store's thread.
+    pub fn mourned(mut self, own: Obituary, thread: Obituary) -> Self {
+        self.mourned = Some((own, thread));
+        self
+    }
+
+    /// Its end is no death.
+    fn disarm(&mut self) {
+        if let Some((own, thread)) = &mut self.mourned {
+            own.disarm();
+            thread.disarm();
         }
     }
 
@@ -159,7 +176,10 @@ impl KvStore {
                 self.paths = Some(Paths::new(keys));
                 self.scheduler.post(StoreNews::Serves(true));
             }
-            TierState::Off { reason } => {
+            TierState::Off { reason, panicked } => {
+                if let (true, Some((_, thread))) = (panicked, &mut self.mourned) {
+                    thread.tell(panicked);
+                }
                 tracing::warn!(
                     reason,
                     "the KV store is off: prefixes are cached in memory only"
@@ -206,7 +226,8 @@ struct AnswerLine(Mailbox<StoreAnswered>);
 impl Drop for AnswerLine {
     fn drop(&mut self) {
         let reason = "its thread has ended".to_owned();
-        let state = TierState::Off { reason };
+        let panicked = std::thread::panicking();
+        let state = TierState::Off { reason, panicked };
         self.0.post(StoreAnswered(Answer::State(state)));
     }
 }
@@ -241,6 +262,10 @@ impl Actor for KvStore {
 
 impl Drop for KvStore {
     fn drop(&mut self) {
+        if let Some((_, thread)) = &mut self.mourned {
+            // It ends with the actor.
+            thread.disarm();
+        }
         self.setup.desk.close();
         self.scheduler.post(StoreNews::Serves(false));
         if let Some(store) = self.store.take() {
@@ -379,6 +404,7 @@ impl Handler<StopActor> for KvStore {
 
     fn handle(&mut self, _: StopActor, ctx: &mut Context<Self>) -> Self::Result {
         ctx.stop();
+        self.disarm();
         let store = self.store.take();
         let (ended, has_ended) = oneshot::channel();
         std::thread::spawn(move || {

@@ -30,6 +30,7 @@ mod deadlines;
 mod flush;
 mod hosts;
 mod intake;
+mod long_requests;
 mod memory;
 mod misses;
 pub mod news;
@@ -87,6 +88,7 @@ use tier::{StoreOrder, Tier, TierLimits};
 
 pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
+pub use long_requests::LongRequest;
 pub use order::QueueRules;
 pub use rules::{BatchRules, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 

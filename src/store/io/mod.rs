@@ -73,13 +73,14 @@ pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError
         let shared = beginning.shared.clone();
         let ended = catch_unwind(AssertUnwindSafe(|| serve(beginning, &doors)));
         shared.is_serving.store(false, Ordering::Release);
+        let panicked = ended.is_err();
         let reason = match ended {
             Ok(Ok(())) => return,
             Ok(Err(reason)) => reason,
             Err(_) => "the thread of the KV store has panicked: please report this".to_owned(),
         };
         tracing::warn!(%reason, "the KV store is off");
-        (doors.sink)(Answer::State(TierState::Off { reason }));
+        (doors.sink)(Answer::State(TierState::Off { reason, panicked }));
     });
     spawned.map(drop).map_err(StoreError::Thread)
 }

@@ -26,7 +26,7 @@ fn nothing_is_taken_before_the_fingerprint_is_known() {
         .send(Err("the weights are gone".to_owned()))
         .expect("it waits");
     match world.answer() {
-        Answer::State(TierState::Off { reason }) => assert_eq!(reason, "the weights are gone"),
+        Answer::State(TierState::Off { reason, .. }) => assert_eq!(reason, "the weights are gone"),
         other => panic!("{other:?}"),
     }
     assert!(world.store.take().is_some_and(Store::shut_down));

@@ -1,0 +1,38 @@
+//! The executor of a rebuild has the model that the engine loaded first, or none.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::actors::executor::ExecutorFactory;
+use crate::error::LoadError;
+use crate::executor::Executor;
+use crate::model::origin::ModelFiles;
+
+/// Makes executors as `make` does, from the files that the first one was made from.
+///
+/// # Errors
+/// [`LoadError::Replaced`] of files that were replaced since, or while an executor was made from them.
+pub(super) fn from_the_same_files(
+    model_path: &Path,
+    make: Arc<ExecutorFactory>,
+) -> Arc<ExecutorFactory> {
+    let path = model_path.to_owned();
+    let first: Mutex<Option<ModelFiles>> = Mutex::new(None);
+    Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
+        // A panic of `make` leaves what was there before.
+        let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = match first.as_ref() {
+            Some(files) => {
+                files.check()?;
+                None
+            }
+            None => Some(ModelFiles::look(&path)?),
+        };
+        let executor = make()?;
+        if let Some(files) = first.as_ref().or(now.as_ref()) {
+            files.check()?;
+        }
+        first.get_or_insert_with(|| now.expect("looked at where there was none"));
+        Ok(executor)
+    })
+}

@@ -1,0 +1,249 @@
+//! Whether a model's files are still those that it was loaded from.
+//!
+//! A rebuild after a death loads the model again, under the name that clients know. What lies at its path then may be another
+//! model, or one that is being copied there; its bits would be served as those of the first.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sha2::{Digest, Sha256};
+
+use super::location::ModelLocation;
+use crate::error::LoadError;
+
+/// Bytes at the beginning of a file that are hashed: tensors' names and shapes, and in most models the first weights.
+const HEADER_BYTES: u64 = 1 << 20;
+/// The file that says what a model is.
+const CONFIG: &str = "config.json";
+
+/// The files of a model, as they were at one moment.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// A model's path, as configured.
+    path: PathBuf,
+    files: Vec<(PathBuf, Facts)>,
+    /// False where the weights are made up.
+    has_weights: bool,
+}
+
+impl ModelFiles {
+    /// Looks at the files that weights come from, and at those that say what they are.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] of a file that cannot be read; as [`ModelLocation::find`].
+    pub fn look(path: &Path) -> Result<Self, LoadError> {
+        let look = |file: PathBuf| -> Result<_, LoadError> {
+            let facts = Facts::of(&file)?;
+            Ok((file, facts))
+        };
+        let location = ModelLocation::find(path)?;
+        let (files, has_weights) = match (location.weight_files(), location) {
+            (Err(LoadError::Format { .. }), ModelLocation::Folder(dir)) => {
+                (vec![dir.join(CONFIG)], false)
+            }
+            (files, _) => (files?, true),
+        };
+        let files = files.into_iter().map(look);
+        Ok(Self {
+            path: path.to_owned(),
+            files: files.collect::<Result<_, LoadError>>()?,
+            has_weights,
+        })
+    }
+
+    /// Looks again.
+    ///
+    /// # Errors
+    /// [`LoadError::Replaced`] names the first file that is another one, and how it differs. Otherwise as [`Self::look`]: a file
+    /// that is gone is no other one, and may come back.
+    pub fn check(&self) -> Result<(), LoadError> {
+        let replaced = |file: &Path, what: String| {
+            let file = file.to_owned();
+            Err(LoadError::Replaced { file, what })
+        };
+        let now = match self.has_weights {
+            true => ModelLocation::find(&self.path)?.weight_files()?,
+            false => vec![self.path.join(CONFIG)],
+        };
+        if !self.files.iter().map(|(file, _)| file).eq(&now) {
+            let then = self.files.len();
+            let what = format!(
+                "it names other files of weights ({}, {then} then)",
+                now.len()
+            );
+            return replaced(&self.path, what);
+        }
+        for (file, then) in &self.files {
+            if let Some(what) = then.differs_from(&Facts::of(file)?) {
+                return replaced(file, what);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What tells a file from another one in its place.
+#[derive(Debug, PartialEq, Eq)]
+struct Facts {
+    bytes: u64,
+    /// `None` where the system does not say.
+    modified: Option<SystemTime>,
+    inode: Option<u64>,
+    header: [u8; 32],
+}
+
+impl Facts {
+    fn of(path: &Path) -> Result<Self, LoadError> {
+        let read = || -> io::Result<Self> {
+            let file = File::open(path)?;
+            let found = file.metadata()?;
+            let mut header = Vec::new();
+            file.take(HEADER_BYTES).read_to_end(&mut header)?;
+            Ok(Self {
+                bytes: found.len(),
+                modified: found.modified().ok(),
+                inode: inode(&found),
+                header: Sha256::digest(&header).into(),
+            })
+        };
+        read().map_err(|source| LoadError::Io {
+            file: path.to_owned(),
+            source,
+        })
+    }
+
+    /// The most telling difference, in words.
+    fn differs_from(&self, now: &Self) -> Option<String> {
+        if self.bytes != now.bytes {
+            return Some(format!("it has {} bytes, {} then", now.bytes, self.bytes));
+        }
+        if self.header != now.header {
+            return Some("it begins with other bytes".to_owned());
+        }
+        if self.inode != now.inode {
+            return Some("another file was put in its place (another inode)".to_owned());
+        }
+        let was_written = self.modified != now.modified;
+        was_written.then(|| {
+            let (then, now) = (seconds(self.modified), seconds(now.modified));
+            format!("it was written at {now}, at {then} then (seconds since 1970)")
+        })
+    }
+}
+
+fn seconds(time: Option<SystemTime>) -> String {
+    let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since.map_or("an unknown time".to_owned(), |since| {
+        format!("{:.3}", since.as_secs_f64())
+    })
+}
+
+#[cfg(unix)]
+fn inode(found: &std::fs::Metadata) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Some(found.ino())
+}
+
+#[cfg(not(unix))]
+fn inode(_: &std::fs::Metadata) -> Option<u64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn words(files: &ModelFiles) -> String {
+        let error = files.check().expect_err("something has changed");
+        assert!(matches!(error, LoadError::Replaced { .. }), "{error}");
+        error.to_string()
+    }
+
+    fn put(folder: &Path, name: &str, text: &str) {
+        fs::write(folder.join(name), text).expect("it can be written");
+    }
+
+    #[test]
+    fn every_way_to_replace_a_file_is_seen_and_named() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let dir = folder.path();
+        put(dir, "config.json", "{}");
+        put(dir, "model.safetensors", "weights");
+        let look = || ModelFiles::look(dir).expect("it can be read");
+        let files = look();
+        files.check().expect("nothing has changed");
+
+        put(dir, "model.safetensors", "weigh");
+        let shorter = words(&files);
+        assert!(
+            shorter.contains("model.safetensors is not the file"),
+            "{shorter}"
+        );
+        assert!(shorter.contains("it has 5 bytes, 7 then"), "{shorter}");
+
+        put(dir, "model.safetensors", "Weights");
+        assert!(words(&files).contains("it begins with other bytes"));
+
+        let files = look();
+        let file = File::options()
+            .write(true)
+            .open(dir.join("model.safetensors"));
+        let file = file.expect("it is there");
+        file.set_modified(UNIX_EPOCH).expect("its times can be set");
+        assert!(words(&files).contains("it was written at 0.000, at "));
+
+        let files = look();
+        put(dir, "config.json", "[]");
+        assert!(words(&files).contains("config.json"));
+
+        let files = look();
+        put(dir, "quantize_config.json", "{}");
+        assert!(words(&files).contains("names other files of weights"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_same_bytes_in_another_file_are_another_file() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let dir = folder.path();
+        put(dir, "config.json", "{}");
+        put(dir, "model.safetensors", "weights");
+        let files = ModelFiles::look(dir).expect("it can be read");
+        put(dir, "copy", "weights");
+        fs::rename(dir.join("copy"), dir.join("model.safetensors")).expect("same folder");
+        assert!(words(&files).contains("another inode"));
+    }
+
+    #[test]
+    fn a_model_without_weights_is_its_configuration() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        put(folder.path(), "config.json", "{}");
+        let files = ModelFiles::look(folder.path()).expect("it can be read");
+        files.check().expect("nothing has changed");
+        put(folder.path(), "config.json", "{ }");
+        assert!(words(&files).contains("it has 3 bytes, 2 then"));
+    }
+
+    #[test]
+    fn a_file_that_is_gone_is_no_other_file() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        put(folder.path(), "config.json", "{}");
+        put(folder.path(), "model.safetensors", "weights");
+        let files = ModelFiles::look(folder.path()).expect("it can be read");
+        fs::remove_file(folder.path().join("model.safetensors")).expect("it is there");
+        let error = files.check().expect_err("it is gone");
+        assert!(matches!(error, LoadError::Format { .. }), "{error}");
+
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = folder.path().join("m.gguf");
+        fs::write(&file, "GGUF").expect("it can be written");
+        let files = ModelFiles::look(&file).expect("it can be read");
+        fs::remove_file(&file).expect("it is there");
+        let error = files.check().expect_err("it is gone");
+        assert!(matches!(error, LoadError::Io { .. }), "{error}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Requests that have been inside for long, for the log: a prompt of 17,000 tokens may take minutes on two cores, and its user
+//! should see that it is under way. Time comes in with the calls; no clock is read here.
+
+use crate::ids::RequestId;
+
+use super::Scheduler;
+use super::sequence::{Phase, Sequence};
+
+/// Requests that are shown at a time: a full queue must not fill the log.
+const MAX_SHOWN: usize = 4;
+
+/// How far a request is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRequest {
+    /// Its id.
+    pub rid: RequestId,
+    /// Seconds since its submission, in tenths.
+    pub inside_s: f64,
+    /// `waiting`, `prefilling` or `decoding`.
+    pub phase: &'static str,
+    /// Length of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens, of prompt and output together, whose K/V is written or planned to be.
+    pub computed_tokens: usize,
+    /// Output tokens known.
+    pub output_tokens: usize,
+    /// Most that it may generate.
+    pub max_new_tokens: usize,
+}
+
+impl Scheduler {
+    /// The oldest of the requests that have become `every_s` seconds older than they were, or twice as much, and so on, between two
+    /// moments on the clock of their `submitted_s`; and how many others there are. Walks through all requests.
+    pub fn long_requests(
+        &self,
+        (since_s, now_s): (f64, f64),
+        every_s: f64,
+    ) -> (Vec<LongRequest>, usize) {
+        let periods = |at_s: f64, from_s: f64| ((at_s - from_s).max(0.0) / every_s).floor();
+        let is_due = |sequence: &Sequence| {
+            let from_s = sequence.request.submitted_s;
+            periods(now_s, from_s) > periods(since_s, from_s)
+        };
+        let mut due = self.requests.live_by_age();
+        due.retain(|seq| is_due(&self.requests[*seq]));
+        let others = due.len().saturating_sub(MAX_SHOWN);
+        let shown = due.iter().take(MAX_SHOWN);
+        let shown = shown.map(|seq| LongRequest::of(&self.requests[*seq], now_s));
+        (shown.collect(), others)
+    }
+}
+
+impl LongRequest {
+    fn of(sequence: &Sequence, now_s: f64) -> Self {
+        let request = &sequence.request;
+        Self {
+            rid: request.rid.clone(),
+            inside_s: ((now_s - request.submitted_s) * 10.0).round() / 10.0,
+            phase: match sequence.phase {
+                Phase::Waiting => "waiting",
+                Phase::Chunked => "prefilling",
+                // The last chunk of its prefill is under way until there is a token.
+                Phase::Running if sequence.output.len() <= request.opening.len() => "prefilling",
+                Phase::Running => "decoding",
+            },
+            prompt_tokens: request.prompt.len(),
+            computed_tokens: sequence.kv.as_ref().map_or(0, |kv| kv.committed),
+            output_tokens: sequence.output.len(),
+            max_new_tokens: sequence.max_new_tokens(),
+        }
+    }
+}

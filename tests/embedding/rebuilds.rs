@@ -1,0 +1,213 @@
+//! What a rebuild brings back: the same model or none, and what hosts had set. And deaths that need no rebuild.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use souffleur::actors::kv_store::{BlockDesk, StoreSetup};
+use souffleur::actors::messages::SetPolicy;
+use souffleur::config::EngineConfig;
+use souffleur::engine::{Engine, EngineParts, Progress};
+use souffleur::request::Event;
+use souffleur::store::Identify;
+use tempfile::TempDir;
+
+use super::doubles::{Mishap, mishap_parts, with_mishap};
+use super::watchdog::{deaths_of, recorder};
+use super::world::{Build, World, assert_finished, collect, request, within};
+
+async fn until_ready(world: &World) {
+    within(async {
+        while !world.engine.is_ready() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+async fn die(world: &World) {
+    let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
+    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_pause_and_policies_survive_a_rebuild() {
+    let (open, gate) = crossbeam_channel::unbounded();
+    let build = Build {
+        gate: Some(gate),
+        ..Build::default()
+    };
+    let parts = mishap_parts(&build, 2, Mishap::Panic);
+    let engine = Engine::start_with(build.config, parts).expect("the engine starts");
+    let world = World { engine };
+    let policies = SetPolicy {
+        schedule_policy: Some("lof".to_owned()),
+        radix_eviction_policy: None,
+    };
+    world.engine.set_policy(policies).await.expect("lof exists");
+    let policies = SetPolicy {
+        schedule_policy: None,
+        radix_eviction_policy: Some("lfu".to_owned()),
+    };
+    world.engine.set_policy(policies).await.expect("lfu exists");
+    let inside = world.generate(request(&[1, 2], 50, 7));
+    // The second step, of which it dies, is with the executor, whose first waits at the gate.
+    world.until(|stats| stats.steps >= 2).await;
+    world.engine.set_paused(true).await.expect("it lives");
+    drop(open);
+    let outcome = collect(inside).await;
+    assert!(matches!(outcome.end, Event::Failed(_)), "{outcome:?}");
+    until_ready(&world).await;
+    let stats = world.engine.stats().await.expect("it lives");
+    let set = (stats.schedule_policy, stats.radix_eviction_policy);
+    assert_eq!((set, stats.is_paused), (("lof", "lfu"), true));
+    let waiting = world.generate(request(&[1, 2], 50, 7));
+    world.until(|stats| stats.waiting_requests == 1).await;
+    world.engine.set_paused(false).await.expect("it lives");
+    assert_finished(&collect(waiting).await, &[1, 2], 50, 7);
+    world.assert_whole().await;
+    world.stop().await;
+}
+
+/// A model in a folder of its own, whose files can be replaced.
+fn model(folder: &Path) -> PathBuf {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
+    for entry in fs::read_dir(fixture).expect("a fixture") {
+        let entry = entry.expect("a fixture");
+        fs::copy(entry.path(), folder.join(entry.file_name())).expect("a writable folder");
+    }
+    folder.join("model.safetensors")
+}
+
+fn config(folder: &TempDir) -> EngineConfig {
+    EngineConfig {
+        model_path: folder.path().to_owned(),
+        max_total_tokens: Some(1024),
+        threads: 1,
+        rebuild_attempts: 3,
+        rebuild_backoff_s: 0.0,
+        ..EngineConfig::default()
+    }
+}
+
+/// An engine on that model which dies of its second step, and how often its model was loaded.
+fn mortal(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("it can run");
+    let (make, loads) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
+    let counted = loads.clone();
+    parts.executor = Arc::new(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        make()
+    });
+    let parts = with_mishap(parts, 2, Mishap::Panic);
+    let engine = Engine::start_with(config, parts).expect("it starts");
+    (World { engine }, loads)
+}
+
+#[tokio::test]
+async fn the_model_of_a_rebuild_is_the_first_or_none() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let file = model(folder.path());
+    let weights = fs::read(&file).expect("it is there");
+    let (world, loads) = mortal(config(&folder));
+    die(&world).await;
+    until_ready(&world).await;
+    assert_eq!(loads.load(Ordering::SeqCst), 2, "nothing had changed");
+    world.stop().await;
+
+    // One bit of one weight, in the same file.
+    let (world, loads) = mortal(config(&folder));
+    let mut others = weights.clone();
+    let last = others.len() - 2;
+    others[last] ^= 1;
+    fs::write(&file, &others).expect("it can be written");
+    die(&world).await;
+    let reason = within(world.engine.failed()).await;
+    assert!(
+        reason.contains("the engine died and is not rebuilt: "),
+        "{reason}"
+    );
+    assert!(
+        reason.contains("model.safetensors is not the file"),
+        "{reason}"
+    );
+    assert_eq!(loads.load(Ordering::SeqCst), 2, "no further attempt");
+    assert!(!world.engine.is_alive() && world.engine.is_over());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_model_that_is_gone_may_come_back() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let file = model(folder.path());
+    let (world, loads) = mortal(config(&folder));
+    let aside = folder.path().join("aside");
+    fs::rename(&file, &aside).expect("same folder");
+    die(&world).await;
+    let reason = within(world.engine.failed()).await;
+    assert!(
+        reason.contains("3 attempts to rebuild it failed"),
+        "{reason}"
+    );
+    assert!(reason.contains("holds no weights"), "{reason}");
+    assert_eq!(loads.load(Ordering::SeqCst), 4);
+    world.stop().await;
+}
+
+/// An engine with a KV store that identifies itself like this.
+fn with_store(folder: &TempDir, identify: impl Fn() -> Identify + Send + Sync + 'static) -> World {
+    let config = EngineConfig {
+        kv_disk_path: Some(folder.path().join("kv")),
+        ..config(folder)
+    };
+    let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("it can run");
+    let store = parts.store.take().expect("there is a store");
+    parts.store = Some(Arc::new(StoreSetup {
+        config: store.config.clone(),
+        geometry: store.geometry.clone(),
+        identify: Box::new(identify),
+        desk: BlockDesk::default(),
+    }));
+    let engine = Engine::start_with(config, parts).expect("it starts");
+    World { engine }
+}
+
+async fn serves_without(world: World, died: &str, before: u64) {
+    within(async {
+        while deaths_of(died) == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let outcome = collect(world.generate(request(&[1, 2], 5, 7))).await;
+    assert!(matches!(outcome.end, Event::Finished(_)), "{outcome:?}");
+    assert_eq!(deaths_of(died), before + 1);
+    world.assert_whole().await;
+    world.stop().await;
+    assert_eq!(deaths_of(died), before + 1, "its end is no second one");
+}
+
+#[tokio::test]
+async fn the_death_of_the_kv_store_is_counted_and_the_engine_serves() {
+    recorder();
+    let folder = TempDir::new().expect("a temporary folder");
+    model(folder.path());
+    let before = deaths_of("kv_store");
+    let world = with_store(&folder, || panic!("a bug of the actor"));
+    serves_without(world, "kv_store", before).await;
+
+    let before = deaths_of("kv_store_thread");
+    let world = with_store(&folder, || Box::new(|_| panic!("a bug of the thread")));
+    serves_without(world, "kv_store_thread", before).await;
+
+    // A store that is off for a reason, or that stops, has not died.
+    let before = deaths_of("kv_store_thread");
+    let world = with_store(&folder, || {
+        Box::new(|_| Err("the weights are gone".to_owned()))
+    });
+    world.until(|stats| stats.running_requests == 0).await;
+    world.stop().await;
+    assert_eq!(deaths_of("kv_store_thread"), before);
+}
