@@ -136,6 +136,39 @@ pub struct ChatPrompt {
     pub known: Option<KnownTurns>,
 }
 
+impl ChatPrompt {
+    /// A conversation of an array of OpenAI messages, which the assistant answers.
+    ///
+    /// ```
+    /// use souffleur::request::{ChatPrompt, GenerateRequest};
+    ///
+    /// let messages = serde_json::json!([{ "role": "user", "content": "Who are you?" }]);
+    /// let request = GenerateRequest::new(ChatPrompt::new(messages).into());
+    /// # let _ = request;
+    /// ```
+    pub fn new(messages: serde_json::Value) -> Self {
+        Self {
+            messages,
+            tools: None,
+            template_kwargs: serde_json::Map::new(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+            known: None,
+        }
+    }
+
+    /// One message of a user, which the assistant answers.
+    pub fn of_user(text: &str) -> Self {
+        Self::new(serde_json::json!([{ "role": "user", "content": text }]))
+    }
+}
+
+impl From<ChatPrompt> for Prompt {
+    fn from(chat: ChatPrompt) -> Self {
+        Self::Chat(Arc::new(chat))
+    }
+}
+
 /// The first messages of a conversation as an engine computed them before: a prompt and what was generated after it. Its
 /// tokens are taken as they were, so that they are found in the cache whatever the template makes of the answer in them.
 /// Where the template writes the first messages otherwise than it did alone, the whole conversation is rendered instead.

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use souffleur::bundled;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineHandle, EngineParts};
 use souffleur::hub::{self, Extent, Hub, HubError, HubModel, HubSettings};
 
 use super::failure::Failure;
-use super::{bundled, progress};
+use super::progress;
 
 impl From<HubError> for Failure {
     fn from(error: HubError) -> Self {
@@ -26,7 +27,7 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
             let reason = format!("--revision is {revision:?}, but --model-path names no model");
             return Err(Failure::Usage(reason));
         }
-        config.model_path = bundled::unpacked()?;
+        config.model_path = bundled::unpacked().map_err(Failure::failed)?;
     }
     Ok(hub::localise(config, &mut progress::download_bar())?)
 }

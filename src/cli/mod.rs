@@ -13,12 +13,12 @@ use failure::Failure;
 use flags::{AllFlags, LocalFlags};
 
 mod bench;
-mod bundled;
 mod calibrate;
 mod chat;
 mod failure;
 pub mod flags;
 mod generate;
+#[cfg(feature = "cuda")]
 mod gpu;
 mod grpc;
 mod local;
@@ -88,6 +88,7 @@ enum Command {
     #[command(hide = true)]
     Logits(Box<logits::LogitsArgs>),
     /// Probe and time a GPU, for scripts/gpu-check
+    #[cfg(feature = "cuda")]
     #[command(hide = true)]
     Gpu(Box<gpu::GpuArgs>),
 }
@@ -126,6 +127,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Some(Command::ReplayLog(args)) => replay_log::run(&args),
         Some(Command::Calibrate(args)) => calibrate::run(&args),
         Some(Command::Logits(args)) => logits::run(&args),
+        #[cfg(feature = "cuda")]
         Some(Command::Gpu(args)) => gpu::run(&args),
     }
 }

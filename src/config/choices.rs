@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::keys::{Form, KeyType};
 use crate::kernels::cpu::Numa;
-use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::gemm::GemmWish;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
 use crate::state::pool::kv_layout::KvDtype;

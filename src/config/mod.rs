@@ -11,8 +11,8 @@ mod validate;
 use std::path::PathBuf;
 
 use crate::kernels::cpu::Numa;
-use crate::kernels::cuda::gemm::GemmWish;
 use crate::kernels::dtype::Quantization;
+use crate::kernels::gemm::GemmWish;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
 use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};

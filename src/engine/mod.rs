@@ -3,6 +3,10 @@
 //! An engine takes nothing from its host: no recorder, subscriber, panic hook or signal handler is installed, no
 //! runtime is needed. Install a metrics recorder before starting if its metrics are wanted.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_gpu.rs"]
 mod gpu;
 mod handle;
 pub(crate) mod memory;
@@ -44,7 +48,8 @@ use handle::Inner;
 /// use souffleur::request::{GenerateRequest, Prompt};
 ///
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// let config = EngineConfig { model_path: "models/souffleur-tiny".into(), ..Default::default() };
+/// // The model inside this library; `model_path` names another one.
+/// let config = EngineConfig::default();
 /// let engine = Engine::start(config)?;
 /// let mut generation = engine.generate(GenerateRequest::new(Prompt::Text("Hello".into())))?;
 /// while let Some(event) = generation.next().await {

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -12,6 +13,7 @@ use crate::actors::kv_store::StoreSetup;
 use crate::actors::tokenizer::{AnswerFormats, TokenizerSettings};
 use crate::actors::unit::Blueprint;
 use crate::admission::Admission;
+use crate::bundled;
 use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::engine::memory::{context_length, memory_plan};
@@ -109,12 +111,14 @@ pub struct EngineParts {
 
 impl EngineParts {
     /// Reads the model's configuration and tokenizer, checks every tensor's shape and divides the memory. Weights are
-    /// loaded when the engine starts.
+    /// loaded when the engine starts. A configuration that names no model gets the [bundled](crate::bundled) one.
     ///
     /// # Errors
     /// A configuration or model that cannot be used; nothing was allocated.
     pub fn from_model(config: &EngineConfig, progress: Progress) -> Result<Self, StartError> {
         config.validate()?;
+        let config = with_a_model(config)?;
+        let config = &*config;
         let dir = &config.model_path;
         let gpu = match config.device {
             Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
@@ -199,7 +203,8 @@ impl EngineParts {
     /// [`LoadError::Io`] and [`LoadError::Format`], naming the file; [`ConfigError`], where a parser does not go with the
     /// model.
     pub fn text_of(config: &EngineConfig) -> Result<Option<TextModel>, StartError> {
-        Ok(text_side(config)?.text)
+        let config = with_a_model(config)?;
+        Ok(text_side(&config)?.text)
     }
 
     /// The bounds of the scheduler of an engine with this model.
@@ -305,6 +310,17 @@ impl EngineParts {
             log_long_requests: config.log_long_requests(),
         })
     }
+}
+
+/// The configuration with a model in it: the bundled one if it names none.
+fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadError> {
+    if !config.model_path.as_os_str().is_empty() {
+        return Ok(Cow::Borrowed(config));
+    }
+    Ok(Cow::Owned(EngineConfig {
+        model_path: bundled::unpacked()?,
+        ..config.clone()
+    }))
 }
 
 /// The text side of a model, whose formats the configuration goes with.

@@ -9,6 +9,7 @@ pub mod calibration;
 mod check;
 #[doc(hidden)]
 pub mod cpu;
+#[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub mod cuda;
 pub mod fake;

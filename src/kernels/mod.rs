@@ -6,8 +6,10 @@
 
 pub mod blocks;
 pub mod cpu;
+#[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod dtype;
+pub mod gemm;
 pub mod latent;
 pub mod random;
 pub mod recurrent;

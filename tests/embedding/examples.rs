@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-fn check(example: &str, arguments: &[&str]) {
+fn check(example: &str, arguments: &[&str]) -> String {
     // target/<profile>/deps/embedding-<hash> -> target/<profile>/examples/<example>
     let this = std::env::current_exe().expect("a test has a path");
     let profile = this
@@ -14,7 +14,11 @@ fn check(example: &str, arguments: &[&str]) {
     let program = profile
         .join("examples")
         .join(format!("{example}{}", std::env::consts::EXE_SUFFIX));
-    let output = Command::new(&program).args(arguments).output();
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let output = Command::new(&program)
+        .args(arguments)
+        .env("SOUFFLEUR_CACHE_DIR", cache.path())
+        .output();
     let output = output.unwrap_or_else(|error| {
         panic!(
             "{}: {error} (`cargo test` builds it, `cargo test --test` does not)",
@@ -22,6 +26,22 @@ fn check(example: &str, arguments: &[&str]) {
         )
     });
     assert!(output.status.success(), "{example}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn an_engine_starts_with_its_defaults_on_the_model_of_the_library() {
+    let printed = check("hello", &[]);
+    assert!(printed.trim().contains(' '), "it says words: {printed:?}");
+}
+
+#[test]
+fn the_tree_and_the_pool_work_alone() {
+    let printed = check("tree_and_pool", &[]);
+    assert_eq!(
+        printed,
+        "8 of 12 tokens are cached, 4 are evicted, 60 pages are free\n"
+    );
 }
 
 #[test]

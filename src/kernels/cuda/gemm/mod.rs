@@ -2,32 +2,18 @@
 
 mod cublaslt;
 
-use serde::{Deserialize, Serialize};
-
 use self::cublaslt::CublasLt;
 use super::driver::{Device, DeviceBuffer, DriverError, Stream};
 use super::launch::OwnGemm;
 use super::pack::Modules;
 use super::params::{ElementType, GemmParams};
+pub use crate::kernels::gemm::GemmWish;
 
 /// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
 /// The least compute capability on which few rows are multiplied by our own kernels beside cuBLASLt.
 const OWN_FOR_FEW_ROWS_FROM: (u32, u32) = (9, 0);
-
-/// Whose matrix products to use on a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GemmWish {
-    /// cuBLASLt if it can be loaded, but our own for the few rows of a small decode; else our own.
-    #[default]
-    Auto,
-    /// cuBLASLt for all that it can do; an error if it cannot be loaded.
-    CublasLt,
-    /// Our own.
-    Own,
-}
 
 /// Matrix products on one stream at a time: they share a workspace.
 #[derive(Debug)]

@@ -3,19 +3,18 @@
 //! It is measured beside the engine, so that both see the same neighbours.
 
 pub mod floors;
+mod gpu;
 
 use serde::Serialize;
 use souffleur::config::{Device as DeviceWish, EngineConfig};
 use souffleur::executor::memory_plan::available_bytes;
 use souffleur::kernels::cpu::probe::{Arithmetic, ReadProbe};
 use souffleur::kernels::cpu::{Isa, default_threads};
-use souffleur::kernels::cuda::driver::Device;
-use souffleur::kernels::cuda::params::ElementType;
-use souffleur::kernels::cuda::timing;
 use souffleur::kernels::dtype::Dtype;
 
 use crate::cli::failure::Failure;
 use floors::Peak;
+use gpu::GpuRates;
 
 /// Caches that are said to be smaller are taken for this size.
 const LEAST_CACHE_BYTES: u64 = 32 << 20;
@@ -52,7 +51,7 @@ pub enum MachineRates {
         all: Rates,
     },
     /// Of a GPU.
-    Gpu(timing::Rates),
+    Gpu(GpuRates),
 }
 
 /// Where the engine computes.
@@ -67,7 +66,7 @@ pub enum Place {
 pub struct Gpu {
     /// Its name.
     pub name: String,
-    rates: timing::Rates,
+    rates: GpuRates,
 }
 
 impl Place {
@@ -81,15 +80,8 @@ impl Place {
                 },
             });
         };
-        let device = Device::open(ordinal).map_err(Failure::failed)?;
-        let element = match dtype {
-            Dtype::F32 => ElementType::F32,
-            Dtype::F16 | Dtype::BF16 => ElementType::Bf16,
-        };
-        Ok(Self::Gpu(Gpu {
-            name: device.info().name.clone(),
-            rates: timing::rates(&device, element).map_err(Failure::failed)?,
-        }))
+        let (name, rates) = gpu::measure(ordinal, dtype)?;
+        Ok(Self::Gpu(Gpu { name, rates }))
     }
 
     /// The GPU, if it is one.
@@ -122,7 +114,7 @@ pub enum Machine {
     /// The CPU.
     Cpu { memory: ReadProbe, threads: usize },
     /// A GPU, which was measured before.
-    Gpu(timing::Rates),
+    Gpu(GpuRates),
 }
 
 impl Machine {

@@ -1,7 +1,7 @@
-//! The model inside the binary.
+//! The model inside this library: a tiny one, on which an engine with the default configuration starts.
 //!
 //! Loading maps files, so the bundled ones are unpacked once into the user's cache and found there by later runs:
-//! one way to load a model instead of two, and an installed binary needs no files beside it. The folder's name
+//! one way to load a model instead of two, and an installed program needs no files beside it. The folder's name
 //! holds a hash of the contents; each file appears under its name only when it is whole, and is compared before use.
 //! Where no cache can be written, a private temporary folder takes its place; it is left behind.
 
@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::failure::Failure;
+use crate::error::LoadError;
 
 /// Name of the bundled model, and of its folder.
 pub const NAME: &str = "souffleur-tiny";
@@ -19,7 +19,7 @@ type File = (&'static str, &'static [u8]);
 
 macro_rules! bundled {
     ($($name:literal),*) => {
-        &[$(($name, include_bytes!(concat!("../../models/souffleur-tiny/", $name)))),*]
+        &[$(($name, include_bytes!(concat!("../models/souffleur-tiny/", $name)))),*]
     };
 }
 
@@ -31,19 +31,27 @@ const FILES: &[File] = bundled!(
     "tokenizer_config.json"
 );
 
-/// A folder with the bundled model.
-pub fn unpacked() -> Result<PathBuf, Failure> {
+/// A folder with the bundled model, unpacked where `SOUFFLEUR_CACHE_DIR` says, else in the user's cache, else in a temporary
+/// folder.
+///
+/// # Errors
+/// [`LoadError::Format`], where none of these can be written, with the reason of each.
+pub fn unpacked() -> Result<PathBuf, LoadError> {
     let mut reasons = Vec::new();
-    for cache in cache_dirs() {
-        match unpack(&cache, FILES) {
+    let dirs = cache_dirs();
+    for cache in &dirs {
+        match unpack(cache, FILES) {
             Ok(dir) => return Ok(dir),
             Err(error) => reasons.push(format!("{}: {error}", cache.display())),
         }
     }
     let reasons = reasons.join("; ");
-    Err(Failure::Failed(format!(
-        "the bundled model cannot be unpacked ({reasons}): set SOUFFLEUR_CACHE_DIR to a writable folder"
-    )))
+    Err(LoadError::Format {
+        file: NAME.into(),
+        reason: format!(
+            "the bundled model cannot be unpacked ({reasons}): set SOUFFLEUR_CACHE_DIR to a writable folder"
+        ),
+    })
 }
 
 /// Where to unpack, best first.

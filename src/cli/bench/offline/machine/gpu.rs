@@ -1,0 +1,49 @@
+//! The highest rates of a GPU, in builds that can use one.
+
+#[cfg(feature = "cuda")]
+pub use souffleur::kernels::cuda::timing::Rates as GpuRates;
+use souffleur::kernels::dtype::Dtype;
+
+use crate::cli::failure::Failure;
+
+/// Opens a GPU and measures it, with elements of `dtype`; its name comes with the rates.
+#[cfg(feature = "cuda")]
+pub fn measure(ordinal: usize, dtype: Dtype) -> Result<(String, GpuRates), Failure> {
+    use souffleur::kernels::cuda::driver::Device;
+    use souffleur::kernels::cuda::params::ElementType;
+    use souffleur::kernels::cuda::timing;
+
+    let device = Device::open(ordinal).map_err(Failure::failed)?;
+    let element = match dtype {
+        Dtype::F32 => ElementType::F32,
+        Dtype::F16 | Dtype::BF16 => ElementType::Bf16,
+    };
+    let rates = timing::rates(&device, element).map_err(Failure::failed)?;
+    Ok((device.info().name.clone(), rates))
+}
+
+/// Those of a GPU that this build cannot use.
+#[cfg(not(feature = "cuda"))]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[allow(dead_code, reason = "no build makes one that has no feature for it")]
+pub struct GpuRates {
+    pub copy_bytes_per_s: f64,
+    pub read_bytes_per_s: f64,
+    pub flop_per_s: f64,
+    pub product: &'static str,
+}
+
+#[cfg(not(feature = "cuda"))]
+impl GpuRates {
+    pub fn bytes_per_s(&self) -> f64 {
+        self.copy_bytes_per_s.max(self.read_bytes_per_s)
+    }
+}
+
+/// Refuses.
+#[cfg(not(feature = "cuda"))]
+pub fn measure(ordinal: usize, _: Dtype) -> Result<(String, GpuRates), Failure> {
+    Err(Failure::Usage(format!(
+        "--device cuda:{ordinal}: this program was built without CUDA: build it with the feature cuda, or use cpu"
+    )))
+}

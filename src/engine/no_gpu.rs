@@ -1,0 +1,61 @@
+//! A build without the feature `cuda`: a configuration that names a GPU is refused with the way to get one.
+
+use std::sync::Arc;
+
+use crate::actors::executor::ExecutorFactory;
+use crate::actors::kv_store::StoreSetup;
+use crate::config::EngineConfig;
+use crate::engine::Progress;
+use crate::error::{ConfigError, LoadError, StartError};
+use crate::executor::cpu::CpuDescription;
+use crate::executor::memory_plan::{MemoryBudget, MemoryPlan};
+
+/// There is none.
+pub(super) enum Gpu {}
+
+impl Gpu {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always.
+    pub(super) fn open(ordinal: usize, _: &EngineConfig) -> Result<Self, StartError> {
+        Err(StartError::Config(ConfigError {
+            key: "device".to_owned(),
+            reason: format!(
+                "is cuda:{ordinal}, but this program was built without CUDA: build souffleur with its feature cuda, or use cpu"
+            ),
+        }))
+    }
+
+    pub(super) fn budget(
+        &self,
+        _: &EngineConfig,
+        _: &CpuDescription,
+        _: usize,
+    ) -> Result<MemoryBudget, LoadError> {
+        match *self {}
+    }
+
+    pub(super) fn kernels(
+        &self,
+        _: &EngineConfig,
+        _: &CpuDescription,
+    ) -> Result<String, LoadError> {
+        match *self {}
+    }
+
+    pub(super) fn executor(
+        self,
+        _: &EngineConfig,
+        _: &CpuDescription,
+        _: usize,
+        _: (&MemoryPlan, Option<Arc<StoreSetup>>),
+        _: &[u32],
+        _: Progress,
+    ) -> Result<Arc<ExecutorFactory>, LoadError> {
+        match self {}
+    }
+}
+
+/// Does nothing: this build could not use a driver.
+pub(super) fn notice_unused() {}
