@@ -1,7 +1,21 @@
 //! The errors, one enum for each boundary. Each has a stable `code()` for JSON and metric labels and the HTTP
 //! status that fits it.
 
+use std::fmt;
 use std::path::PathBuf;
+
+/// Seconds after which a client that met an overload should come back.
+pub(crate) const RETRY_AFTER_S: u32 = 1;
+
+/// A number as messages show it: with an exponent where it would have many zeros.
+pub(crate) struct Plain<T>(pub(crate) T);
+
+impl<T: fmt::Debug> fmt::Display for Plain<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{:?}", self.0);
+        f.write_str(text.strip_suffix(".0").unwrap_or(&text))
+    }
+}
 
 /// Why a field of a request is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +74,25 @@ impl FieldError {
     }
 }
 
+/// Tokens of a prompt that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptTokens {
+    /// All of them were counted.
+    Exactly(usize),
+    /// The prompt is so long that counting stopped here.
+    AtLeast(usize),
+}
+
+/// The number with its unit.
+impl fmt::Display for PromptTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(tokens) => write!(f, "{tokens} tokens"),
+            Self::AtLeast(tokens) => write!(f, "at least {tokens} tokens"),
+        }
+    }
+}
+
 /// Why a request was refused or ended early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -70,16 +103,22 @@ pub enum RequestError {
     /// One field has a value that it cannot have.
     #[error(transparent)]
     Field(#[from] FieldError),
-    /// The prompt is longer than the model's context or the KV pool.
-    #[error("prompt has {prompt_tokens} tokens, limit is {limit_tokens}: shorten the prompt")]
+    /// The prompt is longer than the model's context or the KV pool. The text is SGLang's, which clients look for.
+    #[error(
+        "the input ({prompt_tokens}) is longer than the model's context length ({limit_tokens} tokens): \
+         shorten the prompt"
+    )]
     PromptTooLong {
         /// Length of the prompt.
-        prompt_tokens: usize,
+        prompt_tokens: PromptTokens,
         /// Longest prompt that this engine takes.
         limit_tokens: usize,
     },
     /// The queue is full.
-    #[error("{queued} {what} are in the engine, limit is {limit}: try again later")]
+    #[error(
+        "{queued} {what} are in the engine, limit is {limit}: try again in {} s",
+        RETRY_AFTER_S
+    )]
     Overloaded {
         /// The unit that is counted: `requests` or `prompt tokens`.
         what: &'static str,
@@ -308,4 +347,32 @@ pub enum StartError {
     /// A thread could not be started, or died while starting.
     #[error("engine thread: {0}")]
     Thread(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_shown_without_rows_of_zeros() {
+        let shown = [
+            Plain(2.0).to_string(),
+            Plain(-0.5).to_string(),
+            Plain(f64::MIN_POSITIVE).to_string(),
+            Plain(1e300).to_string(),
+            Plain(1e38f32).to_string(),
+            Plain(f32::NAN).to_string(),
+            Plain(7).to_string(),
+        ];
+        let expected = [
+            "2",
+            "-0.5",
+            "2.2250738585072014e-308",
+            "1e300",
+            "1e38",
+            "NaN",
+            "7",
+        ];
+        assert_eq!(shown, expected);
+    }
 }

@@ -7,7 +7,7 @@ use metrics::{counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
 use super::*;
-use crate::error::{RequestError, StepError};
+use crate::error::{PromptTokens, RequestError, StepError};
 use crate::request::Usage;
 use crate::state::scheduler::pending::PendingTokens;
 use crate::state::scheduler::stats::EngineStats;
@@ -406,7 +406,7 @@ fn every_error_code_has_its_counter_from_the_start() {
     let codes = [
         RequestError::Invalid(String::new()),
         RequestError::PromptTooLong {
-            prompt_tokens: 2,
+            prompt_tokens: PromptTokens::Exactly(2),
             limit_tokens: 1,
         },
         RequestError::Overloaded {

@@ -14,7 +14,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Limits of [`GenerationConfig::temperature`], whichever file it is read from.
 pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=100.0;
 /// Limits of [`GenerationConfig::top_p`].
-pub(crate) const TOP_P: RangeInclusive<f64> = f64::MIN_POSITIVE..=1.0;
+pub(crate) const TOP_P: RangeInclusive<f64> = 0.0..=1.0;
 /// Limits of [`GenerationConfig::min_p`].
 pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
 /// Limits of [`GenerationConfig::repetition_penalty`].
@@ -27,7 +27,7 @@ pub struct GenerationConfig {
     pub eos_token_ids: Option<Vec<u32>>,
     /// Softmax temperature; 0 when the file asks for greedy decoding.
     pub temperature: Option<f32>,
-    /// Nucleus: least probability mass kept.
+    /// Nucleus: least probability mass kept; 0 keeps the most likely token.
     pub top_p: Option<f32>,
     /// Most likely tokens kept; -1 keeps all.
     pub top_k: Option<i32>,
@@ -143,12 +143,24 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary folder");
         let absent = GenerationConfig::read(dir.path()).expect("optional");
         assert_eq!(absent, GenerationConfig::default());
-        let error = parse(r#"{"top_p": 1.5}"#)
-            .expect_err("out of range")
-            .to_string();
-        assert!(
-            error.contains("top_p is 1.5, expected a number from"),
-            "{error}"
-        );
+        for (text, expected) in [
+            (
+                r#"{"top_p": 1.5}"#,
+                "top_p is 1.5, expected a number from 0 to 1",
+            ),
+            (
+                r#"{"repetition_penalty": 0}"#,
+                "repetition_penalty is 0, expected a number above 0 and at most 2",
+            ),
+        ] {
+            let error = parse(text).expect_err("out of range").to_string();
+            assert!(error.ends_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_nucleus_without_mass_is_taken() {
+        let config = parse(r#"{"top_p": 0, "top_k": 0}"#).expect("both have a meaning");
+        assert_eq!((config.top_p, config.top_k), (Some(0.0), Some(-1)));
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::error::LoadError;
+use crate::error::{LoadError, Plain};
 
 /// Characters of an offending value that an error quotes.
 const QUOTED_CHARS: usize = 80;
@@ -144,10 +144,7 @@ impl JsonFile {
         };
         match value.as_f64() {
             Some(number) if limits.contains(&number) => Ok(Some(number)),
-            _ => {
-                let wish = format!("a number from {} to {}", limits.start(), limits.end());
-                Err(self.expected(key, value, wish))
-            }
+            _ => Err(self.expected(key, value, number_within(&limits))),
         }
     }
 
@@ -228,6 +225,15 @@ impl JsonFile {
     /// A complaint about `key`.
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
         format_error(&self.file, format!("{}{key} {reason}", self.within))
+    }
+}
+
+/// The wish for a number within limits.
+pub(crate) fn number_within(limits: &RangeInclusive<f64>) -> String {
+    let (start, end) = (Plain(limits.start()), Plain(limits.end()));
+    match *limits.start() == f64::MIN_POSITIVE {
+        true => format!("a number above 0 and at most {end}"),
+        false => format!("a number from {start} to {end}"),
     }
 }
 

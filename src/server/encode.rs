@@ -75,11 +75,7 @@ pub(super) async fn text(
         request: state.bodies().open(),
     };
     with_tokenizer(state, nothing, move |text, limit_tokens| {
-        check_length(text, &prompt, limit_tokens)?;
-        match goes_on {
-            true => text.encode_chat(&prompt),
-            false => text.encode(&prompt),
-        }
+        encode(text, &prompt, !goes_on, limit_tokens)
     })
     .await
 }
@@ -96,8 +92,7 @@ pub(super) async fn chat(
     with_tokenizer(state, charges, move |text, limit_tokens| {
         let rendered = render(text, &prompt)?;
         drop(prompt);
-        check_length(text, &rendered, limit_tokens)?;
-        text.encode_chat(&rendered)
+        encode(text, &rendered, false, limit_tokens)
     })
     .await
 }
@@ -116,17 +111,27 @@ pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, Re
     })
 }
 
-/// Refuses a text that has more tokens than a prompt may have: encoding takes some hundred times its bytes.
-pub(super) fn check_length(
+/// Encodes a text, with the tokens around a prompt if it `is_whole`.
+///
+/// # Errors
+/// Those of encoding; it has more tokens than a prompt may have, which is known before all of it is encoded: that takes
+/// some hundred times its bytes.
+pub(super) fn encode(
     text: &TextModel,
     prompt: &str,
+    is_whole: bool,
     limit_tokens: usize,
-) -> Result<(), RequestError> {
-    match text.more_tokens_than(prompt, limit_tokens)? {
-        None => Ok(()),
+) -> Result<Vec<u32>, RequestError> {
+    let beyond = match is_whole {
+        true => text.prompt_beyond(prompt, limit_tokens)?,
+        false => text.chat_beyond(prompt, limit_tokens)?,
+    };
+    match beyond {
         Some(prompt_tokens) => Err(RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,
         }),
+        None if is_whole => text.encode(prompt),
+        None => text.encode_chat(prompt),
     }
 }

@@ -6,12 +6,10 @@ use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use serde::Serialize;
 
-use crate::error::{FieldError, RequestError};
+use super::words::{Dialect, Overflow};
+use crate::error::{FieldError, RETRY_AFTER_S, RequestError};
 use crate::field::Cut;
 use crate::ids::RequestId;
-
-/// Seconds after which a client that met an overload should come back.
-const RETRY_AFTER_S: u32 = 1;
 
 /// An error on its way to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +19,10 @@ pub struct ApiError {
     message: String,
     param: Option<String>,
     allow: Option<&'static str>,
+    /// The encodings that bodies may have, if the body has another.
+    accept_encoding: Option<&'static str>,
+    /// The prompt is too long: clients of each API look for other words.
+    overflow: Option<Overflow>,
 }
 
 /// The part of the response below `"error"`.
@@ -198,6 +200,14 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
     }
 
+    /// The same error in the words that clients of an API look for. An error is in OpenAI's unless it is told otherwise.
+    pub(super) fn in_words_of(mut self, dialect: Dialect) -> Self {
+        if let Some(overflow) = self.overflow {
+            self.message = overflow.told_in(dialect);
+        }
+        self
+    }
+
     /// The same error of a field that this endpoint calls otherwise.
     pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
         if self.param.as_deref() == Some(from) {
@@ -227,6 +237,22 @@ impl ApiError {
             "unsupported_media_type",
             message,
         )
+    }
+
+    /// 415: the body is compressed.
+    pub(super) fn encoded(encoding: &[u8]) -> Self {
+        let encoding = excerpt(encoding.trim_ascii());
+        let message = format!(
+            "content-encoding is {encoding}: bodies are read as they are, send the body without compression"
+        );
+        Self {
+            accept_encoding: Some("identity"),
+            ..Self::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_content_encoding",
+                message,
+            )
+        }
     }
 
     /// 426: the client speaks another version of the WebSocket protocol.
@@ -307,6 +333,8 @@ impl ApiError {
             message: message.into(),
             param: None,
             allow: None,
+            accept_encoding: None,
+            overflow: None,
         }
     }
 
@@ -354,7 +382,9 @@ impl From<RequestError> for ApiError {
         }
         let status = StatusCode::from_u16(error.status());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self::new(status, error.code(), error.to_string())
+        let told = Self::new(status, error.code(), error.to_string());
+        let overflow = Overflow::of(&error);
+        Self { overflow, ..told }.in_words_of(Dialect::OpenAi)
     }
 }
 
@@ -390,6 +420,9 @@ impl ResponseError for ApiError {
         }
         if let Some(methods) = self.allow {
             response.insert_header((header::ALLOW, methods));
+        }
+        if let Some(encodings) = self.accept_encoding {
+            response.insert_header((header::ACCEPT_ENCODING, encodings));
         }
         response.json(Envelope { error: self.body() })
     }
@@ -446,7 +479,8 @@ mod tests {
             top_p: 2.0,
             ..SamplingParams::default()
         };
-        let text = "top_p is 2, limits are (0, 1]: use 1 to keep all tokens";
+        let text =
+            "top_p is 2, limits are [0, 1]: use 1 to keep all tokens, 0 for the most likely one";
         check(params, "top_p", text);
         let params = SamplingParams {
             stop: ["a".to_owned(), String::new()].into(),

@@ -178,6 +178,11 @@ impl Fields {
         self.fields.get(name).filter(|raw| !raw.is_null())
     }
 
+    /// The names of all that was not read.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.fields.keys().cloned().collect()
+    }
+
     /// The first name in the alphabet of a field that asks for something.
     pub(super) fn first_asked(&self) -> Option<String> {
         let asked = self

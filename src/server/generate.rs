@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::body::JsonBody;
 use super::call::{CallLimits, VectorLimits};
-use super::error::ApiError;
+use super::error::{ApiError, Envelope};
 use super::lanes::{Lane, finish_all};
 use super::native::{NativeCall, Reply, Shape, Written};
 use super::sessions::{self, SessionParams, SessionTurn};
@@ -18,6 +18,7 @@ use super::sse::{self, Chunks, Render};
 use super::state::AppState;
 use super::transcript::{News, Transcript};
 use super::whole::{self, MAX_INLINE_BYTES};
+use super::words::Dialect;
 use crate::ids::RequestId;
 
 pub(super) use super::native::operation;
@@ -27,6 +28,11 @@ pub(super) async fn generate(
     state: Data<AppState>,
     body: JsonBody,
 ) -> Result<HttpResponse, ApiError> {
+    let answer = answer(state, body).await;
+    answer.map_err(|error| error.in_words_of(Dialect::Sglang))
+}
+
+async fn answer(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let loaded = state.serving()?;
     let limits = CallLimits {
         max_requests: state.config().max_batch_requests,
@@ -122,5 +128,12 @@ impl Render for Cumulative {
 
     fn kept_logprobs(&self) -> usize {
         self.kept_logprobs
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
+        let error = error.clone().in_words_of(Dialect::Sglang);
+        out.data(&Envelope {
+            error: error.body(),
+        });
     }
 }

@@ -21,6 +21,7 @@ mod error;
 mod exchange;
 mod fields;
 mod flush;
+mod foreign;
 mod generate;
 #[cfg(feature = "grpc")]
 pub mod grpc;
@@ -29,6 +30,7 @@ mod health;
 mod internal_state;
 mod key;
 mod lanes;
+mod late_heads;
 mod loads;
 mod methods;
 mod native;
@@ -52,6 +54,7 @@ mod traces;
 mod track;
 mod transcript;
 mod whole;
+mod words;
 mod ws;
 
 use std::future::Future;

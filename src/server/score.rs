@@ -12,6 +12,7 @@ use super::budget::Charges;
 use super::call::{self, CallLimits, Prompts, check_size};
 use super::error::ApiError;
 use super::fields::{self, Fields};
+use super::foreign;
 use super::lanes::{Lane, finish_all};
 use super::openapi::Facts;
 use super::openapi::operation::{Group, describe};
@@ -120,6 +121,11 @@ impl Call {
         namespace.validate(limits.request).map_err(ApiError::from)?;
         let priority = fields.integer("priority")?;
         let timeouts = fields.timeouts()?;
+        let temperature = fields.take("temperature")?;
+        if temperature.is_some_and(|given| given.as_f64() != Some(1.0)) {
+            return Err(ApiError::unsupported("temperature"));
+        }
+        foreign::refuse(&mut fields, &[])?;
         charge_copies(&mut fields, &query, &items)?;
         let wish = LogprobWish {
             token_ids: labels.clone(),

@@ -19,6 +19,7 @@ use actix_web::rt::net::TcpStream;
 use tokio_io_timeout::TimeoutStream;
 
 use super::config::ServerConfig;
+use super::late_heads::LateHeads;
 
 /// Seconds for the last bytes to reach slow clients, and for idle connections to close.
 const FLUSH_S: u64 = 2;
@@ -47,6 +48,7 @@ where
     let keep_alive = seconds(config.keep_alive_s);
     let header_timeout = seconds(config.header_timeout_s);
     let send_timeout = seconds(config.http_send_timeout_s);
+    let access_log = config.access_log;
     let address = listener.local_addr()?;
     let builder = Server::build()
         .workers(config.worker_threads())
@@ -73,7 +75,8 @@ where
             let client = socket.peer_addr().ok();
             let mut limited = TimeoutStream::new(socket);
             limited.set_write_timeout(Some(send_timeout));
-            Ok((Box::pin(limited), Protocol::Http1, client))
+            let answering = LateHeads::new(Box::pin(limited), client, access_log);
+            Ok((answering, Protocol::Http1, client))
         })
         .and_then(http)
     };

@@ -43,6 +43,11 @@ pub(super) trait Render: Unpin + 'static {
         });
     }
 
+    /// True of a failure that is an event of the stream even before all other news; others are told by a status.
+    fn begins_with(&self, _failure: &RequestError) -> bool {
+        false
+    }
+
     /// The end of the stream, after either.
     fn close(&mut self, out: &mut Chunks) {
         out.done();
@@ -171,8 +176,8 @@ fn stream_head() -> HttpResponseBuilder {
 /// Answers with the events of `lanes`.
 ///
 /// # Errors
-/// The first event's, if that is a failure. Later failures end the stream with an error event, and the other lanes
-/// with it.
+/// The first event's, if that is a failure that the stream does not tell. Later failures end the stream with an error
+/// event, and the other lanes with it.
 pub(super) async fn respond(
     lanes: Vec<Lane>,
     render: impl Render,
@@ -199,8 +204,11 @@ pub(super) async fn respond(
     if let Ok(first) = rt::time::timeout(keep_alive, body.events.next()).await
         && let Some((index, event)) = first
     {
-        let news = News::of(event)?;
-        body.take_in(index, news);
+        match News::of(event) {
+            Ok(news) => body.take_in(index, news),
+            Err(error) if body.render.begins_with(&error) => body.fail(error),
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(stream_head().streaming(body))
 }

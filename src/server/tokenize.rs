@@ -9,7 +9,7 @@ use utoipa::openapi::path::Operation;
 
 use super::body::JsonBody;
 use super::call::{self, CallLimits, Prompts};
-use super::encode::{self, check_length, with_tokenizer};
+use super::encode::{self, with_tokenizer};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::openai::chat::call::read_prompt;
@@ -190,11 +190,7 @@ fn encode(
         // Neither endpoint reads any.
         Prompt::Vectors(_) => return Ok(Vec::new()),
     };
-    check_length(text, &prompt, limit_tokens)?;
-    match adds_special {
-        true => text.encode(&prompt),
-        false => text.encode_chat(&prompt),
-    }
+    encode::encode(text, &prompt, adds_special, limit_tokens)
 }
 
 fn tokenized(

@@ -100,7 +100,7 @@ fn bad_fields_of_the_native_api_are_refused_by_name() {
         (
             json!({"input_ids": long}),
             Value::Null,
-            "has 65536 tokens, limit is",
+            "the input (65536 tokens) is longer than the model's context length (",
         ),
         (
             json!({"text": "a", "lora_path": "x"}),
@@ -207,4 +207,105 @@ fn bad_fields_of_chats_are_refused_by_name() {
         ),
     ];
     check_all("/v1/chat/completions", table);
+}
+
+#[test]
+fn a_nucleus_of_nothing_and_no_bound_on_ranks_are_taken_on_every_door() {
+    let world = World::scripted(&[("hello", "Hello to you.")]);
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    for (name, value) in [
+        ("top_p", json!(0)),
+        ("top_p", json!(-0.0)),
+        ("top_k", json!(0)),
+        ("top_k", json!(-1)),
+    ] {
+        let mut bodies = [
+            (
+                "/v1/chat/completions",
+                json!({"messages": messages, "max_tokens": 2}),
+            ),
+            (
+                "/v1/completions",
+                json!({"prompt": "hello", "max_tokens": 2}),
+            ),
+            (
+                "/v1/messages",
+                json!({"model": "m", "messages": messages, "max_tokens": 2}),
+            ),
+            (
+                "/v1/responses",
+                json!({"input": "hello", "max_output_tokens": 2}),
+            ),
+        ];
+        for (path, body) in &mut bodies {
+            body[name] = value.clone();
+            post(world.addr, path, body).ok();
+        }
+        let sampling = json!({"max_new_tokens": 2, name: value});
+        post(
+            world.addr,
+            "/generate",
+            &json!({"text": "hello", "sampling_params": sampling}),
+        )
+        .ok();
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_nucleus_of_nothing_is_the_most_likely_token() {
+    let world = World::new();
+    let answer = |sampling: Value| {
+        let body = json!({"input_ids": [5, 6, 7], "sampling_params": sampling});
+        post(world.addr, "/generate", &body).ok()["output_ids"].clone()
+    };
+    let greedy = answer(json!({"max_new_tokens": 24, "ignore_eos": true, "temperature": 0}));
+    for seed in 0..3 {
+        let zero = json!({"max_new_tokens": 24, "ignore_eos": true, "temperature": 3.0, "top_p": 0, "sampling_seed": seed});
+        assert_eq!(answer(zero), greedy);
+    }
+    let all = |top_k: i32| {
+        answer(
+            json!({"max_new_tokens": 24, "ignore_eos": true, "temperature": 3.0, "top_k": top_k, "sampling_seed": 9}),
+        )
+    };
+    assert_eq!(all(0), all(-1));
+    assert_ne!(all(0), greedy);
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_compressed_body_is_refused_on_every_route_that_reads_one() {
+    let world = World::new();
+    let document = get(world.addr, "/openapi.json").ok();
+    let paths = document["paths"].as_object().expect("paths");
+    let mut n_routes = 0;
+    for (path, methods) in paths {
+        for (method, operation) in methods.as_object().expect("methods") {
+            if operation.get("requestBody").is_none() {
+                continue;
+            }
+            n_routes += 1;
+            let path = path.replace("{id}", "x");
+            let ask = |encoding: &str| {
+                let method = method.to_uppercase();
+                send(
+                    world.addr,
+                    &format!(
+                        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+                         Content-Type: application/json\r\nContent-Encoding: {encoding}\r\nContent-Length: 2\r\n\r\n{{}}"
+                    ),
+                )
+            };
+            for encoding in ["gzip", "GZIP", "br", "identity, zstd", "deflate"] {
+                let refused = ask(encoding);
+                assert_eq!(refused.status, 415, "{method} {path}: {}", refused.body);
+                assert_eq!(refused.header("accept-encoding"), Some("identity"));
+                let message = refused.json()["error"]["message"].to_string();
+                assert!(message.contains("content-encoding is"), "{message}");
+            }
+            assert_ne!(ask("identity").status, 415, "{method} {path}");
+        }
+    }
+    assert!(n_routes > 15, "{n_routes} routes");
 }

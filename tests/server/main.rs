@@ -7,6 +7,7 @@ mod embedding;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
 mod errors;
+mod fields;
 mod formats;
 #[cfg(feature = "grpc")]
 mod grpc;
@@ -39,4 +40,5 @@ mod tokenize;
 mod vectors;
 mod warm_up;
 mod websocket;
+mod words;
 mod world;

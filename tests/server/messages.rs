@@ -634,13 +634,18 @@ fn a_prompt_that_is_too_long_is_told_in_a_stream_and_by_the_count() {
     let body = ask(&"word ".repeat(70_000));
     for body in [body.clone(), with(body.clone(), json!({"stream": true}))] {
         let refused = post(world.addr, PATH, &body);
-        check_error(&refused, 400, "invalid_request_error", "limit is");
+        check_error(
+            &refused,
+            400,
+            "invalid_request_error",
+            "prompt is too long: 7",
+        );
     }
     check_error(
         &post(world.addr, COUNT, &body),
         400,
         "invalid_request_error",
-        "limit is",
+        "prompt is too long: 7",
     );
     world.wait_until_whole();
 }
@@ -785,5 +790,26 @@ fn the_report_of_a_miss_names_a_changing_value() {
         outline.get("hint").is_none() && outline.get("text").is_none(),
         "{outline}"
     );
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_search_for_tools_may_answer_with_references_in_this_turn_and_later_ones() {
+    let world = two_calls();
+    let found = json!([{"type": "tool_reference", "tool_name": "seat"}]);
+    let mut messages = vec![
+        json!({"role": "user", "content": "hi"}),
+        json!({"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "seat", "input": {}}]}),
+        json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": found}]}),
+    ];
+    for later in ["and now?", "and later?"] {
+        let body = json!({
+            "model": "m", "max_tokens": 5, "messages": messages,
+            "tools": [{"name": "seat", "input_schema": {"type": "object"}}],
+        });
+        post(world.addr, PATH, &body).ok();
+        messages.push(json!({"role": "assistant", "content": "yes"}));
+        messages.push(json!({"role": "user", "content": later}));
+    }
     world.wait_until_whole();
 }

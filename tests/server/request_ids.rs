@@ -322,3 +322,21 @@ fn a_websocket_is_one_line_at_its_end() {
     let line = log.line(&["request_id=\"socket-1\""]);
     assert!(line.contains("path=/v1/ws/generate status=101"), "{line}");
 }
+
+#[test]
+fn a_request_that_does_not_arrive_in_time_is_logged_with_the_id_of_its_answer() {
+    let log = Log::listen();
+    let world = World::with(|_, server| (server.header_timeout_s, server.body_timeout_s) = (1, 1));
+    for (sent, path) in [
+        ("POST /generate HTTP/1.1\r\nHost: local", "path=\"-\""),
+        (
+            "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+            "path=/generate",
+        ),
+    ] {
+        let answer = send(world.addr, sent);
+        assert_eq!(answer.status, 408);
+        let line = log.line(&[id_of(&answer), "status=408"]);
+        assert!(line.contains(path), "{line}");
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::actors::call::{OutputForm, Weighed};
-use crate::error::{FieldError, RequestError};
+use crate::error::{FieldError, PromptTokens, RequestError};
 use crate::grammar::{AnswerFrame, CompileNotes, GrammarWish, ReasoningGate};
 use crate::metrics::{GrammarEnd, GrammarMetrics};
 use crate::model::text::{self, TextModel};
@@ -20,25 +20,32 @@ use super::logprob_wishes::{check_entries, check_wish};
 /// How many bytes a normalizer may make one of (NFC composes three characters of three bytes into one).
 const MAX_NORMALIZER_SHRINK: usize = 4;
 
-/// Refuses a prompt that is too long however well it encodes, before time and memory are spent on it.
+/// Refuses a prompt that is too long however well it encodes, before time and memory are spent on it: unless it is a
+/// text whose tokens can be counted, which tells its client more.
 pub(super) fn refuse_hopeless(
     prompt: &Prompt,
     settings: &TokenizerSettings,
 ) -> Result<(), RequestError> {
-    let prompt_tokens = match (prompt, settings.text.as_deref()) {
-        (Prompt::Tokens(tokens), _) => tokens.len(),
-        (Prompt::Vectors(vectors), _) => vectors.len(),
+    let exactly = |tokens| (tokens, PromptTokens::Exactly(tokens));
+    let (least, prompt_tokens) = match (prompt, settings.text.as_deref()) {
+        (Prompt::Tokens(tokens), _) => exactly(tokens.len()),
+        (Prompt::Vectors(vectors), _) => exactly(vectors.len()),
         (_, None) => return Ok(()),
-        (_, Some(text)) => prompt.text_bytes() / (text.max_token_bytes() * MAX_NORMALIZER_SHRINK),
+        (_, Some(_)) if prompt.text_bytes() <= text::MAX_COUNTED_BYTES => return Ok(()),
+        (_, Some(text)) => {
+            let most_bytes = text.max_token_bytes() * MAX_NORMALIZER_SHRINK;
+            let least = prompt.text_bytes() / most_bytes;
+            (least, PromptTokens::AtLeast(least))
+        }
     };
     let limit_tokens = settings.limits.max_prompt_tokens();
-    if prompt_tokens > limit_tokens {
-        return Err(RequestError::PromptTooLong {
+    match least > limit_tokens {
+        true => Err(RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,
-        });
+        }),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// A prompt that is ready to be submitted.
@@ -91,7 +98,8 @@ pub(super) fn prepare(
         }
         Prompt::Text(text) => {
             let tokenizer = tokenizer()?;
-            refuse_too_long(tokenizer, &text, settings)?;
+            let beyond = tokenizer.prompt_beyond(&text, settings.limits.max_prompt_tokens())?;
+            refuse_too_long(beyond, settings)?;
             tokenizer.encode(&text)?.into()
         }
         Prompt::Chat(chat) => {
@@ -99,7 +107,8 @@ pub(super) fn prepare(
             let rendered = render(tokenizer, &chat)?;
             standing = Standing::after(&rendered, &chat, settings);
             replies = replies_since_user(&chat);
-            refuse_too_long(tokenizer, &rendered, settings)?;
+            let beyond = tokenizer.chat_beyond(&rendered, settings.limits.max_prompt_tokens())?;
+            refuse_too_long(beyond, settings)?;
             encode_chat(tokenizer, &chat, &rendered)?.into()
         }
     };
@@ -264,12 +273,11 @@ impl Standing {
 
 /// Encoding a text takes some hundred times its bytes, so one that cannot fit is found out piece by piece.
 fn refuse_too_long(
-    text: &TextModel,
-    prompt: &str,
+    beyond: Option<PromptTokens>,
     settings: &TokenizerSettings,
 ) -> Result<(), RequestError> {
     let limit_tokens = settings.limits.max_prompt_tokens();
-    match text.more_tokens_than(prompt, limit_tokens)? {
+    match beyond {
         None => Ok(()),
         Some(prompt_tokens) => Err(RequestError::PromptTooLong {
             prompt_tokens,

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::cursor::Cursor;
 use crate::error::LoadError;
-use crate::model::json_file::format_error;
+use crate::model::json_file::{format_error, number_within};
 
 /// Pairs in a file.
 const MAX_PAIRS: u64 = 1 << 16;
@@ -335,10 +335,7 @@ impl<'a> Metadata<'a> {
         };
         match number.filter(|number| limits.contains(number)) {
             Some(number) => Ok(Some(number)),
-            None => {
-                let wish = format!("a number from {} to {}", limits.start(), limits.end());
-                Err(self.expected(key, value, wish))
-            }
+            None => Err(self.expected(key, value, number_within(&limits))),
         }
     }
 

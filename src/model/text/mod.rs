@@ -3,6 +3,7 @@
 
 mod calls;
 mod chat;
+mod count;
 mod ending;
 mod files;
 mod formats;
@@ -25,6 +26,7 @@ use crate::error::{LoadError, RequestError};
 use crate::state::detok::TokenText;
 use crate::state::output::ToolFormat;
 pub use chat::ChatPrompt;
+pub(crate) use count::MAX_COUNTED_BYTES;
 use files::{TemplateSources, TokenizerConfig};
 pub use gguf::VocabularyFields;
 pub use known::KnownBeginning;
@@ -33,11 +35,6 @@ pub use turns::TurnMarks;
 use vocabulary::Spelling;
 pub use vocabulary::TokenPiece;
 use written::CallWriter;
-
-/// Bytes of a text that are encoded at once to count its tokens.
-const PIECE_BYTES: usize = 64 << 10;
-/// Tokens that a piece may have because it was cut out: its ends can be parts of longer tokens.
-const TOKENS_OF_A_CUT: usize = 256;
 
 /// A tokenizer with its special tokens and its chat template.
 #[derive(Debug)]
@@ -270,50 +267,21 @@ impl TextModel {
         }
     }
 
-    /// Returns a number of tokens above `limit` that the text has at least, or `None` if it may fit. A long text is
-    /// encoded piece by piece until that is known, and no piece is kept.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    pub fn more_tokens_than(
-        &self,
-        text: &str,
-        limit: usize,
-    ) -> Result<Option<usize>, RequestError> {
-        let mut rest = text;
-        let mut n_tokens = 0_usize;
-        while rest.len() > PIECE_BYTES {
-            let (piece, later) = rest.split_at(piece_end(rest));
-            let found = self.encode_with(piece, WithSpecial::AsWritten)?.len();
-            n_tokens += found.saturating_sub(TOKENS_OF_A_CUT);
-            if n_tokens > limit {
-                return Ok(Some(n_tokens));
-            }
-            rest = later;
-        }
-        Ok(None)
-    }
-
     fn encode_with(&self, text: &str, special: WithSpecial) -> Result<Vec<u32>, RequestError> {
         match self
             .tokenizer
             .encode_fast(text, special == WithSpecial::Added)
         {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(RequestError::Invalid(format!(
-                "the prompt cannot be tokenized: {error}: send text that the vocabulary covers, or token ids"
-            ))),
+            Err(error) => Err(not_tokenized(&*error)),
         }
     }
 }
 
-/// Where the first piece of a text ends: after a space where there is one near the end, else between characters.
-fn piece_end(text: &str) -> usize {
-    const NEAR_BYTES: usize = 1 << 10;
-    let end = text.floor_char_boundary(PIECE_BYTES);
-    let near = text.floor_char_boundary(end - NEAR_BYTES);
-    let space = text[near..end].rfind(|c: char| c.is_ascii_whitespace());
-    space.map_or(end, |at| near + at + 1)
+fn not_tokenized(error: &dyn std::error::Error) -> RequestError {
+    RequestError::Invalid(format!(
+        "the prompt cannot be tokenized: {error}: send text that the vocabulary covers, or token ids"
+    ))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

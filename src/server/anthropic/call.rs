@@ -15,6 +15,7 @@ use crate::server::call::CallLimits;
 use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::foreign;
 use crate::server::openai::Common;
 use crate::server::openai::chat::call::{Call, template_kwargs};
 use crate::server::openai::chat::reasoning::Reasoning;
@@ -22,16 +23,6 @@ use crate::server::openai::places::missing;
 use crate::server::raw::Raw;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::{SamplingParams, SetParam};
-
-/// Fields that would change the answer and have no place in one message.
-const REFUSED: [&str; 6] = [
-    "mcp_servers",
-    "chat_template",
-    "echo",
-    "logprobs",
-    "top_logprobs",
-    "thinking_token_budget",
-];
 
 /// The circumstances, besides its body, that the reading of a call depends on.
 #[derive(Clone, Copy)]
@@ -124,7 +115,6 @@ impl MessagesCall {
         limits: CallLimits<'_>,
         place: Place<'_>,
     ) -> Result<(Self, Charges), ApiError> {
-        fields.refuse(&REFUSED)?;
         let max_tokens = fields.token_limit("max_tokens")?;
         let max_tokens = max_tokens.ok_or_else(|| missing("max_tokens".to_owned(), "a number"))?;
         let stop = stop_sequences(&mut fields, limits.request)?;
@@ -144,6 +134,7 @@ impl MessagesCall {
             }
             common.constraint = constraint::of_schema(&mut fields, thinking::SCHEMA, schema)?;
         }
+        foreign::refuse(&mut fields, &[])?;
         let (shows_thinking, tools) = (wish.shows_thinking, wish.usage.clone());
         let chat = Call {
             common,

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::server::error::ApiError;
 use crate::server::exchange::{Exchange, REQUEST_ID};
+use crate::server::words::Dialect;
 
 /// The id of one HTTP request, as every answer carries it.
 #[derive(Clone)]
@@ -34,25 +35,26 @@ impl CallId {
 pub(super) struct ErrorForm<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
-    error: ErrorBody<'a>,
+    error: ErrorBody,
     request_id: &'a str,
 }
 
 #[derive(Serialize)]
-struct ErrorBody<'a> {
+struct ErrorBody {
     #[serde(rename = "type")]
     kind: &'static str,
-    message: &'a str,
+    message: String,
     /// The engine's own name of the error, which is more precise.
     code: &'static str,
 }
 
 impl<'a> ErrorForm<'a> {
     /// An error of the call with this id.
-    pub(super) fn new(error: &'a ApiError, id: &'a CallId) -> Self {
+    pub(super) fn new(error: &ApiError, id: &'a CallId) -> Self {
+        let error = error.clone().in_words_of(Dialect::Anthropic);
         let error = ErrorBody {
-            kind: kind(actix_web::ResponseError::status_code(error)),
-            message: error.message(),
+            kind: kind(actix_web::ResponseError::status_code(&error)),
+            message: error.message().to_owned(),
             code: error.code(),
         };
         Self {

@@ -4,10 +4,11 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 
-use super::system::{self, BETWEEN, HeaderFilter, into_text, texts_of, unknown_block};
+use super::system::{self, BETWEEN, HeaderFilter, unknown_block};
+use super::texts::{self, take_text};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
-use crate::server::openai::places::{missing, must_be, object, optional_flag, text};
+use crate::server::openai::places::{missing, must_be, object, optional_flag};
 
 const ROLES: &str = "user, assistant or system";
 const CONTENT: &str = "a string or a list of blocks";
@@ -120,8 +121,13 @@ impl Conversation {
             let mut block = object(&path, block)?;
             match block.get("type").and_then(Value::as_str) {
                 Some("text") => texts.push(take_text(&mut block, &path, "text")?),
+                Some("document") => texts.push(texts::document(&mut block, &path)?),
+                Some("search_result") => texts.push(texts::search_result(&mut block, &path)?),
                 Some("tool_result") => self.push_result(&path, block)?,
-                kind => return Err(unknown_block(&path, kind, "text or tool_result")),
+                kind => {
+                    let known = "text, tool_result, search_result or document";
+                    return Err(unknown_block(&path, kind, known));
+                }
             }
         }
         if !texts.is_empty() {
@@ -137,7 +143,7 @@ impl Conversation {
         let content = match block.get_mut("content").map(Value::take) {
             None | Some(Value::Null) => String::new(),
             Some(Value::String(text)) => text,
-            Some(Value::Array(blocks)) => texts_of(&path, blocks)?.join("\n"),
+            Some(Value::Array(blocks)) => texts::of_result(&path, blocks)?.join("\n"),
             Some(other) => return Err(must_be(&path, &other, CONTENT)),
         };
         // Templates have no other word for it.
@@ -246,13 +252,6 @@ impl Conversation {
     }
 }
 
-/// Moves a text out of a block.
-fn take_text(block: &mut Map<String, Value>, path: &str, name: &str) -> Result<String, ApiError> {
-    text(block, path, name)?;
-    let taken = block.get_mut(name).map(Value::take);
-    Ok(taken.and_then(into_text).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,6 +290,44 @@ mod tests {
             says("user", "f\n\ng"),
         ]);
         assert_eq!(read_with(body, false), as_user);
+    }
+
+    #[test]
+    fn what_a_result_says_in_words_is_read() {
+        let result = |content: Value| {
+            let body = json!({"messages": [
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": content}]},
+            ]});
+            let read = read(&mut Fields::of(&body), true, &mut HeaderFilter::new(true));
+            read.map(|read| read.into_messages()[0]["content"].clone())
+                .map_err(|error| error.to_string())
+        };
+        let found = json!([
+            {"type": "tool_reference", "tool_name": "seat"},
+            {"type": "text", "text": "found"},
+            {"type": "search_result", "title": "Seats", "source": "book", "content": [{"type": "text", "text": "row 4"}]},
+            {"type": "document", "title": "Plan", "source": {"type": "text", "media_type": "text/plain", "data": "row 5"}},
+            {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "row 6"}]}},
+        ]);
+        let expected = "The tool seat is available.\nfound\nSeats\nbook\nrow 4\nPlan\nrow 5\nrow 6";
+        assert_eq!(result(found), Ok(json!(expected)));
+        for (block, expected) in [
+            (
+                json!({"type": "tool_reference"}),
+                "messages[0].content[0].content[0].tool_name is missing",
+            ),
+            (
+                json!({"type": "image", "source": {}}),
+                "messages[0].content[0].content[0].type is \"image\", supported is text, tool_reference",
+            ),
+            (
+                json!({"type": "document", "source": {"type": "base64", "data": "JVBE"}}),
+                "messages[0].content[0].content[0].source.type is \"base64\", supported is text or content",
+            ),
+        ] {
+            let error = result(json!([block])).expect_err("is refused");
+            assert!(error.starts_with(expected), "{error}");
+        }
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! in it.
 
 use std::fmt::{self, Write};
+use std::net::SocketAddr;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use super::{Ended, Exchange};
 use crate::ids::RequestId;
@@ -36,6 +38,25 @@ pub(super) fn log(exchange: &Exchange, ended: Ended) {
         rids = rids.map(tracing::field::display),
         client = exchange.client.map(tracing::field::display),
         ended = if ended.is_whole { "whole" } else { "client_left" },
+    );
+}
+
+/// The line of a request whose head did not arrive in time.
+pub(in crate::server) fn log_late_head(
+    request_id: &str,
+    client: Option<SocketAddr>,
+    waited: Duration,
+) {
+    tracing::info!(
+        target: "souffleur::access",
+        method = "-",
+        path = "-",
+        status = 408,
+        bytes = 0,
+        ms = waited.as_millis() as u64,
+        request_id,
+        client = client.map(tracing::field::display),
+        ended = "whole",
     );
 }
 

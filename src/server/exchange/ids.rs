@@ -27,13 +27,18 @@ impl Ids {
         };
         let request_id = match given(X_REQUEST_ID) {
             Some(id) => id.into(),
-            None => format!("req_{}", uuid::Uuid::new_v4().simple()).into(),
+            None => new_id().into(),
         };
         Self {
             request_id,
             client_request_id: given(X_CLIENT_REQUEST_ID).map(Into::into),
         }
     }
+}
+
+/// An id of a request that brings none.
+pub(in crate::server) fn new_id() -> String {
+    format!("req_{}", uuid::Uuid::new_v4().simple())
 }
 
 /// True for what can stand in a header and in a log as it is.

@@ -16,7 +16,8 @@ use actix_web::http::Method;
 use actix_web::http::header::HeaderMap;
 use actix_web::web::Data;
 
-pub(super) use ids::{REQUEST_ID, X_REQUEST_ID};
+pub(super) use access::log_late_head;
+pub(super) use ids::{REQUEST_ID, X_REQUEST_ID, new_id};
 pub(super) use observed::Observed;
 
 use super::state::AppState;

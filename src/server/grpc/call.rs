@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Number, Value, json};
 
-use crate::error::RequestError;
+use crate::error::{PromptTokens, RequestError};
 use crate::server::call::CallLimits;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -36,7 +36,7 @@ impl<'a> MessageLimits<'a> {
         let limit_tokens = self.context_length;
         match prompt_tokens > limit_tokens {
             true => Err(ApiError::from(RequestError::PromptTooLong {
-                prompt_tokens,
+                prompt_tokens: PromptTokens::Exactly(prompt_tokens),
                 limit_tokens,
             })),
             false => Ok(()),
@@ -170,7 +170,7 @@ mod tests {
         };
         assert!(limits.check_prompt(100).is_ok());
         let error = limits.check_prompt(101).expect_err("it is too long");
-        let expected = "prompt has 101 tokens, limit is 100: shorten the prompt";
+        let expected = "This model's maximum context length is 100 tokens";
         assert_eq!(error.message(), expected);
         assert!(limits.check_lists(1, 2, 3).is_ok());
         for (lens, expected) in [

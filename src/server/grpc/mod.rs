@@ -26,6 +26,7 @@ use tonic::{Code, Request, Status};
 use super::error::ApiError;
 use super::key;
 use super::state::AppState;
+use super::words::Dialect;
 use proto::runtime::sglang_service_server::SglangServiceServer;
 use proto::scheduler::sglang_scheduler_server::SglangSchedulerServer;
 use runtime::Runtime;
@@ -139,6 +140,7 @@ async fn flush(state: &AppState) -> Result<Flushed, Status> {
 
 /// An error of the HTTP endpoints, as gRPC tells it.
 fn status(error: ApiError) -> Status {
+    let error = error.in_words_of(Dialect::Sglang);
     let code = match error.http_status() {
         401 => Code::Unauthenticated,
         404 => Code::NotFound,

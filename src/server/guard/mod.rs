@@ -60,8 +60,14 @@ pub(super) async fn takes_json(
     let head = request.head();
     let content_type = head.headers.get(header::CONTENT_TYPE);
     let content_type = content_type.map(|value| value.as_bytes());
-    if has_body(head) && !content_type.is_some_and(is_json) {
-        return Err(ApiError::not_json(content_type).into());
+    let is_post = head.method == Method::POST;
+    if has_body(head) {
+        if let Some(encoding) = encoding(head) {
+            return Err(ApiError::encoded(encoding).into());
+        }
+        if is_post && !content_type.is_some_and(is_json) {
+            return Err(ApiError::not_json(content_type).into());
+        }
     }
     next.call(request).await
 }
@@ -109,10 +115,17 @@ fn is_own_origin(origin: &[u8], head: &RequestHead, config: &ServerConfig) -> bo
         .any(|host| host.eq_ignore_ascii_case(origin_host) && hosts::is_own(host, config))
 }
 
+/// The first encoding of a body that is not as it was written.
+fn encoding(head: &RequestHead) -> Option<&[u8]> {
+    let headers = head.headers.get_all(header::CONTENT_ENCODING);
+    let mut encodings = headers.flat_map(|header| header.as_bytes().split(|byte| *byte == b','));
+    encodings.find(|encoding| {
+        let encoding = encoding.trim_ascii();
+        !encoding.is_empty() && !encoding.eq_ignore_ascii_case(b"identity")
+    })
+}
+
 fn has_body(head: &RequestHead) -> bool {
-    if head.method != Method::POST {
-        return false;
-    }
     match head.headers.get(header::CONTENT_LENGTH) {
         Some(length) => length.as_bytes() != b"0",
         // HTTP/2 marks the end of the headers instead, where it cannot be seen.

@@ -19,6 +19,7 @@ use crate::server::call::{CallLimits, Prompts, check_size, samples_of, texts, to
 use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::foreign;
 use crate::server::lanes::Lane;
 use crate::server::spelling::Spelling;
 use crate::server::sse::{Chunks, Render};
@@ -56,7 +57,6 @@ struct Call {
 
 impl Call {
     fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, Charges), ApiError> {
-        fields.refuse(&["suffix"])?;
         let prompts = prompts(&mut fields, limits)?;
         let constraint = constraint::of_openai_call;
         let mut common = Common::read(&mut fields, "cmpl-", constraint, limits)?;
@@ -84,6 +84,8 @@ impl Call {
             .map(|value| alternatives("logprobs", &value))
             .transpose()?;
         let echo = fields.flag("echo")?;
+        foreign::refuse_bare_prompts(&mut fields)?;
+        foreign::refuse(&mut fields, &[])?;
         let call = Self {
             common,
             prompts,

@@ -19,6 +19,7 @@ use crate::server::budget::Charges;
 use crate::server::call::{self, CallLimits, read_rid, sample_id};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::foreign;
 use crate::server::lanes::{Lane, finish_all};
 use crate::server::openapi::Facts;
 use crate::server::openapi::operation::{Group, describe};
@@ -196,6 +197,8 @@ impl Call {
             priority: fields.integer("priority")?,
             timeouts: fields.timeouts()?,
         };
+        foreign::refuse_bare_prompts(&mut fields)?;
+        foreign::refuse(&mut fields, &[])?;
         Ok((call, fields.into_charges()))
     }
 

@@ -28,7 +28,7 @@ use crate::request::{
 use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::{self, LogprobWish, SamplingParams, SetParam};
+use crate::state::sampling::{LogprobWish, SamplingParams, SetParam};
 pub(super) use docs::components;
 use wire::Matched;
 
@@ -62,13 +62,7 @@ impl Common {
         constraint: ReadConstraint,
         limits: CallLimits<'_>,
     ) -> Result<Self, ApiError> {
-        fields.refuse(&[
-            "lora_path",
-            "custom_logit_processor",
-            "return_hidden_states",
-        ])?;
         let constraint = constraint(fields)?;
-        fields.refuse(&sampling::NOT_YET)?;
         refusals::inside_extra_body(fields)?;
         // Whatever it names, the one model answers.
         fields.string("model")?;

@@ -3,6 +3,7 @@
 use crate::field::{Keep, Shallow};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::foreign;
 use crate::server::raw::Raw;
 use crate::state::sampling;
 
@@ -26,7 +27,7 @@ pub(super) fn inside_extra_body(fields: &mut Fields) -> Result<(), ApiError> {
     match fields.take_raw(NAME).filter(Raw::is_object) {
         Some(raw) => {
             let mut inside = fields.inside(NAME, &raw)?;
-            inside.refuse(&sampling::NOT_YET)?;
+            foreign::refuse(&mut inside, &[])?;
             inside.refuse(&sampling::CONSTRAINTS)
         }
         None => Ok(()),

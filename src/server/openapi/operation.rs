@@ -110,7 +110,7 @@ impl Describe {
         self.fails(400, "a field, or the whole body, is not what it has to be: the message names it, the limit and what to do")
             .fails(408, "the body did not arrive in time (`body_timeout_s`)")
             .fails(413, "the body is larger than `max_body_bytes`")
-            .fails(415, "the body is not declared as JSON")
+            .fails(415, "the body is not declared as JSON, or it is compressed")
     }
 
     /// It answers with such JSON.

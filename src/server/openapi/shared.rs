@@ -93,14 +93,15 @@ fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
         .takes(
             "top_p",
             number()
-                .above(0)
+                .at_least(0)
                 .at_most(1)
-                .about("least probability mass that is kept"),
+                .about("least probability mass that is kept; 0 keeps the most likely token"),
         )
         .takes(
             "top_k",
-            any_of([whole().at_least(-1).at_most(-1), whole().at_least(1)])
-                .about("most likely tokens that are kept; -1 keeps all"),
+            whole()
+                .at_least(-1)
+                .about("most likely tokens that are kept; 0 and -1 keep all"),
         )
         .takes(
             "min_p",

@@ -12,6 +12,7 @@ use crate::server::error::{ApiError, ErrorBody};
 use crate::server::fields::Fields;
 use crate::server::native::{Meta, Shape};
 use crate::server::transcript::{News, Transcript};
+use crate::server::words::Dialect;
 
 /// The message of a client.
 pub(super) enum Op {
@@ -133,6 +134,7 @@ pub(super) fn news(rid: &RequestId, shape: &Shape, news: News) -> Vec<String> {
 
 /// The frame that ends a request with an error, or answers a frame that could not be read.
 pub(super) fn error(rid: Option<&str>, error: &ApiError) -> String {
+    let error = error.clone().in_words_of(Dialect::Sglang);
     text(&ErrorFrame {
         rid,
         error: error.body(),

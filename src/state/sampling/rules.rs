@@ -8,7 +8,7 @@ pub(super) const GREEDY_TEMPERATURE: f32 = 1e-6;
 impl SamplingParams {
     /// Returns whether the most likely token is always taken.
     pub fn is_greedy(&self) -> bool {
-        self.temperature < GREEDY_TEMPERATURE || self.top_k == 1
+        self.temperature < GREEDY_TEMPERATURE || self.top_k == 1 || self.top_p <= 0.0
     }
 
     /// Returns the seed of the draws.
@@ -53,7 +53,7 @@ impl SamplingParams {
 
     /// Returns how many of the most likely tokens `top_k` keeps; `None` for all.
     pub fn rank_limit(&self) -> Option<u32> {
-        u32::try_from(self.top_k).ok()
+        u32::try_from(self.top_k).ok().filter(|limit| *limit > 0)
     }
 
     /// Returns whether `top_p` drops tokens.
@@ -100,6 +100,18 @@ mod tests {
         assert!(params(9, 1.0).filters_by_rank(10));
         assert!(params(-1, 0.9).filters_by_rank(10));
         assert_eq!(params(-1, 1.0).rank_limit(), None);
+        assert!(!params(0, 1.0).filters_by_rank(10));
+        assert_eq!(params(0, 1.0).rank_limit(), None);
+    }
+
+    #[test]
+    fn a_nucleus_without_mass_is_the_most_likely_token() {
+        let params = |top_p| SamplingParams {
+            top_p,
+            ..SamplingParams::default()
+        };
+        assert!(params(0.0).is_greedy() && params(-0.0).is_greedy());
+        assert!(!params(f32::MIN_POSITIVE).is_greedy());
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(crate) const CONSTRAINTS: [&str; 4] = ["json_schema", "regex", "ebnf", "stru
 
 /// SGLang's and vLLM's fields that are no sampling parameters of this engine. OpenAI's endpoints read vLLM's constraints
 /// before they refuse the others.
-pub(crate) const NOT_YET: [&str; 13] = [
+pub(crate) const NOT_YET: [&str; 14] = [
     "stop_regex",
     "beam_width",
     "custom_params",
@@ -34,6 +34,7 @@ pub(crate) const NOT_YET: [&str; 13] = [
     "structured_outputs",
     "allowed_token_ids",
     "bad_words",
+    "watermark",
 ];
 
 const FIELDS: &str = "max_new_tokens, min_new_tokens, stop, stop_token_ids, temperature, top_p, top_k, min_p, \
@@ -118,7 +119,7 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
             _ => 0,
         };
         let value = Keep(kept).deserialize(deserializer)?;
-        if NOT_YET.contains(&name) && !value.asks_for_nothing() {
+        if NOT_YET.contains(&name) && asks(name, &value) {
             return Ok(Err(FieldError::not_yet(name)));
         }
         if CONSTRAINTS.contains(&name) {
@@ -129,6 +130,15 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
         }
         let set = set(params, name, &value, limits);
         Ok(set.map_err(|error| error.within(short_name(name))))
+    }
+}
+
+/// True of a value of a parameter that is not there yet, unless it is the one that clients send who do not use it.
+fn asks(name: &str, value: &Shallow) -> bool {
+    match value {
+        Shallow::List { len: 0, .. } => name != "bad_words",
+        Shallow::Map { len: 0, .. } => name != "custom_params",
+        value => !value.asks_for_nothing(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Requests come in, and are told to go.
 
-use crate::error::RequestError;
+use crate::error::{PromptTokens, RequestError};
 use crate::ids::{IntakeId, RequestId, SeqId};
 use crate::state::pool::pages::PageSize;
 use crate::state::scheduler::news::FinishReason;
@@ -54,7 +54,7 @@ impl IntakeLimits {
         let limit_tokens = self.max_prompt_tokens();
         if prompt_tokens > limit_tokens {
             return Err(RequestError::PromptTooLong {
-                prompt_tokens,
+                prompt_tokens: PromptTokens::Exactly(prompt_tokens),
                 limit_tokens,
             });
         }

@@ -29,7 +29,7 @@ class Errors(World):
 
     def test_sampling_out_of_range_names_value_and_limit(self):
         self.refuses("temperature", "temperature is -0.5", "at least 0", temperature=-0.5)
-        self.refuses("top_p", "top_p is 1.5", "(0, 1]", top_p=1.5)
+        self.refuses("top_p", "top_p is 1.5", "[0, 1]", top_p=1.5)
         self.refuses("presence_penalty", "presence_penalty is 3", "[-2, 2]", presence_penalty=3)
         self.refuses("frequency_penalty", "frequency_penalty is -3", "[-2, 2]", frequency_penalty=-3)
         self.refuses("n", "n is 0", "1 to 128", n=0)
@@ -64,8 +64,8 @@ class Errors(World):
         self.check_bad("response_format.type", ['"xml"'], create, messages=HELLO, response_format=kind)
 
     def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(self):
-        code, limit = "context_length_exceeded", "limit is 409"
-        parts = ["prompt has 5000 tokens", limit]
+        code, limit = "context_length_exceeded", "maximum context length is 409"
+        parts = ["you requested 5000 tokens", limit]
         self.check_bad(None, parts, self.client.completions.create, code=code, prompt=[5] * 5000)
         long = [{"role": "user", "content": "word " * 5000}]
         self.check_bad(None, [limit], self.client.chat.completions.create, code=code, messages=long)

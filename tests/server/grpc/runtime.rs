@@ -107,7 +107,7 @@ fn what_cannot_be_is_refused_with_its_field() {
                 input_ids: vec![10; 500_000],
                 ..request(5)
             },
-            "prompt has 500000 tokens",
+            "the input (500000 tokens) is longer",
         ),
         (
             sampling(|params| params.stop_token_ids = vec![1; 5000]),

@@ -15,6 +15,7 @@ use crate::server::call::{
 use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields};
+use crate::server::foreign;
 use crate::server::raw::Raw;
 use crate::server::spelling::Spelling;
 use crate::state::cache::namespace::Namespace;
@@ -22,28 +23,6 @@ use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::LogprobWish;
 use crate::state::sampling::{self, ReadParams, SamplingParams};
-
-/// SGLang's fields that would change the answer and that this engine does not have yet.
-const NOT_YET: [&str; 18] = [
-    "positional_embed_overrides",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "lora_path",
-    "lora_id",
-    "session_params",
-    "custom_logit_processor",
-    "require_reasoning",
-    "return_hidden_states",
-    "return_routed_experts",
-    "return_prompt_token_ids",
-    "return_entropy",
-    "return_bytes",
-    "multi_item_delimiter_indices",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-];
 
 /// One `/generate` call: a request for each prompt and sample, prompts first.
 pub(in crate::server) struct NativeCall {
@@ -76,8 +55,7 @@ impl NativeCall {
         let stream = fields.flag("stream")?;
         let wants_token_texts = fields.flag("return_text_in_logprobs")?;
         // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
-        fields.refuse(&NOT_YET)?;
-        fields.refuse(&sampling::NOT_YET)?;
+        foreign::refuse(&mut fields, &[])?;
         refuse_misplaced(&mut fields)?;
         let mut requests = Vec::with_capacity(samples);
         let per_prompt = prompts

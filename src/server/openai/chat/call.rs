@@ -14,6 +14,7 @@ use crate::server::call::{CallLimits, check_size, samples_of};
 use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::foreign;
 use crate::server::openai::places::must_be;
 use crate::server::openai::{Common, alternatives, refusals};
 
@@ -36,14 +37,6 @@ impl Call {
         limits: CallLimits<'_>,
     ) -> Result<(Self, Charges), ApiError> {
         refusals::modalities(&mut fields)?;
-        fields.refuse(&[
-            "chat_template",
-            "echo",
-            "audio",
-            "web_search_options",
-            "thinking_token_budget",
-            "max_thinking_tokens",
-        ])?;
         let messages = messages::read(&mut fields)?;
         let ending = Ending::read(&mut fields, &messages)?;
         let tools = CallTools::read(&mut fields)?;
@@ -56,6 +49,7 @@ impl Call {
         let logprobs = logprobs(&mut fields)?;
         let mut template_kwargs = template_kwargs(&mut fields)?;
         let reasoning = Reasoning::read(&mut fields, &mut template_kwargs)?;
+        foreign::refuse(&mut fields, &[])?;
         let prompt = ChatPrompt {
             messages: Value::Array(messages),
             tools: tools.prompt,

@@ -22,10 +22,14 @@ use crate::server::call::{CallLimits, check_size};
 use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::foreign;
 use crate::server::openai::chat::call::{UNLIMITED, template_kwargs};
 use crate::server::openai::chat::reasoning::Reasoning;
 use crate::server::openai::{Common, alternatives, refusals};
 use crate::server::spelling::Spelling;
+
+/// Fields that other endpoints read in place of those here.
+const OF_OTHERS: [&str; 4] = ["prompt", "messages", "max_tokens", "max_completion_tokens"];
 
 /// Most entries of `include`.
 pub(super) const MAX_INCLUDES: usize = 64;
@@ -61,7 +65,7 @@ impl Call {
         asking: &Asking<'_>,
     ) -> Result<(Self, Charges), ApiError> {
         let fields = &mut sent;
-        refuse(fields)?;
+        refusals::modalities(fields)?;
         let id = ResponseId::random();
         let mut settings = Settings::read(fields, &asking.engine.model().served_model_name)?;
         let is_warm_up = is_warm_up(fields)?;
@@ -87,6 +91,7 @@ impl Call {
         settings.top_logprobs = logprobs.unwrap_or(0);
         let mut kwargs = template_kwargs(fields)?;
         let reasoning = Reasoning::read(fields, &mut kwargs)?;
+        foreign::refuse(fields, &OF_OTHERS)?;
         let frame = frame(&settings, tools.prompt.as_ref(), &kwargs);
         let new = input.messages;
         let keeping = match owner {
@@ -170,24 +175,6 @@ impl Call {
             .into_chat_request(self.prompt, self.logprobs, parsing);
         (request, writer)
     }
-}
-
-/// Refuses what would change the answer.
-fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
-    refusals::modalities(fields)?;
-    fields.refuse(&[
-        "background",
-        "conversation",
-        "prompt",
-        "chat_template",
-        "echo",
-        "audio",
-        "messages",
-        "max_tokens",
-        "max_completion_tokens",
-        "thinking_token_budget",
-        "max_thinking_tokens",
-    ])
 }
 
 /// True of a call that computes its prompt for later calls and generates nothing.

@@ -60,7 +60,7 @@ fn count(
         template_kwargs: Some(&prompt.template_kwargs),
     };
     let rendered = tokenizer.render_chat(&for_template)?;
-    if let Some(prompt_tokens) = tokenizer.more_tokens_than(&rendered, limit_tokens)? {
+    if let Some(prompt_tokens) = tokenizer.chat_beyond(&rendered, limit_tokens)? {
         return Err(RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,

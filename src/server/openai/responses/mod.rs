@@ -31,6 +31,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::lanes::Lane;
 use crate::server::state::AppState;
+use crate::server::words::Dialect;
 use call::{Asking, Call};
 use input::Shelf;
 
@@ -100,7 +101,9 @@ fn asking<'a>(
     })
 }
 
-/// An error of the engine with the names that fields have here.
+/// An error of the engine with the names that fields have here, in the words that clients look for.
 pub(in crate::server) fn in_our_words(error: ApiError) -> ApiError {
-    error.renamed("response_format", "text.format")
+    error
+        .renamed("response_format", "text.format")
+        .in_words_of(Dialect::Responses)
 }

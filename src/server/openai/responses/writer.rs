@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::events::{Events, WrittenEvent};
 use super::ids::ResponseId;
+use super::in_our_words;
 use super::items::{ItemStatus, OutputItem};
 use super::messages::Messages;
 use super::output::Output;
@@ -13,6 +14,7 @@ use super::pinning::Pinning;
 use super::settings::Settings;
 use super::store::{Keep, KeptTokens, Owner, ResponseStore, StoredItem, Turn};
 use crate::engine::SoftPin;
+use crate::error::RequestError;
 use crate::request::{FinishReason, Usage};
 use crate::server::error::ApiError;
 use crate::server::openai::answer::Write;
@@ -105,6 +107,8 @@ impl<'a> Failure<'a> {
         let code = match kind {
             // Agents shorten the conversation then, and try others again.
             "context_length_exceeded" => kind,
+            // Codex waits as long as the message says, and gives up on `server_is_overloaded`.
+            "overloaded" => "rate_limit_exceeded",
             _ if error.http_status() < 500 => "invalid_prompt",
             _ => "server_error",
         };
@@ -415,8 +419,13 @@ impl Render for Writer {
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Chunks) {
-        Self::fail(self, error);
+        Self::fail(self, &in_our_words(error.clone()));
         self.hand_on(out);
+    }
+
+    /// Codex shortens a conversation on such an event alone, and gives up on a status.
+    fn begins_with(&self, failure: &RequestError) -> bool {
+        matches!(failure, RequestError::PromptTooLong { .. })
     }
 
     /// The last event ends the stream.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::rules::GREEDY_TEMPERATURE;
-use crate::error::{FieldError, RequestError};
+use crate::error::{FieldError, Plain, RequestError};
 use crate::field::{check_bytes, check_count};
 use crate::state::request_limits::RequestLimits;
 
@@ -138,24 +138,24 @@ impl SamplingParams {
                 "temperature",
                 format!(
                     "temperature is {}, limit is a finite number of at least 0: use 0 for the most likely token",
-                    self.temperature
+                    Plain(self.temperature)
                 ),
             );
         }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+        if !(0.0..=1.0).contains(&self.top_p) {
             return refuse(
                 "top_p",
                 format!(
-                    "top_p is {}, limits are (0, 1]: use 1 to keep all tokens",
-                    self.top_p
+                    "top_p is {}, limits are [0, 1]: use 1 to keep all tokens, 0 for the most likely one",
+                    Plain(self.top_p)
                 ),
             );
         }
-        if self.top_k != -1 && self.top_k < 1 {
+        if self.top_k < -1 {
             return refuse(
                 "top_k",
                 format!(
-                    "top_k is {}, limit is at least 1: use -1 to keep all tokens",
+                    "top_k is {}, limit is at least -1: use 0 or -1 to keep all tokens",
                     self.top_k
                 ),
             );
@@ -165,7 +165,7 @@ impl SamplingParams {
                 "min_p",
                 format!(
                     "min_p is {}, limits are [0, 1]: use 0 to keep all tokens",
-                    self.min_p
+                    Plain(self.min_p)
                 ),
             );
         }
@@ -176,7 +176,10 @@ impl SamplingParams {
             if !(-2.0..=2.0).contains(&value) {
                 return refuse(
                     name,
-                    format!("{name} is {value}, limits are [-2, 2]: use 0 for none"),
+                    format!(
+                        "{name} is {}, limits are [-2, 2]: use 0 for none",
+                        Plain(value)
+                    ),
                 );
             }
         }
@@ -185,7 +188,7 @@ impl SamplingParams {
                 "repetition_penalty",
                 format!(
                     "repetition_penalty is {}, limits are (0, 2]: use 1 for none",
-                    self.repetition_penalty
+                    Plain(self.repetition_penalty)
                 ),
             );
         }

@@ -39,11 +39,12 @@ fn nothing_and_nulls_mean_the_defaults() {
 #[test]
 fn what_asks_for_nothing_is_taken_of_fields_that_are_not_there_yet() {
     let nothing = json!({
-        "stop_regex": [], "regex": "", "custom_params": {}, "json_schema": false, "ebnf": [null],
+        "stop_regex": "", "regex": "", "custom_params": {}, "json_schema": false, "ebnf": [null], "bad_words": [],
         "stream_interval": 8,
     });
     assert_eq!(read(nothing), Ok(SamplingParams::default()));
     assert!(refused(json!({"stop_regex": ["a+"]})).contains("not supported yet"));
+    assert!(refused(json!({"allowed_token_ids": []})).contains("not supported yet"));
     assert!(refused(json!({"stream_interval": 0})).contains("at least 1"));
 }
 

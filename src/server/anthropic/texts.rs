@@ -1,0 +1,88 @@
+//! The text of blocks that say something in words: in a user's message, and in the result of a tool.
+
+use serde_json::{Map, Value};
+
+use super::system::{into_text, texts_of, unknown_block};
+use crate::server::error::ApiError;
+use crate::server::openai::places::{missing, must_be, object, optional_text, text};
+
+/// The kinds of blocks that have a text, for errors.
+const IN_RESULTS: &str = "text, tool_reference, search_result or document (of text, as the model reads no images and files)";
+
+/// The texts of a result's blocks.
+pub(super) fn of_result(path: &str, blocks: Vec<Value>) -> Result<Vec<String>, ApiError> {
+    let blocks = blocks.into_iter().enumerate();
+    let texts = blocks.map(|(index, block)| {
+        let path = format!("{path}[{index}]");
+        let mut block = object(&path, block)?;
+        let kind = block.get("type").and_then(Value::as_str);
+        match kind.map(str::to_owned).as_deref() {
+            Some("text") => take_text(&mut block, &path, "text"),
+            // A search for tools has found it. Its description is with the others, in front of the conversation.
+            Some("tool_reference") => {
+                let name = text(&block, &path, "tool_name")?;
+                Ok(format!("The tool {name} is available."))
+            }
+            Some("search_result") => search_result(&mut block, &path),
+            Some("document") => document(&mut block, &path),
+            kind => Err(unknown_block(&path, kind, IN_RESULTS)),
+        }
+    });
+    texts.collect()
+}
+
+/// Moves a text out of a block.
+pub(super) fn take_text(
+    block: &mut Map<String, Value>,
+    path: &str,
+    name: &str,
+) -> Result<String, ApiError> {
+    text(block, path, name)?;
+    let taken = block.get_mut(name).map(Value::take);
+    Ok(taken.and_then(into_text).unwrap_or_default())
+}
+
+/// The text of a search result, behind its title and source.
+pub(super) fn search_result(
+    block: &mut Map<String, Value>,
+    path: &str,
+) -> Result<String, ApiError> {
+    let mut parts = vec![
+        take_text(block, path, "title")?,
+        take_text(block, path, "source")?,
+    ];
+    let path = format!("{path}.content");
+    match block.get_mut("content").map(Value::take) {
+        Some(Value::Array(blocks)) => parts.extend(texts_of(&path, blocks)?),
+        Some(other) => return Err(must_be(&path, &other, "a list of blocks")),
+        None => return Err(missing(path, "a list of blocks")),
+    }
+    Ok(parts.join("\n"))
+}
+
+/// The text of a document, behind its title and context.
+pub(super) fn document(block: &mut Map<String, Value>, path: &str) -> Result<String, ApiError> {
+    let mut parts = Vec::new();
+    for name in ["title", "context"] {
+        parts.extend(optional_text(block, path, name)?.map(str::to_owned));
+    }
+    let path = format!("{path}.source");
+    let source = block.get_mut("source").map(Value::take);
+    let source = source.ok_or_else(|| missing(path.clone(), "an object"))?;
+    let mut source = object(&path, source)?;
+    let kind = source.get("type").and_then(Value::as_str);
+    match kind.map(str::to_owned).as_deref() {
+        Some("text") => parts.push(take_text(&mut source, &path, "data")?),
+        Some("content") => {
+            let path = format!("{path}.content");
+            match source.get_mut("content").map(Value::take) {
+                Some(Value::String(text)) => parts.push(text),
+                Some(Value::Array(blocks)) => parts.extend(texts_of(&path, blocks)?),
+                Some(other) => return Err(must_be(&path, &other, "a string or a list of blocks")),
+                None => return Err(missing(path, "a string or a list of blocks")),
+            }
+        }
+        kind => return Err(unknown_block(&path, kind, "text or content")),
+    }
+    Ok(parts.join("\n"))
+}

@@ -1,0 +1,193 @@
+//! Fields of other engines and services that no endpoint here reads: those that are refused, and those that are ignored.
+//!
+//! A field that would change the answer is refused by its name, unless it has the value that it has where it is not sent.
+//! Both lists are those of docs/api.md, and a test walks the fields that OpenAI, Anthropic, vLLM, SGLang and llama.cpp
+//! document: each one is read, refused or ignored.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::field::Shallow;
+use crate::state::sampling;
+
+/// A field, and the values besides null, false and an empty text that ask for nothing.
+type Refused = (&'static str, &'static [Off]);
+
+/// A value that asks for nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Off {
+    /// A number.
+    Number(f64),
+    /// True.
+    Yes,
+    /// A text.
+    Text(&'static str),
+    /// An empty list.
+    EmptyList,
+    /// An empty object.
+    EmptyObject,
+}
+
+const NOTHING: &[Off] = &[];
+const ZERO: &[Off] = &[Off::Number(0.0)];
+const ONE: &[Off] = &[Off::Number(1.0)];
+const MINUS_ONE: &[Off] = &[Off::Number(-1.0)];
+const EMPTY_LIST: &[Off] = &[Off::EmptyList];
+const EMPTY_OBJECT: &[Off] = &[Off::EmptyObject];
+
+/// Fields that would change the answer.
+#[rustfmt::skip]
+const REFUSED: &[Refused] = &[
+    // OpenAI.
+    ("audio", &[]), ("background", &[]), ("conversation", &[]), ("echo", &[]), ("image", &[]), ("logprobs", ZERO),
+    ("moderation", &[]), ("suffix", &[]), ("top_logprobs", ZERO), ("web_search_options", &[]),
+    // Anthropic.
+    ("container", &[]), ("mcp_servers", &[]), ("thread", &[]),
+    // vLLM.
+    ("add_special_tokens", &[]), ("chat_template", &[]),
+    ("documents", &[]), ("ec_transfer_params", EMPTY_OBJECT), ("embed_dtype", &[Off::Text("float32")]),
+    ("enable_response_messages", &[]), ("endianness", &[Off::Text("native")]), ("kv_transfer_params", EMPTY_OBJECT),
+    ("length_penalty", ONE), ("logprob_token_ids", &[]), ("normalize", &[Off::Yes]), ("previous_input_messages", &[]),
+    ("previous_response", &[]), ("prompt_embeds", &[]), ("prompt_logprobs", &[]), ("repetition_detection", &[]),
+    ("return_prompt_text", &[]), ("return_tokens_as_token_ids", &[]), ("thinking_token_budget", MINUS_ONE),
+    ("truncate_prompt_tokens", &[]), ("use_activation", &[Off::Yes]), ("use_beam_search", &[]),
+    ("vllm_xargs", EMPTY_OBJECT), ("watermarking", &[]),
+    // SGLang.
+    ("audio_data", &[]), ("bootstrap_host", &[]), ("bootstrap_port", &[]), ("bootstrap_room", &[]),
+    ("custom_logit_processor", &[]), ("embed_override_token_id", &[]), ("embed_overrides", &[]), ("image_data", &[]),
+    ("input_embeds", &[]), ("input_ids", &[]), ("item_embed_overrides", &[]), ("lora_id", &[]), ("lora_path", &[]),
+    ("max_thinking_tokens", &[]), ("multi_item_delimiter_indices", &[]), ("positional_embed_overrides", &[]),
+    ("query_embed_overrides", &[]), ("require_reasoning", &[]), ("return_bytes", &[]), ("return_entropy", &[]),
+    ("return_flat_raw_output_top_logprobs", &[]), ("return_flat_raw_top_logprobs", &[]), ("return_hidden_states", &[]),
+    ("return_indexer_topk", &[]), ("return_input_ids_in_sglext", &[]), ("return_meta_info", &[]),
+    ("return_output_ids_in_sglext", &[]), ("return_pooled_hidden_states", &[]), ("return_prompt_token_ids", &[]),
+    ("return_routed_experts", &[]), ("return_sampling_mask", &[]), ("return_spec_tokens_details", &[]),
+    ("return_token_logprobs", &[]), ("sampling_logprobs_mode", &[]), ("score_extraction_token", &[]),
+    ("session_params", EMPTY_OBJECT), ("task", &[]), ("token_indices_to_pool", &[]), ("video_data", &[]),
+    // llama.cpp.
+    ("adaptive_target", MINUS_ONE), ("dry_multiplier", ZERO), ("dynatemp_range", ZERO), ("generation_prompt", &[]),
+    ("grammar", &[]), ("grammar_lazy", &[]), ("grammar_triggers", EMPTY_LIST), ("lora", EMPTY_LIST), ("mirostat", ZERO),
+    ("n_cmpl", ONE), ("n_indent", ZERO), ("n_predict", MINUS_ONE), ("n_probs", ZERO), ("parse_tool_calls", &[Off::Yes]),
+    ("post_sampling_probs", &[]), ("preserved_tokens", EMPTY_LIST), ("reasoning_budget_tokens", MINUS_ONE),
+    ("reasoning_format", &[Off::Text("auto")]), ("repeat_penalty", ONE), ("response_fields", EMPTY_LIST),
+    ("return_progress", &[]), ("return_tokens", &[]), ("samplers", &[]),
+    ("t_max_predict_ms", &[Off::Number(0.0), Off::Number(-1.0)]), ("thinking_forced_open", &[]),
+    ("timings_per_token", &[]), ("top_n_sigma", MINUS_ONE), ("typical_p", ONE), ("xtc_probability", ZERO),
+];
+
+/// The parameters that the sampler does not have, where they may have a value.
+const OF_SAMPLING: &[Refused] = &[("bad_words", EMPTY_LIST), ("custom_params", EMPTY_OBJECT)];
+
+/// The off values of a field, if it is refused.
+fn off_values(name: &str) -> Option<&'static [Off]> {
+    let mut known = REFUSED.iter().chain(OF_SAMPLING);
+    match known.find(|(refused, _)| *refused == name) {
+        Some((_, off)) => Some(*off),
+        None => sampling::NOT_YET.contains(&name).then_some(NOTHING),
+    }
+}
+
+/// True of a value that is none of those that ask for nothing.
+fn asks(value: &Shallow, off: &[Off]) -> bool {
+    let is_off = match value {
+        Shallow::Null | Shallow::Bool(false) => true,
+        Shallow::Bool(true) => off.contains(&Off::Yes),
+        Shallow::Number(number) => {
+            let number = number.as_f64();
+            number.is_some_and(|number| off.contains(&Off::Number(number)))
+        }
+        Shallow::Text(text) => {
+            let is_default = |off: &Off| matches!(off, Off::Text(default) if default == text);
+            text.is_empty() || off.iter().any(is_default)
+        }
+        Shallow::List { len: 0, .. } => off.contains(&Off::EmptyList),
+        // One for each prompt.
+        Shallow::List { is_nothing, .. } => *is_nothing,
+        Shallow::Map { len: 0, .. } => off.contains(&Off::EmptyObject),
+        Shallow::Map { .. } => false,
+    };
+    !is_off
+}
+
+/// Refuses the first of the fields that were not read, by their names, that would change the answer; `also` names those
+/// that other endpoints read.
+pub(super) fn refuse(fields: &mut Fields, also: &[&str]) -> Result<(), ApiError> {
+    let mut names = fields.names();
+    names.retain(|name| off_values(name).is_some() || also.contains(&name.as_str()));
+    names.sort_unstable();
+    for name in names {
+        let Some(value) = fields.take(&name)? else {
+            continue;
+        };
+        if asks(&value, off_values(&name).unwrap_or(NOTHING)) {
+            return Err(ApiError::unsupported(&name));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to leave out the tokens that the tokenizer puts around a plain prompt.
+pub(super) fn refuse_bare_prompts(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "add_special_tokens";
+    match fields.optional_flag(NAME)? {
+        Some(false) => Err(ApiError::unsupported(NAME)),
+        None | Some(true) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn refused(body: Value) -> Option<String> {
+        refuse(&mut Fields::of(&body), &["messages"])
+            .err()
+            .map(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_sent_for_features_that_nobody_uses_is_not_refused() {
+        let body = json!({
+            "audio": null, "lora_path": "", "return_hidden_states": false, "image_data": [null, null], "bad_words": [],
+            "length_penalty": 1, "typical_p": 1.0, "parse_tool_calls": true, "reasoning_format": "auto", "n_probs": 0,
+            "messages": null, "unknown": [1],
+        });
+        assert_eq!(refused(body), None);
+    }
+
+    #[test]
+    fn empty_lists_and_objects_are_refused_where_they_are_no_default() {
+        for (body, name) in [
+            (json!({"allowed_token_ids": []}), "allowed_token_ids"),
+            (json!({"mcp_servers": []}), "mcp_servers"),
+            (json!({"web_search_options": {}}), "web_search_options"),
+            (json!({"audio": {}}), "audio"),
+            (json!({"bad_words": ["a"]}), "bad_words"),
+            (json!({"bad_words": {}}), "bad_words"),
+            (json!({"stop_regex": []}), "stop_regex"),
+            (json!({"prompt_logprobs": 0}), "prompt_logprobs"),
+            (json!({"length_penalty": 1.5}), "length_penalty"),
+            (json!({"return_bytes": true}), "return_bytes"),
+            (json!({"messages": [1]}), "messages"),
+        ] {
+            let expected = format!("{name} is not supported yet: leave it out or send null");
+            assert_eq!(refused(body), Some(expected));
+        }
+    }
+
+    #[test]
+    fn the_document_lists_the_same_fields() {
+        let document = include_str!("../../docs/api.md");
+        let row = document
+            .lines()
+            .find(|line| line.starts_with("| refused |"));
+        let row = row.expect("docs/api.md has a row of refused fields");
+        let told: BTreeSet<&str> = row.split('`').skip(1).step_by(2).collect();
+        let names = REFUSED.iter().chain(OF_SAMPLING).map(|(name, _)| *name);
+        let refused: BTreeSet<&str> = names.chain(sampling::NOT_YET).collect();
+        assert_eq!(told, refused);
+    }
+}

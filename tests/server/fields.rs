@@ -1,0 +1,140 @@
+//! Each field that OpenAI, Anthropic, vLLM, SGLang and llama.cpp document for an endpoint is read, refused by its name, or
+//! ignored, as docs/api.md says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use crate::http::{Response, post};
+use crate::world::World;
+
+/// Fields by endpoint and source.
+fn documented() -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+    let json = include_str!("../fixtures/request_fields.json");
+    serde_json::from_str(json).expect("the fixture is JSON")
+}
+
+/// The fields of a row of the document's table.
+fn row(name: &str) -> BTreeSet<&'static str> {
+    let document = include_str!("../../docs/api.md");
+    let start = format!("| {name} |");
+    let row = document.lines().find(|line| line.starts_with(&start));
+    let row = row.unwrap_or_else(|| panic!("docs/api.md has no row of {name} fields"));
+    row.split('`').skip(1).step_by(2).collect()
+}
+
+/// The smallest body of a call.
+fn body(endpoint: &str) -> Value {
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    match endpoint {
+        "/v1/chat/completions" => json!({"messages": messages, "max_tokens": 1}),
+        "/v1/completions" => json!({"prompt": "hello", "max_tokens": 1}),
+        "/v1/responses" => json!({"input": "hello", "max_output_tokens": 1}),
+        "/v1/messages" => json!({"model": "m", "messages": messages, "max_tokens": 1}),
+        "/v1/messages/count_tokens" => json!({"model": "m", "messages": messages}),
+        "/v1/embeddings" => json!({"input": "hello"}),
+        "/v1/score" => json!({"query": "a", "items": ["b"], "label_token_ids": [5]}),
+        "/generate" => json!({"text": "hello", "sampling_params": {"max_new_tokens": 1}}),
+        other => panic!("{other} has no body here"),
+    }
+}
+
+/// True if an answer refuses a field by its name: in `param`, or in the words.
+fn names(answer: &Response, field: &str) -> bool {
+    let error = &answer.json()["error"];
+    let param = error["param"].as_str().unwrap_or_default();
+    let message = error["message"].as_str().unwrap_or_default();
+    answer.status == 400 && (param.starts_with(field) || message.contains(field))
+}
+
+#[test]
+fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_says() {
+    let world = World::scripted(&[("hello", "Hello to you.")]);
+    let ignored = row("ignored");
+    let mut silent = Vec::new();
+    for (endpoint, sources) in documented() {
+        let fields: BTreeSet<(&str, &str)> = sources
+            .iter()
+            .flat_map(|(source, fields)| fields.iter().map(|field| (place(source), field.as_str())))
+            .collect();
+        for (place, field) in fields {
+            // No field takes all of them.
+            let wrong = [
+                json!([{"a": [1]}]),
+                json!(7.5),
+                json!({"a": 1}),
+                json!("x y"),
+            ];
+            let is_named = wrong.into_iter().any(|wrong| {
+                let mut body = body(&endpoint);
+                match place {
+                    "" => body[field] = wrong,
+                    place => body[place][field] = wrong,
+                }
+                names(&post(world.addr, &endpoint, &body), field)
+            });
+            // An ignored field may be read by this endpoint.
+            if !is_named && !ignored.contains(field) {
+                silent.push(format!("{endpoint} {field}"));
+            }
+        }
+    }
+    assert_eq!(silent, Vec::<String>::new());
+    world.wait_until_whole();
+}
+
+/// The object that a source's fields are in.
+fn place(source: &str) -> &str {
+    source.split_once(", in ").map_or("", |(_, place)| place)
+}
+
+#[test]
+fn empty_lists_and_objects_of_refused_fields_are_refused_and_what_is_off_is_taken() {
+    let world = World::scripted(&[("hello", "Hello to you.")]);
+    let refused = row("refused");
+    let documented = documented();
+    for endpoint in ["/v1/chat/completions", "/v1/messages", "/generate"] {
+        let of_endpoint = documented[endpoint]
+            .iter()
+            .filter(|(source, _)| place(source).is_empty());
+        let fields: BTreeSet<&String> = of_endpoint.flat_map(|(_, fields)| fields).collect();
+        let all_off: Vec<_> = fields
+            .into_iter()
+            .filter(|field| refused.contains(field.as_str()))
+            .collect();
+        let mut off = body(endpoint);
+        for &field in &all_off {
+            off[field] = Value::Null;
+        }
+        assert_eq!(post(world.addr, endpoint, &off).status, 200, "{endpoint}");
+    }
+    for (endpoint, field, value, expected) in [
+        ("/v1/messages", "mcp_servers", json!([]), 400),
+        ("/v1/chat/completions", "web_search_options", json!({}), 400),
+        ("/v1/chat/completions", "allowed_token_ids", json!([]), 400),
+        ("/v1/chat/completions", "bad_words", json!([]), 200),
+        ("/v1/chat/completions", "length_penalty", json!(1.0), 200),
+        ("/v1/chat/completions", "length_penalty", json!(1.1), 400),
+        ("/v1/completions", "add_special_tokens", json!(true), 200),
+        ("/v1/completions", "add_special_tokens", json!(false), 400),
+        ("/v1/completions", "n_probs", json!(0), 200),
+        ("/generate", "lora_path", json!([null]), 200),
+        ("/v1/responses", "background", json!(false), 200),
+        ("/v1/responses", "messages", json!([]), 400),
+    ] {
+        let mut body = body(endpoint);
+        body[field] = value.clone();
+        let answer = post(world.addr, endpoint, &body);
+        assert_eq!(
+            answer.status, expected,
+            "{endpoint} {field} {value}: {}",
+            answer.body
+        );
+        assert!(expected == 200 || names(&answer, field), "{}", answer.body);
+    }
+    let mut body = body("/generate");
+    body["sampling_params"]["stop_regex"] = json!([]);
+    let answer = post(world.addr, "/generate", &body);
+    assert!(names(&answer, "stop_regex"), "{}", answer.body);
+    world.wait_until_whole();
+}

@@ -1,0 +1,160 @@
+//! A prompt that is too long, in the words that the clients of each API look for, with its true number of tokens.
+
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::http::{post, stream};
+use crate::websocket::Client;
+use crate::world::{CONTEXT_TOKENS, World, block_on};
+
+/// The most tokens of a prompt.
+const LIMIT: usize = CONTEXT_TOKENS - 2;
+
+fn user(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}
+
+/// The tokens of a text as a plain prompt.
+fn tokens(world: &World, text: &str) -> usize {
+    let engine = world.engine();
+    let encoded = engine.text().expect("there is a tokenizer").encode(text);
+    encoded.expect("it can be encoded").len()
+}
+
+#[track_caller]
+fn told(world: &World, path: &str, body: &Value) -> (Value, String) {
+    let answer = post(world.addr, path, body);
+    assert_eq!(answer.status, 400, "{path}: {}", answer.body);
+    let error = answer.json()["error"].clone();
+    assert_eq!(error["code"], "context_length_exceeded", "{path}: {error}");
+    let message = error["message"].as_str().expect("a text").to_owned();
+    (error, message)
+}
+
+#[test]
+fn plain_prompts_are_told_with_their_true_length() {
+    let world = World::scripted(&[]);
+    let text = "word, and another word ".repeat(40_000);
+    let n = tokens(&world, &text);
+    assert!(n > LIMIT);
+    let openai = format!(
+        "This model's maximum context length is {LIMIT} tokens. However, you requested {n} tokens in the prompt. \
+         Please reduce the length of the messages."
+    );
+    let body = json!({"prompt": text});
+    assert_eq!(told(&world, "/v1/completions", &body).1, openai);
+    let of_the_list = json!({"prompt": ["a", text]});
+    assert_eq!(told(&world, "/v1/completions", &of_the_list).1, openai);
+    let sglang = format!(
+        "the input ({n} tokens) is longer than the model's context length ({LIMIT} tokens): shorten the prompt"
+    );
+    for stream in [false, true] {
+        let body = json!({"text": text, "stream": stream});
+        assert_eq!(told(&world, "/generate", &body).1, sglang);
+    }
+    let ids = vec![5; LIMIT + 7];
+    let (_, message) = told(&world, "/v1/completions", &json!({"prompt": ids}));
+    assert!(
+        message.contains(&format!("you requested {} tokens", LIMIT + 7)),
+        "{message}"
+    );
+    world.wait_until_whole();
+}
+
+#[test]
+fn chats_are_told_in_the_words_of_their_api() {
+    let world = World::scripted(&[]);
+    let text = "word ".repeat(70_000);
+    let (openai, message) = told(
+        &world,
+        "/v1/chat/completions",
+        &json!({"messages": user(&text)}),
+    );
+    assert_eq!(openai["type"], "invalid_request_error");
+    let start =
+        format!("This model's maximum context length is {LIMIT} tokens. However, you requested 7");
+    assert!(message.starts_with(&start), "{message}");
+    let body = json!({"model": "m", "max_tokens": 5, "messages": user(&text)});
+    let (_, message) = told(&world, "/v1/messages", &body);
+    let counted: Vec<&str> = message.split(' ').collect();
+    let [
+        "prompt",
+        "is",
+        "too",
+        "long:",
+        tokens,
+        "tokens",
+        ">",
+        limit,
+        "maximum",
+    ] = counted[..]
+    else {
+        panic!("{message}")
+    };
+    assert_eq!(limit, LIMIT.to_string());
+    let tokens: usize = tokens.parse().expect("a number");
+    assert!((70_000..70_200).contains(&tokens), "{message}");
+    let (_, message) = told(&world, "/v1/messages/count_tokens", &body);
+    assert!(message.starts_with("prompt is too long: "), "{message}");
+    let body = json!({"input": text});
+    let expected = "Your input exceeds the context window of this model. This model's maximum context length is ";
+    for path in ["/v1/responses", "/v1/responses/input_tokens"] {
+        let (_, message) = told(&world, path, &body);
+        assert!(message.starts_with(expected), "{message}");
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_response_that_is_streamed_begins_and_fails() {
+    let world = World::scripted(&[]);
+    let body = json!({"input": "word ".repeat(70_000), "stream": true});
+    let mut events = stream(world.addr, "/v1/responses", &body);
+    let kinds: Vec<Value> = std::iter::from_fn(|| {
+        let event = events.next_event()?;
+        let (_, data) = event.split_once("\ndata: ").expect("events have names");
+        Some(serde_json::from_str(data).expect("data is JSON"))
+    })
+    .collect();
+    let names: Vec<&str> = kinds
+        .iter()
+        .map(|event| event["type"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "response.created",
+            "response.in_progress",
+            "response.failed"
+        ]
+    );
+    let response = &kinds[2]["response"];
+    assert_eq!(response["status"], "failed");
+    assert_eq!(response["error"]["code"], "context_length_exceeded");
+    let message = response["error"]["message"].as_str().expect("a text");
+    assert!(message.contains("exceeds the context window"), "{message}");
+    // Other faults are a status, before any event.
+    let wrong = json!({"input": "hello", "temperature": -1, "stream": true});
+    assert_eq!(post(world.addr, "/v1/responses", &wrong).status, 400);
+    world.wait_until_whole();
+}
+
+#[test]
+fn the_websocket_of_generate_has_its_words() {
+    let world = World::scripted(&[]);
+    block_on(async {
+        let connecting = Client::connect_to(world.addr, "/v1/ws/generate", None);
+        let mut client = connecting.await.expect("it opens");
+        let text = "word ".repeat(70_000);
+        client
+            .send(json!({"op": "generate", "rid": "a", "text": text}))
+            .await;
+        let Message::Text(answer) = client.any().await else {
+            panic!("no text")
+        };
+        let answer: Value = serde_json::from_str(&answer).expect("frames are JSON");
+        let message = answer["error"]["message"].as_str().expect("a text");
+        assert!(message.starts_with("the input (7"), "{message}");
+    });
+    world.wait_until_whole();
+}
