@@ -263,6 +263,7 @@ impl Scheduler {
             cached_tokens = prefix_len;
         }
         if sequence.cached_tokens.is_none() {
+            let cached_tokens = sequence.of_prompt(cached_tokens);
             sequence.cached_tokens = Some(cached_tokens as u32);
             let outbox = &mut self.outbox;
             outbox.note_first_admission(&sequence.request);

@@ -132,6 +132,12 @@ impl Sequence {
         }
     }
 
+    /// Returns how many of its first `tokens` are the prompt's: an output that a grammar opens follows the prompt in the
+    /// first prefill, and may be cached as well.
+    pub fn of_prompt(&self, tokens: usize) -> usize {
+        tokens.min(self.request.prompt.len())
+    }
+
     /// Most tokens it may generate.
     pub fn max_new_tokens(&self) -> usize {
         self.max_new_tokens as usize

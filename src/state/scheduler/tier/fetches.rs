@@ -259,6 +259,7 @@ impl Scheduler {
         let sequence = &mut self.requests[seq];
         let is_round = sequence.phase == Phase::Chunked;
         let is_first = sequence.cached_tokens.is_none();
+        let prompt_len = sequence.request.prompt.len();
         let Some(of_sequence) = sequence.tier.as_deref_mut() else {
             return;
         };
@@ -269,14 +270,15 @@ impl Scheduler {
                 Some(load) => {
                     let LoadGrant { begins, to, .. } = load;
                     goes_on = load.goes_on;
+                    let loaded = to.min(prompt_len).saturating_sub(prefix_len);
                     if of_sequence.is_first {
-                        of_sequence.loaded_tokens += (to - prefix_len) as u32;
-                        tier.stats.loaded_tokens += (to - prefix_len) as u64;
+                        of_sequence.loaded_tokens += loaded as u32;
+                        tier.stats.loaded_tokens += loaded as u64;
                     }
                     if of_sequence.is_first && is_round {
                         let cached = sequence.cached_tokens.get_or_insert(0);
-                        *cached += (to - prefix_len) as u32;
-                        self.outbox.count(Counter::CachedTokens, to - prefix_len);
+                        *cached += loaded as u32;
+                        self.outbox.count(Counter::CachedTokens, loaded);
                     }
                     tier.copies.loads.push(BlockLoad {
                         ticket,
