@@ -37,6 +37,7 @@ mod sharing;
 mod structured;
 mod surface;
 mod tokenize;
+mod tool_calls;
 mod vectors;
 mod warm_up;
 mod websocket;

@@ -316,6 +316,7 @@ impl Tokenizer {
                     stops: call.stops(&sampling.stop),
                     backlog_bytes: call.backlog_bytes(&self.settings),
                     parsing: arrival.request.parsing.take(),
+                    has_constraint: arrival.request.constraint.is_some(),
                     start: prepared.start,
                 };
                 self.submit(arrival, prepared, sampling, share);

@@ -9,7 +9,7 @@ use crate::metrics::RequestMetrics;
 use crate::request::{Delta, Event, FinishReason, Finished, OutputParsing, Timings, Usage};
 use crate::sink::{Delivery, EventSink};
 use crate::state::detok::StopTable;
-use crate::state::output::OutputStart;
+use crate::state::output::{OutputEnding, OutputStart};
 use crate::state::sampling::SamplingParams;
 use crate::state::sampling::{RowLogprobs, TokenLogprobs};
 use crate::state::scheduler::news::{RequestEnd, RequestTokens};
@@ -45,6 +45,8 @@ pub(super) struct CallShare {
     pub(super) backlog_bytes: usize,
     /// How its output is taken apart.
     pub(super) parsing: Option<OutputParsing>,
+    /// Something other than its tools constrains its answer.
+    pub(super) has_constraint: bool,
     /// Its prompt ends inside of reasoning.
     pub(super) start: OutputStart,
 }
@@ -88,6 +90,7 @@ impl Live {
             stops: share.stops,
             context,
             parsing: share.parsing,
+            has_constraint: share.has_constraint,
             start: share.start,
         };
         let output = OutputText::new(beginning, settings.text.as_deref(), &settings.formats);
@@ -296,7 +299,11 @@ impl Live {
     }
 
     fn finish(&mut self, mut delta: Delta, reason: FinishReason, metrics: &RequestMetrics) {
-        self.output.finish_into(&mut delta);
+        let ending = match reason {
+            FinishReason::Length { .. } | FinishReason::Abort => OutputEnding::Cut,
+            _ => OutputEnding::Whole,
+        };
+        self.output.finish_into(&mut delta, ending);
         delta.usage = self.usage;
         let is_abort = reason == FinishReason::Abort;
         let finished = Box::new(self.finished(delta, reason));

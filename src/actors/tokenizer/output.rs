@@ -6,7 +6,7 @@ use crate::model::text::TextModel;
 use crate::request::{Delta, OutputParsing};
 use crate::state::answer::{AnswerForm, AnswerStream};
 use crate::state::detok::{StopMatch, StopTable, TextStream};
-use crate::state::output::{Markers, OutputFormats, OutputStart, ReasoningFormat};
+use crate::state::output::{Markers, OutputEnding, OutputFormats, OutputStart, ReasoningFormat};
 use crate::state::sampling::SamplingParams;
 
 /// The formats in which the model writes calls and reasoning, with their markers in its vocabulary.
@@ -72,6 +72,7 @@ impl AnswerFormats {
             },
             tools: parsing.tools,
             start,
+            in_format_only: false,
         }
     }
 }
@@ -92,6 +93,8 @@ pub(super) struct Beginning<'a> {
     pub(super) context: &'a [u32],
     /// How it is to be taken apart, if at all.
     pub(super) parsing: Option<OutputParsing>,
+    /// Something other than tools constrains it.
+    pub(super) has_constraint: bool,
     pub(super) start: OutputStart,
 }
 
@@ -106,6 +109,7 @@ impl OutputText {
             stops,
             context,
             parsing,
+            has_constraint,
             start,
         } = beginning;
         let Some(text) = text else {
@@ -114,7 +118,10 @@ impl OutputText {
         let Some(parsing) = parsing else {
             return Self::Plain(TextStream::with_stops(sampling, stops, context, text));
         };
-        let form = formats.form(parsing, sampling, start);
+        let form = AnswerForm {
+            in_format_only: has_constraint,
+            ..formats.form(parsing, sampling, start)
+        };
         let answer = AnswerStream::new(sampling, stops, context, text, form);
         Self::Answer(Box::new(answer))
     }
@@ -145,11 +152,11 @@ impl OutputText {
     }
 
     /// Puts all that is left into the last delta.
-    pub(super) fn finish_into(&mut self, delta: &mut Delta) {
+    pub(super) fn finish_into(&mut self, delta: &mut Delta, ending: OutputEnding) {
         match self {
             Self::None => (),
             Self::Plain(stream) => delta.text = stream.finish(),
-            Self::Answer(stream) => delta.pieces = stream.finish(),
+            Self::Answer(stream) => delta.pieces = stream.finish(ending),
         }
     }
 

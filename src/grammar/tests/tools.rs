@@ -13,7 +13,7 @@ use super::walk::walk;
 use super::{compiler, schema, takes};
 use crate::error::RequestError;
 use crate::state::grammar::{Grammar, GrammarProgress};
-use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse};
+use crate::state::output::{Tool, ToolChoice, ToolFormat, ToolUse, strict_openings};
 
 const FORMATS: [ToolFormat; 13] = [
     ToolFormat::Hermes,
@@ -221,6 +221,30 @@ fn a_named_tool_is_the_only_one() {
 }
 
 #[test]
+fn a_named_tool_is_called_once_and_required_ones_within_a_bound() {
+    for (vocabulary, has_args) in [(large(), true), (tiny(), false)] {
+        for format in FORMATS {
+            let [_, second, between, begin, end] = example(format, has_args);
+            let calls = |n: usize| format!("{begin}{}{end}", vec![second; n].join(between));
+            let named = ToolChoice::Named("ping".to_owned());
+            let once = grammar(vocabulary, &wish(named, format, false, true));
+            assert!(takes(once.as_ref(), vocabulary, &calls(1)), "{format:?}");
+            assert!(!takes(once.as_ref(), vocabulary, &calls(2)), "{format:?}");
+            let many = grammar(vocabulary, &wish(ToolChoice::Required, format, false, true));
+            assert!(takes(many.as_ref(), vocabulary, &calls(16)), "{format:?}");
+            assert!(!takes(many.as_ref(), vocabulary, &calls(17)), "{format:?}");
+            let line = format!("{}\n", calls(1));
+            let is_open = end.is_empty();
+            assert_eq!(
+                takes(many.as_ref(), vocabulary, &line),
+                is_open,
+                "{format:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn auto_constrains_only_with_a_strict_tool() {
     for (vocabulary, has_args) in [(large(), true), (tiny(), false)] {
         for format in FORMATS {
@@ -256,6 +280,24 @@ fn auto_constrains_only_with_a_strict_tool() {
                     walk.text
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn objects_that_call_strict_tools_without_a_tag_are_constrained() {
+    let arguments = "{\"row\": 4, \"kind\": \"aisle\"}";
+    for vocabulary in [large(), tiny()] {
+        for format in FORMATS {
+            let grammar = grammar(vocabulary, &wish(ToolChoice::Auto, format, true, true));
+            for (begin, end) in strict_openings("seat") {
+                let call = format!("So:\n```json\n{begin}{arguments}{end}\n```\nDone.");
+                assert!(takes(grammar.as_ref(), vocabulary, &call), "{format:?}");
+                let wrong = call.replace("aisle", "floor");
+                assert!(!takes(grammar.as_ref(), vocabulary, &wrong), "{format:?}");
+            }
+            let other = "```json\n{\"name\": \"Ada\", \"arguments\": 4}\n```";
+            assert!(takes(grammar.as_ref(), vocabulary, other), "{format:?}");
         }
     }
 }

@@ -4,6 +4,7 @@
 mod braced;
 pub(super) mod messages;
 mod pythonic;
+mod several;
 mod values;
 pub(super) mod xml;
 
@@ -66,16 +67,14 @@ impl Calls<'_> {
         } = self.form()?;
         let mut parts = vec![begin];
         match first {
-            None if self.tools.parallel => parts.push(Part::separated(call, separator)),
-            None => parts.push(call),
-            Some(first) => {
-                parts.push(first);
-                if self.tools.parallel {
-                    parts.push(Part::any_number(Part::Sequence(vec![separator, call])));
-                }
-            }
+            None => parts.push(call.clone()),
+            Some(first) => parts.push(first),
         }
-        parts.push(end);
+        parts.push(self.more(call, separator));
+        parts.push(match end {
+            None => self.line_after(),
+            Some(end) => end,
+        });
         Ok(Part::Sequence(parts))
     }
 
@@ -86,15 +85,16 @@ impl Calls<'_> {
             ToolFormat::Pythonic => Some(PYTHONIC_BEGIN),
             _ => None,
         };
-        let after = self.after_trigger()?;
+        let mut triggers = vec![(trigger(self.format).to_owned(), self.after_trigger()?)];
+        triggers.extend(self.loose()?);
         let text = Part::Triggered(Triggered {
             free: Free {
                 not_at_first: bare.map(str::to_owned),
                 ..Free::default()
             },
-            triggers: vec![(trigger(self.format).to_owned(), after)],
+            triggers,
             at_least_one: false,
-            stops_after_first: !self.tools.parallel,
+            stops_after_first: self.tools.is_single(),
         });
         Ok(match bare {
             None => text,
@@ -161,13 +161,6 @@ impl Calls<'_> {
         }
     }
 
-    fn in_parallel(&self, call: Part, separator: &str) -> Part {
-        match self.tools.parallel {
-            true => Part::separated(call, Part::text(separator)),
-            false => call,
-        }
-    }
-
     fn form(&self) -> Result<Form, FieldError> {
         let nothing = || Part::Sequence(Vec::new());
         Ok(match self.format {
@@ -176,21 +169,21 @@ impl Calls<'_> {
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.hermes(tool, "<tool_call>"))?),
                 separator: Part::text("\n"),
-                end: nothing(),
+                end: None,
             },
             ToolFormat::Qwen3Coder => Form {
                 begin: nothing(),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.qwen(tool, "<tool_call>"))?),
                 separator: Part::text("\n"),
-                end: nothing(),
+                end: None,
             },
             ToolFormat::Mistral if self.has_args() => Form {
                 begin: nothing(),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.mistral(tool, "[TOOL_CALLS]"))?),
                 separator: nothing(),
-                end: nothing(),
+                end: None,
             },
             ToolFormat::Mistral => Form {
                 begin: Part::Sequence(vec![
@@ -200,56 +193,56 @@ impl Calls<'_> {
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
                 separator: Part::text(", "),
-                end: Part::text("]"),
+                end: Some(Part::text("]")),
             },
             ToolFormat::Llama3 => Form {
                 begin: Part::Choice(vec![nothing(), Part::text("<|python_tag|>")]),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.object(tool, "parameters"))?),
                 separator: Part::text("; "),
-                end: nothing(),
+                end: None,
             },
             ToolFormat::Glm45 => Form {
                 begin: nothing(),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.glm(tool, "<tool_call>", "\n"))?),
                 separator: Part::text("\n"),
-                end: nothing(),
+                end: None,
             },
             ToolFormat::Glm47 => Form {
                 begin: nothing(),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.glm(tool, "<tool_call>", ""))?),
                 separator: nothing(),
-                end: nothing(),
+                end: None,
             },
             ToolFormat::Lfm2 => Form {
                 begin: Part::text("<|tool_call_start|>["),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.pythonic(tool, ""))?),
                 separator: Part::text(", "),
-                end: Part::text("]<|tool_call_end|>"),
+                end: Some(Part::text("]<|tool_call_end|>")),
             },
             ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => Form {
                 begin: Part::text("<｜tool▁calls▁begin｜>"),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.deepseek(tool))?),
                 separator: Part::text(self.between_deepseeks()),
-                end: Part::text("<｜tool▁calls▁end｜>"),
+                end: Some(Part::text("<｜tool▁calls▁end｜>")),
             },
             ToolFormat::Gemma4 => Form {
                 begin: nothing(),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.braced(tool, "<|tool_call>"))?),
                 separator: nothing(),
-                end: nothing(),
+                end: None,
             },
             ToolFormat::Granite | ToolFormat::Phi4Mini => Form {
                 begin: Part::text("<|tool_call|>["),
                 first: None,
                 call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
                 separator: Part::text(", "),
-                end: Part::text(self.end_of_list()),
+                end: Some(Part::text(self.end_of_list())),
             },
             ToolFormat::GptOss => return Err(messages::alone()),
             ToolFormat::Pythonic => Form {
@@ -260,7 +253,7 @@ impl Calls<'_> {
                 )),
                 call: Part::Choice(self.each(&mut |tool| self.pythonic(tool, ""))?),
                 separator: Part::text(", "),
-                end: Part::text("]"),
+                end: Some(Part::text("]")),
             },
         })
     }
@@ -449,7 +442,8 @@ struct Form {
     first: Option<Part>,
     call: Part,
     separator: Part,
-    end: Part,
+    /// The text after the last call; `None` if the calls need none.
+    end: Option<Part>,
 }
 
 /// How errors call the schema of a tool.

@@ -14,14 +14,16 @@ pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8
     let mut parts = Vec::new();
     blocks.add(delta.text, delta.pieces, &mut parts);
     blocks.finish(&mut parts);
-    let has_call = blocks.has_complete_call();
-    let stop = end.map(|end| Stop::new(end.reason, has_call));
     let content = content(parts);
+    let is_call = |block: &Block| matches!(block, Block::ToolUse { .. });
+    let has_call = content.iter().any(is_call);
+    let stop = end.map(|end| Stop::new(end.reason, has_call));
     let message = head.message(&content, stop.unwrap_or_default(), delta.usage.into());
     serde_json::to_vec(&message).expect("messages have string keys only")
 }
 
-/// Puts the parts of blocks together.
+/// Puts the parts of blocks together. A call without an end is left out: nothing in a message tells it from one that is to
+/// be made. So a message of nothing else has an empty text.
 fn content(parts: Vec<Part>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let (mut text, mut call) = (String::new(), None);
@@ -30,6 +32,10 @@ fn content(parts: Vec<Part>) -> Vec<Block> {
             Part::OpenText | Part::OpenThinking => (),
             Part::OpenCall { id, name } => call = Some((id, name)),
             Part::Text(more) | Part::Thinking(more) | Part::Input(more) => text.push_str(&more),
+            Part::CutOff => {
+                text.clear();
+                call = None;
+            }
             Part::Close(kind) => {
                 let text = std::mem::take(&mut text);
                 blocks.push(match (kind, call.take()) {
@@ -37,24 +43,27 @@ fn content(parts: Vec<Part>) -> Vec<Block> {
                         thinking: text,
                         signature: SIGNATURE,
                     },
-                    (_, Some((id, name))) => Block::ToolUse {
-                        id,
-                        name,
-                        input: input(text),
-                    },
+                    (_, Some((id, name))) => tool_use(id, name, text),
                     (_, None) => Block::Text { text },
                 });
             }
         }
     }
+    if blocks.is_empty() {
+        let text = String::new();
+        blocks.push(Block::Text { text });
+    }
     blocks
 }
 
-/// Arguments as the model wrote them; an empty object if they are no object, as where the answer was cut off.
-fn input(text: String) -> Box<RawValue> {
-    let is_object = text.trim_start().starts_with('{');
-    let read = is_object.then(|| RawValue::from_string(text).ok());
-    read.flatten().unwrap_or_else(no_input)
+/// A call with the arguments that the model wrote, or these as a text if they are no JSON object, which no block of a call
+/// can hold.
+fn tool_use(id: String, name: String, arguments: String) -> Block {
+    let is_object = arguments.trim_start().starts_with('{');
+    match RawValue::from_string(arguments.clone()) {
+        Ok(input) if is_object => Block::ToolUse { id, name, input },
+        _ => Block::Text { text: arguments },
+    }
 }
 
 /// The arguments of a call without any.

@@ -26,6 +26,8 @@ pub(super) enum Part {
     Input(String),
     /// The block ends.
     Close(Kind),
+    /// The block, a call's, ends before the call does.
+    CutOff,
 }
 
 /// The kind of a block.
@@ -66,9 +68,9 @@ impl Blocks {
         }
     }
 
-    /// True once a call is complete.
-    pub(super) fn has_complete_call(&self) -> bool {
-        self.complete_calls > 0
+    /// True if there are calls and all of them are complete.
+    pub(super) fn has_complete_calls(&self) -> bool {
+        self.complete_calls > 0 && self.complete_calls == self.calls
     }
 
     /// Adds a part of an answer: `text` of one that is not taken apart, or else its pieces.
@@ -86,7 +88,9 @@ impl Blocks {
                 }
                 OutputPiece::CallEnd => {
                     self.complete_calls += 1;
-                    self.close(out);
+                    if self.open.take().is_some() {
+                        out.push(Part::Close(Kind::Call));
+                    }
                 }
             }
         }
@@ -154,9 +158,12 @@ impl Blocks {
         out.push(part);
     }
 
+    /// Closes the open block. A call that is open here has no end.
     fn close(&mut self, out: &mut Vec<Part>) {
-        if let Some(kind) = self.open.take() {
-            out.push(Part::Close(kind));
+        match self.open.take() {
+            Some(Kind::Call) => out.push(Part::CutOff),
+            Some(kind) => out.push(Part::Close(kind)),
+            None => (),
         }
     }
 }

@@ -101,6 +101,7 @@ impl MessageStream {
                 );
             }
             Part::Close(kind) => self.close(kind, out),
+            Part::CutOff => self.close(Kind::Call, out),
         }
     }
 
@@ -156,7 +157,7 @@ impl Render for MessageStream {
             self.write(part, out);
         }
         if let Some(end) = end {
-            let stop = Stop::new(end.reason, self.blocks.has_complete_call());
+            let stop = Stop::new(end.reason, self.blocks.has_complete_calls());
             let usage = UsageReport::from(delta.usage);
             let name = "message_delta";
             out.event(name, &json!({"type": name, "delta": stop, "usage": usage}));

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::state::detok::{StopMatch, StopTable, TextStream, TokenText};
 use crate::state::output::{
-    Markers, OutputEngine, OutputFormats, OutputPiece, OutputStart, ToolUse, push_piece,
+    Markers, OutputEnding, OutputEngine, OutputFormats, OutputPiece, OutputStart, ToolUse,
+    push_piece,
 };
 use crate::state::sampling::SamplingParams;
 use content::ContentStops;
@@ -25,6 +26,8 @@ pub struct AnswerForm {
     pub tools: Option<Arc<ToolUse>>,
     /// The place that the prompt leaves the output at.
     pub start: OutputStart,
+    /// Calls are looked for in the model's format only.
+    pub in_format_only: bool,
 }
 
 /// The pieces of one output and the search for its stop strings.
@@ -58,10 +61,15 @@ impl AnswerStream {
             markers,
             tools,
             start,
+            in_format_only,
         } = form;
+        let engine = OutputEngine::new(formats, tools, markers.clone(), start);
         Self {
             text: TextStream::with_stops(params, Arc::default(), context, tokenizer),
-            engine: OutputEngine::new(formats, tools, markers.clone(), start),
+            engine: match in_format_only {
+                true => engine.with_calls_in_format_only(),
+                false => engine,
+            },
             markers,
             stops: ContentStops::new(stops, params.no_stop_trim),
             found: Vec::new(),
@@ -124,12 +132,12 @@ impl AnswerStream {
     }
 
     /// Takes everything that is left, with what was held back. Call it once, when no token can follow.
-    pub fn finish(&mut self) -> Vec<OutputPiece> {
+    pub fn finish(&mut self, ending: OutputEnding) -> Vec<OutputPiece> {
         if !self.has_stopped {
             let text = self.text.finish();
             let mut stop = self.push_text(&text);
             if stop.is_none() {
-                self.engine.finish(&mut self.found);
+                self.engine.finish(ending, &mut self.found);
                 stop = self.settle();
             }
             if stop.is_none() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::state::output::{ReasoningFormat, Tool, ToolChoice, ToolFormat};
+use crate::state::output::{OutputEnding, ReasoningFormat, Tool, ToolChoice, ToolFormat};
 
 const OPEN: u32 = 256;
 const CLOSE: u32 = 257;
@@ -77,6 +77,7 @@ fn stream(stops: &[&str], parallel: bool) -> AnswerStream {
             parallel,
         })),
         start: OutputStart::Content,
+        in_format_only: false,
     };
     let table = Arc::new(StopTable::new(&params.stop));
     AnswerStream::new(&params, table, &[], &Bytes, form)
@@ -93,7 +94,7 @@ fn all(mut stream: AnswerStream, text: &str) -> (Vec<OutputPiece>, Option<StopMa
             .for_each(|piece| push_piece(&mut pieces, piece));
     }
     stream
-        .finish()
+        .finish(OutputEnding::Whole)
         .into_iter()
         .for_each(|piece| push_piece(&mut pieces, piece));
     (pieces, stop)
@@ -182,7 +183,7 @@ fn what_may_be_a_stop_string_is_held_and_given_out_at_the_end() {
         .into_iter()
         .for_each(|token| assert_eq!(stream.push(token, &Bytes), None));
     assert_eq!(stream.take(), [text("a ")]);
-    assert_eq!(stream.finish(), [text("sto")]);
+    assert_eq!(stream.finish(OutputEnding::Whole), [text("sto")]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The trait that the readers of calls share. A reader reads one call, from its first character to its last.
 
+use super::closers::Closers;
 use super::syntax::{Tag, TagSet};
 
 /// Reads one call in one notation.
@@ -17,9 +18,15 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
     /// Reads one of the tags of [`tags`](Self::tags).
     fn read_tag(&mut self, tag: Tag, out: &mut CallOutput) -> Step;
 
-    /// Returns the text that closes the complete call, and that is dropped if it is there.
-    fn trailer(&self) -> Option<&'static str> {
-        None
+    /// Returns what closes the complete call, and is dropped if it is there.
+    fn closers(&self) -> Closers {
+        Closers::default()
+    }
+
+    /// Returns whether what was read can be nothing but the beginning of a call, before its name has gone out and without
+    /// a tag that tells.
+    fn is_certain(&self) -> bool {
+        false
     }
 }
 

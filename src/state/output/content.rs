@@ -34,6 +34,11 @@ impl Content {
         self.is_blank
     }
 
+    /// Returns whether nothing but whitespace came since a call.
+    pub(super) fn is_after_call(&self) -> bool {
+        self.is_blank && self.after == After::Call
+    }
+
     /// Returns whether a call may begin here without a tag.
     pub(super) fn is_start(&self) -> bool {
         self.is_blank && self.after != After::Call

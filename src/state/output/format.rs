@@ -144,8 +144,8 @@ impl ToolFormat {
             Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,
             Self::GptOss => &syntax::HARMONY,
             Self::Gemma4 => &syntax::GEMMA4,
-            // Either may close its list or not.
-            Self::Granite | Self::Phi4Mini => &syntax::TAGGED_LIST,
+            Self::Granite => &syntax::GRANITE,
+            Self::Phi4Mini => &syntax::PHI4_MINI,
         }
     }
 }

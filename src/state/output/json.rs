@@ -26,8 +26,9 @@ enum Kind {
     Word,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum InString {
+    #[default]
     No,
     Yes,
     Escaped,
@@ -111,6 +112,47 @@ impl ValueScanner {
             _ => return Scan::Broken,
         }
         Scan::More
+    }
+}
+
+/// Tells early that a text is no JSON, because two values follow each other with nothing between them. Brackets are not
+/// looked at.
+#[derive(Debug, Default)]
+pub(super) struct Separation {
+    string: InString,
+    /// A value ended, and nothing parts the next one from it.
+    is_after_value: bool,
+    is_in_word: bool,
+}
+
+impl Separation {
+    /// Reads the next character, from the first on; returns false if it cannot stand there.
+    pub(super) fn read(&mut self, c: char) -> bool {
+        match (self.string, c) {
+            (InString::Escaped, _) => self.string = InString::Yes,
+            (InString::Yes, '\\') => self.string = InString::Escaped,
+            (InString::Yes, '"') => {
+                self.string = InString::No;
+                self.is_after_value = true;
+            }
+            (InString::Yes, _) => {}
+            (InString::No, _) => return self.read_outside(c),
+        }
+        true
+    }
+
+    fn read_outside(&mut self, c: char) -> bool {
+        let was_in_word = std::mem::replace(&mut self.is_in_word, is_word(c));
+        self.is_after_value |= was_in_word && !self.is_in_word;
+        match c {
+            ',' | ':' => self.is_after_value = false,
+            '}' | ']' => self.is_after_value = true,
+            '"' | '{' | '[' if self.is_after_value => return false,
+            '"' => self.string = InString::Yes,
+            _ if is_word(c) => return !self.is_after_value,
+            _ => {}
+        }
+        true
     }
 }
 

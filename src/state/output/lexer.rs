@@ -57,7 +57,7 @@ enum Match {
 
 impl Lexer {
     pub(super) fn new(formats: OutputFormats, markers: Arc<Markers>) -> Self {
-        let written = formats.tags().filter(|(tag, _)| !markers.has(*tag));
+        let written = formats.tags().filter(|(_, text)| !markers.has(text));
         Self {
             written: written.collect(),
             items: VecDeque::new(),

@@ -58,8 +58,8 @@ impl Markers {
         self.tokens.get(index).copied()
     }
 
-    pub(super) fn has(&self, tag: Tag) -> bool {
-        self.tokens.iter().any(|marker| marker.tag == tag)
+    pub(super) fn has(&self, text: &str) -> bool {
+        self.tokens.iter().any(|marker| marker.text == text)
     }
 }
 

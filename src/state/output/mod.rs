@@ -26,9 +26,18 @@
 //!   soon as something follows that does not belong. A call that the end of the output cuts has no end.
 //! - **A name that no tool has** is a call as well: only the client can tell what to do with it.
 //!
+//! # Calls without the tag of the format
+//! Models write calls in other forms than their templates ask for. A JSON object in the content that names a tool is a
+//! call, alone, in a fence of Markdown, in a list, or between tags that llama.cpp's parser of the same name knows. Nothing else
+//! tells that it is one, so it is held until it is whole and was found to be JSON, and it has nothing but what a call
+//! has. It is none inside of a block of code of another language, in reasoning, and where the answer must follow a
+//! constraint. The object of a strict tool must begin as a grammar knows it ([`strict_openings`]).
+//!
 //! # What is not a call
 //! An opening that turns out not to be one, before its name has gone out, is text: its tag is given out unchanged, and
-//! reading goes on right after that tag. So is an opening that the end of the output cuts. A call whose arguments break
+//! reading goes on right after that tag. So is an opening in an output that ended by itself; one in an output that was
+//! cut ([`OutputEnding::Cut`]), or that must call, is dropped, and so is the beginning of a tag after a call. A call whose
+//! arguments break
 //! off (a bracket that does not match, a marker outside of a string) remains without an end, and text goes on at the
 //! character that broke it. The end tag of a call is dropped after a call, also a broken one, and is text after an
 //! opening that was text. An end tag of nothing is text as letters and nothing as a token.
@@ -57,13 +66,17 @@
 
 mod braced;
 mod call;
+mod closers;
+mod code;
 mod content;
+mod ending;
 mod engine;
 mod escape;
 mod format;
 mod json;
 mod keyed;
 mod lexer;
+mod loose;
 mod markers;
 mod named;
 mod number;
@@ -81,9 +94,11 @@ mod thinking;
 mod tools;
 mod xml;
 
+pub use ending::OutputEnding;
 pub use engine::{MAX_HELD_CHARS, OutputEngine};
 pub use format::{OutputFormats, ReasoningFormat, ToolFormat};
 pub use json::MAX_DEPTH;
+pub use loose::strict_openings;
 pub use markers::Markers;
 pub use parameters::MAX_VALUE_BYTES;
 pub use piece::{OutputPiece, push_piece};

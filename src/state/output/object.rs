@@ -1,9 +1,12 @@
 //! Reads a call that is a JSON object with a name and arguments.
 
+use std::sync::Arc;
+
 use super::call::{CallOutput, CallReader, Step};
 use super::escape::Unescape;
 use super::json::{self, Scan, ValueScanner};
 use super::syntax::{Surroundings, Tag, TagSet};
+use super::tools::ToolUse;
 
 /// A key that is longer than this means nothing.
 const MAX_KEY_BYTES: usize = 64;
@@ -22,6 +25,10 @@ pub(super) struct ObjectReader {
     arguments: Arguments,
     /// Arguments inside of a string are not empty.
     has_quoted: bool,
+    /// The tools of which the call must name one, where nothing else tells that it is a call.
+    tools: Option<Arc<ToolUse>>,
+    /// The call stands in an object inside of this one.
+    is_nested: bool,
 }
 
 /// How much of the arguments was read.
@@ -53,6 +60,8 @@ enum At {
 enum Field {
     Name,
     Arguments,
+    /// The call itself, where the object is around it.
+    Call,
     Other,
 }
 
@@ -67,7 +76,22 @@ impl ObjectReader {
             early: String::new(),
             arguments: Arguments::None,
             has_quoted: false,
+            tools: None,
+            is_nested: false,
         }
+    }
+
+    /// A reader of an object that is a call only if it names one of the tools.
+    pub(super) fn of_tools(tools: Arc<ToolUse>) -> Self {
+        Self {
+            tools: Some(tools),
+            ..Self::new(Surroundings::Named)
+        }
+    }
+
+    /// Returns whether the name was read.
+    pub(super) fn has_name(&self) -> bool {
+        self.is_started || self.name.is_some()
     }
 
     /// The step at something that does not belong. Complete arguments make the call complete.
@@ -93,6 +117,11 @@ impl ObjectReader {
         match self.text.as_str() {
             "name" if !is_named => Field::Name,
             "arguments" | "parameters" if self.arguments == Arguments::None => Field::Arguments,
+            "function" | "tool_call"
+                if self.surroundings == Surroundings::Named && !is_named && !self.is_nested =>
+            {
+                Field::Call
+            }
             _ => Field::Other,
         }
     }
@@ -100,12 +129,15 @@ impl ObjectReader {
     /// Whether a key may come next. Without a tag, a call begins with its name and its arguments.
     fn allows(&self, field: Field) -> bool {
         let is_named = self.is_started || self.name.is_some();
-        self.surroundings == Surroundings::Tagged
-            || match field {
-                Field::Name => true,
-                Field::Arguments => is_named,
-                Field::Other => self.is_started,
+        let is_kind = || matches!(self.text.as_str(), "type" | "id");
+        match (self.surroundings, field) {
+            (Surroundings::Tagged, _) | (_, Field::Name | Field::Call) => true,
+            (Surroundings::Bare, Field::Arguments) => is_named,
+            (Surroundings::Named, Field::Arguments) => true,
+            (Surroundings::Bare | Surroundings::Named, Field::Other) => {
+                self.is_started || is_kind()
             }
+        }
     }
 
     fn value(&mut self, field: Field, c: char, out: &mut CallOutput) -> Step {
@@ -113,6 +145,11 @@ impl ObjectReader {
         self.at = match (field, c) {
             (Field::Name, '"') => At::Name(json::string()),
             (Field::Name, _) => return Step::Broken,
+            (Field::Call, '{') => {
+                self.is_nested = true;
+                At::FirstKey
+            }
+            (Field::Call, _) => return Step::Broken,
             (Field::Arguments, '{') => self.scan_arguments(c, out),
             (Field::Arguments, _) if self.surroundings == Surroundings::Bare => {
                 return Step::Broken;
@@ -121,6 +158,9 @@ impl ObjectReader {
                 self.arguments = Arguments::Open;
                 self.start(out);
                 At::Quoted(json::string())
+            }
+            (Field::Arguments, '[') if self.surroundings == Surroundings::Named => {
+                return Step::Broken;
             }
             (Field::Arguments, '[') => self.scan_arguments(c, out),
             (Field::Arguments | Field::Other, _) => match ValueScanner::new(c) {
@@ -218,7 +258,8 @@ impl ObjectReader {
     }
 
     fn end_name(&mut self, out: &mut CallOutput) -> Step {
-        if self.text.is_empty() {
+        let is_tool = |tools: &Arc<ToolUse>| tools.tool(&self.text).is_some();
+        if self.text.is_empty() || !self.tools.as_ref().is_none_or(is_tool) {
             return Step::Broken;
         }
         self.name = Some(std::mem::take(&mut self.text));
@@ -230,15 +271,20 @@ impl ObjectReader {
     }
 
     fn close(&mut self, out: &mut CallOutput) -> Step {
-        if self.is_started {
-            return Step::Done;
+        if !self.is_started {
+            if self.name.is_none() || self.surroundings == Surroundings::Bare {
+                return Step::Broken;
+            }
+            self.early.push_str("{}");
+            self.start(out);
         }
-        if self.name.is_none() || self.surroundings == Surroundings::Bare {
-            return Step::Broken;
+        match std::mem::take(&mut self.is_nested) {
+            true => {
+                self.at = At::AfterValue;
+                Step::More
+            }
+            false => Step::Done,
         }
-        self.early.push_str("{}");
-        self.start(out);
-        Step::Done
     }
 
     fn quote(&mut self) -> Step {

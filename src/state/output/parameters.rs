@@ -29,6 +29,8 @@ pub(super) struct Parameters {
     /// The name of the function, also after it has gone out.
     pub(super) function: String,
     has_any: bool,
+    /// The names that were read.
+    names: Vec<String>,
     value: Value,
     edges: EdgeNewlines,
 }
@@ -50,6 +52,7 @@ impl Parameters {
             tools,
             function: String::new(),
             has_any: false,
+            names: Vec::new(),
             value: Value::new(Types::STRING),
             edges,
         }
@@ -63,6 +66,15 @@ impl Parameters {
     /// Returns whether the request has a tool with the name of the function.
     pub(super) fn is_declared(&self) -> bool {
         self.tools.tool(&self.function).is_some()
+    }
+
+    /// Returns whether the function has a parameter that was not read.
+    pub(super) fn lacks(&self, name: &str) -> bool {
+        let tool = self.tools.tool(&self.function);
+        let schema = tool.and_then(|tool| tool.parameters.as_ref());
+        let properties = schema.and_then(|schema| schema.get("properties")?.as_object());
+        let has = properties.is_some_and(|properties| properties.contains_key(name));
+        has && !self.names.iter().any(|known| known == name)
     }
 
     /// Begins the value of a parameter, unless the parameter has no name.
@@ -79,6 +91,7 @@ impl Parameters {
             }
         }
         self.has_any = true;
+        self.names.push(name.to_owned());
         write_json_string(name, &mut out.arguments);
         out.arguments.push_str(": ");
         let tool = self.tools.tool(&self.function);

@@ -4,11 +4,11 @@
 //! line break, and the object in a fence of Markdown. The character after the tag tells which it is.
 
 use super::call::{CallOutput, CallReader, Step};
+use super::closers::{Closers, FENCE};
 use super::json::{Scan, ValueScanner};
 use super::named::{MAX_NAME_BYTES, is_name};
 use super::syntax::{Tag, TagSet};
 
-const FENCE: &str = "```";
 const FENCE_OF_JSON: &str = "```json";
 
 /// Reads the call from the first character after its opening tag.
@@ -133,7 +133,10 @@ impl CallReader for SeparatedReader {
         Step::More
     }
 
-    fn trailer(&self) -> Option<&'static str> {
-        (!self.fence.is_empty()).then_some(FENCE)
+    fn closers(&self) -> Closers {
+        match self.fence.is_empty() {
+            true => Closers::default(),
+            false => Closers::OF_FENCE,
+        }
     }
 }

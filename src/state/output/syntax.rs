@@ -1,5 +1,7 @@
 //! The formats as tables: their tags, and what may follow what.
 
+use super::closers::Closers;
+
 /// The part that a tag plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -65,6 +67,8 @@ pub(super) struct ToolSyntax {
     pub(super) after_open: Expect,
     /// The character that opens calls at the start of the content without a tag, and what it begins.
     pub(super) bare: Option<(char, Expect)>,
+    /// The calls that are understood besides.
+    pub(super) loose: Loose,
 }
 
 impl ToolSyntax {
@@ -101,7 +105,7 @@ pub(super) enum Expect {
     PythonCall,
     /// The same, or a call as a JSON object.
     PythonCallOrObject,
-    /// The tag that opens the first call of a section.
+    /// The tag that opens the first call of a section, or else the call itself.
     SectionItem,
     /// A name, the tag that separates it, and a JSON object.
     SeparatedCall,
@@ -113,6 +117,8 @@ pub(super) enum Expect {
     ListOrName(&'static CallList),
     /// A list, or else one of its calls alone.
     ListOrItem(&'static CallList),
+    /// A call that is not of the format, and what is around it; after another one inside of these.
+    Loose(Closers),
 }
 
 /// Whether an opening tag says that a JSON object is a call.
@@ -122,6 +128,17 @@ pub(super) enum Surroundings {
     Tagged,
     /// There is none: only the form of a call makes a call, which is a name followed by an object of arguments.
     Bare,
+    /// There is none, or one that says little: only the name of a tool makes a call.
+    Named,
+}
+
+/// The calls that a model may write besides those of its format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loose {
+    /// JSON objects that name a tool, alone or in a fence.
+    Objects,
+    /// The same, also between tags of other formats.
+    ObjectsAndTags,
 }
 
 /// Calls after one opening.
@@ -161,8 +178,9 @@ pub(super) static HERMES: ToolSyntax = ToolSyntax {
         (Tag::ToolOpen, "<tool_call>"),
         (Tag::ToolClose, "</tool_call>"),
     ],
-    after_open: Expect::Object(Surroundings::Tagged),
+    after_open: Expect::ListOrItem(&OBJECTS_IN_BRACKETS),
     bare: None,
+    loose: Loose::ObjectsAndTags,
 };
 
 pub(super) static QWEN3_CODER: ToolSyntax = ToolSyntax {
@@ -176,12 +194,14 @@ pub(super) static QWEN3_CODER: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::Function,
     bare: None,
+    loose: Loose::Objects,
 };
 
 pub(super) static LLAMA3: ToolSyntax = ToolSyntax {
     tags: &[(Tag::ToolOpen, "<|python_tag|>")],
     after_open: Expect::ListItem(&OBJECTS_BY_SEMICOLON),
     bare: Some(('{', Expect::ListItem(&OBJECTS_BARE))),
+    loose: Loose::ObjectsAndTags,
 };
 
 pub(super) static PYTHONIC: ToolSyntax = ToolSyntax {
@@ -191,6 +211,7 @@ pub(super) static PYTHONIC: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::ListOpen(&PYTHON_CALLS),
     bare: Some(('[', Expect::ListOpen(&PYTHON_CALLS))),
+    loose: Loose::Objects,
 };
 
 pub(super) static MISTRAL: ToolSyntax = ToolSyntax {
@@ -201,15 +222,32 @@ pub(super) static MISTRAL: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::ListOrName(&OBJECTS_IN_BRACKETS),
     bare: None,
+    loose: Loose::Objects,
 };
 
-pub(super) static TAGGED_LIST: ToolSyntax = ToolSyntax {
+/// Granite 3.1 has the tag of Hermes in place of a token.
+pub(super) static GRANITE: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::ToolOpen, "<|tool_call|>"),
+        (Tag::ToolOpen, "<tool_call>"),
+        (Tag::ToolClose, "<|/tool_call|>"),
+        (Tag::ToolClose, "</tool_call>"),
+    ],
+    after_open: Expect::ListOrItem(&OBJECTS_IN_BRACKETS),
+    bare: None,
+    loose: Loose::Objects,
+};
+
+/// A template that asks for `functools` is in use for this model as well.
+pub(super) static PHI4_MINI: ToolSyntax = ToolSyntax {
+    tags: &[
+        (Tag::ToolOpen, "<|tool_call|>"),
+        (Tag::ToolOpen, "functools"),
         (Tag::ToolClose, "<|/tool_call|>"),
     ],
     after_open: Expect::ListOrItem(&OBJECTS_IN_BRACKETS),
     bare: None,
+    loose: Loose::Objects,
 };
 
 /// Objects and calls in Python have the same brackets around them.
@@ -225,6 +263,7 @@ pub(super) static LFM2: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::ListOrItem(&MIXED_CALLS),
     bare: None,
+    loose: Loose::Objects,
 };
 
 pub(super) static GLM: ToolSyntax = ToolSyntax {
@@ -238,11 +277,17 @@ pub(super) static GLM: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::KeyedCall,
     bare: None,
+    loose: Loose::Objects,
 };
 
 pub(super) static DEEPSEEK: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::SectionOpen, "<｜tool▁calls▁begin｜>"),
+        // Small models that were trained on outputs write these.
+        (Tag::SectionOpen, "<｜tool_calls_begin｜>"),
+        (Tag::SectionOpen, "<｜tool calls begin｜>"),
+        (Tag::SectionOpen, "<｜tool\\_calls\\_begin｜>"),
+        (Tag::SectionOpen, "<｜tool▁calls｜>"),
         (Tag::SectionClose, "<｜tool▁calls▁end｜>"),
         (Tag::ToolOpen, "<｜tool▁call▁begin｜>"),
         (Tag::ToolClose, "<｜tool▁call▁end｜>"),
@@ -250,6 +295,7 @@ pub(super) static DEEPSEEK: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::SeparatedCall,
     bare: None,
+    loose: Loose::Objects,
 };
 
 /// The messages of gpt-oss, which an engine of their own reads: calls and reasoning are kinds of them.
@@ -265,6 +311,7 @@ pub(super) static HARMONY: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::KeyedCall,
     bare: None,
+    loose: Loose::Objects,
 };
 
 pub(super) static HARMONY_THINK: ThinkSyntax = ThinkSyntax {
@@ -293,6 +340,7 @@ pub(super) static GEMMA4: ToolSyntax = ToolSyntax {
     ],
     after_open: Expect::BracedCall,
     bare: None,
+    loose: Loose::Objects,
 };
 
 pub(super) static GEMMA4_THINK: ThinkSyntax = ThinkSyntax {

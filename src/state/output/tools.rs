@@ -41,6 +41,17 @@ pub struct ToolUse {
 }
 
 impl ToolUse {
+    /// Returns whether an answer may have one call only: no others in parallel, or a tool that is named, which is called
+    /// once.
+    pub fn is_single(&self) -> bool {
+        !self.parallel || matches!(self.choice, ToolChoice::Named(_))
+    }
+
+    /// Returns whether an answer must have a call.
+    pub fn must_call(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
     /// Returns the tool with this name.
     pub fn tool(&self, name: &str) -> Option<&Tool> {
         self.tools.iter().find(|tool| tool.name == name)

@@ -8,18 +8,23 @@ use super::parameters::{EdgeNewlines, Parameters, Tail};
 use super::syntax::{Tag, TagSet};
 use super::tools::ToolUse;
 
+const PARAMETER_OPEN: &str = "<parameter=";
 const PARAMETER_CLOSE: &str = "</parameter>";
+const FUNCTION_CLOSE: &str = "</function>";
 
 /// Reads the call after `<function=`.
 ///
 /// `</parameter>` ends a value only if another parameter or the end of the function follows. One newline at each end of
-/// a value is dropped.
+/// a value is dropped. Where `</parameter>` is missing, a line that begins a parameter which the tool has and the call
+/// lacks ends the value, and so do the ends of function and call.
 #[derive(Debug)]
 pub(super) struct XmlReader {
     at: At,
     parameters: Parameters,
     /// The name of a parameter.
     name: String,
+    /// The value that is read stands at the beginning of a line.
+    is_at_line: bool,
 }
 
 #[derive(Debug)]
@@ -30,6 +35,10 @@ enum At {
     Value,
     /// After `</parameter>`.
     Tail(Tail),
+    /// After `<parameter=` on a line of its own in a value.
+    Next(String),
+    /// After `</function>` on a line of its own in a value.
+    Closing(Tail),
 }
 
 impl XmlReader {
@@ -38,6 +47,7 @@ impl XmlReader {
             at: At::Function,
             parameters: Parameters::new(tools, EdgeNewlines::OfForm),
             name: String::new(),
+            is_at_line: false,
         }
     }
 
@@ -70,7 +80,37 @@ impl XmlReader {
             return Step::Broken;
         }
         self.at = At::Value;
+        self.is_at_line = false;
         Step::More
+    }
+
+    /// Reads the name of what may be the next parameter, where the end of the value is missing. It is one if the tool has
+    /// it and it was not given.
+    fn read_next(&mut self, c: char, out: &mut CallOutput) -> Step {
+        let At::Next(text) = &mut self.at else {
+            return Step::Broken;
+        };
+        if c == '>' {
+            let name = text[PARAMETER_OPEN.len()..].to_owned();
+            if self.parameters.lacks(&name) {
+                self.parameters.end(out);
+                self.name = name;
+                return self.begin_value(out);
+            }
+        } else if !matches!(c, '\n' | '<') && text.len() <= MAX_NAME_BYTES {
+            text.push(c);
+            return Step::More;
+        }
+        let text = std::mem::take(text);
+        self.take_back(text.chars(), out)
+    }
+
+    /// Makes what looked like the end of a value a part of it. The next character is to be looked at again.
+    fn take_back(&mut self, text: impl Iterator<Item = char>, out: &mut CallOutput) -> Step {
+        text.for_each(|c| self.parameters.read(c, out));
+        self.at = At::Value;
+        self.is_at_line = false;
+        Step::Again
     }
 }
 
@@ -78,7 +118,12 @@ impl CallReader for XmlReader {
     fn tags(&self) -> TagSet {
         match self.at {
             At::Function | At::Parameter => TagSet::NONE,
+            At::Value if self.is_at_line => {
+                TagSet::of(&[Tag::ParameterClose, Tag::ParameterOpen, Tag::FunctionClose])
+            }
             At::Value => TagSet::of(&[Tag::ParameterClose]),
+            At::Next(_) => TagSet::NONE,
+            At::Closing(_) => TagSet::of(&[Tag::ToolClose]),
             At::Body | At::Tail(_) => {
                 TagSet::of(&[Tag::ParameterOpen, Tag::FunctionClose, Tag::ToolClose])
             }
@@ -86,7 +131,7 @@ impl CallReader for XmlReader {
     }
 
     fn is_in_text(&self) -> bool {
-        matches!(self.at, At::Value | At::Tail(_))
+        !matches!(self.at, At::Function | At::Parameter | At::Body)
     }
 
     fn read(&mut self, c: char, out: &mut CallOutput) -> Step {
@@ -97,25 +142,36 @@ impl CallReader for XmlReader {
             At::Body if c.is_whitespace() => Step::More,
             At::Body => Step::Broken,
             At::Value => {
+                self.is_at_line = c == '\n';
                 self.parameters.read(c, out);
                 Step::More
             }
-            At::Tail(tail) => {
+            At::Tail(tail) | At::Closing(tail) => {
                 if tail.takes(c) {
                     return Step::More;
                 }
-                tail.chars().for_each(|c| self.parameters.read(c, out));
-                self.at = At::Value;
-                // The character may begin `</parameter>`.
-                Step::Again
+                let text: Vec<char> = tail.chars().collect();
+                self.take_back(text.into_iter(), out)
             }
+            At::Next(_) => self.read_next(c, out),
         }
     }
 
     fn read_tag(&mut self, tag: Tag, out: &mut CallOutput) -> Step {
-        if matches!(self.at, At::Tail(_)) {
-            self.parameters.end(out);
-            self.at = At::Body;
+        match (&self.at, tag) {
+            (At::Value, Tag::ParameterOpen) => {
+                self.at = At::Next(PARAMETER_OPEN.to_owned());
+                return Step::More;
+            }
+            (At::Value, Tag::FunctionClose) => {
+                self.at = At::Closing(Tail::new(FUNCTION_CLOSE));
+                return Step::More;
+            }
+            (At::Tail(_) | At::Closing(_), _) => {
+                self.parameters.end(out);
+                self.at = At::Body;
+            }
+            _ => {}
         }
         match tag {
             Tag::ParameterClose => {

@@ -16,6 +16,8 @@ pub struct Heard {
     pub calls: Vec<HeardCall>,
     pub finish_reason: String,
     pub completion_tokens: u64,
+    /// Name and arguments of a call that a stream began and did not end.
+    pub half: Option<(String, String)>,
 }
 
 /// A call as a client has put it together.
@@ -27,7 +29,8 @@ pub struct HeardCall {
 }
 
 impl Heard {
-    /// The answer to a request, which must be the same whole and streamed.
+    /// The answer to a request, which must be the same whole and streamed, but for a call that was cut: of that a stream
+    /// has told what came.
     #[track_caller]
     pub fn ask(world: &World, body: &Value) -> Self {
         let mut body = body.clone();
@@ -36,8 +39,15 @@ impl Heard {
         body["stream"] = true.into();
         body["stream_options"] = json!({"include_usage": true});
         let events = stream(world.addr, PATH, &body).rest();
-        assert_eq!(Self::streamed(&events), whole, "{body}");
-        whole
+        let mut streamed = Self::streamed(&events);
+        let half = streamed.calls.get(whole.calls.len()).map(|call| {
+            assert_eq!(whole.finish_reason, "length", "{body}");
+            (call.name.clone(), call.arguments.clone())
+        });
+        assert!(streamed.calls.len() <= whole.calls.len() + 1, "{body}");
+        streamed.calls.truncate(whole.calls.len());
+        assert_eq!(streamed, whole, "{body}");
+        Self { half, ..whole }
     }
 
     fn whole(answer: &Value) -> Self {
@@ -57,6 +67,7 @@ impl Heard {
             calls: calls.map(call).collect(),
             finish_reason: text(&choice["finish_reason"]),
             completion_tokens: tokens(answer),
+            half: None,
         }
     }
 
@@ -128,19 +139,22 @@ impl Heard {
         assert_eq!(ids.len(), self.calls.len());
     }
 
-    /// It is the beginning of what was said. The opening of a call that is cut before the name of its function is text,
-    /// and so is a tag that is cut and no token.
+    /// It is the beginning of what was said. The opening of a call that is cut is nothing, and a tag that is cut and no
+    /// token is text. Whole answers have whole calls only.
     #[track_caller]
     pub fn check_cut(&self, family: &Family, said: &Said) {
         let line = family.write(said);
         let place = format!("{} tokens of {line:?}: {self:?}", self.completion_tokens);
-        let is_tag = |rest: &str| family.written_tags.iter().any(|tag| tag.starts_with(rest));
         let openings = family.shown(&family.write(&Said {
             reasoning: "",
             content: "",
             ..said.clone()
         }));
-        let is_opening = |rest: &str| is_tag(rest) || openings.contains(rest.trim());
+        let is_tag = |rest: &str| {
+            let is_part = |tag: &str| tag.len() > rest.len() && tag.starts_with(rest);
+            family.written_tags.iter().any(|tag| is_part(tag))
+        };
+        let is_opening = |rest: &str| is_tag(rest) || is_part_of_tag(&openings, rest.trim());
         let check = |meant: &str, heard: &str, may_follow: &dyn Fn(&str) -> bool| {
             let rest = rest_of(heard, meant);
             assert!(rest.is_empty() || may_follow(rest), "{rest:?} in {place}");
@@ -149,12 +163,14 @@ impl Heard {
         check(said.reasoning, &self.reasoning, &is_tag);
         check(said.content, &self.content, &is_opening);
         assert!(self.calls.len() <= said.calls.len(), "{place}");
-        for (index, (heard, meant)) in self.calls.iter().zip(&said.calls).enumerate() {
+        for (heard, meant) in self.calls.iter().zip(&said.calls) {
             assert_eq!(heard.name, meant.name, "{place}");
-            match index + 1 == self.calls.len() {
-                true => check(&meant.json(), &heard.arguments, &is_tag),
-                false => assert_eq!(heard.arguments, meant.json(), "{place}"),
-            }
+            assert_eq!(heard.arguments, meant.json(), "{place}");
+        }
+        if let Some((name, arguments)) = &self.half {
+            let meant = &said.calls[self.calls.len()];
+            assert_eq!(name, meant.name, "{place}");
+            check(&meant.json(), arguments, &is_tag);
         }
     }
 
@@ -166,6 +182,13 @@ impl Heard {
             assert!(!self.content.contains(tag), "{tag} in {self:?}");
         }
     }
+}
+
+/// Whether a text is the beginning of the first tag of an opening, and not all of it.
+fn is_part_of_tag(opening: &str, rest: &str) -> bool {
+    let opening = opening.trim_start();
+    let tag = opening.split_inclusive(['>', ']', '{']).next();
+    tag.is_some_and(|tag| tag.len() > rest.len() && tag.starts_with(rest))
 }
 
 /// The end of a text that was cut, after what it has in common with what was meant. A character whose bytes did not all

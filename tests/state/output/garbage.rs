@@ -6,7 +6,7 @@ use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};
 
 /// Pieces of garbage.
-const PARTS: [&str; 83] = [
+const PARTS: [&str; 92] = [
     "a",
     "é",
     "😀",
@@ -90,6 +90,15 @@ const PARTS: [&str; 83] = [
     "call:f{",
     "<|channel>",
     "<channel|>",
+    "```json\n",
+    "\n```",
+    "{\"name\": \"seat\", \"arguments\": {}}",
+    "{\"name\": \"seat\", ",
+    "\"seat\"",
+    "<tools>",
+    "</tools>",
+    "<function=seat>",
+    "functools",
 ];
 
 const TOOLS: [ToolFormat; 14] = [

@@ -47,7 +47,32 @@ fn repetitions_lose_nothing_and_end_soon() {
     for unit in hermes {
         check(ToolFormat::Hermes, unit);
     }
+    let loose = [
+        "{",
+        "{ ",
+        "[{",
+        "```",
+        "\n```json\n",
+        "```json\n{",
+        "<tools>",
+        "<tools>{",
+        "<function=seat>{\"",
+        "{\"name\":\"seat\",",
+        "{\"name\":\"seat\",\"arguments\":{\"a\":",
+        "{\"name\":\"seat\",\"arguments\":{\"a\":\"x ",
+        "{\"name\":\"seat\",\"arguments\":{\"a\":[1, ",
+        " {\"arguments\":{\"a\":\" {\"name\":\"seat\"}",
+        "{\"name\":\"seat\"},",
+        "```json\n{\"name\":\"seat\",\"arguments\":{\"a\":\"\n```json\n",
+        " {\"name\":\"seat\",\"arguments\":{\"a\":\" {\\\"name\\\":\\\"seat\\\"",
+    ];
+    for unit in loose {
+        check(ToolFormat::Hermes, unit);
+    }
     for unit in [
+        "\n<parameter=",
+        "\n<parameter=row",
+        "\n</function>",
         "<tool_call><function=",
         "<tool_call><function=f><parameter=a>\n</parameter>",
         "<tool_call><function=f><parameter=meal>\n\n</parameter>\n ",

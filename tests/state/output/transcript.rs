@@ -5,8 +5,8 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::json;
 use souffleur::state::output::{
-    Markers, OutputEngine, OutputFormats, OutputPiece, OutputStart, Tool, ToolChoice, ToolUse,
-    push_piece,
+    Markers, OutputEnding, OutputEngine, OutputFormats, OutputPiece, OutputStart, Tool, ToolChoice,
+    ToolUse, push_piece,
 };
 
 /// All tags that are tokens in [`Mode::Tokens`]; the place of a tag is its id.
@@ -163,7 +163,7 @@ impl Transcript {
             }
         }
         engine.push_text(&text, &mut out);
-        engine.finish(&mut out);
+        engine.finish(OutputEnding::Whole, &mut out);
         out.into_iter()
             .for_each(|piece| push_piece(&mut pieces, piece));
         pieces

@@ -42,6 +42,8 @@ pub(super) struct Pieces {
     style: ReasoningStyle,
     calls: usize,
     complete_calls: usize,
+    /// Calls that a client has heard of.
+    told_calls: usize,
     /// Reasoning that is written when it has ended.
     held: String,
 }
@@ -53,19 +55,22 @@ impl Pieces {
             style,
             calls: 0,
             complete_calls: 0,
+            told_calls: 0,
             held: String::new(),
         }
     }
 
-    /// True once a call is complete.
-    pub(super) fn has_complete_call(&self) -> bool {
-        self.complete_calls > 0
+    /// True if there are calls and all that were told are complete.
+    pub(super) fn has_complete_calls(&self) -> bool {
+        self.told_calls > 0 && self.told_calls == self.complete_calls
     }
 
-    /// Writes a whole answer: `text` of one that is not taken apart, or else its pieces.
+    /// Writes a whole answer: `text` of one that is not taken apart, or else its pieces. A call without an end is left
+    /// out: nothing in a message tells it from one that is to be made.
     pub(super) fn message(&mut self, text: String, pieces: Vec<OutputPiece>) -> Message {
         let (mut content, mut reasoning) = (text, String::new());
         let mut tool_calls: Vec<ToolCall> = Vec::new();
+        let mut open = None;
         for piece in pieces {
             match piece {
                 OutputPiece::Text(text) => content.push_str(&text),
@@ -74,18 +79,22 @@ impl Pieces {
                     let id = call_id(&self.rid, self.calls);
                     self.calls += 1;
                     let arguments = String::new();
-                    tool_calls.push(ToolCall {
+                    open = Some(ToolCall {
                         id,
                         kind: "function",
                         function: Function { name, arguments },
                     });
                 }
                 OutputPiece::CallArguments(text) => {
-                    if let Some(call) = tool_calls.last_mut() {
+                    if let Some(call) = &mut open {
                         call.function.arguments.push_str(&text);
                     }
                 }
-                OutputPiece::CallEnd => self.complete_calls += 1,
+                OutputPiece::CallEnd => {
+                    self.complete_calls += 1;
+                    self.told_calls += 1;
+                    tool_calls.extend(open.take());
+                }
             }
         }
         let says_otherwise = !reasoning.is_empty() || !tool_calls.is_empty();
@@ -158,6 +167,7 @@ impl Pieces {
         self.rest(deltas);
         let index = self.calls;
         self.calls += 1;
+        self.told_calls += 1;
         deltas.push(call_delta(ToolCallDelta {
             index,
             id: Some(call_id(&self.rid, index)),

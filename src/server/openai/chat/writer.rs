@@ -65,14 +65,15 @@ impl Writer {
         }
     }
 
-    /// Why a choice ended: with calls, if it has some and ended by itself.
+    /// Why a choice ended: with calls, if it has some and ended by itself. A call that broke off in a stream, of which
+    /// deltas were sent, is none to be made.
     fn finish(
         &self,
         index: usize,
         reason: FinishReason,
     ) -> (Option<&'static str>, Option<Matched>) {
         let name = reason.as_str();
-        match name == "stop" && self.pieces[index].has_complete_call() {
+        match name == "stop" && self.pieces[index].has_complete_calls() {
             true => (Some("tool_calls"), None),
             false => (Some(name), matched_stop(reason)),
         }

@@ -52,6 +52,16 @@ pub(super) enum OutputItem {
 }
 
 impl OutputItem {
+    /// Whether it is a call without an end.
+    pub(super) fn is_half_call(&self) -> bool {
+        match self {
+            Self::FunctionCall { status, .. } | Self::CustomToolCall { status, .. } => {
+                *status != ItemStatus::Completed
+            }
+            Self::Reasoning { .. } | Self::Message { .. } => false,
+        }
+    }
+
     pub(super) fn id(&self) -> &str {
         match self {
             Self::Reasoning { id, .. }

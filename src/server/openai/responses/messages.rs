@@ -64,9 +64,9 @@ impl Messages {
         self.done.push(result);
     }
 
-    /// Adds what the model has put out.
+    /// Adds what the model has put out, without the calls that it did not finish: they have no results.
     pub(super) fn output(&mut self, items: &[OutputItem]) {
-        for item in items {
+        for item in items.iter().filter(|item| !item.is_half_call()) {
             match item {
                 OutputItem::Reasoning { content, .. } => self.reason(&text_of(content)),
                 OutputItem::Message { content, .. } => self.answer(&text_of(content)),

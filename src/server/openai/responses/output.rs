@@ -168,13 +168,21 @@ impl Output {
                 OutputPiece::Reasoning(text) => self.add_reasoning(&text, events),
                 OutputPiece::CallStart { name } => self.start_call(&name, events),
                 OutputPiece::CallArguments(text) => self.add_arguments(&text, events),
-                OutputPiece::CallEnd => self.close(ItemStatus::Completed, events),
+                OutputPiece::CallEnd => self.end(ItemStatus::Completed, events),
             }
         }
     }
 
-    /// Closes the item that is open.
+    /// Closes the item that is open. A call that is open here has no end, however the answer goes on.
     pub(super) fn close(&mut self, status: ItemStatus, events: &mut Events) {
+        let status = match self.open {
+            Some(Open::Call { .. }) => ItemStatus::Incomplete,
+            _ => status,
+        };
+        self.end(status, events);
+    }
+
+    fn end(&mut self, status: ItemStatus, events: &mut Events) {
         let Some(open) = self.open.take() else {
             return;
         };
@@ -359,11 +367,15 @@ impl Output {
                 spoken,
                 arguments,
             } => {
-                let said = match spoken.is_custom {
-                    true => custom_input(arguments),
-                    false => arguments,
+                let said = match (spoken.is_custom, status) {
+                    (true, ItemStatus::Completed) => custom_input(arguments),
+                    // Half of an input is no input: a client would run it.
+                    (true, _) => String::new(),
+                    (false, _) => arguments,
                 };
-                tell_call(&id, index, &spoken, &said, events);
+                if status == ItemStatus::Completed {
+                    tell_call(&id, index, &spoken, &said, events);
+                }
                 call_item(&id, &call_id, &spoken, said, status)
             }
         }

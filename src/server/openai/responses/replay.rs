@@ -16,6 +16,7 @@ const COPIES: usize = 6;
 #[derive(Deserialize)]
 struct Told<'a> {
     id: String,
+    status: String,
     name: Option<String>,
     arguments: Option<String>,
     input: Option<String>,
@@ -83,14 +84,17 @@ impl Teller<'_> {
         if let Some([part]) = told.content {
             self.part(&of_item, part);
         }
+        let is_whole = told.status == "completed";
         if let Some(arguments) = told.arguments {
             let kind = "response.function_call_arguments.delta";
             self.deltas(kind, &of_item, &arguments);
-            let done = with(&of_item, json!({"name": told.name, "arguments": arguments}));
-            self.events
-                .push("response.function_call_arguments.done", &done);
+            if is_whole {
+                let done = with(&of_item, json!({"name": told.name, "arguments": arguments}));
+                self.events
+                    .push("response.function_call_arguments.done", &done);
+            }
         }
-        if let Some(input) = told.input {
+        if let Some(input) = told.input.filter(|_| is_whole) {
             let delta = with(&of_item, json!({"delta": input}));
             self.events
                 .push("response.custom_tool_call_input.delta", &delta);

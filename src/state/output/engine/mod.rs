@@ -8,6 +8,7 @@ use std::sync::Arc;
 use channels::ChannelEngine;
 use tagged::TaggedEngine;
 
+use super::ending::OutputEnding;
 use super::format::OutputFormats;
 use super::markers::Markers;
 use super::piece::OutputPiece;
@@ -67,12 +68,22 @@ impl OutputEngine {
         }
     }
 
-    /// Ends the output: what is still held goes out as text, except for whitespace that is dropped.
-    pub fn finish(&mut self, out: &mut Vec<OutputPiece>) {
+    /// Ends the output: what is still held goes out as text, except for whitespace that is dropped and for the beginning
+    /// of a call, where the output was cut or must call.
+    pub fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {
-            Kind::Tagged(engine) => engine.finish(out),
-            Kind::Channels(engine) => engine.finish(out),
+            Kind::Tagged(engine) => engine.finish(ending, out),
+            Kind::Channels(engine) => engine.finish(ending, out),
         }
+    }
+
+    /// Looks for calls in the model's format only: a text that must be JSON is no call without its tag.
+    #[must_use]
+    pub fn with_calls_in_format_only(mut self) -> Self {
+        if let Kind::Tagged(engine) = &mut self.0 {
+            engine.take_only_format();
+        }
+        self
     }
 
     /// Returns the whitespace of the content that has not gone out, because a call may follow that drops it. Whitespace
@@ -107,7 +118,7 @@ impl OutputEngine {
         }
     }
 
-    /// Returns whether the request should end: one call is complete and the tools are not to be called in parallel.
+    /// Returns whether the request should end: one call is complete and there is to be one only.
     /// Everything after that call is dropped.
     pub fn wants_end(&self) -> bool {
         match &self.0 {

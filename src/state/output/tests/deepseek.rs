@@ -57,3 +57,25 @@ fn what_only_looks_like_a_call_is_text() {
         check_text(F, &text);
     }
 }
+
+/// As small models write it that learnt from outputs: other tags of the section, and none of the call.
+#[test]
+fn other_tags_of_sections_are_understood() {
+    for open in [
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool_calls_begin｜>",
+        "<｜tool calls begin｜>",
+        "<｜tool\\_calls\\_begin｜>",
+        "<｜tool▁calls｜>",
+    ] {
+        for call in ["", "<｜tool▁call▁begin｜>"] {
+            let end = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+            let text = format!(
+                "Ok.{open}{call}function<｜tool▁sep｜>seat\n```json\n{{\"row\": 4}}\n```{end}"
+            );
+            check(ToolFormat::DeepSeekV3, &text, r#"«Ok.»seat({"row": 4})"#);
+            let text = format!("Ok.{open}{call}seat<｜tool▁sep｜>{{\"row\": 4}}{end}");
+            check(ToolFormat::DeepSeekV31, &text, r#"«Ok.»seat({"row": 4})"#);
+        }
+    }
+}

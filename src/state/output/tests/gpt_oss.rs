@@ -69,7 +69,7 @@ fn ended(text: &str, end: Option<&str>, expected: &str) {
     if let Some(end) = end.and_then(id) {
         engine.push_end(end, &mut pieces);
     }
-    engine.finish(&mut pieces);
+    engine.finish(OutputEnding::Whole, &mut pieces);
     let mut merged = Vec::new();
     pieces
         .into_iter()

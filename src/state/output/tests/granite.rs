@@ -39,3 +39,22 @@ fn what_only_looks_like_a_call_is_text() {
         check_text(ToolFormat::Granite, text);
     }
 }
+
+#[test]
+fn other_tags_open_lists() {
+    let list = r#"[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]"#;
+    let called = r#"f({"a": 1})g({})"#;
+    check(ToolFormat::Granite, &format!("<tool_call>{list}"), called);
+    check(
+        ToolFormat::Granite,
+        &format!("<tool_call>{list}</tool_call>"),
+        called,
+    );
+    check(ToolFormat::Phi4Mini, &format!("functools{list}"), called);
+    check(
+        ToolFormat::Phi4Mini,
+        &format!("Ok. functools{list}\n"),
+        &format!("«Ok. »{called}"),
+    );
+    check_text(ToolFormat::Phi4Mini, "functools.partial(f) and functools[");
+}

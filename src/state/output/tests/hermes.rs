@@ -128,7 +128,7 @@ fn one_call_ends_an_output_without_parallel_calls() {
     assert!(!engine.wants_end());
     engine.push_text(&format!("{call}{call} b"), &mut pieces);
     assert!(engine.wants_end());
-    engine.finish(&mut pieces);
+    engine.finish(OutputEnding::Whole, &mut pieces);
     assert_eq!(short(&pieces), "«a»f({})");
     assert_eq!(engine.complete_calls(), 1);
 }

@@ -34,3 +34,24 @@ fn what_only_looks_like_a_call_is_text() {
         check_text(F, text);
     }
 }
+
+#[test]
+fn a_call_may_say_that_it_calls_a_function() {
+    let text = r#"{"type": "function", "name": "f", "parameters": {"a": 1}}"#;
+    check(F, text, r#"f({"a": 1})"#);
+    check(F, &format!("<|python_tag|>{text}"), r#"f({"a": 1})"#);
+}
+
+/// vLLM finds them behind words and apart from each other.
+#[test]
+fn objects_that_name_a_tool_are_calls_anywhere() {
+    let call = r#"{"name": "seat", "parameters": {"row": 4}}"#;
+    let (text, called) = (format!("Here: {call} Well?"), r#"seat({"row": 4})"#);
+    check(F, &text, &format!("«Here: »{called}« Well?»"));
+    check(F, &format!("{call}\n{call}"), &format!("{called}{called}"));
+    check(
+        F,
+        &format!("{call}, {call}"),
+        &format!("{called}«, »{called}"),
+    );
+}

@@ -32,3 +32,10 @@ fn what_only_looks_like_a_call_is_text() {
         check_text(F, text);
     }
 }
+
+#[test]
+fn one_object_needs_no_list() {
+    let object = r#"{"name": "seat", "arguments": {"row": 4}}"#;
+    check(F, &format!("[TOOL_CALLS]{object}"), r#"seat({"row": 4})"#);
+    check(F, &format!("[TOOL_CALLS] {object}"), r#"seat({"row": 4})"#);
+}

@@ -1,4 +1,5 @@
 mod deepseek;
+mod endings;
 mod gemma4;
 mod glm;
 mod gpt_oss;
@@ -6,6 +7,7 @@ mod granite;
 mod hermes;
 mod lfm2;
 mod llama3;
+mod loose;
 mod mistral;
 mod pythonic;
 mod qwen3_coder;
@@ -54,7 +56,15 @@ fn tools(parallel: bool) -> Arc<ToolUse> {
 fn run(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
     let mut pieces = Vec::new();
     engine.push_text(text, &mut pieces);
-    engine.finish(&mut pieces);
+    engine.finish(OutputEnding::Whole, &mut pieces);
+    pieces
+}
+
+/// The same of an output that its length has cut.
+fn run_cut(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
+    let mut pieces = Vec::new();
+    engine.push_text(text, &mut pieces);
+    engine.finish(OutputEnding::Cut, &mut pieces);
     pieces
 }
 

@@ -53,7 +53,6 @@ fn what_only_looks_like_a_call_is_text() {
         "<tool_call>\n<function=seat>\nno",
         "<tool_call>\n<function=>",
         "<tool_call>\n<parameter=x>",
-        "<function=seat>\n</function>",
         "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
     ] {
         check_text(F, text);
@@ -69,4 +68,39 @@ fn calls_without_the_end_of_the_function() {
         "<tool_call><function=seat><parameter=who>a</parameter>",
         r#"seat({"who": "a"#,
     );
+}
+
+#[test]
+fn calls_without_the_tags_around_them() {
+    check(F, "<function=seat>\n</function>", "seat({})");
+    check(
+        F,
+        "Well.\n<function=seat>\n<parameter=row>\n4\n</parameter>\n</function>\n</tool_call>",
+        r#"«Well.»seat({"row": 4})"#,
+    );
+    check(
+        F,
+        "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4}}\n</tool_call>",
+        r#"seat({"row": 4})"#,
+    );
+}
+
+#[test]
+fn values_without_their_end() {
+    let text = "<tool_call>\n<function=seat>\n<parameter=who>\nAda\n<parameter=row>\n4\n</parameter>\n</function>\n</tool_call>";
+    check(F, text, r#"seat({"who": "Ada", "row": 4})"#);
+    let text = "<tool_call>\n<function=seat>\n<parameter=row>\n4\n<parameter=who>\nAda\n</function>\n</tool_call>ok";
+    check(F, text, r#"seat({"row": 4, "who": "Ada"})«ok»"#);
+    for value in [
+        "a\n<parameter=who>\nb",
+        "a\n<parameter=other>\nb",
+        "a <parameter=row>\nb",
+        "a\n<parameter=row\n>b",
+        "a\n</function>\nb",
+        "a\n<parameter=<parameter=row",
+    ] {
+        let text = call("seat", &[("who", value), ("row", "1")]);
+        let expected = format!("seat({{\"who\": {}, \"row\": 1}})", json!(value));
+        check(F, &text, &expected);
+    }
 }

@@ -21,7 +21,7 @@ fn run(items: &[(&str, Option<u32>)], hidden: bool) -> String {
             None => engine.push_text(text, &mut pieces),
         }
     }
-    engine.finish(&mut pieces);
+    engine.finish(OutputEnding::Whole, &mut pieces);
     short(&pieces)
 }
 

@@ -204,11 +204,32 @@ fn only_complete_calls_that_end_by_themselves_are_the_reason() {
         &call,
         vec![parsed("a", vec![start("f"), arguments("{")], END)],
     );
-    assert_eq!(
-        cut["message"]["tool_calls"][0]["function"]["arguments"],
-        "{"
-    );
+    assert_eq!(cut["message"]["tool_calls"], Value::Null);
     assert_eq!(cut["matched_stop"], 7);
+}
+
+#[test]
+fn a_call_without_an_end_is_left_out_of_a_whole_answer_and_not_the_reason_of_a_stream() {
+    let call = call(json!({"rid": "r"}));
+    let pieces = || {
+        vec![
+            start("half"),
+            arguments("{\"a\": [1"),
+            start("f"),
+            arguments("{}"),
+            OutputPiece::CallEnd,
+        ]
+    };
+    let answer = whole(&call, vec![parsed("a", pieces(), END)]);
+    let calls = answer["message"]["tool_calls"].as_array().expect("a list");
+    let names: Vec<&Value> = calls.iter().map(|call| &call["function"]["name"]).collect();
+    assert_eq!(names, ["f"]);
+    assert_eq!(answer["finish_reason"], "tool_calls");
+    let choices = stream(&call, vec![parsed("a", pieces(), END)]);
+    let last = choices.last().expect("choices");
+    assert_eq!(last["finish_reason"], "stop");
+    let told = deltas(&choices);
+    assert_eq!(told[2]["tool_calls"][0]["id"], calls[0]["id"]);
 }
 
 #[test]

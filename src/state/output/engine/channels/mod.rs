@@ -5,6 +5,7 @@ mod header;
 use std::sync::Arc;
 
 use super::MAX_HELD_CHARS;
+use crate::state::output::ending::OutputEnding;
 use crate::state::output::format::{OutputFormats, ReasoningFormat, ToolFormat};
 use crate::state::output::json::{Scan, ValueScanner};
 use crate::state::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
@@ -129,7 +130,12 @@ impl ChannelEngine {
         }
     }
 
-    pub(super) fn finish(&mut self, out: &mut Vec<OutputPiece>) {
+    pub(super) fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
+        if ending == OutputEnding::Cut && self.has_begun_call() {
+            self.held.clear();
+            self.lexer.clear();
+            self.state = State::Between;
+        }
         self.run(Input::Ended, out);
         while self.gives_up_at_end() {
             self.give_up(out);
@@ -148,8 +154,17 @@ impl ChannelEngine {
     }
 
     pub(super) fn wants_end(&self) -> bool {
-        let is_parallel = |tools: &Arc<ToolUse>| tools.parallel;
-        self.complete_calls > 0 && !self.tools.as_ref().is_none_or(is_parallel)
+        let tools = self.tools.as_ref();
+        self.complete_calls > 0 && tools.is_some_and(|tools| tools.is_single())
+    }
+
+    /// Whether the header that was read is that of a call.
+    fn has_begun_call(&self) -> bool {
+        let header = match &self.state {
+            State::Header(header) | State::BeforeArguments(header) => header,
+            _ => return false,
+        };
+        self.tools.is_some() && header.function().is_some()
     }
 
     /// Whether an output that ends here has something in it that was taken for a header, and is none. One that was cut

@@ -1,11 +1,13 @@
 //! Openings, calls and lists of calls.
 
-use super::{Around, EndTag, Fate, State, TaggedEngine};
+use super::{Around, EndTag, Fate, State, TaggedEngine, Trailer};
 use crate::state::output::braced::BracedReader;
 use crate::state::output::call::{CallReader, Step};
+use crate::state::output::closers::Closers;
 use crate::state::output::content::{After, Content};
 use crate::state::output::keyed::KeyedReader;
 use crate::state::output::lexer::Lexeme;
+use crate::state::output::loose::LooseReader;
 use crate::state::output::named::NamedReader;
 use crate::state::output::object::ObjectReader;
 use crate::state::output::piece::{OutputPiece, push_arguments};
@@ -41,6 +43,7 @@ impl TaggedEngine {
     pub(super) fn open(&mut self, expect: Expect, opened_by: Option<Tag>) {
         self.held.clear();
         self.opened_by = opened_by;
+        self.is_loose = matches!(expect, Expect::Loose(_));
         self.n_opening = None;
         self.list = None;
         self.state = State::Opening(expect);
@@ -62,11 +65,18 @@ impl TaggedEngine {
     ) -> Fate {
         let opened = match lexeme {
             Lexeme::Char(c) if c.is_whitespace() => Opened::Expecting(expect),
-            Lexeme::Char(c) if matches!(expect, Expect::KeyedCall) => match &self.calls {
-                Some((_, tools)) => Opened::call(KeyedReader::new(c, tools)),
-                None => Opened::Nothing,
+            Lexeme::Char(c) => match (expect, &self.calls) {
+                // Models that were trained on tags write objects as well.
+                (Expect::Function | Expect::KeyedCall, Some((syntax, tools))) if c == '{' => {
+                    let closers = Closers::default();
+                    Opened::call(LooseReader::new(c, syntax.loose, closers, tools))
+                }
+                (Expect::KeyedCall, Some((_, tools))) => Opened::call(KeyedReader::new(c, tools)),
+                (Expect::Loose(closers), Some((syntax, tools))) => {
+                    Opened::call(LooseReader::new(c, syntax.loose, closers, tools))
+                }
+                _ => expect.with(c),
             },
-            Lexeme::Char(c) => expect.with(c),
             Lexeme::Tag(tag) => match (tag.tag, expect, &self.calls) {
                 (Tag::FunctionOpen, Expect::Function, Some((_, tools))) => {
                     Opened::Call(Box::new(XmlReader::new(tools.clone())))
@@ -163,23 +173,54 @@ impl TaggedEngine {
     }
 
     /// Reads what may close a complete call. A tag closes it as well.
-    pub(super) fn read_trailer(&mut self, left: &'static str, lexeme: Lexeme) -> Fate {
+    pub(super) fn read_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Fate {
         let Lexeme::Char(c) = lexeme else {
-            self.leave_list();
-            return Fate::Again;
+            return self.tag_in_trailer(trailer, lexeme);
         };
-        match left.strip_prefix(c) {
-            Some("") => {
-                self.leave_list();
+        let Trailer { left, closers } = trailer;
+        if let Some(left) = left.strip_prefix(c) {
+            self.state = State::Trailer(Trailer { left, closers });
+            return match (left, closers.is_empty()) {
+                ("", true) => {
+                    self.leave_list();
+                    Fate::Used
+                }
+                ("", false) => {
+                    self.held.clear();
+                    Fate::Used
+                }
+                _ => Fate::Held,
+            };
+        }
+        match c {
+            _ if !left.is_empty() => {}
+            _ if c.is_whitespace() => return Fate::Held,
+            ',' if closers.takes_more() => return Fate::Held,
+            '{' if closers.takes_more() => {
+                self.open(Expect::Loose(closers), None);
+                return Fate::Again;
+            }
+            _ => {
+                if let Some((left, closers)) = closers.begun_by(c) {
+                    self.state = State::Trailer(Trailer { left, closers });
+                    return Fate::Again;
+                }
+            }
+        }
+        self.put_back_held();
+        self.leave_list();
+        Fate::Again
+    }
+
+    /// The tag that closes a call may stand before the fence around it.
+    fn tag_in_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Fate {
+        let is_inside = trailer.left.is_empty() && trailer.closers.takes_more();
+        match lexeme {
+            Lexeme::Tag(tag) if tag.tag == Tag::ToolClose && is_inside => {
+                self.held.clear();
                 Fate::Used
             }
-            Some(left) => {
-                self.state = State::Trailer(left);
-                Fate::Held
-            }
-            None if c.is_whitespace() => Fate::Held,
-            None => {
-                self.put_back_held();
+            _ => {
                 self.leave_list();
                 Fate::Again
             }
@@ -200,6 +241,9 @@ impl TaggedEngine {
         let held = std::mem::take(&mut self.held);
         let (opening, rest) = held.split_at(self.n_opening.unwrap_or(0).min(held.len()));
         self.lexer.put_back(rest);
+        if self.is_loose {
+            self.n_reread = rest.len();
+        }
         self.state = State::Around;
         self.list = None;
         let mut text = String::new();
@@ -213,10 +257,26 @@ impl TaggedEngine {
             }
         }
         match (opening.is_empty(), self.opened_by) {
+            _ if self.is_loose => {}
             (true, _) => self.tool_close = EndTag::OfCall,
             (false, Some(tag)) => *self.end_tag(tag) = EndTag::OfText,
             (false, None) => self.tool_close = EndTag::OfText,
         }
+    }
+
+    /// Returns whether the input that is held is certain to be the beginning of a call.
+    pub(super) fn has_begun_call(&self) -> bool {
+        match &self.state {
+            _ if !self.is_holding() || self.is_between_calls() => false,
+            State::Call(reader) if reader.is_certain() => true,
+            _ => self.opened_by.is_some() || self.n_opening == Some(0),
+        }
+    }
+
+    /// Drops the beginning of a call that the end of the output has cut.
+    pub(super) fn drop_call(&mut self) {
+        self.lexer.clear();
+        self.leave_list();
     }
 
     /// Goes on with the content after calls. The text that is held is dropped.
@@ -226,6 +286,7 @@ impl TaggedEngine {
         self.state = State::Around;
         self.around = Around::Content;
         self.content = Content::new(After::Call);
+        self.code.after_call();
         self.tool_close = EndTag::OfCall;
         self.section_close = EndTag::OfCall;
     }
@@ -256,14 +317,14 @@ impl TaggedEngine {
         self.complete_calls += 1;
         self.held.clear();
         self.n_opening = Some(0);
-        let trailer = match &self.state {
-            State::Started(reader) => reader.trailer(),
-            _ => None,
+        let closers = match &self.state {
+            State::Started(reader) => reader.closers(),
+            _ => Closers::default(),
         };
         if self.wants_end() {
             self.state = State::Over;
-        } else if let Some(trailer) = trailer {
-            self.state = State::Trailer(trailer);
+        } else if !closers.is_empty() {
+            self.state = State::Trailer(Trailer { left: "", closers });
         } else if self.list.is_some() {
             self.state = State::Between;
         } else {
@@ -285,8 +346,9 @@ impl Expect {
             (Self::ListItem(list) | Self::ListOrItem(list), _) => list.item.with(c),
             (Self::PythonCallOrObject, '{') => Self::Object(Surroundings::Tagged).with(c),
             (Self::PythonCall | Self::PythonCallOrObject, _) => Opened::call(PythonReader::new(c)),
+            (Self::ListOrName(list), '{') => list.item.with(c),
             (Self::ListOrName(_), _) => Opened::call(NamedReader::new(c)),
-            (Self::SeparatedCall, _) => Opened::call(SeparatedReader::new(c)),
+            (Self::SeparatedCall | Self::SectionItem, _) => Opened::call(SeparatedReader::new(c)),
             (Self::BracedCall, _) => Opened::call(BracedReader::new(c)),
             _ => Opened::Nothing,
         }

@@ -5,7 +5,10 @@ mod calls;
 use std::sync::Arc;
 
 use crate::state::output::call::{CallOutput, CallReader};
+use crate::state::output::closers::Closers;
+use crate::state::output::code::Code;
 use crate::state::output::content::{After, Content};
+use crate::state::output::ending::OutputEnding;
 use crate::state::output::format::OutputFormats;
 use crate::state::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
 use crate::state::output::markers::Markers;
@@ -34,6 +37,14 @@ pub(super) struct TaggedEngine {
     n_opening: Option<usize>,
     /// The tag of the opening, if it is one.
     opened_by: Option<Tag>,
+    /// The opening is not one of the format.
+    is_loose: bool,
+    /// Calls are looked for that are not of the format.
+    takes_loose: bool,
+    /// Items that were read as such a call, and are none. They are not read so again, which bounds the time.
+    n_reread: usize,
+    /// Blocks of code in the content.
+    code: Code,
     /// The list that the calls are in.
     list: Option<&'static CallList>,
     content: Content,
@@ -63,10 +74,19 @@ enum State {
     Started(Box<dyn CallReader>),
     /// After a call of a list; all of it is held.
     Between,
-    /// After a call that this text closes, or what is left of it; all of it is held.
-    Trailer(&'static str),
+    /// After a call that something closes; all of it is held.
+    Trailer(Trailer),
     /// Nothing any more.
     Over,
+}
+
+/// What may close a call.
+#[derive(Clone, Copy, Debug)]
+struct Trailer {
+    /// What is left of the text that is being read.
+    left: &'static str,
+    /// What may come after it.
+    closers: Closers,
 }
 
 /// The parts of an output around calls.
@@ -126,6 +146,10 @@ impl TaggedEngine {
             held: Vec::new(),
             n_opening: None,
             opened_by: None,
+            is_loose: false,
+            takes_loose: true,
+            n_reread: 0,
+            code: Code::new(),
             list: None,
             content: Content::new(After::Start),
             thinking: Thinking::new(label(formats)),
@@ -152,8 +176,21 @@ impl TaggedEngine {
         self.run(Input::Open, out);
     }
 
-    /// Ends the output: what is still held goes out as text, except for whitespace that is dropped.
-    pub(super) fn finish(&mut self, out: &mut Vec<OutputPiece>) {
+    /// Looks for calls in the model's format only.
+    pub(super) fn take_only_format(&mut self) {
+        self.takes_loose = false;
+    }
+
+    /// Ends the output: what is still held goes out as text, except for whitespace that is dropped and for the beginning
+    /// of a call that was cut.
+    pub(super) fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
+        if self.has_begun_call() && (ending == OutputEnding::Cut || self.must_call()) {
+            self.drop_call();
+        }
+        if self.must_call() || (ending == OutputEnding::Cut && self.is_after_call()) {
+            // What may be the beginning of a tag is that of the next call.
+            self.lexer.clear();
+        }
         self.run(Input::Ended, out);
         while self.is_holding() {
             match self.is_between_calls() {
@@ -164,6 +201,20 @@ impl TaggedEngine {
         }
         self.release_whitespace(out);
         self.state = State::Over;
+    }
+
+    /// Whether the model has no choice but to call.
+    fn must_call(&self) -> bool {
+        let calls = self.calls.as_ref();
+        calls.is_some_and(|(_, tools)| tools.must_call())
+    }
+
+    /// Whether nothing but blanks came since a call.
+    fn is_after_call(&self) -> bool {
+        match self.state {
+            State::Around => self.around == Around::Content && self.content.is_after_call(),
+            _ => self.is_holding() && self.is_between_calls(),
+        }
     }
 
     /// Returns the whitespace of the content that has not gone out, because a call may follow that drops it. Whitespace
@@ -192,11 +243,11 @@ impl TaggedEngine {
         self.around == Around::Reasoning
     }
 
-    /// Returns whether the request should end: one call is complete and the tools are not to be called in parallel.
+    /// Returns whether the request should end: one call is complete and there is to be one only.
     /// Everything after that call is dropped.
     pub(super) fn wants_end(&self) -> bool {
-        let is_parallel = |(_, tools): &(_, Arc<ToolUse>)| tools.parallel;
-        self.complete_calls > 0 && !self.calls.as_ref().is_none_or(is_parallel)
+        let calls = self.calls.as_ref();
+        self.complete_calls > 0 && calls.is_some_and(|(_, tools)| tools.is_single())
     }
 
     /// Reads what the input decides.
@@ -210,8 +261,12 @@ impl TaggedEngine {
                 return;
             };
             match self.read(lexeme, out) {
-                Fate::Used => self.lexer.take(n_items, |_| {}),
+                Fate::Used => {
+                    self.n_reread = self.n_reread.saturating_sub(n_items);
+                    self.lexer.take(n_items, |_| {});
+                }
                 Fate::Held => {
+                    self.n_reread = self.n_reread.saturating_sub(n_items);
                     self.n_opening.get_or_insert(n_items);
                     let held = &mut self.held;
                     self.lexer.take(n_items, |item| held.push(item));
@@ -228,7 +283,11 @@ impl TaggedEngine {
     fn tags(&self) -> TagSet {
         const REASONING: TagSet = TagSet::of(&[Tag::ThinkStart, Tag::ThinkEnd]);
         const OPEN: TagSet = TagSet::of(&[Tag::ToolOpen, Tag::SectionOpen]);
-        const CALLS: TagSet = OPEN.and(TagSet::of(&[Tag::ToolClose, Tag::SectionClose]));
+        const CALLS: TagSet = OPEN.and(TagSet::of(&[
+            Tag::ToolClose,
+            Tag::SectionClose,
+            Tag::FunctionOpen,
+        ]));
         const FUNCTION: TagSet = TagSet::of(&[Tag::FunctionOpen]);
         const ITEM: TagSet = TagSet::of(&[Tag::ToolOpen]);
         let when = |condition: bool, tags: TagSet| if condition { tags } else { TagSet::NONE };
@@ -260,9 +319,9 @@ impl TaggedEngine {
             }
             (State::Call(_) | State::Started(_), _, _) => self.read_call(lexeme, out),
             (State::Between, _, _) => self.read_between(lexeme),
-            (State::Trailer(left), _, _) => {
-                let left = *left;
-                self.read_trailer(left, lexeme)
+            (State::Trailer(trailer), _, _) => {
+                let trailer = *trailer;
+                self.read_trailer(trailer, lexeme)
             }
             (State::Over, _, _) => Fate::Used,
         }
@@ -275,11 +334,20 @@ impl TaggedEngine {
                 self.open(expect, None);
                 Fate::Again
             }
+            _ if self.may_begin_loosely(c) => {
+                self.open(Expect::Loose(Closers::default()), None);
+                Fate::Again
+            }
             _ => {
                 self.give_content(c, out);
                 Fate::Used
             }
         }
+    }
+
+    /// Whether a call that is not of the format may begin with a character.
+    fn may_begin_loosely(&self, c: char) -> bool {
+        self.calls.is_some() && self.takes_loose && self.n_reread == 0 && self.code.allows(c)
     }
 
     fn content_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Fate {
@@ -303,6 +371,11 @@ impl TaggedEngine {
             (Tag::ToolOpen | Tag::SectionOpen, Some((syntax, _))) => {
                 self.open(syntax.after(tag.tag), Some(tag.tag));
                 return Fate::Held;
+            }
+            // The tag of the call is missing.
+            (Tag::FunctionOpen, Some(_)) => {
+                self.open(Expect::Function, Some(Tag::FunctionOpen));
+                return Fate::Again;
             }
             (Tag::ToolClose | Tag::SectionClose, Some(_)) => {
                 match std::mem::take(self.end_tag(tag.tag)) {
@@ -345,6 +418,7 @@ impl TaggedEngine {
     }
 
     fn give_content(&mut self, c: char, out: &mut Vec<OutputPiece>) {
+        self.code.read(c);
         let text = &mut self.output.arguments;
         self.content.read(c, text);
         push_text(out, text);

@@ -1,0 +1,53 @@
+//! How many calls an answer has, and where they may stand.
+
+use super::Calls;
+use crate::error::FieldError;
+use crate::grammar::part::Part;
+use crate::state::output::{ToolChoice, strict_openings};
+
+/// Most calls of an answer that must call: without a bound, a small model repeats its calls until the context is full.
+const MOST_CALLS: u32 = 16;
+
+impl Calls<'_> {
+    /// The beginnings of objects that are calls of strict tools without the format's tag, and what follows each.
+    pub(super) fn loose(&self) -> Result<Vec<(String, Part)>, FieldError> {
+        let mut triggers = Vec::new();
+        for tool in self.tools.tools.iter().filter(|tool| tool.strict) {
+            for (begin, end) in strict_openings(&tool.name) {
+                let part = Part::Sequence(vec![self.arguments(tool)?, Part::text(end)]);
+                triggers.push((begin, part));
+            }
+        }
+        Ok(triggers)
+    }
+
+    /// Calls one after the other.
+    pub(super) fn in_parallel(&self, call: Part, separator: &str) -> Part {
+        let more = self.more(call.clone(), Part::text(separator));
+        Part::Sequence(vec![call, more])
+    }
+
+    /// A line break after the last of several calls. Models write one before they end an answer, and must not be taken at
+    /// their word that another call follows.
+    pub(super) fn line_after(&self) -> Part {
+        let nothing = Part::Sequence(Vec::new());
+        match self.tools.is_single() {
+            true => nothing,
+            false => Part::Choice(vec![nothing, Part::text("\n")]),
+        }
+    }
+
+    /// The calls after the first one.
+    pub(super) fn more(&self, call: Part, separator: Part) -> Part {
+        let part = Box::new(Part::Sequence(vec![separator, call]));
+        match (self.tools.is_single(), &self.tools.choice) {
+            (true, _) => Part::Sequence(Vec::new()),
+            (false, ToolChoice::Required | ToolChoice::Named(_)) => Part::Repeat {
+                part,
+                least: 0,
+                most: Some(MOST_CALLS - 1),
+            },
+            (false, ToolChoice::Auto | ToolChoice::Allowed) => Part::any_number(*part),
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Reads a call that a model writes without the tag of its format: a JSON object in a fence of Markdown, between tags of
+//! other formats, or alone.
+
+use std::sync::Arc;
+
+use super::call::{CallOutput, CallReader, Step};
+use super::closers::{Closers, FENCE};
+use super::json::{Scan, Separation, ValueScanner};
+use super::named::MAX_NAME_BYTES;
+use super::object::ObjectReader;
+use super::syntax::{Loose, Tag, TagSet};
+use super::tools::ToolUse;
+
+/// The languages that a fence around a call names.
+const LANGUAGES: [&str; 3] = ["", "json", "xml"];
+/// Tags around a call, and what closes them.
+const TAGS: [(&str, &str); 7] = [
+    ("function_call", "</function_call>"),
+    ("tool", "</tool>"),
+    ("tools", "</tools>"),
+    ("response", "</response>"),
+    ("json", "</json>"),
+    ("xml", "</xml>"),
+    ("JSON", "</JSON>"),
+];
+const FUNCTION_CLOSE: &str = "</function>";
+
+/// Reads from the first character of what is around the object, or of the object.
+///
+/// Nothing tells that the object is a call but that it names a tool and has nothing else than a call has. So nothing goes
+/// out before all of it was read and found to be JSON.
+#[derive(Debug)]
+pub(super) struct LooseReader {
+    tools: Arc<ToolUse>,
+    takes: Loose,
+    at: At,
+    /// A fence with its language, or a tag, as far as it was read.
+    word: String,
+    closers: Closers,
+    found: CallOutput,
+    /// The object up to its arguments.
+    opening: String,
+    separation: Separation,
+}
+
+#[derive(Debug)]
+enum At {
+    Fence,
+    /// In a tag, after its bracket.
+    Tag,
+    /// Before the object, or a tag or a bracket around it.
+    Before,
+    /// Before the arguments of a function that a tag names.
+    BeforeArguments,
+    Object(ObjectReader),
+    Arguments(ValueScanner),
+}
+
+impl LooseReader {
+    /// Begins with a character, if a call can.
+    pub(super) fn new(
+        first: char,
+        takes: Loose,
+        closers: Closers,
+        tools: &Arc<ToolUse>,
+    ) -> Option<Self> {
+        let mut reader = Self {
+            tools: tools.clone(),
+            takes,
+            at: At::Before,
+            word: String::new(),
+            closers,
+            found: CallOutput::default(),
+            opening: String::new(),
+            separation: Separation::default(),
+        };
+        let is_next = !closers.is_empty();
+        match first {
+            '{' => reader.open_object(),
+            '`' if !is_next => {
+                reader.word.push('`');
+                reader.at = At::Fence;
+            }
+            '[' | '<' if !is_next => {
+                reader.read_before(first);
+            }
+            _ => return None,
+        }
+        Some(reader)
+    }
+
+    fn open_object(&mut self) {
+        self.separation = Separation::default();
+        self.separation.read('{');
+        self.opening.push('{');
+        self.at = At::Object(ObjectReader::of_tools(self.tools.clone()));
+    }
+
+    fn read_fence(&mut self, c: char) -> Step {
+        let language = self.word.strip_prefix(FENCE);
+        let is_open = language.is_some_and(|language| LANGUAGES.contains(&language));
+        if is_open && (c.is_whitespace() || matches!(c, '{' | '[' | '<')) {
+            self.closers = Closers {
+                fence: true,
+                more: true,
+                ..Closers::default()
+            };
+            self.at = At::Before;
+            return self.read_before(c);
+        }
+        self.word.push(c);
+        let mut begun = LANGUAGES.iter();
+        let is_begun = match self.word.strip_prefix(FENCE) {
+            Some(language) => begun.any(|known| known.starts_with(language)),
+            None => FENCE.starts_with(&self.word),
+        };
+        more_if(is_begun)
+    }
+
+    fn read_before(&mut self, c: char) -> Step {
+        match c {
+            _ if c.is_whitespace() => {}
+            '{' => self.open_object(),
+            '[' if !self.closers.list => self.closers.list = true,
+            '<' if self.takes == Loose::ObjectsAndTags && self.is_bare() => {
+                self.word.clear();
+                self.at = At::Tag;
+            }
+            _ => return Step::Broken,
+        }
+        Step::More
+    }
+
+    /// Whether neither a tag nor a list was opened.
+    fn is_bare(&self) -> bool {
+        self.closers.tag.is_none() && !self.closers.list
+    }
+
+    fn read_tag_name(&mut self, c: char) -> Step {
+        if c != '>' {
+            self.word.push(c);
+            return more_if(self.word.len() <= MAX_NAME_BYTES && self.may_be_tag());
+        }
+        if let Some((_, close)) = TAGS.iter().find(|(tag, _)| *tag == self.word) {
+            self.closers.tag = Some(close);
+            self.at = At::Before;
+            return Step::More;
+        }
+        let Some(name) = function(&self.word) else {
+            return Step::Broken;
+        };
+        self.found.name = Some(name.to_owned());
+        self.closers.tag = Some(FUNCTION_CLOSE);
+        self.at = At::BeforeArguments;
+        more_if(self.tools.tool(name).is_some_and(|tool| !tool.strict))
+    }
+
+    /// Whether the word may be the beginning of a tag.
+    fn may_be_tag(&self) -> bool {
+        let word = self.word.as_str();
+        TAGS.iter().any(|(tag, _)| tag.starts_with(word))
+            || FUNCTIONS
+                .iter()
+                .any(|begin| begin.starts_with(word) || word.starts_with(begin))
+    }
+
+    /// Whether the object may call the tool that it names, which is certain to have arguments now.
+    fn may_call(&self, name: &str) -> bool {
+        let is_strict = self.tools.tool(name).is_some_and(|tool| tool.strict);
+        !is_strict
+            || strict_openings(name)
+                .iter()
+                .any(|(open, _)| *open == self.opening)
+    }
+
+    fn read_object(&mut self, c: char, out: &mut CallOutput) -> Step {
+        if !self.separation.read(c) {
+            return Step::Broken;
+        }
+        let step = match &mut self.at {
+            At::Object(object) => {
+                let step = object.read(c, &mut self.found);
+                match self.found.name.as_deref() {
+                    None => self.opening.push(c),
+                    Some(name) if !self.may_call(name) => return Step::Broken,
+                    Some(_) => {}
+                }
+                step
+            }
+            At::Arguments(scanner) => {
+                self.found.arguments.push(c);
+                match scanner.read(c) {
+                    Scan::More => Step::More,
+                    Scan::Done => Step::Done,
+                    Scan::DoneBefore | Scan::Broken => Step::Broken,
+                }
+            }
+            _ => Step::Broken,
+        };
+        match step {
+            Step::More => Step::More,
+            Step::Done if is_object(&self.found.arguments) => {
+                out.name = self.found.name.take();
+                out.arguments.push_str(&self.found.arguments);
+                Step::Done
+            }
+            _ => Step::Broken,
+        }
+    }
+}
+
+/// Returns the texts with which an object may begin that calls a strict tool, up to its arguments, each with its end. A
+/// grammar knows these; an object with other blanks is text, because nothing tells that its arguments follow the schema.
+pub fn strict_openings(name: &str) -> [(String, &'static str); 4] {
+    let name = serde_json::Value::from(name);
+    [
+        (format!("{{\"name\": {name}, \"arguments\": "), "}"),
+        (format!("{{\"name\":{name},\"arguments\":"), "}"),
+        (format!("{{\n  \"name\": {name},\n  \"arguments\": "), "\n}"),
+        (
+            format!("{{\n    \"name\": {name},\n    \"arguments\": "),
+            "\n}",
+        ),
+    ]
+}
+
+/// The beginnings of tags that name a function.
+const FUNCTIONS: [&str; 2] = ["function=", "function name=\""];
+
+/// The name of the function that a tag names.
+fn function(tag: &str) -> Option<&str> {
+    match tag.strip_prefix(FUNCTIONS[0]) {
+        Some(name) => Some(name),
+        None => tag.strip_prefix(FUNCTIONS[1])?.strip_suffix('"'),
+    }
+}
+
+fn more_if(is_more: bool) -> Step {
+    match is_more {
+        true => Step::More,
+        false => Step::Broken,
+    }
+}
+
+fn is_object(arguments: &str) -> bool {
+    let is_json = serde_json::from_str::<serde::de::IgnoredAny>(arguments).is_ok();
+    is_json && arguments.trim_start().starts_with('{')
+}
+
+impl CallReader for LooseReader {
+    fn tags(&self) -> TagSet {
+        match self.at {
+            // The tag of the format inside of a fence.
+            At::Before if self.closers.fence && self.is_bare() => TagSet::of(&[Tag::ToolOpen]),
+            _ => TagSet::NONE,
+        }
+    }
+
+    fn is_in_text(&self) -> bool {
+        match &self.at {
+            At::Object(object) => object.is_in_text(),
+            At::Arguments(scanner) => scanner.is_in_string(),
+            _ => false,
+        }
+    }
+
+    fn read(&mut self, c: char, out: &mut CallOutput) -> Step {
+        match &self.at {
+            At::Fence => self.read_fence(c),
+            At::Tag => self.read_tag_name(c),
+            At::Before => self.read_before(c),
+            At::BeforeArguments if c.is_whitespace() => Step::More,
+            At::BeforeArguments => match ValueScanner::new(c).filter(|_| c == '{') {
+                Some(scanner) => {
+                    self.found.arguments.push(c);
+                    self.separation.read(c);
+                    self.at = At::Arguments(scanner);
+                    Step::More
+                }
+                None => Step::Broken,
+            },
+            At::Object(_) | At::Arguments(_) => self.read_object(c, out),
+        }
+    }
+
+    fn read_tag(&mut self, _: Tag, _: &mut CallOutput) -> Step {
+        Step::More
+    }
+
+    fn closers(&self) -> Closers {
+        self.closers
+    }
+
+    fn is_certain(&self) -> bool {
+        match &self.at {
+            At::Object(object) => object.has_name(),
+            At::Arguments(_) => true,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Outputs that end inside of a call.
+
+use super::*;
+
+/// A call in each format; its first part is cut after every character.
+const CALLS: [(ToolFormat, &str); 16] = [
+    (
+        ToolFormat::Hermes,
+        "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4}}\n</tool_call>",
+    ),
+    (
+        ToolFormat::Qwen3Coder,
+        "<tool_call>\n<function=seat>\n<parameter=row>\n4\n</parameter>\n</function>\n</tool_call>",
+    ),
+    (
+        ToolFormat::Llama3,
+        "<|python_tag|>{\"name\": \"seat\", \"parameters\": {\"row\": 4}}",
+    ),
+    (
+        ToolFormat::Pythonic,
+        "<|python_start|>[seat(row=4)]<|python_end|>",
+    ),
+    (
+        ToolFormat::Mistral,
+        "[TOOL_CALLS] [{\"name\": \"seat\", \"arguments\": {\"row\": 4}}]",
+    ),
+    (ToolFormat::Mistral, "[TOOL_CALLS]seat[ARGS]{\"row\": 4}"),
+    (
+        ToolFormat::Mistral,
+        "[TOOL_CALLS]seat[CALL_ID]123456789[ARGS]{\"row\": 4}",
+    ),
+    (
+        ToolFormat::Lfm2,
+        "<|tool_call_start|>[seat(row=4)]<|tool_call_end|>",
+    ),
+    (
+        ToolFormat::Glm45,
+        "<tool_call>seat\n<arg_key>row</arg_key>\n<arg_value>4</arg_value>\n</tool_call>",
+    ),
+    (
+        ToolFormat::Glm47,
+        "<tool_call>seat<arg_key>row</arg_key><arg_value>4</arg_value></tool_call>",
+    ),
+    (
+        ToolFormat::DeepSeekV3,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>seat\n```json\n{\"row\": 4}\n```<｜tool▁call▁end｜>",
+    ),
+    (
+        ToolFormat::DeepSeekV31,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>seat<｜tool▁sep｜>{\"row\": 4}<｜tool▁call▁end｜>",
+    ),
+    (
+        ToolFormat::Gemma4,
+        "<|tool_call>call:seat{row:4}<tool_call|>",
+    ),
+    (
+        ToolFormat::Granite,
+        "<|tool_call|>[{\"name\": \"seat\", \"arguments\": {\"row\": 4}}]",
+    ),
+    (
+        ToolFormat::Phi4Mini,
+        "<|tool_call|>[{\"name\": \"seat\", \"arguments\": {\"row\": 4}}]<|/tool_call|>",
+    ),
+    (
+        ToolFormat::Hermes,
+        "```json\n{\"name\": \"seat\", \"arguments\": {\"row\": 4}}\n```",
+    ),
+];
+
+fn text_of(pieces: &[OutputPiece]) -> String {
+    let text = |piece: &OutputPiece| match piece {
+        OutputPiece::Text(text) => text.clone(),
+        _ => String::new(),
+    };
+    pieces.iter().map(text).collect()
+}
+
+/// The arguments of the calls that are complete.
+fn arguments(pieces: &[OutputPiece]) -> Vec<Value> {
+    let (mut whole, mut open) = (Vec::new(), String::new());
+    for piece in pieces {
+        match piece {
+            OutputPiece::CallStart { .. } => open.clear(),
+            OutputPiece::CallArguments(text) => open.push_str(text),
+            OutputPiece::CallEnd => whole.push(serde_json::from_str(&open).expect("JSON")),
+            OutputPiece::Text(_) | OutputPiece::Reasoning(_) => {}
+        }
+    }
+    whole
+}
+
+#[test]
+fn a_call_that_is_cut_leaves_no_markers_and_is_not_complete() {
+    for (format, call) in CALLS {
+        let ends = call.char_indices().map(|(at, _)| at);
+        for end in ends.chain([call.len()]) {
+            let said = format!("Well.\n{}", &call[..end]);
+            let pieces = run_cut(engine(Some(format), None), &said);
+            let text = text_of(&pieces);
+            // A tag of which a part came is not certain to be one, and a fence is not a call.
+            let opening = call.split_at(call.find(['>', ']', '{']).unwrap_or(0)).0;
+            let rest = text
+                .strip_prefix("Well.")
+                .expect("it was said")
+                .trim_start();
+            assert!(
+                opening.starts_with(rest) || call.starts_with("```") && call.starts_with(rest),
+                "{text:?} of {said:?}"
+            );
+            assert!(!text.contains("\"arguments\""), "{text:?} of {said:?}");
+            for whole in arguments(&pieces) {
+                assert_eq!(whole, json!({"row": 4}), "{said:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_second_call_that_is_cut_leaves_the_first() {
+    for (format, call) in CALLS {
+        if call.starts_with("[TOOL_CALLS] [") || call.starts_with("<|tool_call|>") {
+            continue;
+        }
+        for end in call.char_indices().map(|(at, _)| at) {
+            let pieces = run_cut(
+                engine(Some(format), None),
+                &format!("{call}{}", &call[..end]),
+            );
+            assert!(!arguments(&pieces).is_empty(), "{call:?} {end}");
+            let text = text_of(&pieces);
+            let is_fence = call.starts_with("```") && call.starts_with(text.trim_start());
+            assert!(
+                text.is_empty() || is_fence,
+                "{text:?} of {call:?} and {end}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_must_call_has_no_text_of_a_call() {
+    for (format, call) in CALLS {
+        let mut must = (*tools(true)).clone();
+        must.choice = ToolChoice::Required;
+        let must = Arc::new(must);
+        for end in call.char_indices().map(|(at, _)| at) {
+            for ending in [OutputEnding::Cut, OutputEnding::Whole] {
+                let formats = OutputFormats {
+                    tool: Some(format),
+                    reasoning: None,
+                };
+                let (markers, start) = (Arc::new(Markers::default()), OutputStart::default());
+                let mut engine = OutputEngine::new(formats, Some(must.clone()), markers, start);
+                let mut pieces = Vec::new();
+                engine.push_text(&call[..end], &mut pieces);
+                engine.finish(ending, &mut pieces);
+                let text = text_of(&pieces);
+                assert!(
+                    text.is_empty() || call.starts_with("```"),
+                    "{text:?} of {call:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_opening_in_an_answer_that_ended_by_itself_is_text() {
+    let text = "It writes <tool_call>\n{\"name\": \"se";
+    assert_eq!(
+        short(&run(engine(Some(ToolFormat::Hermes), None), text)),
+        format!("«{text}»")
+    );
+    assert_eq!(
+        short(&run_cut(engine(Some(ToolFormat::Hermes), None), text)),
+        "«It writes »"
+    );
+    let prose = "It writes <tool";
+    assert_eq!(
+        short(&run_cut(engine(Some(ToolFormat::Hermes), None), prose)),
+        format!("«{prose}»")
+    );
+}

@@ -1,0 +1,236 @@
+//! Calls that a model writes without the tag of its format.
+
+use super::*;
+const F: ToolFormat = ToolFormat::Hermes;
+const OBJECT: &str = r#"{"name": "seat", "arguments": {"row": 4}}"#;
+const CALL: &str = r#"seat({"row": 4})"#;
+/// All formats but that of messages.
+const TAGGED: [ToolFormat; 13] = [
+    ToolFormat::Hermes,
+    ToolFormat::Qwen3Coder,
+    ToolFormat::Llama3,
+    ToolFormat::Pythonic,
+    ToolFormat::Mistral,
+    ToolFormat::Lfm2,
+    ToolFormat::Glm45,
+    ToolFormat::Glm47,
+    ToolFormat::DeepSeekV3,
+    ToolFormat::DeepSeekV31,
+    ToolFormat::Gemma4,
+    ToolFormat::Granite,
+    ToolFormat::Phi4Mini,
+];
+
+#[test]
+fn a_fenced_object_that_names_a_tool_is_a_call() {
+    let fenced = format!("```json\n{OBJECT}\n```");
+    for format in TAGGED {
+        check(format, &fenced, CALL);
+        check(
+            format,
+            &format!("So:\n\n{fenced}\n"),
+            &format!("«So:»{CALL}"),
+        );
+        check(
+            format,
+            &format!("{fenced}\n\nDone."),
+            &format!("{CALL}«\n\nDone.»"),
+        );
+    }
+    for open in ["```\n", "```xml\n", "```json\n\n  ", "```json ", "```json"] {
+        for close in ["\n```", "```", "", "  \n```\n"] {
+            check(F, &format!("{open}{OBJECT}{close}"), CALL);
+        }
+    }
+}
+
+#[test]
+fn the_answer_of_a_real_model_is_a_call() {
+    let arguments = "{\n    \"city\": \"Paris\",\n    \"row\": 4\n  }";
+    let text = format!("```json\n{{\n  \"name\": \"seat\",\n  \"arguments\": {arguments}\n}}\n```");
+    check(F, &text, &format!("seat({arguments})"));
+}
+
+#[test]
+fn objects_alone_are_calls() {
+    check(F, OBJECT, CALL);
+    check(
+        F,
+        &format!("Now this:\n{OBJECT}"),
+        &format!("«Now this:»{CALL}"),
+    );
+    check(
+        F,
+        &format!("Now: {OBJECT} ok"),
+        &format!("«Now: »{CALL}« ok»"),
+    );
+    check(F, &format!("{OBJECT}\n{OBJECT}"), &format!("{CALL}{CALL}"));
+    check(
+        F,
+        &format!("<think>x</think>\n\n{OBJECT}"),
+        &format!("‹x›{CALL}"),
+    );
+}
+
+#[test]
+fn several_calls_stand_in_a_fence_or_a_list() {
+    for between in ["\n", ",\n", "\n\n", ", "] {
+        let text = format!("```json\n{OBJECT}{between}{OBJECT}\n```\n");
+        check(F, &text, &format!("{CALL}{CALL}"));
+        let text = format!("```json\n[\n{OBJECT}{between}{OBJECT}\n]\n```");
+        check(F, &text, &format!("{CALL}{CALL}"));
+        check(
+            F,
+            &format!("[{OBJECT}{between}{OBJECT}]"),
+            &format!("{CALL}{CALL}"),
+        );
+        let text = format!("<tool_call>\n[{OBJECT}, {OBJECT}]\n</tool_call>");
+        check(F, &text, &format!("{CALL}{CALL}"));
+    }
+    let text = format!("```json\n{OBJECT}\n```\n\n```json\n{OBJECT}\n```");
+    check(F, &text, &format!("{CALL}{CALL}"));
+}
+
+#[test]
+fn the_tags_of_other_formats_are_understood() {
+    for tag in [
+        "function_call",
+        "tool",
+        "tools",
+        "response",
+        "json",
+        "xml",
+        "JSON",
+    ] {
+        for format in [F, ToolFormat::Llama3] {
+            check(format, &format!("<{tag}>\n  {OBJECT}\n</{tag}>"), CALL);
+            check(
+                format,
+                &format!("```xml\n<{tag}>\n{OBJECT}\n</{tag}>\n```"),
+                CALL,
+            );
+        }
+    }
+    check(
+        F,
+        &format!("```json\n<tool_call>\n{OBJECT}\n</tool_call>\n```"),
+        CALL,
+    );
+    let arguments = r#"{"row": 4}"#;
+    check(F, &format!("<function=seat>{arguments}</function>"), CALL);
+    check(
+        F,
+        &format!("<function name=\"seat\">\n{arguments}\n</function>"),
+        CALL,
+    );
+    check_text(
+        ToolFormat::Mistral,
+        &format!("<function=seat>{arguments}</function>"),
+    );
+}
+
+#[test]
+fn arguments_stand_in_other_places_and_forms() {
+    for inside in [
+        r#""arguments": {"row": 4}, "name": "seat""#,
+        r#""name": "seat", "parameters": {"row": 4}"#,
+        r#""name": "seat", "arguments": "{\"row\": 4}""#,
+        r#""type": "function", "name": "seat", "parameters": {"row": 4}"#,
+        r#""id": "1", "type": "function", "function": {"name": "seat", "arguments": {"row": 4}}"#,
+        r#""tool_call": {"name": "seat", "arguments": {"row": 4}}"#,
+    ] {
+        check(F, &format!("```json\n{{{inside}}}\n```"), CALL);
+        check(F, &format!("{{{inside}}}"), CALL);
+    }
+    check(F, r#"{"name": "seat"}"#, "seat({})");
+    check(F, r#"{"name": "seat", "arguments": null}"#, "seat({})");
+}
+
+#[test]
+fn all_else_stays_text() {
+    for text in [
+        r#"{"name": "Ada", "arguments": {"row": 4}}"#,
+        r#"{"name": "seat", "age": 36}"#,
+        r#"{"name": "seat", "description": "Seats.", "parameters": {"type": "object"}}"#,
+        r#"{"name": "seat", "arguments": 4}"#,
+        r#"{"name": "seat", "arguments": [4]}"#,
+        r#"{"name": "seat", "arguments": "four"}"#,
+        r#"{"name": "seat", "arguments": {"row": <row>}}"#,
+        r#"{"name": "seat", "arguments": {"row": 4 5}}"#,
+        r#"{"name": "seat", "arguments": {"row": 4,}}"#,
+        r#"{"name": "seat", "arguments": {row: 4}}"#,
+        r#"{"name": "seat", "arguments": {"row": 4}"#,
+        r#"{"name": "seat", "arguments": {"row": "4"#,
+        r#"{"arguments": {"row": 4}}"#,
+        "{}",
+        "{",
+        "```",
+        "`{`",
+        "```json\n```",
+        "```json\n[1, 2]\n```",
+        "[{",
+        "<tools></tools>",
+        "<function=other>{}</function>",
+    ] {
+        check_text(F, text);
+        check_text(F, &format!("```json\n{text}\n``` and on"));
+        check_text(F, &format!("Well: {text}"));
+    }
+    check_text(F, &format!("`{OBJECT}`"));
+    check_text(F, &format!("call({OBJECT})"));
+    check_text(
+        F,
+        &format!("```python\ncall = {OBJECT}\nx: {OBJECT}\n```\nso"),
+    );
+}
+
+#[test]
+fn text_that_must_follow_a_schema_is_no_call() {
+    let engine = engine(Some(F), None).with_calls_in_format_only();
+    assert_eq!(short(&run(engine, OBJECT)), format!("«{OBJECT}»"));
+    let engine = super::engine(Some(F), None).with_calls_in_format_only();
+    let tagged = format!("<tool_call>{OBJECT}</tool_call>");
+    assert_eq!(short(&run(engine, &tagged)), CALL);
+}
+
+#[test]
+fn a_call_ends_an_answer_that_may_have_one() {
+    let formats = OutputFormats {
+        tool: Some(F),
+        reasoning: None,
+    };
+    let markers = Arc::new(Markers::default());
+    let mut engine =
+        OutputEngine::new(formats, Some(tools(false)), markers, OutputStart::default());
+    let mut pieces = Vec::new();
+    engine.push_text(&format!("```json\n{OBJECT}"), &mut pieces);
+    assert!(engine.wants_end());
+    assert_eq!(short(&pieces), CALL);
+}
+
+/// The grammar of strict tools knows some ways to write an object, and constrains the arguments in those.
+#[test]
+fn a_strict_tool_is_called_as_its_grammar_knows() {
+    let strict = || {
+        let mut strict = (*tools(true)).clone();
+        strict.tools[0].strict = true;
+        let formats = OutputFormats {
+            tool: Some(F),
+            reasoning: None,
+        };
+        let (markers, start) = (Arc::new(Markers::default()), OutputStart::default());
+        OutputEngine::new(formats, Some(Arc::new(strict)), markers, start)
+    };
+    for (begin, end) in strict_openings("seat") {
+        let text = format!("```json\n{begin}{{\"row\": 4}}{end}\n```");
+        assert_eq!(short(&run(strict(), &text)), CALL);
+    }
+    for text in [
+        "{ \"name\": \"seat\", \"arguments\": {\"row\": 4}}",
+        "{\"name\": \"seat\", \"parameters\": {\"row\": 4}}",
+        "{\"arguments\": {\"row\": 4}, \"name\": \"seat\"}",
+        "<function=seat>{\"row\": 4}</function>",
+    ] {
+        assert_eq!(short(&run(strict(), text)), format!("«{text}»"));
+    }
+}

@@ -1,0 +1,362 @@
+//! Calls of tools on all doors: as the model really writes them, as many as were asked for, and none by halves.
+
+use serde_json::{Value, json};
+
+use crate::http::{post, stream};
+use crate::world::World;
+use crate::{messages, responses};
+
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+const LISBON: &str = "{\n    \"city\": \"Lisbon\",\n    \"days\": 3\n  }";
+
+/// A call as Qwen2.5-Coder writes it.
+fn fenced(name: &str, arguments: &str) -> String {
+    format!("```json\n{{\n  \"name\": \"{name}\",\n  \"arguments\": {arguments}\n}}\n```")
+}
+
+fn call(name: &str, arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+fn parameters() -> Value {
+    json!({
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+    })
+}
+
+fn chat(question: &str, more: Value) -> Value {
+    let function = json!({"name": "weather", "parameters": parameters()});
+    with(
+        json!({"messages": [{"role": "user", "content": question}],
+            "tools": [{"type": "function", "function": function}]}),
+        more,
+    )
+}
+
+fn response(question: &str, more: Value) -> Value {
+    let tool = json!({"type": "function", "name": "weather", "parameters": parameters()});
+    with(json!({"input": question, "tools": [tool]}), more)
+}
+
+fn message(question: &str, more: Value) -> Value {
+    let tool = json!({"name": "weather", "input_schema": parameters()});
+    let messages = json!([{"role": "user", "content": question}]);
+    with(
+        json!({"model": "m", "max_tokens": 1000, "messages": messages, "tools": [tool]}),
+        more,
+    )
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    for (name, value) in more.as_object().expect("an object") {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Name and arguments of the calls of a whole chat.
+fn of_chat(answer: &Value) -> Vec<(String, String)> {
+    let calls = list(&answer["choices"][0]["message"]["tool_calls"]).iter();
+    calls
+        .map(|call| {
+            (
+                text(&call["function"]["name"]),
+                text(&call["function"]["arguments"]),
+            )
+        })
+        .collect()
+}
+
+/// Those of a whole response, all of which must be complete.
+fn of_response(answer: &Value) -> Vec<(String, String)> {
+    let items = list(&answer["output"]).iter();
+    items
+        .filter(|item| item["type"] == "function_call" && item["status"] == "completed")
+        .map(|item| (text(&item["name"]), text(&item["arguments"])))
+        .collect()
+}
+
+/// Name and input of those of a whole message.
+fn of_message(answer: &Value) -> Vec<(String, Value)> {
+    let blocks = list(&answer["content"]).iter();
+    blocks
+        .filter(|block| block["type"] == "tool_use")
+        .map(|block| (text(&block["name"]), block["input"].clone()))
+        .collect()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn streamed_chat(world: &World, body: Value) -> (Vec<(String, String)>, String, String) {
+    let (mut calls, mut content, mut reason) = (Vec::new(), String::new(), String::new());
+    for event in stream(world.addr, CHAT, &with(body, json!({"stream": true}))).rest() {
+        let choice = &event["choices"][0];
+        content += &text(&choice["delta"]["content"]);
+        reason += &text(&choice["finish_reason"]);
+        for part in list(&choice["delta"]["tool_calls"]) {
+            let function = &part["function"];
+            if function["name"].is_string() {
+                calls.push((text(&function["name"]), String::new()));
+            }
+            let (_, arguments) = calls.last_mut().expect("a call");
+            *arguments += &text(&function["arguments"]);
+        }
+    }
+    (calls, content, reason)
+}
+
+#[test]
+fn a_fenced_object_that_names_a_tool_is_a_call_on_all_doors() {
+    let line = format!("I look it up.\n\n{}", fenced("weather", LISBON));
+    let world = World::scripted(&[("Lisbon", &line)]);
+    let called = vec![("weather".to_owned(), LISBON.to_owned())];
+
+    let answer = post(world.addr, CHAT, &chat("Lisbon?", json!({}))).ok();
+    assert_eq!(of_chat(&answer), called, "{answer}");
+    assert_eq!(answer["choices"][0]["message"]["content"], "I look it up.");
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+    let (calls, content, reason) = streamed_chat(&world, chat("Lisbon?", json!({})));
+    assert_eq!((calls, content.as_str()), (called.clone(), "I look it up."));
+    assert_eq!(reason, "tool_calls");
+
+    let answer = post(world.addr, RESPONSES, &response("Lisbon?", json!({}))).ok();
+    assert_eq!(of_response(&answer), called, "{answer}");
+    let events = responses::events(world.addr, response("Lisbon?", json!({})));
+    responses::check_order(&events);
+    let last = &events.last().expect("events")["response"];
+    assert_eq!(of_response(last), called);
+
+    let input: Value = serde_json::from_str(LISBON).expect("JSON");
+    let answer = post(world.addr, MESSAGES, &message("Lisbon?", json!({}))).ok();
+    assert_eq!(of_message(&answer), [("weather".to_owned(), input.clone())]);
+    assert_eq!(answer["stop_reason"], "tool_use");
+    let answer = messages::together(&messages::events(world.addr, message("Lisbon?", json!({}))));
+    assert_eq!(of_message(&answer), [("weather".to_owned(), input)]);
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_fenced_object_stays_text_where_it_is_no_call() {
+    let (line, other) = (fenced("weather", LISBON), fenced("train", LISBON));
+    let world = World::scripted(&[("Lisbon", &line), ("train", &other)]);
+    let content = |body: &Value| {
+        let answer = post(world.addr, CHAT, body).ok();
+        assert_eq!(of_chat(&answer), []);
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+        text(&answer["choices"][0]["message"]["content"])
+    };
+    assert_eq!(content(&chat("A train?", json!({}))), other);
+    let none = json!({"tool_choice": "none"});
+    assert_eq!(content(&chat("Lisbon?", none)), line);
+    let mut without = chat("Lisbon?", json!({}));
+    without["tools"] = json!([]);
+    assert_eq!(content(&without), line);
+    let (calls, streamed, _) = streamed_chat(&world, chat("A train?", json!({})));
+    assert_eq!((calls.len(), streamed), (0, other));
+    world.wait_until_whole();
+}
+
+/// A model that goes on to call until it is stopped.
+fn tireless() -> World {
+    let one = call("weather", r#"{"city": "Lisbon", "days": 3}"#);
+    let line = vec![one.as_str(); 40].join("\n");
+    World::scripted(&[("again", &line)])
+}
+
+#[test]
+fn a_named_tool_is_called_once_on_all_doors() {
+    let world = tireless();
+    let function = json!({"type": "function", "function": {"name": "weather"}});
+    for parallel in [json!(null), json!(true), json!(false)] {
+        let more = json!({"tool_choice": function, "parallel_tool_calls": parallel});
+        let answer = post(world.addr, CHAT, &chat("again", more.clone())).ok();
+        assert_eq!(of_chat(&answer).len(), 1, "{answer}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+        let (calls, content, reason) = streamed_chat(&world, chat("again", more));
+        assert_eq!((calls.len(), content.as_str()), (1, ""));
+        assert_eq!(reason, "tool_calls");
+    }
+    let more = json!({"tool_choice": {"type": "function", "name": "weather"}});
+    let answer = post(world.addr, RESPONSES, &response("again", more)).ok();
+    assert_eq!(
+        (of_response(&answer).len(), &answer["status"]),
+        (1, &json!("completed"))
+    );
+    let more = json!({"tool_choice": {"type": "tool", "name": "weather"}});
+    let answer = post(world.addr, MESSAGES, &message("again", more)).ok();
+    assert_eq!(
+        (of_message(&answer).len(), &answer["stop_reason"]),
+        (1, &json!("tool_use"))
+    );
+    let more = json!({"tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
+    let answer = post(world.addr, MESSAGES, &message("again", more)).ok();
+    assert_eq!(of_message(&answer).len(), 1);
+    world.wait_until_whole();
+}
+
+#[test]
+fn required_calls_have_a_bound_on_all_doors() {
+    let world = tireless();
+    let required = json!({"tool_choice": "required"});
+    let answer = post(world.addr, CHAT, &chat("again", required.clone())).ok();
+    assert_eq!(of_chat(&answer).len(), 16, "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+    assert!(answer["choices"][0]["message"]["content"].is_null());
+    let answer = post(world.addr, RESPONSES, &response("again", required)).ok();
+    assert_eq!(
+        (of_response(&answer).len(), &answer["status"]),
+        (16, &json!("completed"))
+    );
+    let any = json!({"tool_choice": {"type": "any"}});
+    let answer = post(
+        world.addr,
+        MESSAGES,
+        &message("again", with(any, json!({"max_tokens": 4000}))),
+    )
+    .ok();
+    assert_eq!(
+        (of_message(&answer).len(), &answer["stop_reason"]),
+        (16, &json!("tool_use"))
+    );
+    world.wait_until_whole();
+}
+
+/// Models end their answer after a line break: a grammar that took that for the beginning of a next call would keep them
+/// calling.
+#[test]
+fn a_line_break_after_a_required_call_is_no_promise_of_another() {
+    let one = call("weather", r#"{"city": "Lisbon", "days": 3}"#);
+    let world = World::scripted(&[("once", &format!("{one}\n"))]);
+    let required = json!({"tool_choice": "required"});
+    let answer = post(world.addr, CHAT, &chat("once", required)).ok();
+    assert_eq!(of_chat(&answer).len(), 1, "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+    world.wait_until_whole();
+}
+
+#[test]
+fn a_call_that_is_cut_is_never_told_as_a_whole_one() {
+    let arguments = r#"{"city": "Lisbon", "days": 3}"#;
+    let lines = [call("weather", arguments), fenced("weather", arguments)];
+    let world = World::scripted(&[("plainly", &lines[0]), ("fenced", &lines[1])]);
+    for cue in ["plainly", "fenced"] {
+        let whole = post(world.addr, CHAT, &chat(cue, json!({}))).ok();
+        assert_eq!(
+            of_chat(&whole),
+            [("weather".to_owned(), arguments.to_owned())]
+        );
+        let tokens = whole["usage"]["completion_tokens"]
+            .as_u64()
+            .expect("a number");
+        for most in 1..tokens {
+            let place = format!("{most} tokens of {cue}");
+            check_cut_chat(&world, cue, most, &place);
+            check_cut_response(&world, cue, most, &place);
+            let body = message(cue, json!({"max_tokens": most}));
+            let answer = post(world.addr, MESSAGES, &body).ok();
+            assert_eq!(answer["stop_reason"], "max_tokens", "{place}");
+            for (_, input) in of_message(&answer) {
+                assert_eq!(
+                    input.to_string(),
+                    r#"{"city":"Lisbon","days":3}"#,
+                    "{place}"
+                );
+            }
+            assert!(!list(&answer["content"]).is_empty(), "{place}");
+        }
+    }
+    world.wait_until_whole();
+}
+
+fn check_cut_chat(world: &World, cue: &str, most: u64, place: &str) {
+    let body = chat(cue, json!({"max_tokens": most}));
+    let answer = post(world.addr, CHAT, &body).ok();
+    assert_eq!(answer["choices"][0]["finish_reason"], "length", "{place}");
+    let content = text(&answer["choices"][0]["message"]["content"]);
+    assert!(!content.contains("<tool_call>"), "{place}: {content}");
+    for (_, arguments) in of_chat(&answer) {
+        serde_json::from_str::<Value>(&arguments).expect("whole calls only");
+    }
+    let (_, streamed, reason) = streamed_chat(world, body);
+    assert_eq!((streamed, reason.as_str()), (content, "length"), "{place}");
+}
+
+fn check_cut_response(world: &World, cue: &str, most: u64, place: &str) {
+    let events = responses::events(
+        world.addr,
+        response(cue, json!({"max_output_tokens": most})),
+    );
+    responses::check_order(&events);
+    let answer = &events.last().expect("events")["response"];
+    assert_eq!(answer["status"], "incomplete", "{place}");
+    let is_done = |event: &&Value| event["type"] == "response.function_call_arguments.done";
+    let done: Vec<String> = events
+        .iter()
+        .filter(is_done)
+        .map(|event| text(&event["arguments"]))
+        .collect();
+    let told: Vec<String> = of_response(answer)
+        .into_iter()
+        .map(|(_, arguments)| arguments)
+        .collect();
+    assert_eq!(done, told, "{place}");
+    for arguments in told {
+        serde_json::from_str::<Value>(&arguments).expect("whole calls only");
+    }
+}
+
+/// Half of a command is another command.
+#[test]
+fn the_input_of_a_custom_tool_is_told_whole_or_not_at_all() {
+    let line = call("shell", r#"{"input": "rm -rf /tmp/x"}"#);
+    let world = World::scripted(&[("tidy", &line)]);
+    let body = |most: u64| json!({"input": "tidy", "tools": [{"type": "custom", "name": "shell"}], "max_output_tokens": most});
+    let whole = post(world.addr, RESPONSES, &body(200)).ok();
+    assert_eq!(whole["output"][0]["input"], "rm -rf /tmp/x");
+    let tokens = whole["usage"]["output_tokens"].as_u64().expect("a number");
+    for most in 1..tokens {
+        for event in responses::events(world.addr, body(most)) {
+            let item = &event["item"];
+            let is_whole = item["status"] == "completed";
+            let said = [&event["delta"], &event["input"], &item["input"]];
+            for said in said.into_iter().filter_map(Value::as_str) {
+                let is_of_text = event["type"] == "response.output_text.delta";
+                assert!(
+                    said.is_empty() || is_whole || is_of_text || said.ends_with("/tmp/x"),
+                    "{event}"
+                );
+            }
+        }
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn no_more_of_a_prompt_is_cached_than_it_has() {
+    let world = tireless();
+    let function = json!({"type": "function", "function": {"name": "weather"}});
+    let body = chat("again", json!({"tool_choice": function}));
+    for turn in 0..3 {
+        let usage = &post(world.addr, CHAT, &body).ok()["usage"];
+        let prompt = usage["prompt_tokens"].as_u64().expect("a number");
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        match turn {
+            0 => assert!(cached < Some(prompt), "{usage}"),
+            // All of it, and not the tokens that the grammar opens the output with.
+            _ => assert_eq!(cached, Some(prompt), "{usage}"),
+        }
+    }
+    let stats = world.stats();
+    assert!(stats.cached_tokens <= stats.prompt_tokens, "{stats:?}");
+    world.wait_until_whole();
+}
