@@ -3,7 +3,7 @@
 use super::Calls;
 use crate::error::FieldError;
 use crate::grammar::part::Part;
-use crate::state::output::{ToolChoice, strict_openings};
+use crate::state::output::{ToolChoice, loose_strict_tools, strict_openings};
 
 /// Most calls of an answer that must call: without a bound, a small model repeats its calls until the context is full.
 const MOST_CALLS: u32 = 16;
@@ -12,7 +12,7 @@ impl Calls<'_> {
     /// The beginnings of objects that are calls of strict tools without the format's tag, and what follows each.
     pub(super) fn loose(&self) -> Result<Vec<(String, Part)>, FieldError> {
         let mut triggers = Vec::new();
-        for tool in self.tools.tools.iter().filter(|tool| tool.strict) {
+        for tool in loose_strict_tools(self.tools) {
             for (begin, end) in strict_openings(&tool.name) {
                 let part = Part::Sequence(vec![self.arguments(tool)?, Part::text(end)]);
                 triggers.push((begin, part));

@@ -9,7 +9,7 @@ use super::json::{Scan, Separation, ValueScanner};
 use super::named::MAX_NAME_BYTES;
 use super::object::ObjectReader;
 use super::syntax::{Loose, Tag, TagSet};
-use super::tools::ToolUse;
+use super::tools::{Tool, ToolUse};
 
 /// The languages that a fence around a call names.
 const LANGUAGES: [&str; 3] = ["", "json", "xml"];
@@ -166,11 +166,12 @@ impl LooseReader {
 
     /// Whether the object may call the tool that it names, which is certain to have arguments now.
     fn may_call(&self, name: &str) -> bool {
-        let is_strict = self.tools.tool(name).is_some_and(|tool| tool.strict);
-        !is_strict
-            || strict_openings(name)
-                .iter()
-                .any(|(open, _)| *open == self.opening)
+        if self.tools.tool(name).is_some_and(|tool| !tool.strict) {
+            return true;
+        }
+        let openings = strict_openings(name);
+        let is_known = openings.iter().any(|(open, _)| *open == self.opening);
+        is_known && loose_strict_tools(&self.tools).any(|tool| tool.name == name)
     }
 
     fn read_object(&mut self, c: char, out: &mut CallOutput) -> Step {
@@ -209,19 +210,25 @@ impl LooseReader {
     }
 }
 
-/// Returns the texts with which an object may begin that calls a strict tool, up to its arguments, each with its end. A
-/// grammar knows these; an object with other blanks is text, because nothing tells that its arguments follow the schema.
-pub fn strict_openings(name: &str) -> [(String, &'static str); 4] {
+/// Most strict tools that are called without a tag. A grammar looks for each in all text, which costs time and memory.
+const MAX_STRICT: usize = 8;
+
+/// Returns the texts with which an object may begin that calls a strict tool, up to its arguments, each with its end: as
+/// one line, or as a line for each key. A grammar knows these; an object with other blanks is text, because nothing
+/// tells that its arguments follow the schema.
+pub fn strict_openings(name: &str) -> [(String, &'static str); 2] {
     let name = serde_json::Value::from(name);
     [
         (format!("{{\"name\": {name}, \"arguments\": "), "}"),
-        (format!("{{\"name\":{name},\"arguments\":"), "}"),
         (format!("{{\n  \"name\": {name},\n  \"arguments\": "), "\n}"),
-        (
-            format!("{{\n    \"name\": {name},\n    \"arguments\": "),
-            "\n}",
-        ),
     ]
+}
+
+/// Returns the strict tools that are called without a tag: all of them, or none if they are many.
+pub fn loose_strict_tools(tools: &ToolUse) -> impl Iterator<Item = &Tool> {
+    let strict = || tools.tools.iter().filter(|tool| tool.strict);
+    let are_few = strict().nth(MAX_STRICT).is_none();
+    strict().filter(move |_| are_few)
 }
 
 /// The beginnings of tags that name a function.

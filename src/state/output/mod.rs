@@ -98,7 +98,7 @@ pub use ending::OutputEnding;
 pub use engine::{MAX_HELD_CHARS, OutputEngine};
 pub use format::{OutputFormats, ReasoningFormat, ToolFormat};
 pub use json::MAX_DEPTH;
-pub use loose::strict_openings;
+pub use loose::{loose_strict_tools, strict_openings};
 pub use markers::Markers;
 pub use parameters::MAX_VALUE_BYTES;
 pub use piece::{OutputPiece, push_piece};

@@ -227,6 +227,7 @@ fn a_strict_tool_is_called_as_its_grammar_knows() {
     }
     for text in [
         "{ \"name\": \"seat\", \"arguments\": {\"row\": 4}}",
+        "{\"name\":\"seat\",\"arguments\":{\"row\": 4}}",
         "{\"name\": \"seat\", \"parameters\": {\"row\": 4}}",
         "{\"arguments\": {\"row\": 4}, \"name\": \"seat\"}",
         "<function=seat>{\"row\": 4}</function>",
