@@ -23,10 +23,9 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
         Closers::default()
     }
 
-    /// Returns whether what was read can be nothing but the beginning of a call, before its name has gone out and without
-    /// a tag that tells.
-    fn is_certain(&self) -> bool {
-        false
+    /// Returns the name that was read and has not gone out, where no tag tells that it is that of a call.
+    fn called(&self) -> Option<&str> {
+        None
     }
 }
 

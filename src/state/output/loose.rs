@@ -298,11 +298,11 @@ impl CallReader for LooseReader {
         self.closers
     }
 
-    fn is_certain(&self) -> bool {
+    fn called(&self) -> Option<&str> {
         match &self.at {
-            At::Object(object) => object.has_name(),
-            At::Arguments(_) => true,
-            _ => false,
+            At::Object(object) => object.called().or(self.found.name.as_deref()),
+            At::Arguments(_) => self.found.name.as_deref(),
+            _ => None,
         }
     }
 }

@@ -89,11 +89,6 @@ impl ObjectReader {
         }
     }
 
-    /// Returns whether the name was read.
-    pub(super) fn has_name(&self) -> bool {
-        self.is_started || self.name.is_some()
-    }
-
     /// The step at something that does not belong. Complete arguments make the call complete.
     fn broken(&self) -> Step {
         match self.is_started && self.arguments == Arguments::Complete {
@@ -364,5 +359,9 @@ impl CallReader for ObjectReader {
 
     fn read_tag(&mut self, _: Tag, _: &mut CallOutput) -> Step {
         self.broken()
+    }
+
+    fn called(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 }

@@ -184,11 +184,16 @@ impl Heard {
     }
 }
 
-/// Whether a text is the beginning of the first tag of an opening, and not all of it.
+/// Whether a text is the beginning of the first tag of an opening, or of what names a tool where there is no tag, and not
+/// all of it.
 fn is_part_of_tag(opening: &str, rest: &str) -> bool {
     let opening = opening.trim_start();
-    let tag = opening.split_inclusive(['>', ']', '{']).next();
-    tag.is_some_and(|tag| tag.len() > rest.len() && tag.starts_with(rest))
+    let end = match opening.chars().next() {
+        Some('{') => opening.find("\","),
+        Some('[') => opening.find([']', '(']),
+        _ => opening.find('>'),
+    };
+    end.is_some_and(|end| rest.len() <= end && opening.starts_with(rest))
 }
 
 /// The end of a text that was cut, after what it has in common with what was meant. A character whose bytes did not all

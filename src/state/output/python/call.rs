@@ -140,4 +140,9 @@ impl CallReader for PythonReader {
     fn read_tag(&mut self, _: Tag, _: &mut CallOutput) -> Step {
         Step::Broken
     }
+
+    fn called(&self) -> Option<&str> {
+        let is_read = !self.is_started && !matches!(self.at, At::Function);
+        is_read.then_some(self.function.as_str())
+    }
 }

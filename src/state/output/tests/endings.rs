@@ -181,3 +181,21 @@ fn an_opening_in_an_answer_that_ended_by_itself_is_text() {
         format!("«{prose}»")
     );
 }
+
+#[test]
+fn the_name_of_a_tool_tells_where_there_is_no_tag() {
+    for (format, cut) in [
+        (ToolFormat::Llama3, "{\"name\": \"seat\", \"param"),
+        (ToolFormat::Pythonic, "[seat(ro"),
+        (ToolFormat::Hermes, "```json\n{\"name\": \"seat\""),
+    ] {
+        assert_eq!(short(&run_cut(engine(Some(format), None), cut)), "");
+        let other = cut.replace("seat", "Ada");
+        let pieces = run_cut(engine(Some(format), None), &other);
+        assert_eq!(short(&pieces), format!("«{other}»"));
+        assert_eq!(
+            short(&run(engine(Some(format), None), cut)),
+            format!("«{cut}»")
+        );
+    }
+}

@@ -268,9 +268,14 @@ impl TaggedEngine {
     pub(super) fn has_begun_call(&self) -> bool {
         match &self.state {
             _ if !self.is_holding() || self.is_between_calls() => false,
-            State::Call(reader) if reader.is_certain() => true,
+            State::Call(reader) if self.has_tool(reader.called()) => true,
             _ => self.opened_by.is_some() || self.n_opening == Some(0),
         }
+    }
+
+    fn has_tool(&self, name: Option<&str>) -> bool {
+        let tools = self.calls.as_ref().map(|(_, tools)| tools);
+        name.is_some_and(|name| tools.is_some_and(|tools| tools.tool(name).is_some()))
     }
 
     /// Drops the beginning of a call that the end of the output has cut.
