@@ -48,6 +48,7 @@ pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'
         return Ok(None);
     };
     Ok(Some(VocabularyFields {
+        architecture: owned(metadata.text("general.architecture")?),
         model: model.to_owned(),
         pre: owned(keys.text("pre")?),
         scores: metadata.numbers(&key("scores"))?.unwrap_or_default(),

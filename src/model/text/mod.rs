@@ -7,6 +7,7 @@ mod count;
 mod ending;
 mod files;
 mod formats;
+mod frozen;
 mod gguf;
 mod known;
 mod messages;
@@ -18,6 +19,7 @@ mod turns;
 mod vocabulary;
 mod written;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use tokenizers::Tokenizer;
@@ -28,6 +30,7 @@ use crate::state::output::ToolFormat;
 pub use chat::ChatPrompt;
 pub(crate) use count::MAX_COUNTED_BYTES;
 use files::{TemplateSources, TokenizerConfig};
+use frozen::FrozenPieces;
 pub use gguf::VocabularyFields;
 pub use known::KnownBeginning;
 use template::ChatTemplate;
@@ -40,6 +43,12 @@ use written::CallWriter;
 #[derive(Debug)]
 pub struct TextModel {
     tokenizer: Tokenizer,
+    /// Pieces that are found before any merge, beside the added tokens.
+    frozen: Option<FrozenPieces>,
+    /// Added tokens that are nothing but blanks, for parts of a text in which no added token is looked for.
+    blanks: Option<FrozenPieces>,
+    /// Added tokens that the decoder would take for the spelling of other bytes, and their text.
+    misread: HashMap<u32, String>,
     special: SpecialTokens,
     vocab_size: usize,
     /// Bytes of the longest token as the vocabulary spells it, at least 1.
@@ -56,6 +65,7 @@ pub struct TextModel {
 /// The text side of a model as its files describe it, wherever they keep it.
 struct Parts {
     tokenizer: Tokenizer,
+    frozen: Option<FrozenPieces>,
     /// Ids of the vocabulary without the added tokens: one more than the highest.
     vocab_size: usize,
     /// Bytes of the longest token.
@@ -109,6 +119,7 @@ impl TextModel {
         Ok(Self::assemble(Parts {
             max_token_bytes: longest(&tokenizer),
             tokenizer,
+            frozen: None,
             vocab_size,
             special: config.special,
             adds_bos: config.add_bos_token,
@@ -132,6 +143,9 @@ impl TextModel {
             without_template: parts.without_template,
             special,
             spelling: Spelling::of(&tokenizer),
+            frozen: parts.frozen,
+            blanks: vocabulary::blanks(&tokenizer),
+            misread: misread(&tokenizer),
             tokenizer,
         };
         // SmolLM3's is the only template with Hermes' calls that is known to leave them out.
@@ -268,10 +282,12 @@ impl TextModel {
     }
 
     fn encode_with(&self, text: &str, special: WithSpecial) -> Result<Vec<u32>, RequestError> {
-        match self
-            .tokenizer
-            .encode_fast(text, special == WithSpecial::Added)
-        {
+        let add_special_tokens = special == WithSpecial::Added;
+        let encoding = match &self.frozen {
+            Some(frozen) => frozen.encode(&self.tokenizer, text, add_special_tokens),
+            None => self.tokenizer.encode_fast(text, add_special_tokens),
+        };
+        match encoding {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(not_tokenized(&*error)),
         }
@@ -294,6 +310,25 @@ impl TokenText for TextModel {
     /// As Hugging Face's fast tokenizers do: `spaces_between_special_tokens` has no effect, and
     /// `clean_up_tokenization_spaces` is not applied (it would change text that is out already).
     fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
+        if self.misread.is_empty() {
+            return self.decode_spelled(tokens, skip_special_tokens);
+        }
+        let mut text = String::new();
+        let mut spelled = tokens;
+        while let Some(place) = spelled.iter().position(|id| self.misread.contains_key(id)) {
+            text.push_str(&self.decode_spelled(&spelled[..place], skip_special_tokens));
+            let id = spelled[place];
+            if !(skip_special_tokens && self.is_special(id)) {
+                text.push_str(&self.misread[&id]);
+            }
+            spelled = &spelled[place + 1..];
+        }
+        text + &self.decode_spelled(spelled, skip_special_tokens)
+    }
+}
+
+impl TextModel {
+    fn decode_spelled(&self, tokens: &[u32], skip_special_tokens: bool) -> String {
         match self.tokenizer.decode(tokens, skip_special_tokens) {
             Ok(text) => text,
             Err(_) => tokens
@@ -302,6 +337,24 @@ impl TokenText for TextModel {
                 .collect(),
         }
     }
+}
+
+/// Added tokens of byte-level vocabularies with letters that spell bytes there: DeepSeek's `ö` would come out as the byte
+/// that `ö` stands for in GPT-2's table, which is no text.
+fn misread(tokenizer: &Tokenizer) -> HashMap<u32, String> {
+    if Spelling::of(tokenizer) != Some(Spelling::ByteLevel) {
+        return HashMap::new();
+    }
+    let added = tokenizer.get_added_tokens_decoder().into_iter();
+    let added = added.map(|(id, token)| (id, token.content));
+    let is_misread = |id, text: &str| {
+        tokenizer
+            .decode(&[id], false)
+            .is_ok_and(|read| read != text)
+    };
+    added
+        .filter(|(id, text)| !text.is_ascii() && is_misread(*id, text))
+        .collect()
 }
 
 /// Bytes of the longest token. Asked id by id: a copy of the vocabulary would take several times as long.

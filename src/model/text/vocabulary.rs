@@ -4,6 +4,7 @@ use tokenizers::Tokenizer;
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizedString, PreTokenizer};
 
 use super::TextModel;
+use super::frozen::FrozenPieces;
 
 /// SentencePiece's sign for a blank.
 const BLANK: char = '\u{2581}';
@@ -46,9 +47,9 @@ impl TextModel {
         let named = added.into_iter().map(|(id, token)| (id, token.content));
         for (id, name) in named.chain(self.named_special_tokens()) {
             if let Some(piece) = pieces.get_mut(id as usize) {
-                *piece = match is_blank(&name) {
-                    true => TokenPiece::Bytes(name.into_bytes()),
-                    false => TokenPiece::Marker(name),
+                *piece = match spelling.blanks(&name) {
+                    Some(blanks) => TokenPiece::Bytes(blanks.into_bytes()),
+                    None => TokenPiece::Marker(name),
                 };
             }
         }
@@ -60,7 +61,8 @@ impl TextModel {
         let added = self.tokenizer.get_added_tokens_decoder();
         let named = added.into_iter().map(|(id, token)| (id, token.content));
         let all = named.chain(self.named_special_tokens());
-        all.filter(|(_, name)| !is_blank(name))
+        let spelling = self.spelling.unwrap_or(Spelling::ByteLevel);
+        all.filter(|(_, name)| spelling.blanks(name).is_none())
             .map(|(id, name)| (name, id))
             .collect()
     }
@@ -76,6 +78,9 @@ impl TextModel {
                 PreTokenizedString::from(text.replace(' ', &BLANK.to_string()))
             }
         };
+        if let Some(pieces) = self.frozen.as_ref().or(self.blanks.as_ref()) {
+            pieces.cut(&mut fragment).ok()?;
+        }
         if let (Spelling::ByteLevel, Some(splitter)) =
             (spelling, self.tokenizer.get_pre_tokenizer())
         {
@@ -95,6 +100,20 @@ impl TextModel {
         let names = names.into_iter().flatten();
         names.filter_map(|name| Some((self.token_id(name)?, name.clone())))
     }
+}
+
+/// The added tokens that are nothing but blanks, as the text of a fragment spells them; `None` if there are none, or too many.
+pub(super) fn blanks(tokenizer: &Tokenizer) -> Option<FrozenPieces> {
+    let spelling = Spelling::of(tokenizer)?;
+    let added = tokenizer.get_added_tokens_decoder().into_iter();
+    let blanks = added.filter_map(|(id, token)| Some((spelling.blanks(&token.content)?, id)));
+    let spelled = blanks.map(|(text, id)| match spelling {
+        Spelling::ByteLevel => (text, id),
+        Spelling::SentencePiece => (text.replace(' ', &BLANK.to_string()), id),
+    });
+    let mut pieces: Vec<(String, u32)> = spelled.collect();
+    pieces.sort_unstable();
+    FrozenPieces::new(&pieces).ok().flatten()
 }
 
 impl Spelling {
@@ -121,11 +140,16 @@ impl Spelling {
             }),
         }
     }
-}
 
-/// Runs of blanks are added tokens in some vocabularies, and are text all the same.
-fn is_blank(name: &str) -> bool {
-    !name.is_empty() && name.chars().all(char::is_whitespace)
+    /// The text of an added token that is nothing but blanks: in some vocabularies runs of them are added tokens, and are
+    /// text all the same.
+    fn blanks(self, name: &str) -> Option<String> {
+        let text = match self {
+            Self::ByteLevel => name.to_owned(),
+            Self::SentencePiece => name.replace(BLANK, " "),
+        };
+        (!text.is_empty() && text.chars().all(char::is_whitespace)).then_some(text)
+    }
 }
 
 /// The byte that a character stands for in GPT-2's table.

@@ -41,6 +41,13 @@ pub(super) struct Entry<'a> {
     pub(super) is_filler: bool,
 }
 
+impl Entry<'_> {
+    /// Whether its text holds a blank, in either spelling.
+    pub(super) fn holds_blank(&self) -> bool {
+        self.text.contains(' ') || self.text.contains(BLANK)
+    }
+}
+
 /// The file that errors name.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a>(pub(super) &'a Path);

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 
-/// The values under `tokenizer.` of a GGUF file, unchecked. An absent list is empty. Texts of long lists are borrowed from the
+/// The values under `tokenizer.` of a GGUF file, and the architecture, unchecked. An absent list is empty. Texts of long lists are borrowed from the
 /// file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VocabularyFields<'a> {
+    /// `general.architecture`, which tells how some models use their tokens.
+    pub architecture: Option<String>,
     /// `tokenizer.ggml.model`: the kind of tokenizer.
     pub model: String,
     /// `tokenizer.ggml.pre`: how a byte-level tokenizer cuts texts into words.

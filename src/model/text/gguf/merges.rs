@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use tokenizers::models::bpe::{Merges, Vocab};
 
-use super::entries::{Entry, Kind, Source, is_blank, longest, shown};
+use super::entries::{Entry, Kind, Source, longest, shown};
 use crate::error::LoadError;
 
 /// Work that all cuts of all tokens may cost: characters times bytes, summed over the tokens.
@@ -162,13 +162,9 @@ fn cuts_of(
     }
 }
 
-/// Markers are found before any merge; runs of blanks that the vocabulary's author added are merged like others.
+/// Control tokens and user-defined pieces are found before any merge, and no merge makes a larger one of them.
 fn takes_part(entry: &Entry<'_>) -> bool {
-    match entry.kind {
-        Kind::Normal => !entry.is_filler,
-        Kind::User => !entry.is_filler && is_blank(&entry.text),
-        _ => false,
-    }
+    entry.kind == Kind::Normal && !entry.is_filler
 }
 
 fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError> {

@@ -3,8 +3,10 @@
 //! The tokenizer is the one that the model's `tokenizer.json` describes, made again from what the converter kept of it:
 //! the tokens with their types, the merges or the scores, and a name for how texts are cut into words. Two things are
 //! lost in the file. Tokens that look like `<|this|>` are special here even where `tokenizer.json` has them as plain added
-//! tokens, so texts without special tokens leave them out. And whether an added token takes the blanks around it along.
+//! tokens, so texts without special tokens leave them out. And whether an added token takes the blanks around it along,
+//! which is known of Phi-3's alone.
 
+mod added;
 mod entries;
 mod fields;
 mod merges;
@@ -40,6 +42,7 @@ impl TextModel {
         let default = fields.chat_template.filter(is_written);
         Ok(Self::assemble(Parts {
             tokenizer: built.tokenizer,
+            frozen: built.frozen,
             vocab_size: built.vocab_size,
             max_token_bytes: built.max_token_bytes,
             special,

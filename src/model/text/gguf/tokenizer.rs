@@ -1,7 +1,5 @@
 //! The `tokenizers` object that a file's vocabulary describes.
 
-use std::collections::HashSet;
-
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
@@ -20,16 +18,20 @@ use tokenizers::processors::template::{SpecialToken, Template, TemplateProcessin
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::entries::{BLANK, Entry, Kind, Source, entries, is_blank, longest, shown, vocabulary};
+use super::added::{self, Prefix};
+use super::entries::{BLANK, Entry, Source, entries, longest, shown, vocabulary};
 use super::fields::VocabularyFields;
 use super::merges;
 use super::splits::{KNOWN, Splits};
 use crate::error::LoadError;
+use crate::model::text::frozen::FrozenPieces;
 
 /// A tokenizer, and how many tokens it has.
 #[derive(Debug)]
 pub(super) struct Built {
     pub(super) tokenizer: Tokenizer,
+    /// Pieces that are found in the normalized text, before any merge.
+    pub(super) frozen: Option<FrozenPieces>,
     /// Ids that are no fillers: one more than the highest.
     pub(super) vocab_size: usize,
     /// Bytes of the longest token.
@@ -37,10 +39,11 @@ pub(super) struct Built {
 }
 
 impl Built {
-    fn new(tokenizer: Tokenizer, entries: &[Entry<'_>]) -> Self {
+    fn new(tokenizer: Tokenizer, frozen: Option<FrozenPieces>, entries: &[Entry<'_>]) -> Self {
         let last = entries.iter().rposition(|entry| !entry.is_filler);
         Self {
             tokenizer,
+            frozen,
             vocab_size: last.map_or(0, |last| last + 1),
             max_token_bytes: longest(entries),
         }
@@ -78,10 +81,10 @@ fn byte_level(
     let words = pre_tokenizers(&splits).map_err(|error| internal(source, &error))?;
     tokenizer.with_pre_tokenizer(Some(PreTokenizerSequence::new(words)));
     tokenizer.with_decoder(Some(ByteLevel::default()));
-    add_tokens(source, &mut tokenizer, entries)?;
+    add_tokens(source, &mut tokenizer, added::of_bytes(entries))?;
     let ends = Ends::of(fields, splits.adds_bos);
     add_ends(source, &mut tokenizer, fields, ends)?;
-    Ok(Built::new(tokenizer, entries))
+    Ok(Built::new(tokenizer, None, entries))
 }
 
 /// The cuts that the file names.
@@ -133,7 +136,7 @@ fn sentence_piece(
     fields: &VocabularyFields<'_>,
     mut entries: Vec<Entry<'_>>,
 ) -> Result<Built, LoadError> {
-    restore_blanks(&mut entries);
+    added::restore_blanks(&mut entries);
     let vocabulary = vocabulary(source, &entries)?;
     let merges = merges::from_scores(source, &entries, &fields.scores, &vocabulary)?;
     let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges);
@@ -143,7 +146,7 @@ fn sentence_piece(
     };
     let mut tokenizer = with_blanks(source, fields, &entries, model, prefix)?;
     add_ends(source, &mut tokenizer, fields, Ends::of(fields, true))?;
-    Ok(Built::new(tokenizer, &entries))
+    Ok(Built::new(tokenizer, frozen(source, &entries)?, &entries))
 }
 
 /// Merges from the file over plain text; prompts begin with the beginning-of-sequence token whatever the file says.
@@ -152,7 +155,7 @@ fn gemma4(
     fields: &VocabularyFields<'_>,
     mut entries: Vec<Entry<'_>>,
 ) -> Result<Built, LoadError> {
-    restore_blanks(&mut entries);
+    added::restore_blanks(&mut entries);
     let model = with_listed_merges(source, fields, &entries)?;
     let mut tokenizer = with_blanks(source, fields, &entries, model, Prefix::None)?;
     let ends = Ends {
@@ -160,14 +163,7 @@ fn gemma4(
         ..Ends::of(fields, true)
     };
     add_ends(source, &mut tokenizer, fields, ends)?;
-    Ok(Built::new(tokenizer, &entries))
-}
-
-/// The text that is put before another.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Prefix {
-    Blank,
-    None,
+    Ok(Built::new(tokenizer, frozen(source, &entries)?, &entries))
 }
 
 fn with_blanks(
@@ -201,44 +197,26 @@ fn with_blanks(
     let normalizer = NormalizerSequence::new(normalizers);
     set_normalizer(source, &mut tokenizer, normalizer.into())?;
     tokenizer.with_decoder(Some(DecoderSequence::new(decoders)));
-    add_tokens(source, &mut tokenizer, entries)?;
+    let takes_blanks = fields.architecture.as_deref() == Some("phi3");
+    let added = added::of_sentence_piece(entries, prefix, takes_blanks);
+    add_tokens(source, &mut tokenizer, added)?;
     Ok(tokenizer)
 }
 
-/// Converters write user tokens with spaces for U+2581. Runs of blanks get it back, so that merges can make them, unless
-/// the vocabulary has such a token besides.
-fn restore_blanks(entries: &mut [Entry<'_>]) {
-    let runs = entries.iter().map(|entry| &entry.text);
-    let runs = runs.filter(|text| text.starts_with(BLANK) && is_blank(text));
-    let taken: HashSet<String> = runs.map(|text| text.to_string()).collect();
-    for entry in entries {
-        if entry.kind == Kind::User && is_blank(&entry.text) {
-            let restored = entry.text.replace(' ', BLANK);
-            if !taken.contains(&restored) {
-                entry.text = restored.into();
-            }
-        }
-    }
-}
-
-/// Tokens that are found in a text before anything else.
+/// Adds the tokens that are found in a text before anything else.
 fn add_tokens(
     source: Source<'_>,
     tokenizer: &mut Tokenizer,
-    entries: &[Entry<'_>],
+    added: Vec<AddedToken>,
 ) -> Result<(), LoadError> {
-    let mut added = Vec::new();
-    for entry in entries.iter().filter(|entry| !entry.is_filler) {
-        let is_special = match entry.kind {
-            Kind::Control | Kind::Unknown => true,
-            Kind::User => false,
-            Kind::Normal | Kind::Unused | Kind::Byte => continue,
-        };
-        added.push(AddedToken::from(entry.text.to_string(), is_special).normalized(false));
-    }
     let all = tokenizer.add_tokens(added);
     all.map_err(|error| internal(source, &error))?;
     Ok(())
+}
+
+fn frozen(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Option<FrozenPieces>, LoadError> {
+    let pieces = FrozenPieces::new(&added::frozen(entries));
+    pieces.map_err(|error| internal(source, &error))
 }
 
 /// The tokens that are put around plain prompts, as `tokenizer.json` says it: even where a prompt begins so already.

@@ -9,6 +9,7 @@ mod lines;
 mod pre_tokenizers;
 mod refused;
 mod sentence_piece;
+mod user_defined;
 
 const CONTROL: i32 = 3;
 const USER: i32 = 4;

@@ -55,7 +55,10 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
             continue;
         }
         vocab.insert(in_file(text), json!(id));
-        if matches!(*kind, 2..=4) {
+        // Added, it would only be found where a text spells it with U+2581, and be taken for less than the run that it is in
+        // where a blank is put before texts.
+        let is_run = prefix && text.trim_matches(' ').is_empty();
+        if matches!(*kind, 2..=4) && !is_run {
             added.push(
                 json!({"id": id, "content": in_file(text), "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false, "special": *kind != USER}),
@@ -86,6 +89,7 @@ fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
 }
 
 /// Every cut of a word into two words: best score of the whole first, then the longer left one, then the order of ids.
+/// User-defined runs of blanks are better than all words, as in the files of the models that have them.
 fn ranked(fields: &VocabularyFields<'_>) -> Vec<[String; 2]> {
     let words = fields.tokens.iter().zip(&fields.token_types).enumerate();
     let ids: HashMap<Vec<char>, usize> = words
@@ -97,7 +101,12 @@ fn ranked(fields: &VocabularyFields<'_>) -> Vec<[String; 2]> {
         for at in 1..word.len() {
             let (left, right) = word.split_at(at);
             if let (Some(left_id), Some(right_id)) = (ids.get(left), ids.get(right)) {
-                let score = -fields.scores[*id] as i32;
+                let is_word = fields.token_types[*id] == 1;
+                let score = if is_word {
+                    -fields.scores[*id] as i32
+                } else {
+                    -1
+                };
                 let last = (*id, *left_id, *right_id);
                 let lengths = (usize::MAX - left.len(), usize::MAX - right.len());
                 cuts.push(((score, lengths, last), [left, right].map(String::from_iter)));
