@@ -16,6 +16,7 @@ mod bench;
 mod calibrate;
 mod chat;
 mod failure;
+mod first_call;
 pub mod flags;
 mod generate;
 #[cfg(feature = "cuda")]

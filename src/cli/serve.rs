@@ -15,6 +15,7 @@ use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use tokio::sync::oneshot;
 
 use super::failure::Failure;
+use super::first_call::first_call;
 use super::grpc::GrpcDoor;
 use super::output::say;
 use super::signals::{HangUps, Signals};
@@ -160,10 +161,10 @@ fn announce(engine: &EngineHandle, address: SocketAddr, began: Instant) {
     say(format_args!("  SGLang      http://{at}/generate"));
     say(format_args!("  WebSocket   ws://{at}/v1/ws/generate"));
     say(format_args!("  Prometheus  http://{at}/metrics"));
+    let (path, body) = first_call(engine.text().map(AsRef::as_ref));
     say("try:");
     say(format_args!(
-        "  curl -N http://{at}/v1/chat/completions -H 'Content-Type: application/json' \
-         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Who are you?\"}}], \"stream\": true}}'"
+        "  curl -N http://{at}{path} -H 'Content-Type: application/json' -d '{body}'"
     ));
 }
 

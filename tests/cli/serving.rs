@@ -6,13 +6,15 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{souffleur, stderr, stdout, tiny_model};
+use super::{agents_model, souffleur, stderr, stdout, tiny_model};
 
 /// A server that is ready.
 pub(super) struct Serving {
     child: Child,
     out: BufReader<ChildStdout>,
     pub(super) address: String,
+    /// The path and the body of the call that it suggests.
+    suggested: (String, String),
 }
 
 impl Serving {
@@ -32,7 +34,7 @@ impl Serving {
         let mut child = command.spawn().expect("the binary runs");
         let mut out = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut printed = String::new();
-        let address = loop {
+        let suggested = loop {
             let mut line = String::new();
             if out.read_line(&mut line).expect("it prints UTF-8") == 0 {
                 let mut log = String::new();
@@ -45,13 +47,18 @@ impl Serving {
             }
             printed.push_str(&line);
             if let Some((_, rest)) = line.split_once("curl -N http://") {
-                break rest.split('/').next().expect("an address").to_owned();
+                break rest.trim_end().to_owned();
             }
         };
+        let (address, rest) = suggested.split_once('/').expect("an address and a path");
+        let (path, flags) = rest.split_once(' ').expect("a path and flags");
+        let (_, body) = flags.split_once(" -d '").expect("a body");
+        let body = body.strip_suffix('\'').expect("a quoted body");
         Self {
             child,
             out,
-            address,
+            address: address.to_owned(),
+            suggested: (format!("/{path}"), body.to_owned()),
         }
     }
 
@@ -138,6 +145,24 @@ impl Serving {
 
 const LONG: &str = r#"{"input_ids": [1, 2, 3], "stream": true,
     "sampling_params": {"max_new_tokens": 200, "ignore_eos": true, "temperature": 0}}"#;
+
+/// The first lines suggest a call that the model can answer.
+#[test]
+fn the_call_that_it_suggests_works() {
+    let check = |model: &Path, args: &[&str], expect: &str| {
+        let server = Serving::start_with(model, args);
+        let (path, body) = &server.suggested;
+        assert_eq!(path, expect);
+        let (status, answer) = server.ask("POST", path, body);
+        assert_eq!(status, 200, "{answer}");
+        assert!(answer.contains("data: "), "{answer}");
+        server.signal("TERM");
+        server.wait(Duration::from_secs(60));
+    };
+    check(&agents_model(), &[], "/v1/chat/completions");
+    check(&tiny_model(), &[], "/v1/completions");
+    check(&tiny_model(), &["--skip-tokenizer-init"], "/generate");
+}
 
 #[test]
 fn a_term_signal_finishes_what_runs_and_exits_with_0() {
