@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mxfp4Config
 
 # 130 is beyond the windows and the original contexts of the tiny models.
@@ -37,6 +38,8 @@ class Answer:
     # Of models with experts: see tools/README.md.
     router_margins: list[float] | None
     router_rounding: float | None
+    # The logits in f64, of prompts that are asked for so.
+    exact: torch.Tensor | None = None
 
     def clear_experts(self):
         """For each token whether rounding to bf16 cannot change its experts."""
@@ -123,8 +126,21 @@ def load(directory, dtype):
     # This family has no class of its decoder alone.
     automatic = AutoModelForImageTextToText if config.model_type == "mistral3" else AutoModelForCausalLM
     model = automatic.from_pretrained(directory, dtype=dtype, **eager)
-    # Some quantisers leave matrices in bf16.
-    return model.to(dtype).eval()
+    # Some quantisers leave matrices in bf16. Buffers stay as they were made: transformers keeps `inv_freq` in f32 whatever the
+    # weights are in, and rounded to bf16 it would turn heads of far positions by other angles.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.eval()
+
+
+class InDouble(TorchFunctionMode):
+    """Computes in f64 what models compute in f32 whatever their weights are in: norms, softmaxes, rotations."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.float:
+            return args[0].double()
+        widen = lambda value: torch.float64 if value is torch.float32 else value
+        return function(*map(widen, args), **{name: widen(value) for name, value in (kwargs or {}).items()})
 
 
 def random_prompts(vocab_size, lengths=None, seed=SEED):
@@ -136,6 +152,14 @@ def random_prompts(vocab_size, lengths=None, seed=SEED):
 @torch.no_grad()
 def prompt_logits(model, tokens):
     return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+@torch.no_grad()
+def exact_logits(directory, prompts):
+    """The logits in f64, of the same weights and `inv_freq`."""
+    model = load(directory, torch.float64)
+    with InDouble():
+        return [model(torch.tensor([tokens]), use_cache=False).logits[0].double() for tokens in prompts]
 
 
 def n_greedy_behind(config, n_prompt, wanted):
@@ -162,8 +186,8 @@ def greedy(model, tokens, n_tokens):
     return chosen, margins
 
 
-def answer(directory, prompts, n_greedy=GREEDY_TOKENS):
-    """Runs a model in f32 and in bf16 on every prompt."""
+def answer(directory, prompts, n_greedy=GREEDY_TOKENS, exact_above=None):
+    """Runs a model in f32 and in bf16 on every prompt, and in f64 on those of more than `exact_above` tokens."""
     model = load(directory, torch.float32)
     probe = RouterProbe(model)
     logits, routed = zip(*((prompt_logits(model, tokens), probe.take()) for tokens in prompts))
@@ -184,6 +208,11 @@ def answer(directory, prompts, n_greedy=GREEDY_TOKENS):
         if len(clear):
             answer.bf16_max_abs_error, answer.bf16_median_error = clear.max().item(), clear.median().item()
         answers.append(answer)
+    del model
+    long = [answer for answer in answers if exact_above is not None and len(answer.tokens) > exact_above]
+    if long:
+        for answer, logits in zip(long, exact_logits(directory, [answer.tokens for answer in long])):
+            answer.exact = logits
     return answers
 
 
