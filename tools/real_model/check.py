@@ -1,0 +1,124 @@
+"""The checks of `run`, in its environment: check.py SCRATCH SOUFFLEUR FILE CHECK ..."""
+
+import math
+import sys
+from pathlib import Path
+
+import corpus
+import theirs
+from server import Server
+
+F32_RATIO, DEFAULT_RATIO = 0.001, 0.01
+# Of log probabilities, below which rounding may choose another token.
+DECISIVE_MARGIN = 1e-2
+TEXT_TOKENS, GREEDY_TOKENS = 2_000, 48
+# Prose, Markdown and code.
+TEXTS = ("README.md", "ARCHITECTURE.md", "src/state/cache/radix_tree/mod.rs")
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n    \"\"\"The n-th Fibonacci number.\"\"\"\n",
+    "| planet | moons |\n|---|---|\n| Earth | 1 |\n",
+]
+SHOWN_DIFFERENCES = 5
+
+
+class Report:
+    """Prints a line for each result and counts the failures."""
+
+    def __init__(self):
+        self.failures = 0
+
+    def say(self, holds, text):
+        """Prints one result."""
+        self.failures += not holds
+        print(f"{'ok  ' if holds else 'FAIL'} {text}", flush=True)
+
+
+def first_difference(ours, others):
+    """The place from which two lists differ."""
+    same = [one == other for one, other in zip(ours, others)]
+    return same.index(False) if False in same else min(len(ours), len(others))
+
+
+def check_tokens(server, vocabulary, report):
+    """Compares ids with llama.cpp's, and texts with those that ids become."""
+    parts = corpus.parts(vocabulary.markers)
+    n_bytes, n_tokens, differ, lost = 0, 0, 0, 0
+    for part in parts:
+        ours, others = server.tokenize(part), vocabulary.tokenize(part)
+        n_bytes, n_tokens = n_bytes + len(part.encode()), n_tokens + len(others)
+        if ours != others:
+            differ += 1
+            if differ <= SHOWN_DIFFERENCES:
+                at = first_difference(ours, others)
+                near = slice(max(at - 2, 0), at + 6)
+                print(f"     token {at}: {ours[near]} {vocabulary.pieces(ours[near])}, llama.cpp has {others[near]} {vocabulary.pieces(others[near])}")
+        lost += vocabulary.comes_back(part) and server.detokenize(ours) != part
+    report.say(differ == 0, f"tokens: {n_bytes} bytes in {len(parts)} parts, {n_tokens} tokens; {differ} parts have other ids than llama.cpp's")
+    report.say(lost == 0, f"tokens: {lost} of {len(parts)} parts do not come back as they were")
+    begun = [server.tokenize(PROMPTS[0], True), vocabulary.tokenize(PROMPTS[0], True)]
+    report.say(begun[0] == begun[1], f"tokens: a prompt with its beginning is {begun[0]}, llama.cpp has {begun[1]}")
+
+
+def perplexity(log_probabilities):
+    """The exponential of the mean surprise."""
+    return math.exp(-math.fsum(log_probabilities) / len(log_probabilities))
+
+
+def check_perplexity(results, expected, report):
+    """Compares perplexities, and log probabilities one by one for the reader."""
+    wanted = perplexity(expected)
+    for (name, ratio), found in zip((("f32", F32_RATIO), ("default", DEFAULT_RATIO)), results, strict=True):
+        ours = perplexity(found)
+        furthest = max(abs(one - other) for one, other in zip(found, expected, strict=True))
+        text = f"perplexity, {name}: {ours:.4f} over {len(found)} tokens, transformers in f32 has {wanted:.4f} ({ours / wanted - 1:+.3%}, at most {ratio:.1%}); "
+        report.say(abs(ours / wanted - 1) <= ratio, text + f"log probabilities off by {furthest:.4f} at most")
+
+
+def check_greedy(server_texts, outputs, expected, report):
+    """Compares greedy texts: those in f32 must be the same up to a choice that rounding may make."""
+    exact, usual = outputs
+    for prompt, ours, quantised, (chosen, margins) in zip(PROMPTS, exact, usual, expected, strict=True):
+        at = first_difference(ours, chosen)
+        holds = at == len(chosen) or margins[at] < DECISIVE_MARGIN
+        end = "" if at == len(chosen) else f", where transformers is ahead by {margins[at]:.4f}"
+        report.say(holds, f"greedy, f32: {prompt!r}: {at} of {len(chosen)} tokens as transformers has them{end}")
+        print(f"     by default {first_difference(quantised, chosen)}: {server_texts(quantised)!r}")
+
+
+def ask(server, ids, prompts, checks):
+    """The numbers and texts of one server."""
+    return (
+        server.log_probabilities(ids) if "perplexity" in checks else [],
+        [server.greedy(prompt, GREEDY_TOKENS) for prompt in prompts] if "greedy" in checks else [],
+    )
+
+
+def main():
+    """Runs the checks that were asked for."""
+    scratch, souffleur, file = map(Path, sys.argv[1:4])
+    checks, report = sys.argv[4:], Report()
+    vocabulary = theirs.Vocabulary(file)
+    with Server(souffleur, file, scratch / "default.log") as server:
+        if "tokens" in checks:
+            check_tokens(server, vocabulary, report)
+        if {"perplexity", "greedy"} & set(checks):
+            # The files change with the repository: the same text for both sides is what counts.
+            texts = [(corpus.REPOSITORY / text).read_text()[: 2 * TEXT_TOKENS] for text in TEXTS]
+            ids = server.tokenize("\n".join(texts), True)[:TEXT_TOKENS]
+            prompts = [server.tokenize(prompt, True) for prompt in PROMPTS]
+            usual = ask(server, ids, prompts, checks)
+            spelled = {tuple(output): server.detokenize(output) for output in usual[1]}
+    if {"perplexity", "greedy"} & set(checks):
+        with Server(souffleur, file, scratch / "float32.log", "--dtype", "float32") as server:
+            exact = ask(server, ids, prompts, checks)
+        scores, following = theirs.reference(file, ids if "perplexity" in checks else ids[:2], prompts if "greedy" in checks else [], GREEDY_TOKENS)
+        if "perplexity" in checks:
+            check_perplexity((exact[0], usual[0]), scores, report)
+        if "greedy" in checks:
+            check_greedy(lambda output: spelled[tuple(output)], (exact[1], usual[1]), following, report)
+    sys.exit(report.failures > 0)
+
+
+if __name__ == "__main__":
+    main()
