@@ -60,6 +60,7 @@ impl ExecutorThread {
         let (loaded, is_loaded) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("souffleur-executor".to_owned())
+            .stack_size(crate::state::grammar::STACK_BYTES)
             .spawn(move || {
                 let executor = match factory() {
                     Ok(executor) => executor,

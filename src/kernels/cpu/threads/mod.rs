@@ -30,6 +30,9 @@ const MIN_SHARED_COST: usize = 256 << 10;
 /// Rounds of `spin_loop` between two offers of a worker's core while a step is under way.
 const SPINS_BETWEEN_YIELDS: usize = 64;
 
+/// Stack of a worker: masks of grammars are computed here too, by recursion as deep as the grammar.
+const STACK_BYTES: usize = 64 << 20;
+
 type Item<'a> = &'a (dyn Fn(usize) + Sync);
 
 thread_local! {
@@ -171,6 +174,7 @@ impl ThreadPool {
             let cpus = cpus.next().unwrap_or_default();
             let handle = std::thread::Builder::new()
                 .name(format!("souffleur-cpu-{}", worker + 1))
+                .stack_size(STACK_BYTES)
                 .spawn(move || {
                     NUMBER.set(worker + 1);
                     bind_this_thread(&cpus);
