@@ -12,6 +12,7 @@ mod frames;
 mod grammars;
 mod logprobs;
 mod parameters;
+mod random_constraints;
 mod responses;
 mod routes;
 mod strangers;
