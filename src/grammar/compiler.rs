@@ -18,6 +18,7 @@ use super::state::Template;
 use super::tokens::Tokens;
 use super::tools::trigger;
 use super::wish::sources;
+use super::words;
 use crate::error::{FieldError, RequestError};
 use crate::model::text::TextModel;
 use crate::state::grammar::{Grammar, GrammarFailure};
@@ -277,11 +278,7 @@ fn cancelled() -> RequestError {
 }
 
 fn refusal(field: &'static str, reason: &str) -> RequestError {
-    let reason = match reason.starts_with("panic:") {
-        true => "the compiler failed",
-        false => reason.trim_end_matches("<non-verbose/>").trim(),
-    };
-    let told: String = reason.chars().take(TOLD_CHARS).collect();
+    let told: String = words::told(reason).chars().take(TOLD_CHARS).collect();
     let reason = format!("no grammar can be made of {field}: {told}: ask for something simpler");
     RequestError::Field(FieldError::new(field, reason))
 }

@@ -32,6 +32,7 @@ mod tests;
 mod tokens;
 mod tools;
 mod wish;
+mod words;
 mod writer;
 
 pub use compiler::{CompileNotes, GrammarCompiler};

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::cache::Key;
 use super::limits::GrammarLimits;
+use super::regex;
 use crate::error::FieldError;
 use crate::state::grammar::JsonWhitespace;
 
@@ -65,8 +66,9 @@ impl Source {
         let (is_flexible, pattern) = match whitespace {
             JsonWhitespace::Bounded => (true, Some(BOUNDED.to_owned())),
             JsonWhitespace::Compact => (false, None),
-            JsonWhitespace::Pattern(pattern) => (true, Some(pattern.to_string())),
+            JsonWhitespace::Pattern(pattern) => (true, Some(regex::rewritten(pattern))),
         };
+        regex::quote_patterns(&mut schema);
         let options = JsonCompileOptions {
             whitespace_flexible: is_flexible,
             whitespace_pattern: pattern,

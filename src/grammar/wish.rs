@@ -155,7 +155,9 @@ fn choice(texts: &[String], limits: &GrammarLimits) -> Result<Part, FieldError> 
 
 fn check_whitespace(whitespace: &JsonWhitespace, limits: &GrammarLimits) -> Result<(), FieldError> {
     match whitespace {
-        JsonWhitespace::Pattern(pattern) => regex::check("whitespace_pattern", pattern, limits),
+        JsonWhitespace::Pattern(pattern) => {
+            regex::plain("whitespace_pattern", pattern, limits).map(drop)
+        }
         JsonWhitespace::Bounded | JsonWhitespace::Compact => Ok(()),
     }
 }

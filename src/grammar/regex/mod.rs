@@ -1,31 +1,74 @@
 //! Regular expressions of requests.
+//!
+//! The compiler reads another dialect than those who write to us: its classes have operators, and it drops a backslash at
+//! the end. So expressions are read here ([`read`]) and written anew ([`write`]), with nothing in them that has two
+//! meanings.
 
-use llguidance::regex_to_lark;
+mod class;
+mod escapes;
+mod node;
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use serde_json::Value;
 
 use super::limits::GrammarLimits;
 use super::wish::check_bytes;
 use crate::error::FieldError;
+use write::Purpose;
 
-/// Constructs that no automaton can match, by their beginnings.
-const UNKNOWN: [(&str, &str); 6] = [
-    ("(?=", "look-ahead"),
-    ("(?!", "look-ahead"),
-    ("(?<=", "look-behind"),
-    ("(?<!", "look-behind"),
-    ("(?>", "an atomic group"),
-    ("(?P=", "a back reference"),
-];
+/// The language that an expression is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dialect {
+    /// ECMA-262's with the flag `u`, and what browsers take without it where that is no error; patterns in JSON schemas.
+    Ecma,
+    /// That of Python's `re` and Rust's `regex`, as far as they agree: `\d`, `\w` and `\s` are Unicode's.
+    Python,
+}
 
-/// Tells what of an expression cannot be promised.
-pub(super) fn check(field: &str, pattern: &str, limits: &GrammarLimits) -> Result<(), FieldError> {
-    check_bytes(field, pattern.len(), limits)?;
-    match unknown(pattern) {
-        None => Ok(()),
-        Some(what) => Err(FieldError::new(
-            field,
-            format!("{field} has {what}, which is not supported: write it without"),
-        )),
+/// What of a pattern in a JSON schema cannot be promised, as a part of a sentence.
+pub(super) fn fault(pattern: &str, limits: &GrammarLimits) -> Option<String> {
+    if let Err(error) = check_bytes("it", pattern.len(), limits) {
+        return Some(error.to_string());
     }
+    let quoted = read::read(pattern, Dialect::Ecma);
+    let quoted = quoted.and_then(|node| write::search(&node, Purpose::Quoted));
+    quoted
+        .err()
+        .map(|what| format!("it has {what}, which is not supported"))
+}
+
+/// Writes the patterns in a schema, which has been checked, for the strings that it describes.
+pub(super) fn quote_patterns(schema: &mut Value) {
+    let quoted = |pattern: &str| {
+        let node = read::read(pattern, Dialect::Ecma).ok()?;
+        let search = write::search(&node, Purpose::Quoted).ok()?;
+        Some(format!("^(?:{search})$"))
+    };
+    super::schema::map_patterns(schema, &mut |pattern| {
+        quoted(pattern).unwrap_or_else(|| pattern.to_owned())
+    });
+}
+
+/// The expression, in the dialect of Python, as the compiler reads it.
+pub(super) fn plain(
+    field: &str,
+    pattern: &str,
+    limits: &GrammarLimits,
+) -> Result<String, FieldError> {
+    check_bytes(field, pattern.len(), limits)?;
+    let node = read::read(pattern, Dialect::Python);
+    let plain = node.and_then(|node| write::whole(&node, Purpose::Plain));
+    plain.map_err(|what| refused(field, &what))
+}
+
+/// As [`plain`], for an expression that has been checked.
+pub(super) fn rewritten(pattern: &str) -> String {
+    let node = read::read(pattern, Dialect::Python);
+    let plain = node.and_then(|node| write::whole(&node, Purpose::Plain));
+    plain.unwrap_or_else(|_| pattern.to_owned())
 }
 
 /// The terminal in Lark that an expression matches from its first to its last character.
@@ -34,152 +77,33 @@ pub(super) fn whole_match(
     pattern: &str,
     limits: &GrammarLimits,
 ) -> Result<String, FieldError> {
-    check(field, pattern, limits)?;
-    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
-    let pattern = match pattern.strip_suffix('$') {
-        Some(rest) if !ends_escaped(rest) => rest,
-        _ => pattern,
-    };
-    Ok(terminal(pattern))
+    plain(field, pattern, limits).map(|plain| terminal(&plain))
 }
 
-/// The terminal in Lark for texts that an expression is found in, as in JSON schemas; `None` if its anchors are not at
-/// the ends of the whole.
+/// The terminal in Lark for texts that a pattern of a JSON schema is found in; `None` if it is not supported.
 pub(super) fn search(pattern: &str) -> Option<String> {
-    let (from_start, inner) = match pattern.strip_prefix('^') {
-        Some(rest) => (true, rest),
-        None => (false, pattern),
-    };
-    let (to_end, inner) = match inner.strip_suffix('$') {
-        Some(rest) if !ends_escaped(rest) => (true, rest),
-        _ => (false, inner),
-    };
-    if (from_start || to_end) && has_options(inner) {
-        return None;
-    }
-    let before = if from_start { "" } else { "(?s:.*)" };
-    let after = if to_end { "" } else { "(?s:.*)" };
-    let inner = regex_to_lark(inner, "dw");
-    Some(format!("/{before}(?:{inner}){after}/"))
+    let node = read::read(pattern, Dialect::Ecma).ok()?;
+    let search = write::search(&node, Purpose::Plain).ok()?;
+    Some(terminal(&search))
 }
 
-/// Whether it has `|` outside of groups and classes.
-fn has_options(pattern: &str) -> bool {
-    let (mut depth, mut in_class, mut is_escaped) = (0_usize, false, false);
-    for letter in pattern.chars() {
-        match letter {
-            _ if is_escaped => {
-                is_escaped = false;
-                continue;
-            }
-            '\\' => is_escaped = true,
-            '[' => in_class = true,
-            ']' => in_class = false,
-            '(' if !in_class => depth += 1,
-            ')' if !in_class => depth = depth.saturating_sub(1),
-            '|' if !in_class && depth == 0 => return true,
-            _ => {}
-        }
-    }
-    false
-}
-
-/// The terminal in Lark for an expression without anchors.
-pub(super) fn terminal(pattern: &str) -> String {
-    match pattern.is_empty() {
+/// The terminal in Lark for an expression without slashes.
+fn terminal(expression: &str) -> String {
+    match expression.is_empty() {
         true => "\"\"".to_owned(),
-        false => format!("/{}/", regex_to_lark(pattern, "")),
+        false => format!("/{expression}/"),
     }
 }
 
 /// The expression for a text.
 pub(super) fn literal(text: &str) -> String {
-    let escaped = text
-        .chars()
-        .map(|letter| match letter.is_ascii_alphanumeric() {
-            true => letter.to_string(),
-            false => format!("\\x{{{:x}}}", u32::from(letter)),
-        });
-    escaped.collect()
+    let mut literal = String::new();
+    text.chars()
+        .for_each(|letter| write::write_letter(letter, &mut literal));
+    literal
 }
 
-/// Whether the next character would be escaped.
-fn ends_escaped(text: &str) -> bool {
-    text.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 1
-}
-
-/// The first construct that is not supported.
-fn unknown(pattern: &str) -> Option<&'static str> {
-    let mut in_class = false;
-    let mut rest = pattern;
-    while let Some(letter) = rest.chars().next() {
-        match letter {
-            '\\' => {
-                let escaped = rest.chars().nth(1)?;
-                if !in_class && (escaped.is_ascii_digit() && escaped != '0' || escaped == 'k') {
-                    return Some("a back reference");
-                }
-                if !in_class && matches!(escaped, 'b' | 'B') {
-                    return Some("a word boundary");
-                }
-                rest = &rest[1 + escaped.len_utf8()..];
-                continue;
-            }
-            '[' => in_class = true,
-            ']' => in_class = false,
-            '(' if !in_class => {
-                let found = UNKNOWN.iter().find(|(begin, _)| rest.starts_with(begin));
-                if let Some((_, what)) = found {
-                    return Some(what);
-                }
-            }
-            _ => {}
-        }
-        rest = &rest[letter.len_utf8()..];
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn whole(pattern: &str) -> Result<String, String> {
-        whole_match("regex", pattern, &GrammarLimits::default()).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn anchors_at_the_ends_say_nothing_new() {
-        assert_eq!(whole("^a|b$"), Ok("/a|b/".to_owned()));
-        assert_eq!(whole(r"a\$"), Ok(r"/a\$/".to_owned()));
-        assert_eq!(whole(r"a\\$"), Ok(r"/a\\/".to_owned()));
-        assert_eq!(whole("a/b"), Ok(r"/a\/b/".to_owned()));
-        assert_eq!(whole("^$"), Ok("\"\"".to_owned()));
-    }
-
-    #[test]
-    fn patterns_are_found_anywhere() {
-        assert_eq!(search("a"), Some("/(?s:.*)(?:a)(?s:.*)/".to_owned()));
-        assert_eq!(search("^a$"), Some("/(?:a)/".to_owned()));
-        assert_eq!(search("a|b"), Some("/(?s:.*)(?:a|b)(?s:.*)/".to_owned()));
-        assert_eq!(
-            search("^(a|b)[|]"),
-            Some("/(?:(a|b)[|])(?s:.*)/".to_owned())
-        );
-        assert_eq!(search("^a|b$"), None);
-    }
-
-    #[test]
-    fn what_no_automaton_can_do_is_told_by_name() {
-        for (pattern, what) in [
-            ("a(?=b)", "look-ahead"),
-            ("(?<!a)b", "look-behind"),
-            (r"(a)\1", "a back reference"),
-            (r"\bword\b", "a word boundary"),
-        ] {
-            let told = whole(pattern).expect_err("it is not supported");
-            assert!(told.contains(what), "{told}");
-        }
-        assert!(whole(r"[(?=]\\(?:a)[\b]").is_ok());
-    }
+fn refused(field: &str, what: &str) -> FieldError {
+    let reason = format!("{field} has {what}, which is not supported: write it without");
+    FieldError::new(field, reason)
 }

@@ -15,6 +15,12 @@ pub(super) enum Keyword {
     Format,
     /// `uniqueItems`.
     Unique,
+    /// `$ref`.
+    Reference,
+    /// `multipleOf`.
+    Multiple,
+    /// How many there may be.
+    Count,
     /// Any other value that the compiler knows.
     Data,
     /// Nothing that constrains a value.
@@ -31,9 +37,13 @@ pub(super) fn keyword(name: &str) -> Keyword {
         "pattern" => Keyword::Pattern,
         "format" => Keyword::Format,
         "uniqueItems" => Keyword::Unique,
-        "type" | "$ref" | "$schema" | "const" | "enum" | "required" | "minItems" | "maxItems"
-        | "minProperties" | "maxProperties" | "minLength" | "maxLength" | "minimum" | "maximum"
-        | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" => Keyword::Data,
+        "$ref" => Keyword::Reference,
+        "multipleOf" => Keyword::Multiple,
+        "minItems" | "maxItems" | "minProperties" | "maxProperties" | "minLength" | "maxLength" => {
+            Keyword::Count
+        }
+        "type" | "$schema" | "const" | "enum" | "required" | "minimum" | "maximum"
+        | "exclusiveMinimum" | "exclusiveMaximum" => Keyword::Data,
         "not"
         | "if"
         | "then"

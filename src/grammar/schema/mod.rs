@@ -3,18 +3,24 @@
 //! llguidance leaves out nothing that it knows and lacks, but tells it without the place; and it takes orders from a
 //! schema under `x-guidance`, which a request must not give.
 
+mod disjoint;
 mod formats;
 mod keywords;
+mod numbers;
 mod overlap;
 mod place;
+mod refs;
 
 use serde_json::{Map, Value};
 
 use super::limits::GrammarLimits;
 use super::regex;
 use crate::error::FieldError;
+use crate::field::Cut;
 use keywords::{Keyword, keyword, lacks_format};
+use numbers::Multiple;
 use place::Place;
+use refs::References;
 
 /// The properties that objects may have beside those that are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,18 +46,56 @@ pub(super) fn checked(
         objects,
         limits,
         nodes: 0,
+        base: schema,
+        references: References::new(schema),
     };
-    match check.schema(schema, Place::root())? {
-        Value::Bool(true) => Ok(Value::Object(Map::new())),
-        Value::Bool(false) => Err(check.refuse(Place::root(), "false allows no value")),
-        schema => match overlap::check(&schema) {
-            Ok(()) => Ok(schema),
-            Err(overlap::TooManyPatterns) => {
-                let reason = "too many patterns may apply to one text";
-                Err(check.refuse(Place::root(), reason))
+    let mut kept = match check.schema(schema, Place::root())? {
+        Value::Bool(true) => return Ok(Value::Object(Map::new())),
+        Value::Bool(false) => return Err(check.refuse(Place::root(), "false allows no value")),
+        kept => kept,
+    };
+    check.add_targets(&mut kept)?;
+    disjoint::open_one_ofs(&mut kept);
+    let checked = overlap::check(&kept);
+    checked.map_err(|fault| check.refuse(Place::root(), fault.reason()))?;
+    Ok(kept)
+}
+
+/// Replaces each pattern of a schema, those that are keys too.
+pub(super) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> String) {
+    let object = match schema {
+        Value::Object(object) => object,
+        Value::Array(items) => return items.iter_mut().for_each(|item| map_patterns(item, map)),
+        _ => return,
+    };
+    for (name, value) in object {
+        match (keyword(name), value) {
+            (Keyword::Pattern, Value::String(pattern)) => *pattern = map(pattern),
+            (Keyword::Schema | Keyword::SchemaList, value) => map_patterns(value, map),
+            (Keyword::SchemaMap, Value::Object(named)) => {
+                named
+                    .values_mut()
+                    .for_each(|value| map_patterns(value, map));
+                if name == "patternProperties" {
+                    *named = with_keys(std::mem::take(named), map);
+                }
             }
-        },
+            _ => {}
+        }
     }
+}
+
+/// The schemas by patterns that are written anew; two that become one keep what tells them apart.
+fn with_keys(named: Map<String, Value>, map: &mut dyn FnMut(&str) -> String) -> Map<String, Value> {
+    let mut kept = Map::new();
+    for (pattern, schema) in named {
+        let mut pattern = map(&pattern);
+        while kept.contains_key(&pattern) {
+            pattern = format!("(?:{pattern})");
+        }
+        kept.insert(pattern, schema);
+    }
+    kept
 }
 
 /// Whether a keyword says anything of the values of its schema.
@@ -60,21 +104,41 @@ pub(super) fn constrains(name: &str) -> bool {
     !is_aside && keyword(name) != Keyword::Annotation
 }
 
-/// llguidance's integers would overflow.
-fn is_beyond_integers(number: &serde_json::Number) -> bool {
-    const LARGEST: f64 = (1_u64 << 53) as f64;
-    number.as_f64().is_none_or(|number| number.abs() > LARGEST)
-}
-
 struct Check<'a> {
     field: &'a str,
     objects: Objects,
     limits: &'a GrammarLimits,
     nodes: usize,
+    /// The document that references start from.
+    base: &'a Value,
+    references: References<'a>,
 }
 
-impl Check<'_> {
-    fn schema(&mut self, schema: &Value, place: Place<'_>) -> Result<Value, FieldError> {
+impl<'a> Check<'a> {
+    fn schema(&mut self, schema: &'a Value, place: Place<'_>) -> Result<Value, FieldError> {
+        let around = self.base;
+        self.base = self.references.base(schema, around);
+        let kept = self.schema_in_base(schema, place);
+        self.base = around;
+        kept
+    }
+
+    /// Checks the schemas that are referred to and have no place among the others, and gives them one.
+    fn add_targets(&mut self, kept: &mut Value) -> Result<(), FieldError> {
+        while let Some(target) = self.references.next_target() {
+            self.base = target.base;
+            let place = Place::root();
+            let schema = self.schema(target.schema, place.under("$defs").under(&target.name))?;
+            let definitions = kept.as_object_mut().map(|kept| kept.entry("$defs"));
+            let definitions = definitions.map(|named| named.or_insert_with(|| Map::new().into()));
+            if let Some(Value::Object(named)) = definitions {
+                named.insert(target.name, schema);
+            }
+        }
+        Ok(())
+    }
+
+    fn schema_in_base(&mut self, schema: &'a Value, place: Place<'_>) -> Result<Value, FieldError> {
         self.count(place)?;
         let object = match schema {
             Value::Bool(_) => return Ok(schema.clone()),
@@ -88,7 +152,11 @@ impl Check<'_> {
             }
         }
         self.check_counts(object, place)?;
+        self.check_excluded(object, place)?;
         formats::spell_out(&mut kept);
+        if let Some((name, reason)) = numbers::settle_bounds(&mut kept) {
+            return Err(self.refuse(place.under(name), &reason));
+        }
         if self.closes(object, place) {
             kept.insert("additionalProperties".to_owned(), Value::Bool(false));
         }
@@ -99,7 +167,7 @@ impl Check<'_> {
     fn keyword(
         &mut self,
         name: &str,
-        value: &Value,
+        value: &'a Value,
         place: Place<'_>,
     ) -> Result<Option<Value>, FieldError> {
         Ok(match (keyword(name), value) {
@@ -127,9 +195,19 @@ impl Check<'_> {
                 let has_patterns = name == "patternProperties";
                 Some(self.map(named, has_patterns, place)?)
             }
-            (Keyword::Data, Value::Number(number)) if is_beyond_integers(number) => {
-                let reason = "numbers beyond 9007199254740992 (2^53) are not supported";
-                return Err(self.refuse(place.under(name), reason));
+            (Keyword::Reference, Value::String(reference)) => {
+                let found = self.references.resolve(reference, self.base);
+                let found = found.map_err(|reason| self.refuse(place, &reason))?;
+                Some(found.into())
+            }
+            (Keyword::Multiple, value) => {
+                let multiple = Multiple::new(value);
+                multiple.map_err(|reason| self.refuse(place, &reason))?;
+                Some(value.clone())
+            }
+            (Keyword::Count, value) => {
+                let count = numbers::count(name, value);
+                count.map_err(|reason| self.refuse(place, &reason))?
             }
             _ => {
                 self.data(value, place)?;
@@ -138,7 +216,7 @@ impl Check<'_> {
         })
     }
 
-    fn list(&mut self, items: &[Value], place: Place<'_>) -> Result<Value, FieldError> {
+    fn list(&mut self, items: &'a [Value], place: Place<'_>) -> Result<Value, FieldError> {
         self.count(place)?;
         let items = items.iter().enumerate().map(|(at, item)| {
             let at = at.to_string();
@@ -149,7 +227,7 @@ impl Check<'_> {
 
     fn map(
         &mut self,
-        named: &Map<String, Value>,
+        named: &'a Map<String, Value>,
         has_patterns: bool,
         place: Place<'_>,
     ) -> Result<Value, FieldError> {
@@ -175,13 +253,46 @@ impl Check<'_> {
             Value::Object(fields) => fields
                 .iter()
                 .try_for_each(|(name, value)| self.data(value, place.under(name))),
+            Value::Number(number) => match numbers::fault(number) {
+                None => Ok(()),
+                Some(reason) => Err(self.refuse(place, &reason)),
+            },
             _ => Ok(()),
         }
     }
 
+    /// The integer next to a bound that is excluded must be exact too.
+    fn check_excluded(
+        &self,
+        schema: &Map<String, Value>,
+        place: Place<'_>,
+    ) -> Result<(), FieldError> {
+        for (name, excluded) in [
+            ("minimum", "exclusiveMinimum"),
+            ("maximum", "exclusiveMaximum"),
+        ] {
+            let (name, bound) = match schema.get(excluded) {
+                Some(Value::Bool(true)) => (name, schema.get(name)),
+                bound => (excluded, bound),
+            };
+            let fault = match bound {
+                Some(Value::Number(number)) => numbers::fault_of_excluded(number),
+                _ => None,
+            };
+            if let Some(reason) = fault {
+                return Err(self.refuse(place.under(name), &reason));
+            }
+        }
+        Ok(())
+    }
+
     fn pattern(&self, pattern: &str, place: Place<'_>) -> Result<(), FieldError> {
-        let checked = regex::check(self.field, pattern, self.limits);
-        checked.map_err(|error| self.refuse(place, &format!("in this pattern, {error}")))
+        match regex::fault(pattern, self.limits) {
+            None => Ok(()),
+            Some(fault) => {
+                Err(self.refuse(place, &format!("the pattern {}: {fault}", Cut(pattern))))
+            }
+        }
     }
 
     fn count(&mut self, place: Place<'_>) -> Result<(), FieldError> {
@@ -203,11 +314,11 @@ impl Check<'_> {
         schema: &Map<String, Value>,
         place: Place<'_>,
     ) -> Result<(), FieldError> {
-        let at_least = schema.get("minProperties").and_then(Value::as_u64);
+        let at_least = schema.get("minProperties").and_then(Value::as_f64);
         let required = schema.get("required").and_then(Value::as_array);
-        let required = required.map_or(0, Vec::len) as u64;
+        let required = required.map_or(0, Vec::len) as f64;
         match at_least {
-            Some(at_least) if at_least > required + 1 => Err(self.refuse(
+            Some(at_least) if at_least > required + 1.0 => Err(self.refuse(
                 place.under("minProperties"),
                 "the keyword \"minProperties\" is not supported beyond the required properties and one more",
             )),

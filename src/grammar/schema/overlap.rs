@@ -3,10 +3,12 @@
 //! llguidance follows them together, and each multiplies the work of the others: twenty of them take seconds, sixty all
 //! memory that there is, and its limits do not count this. So it is found out before how many come together: the schemas
 //! that apply to one value are collected through references, `allOf` and the branches of `anyOf` and `oneOf`, then those
-//! that apply to its parts.
+//! that apply to its parts. The same is done for multiples, whose least common one must have few digits.
 
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
+
+use super::numbers;
 
 /// Bound of the product of the patterns' sizes.
 const MAX_PRODUCT: u64 = 1_000_000;
@@ -17,17 +19,39 @@ const FORMAT_LETTERS: u64 = 16;
 /// Schemas that are looked at, each once for every value that it may apply to.
 const MAX_VISITS: usize = 500_000;
 
-/// The fault of a schema whose patterns multiply.
+/// The fault of a schema whose parts multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TooManyPatterns;
+pub(super) enum Fault {
+    TooManyPatterns,
+    LargeMultiples,
+    NearBounds,
+}
 
-/// Tells whether no value has to match too many patterns at once.
-pub(super) fn check(schema: &Value) -> Result<(), TooManyPatterns> {
-    if !has_several(schema) {
+impl Fault {
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::TooManyPatterns => "too many patterns may apply to one text",
+            Self::LargeMultiples => {
+                "the multipleOf of schemas that may apply to one number have too many digits together"
+            }
+            Self::NearBounds => {
+                "an excluded bound of numbers is an integer less than 1 away from the other bound"
+            }
+        }
+    }
+}
+
+/// Tells whether no value has to match too many patterns at once, or to be a multiple of too much.
+pub(super) fn check(schema: &Value) -> Result<(), Fault> {
+    let found = Found::of(schema);
+    let multiples_combine = found.combine && found.n_multiples > 0;
+    let bounds_combine = found.combine && found.excludes_bounds;
+    if found.n_patterns <= 1 && !multiples_combine && !bounds_combine {
         return Ok(());
     }
     let mut walk = Walk {
         root: schema,
+        multiples_combine,
         visits: 0,
         known: FxHashSet::default(),
         waiting: Vec::new(),
@@ -39,22 +63,39 @@ pub(super) fn check(schema: &Value) -> Result<(), TooManyPatterns> {
     Ok(())
 }
 
-/// Whether there are two patterns at all.
-fn has_several(schema: &Value) -> bool {
-    let mut n_patterns = 0;
-    let mut waiting = vec![schema];
-    while let Some(value) = waiting.pop() {
-        match value {
-            Value::Array(items) => waiting.extend(items),
-            Value::Object(object) => {
-                n_patterns += usize::from(object.contains_key("pattern"));
-                n_patterns += usize::from(object.contains_key("format"));
-                waiting.extend(object.values());
+/// What there is at all.
+#[derive(Default)]
+struct Found {
+    n_patterns: usize,
+    n_multiples: usize,
+    /// Some bound is excluded.
+    excludes_bounds: bool,
+    /// Several schemas may apply to one value.
+    combine: bool,
+}
+
+impl Found {
+    fn of(schema: &Value) -> Self {
+        let mut found = Self::default();
+        let mut waiting = vec![schema];
+        while let Some(value) = waiting.pop() {
+            match value {
+                Value::Array(items) => waiting.extend(items),
+                Value::Object(object) => {
+                    let has = |name: &str| object.contains_key(name);
+                    found.n_patterns += usize::from(has("pattern")) + usize::from(has("format"));
+                    found.n_multiples += usize::from(has("multipleOf"));
+                    found.excludes_bounds |= has("exclusiveMinimum") || has("exclusiveMaximum");
+                    let has_parts = ["$ref", "anyOf", "oneOf", "patternProperties"].map(has);
+                    let has_parts = has_parts.contains(&true) && object.len() > 1;
+                    found.combine |= has("allOf") || has_parts;
+                    waiting.extend(object.values());
+                }
+                _ => {}
             }
-            _ => {}
         }
+        found
     }
-    n_patterns > 1
 }
 
 /// A schema that applies to a value, and how many of its choices between branches are made.
@@ -66,6 +107,7 @@ struct Applied<'a> {
 
 struct Walk<'a> {
     root: &'a Value,
+    multiples_combine: bool,
     visits: usize,
     /// The sets that were added, by the places of their schemas in memory.
     known: FxHashSet<Vec<(usize, usize)>>,
@@ -100,7 +142,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Looks at the schemas that apply to one value.
-    fn visit(&mut self, together: Vec<Applied<'a>>) -> Result<(), TooManyPatterns> {
+    fn visit(&mut self, together: Vec<Applied<'a>>) -> Result<(), Fault> {
         let together = self.all_of(together)?;
         let open = together.iter().enumerate().find_map(|(at, applied)| {
             let branches = applied.choices().nth(applied.chosen)?;
@@ -120,19 +162,25 @@ impl<'a> Walk<'a> {
             .filter_map(|applied| applied.schema.as_object())
             .collect();
         check_product(&objects)?;
+        if self.multiples_combine && !numbers::can_combine(&numbers::multiples(&objects)) {
+            return Err(Fault::LargeMultiples);
+        }
+        if numbers::lets_excluded_through(&objects) {
+            return Err(Fault::NearBounds);
+        }
         self.add_parts(&objects)
     }
 
-    fn count(&mut self) -> Result<(), TooManyPatterns> {
+    fn count(&mut self) -> Result<(), Fault> {
         self.visits += 1;
         match self.visits > MAX_VISITS {
-            true => Err(TooManyPatterns),
+            true => Err(Fault::TooManyPatterns),
             false => Ok(()),
         }
     }
 
     /// The schemas with those that they demand besides. Choices that were made stay made: what is given comes first.
-    fn all_of(&mut self, given: Vec<Applied<'a>>) -> Result<Vec<Applied<'a>>, TooManyPatterns> {
+    fn all_of(&mut self, given: Vec<Applied<'a>>) -> Result<Vec<Applied<'a>>, Fault> {
         let mut seen: FxHashSet<usize> = FxHashSet::default();
         let mut all = Vec::with_capacity(given.len());
         let mut next = given;
@@ -164,7 +212,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Adds the schemas of each part of a value.
-    fn add_parts(&mut self, objects: &[&'a Map<String, Value>]) -> Result<(), TooManyPatterns> {
+    fn add_parts(&mut self, objects: &[&'a Map<String, Value>]) -> Result<(), Fault> {
         let under = |name: &'static str| {
             let values = objects.iter().filter_map(move |object| object.get(name));
             values.map(Applied::new)
@@ -198,7 +246,7 @@ impl<'a> Walk<'a> {
 }
 
 /// The product of the sizes of different patterns.
-fn check_product(objects: &[&Map<String, Value>]) -> Result<(), TooManyPatterns> {
+fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
     let mut patterns = FxHashSet::default();
     let mut product: u64 = 1;
     for object in objects {
@@ -215,7 +263,7 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), TooManyPatterns>
         }
     }
     match patterns.len() > 1 && product > MAX_PRODUCT {
-        true => Err(TooManyPatterns),
+        true => Err(Fault::TooManyPatterns),
         false => Ok(()),
     }
 }

@@ -4,6 +4,8 @@ mod bombs;
 mod constraints;
 mod gates;
 mod grammars;
+mod meanings;
+mod patterns;
 #[path = "../../../tests/common/schemas.rs"]
 mod schema_list;
 mod schemas;

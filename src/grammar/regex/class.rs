@@ -1,0 +1,102 @@
+//! Sets of characters.
+
+use regex_syntax::Parser;
+use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, HirKind};
+
+use super::Dialect;
+
+/// Letters of ECMA-262's `\s`: white space and ends of lines.
+const BLANKS: [(char, char); 10] = [
+    ('\t', '\r'),
+    (' ', ' '),
+    ('\u{a0}', '\u{a0}'),
+    ('\u{1680}', '\u{1680}'),
+    ('\u{2000}', '\u{200a}'),
+    ('\u{2028}', '\u{2029}'),
+    ('\u{202f}', '\u{202f}'),
+    ('\u{205f}', '\u{205f}'),
+    ('\u{3000}', '\u{3000}'),
+    ('\u{feff}', '\u{feff}'),
+];
+const WORD: [(char, char); 4] = [('0', '9'), ('A', 'Z'), ('_', '_'), ('a', 'z')];
+const ENDS_OF_LINES: [(char, char); 3] = [('\n', '\n'), ('\r', '\r'), ('\u{2028}', '\u{2029}')];
+
+/// The set of these ranges.
+pub(super) fn of(ranges: &[(char, char)]) -> ClassUnicode {
+    let ranges = ranges.iter();
+    ClassUnicode::new(ranges.map(|&(first, last)| ClassUnicodeRange::new(first, last)))
+}
+
+/// The set of code points from `first` to `last` without the surrogates, which no text has.
+pub(super) fn of_codes(first: u32, last: u32) -> ClassUnicode {
+    let below = (first.min(0xd7ff), last.min(0xd7ff));
+    let above = (first.max(0xe000), last.max(0xe000));
+    let parts = [(first <= 0xd7ff, below), (last >= 0xe000, above)];
+    let parts = parts.into_iter().filter(|(is_there, _)| *is_there);
+    let chars = parts
+        .filter_map(|(_, (first, last))| Some((char::from_u32(first)?, char::from_u32(last)?)));
+    of(&chars.collect::<Vec<_>>())
+}
+
+/// All characters but those of a set.
+pub(super) fn without(mut set: ClassUnicode) -> ClassUnicode {
+    set.negate();
+    set
+}
+
+/// The set of an escape such as `\d`; `None` if the letter has none.
+pub(super) fn escape(letter: char, dialect: Dialect) -> Option<ClassUnicode> {
+    let set = match (letter.to_ascii_lowercase(), dialect) {
+        ('d', Dialect::Ecma) => of(&WORD[..1]),
+        ('w', Dialect::Ecma) => of(&WORD),
+        ('s', Dialect::Ecma) => of(&BLANKS),
+        ('d' | 'w' | 's', Dialect::Python) => {
+            parsed(&format!("\\{}", letter.to_ascii_lowercase()))?
+        }
+        _ => return None,
+    };
+    Some(match letter.is_ascii_uppercase() {
+        true => without(set),
+        false => set,
+    })
+}
+
+/// The set of a dot.
+pub(super) fn dot(matches_ends_of_lines: bool, dialect: Dialect) -> ClassUnicode {
+    without(match (matches_ends_of_lines, dialect) {
+        (true, _) => ClassUnicode::empty(),
+        (false, Dialect::Ecma) => of(&ENDS_OF_LINES),
+        (false, Dialect::Python) => of(&ENDS_OF_LINES[..1]),
+    })
+}
+
+/// The set of a property of Unicode, by what `\p{…}` says; `None` if it is not known.
+pub(super) fn property(name: &str) -> Option<ClassUnicode> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '=');
+    match name.chars().all(is_name) {
+        true => parsed(&format!("\\p{{{name}}}")),
+        false => None,
+    }
+}
+
+/// The set of a POSIX class such as `alpha`.
+pub(super) fn posix(name: &str) -> Option<ClassUnicode> {
+    match name.chars().all(|c| c.is_ascii_alphabetic()) {
+        true => parsed(&format!("[[:{name}:]]")),
+        false => None,
+    }
+}
+
+/// The set that an expression of one character has.
+fn parsed(expression: &str) -> Option<ClassUnicode> {
+    let parsed = Parser::new().parse(expression).ok()?;
+    match parsed.into_kind() {
+        HirKind::Class(Class::Unicode(set)) => Some(set),
+        HirKind::Class(Class::Bytes(set)) => set.to_unicode_class(),
+        HirKind::Literal(text) => {
+            let mut letters = std::str::from_utf8(&text.0).ok()?.chars();
+            letters.next().map(|letter| of(&[(letter, letter)]))
+        }
+        _ => None,
+    }
+}

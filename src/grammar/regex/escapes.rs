@@ -1,0 +1,200 @@
+//! Reads escapes and classes of regular expressions.
+
+use regex_syntax::hir::ClassUnicode;
+
+use super::node::Node;
+use super::read::Reader;
+use super::{Dialect, class};
+
+/// What an escape stands for.
+enum Escaped {
+    /// A code point, which may be a surrogate.
+    Code(u32),
+    Class(ClassUnicode),
+}
+
+impl Reader {
+    /// The part that begins with a backslash, which was read, outside of classes.
+    pub(super) fn escape_atom(&mut self) -> Result<Node, String> {
+        let is_python = self.dialect == Dialect::Python;
+        match self.peek() {
+            Some('b' | 'B') => return Err("a word boundary".to_owned()),
+            Some('1'..='9' | 'k') => return Err("a back reference".to_owned()),
+            Some(letter @ ('A' | 'z' | 'Z')) if is_python => {
+                self.next();
+                return Ok(if letter == 'A' {
+                    Node::Start
+                } else {
+                    Node::End
+                });
+            }
+            _ => {}
+        }
+        let set = match self.escape()? {
+            Escaped::Class(set) => set,
+            Escaped::Code(0xd800..=0xdfff) => return Err("half of a surrogate pair".to_owned()),
+            Escaped::Code(code) => class::of_codes(code, code),
+        };
+        Ok(Node::Class(self.folded(set)))
+    }
+
+    /// What follows an opening bracket.
+    pub(super) fn class(&mut self) -> Result<ClassUnicode, String> {
+        let is_negated = self.eat("^");
+        let mut set = ClassUnicode::empty();
+        let mut is_first = self.dialect == Dialect::Python;
+        while !self.eat_end_of_class(is_first) {
+            is_first = false;
+            let first = self.class_item()?;
+            // A dash that ends the class, or one beside a class, stands for itself.
+            let is_range = self.sees("-") && !self.sees("-]");
+            let (Escaped::Code(from), true) = (&first, is_range) else {
+                set.union(&ranges(first));
+                continue;
+            };
+            self.eat("-");
+            match self.class_item()? {
+                Escaped::Code(to) if *from <= to => set.union(&class::of_codes(*from, to)),
+                Escaped::Code(_) => return Err("a range in a class that is none".to_owned()),
+                last => {
+                    set.union(&ranges(first));
+                    set.union(&class::of(&[('-', '-')]));
+                    set.union(&ranges(last));
+                }
+            }
+        }
+        let set = self.folded(set);
+        Ok(match is_negated {
+            true => class::without(set),
+            false => set,
+        })
+    }
+
+    /// In Python the first bracket in a class stands for itself.
+    fn eat_end_of_class(&mut self, is_first: bool) -> bool {
+        !is_first && self.eat("]")
+    }
+
+    fn class_item(&mut self) -> Result<Escaped, String> {
+        let unended = || "a class that does not end".to_owned();
+        match self.next().ok_or_else(unended)? {
+            '\\' => self.escape(),
+            '[' if self.dialect == Dialect::Python && self.sees(":") => self.posix(),
+            letter => Ok(Escaped::Code(u32::from(letter))),
+        }
+    }
+
+    /// `[:alpha:]`, after its bracket; a bracket if it is none.
+    fn posix(&mut self) -> Result<Escaped, String> {
+        let before = self.at;
+        self.eat(":");
+        let is_negated = self.eat("^");
+        let set = self.until(':').and_then(|name| class::posix(&name));
+        let Some(set) = set.filter(|_| self.eat("]")) else {
+            self.at = before;
+            return Ok(Escaped::Code(u32::from('[')));
+        };
+        Ok(Escaped::Class(match is_negated {
+            true => class::without(set),
+            false => set,
+        }))
+    }
+
+    /// What follows a backslash, in a class or outside.
+    fn escape(&mut self) -> Result<Escaped, String> {
+        let letter = self.next().ok_or("a backslash at its end")?;
+        if let Some(set) = class::escape(letter, self.dialect) {
+            return Ok(Escaped::Class(set));
+        }
+        let code = match letter {
+            'n' => 0x0a,
+            'r' => 0x0d,
+            't' => 0x09,
+            'f' => 0x0c,
+            'v' => 0x0b,
+            'b' => 0x08,
+            'a' if self.dialect == Dialect::Python => 0x07,
+            '0' if !self.peek().is_some_and(|next| next.is_ascii_digit()) => 0,
+            'c' => self.control()?,
+            'x' | 'u' | 'U' => self.coded(letter)?,
+            'p' | 'P' => return self.property(letter == 'P'),
+            '0'..='9' => return Err("an octal escape".to_owned()),
+            letter if letter.is_ascii_alphanumeric() => return Err(unknown(letter)),
+            letter => u32::from(letter),
+        };
+        Ok(Escaped::Code(code))
+    }
+
+    /// The letter of `\cA`.
+    fn control(&mut self) -> Result<u32, String> {
+        let letter = self.next().filter(char::is_ascii_alphabetic);
+        let letter = letter.ok_or_else(|| unknown('c'))?;
+        Ok(u32::from(letter) % 32)
+    }
+
+    /// `\x41`, `\u0041`, two of those that are one character in UTF-16, `\u{41}`; in Python's dialect `\x{41}` and
+    /// `\U00000041` too.
+    fn coded(&mut self, sign: char) -> Result<u32, String> {
+        let is_python = self.dialect == Dialect::Python;
+        let wrong = || unknown(sign);
+        if (sign == 'u' || sign == 'x' && is_python) && self.eat("{") {
+            let code = self.until('}').and_then(|digits| hexadecimal(&digits));
+            return code.ok_or_else(wrong);
+        }
+        let digits = match sign {
+            'x' => 2,
+            'u' => 4,
+            _ if is_python => 8,
+            _ => return Err(wrong()),
+        };
+        let code = self.digits(digits).ok_or_else(wrong)?;
+        if sign == 'u' && (0xd800..0xdc00).contains(&code) {
+            let before = self.at;
+            let low = self.eat("\\u").then(|| self.digits(4)).flatten();
+            match low.filter(|low| (0xdc00..0xe000).contains(low)) {
+                Some(low) => return Ok(0x1_0000 + ((code - 0xd800) << 10) + (low - 0xdc00)),
+                None => self.at = before,
+            }
+        }
+        Ok(code)
+    }
+
+    fn digits(&mut self, count: usize) -> Option<u32> {
+        let digits: Option<String> = (0..count).map(|_| self.next()).collect();
+        hexadecimal(&digits?)
+    }
+
+    /// `\p{Letter}`; in Python's dialect `\pL` too.
+    fn property(&mut self, is_negated: bool) -> Result<Escaped, String> {
+        let name = match self.eat("{") {
+            true => self.until('}'),
+            false if self.dialect == Dialect::Python => self.next().map(String::from),
+            false => None,
+        };
+        let name = name.ok_or_else(|| unknown('p'))?;
+        let set = class::property(&name);
+        let set = set.ok_or_else(|| format!("the property {name:?} that is not known"))?;
+        Ok(Escaped::Class(match is_negated {
+            true => class::without(set),
+            false => set,
+        }))
+    }
+}
+
+fn ranges(item: Escaped) -> ClassUnicode {
+    match item {
+        Escaped::Class(set) => set,
+        Escaped::Code(code) => class::of_codes(code, code),
+    }
+}
+
+fn unknown(letter: char) -> String {
+    format!("the escape \\{letter} that is not known")
+}
+
+fn hexadecimal(digits: &str) -> Option<u32> {
+    let is_digit = |digit: char| digit.is_ascii_hexdigit();
+    let code = (!digits.is_empty() && digits.chars().all(is_digit)).then_some(digits)?;
+    let code = u32::from_str_radix(code, 16).ok()?;
+    (code <= u32::from(char::MAX)).then_some(code)
+}

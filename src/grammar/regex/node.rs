@@ -1,0 +1,46 @@
+//! Regular expressions as trees.
+
+use regex_syntax::hir::ClassUnicode;
+
+/// A part of an expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// One character of a set, which may be empty.
+    Class(ClassUnicode),
+    /// The text begins here.
+    Start,
+    /// The text ends here.
+    End,
+    Sequence(Vec<Node>),
+    Choice(Vec<Node>),
+    /// Some times, without end if there is no `most`.
+    Repeat {
+        node: Box<Node>,
+        least: u32,
+        most: Option<u32>,
+    },
+}
+
+impl Node {
+    pub(super) fn empty() -> Self {
+        Self::Sequence(Vec::new())
+    }
+
+    /// Parts in a row, without sequences in it.
+    pub(super) fn sequence(parts: Vec<Self>) -> Self {
+        let mut flat = Vec::with_capacity(parts.len());
+        for part in parts {
+            match part {
+                Self::Sequence(inner) => flat.extend(inner),
+                part => flat.push(part),
+            }
+        }
+        // An anchor after the same anchor says nothing.
+        let is_anchor = |part: &Self| matches!(part, Self::Start | Self::End);
+        flat.dedup_by(|next, last| is_anchor(last) && next == last);
+        match flat.len() {
+            1 => flat.remove(0),
+            _ => Self::Sequence(flat),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Reads regular expressions.
+
+use regex_syntax::hir::ClassUnicode;
+
+use super::node::Node;
+use super::{Dialect, class};
+
+/// Groups inside one another: the reader goes down as deep.
+const MAX_DEPTH: usize = 100;
+
+/// Letters of a name or a count between braces, at most.
+const LONGEST_NAME: usize = 100;
+
+/// What begins a group that no automaton can match, after the `(?`.
+const UNKNOWN: [(&str, &str); 7] = [
+    ("=", "look-ahead"),
+    ("!", "look-ahead"),
+    ("<=", "look-behind"),
+    ("<!", "look-behind"),
+    (">", "an atomic group"),
+    ("P=", "a back reference"),
+    ("(", "a condition"),
+];
+
+/// The tree of an expression.
+///
+/// # Errors
+/// What it has that is wrong, or that no automaton can match, as a part of a sentence.
+pub(super) fn read(pattern: &str, dialect: Dialect) -> Result<Node, String> {
+    let mut reader = Reader {
+        letters: pattern.chars().collect(),
+        at: 0,
+        dialect,
+        depth: 0,
+        options: Options::default(),
+    };
+    let node = reader.choice()?;
+    match reader.at == reader.letters.len() {
+        true => Ok(node),
+        false => Err("a closing parenthesis without an opening one".to_owned()),
+    }
+}
+
+/// What flags change.
+#[derive(Clone, Copy, Default)]
+struct Options {
+    ignores_case: bool,
+    dot_is_all: bool,
+}
+
+pub(super) struct Reader {
+    letters: Vec<char>,
+    pub(super) at: usize,
+    pub(super) dialect: Dialect,
+    depth: usize,
+    options: Options,
+}
+
+impl Reader {
+    pub(super) fn peek(&self) -> Option<char> {
+        self.letters.get(self.at).copied()
+    }
+
+    pub(super) fn next(&mut self) -> Option<char> {
+        let letter = self.peek()?;
+        self.at += 1;
+        Some(letter)
+    }
+
+    /// Whether this text follows.
+    pub(super) fn sees(&self, text: &str) -> bool {
+        let rest = &self.letters[self.at..];
+        text.chars()
+            .enumerate()
+            .all(|(at, letter)| rest.get(at) == Some(&letter))
+    }
+
+    pub(super) fn eat(&mut self, text: &str) -> bool {
+        let sees = self.sees(text);
+        self.at += if sees { text.chars().count() } else { 0 };
+        sees
+    }
+
+    /// The text up to a letter, which is read too; `None`, and nothing is read, if the letter does not follow.
+    pub(super) fn until(&mut self, end: char) -> Option<String> {
+        let rest = &self.letters[self.at..];
+        let ahead = &rest[..rest.len().min(LONGEST_NAME)];
+        let length = ahead.iter().position(|&letter| letter == end)?;
+        let text = rest[..length].iter().collect();
+        self.at += length + 1;
+        Some(text)
+    }
+
+    /// Options, up to a closing parenthesis or the end.
+    fn choice(&mut self) -> Result<Node, String> {
+        let outer = self.options;
+        let mut options = vec![self.sequence()?];
+        while self.eat("|") {
+            options.push(self.sequence()?);
+        }
+        self.options = outer;
+        Ok(match options.len() {
+            1 => options.remove(0),
+            _ => Node::Choice(options),
+        })
+    }
+
+    fn sequence(&mut self) -> Result<Node, String> {
+        let mut parts = Vec::new();
+        while let Some(letter) = self.peek().filter(|letter| !matches!(letter, '|' | ')')) {
+            self.at += 1;
+            let part = self.atom(letter)?;
+            parts.push(self.repeated(part)?);
+        }
+        Ok(Node::sequence(parts))
+    }
+
+    /// What begins with this letter, which was read.
+    fn atom(&mut self, letter: char) -> Result<Node, String> {
+        Ok(match letter {
+            '^' => Node::Start,
+            '$' => Node::End,
+            '.' => Node::Class(class::dot(self.options.dot_is_all, self.dialect)),
+            '(' => self.group()?,
+            '[' => Node::Class(self.class()?),
+            '\\' => self.escape_atom()?,
+            '*' | '+' | '?' => return Err(format!("{letter:?} that repeats nothing")),
+            '{' if self.counts()?.is_some() => {
+                return Err("a count that repeats nothing".to_owned());
+            }
+            letter => Node::Class(self.folded(class::of(&[(letter, letter)]))),
+        })
+    }
+
+    /// The set, with the other cases of its letters if case is ignored.
+    pub(super) fn folded(&self, mut set: ClassUnicode) -> ClassUnicode {
+        if self.options.ignores_case {
+            // It fails only where the tables of Unicode were left out.
+            let _ = set.try_case_fold_simple();
+        }
+        set
+    }
+
+    /// What follows an opening parenthesis.
+    fn group(&mut self) -> Result<Node, String> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(format!("groups nested more than {MAX_DEPTH} deep"));
+        }
+        let outer = self.options;
+        let has_content = !self.eat("?") || self.group_kind()?;
+        let node = match has_content {
+            true => self.choice()?,
+            false => Node::empty(),
+        };
+        if has_content {
+            self.options = outer;
+        }
+        self.depth -= 1;
+        match self.eat(")") {
+            true => Ok(node),
+            false => Err("a group that does not end".to_owned()),
+        }
+    }
+
+    /// Reads what is between `(?` and the content; false if there is none.
+    fn group_kind(&mut self) -> Result<bool, String> {
+        if let Some((_, what)) = UNKNOWN.iter().find(|(sign, _)| self.sees(sign)) {
+            return Err((*what).to_owned());
+        }
+        if self.eat("<") || self.eat("P<") {
+            let name = self.until('>').filter(|name| !name.is_empty());
+            return name
+                .map(|_| true)
+                .ok_or("a group without a name".to_owned());
+        }
+        let mut is_on = true;
+        loop {
+            match self.next() {
+                Some(':') => return Ok(true),
+                Some('-') if is_on => is_on = false,
+                Some('i') => self.options.ignores_case = is_on,
+                Some('s') => self.options.dot_is_all = is_on,
+                // Unicode is always on.
+                Some('u') if is_on => {}
+                Some(')') => {
+                    self.at -= 1;
+                    return Ok(false);
+                }
+                Some(flag) => return Err(format!("the flag {flag:?}")),
+                None => return Err("a group that does not end".to_owned()),
+            }
+        }
+    }
+
+    /// A part with the count that follows it.
+    fn repeated(&mut self, node: Node) -> Result<Node, String> {
+        let (least, most) = match self.next() {
+            Some('*') => (0, None),
+            Some('+') => (1, None),
+            Some('?') => (0, Some(1)),
+            Some('{') => match self.counts()? {
+                Some(counts) => counts,
+                None => {
+                    self.at -= 1;
+                    return Ok(node);
+                }
+            },
+            letter => {
+                self.at -= usize::from(letter.is_some());
+                return Ok(node);
+            }
+        };
+        // Greed changes no language.
+        self.eat("?");
+        if self.eat("+") {
+            return Err("a count that gives nothing back".to_owned());
+        }
+        let node = Box::new(node);
+        Ok(Node::Repeat { node, least, most })
+    }
+
+    /// The rest of `{2}`, `{2,}` or `{2,5}`, in Python `{,5}` too; `None`, and nothing is read, if it is none of these.
+    fn counts(&mut self) -> Result<Option<(u32, Option<u32>)>, String> {
+        let before = self.at;
+        let inner = self.until('}').unwrap_or_default();
+        let (least, most) = match inner.split_once(',') {
+            Some((least, most)) => (least, Some(most)),
+            None => (inner.as_str(), None),
+        };
+        let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        let may_lack = self.dialect == Dialect::Python && most.is_some_and(|most| !most.is_empty());
+        let is_count = is_number(least) && most.is_none_or(is_number);
+        if is_count && least.is_empty() && most.is_some_and(|most| !most.is_empty()) && !may_lack {
+            return Err(format!("the count {{{inner}}} without a lower bound"));
+        }
+        if !is_count || least.is_empty() && !may_lack {
+            self.at = before;
+            return Ok(None);
+        }
+        let number = |text: &str| match text.parse::<u32>() {
+            _ if text.is_empty() => Ok(None),
+            // The library takes the largest number for no limit.
+            Ok(number) if number < u32::MAX => Ok(Some(number)),
+            _ => Err(format!("the count {{{inner}}} that is too large")),
+        };
+        let lower = number(least)?.unwrap_or(0);
+        let upper = match most {
+            None => Some(lower),
+            Some(most) => number(most)?,
+        };
+        match upper.is_some_and(|upper| upper < lower) {
+            true => Err(format!("the count {{{inner}}} that is no range")),
+            false => Ok(Some((lower, upper))),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! `oneOf` whose options exclude each other, which is `anyOf`.
+//!
+//! llguidance knows this of few schemas, and of none that is behind a reference. Here it is proved for what generators of
+//! schemas write: options of other types, with other constants, or objects whose required property says which they are.
+
+use serde_json::{Map, Value};
+
+/// Comparisons for one schema.
+const MAX_STEPS: usize = 200_000;
+/// Parts of parts that are compared.
+const MAX_DEPTH: usize = 12;
+/// Schemas that apply to one value.
+const MAX_TOGETHER: usize = 64;
+
+const NULL: u8 = 1;
+const BOOLEAN: u8 = 2;
+const INTEGER: u8 = 4;
+const FRACTION: u8 = 8;
+const STRING: u8 = 16;
+const ARRAY: u8 = 32;
+const OBJECT: u8 = 64;
+const EVERY: u8 = 127;
+
+/// Writes `oneOf` as `anyOf` where no value is of two of the options.
+pub(super) fn open_one_ofs(schema: &mut Value) {
+    let mut proof = Proof {
+        root: schema,
+        steps: MAX_STEPS,
+    };
+    let mut opened = Vec::new();
+    let mut waiting = vec![(&*schema, String::new())];
+    while let Some((value, place)) = waiting.pop() {
+        match value {
+            Value::Array(items) => {
+                let items = items.iter().enumerate();
+                waiting.extend(items.map(|(at, item)| (item, format!("{place}/{at}"))));
+            }
+            Value::Object(object) => {
+                if proof.may_open(object) {
+                    opened.push(place.clone());
+                }
+                let is_data = |name: &str| matches!(name, "const" | "enum");
+                let parts = object.iter().filter(|(name, _)| !is_data(name));
+                waiting.extend(parts.map(|(name, value)| {
+                    let name = name.replace('~', "~0").replace('/', "~1");
+                    (value, format!("{place}/{name}"))
+                }));
+            }
+            _ => {}
+        }
+    }
+    for place in opened {
+        if let Some(Value::Object(object)) = schema.pointer_mut(&place) {
+            let named = std::mem::take(object).into_iter();
+            let named = named.map(|(name, value)| match name.as_str() {
+                "oneOf" => ("anyOf".to_owned(), value),
+                _ => (name, value),
+            });
+            *object = named.collect();
+        }
+    }
+}
+
+/// Schemas that all apply to one value, without references and `allOf`.
+struct Together<'a> {
+    objects: Vec<&'a Map<String, Value>>,
+    /// One of them allows nothing.
+    is_never: bool,
+}
+
+struct Proof<'a> {
+    root: &'a Value,
+    steps: usize,
+}
+
+impl<'a> Proof<'a> {
+    /// Whether an object has a `oneOf` that says the same as `anyOf`.
+    fn may_open(&mut self, object: &'a Map<String, Value>) -> bool {
+        let options = object.get("oneOf").and_then(Value::as_array);
+        let Some(options) = options.filter(|_| !object.contains_key("anyOf")) else {
+            return false;
+        };
+        let mut pairs = options.iter().enumerate().flat_map(|(at, one)| {
+            let others = options[at + 1..].iter();
+            others.map(move |other| (one, other))
+        });
+        pairs.all(|(one, other)| self.exclude(&[one], &[other], 0))
+    }
+
+    /// Whether no value is of both.
+    fn exclude(&mut self, one: &[&'a Value], other: &[&'a Value], depth: usize) -> bool {
+        let (one, other) = (self.together(one), self.together(other));
+        self.all_exclude(&one, &other, depth)
+    }
+
+    fn all_exclude(&mut self, one: &Together<'a>, other: &Together<'a>, depth: usize) -> bool {
+        if one.is_never || other.is_never {
+            return true;
+        }
+        if depth > MAX_DEPTH || self.steps == 0 {
+            return false;
+        }
+        self.steps -= 1;
+        let types = one.types() & other.types();
+        types == 0
+            || other.refuses_constants_of(one)
+            || one.refuses_constants_of(other)
+            || self.types_exclude(types, one, other, depth)
+            || self.options_exclude(one, other, depth)
+            || self.options_exclude(other, one, depth)
+    }
+
+    /// The schemas with those that they demand besides.
+    fn together(&self, schemas: &[&'a Value]) -> Together<'a> {
+        let mut together = Together {
+            objects: Vec::new(),
+            is_never: false,
+        };
+        let mut waiting = schemas.to_vec();
+        let mut seen: Vec<*const Value> = Vec::new();
+        while let Some(schema) = waiting.pop() {
+            let place = std::ptr::from_ref(schema);
+            if seen.len() >= MAX_TOGETHER || seen.contains(&place) {
+                continue;
+            }
+            seen.push(place);
+            match schema {
+                Value::Bool(false) => together.is_never = true,
+                Value::Object(object) => {
+                    let all = object.get("allOf").and_then(Value::as_array);
+                    waiting.extend(all.into_iter().flatten());
+                    let target = object.get("$ref").and_then(Value::as_str);
+                    let target = target.and_then(|target| target.strip_prefix('#'));
+                    waiting.extend(target.and_then(|target| self.root.pointer(target)));
+                    together.objects.push(object);
+                }
+                _ => {}
+            }
+        }
+        together
+    }
+
+    /// Whether each type that both allow has no value that both allow.
+    fn types_exclude(
+        &mut self,
+        types: u8,
+        one: &Together<'a>,
+        other: &Together<'a>,
+        depth: usize,
+    ) -> bool {
+        let apart = |least: &str, most: &str| one.is_beyond(other, least, most);
+        (types & (NULL | BOOLEAN) == 0)
+            && (types & (INTEGER | FRACTION) == 0 || apart("minimum", "maximum"))
+            && (types & STRING == 0 || apart("minLength", "maxLength"))
+            && (types & ARRAY == 0 || apart("minItems", "maxItems"))
+            && (types & OBJECT == 0 || self.properties_exclude(one, other, depth))
+    }
+
+    /// Whether a property that must be there has no value that both allow.
+    fn properties_exclude(
+        &mut self,
+        one: &Together<'a>,
+        other: &Together<'a>,
+        depth: usize,
+    ) -> bool {
+        let names = one.required().chain(other.required());
+        let names: Vec<&str> = names.collect();
+        names.into_iter().any(|name| {
+            let (here, there) = (one.property(name), other.property(name));
+            self.exclude(&here, &there, depth + 1)
+        })
+    }
+
+    /// Whether each of some options of the one excludes the other.
+    fn options_exclude(&mut self, one: &Together<'a>, other: &Together<'a>, depth: usize) -> bool {
+        let lists = one.objects.iter().flat_map(|object| {
+            let lists = ["anyOf", "oneOf"].into_iter();
+            lists.filter_map(|name| object.get(name)?.as_array())
+        });
+        lists.collect::<Vec<_>>().into_iter().any(|options| {
+            options.iter().all(|option| {
+                let option = self.together(&[option]);
+                self.all_exclude(&option, other, depth + 1)
+            })
+        })
+    }
+}
+
+impl<'a> Together<'a> {
+    fn types(&self) -> u8 {
+        let types = self.objects.iter().map(|object| {
+            let named = match object.get("type") {
+                Some(Value::String(name)) => of_name(name),
+                Some(Value::Array(names)) => {
+                    let names = names.iter().filter_map(Value::as_str);
+                    names.fold(0, |types, name| types | of_name(name))
+                }
+                _ => EVERY,
+            };
+            let values = constants(object);
+            let of_values = values.map(|values| {
+                values
+                    .iter()
+                    .fold(0, |types, value| types | of_value(value))
+            });
+            named & of_values.unwrap_or(EVERY)
+        });
+        types.fold(EVERY, |all, types| all & types)
+    }
+
+    /// Whether none of the other's constants is allowed.
+    fn refuses_constants_of(&self, other: &Self) -> bool {
+        let constants = other.objects.iter().find_map(|object| constants(object));
+        constants.is_some_and(|values| values.into_iter().all(|value| self.refuses(value)))
+    }
+
+    /// Whether the value is surely not allowed.
+    fn refuses(&self, value: &Value) -> bool {
+        let refuses_property = |object: &&Map<String, Value>| {
+            let Some(fields) = value.as_object() else {
+                return false;
+            };
+            let required = object.get("required").and_then(Value::as_array);
+            let mut required = required.into_iter().flatten().filter_map(Value::as_str);
+            required.any(|name| !fields.contains_key(name))
+        };
+        self.types() & of_value(value) == 0
+            || self.objects.iter().any(refuses_property)
+            || self.objects.iter().any(|object| {
+                let values = constants(object);
+                values.is_some_and(|values| !values.iter().any(|known| are_equal(known, value)))
+            })
+    }
+
+    fn required(&self) -> impl Iterator<Item = &'a str> {
+        let lists = self
+            .objects
+            .iter()
+            .filter_map(|object| object.get("required")?.as_array());
+        lists.flatten().filter_map(Value::as_str)
+    }
+
+    /// The schemas that apply to a property, as far as its name tells.
+    fn property(&self, name: &str) -> Vec<&'a Value> {
+        let schemas = self.objects.iter().filter_map(|object| {
+            let named = object.get("properties").and_then(|named| named.get(name));
+            let others = || match object.contains_key("patternProperties") {
+                true => None,
+                false => object.get("additionalProperties"),
+            };
+            named.or_else(others)
+        });
+        schemas.collect()
+    }
+
+    /// Whether the bounds of one are beyond those of the other.
+    fn is_beyond(&self, other: &Self, least: &str, most: &str) -> bool {
+        let above = |one: &Self, other: &Self| match (one.bound(least), other.bound(most)) {
+            (Some(least), Some(most)) => least > most,
+            _ => false,
+        };
+        above(self, other) || above(other, self)
+    }
+
+    fn bound(&self, name: &str) -> Option<f64> {
+        self.objects
+            .iter()
+            .find_map(|object| object.get(name)?.as_f64())
+    }
+}
+
+fn constants(object: &Map<String, Value>) -> Option<Vec<&Value>> {
+    match (object.get("const"), object.get("enum")) {
+        (Some(value), _) => Some(vec![value]),
+        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+        _ => None,
+    }
+}
+
+fn are_equal(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => one.as_f64() == other.as_f64(),
+        // Numbers inside may be written in two ways.
+        (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => true,
+        _ => one == other,
+    }
+}
+
+fn of_name(name: &str) -> u8 {
+    match name {
+        "null" => NULL,
+        "boolean" => BOOLEAN,
+        "integer" => INTEGER,
+        "number" => INTEGER | FRACTION,
+        "string" => STRING,
+        "array" => ARRAY,
+        "object" => OBJECT,
+        _ => EVERY,
+    }
+}
+
+fn of_value(value: &Value) -> u8 {
+    match value {
+        Value::Null => NULL,
+        Value::Bool(_) => BOOLEAN,
+        Value::Number(number) => {
+            let is_whole = number.as_f64().is_some_and(|number| number.fract() == 0.0);
+            if is_whole { INTEGER } else { FRACTION }
+        }
+        Value::String(_) => STRING,
+        Value::Array(_) => ARRAY,
+        Value::Object(_) => OBJECT,
+    }
+}

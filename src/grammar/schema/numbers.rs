@@ -1,0 +1,364 @@
+//! Numbers of schemas that are taken exactly, and why others are refused.
+//!
+//! llguidance computes with doubles, then in 64 bits (and for multiples in 32) without a check for overflow: beyond what
+//! these hold it takes wrong numbers, or recurses without end.
+
+use serde_json::{Map, Number, Value};
+
+/// The largest number that all integers below it are doubles.
+const LARGEST: u64 = 1 << 53;
+/// How far an excluded integer is moved: numbers nearer to it are out of reach.
+const NUDGE: f64 = 1e-9;
+const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+/// Decimals of a multiple, at most.
+const MOST_DECIMALS: u32 = 8;
+
+/// A multiple: `digits` divided by ten to the power of `decimals`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Multiple {
+    digits: u64,
+    decimals: u32,
+}
+
+/// The fault of a number anywhere in a schema: in a constant, a bound.
+pub(super) fn fault(number: &Number) -> Option<String> {
+    fault_beyond(number, LARGEST)
+}
+
+/// The fault of a bound that is itself excluded: the next integer must be a double too.
+pub(super) fn fault_of_excluded(number: &Number) -> Option<String> {
+    fault_beyond(number, LARGEST - 1)
+}
+
+fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
+    let is_beyond = match (number.as_u64(), number.as_i64(), number.as_f64()) {
+        (Some(number), _, _) => number > largest,
+        (_, Some(number), _) => number.unsigned_abs() > largest,
+        (_, _, Some(number)) => number.is_nan() || number.abs() > largest as f64,
+        _ => true,
+    };
+    is_beyond.then(|| {
+        format!("the number {number} is not supported, those beyond {largest} (2^53) are not")
+    })
+}
+
+/// A multiple without its factors 2 and 5, at most: the compiler looks through as many remainders for one that is 0.
+const MOST_REMAINDERS: u64 = 10_000;
+/// Decimals of a bound, at most: the compiler nests an expression as deep.
+const MOST_BOUND_DECIMALS: usize = 40;
+
+/// The fault of the bounds of one schema.
+///
+/// Between an excluded integer and a bound less than 1 away the compiler lets the integer through. So such an integer is
+/// moved by [`NUDGE`] where a double can be.
+pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static str, String)> {
+    for name in BOUNDS {
+        let number = match schema.get(name) {
+            Some(Value::Number(number)) => number,
+            _ => continue,
+        };
+        let decimals = number.as_f64().map_or(0, |number| {
+            let written = number.to_string();
+            written
+                .split_once('.')
+                .map_or(0, |(_, decimals)| decimals.len())
+        });
+        if decimals > MOST_BOUND_DECIMALS {
+            let reason = format!("the bound {number} has more than {MOST_BOUND_DECIMALS} decimals");
+            return Some((name, reason));
+        }
+    }
+    for (excluded, plain, sign) in [
+        ("exclusiveMinimum", "minimum", 1.0),
+        ("exclusiveMaximum", "maximum", -1.0),
+    ] {
+        let is_old = schema.get(excluded) == Some(&Value::Bool(true));
+        let name = if is_old { plain } else { excluded };
+        let bound = schema.get(name).and_then(Value::as_f64);
+        let Some(bound) = bound.filter(|_| lets_excluded_through(&[schema])) else {
+            continue;
+        };
+        let nudged = Number::from_f64(bound + sign * NUDGE);
+        if let Some(nudged) = nudged.filter(|_| bound + sign * NUDGE != bound) {
+            schema.shift_remove(excluded);
+            let other = schema
+                .get(plain)
+                .and_then(Value::as_f64)
+                .filter(|_| !is_old);
+            if other.is_none_or(|other| other * sign <= bound * sign) {
+                schema.insert(plain.to_owned(), nudged.into());
+            }
+        }
+    }
+    None
+}
+
+/// Whether the compiler lets an excluded integer through that is a bound of these schemas together.
+pub(super) fn lets_excluded_through(objects: &[&Map<String, Value>]) -> bool {
+    let lower = bounds(objects, "minimum", "exclusiveMinimum");
+    let upper = bounds(objects, "maximum", "exclusiveMaximum");
+    let is_near = |bound: &Bound, other: &Bound| {
+        let apart = (bound.number - other.number).abs();
+        bound.is_excluded && bound.number.fract() == 0.0 && apart > 0.0 && apart < 1.0
+    };
+    let mut pairs = lower
+        .iter()
+        .flat_map(|low| upper.iter().map(move |up| (low, up)));
+    pairs.any(|(low, up)| low.number < up.number && (is_near(low, up) || is_near(up, low)))
+}
+
+struct Bound {
+    number: f64,
+    is_excluded: bool,
+}
+
+/// The bounds on one side.
+fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<Bound> {
+    let number = |object: &Map<String, Value>, name| object.get(name).and_then(Value::as_f64);
+    let bounds = objects.iter().flat_map(|object| {
+        let is_old = object.get(excluded) == Some(&Value::Bool(true));
+        let bound = |number, is_excluded| Bound {
+            number,
+            is_excluded,
+        };
+        let plain = number(object, plain).map(|number| bound(number, is_old));
+        plain
+            .into_iter()
+            .chain(number(object, excluded).map(|number| bound(number, true)))
+    });
+    bounds.collect()
+}
+
+/// A count such as `maxLength` as the compiler reads it; `None` if no text is as long.
+///
+/// # Errors
+/// Why it is no count.
+pub(super) fn count(name: &str, value: &Value) -> Result<Option<Value>, String> {
+    const MOST: u64 = u32::MAX as u64 - 1;
+    let whole = value
+        .as_f64()
+        .filter(|count| *count >= 0.0 && count.fract() == 0.0);
+    let count = value.as_u64().or(whole.map(|count| count as u64));
+    match count {
+        None => Err(format!(
+            "{value} is no count: an integer that is not negative is one"
+        )),
+        Some(count) if count <= MOST => Ok(Some(count.into())),
+        Some(_) if name.starts_with("max") => Ok(None),
+        Some(count) => Err(format!(
+            "the count {count} is not supported, limit is {MOST}"
+        )),
+    }
+}
+
+impl Multiple {
+    /// The multiple that a number is, if the compiler can count in it.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub(super) fn new(value: &Value) -> Result<Self, String> {
+        let number = value.as_f64().filter(|number| *number > 0.0);
+        let number = number.ok_or_else(|| format!("{value} is no number above 0"))?;
+        let multiple = Self::of_digits(&value.to_string());
+        let multiple = multiple.filter(|multiple| {
+            multiple.is_counted() && Self::of_compiler(number) == Some(*multiple)
+        });
+        multiple.ok_or_else(|| {
+            format!(
+                "multiples of {value} are not supported: without its point the number may be 300000000 at most, \
+                 {MOST_REMAINDERS} without factors 2 and 5 too, with {MOST_DECIMALS} decimals at most"
+            )
+        })
+    }
+
+    /// Reads what JSON writes for a number, such as `2.5e-3`.
+    fn of_digits(text: &str) -> Option<Self> {
+        let (text, exponent) = match text.split_once(['e', 'E']) {
+            Some((text, exponent)) => (text, exponent.parse::<i32>().ok()?),
+            None => (text, 0),
+        };
+        let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+        let digits = format!("{whole}{fraction}").parse::<u64>().ok()?;
+        let decimals = i32::try_from(fraction.len()).ok()? - exponent;
+        let multiple = match u32::try_from(decimals) {
+            Ok(decimals) => Self { digits, decimals },
+            Err(_) => Self {
+                digits: digits.checked_mul(10_u64.checked_pow(decimals.unsigned_abs())?)?,
+                decimals: 0,
+            },
+        };
+        Some(multiple.reduced())
+    }
+
+    fn reduced(mut self) -> Self {
+        while self.decimals > 0 && self.digits.is_multiple_of(10) {
+            self.digits /= 10;
+            self.decimals -= 1;
+        }
+        self
+    }
+
+    /// The multiple that the compiler makes of a double, tenfold by tenfold.
+    fn of_compiler(mut number: f64) -> Option<Self> {
+        let mut decimals = 0;
+        while number.fract() != 0.0 {
+            number *= 10.0;
+            decimals += 1;
+        }
+        let digits = number as u64;
+        (number <= f64::from(u32::MAX)).then(|| Self { digits, decimals }.reduced())
+    }
+
+    /// Whether remainders, ten times larger and with a digit more, are below 2^32, and not too many.
+    fn is_counted(self) -> bool {
+        let largest = self.digits.saturating_mul(10);
+        let mut rest = self.digits.max(1);
+        for factor in [2, 5] {
+            while rest.is_multiple_of(factor) {
+                rest /= factor;
+            }
+        }
+        self.decimals <= MOST_DECIMALS
+            && rest <= MOST_REMAINDERS
+            && largest.saturating_add(9 * 10_u64.pow(self.decimals)) <= u64::from(u32::MAX)
+    }
+
+    /// The digits with so many decimals.
+    fn scaled(self, decimals: u32) -> u64 {
+        let more = 10_u64.checked_pow(decimals - self.decimals);
+        self.digits.saturating_mul(more.unwrap_or(u64::MAX))
+    }
+}
+
+/// Whether a value may have to be a multiple of all these, in any order, one or another of them twice.
+pub(super) fn can_combine(multiples: &[Multiple]) -> bool {
+    let decimals = multiples.iter().map(|multiple| multiple.decimals).max();
+    let Some(decimals) = decimals else {
+        return true;
+    };
+    let digits: Vec<u64> = multiples
+        .iter()
+        .map(|multiple| multiple.scaled(decimals))
+        .collect();
+    let lcm = digits.iter().fold(1_u64, |lcm, &digits| {
+        (lcm / gcd(lcm, digits).max(1)).saturating_mul(digits)
+    });
+    let largest = digits.iter().copied().max().unwrap_or(1);
+    let digits = lcm;
+    let is_counted = Multiple { digits, decimals }.is_counted();
+    is_counted && lcm.saturating_mul(largest) <= u64::from(u32::MAX)
+}
+
+/// The multiples among the keywords of some schemas.
+pub(super) fn multiples(objects: &[&Map<String, Value>]) -> Vec<Multiple> {
+    let values = objects.iter().filter_map(|object| object.get("multipleOf"));
+    values
+        .filter_map(|value| Multiple::new(value).ok())
+        .collect()
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    match b {
+        0 => a,
+        b => gcd(b, a % b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_that_a_double_holds_with_their_neighbours_are_taken() {
+        for taken in [
+            "0",
+            "-0.0",
+            "9007199254740992",
+            "-9007199254740992",
+            "1e-320",
+            "0.1",
+            "9007199254740992.0",
+        ] {
+            let number: Number = serde_json::from_str(taken).expect("a number");
+            assert_eq!(fault(&number), None, "{taken}");
+        }
+        for refused in [
+            "9007199254740993",
+            "-9007199254740993",
+            "9223372036854775807",
+            "-9223372036854775808",
+            "18446744073709551615",
+            "18446744073709551616",
+            "1e300",
+            "-1e300",
+        ] {
+            let number: Number = serde_json::from_str(refused).expect("a number");
+            let fault = fault(&number).expect("it is refused");
+            assert!(fault.contains("2^53"), "{fault}");
+        }
+        assert!(fault_of_excluded(&Number::from(LARGEST)).is_some());
+    }
+
+    #[test]
+    fn multiples_are_counted_exactly_or_refused() {
+        for taken in [
+            json!(1),
+            json!(0.01),
+            json!(2.5),
+            json!(100),
+            json!(1e2),
+            json!(400_000_000),
+            json!(1e-8),
+        ] {
+            assert!(
+                Multiple::new(&taken).is_ok(),
+                "{taken}: {:?}",
+                Multiple::new(&taken)
+            );
+        }
+        for refused in [
+            json!(0),
+            json!(-1),
+            json!("1"),
+            json!(1e-9),
+            json!(1e-300),
+            json!(4_294_967_295_u64),
+            json!(1e300),
+            json!(0.300_000_000_000_000_04),
+            json!(-0.0),
+        ] {
+            assert!(Multiple::new(&refused).is_err(), "{refused}");
+        }
+        let of = |values: &[f64]| {
+            let multiples = values.iter().map(|&value| Multiple::new(&json!(value)));
+            can_combine(
+                &multiples
+                    .collect::<Result<Vec<_>, _>>()
+                    .expect("they are counted"),
+            )
+        };
+        assert!(of(&[2.0, 3.0, 0.5]) && of(&[60_000.0]));
+        assert!(!of(&[100_000.0]) && !of(&[9_973.0, 9_967.0]));
+        assert!(
+            Multiple::new(&json!(999_983)).is_err(),
+            "it takes seconds and 600 MB"
+        );
+    }
+
+    #[test]
+    fn counts_are_whole_and_bounded() {
+        assert_eq!(count("minLength", &json!(2.0)), Ok(Some(json!(2))));
+        assert_eq!(count("maxLength", &json!(1e19)), Ok(None));
+        for wrong in [
+            json!(-1),
+            json!(1.5),
+            json!("1"),
+            json!(null),
+            json!(4_294_967_295_u64),
+        ] {
+            assert!(count("minItems", &wrong).is_err(), "{wrong}");
+        }
+    }
+}

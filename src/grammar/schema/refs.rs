@@ -1,0 +1,239 @@
+//! References between schemas, by RFC 6901 and RFC 3986 as JSON schema has them.
+//!
+//! llguidance finds only what keys without `~`, `/` and `%` lead to. So each `$ref` is resolved here, and what it leads to
+//! gets a plain name among the definitions unless it has one.
+
+use percent_encoding::percent_decode_str;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::Value;
+
+/// Letters of the name of a definition that is made here.
+const LONGEST_NAME: usize = 40;
+
+/// A schema that is referred to and still to be checked.
+pub(super) struct Target<'a> {
+    pub(super) name: String,
+    pub(super) schema: &'a Value,
+    /// The document that its own references start from.
+    pub(super) base: &'a Value,
+}
+
+/// The references of one schema.
+pub(super) struct References<'a> {
+    root: &'a Value,
+    /// Names that were given to schemas, by their places in memory.
+    names: FxHashMap<*const Value, String>,
+    used: FxHashSet<String>,
+    waiting: Vec<Target<'a>>,
+    /// What has a name in the schema; found when it is first asked for.
+    known: Option<Known<'a>>,
+}
+
+/// The schemas that `$id` and `$anchor` name.
+#[derive(Default)]
+struct Known<'a> {
+    documents: FxHashMap<String, &'a Value>,
+    /// By the document that they are in.
+    anchors: FxHashMap<(*const Value, &'a str), &'a Value>,
+    /// The documents of all schemas that are not in the root's.
+    bases: FxHashMap<*const Value, &'a Value>,
+}
+
+impl<'a> References<'a> {
+    pub(super) fn new(root: &'a Value) -> Self {
+        Self {
+            root,
+            names: FxHashMap::default(),
+            used: FxHashSet::default(),
+            waiting: Vec::new(),
+            known: None,
+        }
+    }
+
+    /// The next schema that was referred to, and has no place among those that are checked anyway.
+    pub(super) fn next_target(&mut self) -> Option<Target<'a>> {
+        self.waiting.pop()
+    }
+
+    /// The reference as the compiler finds it, made in the document `base`.
+    ///
+    /// # Errors
+    /// Why it leads nowhere, as a sentence.
+    pub(super) fn resolve(&mut self, reference: &str, base: &'a Value) -> Result<String, String> {
+        let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        let document = match address {
+            "" => base,
+            _ => self.document(address, base).ok_or_else(|| {
+                format!(
+                    "{reference:?} is no schema in this one: put the schema under \"$defs\" and refer to \
+                     \"#/$defs/its-name\""
+                )
+            })?,
+        };
+        let fragment = percent_decode_str(fragment).decode_utf8();
+        let fragment = fragment.map_err(|_| format!("{reference:?} is no text in UTF-8"))?;
+        let target = self.in_document(document, &fragment);
+        let target =
+            target.ok_or_else(|| format!("{reference:?} leads to nothing in the schema"))?;
+        if std::ptr::eq(target, self.root) {
+            return Ok("#".to_owned());
+        }
+        let name = match self.names.get(&std::ptr::from_ref(target)) {
+            Some(name) => name.clone(),
+            None if self.is_plain(document, &fragment) => return Ok(format!("#{fragment}")),
+            None => self.name(target, &fragment),
+        };
+        Ok(format!("#/$defs/{name}"))
+    }
+
+    /// The document of a schema: the one around it, or itself.
+    pub(super) fn base(&self, schema: &'a Value, around: &'a Value) -> &'a Value {
+        match id_of(schema) {
+            Some(_) => schema,
+            None => around,
+        }
+    }
+
+    fn in_document(&mut self, document: &'a Value, fragment: &str) -> Option<&'a Value> {
+        match fragment {
+            "" => Some(document),
+            pointer if pointer.starts_with('/') => {
+                let found = document.pointer(pointer);
+                // Some write the root so.
+                found.or_else(|| (pointer == "/").then_some(document))
+            }
+            anchor => {
+                let anchors = &self.known().anchors;
+                anchors
+                    .get(&(std::ptr::from_ref(document), anchor))
+                    .copied()
+            }
+        }
+    }
+
+    fn document(&mut self, address: &str, base: &'a Value) -> Option<&'a Value> {
+        let absolute = joined(id_of(base).unwrap_or_default(), address);
+        let root_id = id_of(self.root).unwrap_or_default().to_owned();
+        let documents = &self.known().documents;
+        let found = [absolute, joined(&root_id, address), address.to_owned()];
+        found
+            .iter()
+            .find_map(|address| documents.get(address.as_str()).copied())
+    }
+
+    /// Whether the compiler finds a schema under this name among those that are checked anyway.
+    fn is_plain(&self, document: &Value, fragment: &str) -> bool {
+        let parts = fragment.strip_prefix("/$defs/");
+        let name = parts.or_else(|| fragment.strip_prefix("/definitions/"));
+        std::ptr::eq(document, self.root)
+            && name.is_some_and(|name| {
+                !name.is_empty()
+                    && name
+                        .chars()
+                        .all(|c| c.is_alphanumeric() || "_-. ".contains(c))
+            })
+    }
+
+    /// Gives a schema a name, like the last part of what it was referred to by.
+    fn name(&mut self, target: &'a Value, fragment: &str) -> String {
+        let last = fragment.rsplit('/').next().unwrap_or_default();
+        let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let stem: String = last.chars().filter(is_plain).take(LONGEST_NAME).collect();
+        let stem = if stem.is_empty() {
+            "schema".to_owned()
+        } else {
+            stem
+        };
+        let written = self.root.get("$defs");
+        let is_free = |name: &String| {
+            !self.used.contains(name) && written.and_then(|defs| defs.get(name)).is_none()
+        };
+        let numbered = (2..).map(|number| format!("{stem}-{number}"));
+        let name = std::iter::once(stem.clone()).chain(numbered).find(is_free);
+        let name = name.unwrap_or(stem.clone());
+        self.used.insert(name.clone());
+        self.names.insert(std::ptr::from_ref(target), name.clone());
+        let base = self.known().bases.get(&std::ptr::from_ref(target)).copied();
+        let base = base.unwrap_or(self.root);
+        self.waiting.push(Target {
+            name: name.clone(),
+            schema: target,
+            base,
+        });
+        name
+    }
+
+    fn known(&mut self) -> &Known<'a> {
+        let root = self.root;
+        self.known.get_or_insert_with(|| Known::of(root))
+    }
+}
+
+impl<'a> Known<'a> {
+    /// Looks at all of a schema but its constants and examples.
+    fn of(root: &'a Value) -> Self {
+        let mut known = Self::default();
+        let root_id = id_of(root).unwrap_or_default();
+        let mut waiting = vec![(root, root, root_id.to_owned())];
+        while let Some((value, document, address)) = waiting.pop() {
+            let (document, address) = match id_of(value) {
+                Some(id) => (value, joined(&address, id)),
+                None => (document, address),
+            };
+            if id_of(value).is_some() {
+                known.documents.insert(address.clone(), value);
+                known
+                    .documents
+                    .entry(id_of(value).unwrap_or_default().to_owned())
+                    .or_insert(value);
+            }
+            if !std::ptr::eq(document, root) {
+                known.bases.insert(std::ptr::from_ref(value), document);
+            }
+            match value {
+                Value::Array(items) => {
+                    waiting.extend(items.iter().map(|item| (item, document, address.clone())));
+                }
+                Value::Object(object) => {
+                    let names = ["$anchor", "$dynamicAnchor"].map(|key| object.get(key)?.as_str());
+                    let old = object.get("$id").and_then(Value::as_str);
+                    let old = old.and_then(|id| id.strip_prefix('#'));
+                    for name in names.into_iter().chain([old]).flatten() {
+                        known
+                            .anchors
+                            .insert((std::ptr::from_ref(document), name), value);
+                    }
+                    let is_data = |key: &str| {
+                        matches!(key, "const" | "enum" | "default" | "example" | "examples")
+                    };
+                    let parts = object.iter().filter(|(key, _)| !is_data(key));
+                    waiting.extend(parts.map(|(_, value)| (value, document, address.clone())));
+                }
+                _ => {}
+            }
+        }
+        known
+    }
+}
+
+/// The address that a schema gives itself.
+fn id_of(schema: &Value) -> Option<&str> {
+    let id = schema.get("$id")?.as_str()?;
+    let id = id.strip_suffix('#').unwrap_or(id);
+    (!id.is_empty() && !id.starts_with('#')).then_some(id)
+}
+
+/// An address that is written in the document `base`.
+fn joined(base: &str, address: &str) -> String {
+    let is_absolute = address.contains("://") || address.starts_with("urn:");
+    let folder = match is_absolute {
+        true => "",
+        false if address.starts_with('/') => {
+            let host = base.find("://").map(|at| at + 3);
+            let end = host.and_then(|host| Some(host + base[host..].find('/')?));
+            end.map_or(base, |end| &base[..end])
+        }
+        false => base.rfind('/').map_or("", |end| &base[..=end]),
+    };
+    format!("{folder}{address}")
+}

@@ -1,0 +1,112 @@
+//! Strings that follow patterns: what an output decodes to is what the pattern finds.
+
+use serde_json::{Value, json};
+
+use super::vocabularies::{large, tiny};
+use super::walk::{feed, walk};
+use super::{compile, compiler, schema, takes};
+use crate::state::grammar::GrammarProgress;
+
+/// Patterns, and what an output must not have.
+const PATTERNS: [(&str, &[char]); 12] = [
+    ("^[^\"]*$", &['"']),
+    (r"^[^\\]+$", &['\\']),
+    ("^[^<>\"]+$", &['<', '>', '"']),
+    (
+        r#"^[^\\/:*?"<>|]+$"#,
+        &['\\', '/', ':', '*', '?', '"', '<', '>', '|'],
+    ),
+    (r"^[\x00-\x1f]$", &['"', '\\', 'a']),
+    (r"^[^\n]{1,5}$", &['\n']),
+    (r"^[^\r\n\t]{1,5}$", &['\n', '\r', '\t']),
+    (r"^[^\s\S]?$", &['a']),
+    (r"^(?:[^\\]|[^\x22])?$", &[]),
+    (r"^[!#-\[\]-~]+$", &['"', '\\', '\n']),
+    (r"^\S+$", &[' ', '\n', '\u{feff}']),
+    ("^[a&&b]+$", &['c']),
+];
+
+/// The text of a string in JSON; the output's own white space is no part of it.
+fn text_of(output: &str) -> String {
+    let value: Value =
+        serde_json::from_str(output).unwrap_or_else(|error| panic!("{output:?}: {error}"));
+    value.as_str().expect("a string").to_owned()
+}
+
+#[test]
+fn no_output_has_what_a_class_leaves_out() {
+    for vocabulary in [tiny(), large()] {
+        let compiler = compiler(vocabulary);
+        for (pattern, excluded) in PATTERNS {
+            let written = json!({"type": "string", "pattern": pattern, "maxLength": 12});
+            let grammar = compile(&compiler, schema(written)).expect("it is supported");
+            for seed in 0..40 {
+                let walk = walk(grammar.as_ref(), vocabulary, seed);
+                assert_eq!(
+                    walk.end,
+                    Ok(GrammarProgress::Done),
+                    "{pattern}: {}",
+                    walk.text
+                );
+                let text = text_of(&walk.text);
+                assert!(!text.contains(excluded), "{pattern}: {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn escapes_follow_the_class_that_they_decode_to() {
+    let vocabulary = tiny();
+    let compiler = compiler(vocabulary);
+    for (pattern, taken, refused) in [
+        (
+            "^[^\"]*$",
+            &[r#""a\\b""#, r#""\n""#, r#""""#][..],
+            &[r#""\"""#, r#""a\"b""#][..],
+        ),
+        (
+            r"^[^\\]+$",
+            &[r#""a\"b""#, r#""\t""#],
+            &[r#""\\""#, r#""a\\b""#],
+        ),
+        (
+            r"^[\x00-\x1f]$",
+            &[r#""\n""#, r#""\b""#],
+            &[r#""\"""#, r#""\\""#, r#""a""#],
+        ),
+        (r"^[^\n]$", &[r#""\"""#, r#""\\""#, r#""\t""#], &[r#""\n""#]),
+        ("^[a&&b]+$", &[r#""a&b""#], &[r#""c""#]),
+        ("^[[]$", &[r#""[""#], &[r#""a""#]),
+        ("(^|,)x", &[r#""x""#, r#""a,xb""#], &[r#""ax""#]),
+        ("^a|b$", &[r#""ac""#, r#""cb""#], &[r#""ca""#]),
+    ] {
+        let written = json!({"type": "string", "pattern": pattern});
+        let grammar = compile(&compiler, schema(written)).expect("it is supported");
+        for text in taken {
+            assert!(
+                takes(grammar.as_ref(), vocabulary, text),
+                "{pattern} takes {text}"
+            );
+        }
+        for text in refused {
+            assert!(
+                !takes(grammar.as_ref(), vocabulary, text),
+                "{pattern} refuses {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn names_of_properties_follow_their_patterns() {
+    let vocabulary = tiny();
+    let compiler = compiler(vocabulary);
+    let written = json!({
+        "type": "object", "patternProperties": {"^[^\"]+$": {"type": "integer"}}, "additionalProperties": false,
+    });
+    let grammar = compile(&compiler, schema(written)).expect("it is supported");
+    assert!(feed(grammar.as_ref(), vocabulary, r#"{"a\\b":1}"#).is_some());
+    assert!(feed(grammar.as_ref(), vocabulary, r#"{"a\"b":1}"#).is_none());
+    assert!(feed(grammar.as_ref(), vocabulary, r#"{"\"":1}"#).is_none());
+}

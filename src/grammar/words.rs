@@ -1,0 +1,84 @@
+//! What llguidance says of a grammar, in words that mean something to those who sent it.
+
+/// Parts of its messages that name its own options, features and insides, and what is said instead.
+const INSTEAD: [(&str, &str); 12] = [
+    (
+        "oneOf constraints are not supported",
+        "oneOf is supported where its options exclude each other, as by another type each or by a required property with \
+         another const each: make them differ so, or write anyOf",
+    ),
+    (
+        "'referencing' feature",
+        "a $ref leads to nothing in the schema",
+    ),
+    ("fuel", TOO_COMPLEX),
+    ("too big", TOO_COMPLEX),
+    ("too large", TOO_COMPLEX),
+    ("Unable to determine if regex is empty", TOO_COMPLEX),
+    (
+        "stack level exceeded",
+        "its schemas refer to each other too deeply",
+    ),
+    (
+        "min/maxProperties only supported when",
+        "minProperties and maxProperties are supported only where all named properties are required",
+    ),
+    (
+        "l-flag is not supported",
+        "expressions in Lark have no flag l",
+    ),
+    (
+        "lookarounds not supported",
+        "an expression has an anchor that is neither at its beginning nor at its end",
+    ),
+    (
+        "Regex is empty",
+        "a pattern and the other keywords beside it allow no text",
+    ),
+    ("Failed to generate regex", "no number is within its bounds"),
+];
+const TOO_COMPLEX: &str = "it is too complex";
+
+/// The message for a client.
+pub(super) fn told(reason: &str) -> String {
+    if reason.starts_with("panic:") {
+        return "the compiler failed".to_owned();
+    }
+    let instead = INSTEAD.iter().find(|(part, _)| reason.contains(part));
+    match instead {
+        Some((_, instead)) => (*instead).to_owned(),
+        None => reason.trim_end_matches("<non-verbose/>").trim().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_message_names_what_nobody_can_set() {
+        for (said, told_part) in [
+            (
+                "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+                "exclude each other",
+            ),
+            (
+                "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref 'x'",
+                "leads to nothing",
+            ),
+            (
+                "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",
+                "too complex",
+            ),
+            ("panic: at 'x.rs' <backtrace>", "the compiler failed"),
+        ] {
+            let told = told(said);
+            assert!(told.contains(told_part), "{told}");
+            assert!(
+                !told.contains("option to") && !told.contains("feature"),
+                "{told}"
+            );
+        }
+        assert_eq!(told("Invalid type: x <non-verbose/>"), "Invalid type: x");
+    }
+}
