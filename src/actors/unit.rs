@@ -25,6 +25,17 @@ use crate::record::{LogSink, RecordedScheduler};
 use crate::state::control::{ControlSetup, ControlStates};
 use crate::state::pool::pages::PoolLedger;
 
+/// Stack of threads that render templates, encode prompts and read what requests ask for: libraries recurse there.
+const TOKENIZER_STACK_BYTES: usize = 16 << 20;
+
+/// The runtime of the Tokenizer's Arbiter, whose blocking threads have large stacks.
+fn tokenizer_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_stack_size(TOKENIZER_STACK_BYTES)
+        .build()
+}
+
 /// Everything that it takes to build a unit, and to build it again.
 pub struct Blueprint {
     /// Label of metrics.
@@ -165,7 +176,8 @@ fn wire(
         evicted_nodes: _,
     } = states.expect("the names and sizes were checked with the configuration");
     let note = |actor| DeathNote::new(actor, generation, died.clone(), ledger.clone());
-    let tokenizer_arbiter = Arbiter::new();
+    let tokenizer_arbiter = Arbiter::try_with_tokio_rt(tokenizer_runtime);
+    let tokenizer_arbiter = tokenizer_arbiter.unwrap_or_else(|_| Arbiter::new());
     let events = blueprint.kv_events.as_ref();
     let events = events.map(|publisher| publisher.feed(generation));
     let mut parts = None;

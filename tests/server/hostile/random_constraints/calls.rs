@@ -1,33 +1,8 @@
-//! Random schemas, expressions and grammars, with numbers at every border, at every door: each is served or refused, and
-//! the process lives.
+//! Calls with random constraints, each a function of its number.
 
 use std::fmt::Write;
-use std::net::SocketAddr;
-use std::panic::catch_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fastrand::Rng;
-
-use super::child::ChildServer;
-use crate::http::post_text;
-
-/// How many: `SOUFFLEUR_CONSTRAINTS=100000 cargo test --test server random_constraints`.
-const CONSTRAINTS: &str = "SOUFFLEUR_CONSTRAINTS";
-/// The first of them: another number makes others.
-const FIRST: &str = "SOUFFLEUR_CONSTRAINTS_FIRST";
-const USUAL_CONSTRAINTS: usize = 1_500;
-/// Clients that send them.
-const CLIENTS: usize = 3;
-
-/// Words of messages that a client can do nothing about.
-const INSIDE_WORDS: [&str; 6] = [
-    "coerce_one_of",
-    "feature",
-    "in this build",
-    "backtrace",
-    "lexer_fuel",
-    "x-guidance",
-];
 
 /// Numbers as JSON writes them, some of which no double or no 64 bits hold.
 const NUMBERS: [&str; 46] = [
@@ -393,12 +368,13 @@ fn text(text: &str) -> String {
 }
 
 /// A call, of as many as there are doors.
-struct Call {
-    path: &'static str,
-    body: String,
+pub struct Call {
+    pub path: &'static str,
+    pub body: String,
 }
 
-fn call(number: u64) -> Call {
+/// The call with this number.
+pub fn call(number: u64) -> Call {
     let mut maker = Maker(Rng::with_seed(number));
     let kind = maker.0.u8(..10);
     let chat = "\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"max_tokens\": 6";
@@ -481,60 +457,4 @@ fn of_schema(schema: &str, door: u8, chat: &str, completion: &str) -> Call {
         ),
     };
     Call { path, body }
-}
-
-/// Sends a call; counts those that were served.
-fn check(addr: SocketAddr, number: u64, served: &AtomicUsize) {
-    let Call { path, body } = call(number);
-    let shown = || body.chars().take(2_000).collect::<String>();
-    let answer = catch_unwind(|| post_text(addr, path, &body));
-    let answer =
-        answer.unwrap_or_else(|_| panic!("{number} ended the process: {path} {}", shown()));
-    assert!(
-        [200, 400, 503].contains(&answer.status),
-        "{number}: {} {path} {} {}",
-        answer.status,
-        shown(),
-        answer.body
-    );
-    match answer.status {
-        200 => drop(served.fetch_add(1, Ordering::Relaxed)),
-        400 => {
-            let message = answer.json()["error"]["message"].to_string();
-            let inside = INSIDE_WORDS.iter().find(|word| message.contains(**word));
-            assert_eq!(inside, None, "{number}: {path} {}: {message}", shown());
-        }
-        _ => {}
-    }
-}
-
-#[test]
-fn random_constraints_are_served_or_refused() {
-    let wished = |name: &str| {
-        let wished = std::env::var(name).ok();
-        wished.map(|wished| wished.parse::<usize>().expect("a number"))
-    };
-    let constraints = wished(CONSTRAINTS).unwrap_or(USUAL_CONSTRAINTS);
-    let first = wished(FIRST).unwrap_or(0);
-    let server = ChildServer::start(&["--tool-call-parser", "hermes"]);
-    let addr = server.addr;
-    let (next, served) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        for _ in 0..CLIENTS {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= constraints {
-                        break;
-                    }
-                    check(addr, (first + number) as u64, &served);
-                }
-            });
-        }
-    });
-    let served = served.into_inner();
-    eprintln!("{constraints} constraints, {served} served");
-    assert!(served * 10 > constraints, "nearly all are refused");
-    let log = server.log();
-    assert!(!log.contains("overflow"), "{log}");
 }
