@@ -41,6 +41,10 @@ fn strings() -> Vec<Value> {
         json!({"type": "string", "pattern": "^\\d+(\\.\\d+)?$", "maxLength": 12}),
         json!({"type": "string", "pattern": "^\\w+\\s\\w+$"}),
         json!({"type": "string", "pattern": "^[äöü日本]{1,4}$"}),
+        json!({"type": "string", "pattern": "^[^\"\\\\]{1,8}$"}),
+        json!({"type": "string", "pattern": "^[^\"]{0,6}$"}),
+        json!({"type": "string", "pattern": "^[^\\\\/:*?\"<>|]{1,8}$"}),
+        json!({"type": "string", "pattern": "(^|,)[a-z]{2}(,|$)", "maxLength": 8}),
         json!({"enum": ["日本語", "\u{1f600}", "naïve"]}),
     ];
     let formats = [
@@ -129,6 +133,11 @@ fn references() -> Vec<Value> {
             "b": {"type": "array", "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}),
         json!({"type": "object", "properties": {"a": {"type": "string", "maxLength": 4},
             "b": {"$ref": "#/properties/a"}}, "required": ["a", "b"]}),
+        json!({"$defs": {"Cat/1": {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
+            "required": ["kind"], "additionalProperties": false}, "Dog<x>": {"type": "object", "properties": {
+            "kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"], "additionalProperties": false}},
+            "type": "array", "items": {"oneOf": [{"$ref": "#/$defs/Cat~11"}, {"$ref": "#/$defs/Dog%3Cx%3E"},
+            {"type": "null"}]}, "minItems": 1, "maxItems": 3}),
     ]
 }
 

@@ -128,7 +128,12 @@ impl<'a> Check<'a> {
         while let Some(target) = self.references.next_target() {
             self.base = target.base;
             let place = Place::root();
-            let schema = self.schema(target.schema, place.under("$defs").under(&target.name))?;
+            let mut schema =
+                self.schema(target.schema, place.under("$defs").under(&target.name))?;
+            if let Some(schema) = schema.as_object_mut() {
+                // What they define is defined once.
+                schema.retain(|name, _| !matches!(name.as_str(), "$defs" | "definitions"));
+            }
             let definitions = kept.as_object_mut().map(|kept| kept.entry("$defs"));
             let definitions = definitions.map(|named| named.or_insert_with(|| Map::new().into()));
             if let Some(Value::Object(named)) = definitions {

@@ -75,12 +75,11 @@ impl<'a> References<'a> {
         let target = self.in_document(document, &fragment);
         let target =
             target.ok_or_else(|| format!("{reference:?} leads to nothing in the schema"))?;
-        if std::ptr::eq(target, self.root) {
-            return Ok("#".to_owned());
-        }
         let name = match self.names.get(&std::ptr::from_ref(target)) {
             Some(name) => name.clone(),
             None if self.is_plain(document, &fragment) => return Ok(format!("#{fragment}")),
+            // Tools are taken apart, and "#" would be a part of theirs.
+            None if std::ptr::eq(target, self.root) => self.name(target, "root"),
             None => self.name(target, &fragment),
         };
         Ok(format!("#/$defs/{name}"))

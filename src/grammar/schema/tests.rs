@@ -78,3 +78,14 @@ fn size_and_depth_are_bounded() {
     let told = check(&json!({ "enum": names })).expect_err("it is too large");
     assert!(told.contains("values"), "{told}");
 }
+
+#[test]
+fn references_lead_to_definitions_wherever_they_are_used() {
+    let tree =
+        json!({"properties": {"child": {"$ref": "#"}, "a~b": {"$ref": "#/properties/child"}}});
+    let kept = check(&tree).expect("it is supported");
+    assert_eq!(kept["properties"]["child"]["$ref"], "#/$defs/root");
+    assert_eq!(kept["properties"]["a~b"]["$ref"], "#/$defs/child");
+    assert_eq!(kept["$defs"]["root"]["properties"], kept["properties"]);
+    assert_eq!(kept["$defs"]["child"]["$ref"], "#/$defs/root");
+}
