@@ -42,8 +42,10 @@ fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
     })
 }
 
-/// A multiple without its factors 2 and 5, at most: the compiler looks through as many remainders for one that is 0.
-const MOST_REMAINDERS: u64 = 10_000;
+/// A multiple without its point, at most: the compiler looks through as many remainders for one that is 0.
+const MOST_REMAINDERS: u64 = 100_000;
+/// A larger multiple may have at most this before its zeros, with which that is found soon.
+const MOST_ROUND: u64 = 99;
 /// Decimals of a bound, at most: the compiler nests an expression as deep.
 const MOST_BOUND_DECIMALS: usize = 40;
 
@@ -165,8 +167,8 @@ impl Multiple {
         });
         multiple.ok_or_else(|| {
             format!(
-                "multiples of {value} are not supported: without its point the number may be 300000000 at most, \
-                 {MOST_REMAINDERS} without factors 2 and 5 too, with {MOST_DECIMALS} decimals at most"
+                "multiples of {value} are not supported: without its point the number may be {MOST_REMAINDERS} at most, \
+                 or two digits with zeros up to 300000000, with {MOST_DECIMALS} decimals at most"
             )
         })
     }
@@ -212,14 +214,12 @@ impl Multiple {
     /// Whether remainders, ten times larger and with a digit more, are below 2^32, and not too many.
     fn is_counted(self) -> bool {
         let largest = self.digits.saturating_mul(10);
-        let mut rest = self.digits.max(1);
-        for factor in [2, 5] {
-            while rest.is_multiple_of(factor) {
-                rest /= factor;
-            }
+        let mut round = self.digits.max(1);
+        while round.is_multiple_of(10) {
+            round /= 10;
         }
         self.decimals <= MOST_DECIMALS
-            && rest <= MOST_REMAINDERS
+            && (self.digits <= MOST_REMAINDERS || round <= MOST_ROUND)
             && largest.saturating_add(9 * 10_u64.pow(self.decimals)) <= u64::from(u32::MAX)
     }
 
@@ -341,6 +341,7 @@ mod tests {
         };
         assert!(of(&[2.0, 3.0, 0.5]) && of(&[60_000.0]));
         assert!(!of(&[100_000.0]) && !of(&[9_973.0, 9_967.0]));
+        assert!(Multiple::new(&json!(86_400)).is_ok() && Multiple::new(&json!(604_800)).is_err());
         assert!(
             Multiple::new(&json!(999_983)).is_err(),
             "it takes seconds and 600 MB"
