@@ -104,7 +104,7 @@ impl Reader {
     fn escape(&mut self) -> Result<Escaped, String> {
         let letter = self.next().ok_or("a backslash at its end")?;
         if let Some(set) = class::escape(letter, self.dialect) {
-            return Ok(Escaped::Class(set));
+            return self.counted(set).map(Escaped::Class);
         }
         let code = match letter {
             'n' => 0x0a,
@@ -174,6 +174,7 @@ impl Reader {
         let name = name.ok_or_else(|| unknown('p'))?;
         let set = class::property(&name);
         let set = set.ok_or_else(|| format!("the property {name:?} that is not known"))?;
+        let set = self.counted(set)?;
         Ok(Escaped::Class(match is_negated {
             true => class::without(set),
             false => set,

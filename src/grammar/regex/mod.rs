@@ -28,16 +28,16 @@ enum Dialect {
     Python,
 }
 
-/// What of a pattern in a JSON schema cannot be promised, as a part of a sentence.
-pub(super) fn fault(pattern: &str, limits: &GrammarLimits) -> Option<String> {
-    if let Err(error) = check_bytes("it", pattern.len(), limits) {
-        return Some(error.to_string());
-    }
+/// Checks a pattern in a JSON schema, and returns how many bytes it has for the compiler.
+///
+/// # Errors
+/// What cannot be promised, as a part of a sentence.
+pub(super) fn check(pattern: &str, limits: &GrammarLimits) -> Result<usize, String> {
+    check_bytes("it", pattern.len(), limits).map_err(|error| error.to_string())?;
     let quoted = read::read(pattern, Dialect::Ecma);
     let quoted = quoted.and_then(|node| write::search(&node, Purpose::Quoted));
-    quoted
-        .err()
-        .map(|what| format!("it has {what}, which is not supported"))
+    let quoted = quoted.map_err(|what| format!("it has {what}, which is not supported"))?;
+    Ok(quoted.len())
 }
 
 /// Writes the patterns in a schema, which has been checked, for the strings that it describes.

@@ -8,6 +8,8 @@ use super::{Dialect, class};
 /// Groups inside one another: the reader goes down as deep.
 const MAX_DEPTH: usize = 100;
 
+/// Ranges of all classes of an expression: each is written out.
+const MAX_RANGES: usize = 50_000;
 /// Letters of a name or a count between braces, at most.
 const LONGEST_NAME: usize = 100;
 
@@ -32,6 +34,7 @@ pub(super) fn read(pattern: &str, dialect: Dialect) -> Result<Node, String> {
         at: 0,
         dialect,
         depth: 0,
+        n_ranges: 0,
         options: Options::default(),
     };
     let node = reader.choice()?;
@@ -53,6 +56,7 @@ pub(super) struct Reader {
     pub(super) at: usize,
     pub(super) dialect: Dialect,
     depth: usize,
+    n_ranges: usize,
     options: Options,
 }
 
@@ -130,6 +134,15 @@ impl Reader {
             }
             letter => Node::Class(self.folded(class::of(&[(letter, letter)]))),
         })
+    }
+
+    /// Counts the ranges of a set.
+    pub(super) fn counted(&mut self, set: ClassUnicode) -> Result<ClassUnicode, String> {
+        self.n_ranges += set.ranges().len();
+        match self.n_ranges > MAX_RANGES {
+            true => Err(format!("classes of more than {MAX_RANGES} ranges")),
+            false => Ok(set),
+        }
     }
 
     /// The set, with the other cases of its letters if case is ignored.

@@ -46,6 +46,7 @@ pub(super) fn checked(
         objects,
         limits,
         nodes: 0,
+        pattern_bytes: 0,
         base: schema,
         references: References::new(schema),
     };
@@ -109,6 +110,8 @@ struct Check<'a> {
     objects: Objects,
     limits: &'a GrammarLimits,
     nodes: usize,
+    /// Bytes of all patterns as the compiler reads them.
+    pattern_bytes: usize,
     /// The document that references start from.
     base: &'a Value,
     references: References<'a>,
@@ -291,13 +294,19 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    fn pattern(&self, pattern: &str, place: Place<'_>) -> Result<(), FieldError> {
-        match regex::fault(pattern, self.limits) {
-            None => Ok(()),
-            Some(fault) => {
-                Err(self.refuse(place, &format!("the pattern {}: {fault}", Cut(pattern))))
+    fn pattern(&mut self, pattern: &str, place: Place<'_>) -> Result<(), FieldError> {
+        let limit = self.limits.source_bytes;
+        let checked = regex::check(pattern, self.limits).and_then(|bytes| {
+            self.pattern_bytes += bytes;
+            match self.pattern_bytes > limit {
+                true => Err(format!(
+                    "the patterns, with classes written out, have more than {limit} bytes"
+                )),
+                false => Ok(()),
             }
-        }
+        });
+        checked
+            .map_err(|fault| self.refuse(place, &format!("the pattern {}: {fault}", Cut(pattern))))
     }
 
     fn count(&mut self, place: Place<'_>) -> Result<(), FieldError> {
