@@ -8,16 +8,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, Context, Handler};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use tokio::sync::oneshot;
 
 use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
-use crate::actors::messages::{RunStep, StepDone};
+use crate::actors::messages::{RunStep, SequencesEnded, StepDone};
 use crate::error::{LoadError, StepError};
+use crate::executor::ended::{EndedRows, SkippedRows};
 use crate::executor::{self, Launch};
-use crate::ids::StepId;
-use crate::state::step::{PIPELINE_DEPTH, StepOutput};
+use crate::ids::{SeqId, StepId};
+use crate::state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 
 /// Steps between the front and the thread.
 const QUEUED_STEPS: usize = 2;
@@ -27,13 +28,26 @@ const GLANCE: Duration = Duration::from_micros(20);
 
 /// The front.
 pub struct Executor {
-    steps: Sender<RunStep>,
+    line: LineIn,
     note: DeathNote,
+}
+
+/// The front's ends of the channels to the thread.
+pub struct LineIn {
+    steps: Sender<RunStep>,
+    /// Overtakes the steps that are queued. Read before each step, so it holds no more than there were rows in the last ones.
+    ended: Sender<SeqId>,
+}
+
+/// The thread's ends.
+struct LineOut {
+    steps: Receiver<RunStep>,
+    ended: Receiver<SeqId>,
 }
 
 /// A thread that has loaded its executor and waits to be told whom to answer.
 pub struct ExecutorThread {
-    steps: Sender<RunStep>,
+    line: LineIn,
     answers: Sender<Answers>,
     thread: JoinHandle<()>,
 }
@@ -48,14 +62,16 @@ struct Answers {
 pub type ExecutorFactory = dyn Fn() -> Result<Box<dyn executor::Executor>, LoadError> + Send + Sync;
 
 impl ExecutorThread {
-    /// Starts a thread and loads the executor there; the receiver hears how that went.
+    /// Starts a thread and loads the executor there; the receiver hears how that went. `eos_token_ids` end outputs.
     ///
     /// # Errors
     /// When the thread cannot be started.
     pub fn spawn(
         factory: std::sync::Arc<ExecutorFactory>,
+        eos_token_ids: std::sync::Arc<[u32]>,
     ) -> std::io::Result<(Self, oneshot::Receiver<Result<(), LoadError>>)> {
         let (steps, queued) = bounded(QUEUED_STEPS);
+        let (ended, ends) = unbounded();
         let (answers, wired) = bounded(1);
         let (loaded, is_loaded) = oneshot::channel();
         let thread = std::thread::Builder::new()
@@ -69,12 +85,16 @@ impl ExecutorThread {
                 // Nobody waits any more when the engine was dropped meanwhile.
                 let _ = loaded.send(Ok(()));
                 if let Ok(answers) = wired.recv() {
-                    run_steps(executor, &queued, answers);
+                    let line = LineOut {
+                        steps: queued,
+                        ended: ends,
+                    };
+                    run_steps(executor, EndedRows::new(eos_token_ids), line, answers);
                 }
             })?;
         Ok((
             Self {
-                steps,
+                line: LineIn { steps, ended },
                 answers,
                 thread,
             },
@@ -82,28 +102,31 @@ impl ExecutorThread {
         ))
     }
 
-    /// Tells the thread whom to answer; returns the front's end of the channel and the thread to join.
-    pub fn connect(
-        self,
-        done: Mailbox<StepDone>,
-        note: DeathNote,
-    ) -> (Sender<RunStep>, JoinHandle<()>) {
+    /// Tells the thread whom to answer; returns the front's ends of the channels and the thread to join.
+    pub fn connect(self, done: Mailbox<StepDone>, note: DeathNote) -> (LineIn, JoinHandle<()>) {
         // A thread that died has told its death note already.
         let _ = self.answers.send(Answers { done, note });
-        (self.steps, self.thread)
+        (self.line, self.thread)
     }
 }
 
-fn run_steps(executor: Box<dyn executor::Executor>, steps: &Receiver<RunStep>, answers: Answers) {
+fn run_steps(
+    executor: Box<dyn executor::Executor>,
+    rows: EndedRows,
+    LineOut { steps, ended }: LineOut,
+    answers: Answers,
+) {
     let Answers { done, mut note } = answers;
     let mut line = StepLine {
         executor,
+        rows,
+        ended,
         done,
         under_way: VecDeque::with_capacity(PIPELINE_DEPTH),
         last_end: None,
     };
     loop {
-        match line.next(steps) {
+        match line.next(&steps) {
             Turn::Launch(step) => line.launch(step),
             Turn::Finish => line.finish(),
             Turn::End => break,
@@ -115,6 +138,9 @@ fn run_steps(executor: Box<dyn executor::Executor>, steps: &Receiver<RunStep>, a
 /// The executor, and the steps that it was handed and has not answered.
 struct StepLine {
     executor: Box<dyn executor::Executor>,
+    /// The rows that steps are not to feed.
+    rows: EndedRows,
+    ended: Receiver<SeqId>,
     done: Mailbox<StepDone>,
     under_way: VecDeque<LaunchedStep>,
     /// When the last step ended.
@@ -124,6 +150,7 @@ struct StepLine {
 struct LaunchedStep {
     step: StepId,
     launched: Instant,
+    skipped: SkippedRows,
     /// `None` while only the executor knows.
     result: Option<Result<StepOutput, StepError>>,
 }
@@ -168,20 +195,32 @@ impl StepLine {
     }
 
     /// A step that ends with its launch, and one that is refused, are answered in their turn.
-    fn launch(&mut self, RunStep { plan, spent }: RunStep) {
+    fn launch(&mut self, RunStep { mut plan, spent }: RunStep) {
         let launched = Instant::now();
         if let Some(rows) = spent {
             self.executor.recycle(rows);
         }
-        let result = match self.executor.launch(&plan) {
-            Ok(Launch::UnderWay) => None,
-            Ok(Launch::Done(output)) => Some(Ok(output)),
-            Err(error) => Some(Err(error)),
+        while let Ok(seq) = self.ended.try_recv() {
+            self.rows.end(seq);
+        }
+        self.rows.start(&plan.starts);
+        let skipped = self.rows.skip(&mut plan);
+        let result = match !skipped.is_empty() && is_empty(&plan) {
+            true => Some(Ok(StepOutput {
+                step: plan.step,
+                rows: Vec::new(),
+            })),
+            false => match self.executor.launch(&plan) {
+                Ok(Launch::UnderWay) => None,
+                Ok(Launch::Done(output)) => Some(Ok(output)),
+                Err(error) => Some(Err(error)),
+            },
         };
         let is_answered = result.is_some();
         self.under_way.push_back(LaunchedStep {
             step: plan.step,
             launched,
+            skipped,
             result,
         });
         if is_answered && self.under_way.len() == 1 {
@@ -195,6 +234,11 @@ impl StepLine {
             return;
         };
         let result = oldest.result.unwrap_or_else(|| self.executor.finish());
+        let result = result.map(|mut output| {
+            self.rows.note(&output.rows);
+            oldest.skipped.put_back(&mut output.rows);
+            output
+        });
         let ended = Instant::now();
         let last_end = self.last_end.unwrap_or(oldest.launched);
         let began = oldest.launched.max(last_end);
@@ -208,10 +252,15 @@ impl StepLine {
     }
 }
 
+/// There is nothing to be done.
+fn is_empty(plan: &StepPlan) -> bool {
+    plan.rows.is_empty() && plan.starts.is_empty() && plan.table.is_empty() && plan.copies.is_none()
+}
+
 impl Executor {
     /// A front to a thread.
-    pub fn new(steps: Sender<RunStep>, note: DeathNote) -> Self {
-        Self { steps, note }
+    pub fn new(line: LineIn, note: DeathNote) -> Self {
+        Self { line, note }
     }
 }
 
@@ -224,10 +273,22 @@ impl Handler<Posted<RunStep>> for Executor {
 
     fn handle(&mut self, posted: Posted<RunStep>, ctx: &mut Context<Self>) {
         let (step, _timer) = posted.open();
-        if self.steps.try_send(step).is_err() {
+        if self.line.steps.try_send(step).is_err() {
             // The thread is gone (its own note has told) or a third step came: either way the unit is broken.
             tracing::error!("the executor thread takes no step");
             ctx.terminate();
+        }
+    }
+}
+
+impl Handler<Posted<SequencesEnded>> for Executor {
+    type Result = ();
+
+    fn handle(&mut self, posted: Posted<SequencesEnded>, _: &mut Context<Self>) {
+        let (SequencesEnded { seqs }, _timer) = posted.open();
+        for seq in seqs {
+            // A thread that is gone has told its death note.
+            let _ = self.line.ended.send(seq);
         }
     }
 }

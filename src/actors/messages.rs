@@ -342,6 +342,15 @@ pub struct RunStep {
     pub spent: Option<Vec<RowResult>>,
 }
 
+/// Scheduler -> Executor: sequences that have ended while steps with a decode of theirs were under way. The steps that have
+/// not begun leave them out.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct SequencesEnded {
+    /// The sequences.
+    pub seqs: Vec<SeqId>,
+}
+
 // To the Watchdog.
 
 /// Any actor's or the executor thread's last breath -> Watchdog. The unit is torn down and rebuilt, unless it was the KV

@@ -18,10 +18,10 @@ use crate::actors::messages::{
 };
 use crate::error::RequestError;
 use crate::ids::IntakeId;
-use crate::metrics::SchedulerMetrics;
+use crate::metrics::{SchedulerMetrics, StepTokens};
 use crate::record::RecordedScheduler;
 use crate::state::scheduler::{CacheFlushed, Next};
-use crate::state::step::{RowWork, StepPlan};
+use crate::state::step::StepOutput;
 use crate::state::tiers::PrefillRate;
 
 /// How often pins are looked through for those whose time has passed.
@@ -43,6 +43,8 @@ pub struct Links {
     pub allocator: Mailbox<Box<ReservePages>>,
     /// Steps.
     pub executor: Mailbox<RunStep>,
+    /// Sequences that steps under way need not decode.
+    pub ended: Mailbox<crate::actors::messages::SequencesEnded>,
     /// Tokens and ends.
     pub tokenizer: Mailbox<TokensReady>,
     /// Orders to the KV store, if there is one.
@@ -182,6 +184,11 @@ impl Scheduler {
                 break;
             }
         }
+        let seqs = self.state.take_ended();
+        if !seqs.is_empty() {
+            let ended = crate::actors::messages::SequencesEnded { seqs };
+            self.links.ended.post(ended);
+        }
         self.order_store();
         self.tell();
     }
@@ -206,7 +213,7 @@ impl Scheduler {
             Next::PlanStep(plan) => self.links.radix_cache.post(plan),
             Next::ReservePages(reserve) => self.links.allocator.post(reserve),
             Next::RunStep(plan) => {
-                self.step_tokens.push_back(query_tokens(&plan));
+                self.step_tokens.push_back(plan.query_tokens());
                 let spent = self.state.take_spent();
                 self.links.executor.post(RunStep { plan, spent });
             }
@@ -258,15 +265,6 @@ impl Scheduler {
             }
         }
     }
-}
-
-fn query_tokens(plan: &StepPlan) -> (usize, usize) {
-    plan.rows
-        .iter()
-        .fold((0, 0), |(prefill, decode), row| match &row.work {
-            RowWork::Prefill { positions } => (prefill + positions.len(), decode),
-            RowWork::Decode { .. } => (prefill, decode + 1),
-        })
 }
 
 impl Actor for Scheduler {
@@ -371,22 +369,34 @@ impl Handler<Posted<StepDone>> for Scheduler {
 
     fn handle(&mut self, posted: Posted<StepDone>, _: &mut Context<Self>) {
         let (done, _timer) = posted.open();
-        let (prefill, decode) = self.step_tokens.pop_front().unwrap_or_default();
-        let idle_seconds = if self.had_work {
-            done.idle_seconds
-        } else {
-            0.0
-        };
-        self.had_work = true;
-        if decode == 0 {
-            self.prefill_rate.note(prefill, done.run_seconds);
+        let (prefill, planned) = self.step_tokens.pop_front().unwrap_or_default();
+        let skipped = done.result.as_ref().map_or(0, StepOutput::n_skipped);
+        let decode = planned.saturating_sub(skipped);
+        let ran = planned == 0 || prefill + decode > 0;
+        let had_work = std::mem::replace(&mut self.had_work, true);
+        let idle_seconds = done.idle_seconds * f64::from(had_work);
+        // Rows that decode in a step which prefills much more take little of its time.
+        let run_seconds = done.run_seconds;
+        if prefill > 0 && decode * 8 <= prefill {
+            self.prefill_rate.note(prefill, run_seconds);
         }
-        self.metrics
-            .record_step(done.run_seconds, idle_seconds, prefill, decode);
         if let Err(error) = &done.result {
             tracing::error!(step = done.step.get(), %error, "a step failed");
         }
+        if done.result.is_ok() {
+            let micros = (run_seconds * 1e6).round() as u64;
+            self.state.step_took(done.step, micros);
+        }
+        let told = self.state.told_tokens();
         self.state.step_done(done.step, done.result);
+        if ran {
+            let work = StepTokens {
+                prefilled: prefill as u64,
+                decoded: decode as u64,
+                delivered: self.state.told_tokens() - told,
+            };
+            self.metrics.record_work(run_seconds, idle_seconds, work);
+        }
         self.drive();
     }
 }

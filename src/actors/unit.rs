@@ -99,8 +99,11 @@ impl Unit {
         generation: u64,
         (survivor, set): (Survivor, HostSettings),
     ) -> Result<Self, StartError> {
-        let (thread, loaded) = ExecutorThread::spawn(blueprint.executor.clone())
-            .map_err(|error| StartError::Thread(error.to_string()))?;
+        let (thread, loaded) = ExecutorThread::spawn(
+            blueprint.executor.clone(),
+            blueprint.control.limits.eos_token_ids.clone(),
+        )
+        .map_err(|error| StartError::Thread(error.to_string()))?;
         let gone = |_| StartError::Thread("the executor thread died while loading".to_owned());
         loaded.await.map_err(gone)??;
         Ok(wire(&blueprint, generation, (survivor, set), thread))
@@ -195,8 +198,8 @@ fn wire(
             .feeding(events)
             .start();
         let done = Mailbox::of(&me, "scheduler", "StepDone");
-        let (steps, executor_thread) = thread.connect(done, note("executor_thread"));
-        let executor = Executor::new(steps, note("executor")).start();
+        let (line, executor_thread) = thread.connect(done, note("executor_thread"));
+        let executor = Executor::new(line, note("executor")).start();
         let store = blueprint.store.as_ref().map(|setup| {
             let news = Mailbox::of(&me, "scheduler", "StoreNews");
             let obituary = |who| Obituary::new(who, generation, died.clone());
@@ -211,6 +214,7 @@ fn wire(
             radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
             allocator: reserve,
             executor: Mailbox::of(&executor, "executor", "RunStep"),
+            ended: Mailbox::of(&executor, "executor", "SequencesEnded"),
             tokenizer: Mailbox::of(&tokenizer, "tokenizer", "TokensReady"),
             store: store
                 .as_ref()

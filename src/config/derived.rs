@@ -121,6 +121,7 @@ impl EngineConfig {
             prefill_decode_interval: self.prefill_decode_interval,
             prefill_decode_interval_min_bs: self.prefill_decode_interval_min_bs,
             priority: self.enable_priority_scheduling.then_some(rules),
+            max_prefill_step_ms: Some(self.max_prefill_step_ms).filter(|ms| *ms > 0),
         }
     }
 

@@ -179,6 +179,11 @@ keys::keys! {
         #[flag(SCHEDULING.takes("TOKENS"))]
         #[range(..=i64::from(i32::MAX))]
         chunked_prefill_size: i64 = 4096,
+        /// Longest time in milliseconds that a step with a prefill takes while other requests decode: pieces of prompts become
+        /// as short as the measured rate asks for; 0 sets no limit. Needs chunked prefill.
+        #[flag(SCHEDULING.takes("MS"))]
+        #[range(..=validate::MAX_STEP_MS)]
+        max_prefill_step_ms: u32 = crate::state::scheduler::MAX_PREFILL_STEP_MS,
         /// Lets decoding requests share a step with requests that prefill (mixed batches); needs chunked prefill.
         #[flag(SCHEDULING)]
         enable_mixed_chunk: bool = false,

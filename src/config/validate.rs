@@ -22,6 +22,8 @@ pub(super) const MAX_RUNNING_REQUESTS: usize = 1 << 16;
 pub(super) const MAX_CHOSEN_TOKENS: usize = 1 << 16;
 /// Longest distance of saved states, in tokens.
 pub(super) const MAX_STATE_INTERVAL_TOKENS: usize = 1 << 30;
+/// Longest time that a prefill step is allowed, in milliseconds: an hour.
+pub(super) const MAX_STEP_MS: u32 = 3_600_000;
 /// Limit because waiting events are merged: keeping more of them apart has no use.
 pub(super) const MAX_CLIENT_CHANNEL_EVENTS: usize = 1 << 16;
 /// Room for the message log's header and end, and something between them.

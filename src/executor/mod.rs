@@ -12,6 +12,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub mod cuda;
+pub mod ended;
 pub mod fake;
 pub mod host;
 #[doc(hidden)]

@@ -118,7 +118,7 @@ const GAUGES: [(&str, &str); 36] = [
     ),
     (
         "sglang:gen_throughput",
-        "Tokens decoded a second, over the last second of work.",
+        "Output tokens that requests got a second, over the last second of work.",
     ),
     (
         "sglang:cache_hit_rate",
@@ -243,7 +243,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "sglang:realtime_tokens_total",
-        "Tokens as they are processed: prefill_compute, prefill_cache, decode.",
+        "Tokens as they are processed: prefill_compute, prefill_cache, decode (output tokens that requests got).",
     ),
     (
         "sglang:evicted_tokens_total",

@@ -10,7 +10,7 @@ pub struct EngineLoad {
     pub stats: EngineStats,
     /// Tokens that are inside and not computed yet.
     pub pending: PendingTokens,
-    /// Tokens decoded a second, over the last second of work; 0 while nothing is inside.
+    /// Output tokens that requests got a second, over the last second of work; 0 while nothing is inside.
     pub gen_throughput: f64,
     /// Part of the prompt tokens that came from the cache, from 0 to 1, of the last plan that admitted any request.
     pub cache_hit_rate: f64,

@@ -29,7 +29,7 @@ pub use mailbox::MailboxMetrics;
 pub use page::in_order;
 pub use prefix::PrefixMetrics;
 pub use request::RequestMetrics;
-pub use scheduler::{Capacity, SchedulerMetrics};
+pub use scheduler::{Capacity, SchedulerMetrics, StepTokens};
 pub use store::StoreMetrics;
 
 use metrics::Label;

@@ -22,6 +22,17 @@ pub struct SchedulerMetrics {
     last_stats: Cell<EngineStats>,
 }
 
+/// The tokens of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTokens {
+    /// Prompt tokens that were computed.
+    pub prefilled: u64,
+    /// Rows that fed a token of their output.
+    pub decoded: u64,
+    /// Output tokens that requests got: also those behind a prefill, and none that came behind the end of an output.
+    pub delivered: u64,
+}
+
 /// The capacity of an engine, known when it is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Capacity {
@@ -76,8 +87,7 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Records a step that is done: seconds that the executor worked on it and waited for it, its input tokens by
-    /// kind. Time that it waited while the engine had no request is not counted as overhead.
+    /// Records a step that is done and hands on as many output tokens as it decodes: see [`Self::record_work`].
     pub fn record_step(
         &self,
         run_seconds: f64,
@@ -85,12 +95,18 @@ impl SchedulerMetrics {
         prefill_tokens: usize,
         decode_tokens: usize,
     ) {
-        self.steps.record(
-            run_seconds,
-            idle_seconds,
-            prefill_tokens as u64,
-            decode_tokens as u64,
-        );
+        let work = StepTokens {
+            prefilled: prefill_tokens as u64,
+            decoded: decode_tokens as u64,
+            delivered: decode_tokens as u64,
+        };
+        self.record_work(run_seconds, idle_seconds, work);
+    }
+
+    /// Records a step that is done: seconds that the executor worked on it and waited for it, and its tokens. Time that it
+    /// waited while the engine had no request is not counted as overhead. A step whose rows were all left out is no step.
+    pub fn record_work(&self, run_seconds: f64, idle_seconds: f64, work: StepTokens) {
+        self.steps.record(run_seconds, idle_seconds, work);
     }
 
     /// The work of the engine, with the rates that were recorded last.
@@ -338,16 +354,16 @@ impl StepMetrics {
         }
     }
 
-    fn record(&self, run_seconds: f64, idle_seconds: f64, prefill_tokens: u64, decode_tokens: u64) {
-        let category = match (prefill_tokens, decode_tokens) {
+    fn record(&self, run_seconds: f64, idle_seconds: f64, work: StepTokens) {
+        let category = match (work.prefilled, work.decoded) {
             (_, 0) => &self.extend_seconds,
             (0, _) => &self.decode_seconds,
             _ => &self.mixed_seconds,
         };
         category.increment(run_seconds.max(0.0));
         self.step_seconds.record(run_seconds);
-        self.prefill_tokens.increment(prefill_tokens);
-        self.decode_tokens.increment(decode_tokens);
+        self.prefill_tokens.increment(work.prefilled);
+        self.decode_tokens.increment(work.delivered);
         let mut busy_seconds = run_seconds;
         if self.is_idle.replace(false) {
             self.idle_seconds.increment(idle_seconds.max(0.0));
@@ -355,12 +371,12 @@ impl StepMetrics {
             self.overhead_seconds.record(idle_seconds);
             busy_seconds += idle_seconds;
         }
-        self.update_throughput(busy_seconds, decode_tokens);
+        self.update_throughput(busy_seconds, work.delivered);
     }
 
-    fn update_throughput(&self, busy_seconds: f64, decode_tokens: u64) {
+    fn update_throughput(&self, busy_seconds: f64, output_tokens: u64) {
         let seconds = self.window_seconds.get() + busy_seconds;
-        let tokens = self.window_tokens.get() + decode_tokens;
+        let tokens = self.window_tokens.get() + output_tokens;
         let is_over = seconds >= THROUGHPUT_WINDOW_SECONDS;
         if is_over {
             self.set_throughput(tokens as f64 / seconds);

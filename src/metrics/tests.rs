@@ -489,3 +489,29 @@ fn promtool_finds_only_what_the_names_of_sglang_force() {
         );
     }
 }
+
+#[test]
+fn tokens_count_that_requests_got_and_not_the_rows_of_steps() {
+    let page = page(|| {
+        let scheduler = SchedulerMetrics::register("tiny");
+        let step = |prefilled, decoded, delivered| {
+            let work = StepTokens {
+                prefilled,
+                decoded,
+                delivered,
+            };
+            scheduler.record_work(0.5, 0.0, work);
+        };
+        scheduler.record_plan(&busy_stats());
+        // A prefill that ends with a token, a decode of three of which one comes behind the end of its output.
+        step(40, 0, 1);
+        step(0, 3, 2);
+    });
+    let tokens = |mode| value(&page, "sglang:realtime_tokens_total", &[mode]);
+    assert_eq!(tokens("mode=\"prefill_compute\""), 40.0);
+    assert_eq!(tokens("mode=\"decode\""), 3.0);
+    assert_eq!(value(&page, "sglang:gen_throughput", &[]), 3.0);
+    let seconds = |category| value(&page, "sglang:forward_execution_seconds_total", &[category]);
+    assert_eq!(seconds("category=\"extend\""), 0.5);
+    assert_eq!(seconds("category=\"decode\""), 0.5);
+}

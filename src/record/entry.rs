@@ -214,6 +214,13 @@ pub enum Entry {
         /// Why there are no more.
         miss: StoredMiss,
     },
+    /// A step that prefilled took so long, which bounds the next ones.
+    StepTook {
+        /// The step.
+        step: StepId,
+        /// Microseconds.
+        micros: u64,
+    },
 }
 
 impl Entry {
@@ -270,7 +277,7 @@ impl Entry {
             Self::Cancel { .. } => "CancelRequest",
             Self::CancelAll => "CancelAll",
             Self::StopFound { .. } => "StopFound",
-            Self::StepDone { .. } => "StepDone",
+            Self::StepDone { .. } | Self::StepTook { .. } => "StepDone",
             Self::Pin { .. } => "PinPrefix",
             Self::Unpin { .. } => "UnpinPrefix",
             Self::PinSoftly { .. } => "PinSoftly",

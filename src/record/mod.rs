@@ -6,9 +6,9 @@
 //! - [`file`](mod@file): blocks with length and checksum; [`sink`]: the thread that writes them
 //! - [`replay`](mod@replay): the same states on what was written, compared call by call
 //!
-//! Nothing random and no clock is inside the states, so the calls decide everything. Two inputs come in no message: when a
-//! raised cancel flag was seen ([`entry::Entry::CancelsSeen`]), and the clock that pins expire by
-//! ([`entry::Entry::ExpirePins`]). The tree and the pools have no inputs but the plans, one at a time, so that they need
+//! Nothing random and no clock is inside the states, so the calls decide everything. Three inputs come in no message: when a
+//! raised cancel flag was seen ([`entry::Entry::CancelsSeen`]), the clock that pins expire by ([`entry::Entry::ExpirePins`]), and
+//! how long steps took, where they are bounded by time ([`entry::Entry::StepTook`]). The tree and the pools have no inputs but the plans, one at a time, so that they need
 //! no entries: a replay runs them at the call that brought their answer.
 //!
 //! **A new input of the state** is a method in [`scheduler`] (the actor has no other way to it), a variant of

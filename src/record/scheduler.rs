@@ -95,6 +95,14 @@ impl RecordedScheduler {
         self.state.stop_found(rid, kept);
     }
 
+    /// See [`Scheduler::step_took`]. Written only where something depends on it.
+    pub fn step_took(&mut self, step: StepId, micros: u64) {
+        if self.state.wants_time_of(step) {
+            self.write(|_| Entry::StepTook { step, micros });
+            self.state.step_took(step, micros);
+        }
+    }
+
     /// See [`Scheduler::step_done`].
     pub fn step_done(&mut self, step: StepId, result: Result<StepOutput, StepError>) {
         self.write(|_| Entry::StepDone {
@@ -305,6 +313,11 @@ impl RecordedScheduler {
     /// See [`Scheduler::take_spent`]. Decides nothing, and is not written.
     pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
         self.state.take_spent()
+    }
+
+    /// See [`Scheduler::take_ended`]. Decides nothing, and is not written.
+    pub fn take_ended(&mut self) -> Vec<SeqId> {
+        self.state.take_ended()
     }
 
     /// See [`Scheduler::take_first_admissions`]. Decides nothing, and is not written.

@@ -322,6 +322,8 @@ impl<'a> VirtualEngine<'a> {
         }
         let mut rows = self.states.scheduler.take_spent().unwrap_or_default();
         rows.extend(plan.rows.iter().map(row_result));
+        let micros = (self.step_s * 1e6).round() as u64;
+        self.states.scheduler.step_took(plan.step, micros);
         self.states.scheduler.step_done(
             plan.step,
             Ok(StepOutput {

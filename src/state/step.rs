@@ -30,6 +30,17 @@ pub struct StepPlan {
     pub copies: Option<Box<BlockCopies>>,
 }
 
+impl StepPlan {
+    /// Query tokens: prefilled and decoded.
+    pub fn query_tokens(&self) -> (usize, usize) {
+        let rows = self.rows.iter();
+        rows.fold((0, 0), |(prefill, decode), row| match &row.work {
+            RowWork::Prefill { positions } => (prefill + positions.len(), decode),
+            RowWork::Decode { .. } => (prefill, decode + 1),
+        })
+    }
+}
+
 /// Copies of blocks of K/V. A block is a fixed number of tokens of a sequence, from a multiple of that number on.
 ///
 /// Saves come first, so they see what was in the pages before this step; loads follow, and then the rows. Nothing else
@@ -279,6 +290,14 @@ pub struct StepOutput {
     pub rows: Vec<RowResult>,
 }
 
+impl StepOutput {
+    /// Rows that were fed nothing, since their sequences had ended when the step began.
+    pub fn n_skipped(&self) -> usize {
+        let skipped = self.rows.iter().filter(|row| row.accepted == 0);
+        skipped.count()
+    }
+}
+
 /// The results of a step for one row.
 #[derive(Clone, Debug)]
 pub struct RowResult {
@@ -286,7 +305,8 @@ pub struct RowResult {
     pub seq: SeqId,
     /// Sampled tokens: none for a chunk that does not end its prefill, one otherwise (more with speculation).
     pub tokens: SmallVec<[u32; 2]>,
-    /// Query tokens whose K/V stays valid (with speculation fewer than were fed).
+    /// Query tokens whose K/V stays valid (with speculation fewer than were fed); 0 for a row that was fed nothing, since its
+    /// sequence had ended when the step began.
     pub accepted: u32,
     /// Log probabilities, if wished for.
     pub logprobs: Option<Box<RowLogprobs>>,

@@ -176,6 +176,16 @@ async fn check(setup: &Setup<'_>) {
         world.stop().await;
     }
 
+    let timed = EngineConfig {
+        max_prefill_step_ms: 1,
+        ..config(setup)
+    };
+    let world = start(timed);
+    let how = what("in a batch, chunks of a millisecond");
+    assert_same(&at_once(&world).await, &expected, &how);
+    world.assert_whole().await;
+    world.stop().await;
+
     check_mixed(setup, &expected).await;
     check_evacuated(setup).await;
 }

@@ -4,6 +4,7 @@ mod agentic;
 mod ahead;
 #[path = "../common/embeddings.rs"]
 mod embeddings;
+mod ended;
 mod flow;
 mod identity;
 #[path = "../common/kernel_paths.rs"]
@@ -19,6 +20,9 @@ mod quantised;
 mod random_models;
 #[path = "../common/requests.rs"]
 mod requests;
+#[allow(dead_code, reason = "shared with the tests of the server")]
+#[path = "../common/scripted.rs"]
+mod scripted;
 mod store;
 mod vectors;
 mod world;

@@ -460,6 +460,7 @@ fn setup(mix: Mix, talks: bool, random: &mut Random) -> Setup {
             preemption_threshold: Some(random.below(20) as i64),
             max_requests: if random.percent(30) { 100 } else { usize::MAX },
         }),
+        max_prefill_step_ms: n_pages.is_multiple_of(3).then_some(40),
     };
     Setup {
         page_size: mix.page_size,

@@ -19,6 +19,7 @@ mod policy_model;
 mod policy_tables;
 mod pools;
 mod prefill_adder;
+mod prefill_pace;
 mod prefix_misses;
 mod prefix_oracle;
 mod scheduler_corners;

@@ -257,13 +257,17 @@ fn rules() -> impl Strategy<Value = BatchRules> {
         interval,
         0..4usize,
         proptest::option::weighted(0.6, priority),
+        proptest::option::weighted(0.3, 1..60_u32),
     )
-        .prop_map(|(mixed_chunk, interval, min_bs, priority)| BatchRules {
-            mixed_chunk,
-            prefill_decode_interval: interval,
-            prefill_decode_interval_min_bs: min_bs,
-            priority,
-        })
+        .prop_map(
+            |(mixed_chunk, interval, min_bs, priority, step_ms)| BatchRules {
+                mixed_chunk,
+                prefill_decode_interval: interval,
+                prefill_decode_interval_min_bs: min_bs,
+                priority,
+                max_prefill_step_ms: step_ms,
+            },
+        )
 }
 
 fn policy_name(number: usize) -> &'static str {

@@ -148,7 +148,7 @@ impl Watch {
         let all_ride = decodable.iter().all(|number| decodes.contains(number));
         assert!(all_ride || decodes.is_empty(), "{decodes:?} {decodable:?}");
         if prefills > 0 && !decodes.is_empty() {
-            assert!(self.rules.mixed_chunk);
+            assert!(self.rules.mixed_chunk || self.rules.max_prefill_step_ms.is_some());
             let wants = |row: &souffleur::state::step::StepRow| {
                 self.requests[number_of(row.seq)].wants_logprobs
             };

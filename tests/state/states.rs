@@ -319,3 +319,27 @@ fn who_waits_for_another_prompt_goes_on_where_the_two_part() {
         assert_eq!(cached, 200 / page * page, "pages of {page}");
     }
 }
+
+#[test]
+fn a_state_is_published_as_of_the_last_token_that_was_fed() {
+    for page_size in [1, 2, 4, 16] {
+        let mut world = World::new(roomy(page_size));
+        for seed in 0..12 {
+            let prompt = tokens(1000 + seed, 64 + seed as usize);
+            // Most outputs end by themselves, and not with the length.
+            let said = Ask {
+                ignore_eos: false,
+                ..ask(&prompt, &[], 400)
+            };
+            let (_, said) = run(&mut world, said);
+            // Those that go on get a state that has seen what they say it has: the executor looks.
+            let whole = [prompt, said].concat();
+            let turn = [&whole[..], &[9, 8, 7]].concat();
+            let (computed, _) = run(&mut world, ask(&turn, &[], 3));
+            let behind = turn.len() - whole.len() + page_size as usize;
+            assert!(computed <= behind, "{computed} in pages of {page_size}");
+        }
+        assert!(world.skipped_steps > 4);
+        world.assert_clean();
+    }
+}

@@ -221,6 +221,7 @@ impl Unit {
             Entry::SetEvictionPolicy { name } => drop(scheduler.set_eviction_policy(&name)),
             Entry::FlushCache => drop(scheduler.flush_cache()),
             Entry::SetPaused { paused } => scheduler.set_paused(paused),
+            Entry::StepTook { step, micros } => scheduler.step_took(step, micros),
             Entry::StoreServes { serves } => scheduler.store_serves(serves),
             Entry::Found { seq, blocks, worth } => {
                 scheduler.prefix_found(seq.into(), found((blocks, worth), None));

@@ -3,6 +3,7 @@
 mod damage;
 mod engine;
 mod limits;
+mod pace;
 mod policies;
 mod store;
 

@@ -8,6 +8,7 @@ mod granted;
 pub mod plan_step;
 pub mod preemption;
 pub mod prefill_adder;
+pub mod prefill_pace;
 pub mod probe;
 mod reservation;
 pub mod saves;

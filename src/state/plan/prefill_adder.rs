@@ -3,7 +3,10 @@
 //! Pure arithmetic over tokens. The scheduler builds it, it travels to where the tree is, and runs there against
 //! live counters; `available` is always "free + evictable" at the moment of the question.
 
+use std::ops::Range;
+
 use crate::state::plan::completion_order::CompletionOrder;
+use crate::state::plan::prefill_pace::{MIN_TOKENS, PrefillPace};
 
 /// Generated tokens are reserved up to this many (SGLang's `CLIP_MAX_NEW_TOKENS`).
 pub const CLIP_MAX_NEW_TOKENS: usize = 4096;
@@ -73,6 +76,44 @@ pub struct PrefillAdder {
     /// A prefill goes on in later steps: no other one is cut.
     is_cut: bool,
     completions: CompletionOrder,
+    /// The time that is left, where steps have one.
+    time: Option<StepTime>,
+}
+
+/// The time of a step that keeps those who decode waiting.
+#[derive(Clone, Debug)]
+struct StepTime {
+    pace: PrefillPace,
+    left_s: f64,
+    /// Somebody decodes, or will with the step after this one.
+    is_bound: bool,
+    /// Something is admitted.
+    has_begun: bool,
+    other_rows: usize,
+    /// Tokens that a step always has time for.
+    least: usize,
+}
+
+impl StepTime {
+    /// Tokens from position `first` on that there is time for; 0 for a piece that is too small for its step.
+    fn room(&self, first: usize) -> usize {
+        if !self.is_bound {
+            return usize::MAX;
+        }
+        let tokens = self.pace.tokens_within(self.left_s, first, self.other_rows);
+        match (tokens >= self.least, self.has_begun) {
+            (true, _) => tokens,
+            (false, true) => 0,
+            (false, false) => self.least,
+        }
+    }
+
+    /// Counts what is admitted.
+    fn spend(&mut self, positions: Range<usize>, then_decodes: bool) {
+        self.left_s -= self.pace.seconds(positions);
+        self.is_bound |= then_decodes;
+        self.has_begun = true;
+    }
 }
 
 /// The bounds of one prefill step.
@@ -86,6 +127,16 @@ pub struct PrefillLimits {
     pub chunked_prefill_size: Option<usize>,
     /// Decode rows that ride in the same step.
     pub mixed_rows: usize,
+}
+
+/// The pace of a step's prefill.
+#[derive(Clone, Debug)]
+pub struct StepPace {
+    /// What is known of it.
+    pub pace: PrefillPace,
+    /// Somebody could decode now, so that the time counts. Otherwise it counts from the first request on whose prefill
+    /// the step completes.
+    pub is_bound: bool,
 }
 
 impl PrefillAdder {
@@ -111,6 +162,7 @@ impl PrefillAdder {
         }
         let mixed = limits.mixed_rows;
         Self {
+            time: None,
             page_size: limits.page_size,
             total_offset: mixed as f64 + reserved,
             current_offset: mixed,
@@ -123,17 +175,44 @@ impl PrefillAdder {
         }
     }
 
+    /// The same for a step that is to take no longer than its pace says; with chunked prefill off it takes what it takes.
+    pub fn at_pace(mut self, StepPace { pace, is_bound }: StepPace) -> Self {
+        self.time = self.rem_chunk.map(|_| StepTime {
+            left_s: pace.step_s(),
+            pace,
+            is_bound,
+            has_begun: false,
+            other_rows: self.current_offset,
+            least: MIN_TOKENS.max(self.page_size),
+        });
+        self
+    }
+
     /// The verdict about the next candidate.
     pub fn budget(&self, available: usize) -> Budget {
         if self.rem_total(available) <= 0.0
             || available as isize - self.current_offset as isize <= 0
         {
             Budget::NoToken
-        } else if self.rem_input <= 0 || self.rem_chunk.is_some_and(|chunk| chunk <= 0) {
+        } else if self.rem_input <= 0
+            || self.rem_chunk.is_some_and(|chunk| chunk <= 0)
+            || self.is_time_up()
+        {
             Budget::Other
         } else {
             Budget::Continue
         }
+    }
+
+    fn is_time_up(&self) -> bool {
+        let time = self.time.as_ref();
+        time.is_some_and(|time| time.is_bound && time.has_begun && time.left_s <= 0.0)
+    }
+
+    /// Tokens from position `first` on that there is time for.
+    fn timely(&self, first: usize) -> usize {
+        let time = self.time.as_ref();
+        time.map_or(usize::MAX, |time| time.room(first))
     }
 
     /// Tokens of a chunk that are left: all there are with chunked prefill off.
@@ -258,18 +337,22 @@ impl PrefillAdder {
     /// Admits a candidate for which there is memory, whole or up to the chunk's end.
     fn take(&mut self, len: usize, prefix: usize, max_new_tokens: usize) -> Decision {
         let extend = len - prefix;
+        let timely = self.timely(prefix);
         match self.rem_chunk {
-            Some(chunk) if self.ceil_page(extend) as isize > chunk => {
-                let end = self.floor_page(prefix + self.floor_page(chunk.max(0) as usize));
+            Some(chunk) if self.ceil_page(extend) as isize > chunk || extend > timely => {
+                let chunk = (chunk.max(0) as usize).min(timely);
+                let end = self.floor_page(prefix + self.floor_page(chunk));
                 if end <= prefix || self.is_cut {
                     return Decision::Refuse(Budget::Other);
                 }
                 self.reserve(end - prefix, 0);
+                self.spend(prefix..end, false);
                 self.is_cut = true;
                 Decision::Admit { end, chunked: true }
             }
             _ => {
                 self.reserve(extend, max_new_tokens.min(CLIP_MAX_NEW_TOKENS));
+                self.spend(prefix..len, max_new_tokens > 0);
                 Decision::Admit {
                     end: len,
                     chunked: false,
@@ -295,7 +378,12 @@ impl PrefillAdder {
         } else {
             chunk
         };
-        let taken = remaining.min(limit.max(1) as usize);
+        let mut taken = remaining.min(limit.max(1) as usize);
+        let timely = self.timely(prefix);
+        if timely < taken {
+            // At least a page, so that there is an end of one.
+            taken = self.floor_page(prefix + timely) - prefix;
+        }
         let chunked = taken < remaining;
         self.is_cut |= chunked;
         let new = if chunked {
@@ -304,6 +392,7 @@ impl PrefillAdder {
             max_new_tokens.min(CLIP_MAX_NEW_TOKENS)
         };
         self.reserve(taken, new);
+        self.spend(prefix..prefix + taken, !chunked && max_new_tokens > 0);
         Decision::Admit {
             end: prefix + taken,
             chunked,
@@ -329,6 +418,12 @@ impl PrefillAdder {
         self.rem_input -= paged as isize;
         if let Some(chunk) = &mut self.rem_chunk {
             *chunk -= paged as isize;
+        }
+    }
+
+    fn spend(&mut self, positions: Range<usize>, then_decodes: bool) {
+        if let Some(time) = &mut self.time {
+            time.spend(positions, then_decodes);
         }
     }
 

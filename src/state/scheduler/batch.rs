@@ -140,6 +140,12 @@ impl Batch {
         std::mem::take(&mut self.ended)
     }
 
+    /// One of those that were taken gives its memory back with a later plan.
+    #[inline]
+    pub(super) fn keep_ended(&mut self, seq: SeqId) {
+        self.ended.push(seq);
+    }
+
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.is_full

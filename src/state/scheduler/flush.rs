@@ -70,6 +70,12 @@ impl Scheduler {
         self.pipeline.note_change();
         let number = self.hosts.flushes_mut().plan();
         self.hosts.pins_mut().yield_all();
+        // What a sequence would publish once its steps are done is forgotten too.
+        for &seq in self.batch.ended() {
+            if self.awaits_its_state(seq) {
+                self.requests[seq].publish = false;
+            }
+        }
         let settle = self.take_settlements();
         let request = PlanStep {
             settle,

@@ -64,6 +64,7 @@ use smallvec::SmallVec;
 use crate::error::RequestError;
 use crate::ids::{PageId, SeqId, StateSlot};
 use crate::state::cache::eviction::EvictionPolicy;
+use crate::state::plan::prefill_pace::PrefillPace;
 use crate::state::plan::probe::ProbePrefixes;
 use crate::state::plan::saves::StateRules;
 use crate::state::plan::token_ratio::NewTokenRatio;
@@ -90,7 +91,9 @@ pub use flush::CacheFlushed;
 pub use intake::IntakeLimits;
 pub use long_requests::LongRequest;
 pub use order::QueueRules;
-pub use rules::{BatchRules, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
+pub use rules::{
+    BatchRules, MAX_PREFILL_STEP_MS, PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS,
+};
 
 /// The bounds of the scheduler.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -176,6 +179,8 @@ pub struct Scheduler {
     left_windows: WindowPages,
     /// Where there is a store.
     tier: Option<Box<Tier>>,
+    /// How fast prefills are, where steps are bounded by time.
+    pace: Option<Box<PrefillPace>>,
 }
 
 /// The fate of what a sequence has computed, when it gives its memory back.
@@ -205,6 +210,10 @@ impl Scheduler {
             outbox: Outbox::default(),
             left_windows: WindowPages::empty(),
             tier: limits.tier.map(|tier| Box::new(Tier::new(tier))),
+            pace: limits
+                .rules
+                .max_prefill_step_ms
+                .map(|step_ms| Box::new(PrefillPace::new(step_ms))),
             limits,
         }
     }
@@ -217,6 +226,17 @@ impl Scheduler {
     /// Takes the requests that were admitted for the first time since the last call.
     pub fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         self.outbox.take_first_admissions()
+    }
+
+    /// Takes the sequences that have ended for a reason that no result shows, while steps with a decode of theirs are under
+    /// way: an executor that is told of them need not run these.
+    pub fn take_ended(&mut self) -> Vec<SeqId> {
+        self.outbox.take_ended()
+    }
+
+    /// Output tokens that were told in news, since the beginning.
+    pub fn told_tokens(&self) -> u64 {
+        self.outbox.told_tokens()
     }
 
     /// Takes what the store is to do, in order.
@@ -332,6 +352,9 @@ impl Scheduler {
         sequence.has_ended = true;
         sequence.kept_output = kept_output;
         sequence.publish = computed == Computed::Publish;
+        if phase == Phase::Running && sequence.rows_in_flight > 0 && !end.shows_in_results() {
+            self.outbox.note_ended(seq);
+        }
         self.outbox
             .tell(sequence, SmallVec::new(), None, Some(Box::new(end)));
         if phase == Phase::Waiting {

@@ -45,6 +45,18 @@ pub enum RequestEnd {
     Failed(RequestError),
 }
 
+impl RequestEnd {
+    /// Whoever runs the steps sees this end in a result.
+    pub fn shows_in_results(&self) -> bool {
+        matches!(
+            self,
+            Self::Finished(
+                FinishReason::StopToken(_) | FinishReason::Grammar | FinishReason::Length { .. }
+            )
+        )
+    }
+}
+
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {

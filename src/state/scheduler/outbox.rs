@@ -6,7 +6,7 @@ use super::news::{FirstAdmission, RequestEnd, RequestTokens};
 use super::sequence::Sequence;
 use super::stats::EngineStats;
 use super::submission::Submission;
-use crate::ids::IntakeId;
+use crate::ids::{IntakeId, SeqId};
 use crate::state::cache::prefix_history::PrefixEvent;
 use crate::state::sampling::RowLogprobs;
 
@@ -17,6 +17,10 @@ pub(super) struct Outbox {
     prefix_events: Vec<PrefixEvent>,
     /// Since this was last taken.
     first_admissions: Vec<FirstAdmission>,
+    /// Sequences that ended for a reason that no executor sees, with decodes under way.
+    ended: Vec<SeqId>,
+    /// Output tokens told, since ever.
+    told_tokens: u64,
     counts: [u64; Counter::StaleMessages as usize + 1],
 }
 
@@ -61,6 +65,7 @@ impl Outbox {
         end: Option<Box<RequestEnd>>,
     ) {
         let intake = sequence.request.intake;
+        self.told_tokens += tokens.len() as u64;
         if let Some(last) = self.news.last_mut()
             && last.intake == intake
             && last.end.is_none()
@@ -117,6 +122,21 @@ impl Outbox {
     #[inline]
     pub(super) fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         std::mem::take(&mut self.first_admissions)
+    }
+
+    #[inline]
+    pub(super) fn note_ended(&mut self, seq: SeqId) {
+        self.ended.push(seq);
+    }
+
+    #[inline]
+    pub(super) fn take_ended(&mut self) -> Vec<SeqId> {
+        std::mem::take(&mut self.ended)
+    }
+
+    #[inline]
+    pub(super) fn told_tokens(&self) -> u64 {
+        self.told_tokens
     }
 
     #[inline]

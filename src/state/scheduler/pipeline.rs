@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::ids::{PageId, RowId, SeqId, StepId};
+use crate::state::plan::prefill_pace::PrefillWork;
 use crate::state::plan::probe::Matched;
 use crate::state::pool::pages::{PageRun, Pages, WindowPages, WindowRun};
 use crate::state::pool::state_pool::OwnedState;
@@ -81,6 +82,8 @@ pub(super) struct StepRecord {
     pub(super) rows: Vec<SeqId>,
     /// An earlier step was lost: the answer of this one is dropped.
     pub(super) is_void: bool,
+    /// The prefill that it is measured by: nothing for a step that loads besides.
+    prefill: PrefillWork,
 }
 
 impl Pipeline {
@@ -203,7 +206,11 @@ impl Pipeline {
 
     /// Numbers a step that is sent, and takes the page-table edits that ride in it.
     #[inline]
-    pub(super) fn send(&mut self, rows: Vec<SeqId>) -> (StepId, Vec<TableDelta>) {
+    pub(super) fn send(
+        &mut self,
+        rows: Vec<SeqId>,
+        prefill: PrefillWork,
+    ) -> (StepId, Vec<TableDelta>) {
         let step = self.next_step;
         self.next_step = StepId::new(step.get() + 1);
         self.is_dirty = true;
@@ -211,8 +218,16 @@ impl Pipeline {
             step,
             rows,
             is_void: false,
+            prefill,
         });
         (step, std::mem::take(&mut self.deltas))
+    }
+
+    /// The prefill of a step under way.
+    #[inline]
+    pub(super) fn prefill_of(&self, step: StepId) -> PrefillWork {
+        let record = self.steps.iter().find(|record| record.step == step);
+        record.map_or_else(PrefillWork::default, |record| record.prefill)
     }
 
     /// The oldest step, if it is the one that is done now; anything else is stale.

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::ids::{SeqId, StepId};
 use crate::state::cache::prefix_cache::CheckpointedWindows;
 use crate::state::plan::prefill_adder::Budget;
+use crate::state::plan::prefill_pace::PrefillWork;
 use crate::state::plan::saves::SaveAt;
 use crate::state::plan::{
     Admitted, CheckpointedSeq, Grant, Growth, Reservation, StepPlanned, Verdict,
@@ -434,15 +435,23 @@ impl Scheduler {
     /// Emits a step; `placed` are those for which it does nothing but load.
     fn emit_beside(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>, placed: &[SeqId]) -> Next {
         self.outbox.count(Counter::Steps, 1);
-        let prefilled = rows.iter().map(|row| match &row.work {
-            RowWork::Prefill { positions } => positions.len() as u64,
-            RowWork::Decode { .. } => 0,
-        });
-        self.queue.order_mut().note_prefilled(prefilled.sum());
+        let prefill = PrefillWork::of(&rows);
+        self.queue
+            .order_mut()
+            .note_prefilled(prefill.tokens() as u64);
         let with_rows = rows.iter().map(|row| row.seq);
         let seqs = with_rows.chain(placed.iter().copied()).collect();
-        let (step, table) = self.pipeline.send(seqs);
-        let copies = self.tier.as_mut().and_then(|tier| tier.send(step));
+        let next = self.pipeline.next_step();
+        let copies = self.tier.as_mut().and_then(|tier| tier.send(next));
+        let loads = copies
+            .as_ref()
+            .is_some_and(|copies| !copies.loads.is_empty());
+        let measured = if loads {
+            PrefillWork::default()
+        } else {
+            prefill
+        };
+        let (step, table) = self.pipeline.send(seqs, measured);
         Next::RunStep(Box::new(StepPlan {
             step,
             starts,

@@ -169,6 +169,10 @@ impl Scheduler {
             }
         }
         for seq in self.batch.take_ended() {
+            if self.awaits_its_state(seq) {
+                self.batch.keep_ended(seq);
+                continue;
+            }
             let boundaries = self.boundaries_of(seq);
             if let Some(sequence) = self.requests.remove(seq) {
                 let page = self.limits.page_size;
@@ -179,6 +183,16 @@ impl Scheduler {
         }
         settle.extend(self.hosts.pins_mut().take_released());
         settle
+    }
+
+    /// A state cannot go back, so which tokens it has seen is known once the steps under way are done: they may leave out a
+    /// sequence that has ended.
+    pub(super) fn awaits_its_state(&self, seq: SeqId) -> bool {
+        let Some(sequence) = self.requests.get(seq) else {
+            return false;
+        };
+        let has_states = sequence.kv.as_ref().is_some_and(|kv| kv.states.is_some());
+        has_states && sequence.publish && sequence.rows_in_flight > 0
     }
 
     /// The running sequences whose next token can be planned: none in a pause.
@@ -243,7 +257,8 @@ impl Scheduler {
         if candidates.is_empty() {
             return None;
         }
-        let mixed_rows = self.mixed_rows(decode);
+        let first = candidates[0].continues_at.unwrap_or(0);
+        let mixed_rows = self.mixed_rows(decode, first);
         let limits = PrefillLimits {
             page_size: self.limits.page_size.get(),
             max_prefill_tokens: self.limits.max_prefill_tokens,
@@ -252,8 +267,12 @@ impl Scheduler {
         };
         let running = self.batch.running().iter();
         let running = running.map(|seq| self.reserve_of(*seq));
+        let adder = PrefillAdder::new(limits, self.batch.ratio().get(), running);
         Some(AdmitRequest {
-            adder: PrefillAdder::new(limits, self.batch.ratio().get(), running),
+            adder: match self.step_pace(decode) {
+                Some(pace) => adder.at_pace(pace),
+                None => adder,
+            },
             candidates,
             max_new_rows: self.memory.free_rows(),
             prefix_wait: self.limits.prefix_wait,

@@ -56,6 +56,9 @@ impl Scheduler {
     /// retracted takes its token.
     fn take_row(&mut self, row: &mut RowResult) {
         let (seq, logprobs) = (row.seq, row.logprobs.take());
+        if row.accepted == 0 {
+            return self.take_skipped(seq);
+        }
         let Some(sequence) = self
             .requests
             .get_mut(seq)
@@ -102,6 +105,24 @@ impl Scheduler {
         }
         if let Some(reason) = end {
             self.finish(seq, RequestEnd::Finished(reason), kept, Computed::Publish);
+        }
+    }
+
+    /// A step has fed nothing to a sequence, since it had ended: the last token that was planned is not among those that it
+    /// has computed.
+    fn take_skipped(&mut self, seq: SeqId) {
+        let Some(sequence) = self.requests.get_mut(seq) else {
+            return;
+        };
+        if !sequence.has_ended {
+            let error = StepError::Lost("a step left out a request that goes on".to_owned());
+            return self.fail(seq, RequestError::Step(error));
+        }
+        if let Some(kv) = &mut sequence.kv {
+            if let Some(states) = &mut kv.states {
+                states.unsave_tail(kv.committed);
+            }
+            kv.committed -= 1;
         }
     }
 

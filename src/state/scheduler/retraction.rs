@@ -20,7 +20,10 @@ impl Scheduler {
             return Next::Nothing;
         }
         let is_ending = |seq: &SeqId| !self.requests[*seq].can_decode();
-        if !self.pipeline.is_drained() && self.batch.running().iter().any(is_ending) {
+        let is_leaving = |seq: &SeqId| self.awaits_its_state(*seq);
+        let ends = self.batch.running().iter().any(is_ending);
+        let leaves = self.batch.ended().iter().any(is_leaving);
+        if !self.pipeline.is_drained() && (ends || leaves) {
             return Next::Nothing;
         }
         let mut evict_tokens = 0;

@@ -30,6 +30,8 @@ struct Tail {
     state: OwnedState,
     /// 0 while nothing was copied.
     position: usize,
+    /// The position before that.
+    previous: usize,
 }
 
 impl RowStates {
@@ -44,7 +46,11 @@ impl RowStates {
         Some(Self {
             live,
             saved: Vec::new(),
-            tail: tail.map(|state| Tail { state, position: 0 }),
+            tail: tail.map(|state| Tail {
+                state,
+                position: 0,
+                previous: 0,
+            }),
             unused: Vec::new(),
             kv_tokens,
         })
@@ -100,11 +106,18 @@ impl RowStates {
     /// The copy that a decode makes which fills a page with the token before `position`.
     pub fn save_tail(&mut self, position: usize) -> Option<StateSave> {
         let tail = self.tail.as_mut()?;
-        tail.position = position;
+        tail.previous = std::mem::replace(&mut tail.position, position);
         Some(StateSave {
             position: position as u32,
             slot: tail.state.slot(),
         })
+    }
+
+    /// The step that was to copy its state after so many tokens did not run.
+    pub fn unsave_tail(&mut self, position: usize) {
+        if let Some(tail) = self.tail.as_mut().filter(|tail| tail.position == position) {
+            tail.position = tail.previous;
+        }
     }
 
     /// The copies that are to be published.
@@ -160,7 +173,9 @@ impl RowStates {
         } else {
             given_back.push(live);
             match tail {
-                Some(Tail { state, position }) if (1..=known).contains(&position) => {
+                Some(Tail {
+                    state, position, ..
+                }) if (1..=known).contains(&position) => {
                     saved.push(boundary(position, state));
                 }
                 tail => given_back.extend(tail.map(|tail| tail.state)),

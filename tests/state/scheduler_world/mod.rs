@@ -10,6 +10,7 @@ mod legs;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
+use souffleur::executor::ended::EndedRows;
 use souffleur::executor::fake::{FakeExecutor, FakeOptions};
 use souffleur::ids::{RequestId, SeqId, StepId};
 use souffleur::state::cache::eviction::EvictionPolicy;
@@ -31,6 +32,8 @@ use crate::scheduler_watch::Watch;
 
 /// Evicted pages that the history remembers.
 const MAX_EVICTED_PAGES: usize = 4096;
+/// What every step has time for.
+const LEAST_TIMED_TOKENS: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -124,12 +127,17 @@ impl Setup {
 
     fn wait_rules(&self) -> WaitRules {
         let page_size = self.page_size as usize;
-        let mixed_rows = match self.rules.mixed_chunk {
+        let by_time = self.rules.max_prefill_step_ms.is_some();
+        let mixed_rows = match self.rules.mixed_chunk || by_time {
             true => self.n_rows as usize,
             false => 0,
         };
+        let chunk = match by_time {
+            true => self.chunk_tokens.map(|chunk| chunk.min(LEAST_TIMED_TOKENS)),
+            false => self.chunk_tokens,
+        };
         WaitRules {
-            least_chunk: WaitRules::least_chunk(self.chunk_tokens, mixed_rows, page_size),
+            least_chunk: WaitRules::least_chunk(chunk, mixed_rows, page_size),
             owed_decodes: self.rules.prefill_decode_interval,
             prefix_wait: self.prefix_wait,
             priority_first: self.rules.priority.is_some(),
@@ -154,6 +162,9 @@ pub struct World {
     /// Every step emitted.
     pub history: Vec<StepPlan>,
     executor: FakeExecutor,
+    ended: EndedRows,
+    /// Steps that left out a row which had ended.
+    pub skipped_steps: usize,
     leg: Option<Leg>,
     steps: VecDeque<StepPlan>,
     /// Steps behind a lost one, whose result means nothing.
@@ -216,6 +227,8 @@ impl World {
             lives: Vec::new(),
             history: Vec::new(),
             executor,
+            ended: EndedRows::new(Arc::from([EOS])),
+            skipped_steps: 0,
             leg: None,
             steps: VecDeque::new(),
             void_until: StepId::new(0),

@@ -1,0 +1,145 @@
+//! Rows whose output has ended, so that steps which were planned before that was known feed them nothing.
+//!
+//! A step is planned while the one before it runs, so it also decodes the sequences that end with that one. Whoever runs
+//! steps notes their starts and results here, and takes such rows out of a step before it begins. That costs nothing then:
+//! the results say that the row was fed no token.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::ids::{RowId, SeqId};
+use crate::state::sampling::SamplingParams;
+use crate::state::step::{RowResult, RowStart, RowVerdict, RowWork, StepPlan};
+
+/// See the module.
+pub struct EndedRows {
+    /// Tokens that end every output.
+    eos_token_ids: Arc<[u32]>,
+    sequences: FxHashMap<SeqId, Tracked>,
+    /// Who has each row.
+    rows: FxHashMap<RowId, SeqId>,
+    n_ended: usize,
+}
+
+struct Tracked {
+    row: RowId,
+    sampling: Arc<SamplingParams>,
+    has_ended: bool,
+}
+
+/// The rows that were taken out of a step: their places and sequences, ascending.
+#[derive(Debug, Default)]
+pub struct SkippedRows(SmallVec<[(usize, SeqId); 4]>);
+
+impl EndedRows {
+    /// No rows. `eos_token_ids` end the output of a request that heeds them.
+    pub fn new(eos_token_ids: Arc<[u32]>) -> Self {
+        Self {
+            eos_token_ids,
+            sequences: FxHashMap::default(),
+            rows: FxHashMap::default(),
+            n_ended: 0,
+        }
+    }
+
+    /// Notes the rows that start with a step.
+    pub fn start(&mut self, starts: &[RowStart]) {
+        for start in starts {
+            if let Some(before) = self.rows.insert(start.row, start.seq) {
+                self.forget(before, start.row);
+            }
+            let tracked = Tracked {
+                row: start.row,
+                sampling: start.sampling.clone(),
+                has_ended: false,
+            };
+            if let Some(before) = self.sequences.insert(start.seq, tracked) {
+                self.n_ended -= usize::from(before.has_ended);
+            }
+        }
+    }
+
+    /// A row has another sequence now. The one before may have another row by now.
+    fn forget(&mut self, seq: SeqId, row: RowId) {
+        if self.sequences.get(&seq).is_some_and(|had| had.row == row)
+            && let Some(gone) = self.sequences.remove(&seq)
+        {
+            self.n_ended -= usize::from(gone.has_ended);
+        }
+    }
+
+    /// Notes that a sequence has ended for a reason that no step's result shows: a stop string, a cancellation.
+    pub fn end(&mut self, seq: SeqId) {
+        if let Some(tracked) = self.sequences.get_mut(&seq) {
+            self.n_ended += usize::from(!tracked.has_ended);
+            tracked.has_ended = true;
+        }
+    }
+
+    /// Notes what ends with these results: by a token, by its grammar, or by an error.
+    pub fn note(&mut self, results: &[RowResult]) {
+        for result in results {
+            if self.ends(result) {
+                self.end(result.seq);
+            }
+        }
+    }
+
+    fn ends(&self, result: &RowResult) -> bool {
+        if result.verdict != RowVerdict::Open {
+            return true;
+        }
+        let Some(tracked) = self.sequences.get(&result.seq) else {
+            return false;
+        };
+        let sampling = &tracked.sampling;
+        let is_stop = |token: &u32| {
+            self.eos_token_ids.contains(token) || sampling.stop_token_ids.contains(token)
+        };
+        !sampling.ignore_eos && result.tokens.iter().any(is_stop)
+    }
+
+    /// Takes the rows out of a step that have nothing to decode any more. A prefill goes on whatever becomes of its sequence,
+    /// since what it writes may be in the cache already.
+    pub fn skip(&self, plan: &mut StepPlan) -> SkippedRows {
+        let mut skipped = SkippedRows::default();
+        if self.n_ended == 0 {
+            return skipped;
+        }
+        let mut place = 0;
+        plan.rows.retain(|row| {
+            let is_decode = matches!(row.work, RowWork::Decode { .. });
+            let tracked = self.sequences.get(&row.seq);
+            let has_ended = tracked.is_some_and(|tracked| tracked.has_ended);
+            if is_decode && has_ended {
+                skipped.0.push((place, row.seq));
+            }
+            place += 1;
+            !(is_decode && has_ended)
+        });
+        skipped
+    }
+}
+
+impl SkippedRows {
+    /// None was.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Puts results into their places that say so: no token, and none fed.
+    pub fn put_back(self, results: &mut Vec<RowResult>) {
+        for (place, seq) in self.0 {
+            let result = RowResult {
+                seq,
+                tokens: SmallVec::new(),
+                accepted: 0,
+                logprobs: None,
+                verdict: RowVerdict::Open,
+            };
+            results.insert(place, result);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! How long a prefill takes on this machine, by the steps that are done, and how much of one fits into a time.
+//!
+//! A token costs more the more tokens stand before it: at most in proportion to their number, and never less. So a reading
+//! at one depth bounds the cost at every other one, and what was never measured is not underestimated. No clock is in here:
+//! durations come in as values, and the same ones give the same answers on every machine (sums, products and quotients of
+//! doubles alone).
+
+use std::ops::Range;
+
+use crate::state::step::{RowWork, StepRow};
+
+/// Tokens of the first chunk, before anything is measured.
+const FIRST_TOKENS: usize = 64;
+/// The fewest tokens of a chunk: a step of fewer takes hardly less time.
+pub(crate) const MIN_TOKENS: usize = 16;
+/// Rows of a step are a multiple of this many, where there is a choice: kernels multiply rows in groups.
+const GRAIN: usize = 16;
+/// The fewest rows that are cut to a multiple of it: of fewer the rest is too large a part.
+const MIN_GROUPED: usize = 4 * GRAIN;
+/// Tokens before a query from which on its attention may cost more than all else does.
+const SHALLOW: usize = 1 << SHALLOW_BITS;
+const SHALLOW_BITS: u32 = 10;
+/// Two classes of depth for each power of two above [`SHALLOW`]; the last one has no end.
+const N_CLASSES: usize = 32;
+/// How much the last reading weighs.
+const WEIGHT: f64 = 0.5;
+
+/// The prefill tokens of a step, and where they stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefillWork {
+    tokens: u64,
+    /// Tokens before each of them, summed up.
+    before: u64,
+}
+
+impl PrefillWork {
+    /// The prefill among these rows.
+    pub fn of(rows: &[StepRow]) -> Self {
+        let mut work = Self::default();
+        for row in rows {
+            if let RowWork::Prefill { positions } = &row.work {
+                work.add(positions.start as usize..positions.end as usize);
+            }
+        }
+        work
+    }
+
+    /// Adds the tokens of one sequence.
+    pub fn add(&mut self, positions: Range<usize>) {
+        let (first, tokens) = (positions.start as u64, positions.len() as u64);
+        self.tokens += tokens;
+        self.before += tokens * first + tokens * tokens.saturating_sub(1) / 2;
+    }
+
+    /// How many tokens these are.
+    pub fn tokens(self) -> usize {
+        self.tokens as usize
+    }
+
+    /// Tokens before one of them, on average.
+    fn depth(self) -> usize {
+        self.before.checked_div(self.tokens).unwrap_or(0) as usize
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrefillPace {
+    step_s: f64,
+    readings: [Option<Reading>; N_CLASSES],
+}
+
+/// The cost of a token at about one depth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Reading {
+    token_s: f64,
+    depth: usize,
+    /// Tokens of the step that it was last read from. A small step costs more a token than a large one.
+    tokens: usize,
+}
+
+impl PrefillPace {
+    /// A pace for steps of at most so many milliseconds, before anything is measured.
+    pub fn new(step_ms: u32) -> Self {
+        Self {
+            step_s: f64::from(step_ms) / 1e3,
+            readings: [None; N_CLASSES],
+        }
+    }
+
+    /// The longest that a step is to take, in seconds.
+    pub fn step_s(&self) -> f64 {
+        self.step_s
+    }
+
+    /// A step that prefilled this, and maybe decoded besides, took so many microseconds.
+    pub fn note(&mut self, work: PrefillWork, micros: u64) {
+        let (tokens, depth) = (work.tokens(), work.depth());
+        if tokens == 0 {
+            return;
+        }
+        let token_s = micros.max(1) as f64 / 1e6 / tokens as f64;
+        let new = Reading {
+            token_s,
+            depth,
+            tokens,
+        };
+        let reading = &mut self.readings[class_of(depth)];
+        *reading = Some(match *reading {
+            Some(old) => old.then(new, self.step_s),
+            None => new,
+        });
+    }
+
+    /// Tokens from position `first` on that take at most so many seconds, in a step with so many rows besides.
+    pub fn tokens_within(&self, seconds: f64, first: usize, other_rows: usize) -> usize {
+        // What is deeper costs more: the first guess is too high, the second one is not.
+        let guess = quotient(seconds, self.token_s(first));
+        let tokens = quotient(seconds, self.token_s(first.saturating_add(guess / 2)));
+        let rows = tokens.saturating_add(other_rows);
+        let whole = rows - rows % GRAIN;
+        match whole.checked_sub(other_rows) {
+            Some(fewer) if fewer >= MIN_TOKENS && whole >= MIN_GROUPED => fewer,
+            _ => tokens,
+        }
+    }
+
+    /// How long these tokens of a sequence take, in seconds.
+    pub fn seconds(&self, positions: Range<usize>) -> f64 {
+        let middle = positions.start + positions.len() / 2;
+        positions.len() as f64 * self.token_s(middle)
+    }
+
+    /// The least bound on the cost of a token behind so many others that the readings give.
+    fn token_s(&self, depth: usize) -> f64 {
+        let class = class_of(depth);
+        let mut shallower = self.readings[..=class].iter().rev().flatten();
+        let mut deeper = self.readings[class..].iter().flatten();
+        let below = shallower.next().map(|reading| reading.at(depth));
+        let above = deeper.next().map(|reading| reading.at(depth));
+        match (below, above) {
+            (Some(below), Some(above)) => below.min(above),
+            (Some(bound), None) | (None, Some(bound)) => bound,
+            (None, None) => self.step_s / FIRST_TOKENS as f64,
+        }
+    }
+}
+
+impl Reading {
+    /// What is known after a further step. One that was small beside the steps that a chunk's time allows says only that
+    /// a token costs no more.
+    fn then(self, new: Self, step_s: f64) -> Self {
+        let usual = self.tokens.min(quotient(step_s, self.token_s));
+        let here = self.at(new.depth);
+        if new.tokens.saturating_mul(2) < usual && new.token_s >= here {
+            return self;
+        }
+        Self {
+            token_s: here + WEIGHT * (new.token_s - here),
+            ..new
+        }
+    }
+
+    /// A bound on the cost at another depth.
+    fn at(&self, depth: usize) -> f64 {
+        let beyond = depth.saturating_sub(self.depth) as f64;
+        self.token_s * (1.0 + beyond / self.depth.saturating_add(SHALLOW) as f64)
+    }
+}
+
+/// Which class a depth belongs to.
+fn class_of(depth: usize) -> usize {
+    let depth = depth.saturating_add(SHALLOW);
+    let power = depth.ilog2();
+    let half = depth >> (power - 1) & 1;
+    let class = 2 * (power - SHALLOW_BITS) as usize + half;
+    class.min(N_CLASSES - 1)
+}
+
+fn quotient(seconds: f64, token_s: f64) -> usize {
+    // Saturates.
+    (seconds.max(0.0) / token_s) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seconds of a step on a machine where a token costs 5 ms, as much again behind 8,192 tokens, and a step 50 ms besides.
+    fn micros(positions: Range<usize>) -> u64 {
+        let tokens = positions.len() as u64;
+        let middle = (positions.start + positions.end) as u64 / 2;
+        50_000 + tokens * 5000 + tokens * 5000 * middle / 8192
+    }
+
+    fn work(positions: Range<usize>) -> PrefillWork {
+        let mut work = PrefillWork::default();
+        work.add(positions);
+        work
+    }
+
+    fn read(pace: &mut PrefillPace, positions: Range<usize>) {
+        let micros = micros(positions.clone());
+        pace.note(work(positions), micros);
+    }
+
+    fn chunk(pace: &PrefillPace, first: usize) -> usize {
+        pace.tokens_within(pace.step_s(), first, 0).max(MIN_TOKENS)
+    }
+
+    #[test]
+    fn the_first_chunk_is_small_and_the_next_ones_fill_the_time() {
+        let mut pace = PrefillPace::new(500);
+        assert_eq!(chunk(&pace, 0), FIRST_TOKENS);
+        let mut first = 0;
+        let mut took = Vec::new();
+        while first < 16_000 {
+            let end = first + chunk(&pace, first);
+            took.push(micros(first..end));
+            read(&mut pace, first..end);
+            first = end;
+        }
+        assert!(took.iter().all(|micros| *micros <= 520_000), "{took:?}");
+        // All but the first ones and the last one.
+        let filled = took.iter().filter(|micros| **micros >= 370_000);
+        assert!(filled.count() + 3 >= took.len(), "{took:?}");
+    }
+
+    #[test]
+    fn a_depth_that_was_never_measured_is_not_underestimated() {
+        let mut pace = PrefillPace::new(500);
+        read(&mut pace, 0..2048);
+        for first in [2048, 10_000, 100_000, 1_000_000] {
+            let end = first + pace.tokens_within(0.5, first, 0);
+            assert!(micros(first..end) <= 550_000 || end - first < MIN_TOKENS);
+        }
+        // What is less deep costs no more.
+        let mut pace = PrefillPace::new(500);
+        read(&mut pace, 100_000..100_128);
+        let end = pace.tokens_within(0.5, 0, 0);
+        assert!(micros(0..end) <= 500_000 && end > 0);
+    }
+
+    #[test]
+    fn a_short_prefill_does_not_make_the_machine_look_slow() {
+        let mut pace = PrefillPace::new(500);
+        read(&mut pace, 0..2048);
+        let before = chunk(&pace, 512);
+        // 5 tokens in 75 ms.
+        read(&mut pace, 512..517);
+        assert_eq!(chunk(&pace, 512), before);
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_is_followed_though_it_was_measured_in_large_steps() {
+        let mut pace = PrefillPace::new(500);
+        read(&mut pace, 0..4096);
+        let first = 2048;
+        for _ in 0..6 {
+            let end = first + chunk(&pace, first);
+            pace.note(work(first..end), 4 * micros(first..end));
+        }
+        let end = first + chunk(&pace, first);
+        assert!(4 * micros(first..end) <= 700_000);
+    }
+
+    #[test]
+    fn rows_of_a_step_come_in_whole_groups() {
+        let mut pace = PrefillPace::new(500);
+        read(&mut pace, 0..4096);
+        for rows in [0, 1, 7, 16, 33] {
+            let tokens = pace.tokens_within(0.5, 2048, rows);
+            assert_eq!((tokens + rows) % GRAIN, 0, "{tokens} and {rows}");
+        }
+    }
+
+    #[test]
+    fn classes_of_depth_are_in_order_and_without_gaps() {
+        let classes: Vec<usize> = (0..1 << 16).map(class_of).collect();
+        assert_eq!(classes[0], 0);
+        assert!(classes.windows(2).all(|two| two[1] - two[0] <= 1));
+        assert_eq!(class_of(usize::MAX), N_CLASSES - 1);
+    }
+
+    #[test]
+    fn no_reading_makes_a_chunk_of_nothing_or_an_error() {
+        for micros in [0, 1, u64::MAX] {
+            let mut pace = PrefillPace::new(1);
+            pace.note(work(0..1), micros);
+            pace.note(work(0..usize::MAX >> 40), micros);
+            let _ = pace.tokens_within(f64::MAX, usize::MAX - 1, usize::MAX);
+            let _ = pace.tokens_within(0.0, 0, 0);
+            assert!(pace.seconds(0..64).is_finite());
+        }
+    }
+}

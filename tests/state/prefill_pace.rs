@@ -1,0 +1,434 @@
+//! A long prompt and a stream, on machines whose steps take a known time: the engine's states in virtual time, two steps
+//! ahead as the engine is.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use smallvec::smallvec;
+use souffleur::ids::{IntakeId, RequestId};
+use souffleur::request::{CancelFlag, RequestTimeouts};
+use souffleur::state::cache::eviction::EvictionPolicy;
+use souffleur::state::cache::namespace::Namespace;
+use souffleur::state::control::{ControlSetup, ControlStates};
+use souffleur::state::pool::pages::PageSize;
+use souffleur::state::sampling::{LogprobWish, SamplingParams};
+use souffleur::state::scheduler::submission::Submission;
+use souffleur::state::scheduler::{BatchRules, MAX_PREFILL_STEP_MS, QueueRules, SchedulerLimits};
+use souffleur::state::step::{RowResult, RowVerdict, RowWork, StepOutput, StepPlan};
+
+/// How long steps take, in microseconds.
+#[derive(Clone, Copy)]
+struct Machine {
+    /// A step with any row: the weights are read once, while the first of its rows are multiplied.
+    step: u64,
+    /// A row, behind no other token.
+    row: u64,
+    /// The same again behind so many tokens.
+    doubles_at: u64,
+}
+
+/// Two cores with Qwen3-0.6B's shape, and with Qwen2.5-Coder-1.5B in Q4_K_M.
+const SMALL: Machine = Machine {
+    step: 45_000,
+    row: 3500,
+    doubles_at: 6000,
+};
+const REAL: Machine = Machine {
+    step: 42_000,
+    row: 4900,
+    doubles_at: 16_000,
+};
+/// The machine of the report: 34.9 s for 3,529 tokens.
+const SLOW: Machine = Machine {
+    step: 180_000,
+    row: 8900,
+    doubles_at: 16_000,
+};
+/// A GPU.
+const FAST: Machine = Machine {
+    step: 9000,
+    row: 30,
+    doubles_at: 30_000,
+};
+
+impl Machine {
+    fn micros(self, plan: &StepPlan) -> u64 {
+        if plan.rows.is_empty() {
+            return 0;
+        }
+        let rows = plan.rows.iter().flat_map(|row| row.work.positions());
+        let rows = rows.map(|before| self.row + self.row * u64::from(before) / self.doubles_at);
+        self.step.max(rows.sum())
+    }
+}
+
+fn setup(step_ms: Option<u32>, page_size: u32) -> ControlSetup {
+    ControlSetup {
+        limits: SchedulerLimits {
+            page_size: PageSize::new(page_size).expect("positive"),
+            total_pages: 65_536 / page_size as usize,
+            total_rows: 64,
+            max_prefill_tokens: 16_384,
+            chunk_tokens: Some(4096),
+            prefix_wait: true,
+            rules: BatchRules {
+                max_prefill_step_ms: step_ms,
+                ..BatchRules::default()
+            },
+            schedule_conservativeness: 1.0,
+            max_pins: 4,
+            queue: QueueRules {
+                eviction_policy: EvictionPolicy::from_name("lru").ok(),
+                ..QueueRules::default()
+            },
+            eos_token_ids: Arc::default(),
+            states: None,
+            windows: None,
+            tier: None,
+        },
+        schedule_policy: "fcfs".to_owned(),
+        diagnoses_misses: false,
+    }
+}
+
+/// What a request got.
+#[derive(Clone, Debug, Default)]
+struct Life {
+    submitted: u64,
+    /// When its tokens came.
+    tokens: Vec<u64>,
+}
+
+impl Life {
+    /// The longest time between two tokens, of those that begins after `from`.
+    fn longest_gap(&self, from: u64) -> u64 {
+        let gaps = self.tokens.windows(2).filter(|two| two[1] > from);
+        gaps.map(|two| two[1] - two[0]).max().unwrap_or(0)
+    }
+
+    fn tokens_between(&self, from: u64, to: u64) -> usize {
+        let inside = |at: &&u64| (from..=to).contains(*at);
+        self.tokens.iter().filter(inside).count()
+    }
+
+    fn first_token_after(&self) -> u64 {
+        self.tokens[0] - self.submitted
+    }
+}
+
+struct World {
+    states: ControlStates,
+    machine: Machine,
+    now: u64,
+    under_way: VecDeque<StepPlan>,
+    lives: Vec<Life>,
+    /// Prefilled and decoded rows of each step that has begun.
+    steps: Vec<(Vec<std::ops::Range<u32>>, usize)>,
+}
+
+impl World {
+    fn new(machine: Machine, step_ms: Option<u32>) -> Self {
+        Self::paged(machine, step_ms, 1)
+    }
+
+    fn paged(machine: Machine, step_ms: Option<u32>, page_size: u32) -> Self {
+        let states = setup(step_ms, page_size).build();
+        Self {
+            states: states.expect("the pools are small"),
+            machine,
+            now: 0,
+            under_way: VecDeque::new(),
+            lives: Vec::new(),
+            steps: Vec::new(),
+        }
+    }
+
+    /// A request whose prompt has nothing in common with another one's.
+    fn submit(&mut self, prompt_tokens: u32, max_new_tokens: u32, wants_logprobs: bool) -> usize {
+        let number = self.lives.len();
+        let sampling = SamplingParams {
+            max_new_tokens,
+            ignore_eos: true,
+            sampling_seed: Some(0),
+            ..SamplingParams::default()
+        };
+        let wish = || Arc::new(LogprobWish::default());
+        let first = 1000 * number as u32;
+        self.states.scheduler.submit(Submission {
+            rid: RequestId::new(number.to_string()),
+            intake: IntakeId::new(number as u64),
+            prompt: (0..prompt_tokens).map(|at| first + at % 991).collect(),
+            namespace: Namespace::default(),
+            sampling: Arc::new(sampling),
+            logprobs: wants_logprobs.then(wish),
+            opening: Arc::default(),
+            anchors: Arc::default(),
+            grammar: None,
+            vectors: None,
+            bypasses_cache: false,
+            pooling: None,
+            priority: None,
+            cancel: CancelFlag::default(),
+            submitted_s: 0.0,
+            timeouts: RequestTimeouts::default(),
+        });
+        self.lives.push(Life {
+            submitted: self.now,
+            ..Life::default()
+        });
+        number
+    }
+
+    fn plan(&mut self) {
+        while let Some(plan) = self.states.advance() {
+            let rows = plan.rows.iter().map(|row| &row.work);
+            let prefills = rows.filter_map(|work| match work {
+                RowWork::Prefill { positions } => Some(positions.clone()),
+                RowWork::Decode { .. } => None,
+            });
+            let prefills: Vec<_> = prefills.collect();
+            let n_decodes = plan.rows.len() - prefills.len();
+            self.steps.push((prefills, n_decodes));
+            self.under_way.push_back(*plan);
+        }
+    }
+
+    /// Runs a step. False once there is none.
+    fn step(&mut self) -> bool {
+        self.plan();
+        let Some(plan) = self.under_way.pop_front() else {
+            return false;
+        };
+        let micros = self.machine.micros(&plan);
+        self.now += micros;
+        let rows = plan.rows.iter().map(|row| RowResult {
+            seq: row.seq,
+            tokens: if row.sample {
+                smallvec![7]
+            } else {
+                smallvec![]
+            },
+            accepted: row.work.positions().len() as u32,
+            logprobs: None,
+            verdict: RowVerdict::Open,
+        });
+        let output = StepOutput {
+            step: plan.step,
+            rows: rows.collect(),
+        };
+        let scheduler = &mut self.states.scheduler;
+        scheduler.step_took(plan.step, micros);
+        scheduler.step_done(plan.step, Ok(output));
+        scheduler.take_first_admissions();
+        for news in scheduler.take_news() {
+            let life = &mut self.lives[news.intake.index()];
+            life.tokens.extend(news.tokens.iter().map(|_| self.now));
+        }
+        self.plan();
+        true
+    }
+
+    fn drain(&mut self) {
+        while self.step() {}
+        assert!(self.states.scheduler.is_idle());
+    }
+}
+
+impl Drop for World {
+    /// The tree's pages go down with the pool.
+    fn drop(&mut self) {
+        self.states.ledger.close();
+    }
+}
+
+/// A stream that has its first tokens, and a prompt of so many tokens that comes then, until both are done.
+fn stream_and_prompt(mut world: World, prompt_tokens: u32, wants_logprobs: bool) -> (World, Span) {
+    let stream = world.submit(20, 4000, wants_logprobs);
+    for _ in 0..10 {
+        world.step();
+    }
+    let prompt = world.submit(prompt_tokens, 2, false);
+    let from = world.now;
+    while world.lives[prompt].tokens.is_empty() {
+        world.step();
+    }
+    let span = Span {
+        stream,
+        from,
+        to: world.now,
+    };
+    world.drain();
+    (world, span)
+}
+
+/// The time in which a prompt was prefilled.
+#[derive(Clone, Copy)]
+struct Span {
+    stream: usize,
+    from: u64,
+    to: u64,
+}
+
+impl Span {
+    fn micros(self) -> u64 {
+        self.to - self.from
+    }
+}
+
+const CONFIGURED: Option<u32> = Some(MAX_PREFILL_STEP_MS);
+
+#[test]
+fn a_prompt_of_8000_tokens_stops_no_stream_for_more_than_a_second_and_a_half() {
+    for (machine, wants_logprobs) in [
+        (SMALL, false),
+        (REAL, false),
+        (SLOW, false),
+        (FAST, false),
+        (REAL, true),
+    ] {
+        let world = World::new(machine, CONFIGURED);
+        let (world, span) = stream_and_prompt(world, 8000, wants_logprobs);
+        let stream = &world.lives[span.stream];
+        let longest = stream.longest_gap(span.from);
+        assert!(longest <= 1_500_000, "{longest}");
+        let tokens = stream.tokens_between(span.from, span.to) as u64;
+        assert!(tokens * 1_500_000 >= span.micros(), "{tokens} tokens");
+    }
+    // As it was: one chunk takes more than ten seconds.
+    let (world, span) = stream_and_prompt(World::new(REAL, None), 8000, false);
+    assert!(world.lives[span.stream].longest_gap(span.from) > 10_000_000);
+}
+
+#[test]
+fn chunks_fill_their_time_and_a_decode_rides_in_each_of_them() {
+    let (world, span) = stream_and_prompt(World::new(REAL, CONFIGURED), 8000, false);
+    let stream = &world.lives[span.stream];
+    let tokens = stream.tokens_between(span.from, span.to) as u64;
+    // The first chunks are those of a machine of which little is known.
+    assert!(tokens <= span.micros() / 400_000, "{tokens}");
+    let cut = world
+        .steps
+        .iter()
+        .filter(|(prefills, _)| !prefills.is_empty());
+    assert!(cut.skip(1).all(|(_, decodes)| *decodes == 1));
+    assert!(world.states.scheduler.stats().mixed_steps > 0);
+}
+
+#[test]
+fn a_prefill_beside_a_stream_loses_at_most_a_twentieth_of_its_rate() {
+    for machine in [SMALL, REAL, SLOW, FAST] {
+        let spans = [CONFIGURED, None].map(|step_ms| {
+            let (_, span) = stream_and_prompt(World::new(machine, step_ms), 8000, false);
+            span.micros()
+        });
+        assert!(spans[0] * 20 <= spans[1] * 21, "{spans:?}");
+    }
+}
+
+#[test]
+fn nothing_changes_while_nobody_decodes() {
+    let steps = [CONFIGURED, None].map(|step_ms| {
+        let mut world = World::new(REAL, step_ms);
+        for _ in 0..3 {
+            world.submit(10_000, 1, false);
+            world.drain();
+        }
+        std::mem::take(&mut world.steps)
+    });
+    assert_eq!(steps[0], steps[1]);
+    assert!(
+        steps[0]
+            .iter()
+            .any(|(prefills, _)| prefills[0].len() == 4096)
+    );
+}
+
+#[test]
+fn a_machine_that_takes_a_whole_chunk_in_time_is_not_mixed_and_not_cut() {
+    let machine = Machine { row: 10, ..FAST };
+    let steps = [CONFIGURED, None].map(|step_ms| {
+        let mut world = World::new(machine, step_ms);
+        // Measured before anybody decodes.
+        world.submit(3000, 1, false);
+        world.drain();
+        std::mem::take(&mut stream_and_prompt(world, 8000, false).0.steps)
+    });
+    assert_eq!(steps[0], steps[1]);
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_the_long_one_that_came_with_it() {
+    let mut world = World::new(REAL, CONFIGURED);
+    // One that is done: the machine is known.
+    world.submit(500, 1, false);
+    world.drain();
+    let short = world.submit(50, 20, false);
+    world.submit(3000, 1, false);
+    world.drain();
+    let first = world.lives[short].first_token_after();
+    assert!(first <= 1_000_000, "{first}");
+    let gap = world.lives[short].longest_gap(0);
+    assert!(gap <= 1_000_000, "{gap}");
+}
+
+#[test]
+fn the_first_chunks_of_an_engine_that_nothing_is_known_of_are_small() {
+    let mut world = World::new(SLOW, CONFIGURED);
+    let stream = world.submit(5, 100, false);
+    world.plan();
+    // Both steps under way are planned before anything is measured.
+    world.submit(4000, 1, false);
+    world.drain();
+    let gap = world.lives[stream].longest_gap(0);
+    assert!(gap <= 1_500_000, "{gap}");
+}
+
+#[test]
+fn chunks_get_shorter_as_the_context_gets_longer() {
+    let deep = Machine {
+        doubles_at: 500,
+        ..REAL
+    };
+    let mut world = World::new(deep, CONFIGURED);
+    // Nothing is known but the beginning of a context.
+    world.submit(600, 1, false);
+    world.drain();
+    let (world, span) = stream_and_prompt(world, 6000, false);
+    let gap = world.lives[span.stream].longest_gap(span.from);
+    assert!(gap <= 1_500_000, "{gap}");
+    let lengths = world.steps.iter().flat_map(|(prefills, _)| prefills);
+    let lengths: Vec<usize> = lengths.map(|positions| positions.len()).collect();
+    let middle = lengths.len() / 2;
+    assert!(lengths[middle..].iter().max() < lengths[..middle].iter().max());
+}
+
+#[test]
+fn chunks_that_are_cut_by_time_end_with_a_page() {
+    for page_size in [16, 64, 256] {
+        let world = World::paged(REAL, CONFIGURED, page_size);
+        let (world, span) = stream_and_prompt(world, 8000, false);
+        let cut = world.steps.iter().flat_map(|(prefills, _)| prefills);
+        let ends: Vec<u32> = cut.map(|positions| positions.end).collect();
+        let inner = ends.iter().filter(|end| ![20, 8000].contains(*end));
+        assert!(inner.clone().count() > 4);
+        assert!(inner.copied().all(|end| end % page_size == 0), "{ends:?}");
+        let gap = world.lives[span.stream].longest_gap(span.from);
+        assert!(gap <= 2_500_000, "{gap}");
+    }
+}
+
+#[test]
+fn many_streams_ride_in_a_chunk_that_has_fewer_tokens_than_they_are() {
+    let mut world = World::new(SLOW, CONFIGURED);
+    let streams: Vec<usize> = (0..40).map(|_| world.submit(8, 400, false)).collect();
+    for _ in 0..20 {
+        world.step();
+    }
+    let from = world.now;
+    world.submit(4000, 1, false);
+    world.drain();
+    for stream in streams {
+        let gap = world.lives[stream].longest_gap(from);
+        assert!(gap <= 1_500_000, "{gap}");
+    }
+}
