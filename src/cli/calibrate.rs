@@ -44,9 +44,9 @@ pub struct CalibrateArgs {
     /// Tokens of each piece into which the text is cut
     #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     piece_tokens: u32,
-    /// Channels by which tokens are chosen where the recall is measured
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    ds_heavy_channel_num: u32,
+    /// Channels by which tokens are chosen where the recall is measured; if not given, a quarter of a key's and at least 32
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ds_heavy_channel_num: Option<u32>,
     /// Tokens to choose where the recall is measured: how many of the best that the whole key would choose are found
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
     ds_heavy_token_num: u32,
@@ -90,7 +90,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
         piece_tokens: args.piece_tokens as usize,
         output: args.output.clone(),
         recall: Some(RecallRequest {
-            channels: args.ds_heavy_channel_num as usize,
+            channels: args.ds_heavy_channel_num.map(|channels| channels as usize),
             tokens: args.ds_heavy_token_num as usize,
         }),
     };
@@ -101,12 +101,16 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
         calibrated.n_layers,
         n_tokens
     ));
+    let channels = match args.ds_heavy_channel_num {
+        Some(1) => "1 channel".to_owned(),
+        Some(channels) => format!("{channels} channels"),
+        None => "the default number of channels".to_owned(),
+    };
     for (ranked_by, share) in calibrated.recall {
         say(format_args!(
-            "ranked by {:<3} recall {share:.3} of the best {} tokens with {} channels",
+            "ranked by {:<3} recall {share:.3} of the best {} tokens with {channels}",
             ranked_by.name(),
             args.ds_heavy_token_num,
-            args.ds_heavy_channel_num
         ));
     }
     Ok(())

@@ -139,10 +139,11 @@ keys::keys! {
         /// With `--enable-double-sparsity`: JSON file of the keys' channels by importance, made by `souffleur calibrate`.
         #[flag(MEMORY.takes("FILE"))]
         ds_channel_config_path: Option<PathBuf> = None,
-        /// With `--enable-double-sparsity`: number of channels of each key by which tokens are chosen.
+        /// With `--enable-double-sparsity`: number of channels of each key by which tokens are chosen; if not given, a quarter
+        /// of them and at least 32.
         #[flag(MEMORY.takes("N").rare())]
         #[range(1..)]
-        ds_heavy_channel_num: usize = 32,
+        ds_heavy_channel_num: Option<usize> = None,
         /// With `--enable-double-sparsity`: number of tokens that each query head attends to, the query's own among them.
         #[flag(MEMORY.takes("TOKENS"))]
         #[range(1..=MAX_CHOSEN_TOKENS)]

@@ -42,8 +42,8 @@ pub struct CalibrationRequest {
 /// The choice whose recall is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct RecallRequest {
-    /// Channels of a label, at most those of a key.
-    pub channels: usize,
+    /// Channels of a label, at most those of a key; the engine's default if `None`.
+    pub channels: Option<usize>,
     /// Tokens to choose, the query's own among them.
     pub tokens: usize,
 }
@@ -71,7 +71,7 @@ pub fn calibrate(request: &CalibrationRequest) -> Result<Calibrated, LoadError> 
         request.quantization,
         request.load_format,
     )?;
-    let labelled = layers(&described).labels(1)?;
+    let labelled = layers(&described).labels(Some(1))?;
     let piece_tokens = request
         .piece_tokens
         .min(described.config.context_tokens())
@@ -146,7 +146,8 @@ fn measure(
     let dims = kept
         .filter_map(|layer| layer.pages())
         .map(|pages| pages.key_dim);
-    let channels = wish.channels.min(dims.min().unwrap_or(1));
+    let least = dims.min().unwrap_or(1);
+    let channels = wish.channels.map(|channels| channels.min(least));
     let tokens = wish.tokens.max(2);
     let wish = SparsityWish {
         file: request.output.clone(),

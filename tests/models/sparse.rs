@@ -43,7 +43,7 @@ fn sparsity(name: &str, file: &Path, tokens: usize) -> ModelSparsity {
     let wish = SparsityWish {
         file: file.to_owned(),
         ranked_by: ChannelType::Qk,
-        channels: CHANNELS,
+        channels: Some(CHANNELS),
         tokens,
         threshold: THRESHOLD,
     };
@@ -155,7 +155,7 @@ fn recall_against_the_exact_choice_is_measured() {
             piece_tokens: text.len(),
             output: dir.path().join("channels.json"),
             recall: Some(RecallRequest {
-                channels,
+                channels: Some(channels),
                 tokens: 64,
             }),
         });
@@ -186,7 +186,7 @@ fn models_without_keys_to_choose_are_refused() {
         let wish = SparsityWish {
             file: PathBuf::from("channels.json"),
             ranked_by: ChannelType::Qk,
-            channels: CHANNELS,
+            channels: Some(CHANNELS),
             tokens: TOKENS,
             threshold: THRESHOLD,
         };

@@ -79,7 +79,7 @@ fn a_log_begins_with_the_parameters_that_all_its_keys_and_values_depend_on() {
     let sparse = |tokens: usize| EngineConfig {
         enable_double_sparsity: true,
         ds_channel_config_path: Some(channels.clone()),
-        ds_heavy_channel_num: 2,
+        ds_heavy_channel_num: Some(2),
         ds_heavy_token_num: tokens,
         ..dense.clone()
     };

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{ChannelType, SparsityWish};
+use super::ChannelType;
 use crate::error::LoadError;
 use crate::kernels::sparsity::LabelChannels;
 use crate::model::json_file::{JsonFile, format_error};
@@ -57,11 +57,11 @@ impl ChannelFile {
     pub fn channels(
         &self,
         layer: usize,
-        wish: &SparsityWish,
+        (ranked_by, wanted): (ChannelType, usize),
         pages: &PagedKv,
         n_heads: usize,
     ) -> Result<LabelChannels, LoadError> {
-        let key = key(layer, wish.ranked_by);
+        let key = key(layer, ranked_by);
         let refuse = |reason: String| Err(format_error(self.json.file(), reason));
         let Some(value) = self.json.value(&key) else {
             return refuse(format!(
@@ -82,15 +82,15 @@ impl ChannelFile {
         }
         let mut ranked = Vec::with_capacity(rows.len());
         for (head, row) in rows.iter().enumerate() {
-            match row_of(row, wish.channels, pages.key_dim) {
+            match row_of(row, wanted, pages.key_dim) {
                 Ok(row) => ranked.push(row),
                 Err(reason) => return refuse(format!("{key}, row {head}: {reason}")),
             }
         }
         let group = rows.len() / pages.heads;
         let of_group = |rows: &[Vec<u16>]| match rows {
-            [row] => row[..wish.channels].to_vec(),
-            rows => least_ranks(rows, wish.channels, pages.key_dim),
+            [row] => row[..wanted].to_vec(),
+            rows => least_ranks(rows, wanted, pages.key_dim),
         };
         Ok(LabelChannels::new(
             ranked.chunks(group).map(of_group).collect(),
@@ -103,7 +103,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     let row = row.as_array().ok_or("is no list of channels")?;
     if !(wanted..=dim).contains(&row.len()) {
         return Err(format!(
-            "has {} channels, expected at least {wanted} (ds_heavy_channel_num) and at most {dim} (a key's)",
+            "has {} channels, expected at least {wanted} (ds_heavy_channel_num asks for another number) and at most {dim} (a key's)",
             row.len()
         ));
     }

@@ -46,12 +46,22 @@ pub struct SparsityWish {
     pub file: PathBuf,
     /// Which of its rankings.
     pub ranked_by: ChannelType,
-    /// Channels of a label.
-    pub channels: usize,
+    /// Channels of a label; [`default_channels`] of each key if not given.
+    pub channels: Option<usize>,
     /// Tokens that each query head attends to, its own among them.
     pub tokens: usize,
     /// Tokens from which on a query is sparse.
     pub threshold: usize,
+}
+
+/// A label has one in so many of a key's channels by default.
+const DEFAULT_SHARE: usize = 4;
+/// The least that it has by default, if a key has as many: of narrow keys a share finds too few tokens.
+const LEAST_DEFAULT: usize = 32;
+
+/// The channels of a label where no number is asked for: wide keys need more of them.
+pub fn default_channels(key_dim: usize) -> usize {
+    (key_dim / DEFAULT_SHARE).max(LEAST_DEFAULT).min(key_dim)
 }
 
 /// Double sparsity of one model.
@@ -95,11 +105,11 @@ impl LayersToLabel<'_> {
         self.windows[layer].is_none().then_some(pages)
     }
 
-    /// Elements of a head's label in each layer.
+    /// Elements of a head's label in each layer, by default [`default_channels`].
     ///
     /// # Errors
     /// The part of the model that double sparsity cannot serve.
-    pub fn labels(&self, channels: usize) -> Result<Vec<usize>, LoadError> {
+    pub fn labels(&self, channels: Option<usize>) -> Result<Vec<usize>, LoadError> {
         let refuse = |reason: String| {
             Err(LoadError::Device(format!(
                 "enable_double_sparsity {reason}"
@@ -127,6 +137,7 @@ impl LayersToLabel<'_> {
                     );
                 }
             }
+            let channels = channels.unwrap_or_else(|| default_channels(pages.key_dim));
             if channels > pages.key_dim {
                 return Err(LoadError::Device(format!(
                     "ds_heavy_channel_num is {channels}, keys of layer {layer} have {} channels: ask for at most as many",
@@ -155,12 +166,15 @@ impl SparsityWish {
     pub fn read(&self, layers: LayersToLabel<'_>) -> Result<ModelSparsity, LoadError> {
         let labels = layers.labels(self.channels)?;
         let file = file::read(&self.file)?;
+        let n_channels = spoken(&labels);
         let mut channels = Vec::with_capacity(labels.len());
         for (layer, labels) in labels.into_iter().enumerate() {
             let pages = layers.labelled(layer).filter(|_| labels > 0);
             channels.push(match pages {
                 None => None,
-                Some(pages) => Some(file.channels(layer, self, pages, layers.n_heads)?),
+                Some(pages) => {
+                    Some(file.channels(layer, (self.ranked_by, labels), pages, layers.n_heads)?)
+                }
             });
         }
         let hash: String = Sha256::digest(&file.bytes)
@@ -169,7 +183,6 @@ impl SparsityWish {
             .collect();
         let Self {
             ranked_by,
-            channels: n_channels,
             tokens,
             threshold,
             ..
@@ -184,6 +197,14 @@ impl SparsityWish {
             }),
         })
     }
+}
+
+/// The sizes of the labels, one if all layers that have some have the same.
+fn spoken(labels: &[usize]) -> String {
+    let mut sizes: Vec<usize> = labels.iter().copied().filter(|size| *size > 0).collect();
+    sizes.dedup();
+    let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+    sizes.join("+")
 }
 
 #[cfg(test)]

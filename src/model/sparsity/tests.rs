@@ -10,7 +10,7 @@ fn wish(file: PathBuf) -> SparsityWish {
     SparsityWish {
         file,
         ranked_by: ChannelType::Qk,
-        channels: 3,
+        channels: Some(3),
         tokens: 4,
         threshold: 16,
     }
@@ -125,7 +125,7 @@ fn the_tag_tells_parameters_and_files_apart() {
         tag(BOTH, |_| ()),
         tag(&BOTH.replace("0,1,2", "2,1,0"), |_| ()),
         tag(BOTH, |wish| wish.ranked_by = ChannelType::K),
-        tag(BOTH, |wish| wish.channels = 2),
+        tag(BOTH, |wish| wish.channels = Some(2)),
         tag(BOTH, |wish| wish.tokens = 5),
         tag(BOTH, |wish| wish.threshold = 17),
     ];
@@ -225,7 +225,7 @@ fn models_that_cannot_be_sparse_are_refused_by_name() {
             n_heads: 4,
         };
         layers
-            .labels(channels)
+            .labels(Some(channels))
             .expect_err("it is refused")
             .to_string()
     };
@@ -290,4 +290,31 @@ fn what_is_written_is_read_again() {
             (&[5, 6, 7][..], &[2, 3, 4][..])
         );
     }
+}
+
+#[test]
+fn a_label_has_a_share_of_wide_keys_and_32_channels_of_others_by_default() {
+    let expected = [
+        (8, 8),
+        (32, 32),
+        (64, 32),
+        (128, 32),
+        (192, 48),
+        (256, 64),
+        (512, 128),
+    ];
+    for (key_dim, channels) in expected {
+        assert_eq!(default_channels(key_dim), channels, "{key_dim}");
+    }
+    let layout = layout();
+    let layers = LayersToLabel {
+        layout: &layout,
+        windows: &WINDOWS,
+        n_heads: 4,
+    };
+    let labels = layers.labels(None).expect("it can be sparse");
+    let given = layers.labels(Some(DIM)).expect("it can be sparse");
+    assert_eq!(labels, given);
+    assert_eq!(spoken(&[0, 32, 32, 0, 32]), "32");
+    assert_eq!(spoken(&[0, 32, 64, 0]), "32+64");
 }

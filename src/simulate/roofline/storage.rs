@@ -22,8 +22,8 @@ pub struct Storage {
 /// Double sparsity, without its channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sparsity {
-    /// Elements of a head's label.
-    pub channels: usize,
+    /// Elements of a head's label; those of the engine's default if `None`.
+    pub channels: Option<usize>,
     /// Tokens that each query head attends to.
     pub tokens: usize,
     /// Tokens from which on a query is sparse.

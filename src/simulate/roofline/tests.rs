@@ -66,7 +66,7 @@ fn a_sparse_decode_reads_labels_and_some_tokens() {
         kv_dtype: KvDtype::BF16,
         quantization: None,
         sparsity: Some(Sparsity {
-            channels: 32,
+            channels: Some(32),
             tokens: 256,
             threshold: 4096,
         }),
