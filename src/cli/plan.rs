@@ -98,6 +98,9 @@ pub fn show(model: &ModelInfo) {
         model.served_model_name,
         model.model_path.display()
     ));
+    if let Some(path) = &model.kernel_path {
+        say(format_args!("kernel path           {path}"));
+    }
     let lines = model.memory.iter().flat_map(|plan| plan.explain());
     lines.for_each(say);
 }

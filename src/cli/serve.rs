@@ -222,6 +222,7 @@ mod tests {
             memory: None,
             kv_cache_dtype: None,
             attention_backend: None,
+            kernel_path: None,
             double_sparsity: None,
         };
         let parts = EngineParts {

@@ -25,7 +25,7 @@ use crate::executor::Executor;
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::MemoryPlan;
 use crate::grammar::{GrammarCompiler, GrammarLimits};
-use crate::kernels::cpu::default_threads;
+use crate::kernels::cpu::{KernelPath, default_threads};
 use crate::kv_events::KvEventPublisher;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::sparsity::ModelSparsity;
@@ -93,6 +93,8 @@ pub struct ModelInfo {
     pub kv_cache_dtype: Option<&'static str>,
     /// The kernels of attention; `None` for such an executor.
     pub attention_backend: Option<&'static str>,
+    /// The CPU's kernel path and what decided for it; `None` on a GPU and for such an executor.
+    pub kernel_path: Option<Arc<str>>,
     /// The parameters of double sparsity, which keys and values depend on like on the model; `None` where it is off.
     pub double_sparsity: Option<Arc<str>>,
 }
@@ -123,6 +125,10 @@ impl EngineParts {
         let gpu = match config.device {
             Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
             Device::Auto | Device::Cpu => None,
+        };
+        let kernel_path = match &gpu {
+            Some(_) => None,
+            None => Some(kernel_path()?),
         };
         let seen = see_weights(config);
         // Beside the rest: looking for a library takes some milliseconds.
@@ -182,6 +188,7 @@ impl EngineParts {
             memory: Some(memory),
             kv_cache_dtype: Some(model.kv_dtype.name()),
             attention_backend: Some(config.attention_backend.resolved()),
+            kernel_path,
             double_sparsity,
         };
         if let Some(notice) = notice {
@@ -324,6 +331,14 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
 }
 
 /// The text side of a model, whose formats the configuration goes with.
+/// The kernel path of the CPU, which is logged where hosts have no `plan` to read.
+fn kernel_path() -> Result<Arc<str>, LoadError> {
+    let path = KernelPath::of_process().map_err(LoadError::Memory)?;
+    let said = path.to_string();
+    tracing::info!(path = %said, "kernels of the CPU");
+    Ok(said.into())
+}
+
 fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
     let side = TextSide::read(config)?;
     if let Some(text) = &side.text {

@@ -106,6 +106,7 @@ pub fn model_info(
         memory: Some(memory),
         kv_cache_dtype: Some(storage.kv_dtype.name()),
         attention_backend: None,
+        kernel_path: None,
         double_sparsity: None,
     })
 }

@@ -5,16 +5,17 @@ use std::process::Command;
 
 use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
 
-/// Runs every test of this binary but `skipped` with each instruction set of this machine forced in turn, but for the best
+/// Runs every test of this binary but `skipped` with each instruction set of this machine forced in turn, but for the chosen
 /// one, which they have anyway, and lists those that it lacks. Does nothing inside such a run.
 pub fn run_on_each(skipped: &str) {
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
     }
     let available = Isa::available();
-    say(Isa::detect(), "in this run");
+    let chosen = Isa::chosen().expect("no other one is forced");
+    say(chosen, "in this run");
     for isa in Isa::ALL {
-        if isa == Isa::detect() {
+        if isa == chosen {
             continue;
         }
         if !available.contains(&isa) {

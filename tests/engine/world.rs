@@ -72,6 +72,7 @@ impl Build {
             memory: None,
             kv_cache_dtype: None,
             attention_backend: None,
+            kernel_path: None,
             double_sparsity: None,
         };
         let options = FakeOptions {

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype as Element, SafeTensors};
 use serde_json::{Value, json};
-use souffleur::executor::cpu::{CpuOptions, describe, widening_bytes};
-use souffleur::kernels::dtype::Dtype;
+use souffleur::executor::cpu::{CpuOptions, LoadedMatrix, describe, widening_bytes};
+use souffleur::kernels::cpu::WeightProduct;
+use souffleur::kernels::dtype::{Dtype, Quantization};
 use souffleur::model::loader::{Checkpoint, LoadFormat};
 
 use crate::common::{fixture, load_from, options};
@@ -371,4 +372,52 @@ fn float32_makes_blocks_wider_and_says_by_how_much() {
     assert!(more > 0 && wide > kept);
     let folder = describe(dir.path(), Some(Dtype::F32), None, LoadFormat::Auto).unwrap();
     assert_eq!(wide, folder.weights_bytes);
+}
+
+#[test]
+fn matrices_are_described_with_the_bytes_that_the_file_has_and_how_they_are_multiplied() {
+    let dir = folder("qwen3");
+    let file = dir.path().join("tiny.gguf");
+    let mut stored = of_folder(dir.path());
+    let tensors = std::mem::take(&mut stored.tensors).into_iter();
+    stored.tensors = tensors.map(|tensor| in_blocks(tensor).0).collect();
+    let in_file: u64 = {
+        let matrices = stored.tensors.iter().filter(|tensor| tensor.type_id == 8);
+        matrices.map(|tensor| tensor.data.len() as u64).sum()
+    };
+    std::fs::write(&file, stored.bytes()).unwrap();
+    let of = |dtype, quantization| {
+        describe(&file, Some(dtype), quantization, LoadFormat::Auto)
+            .unwrap()
+            .matrices
+    };
+    let sums = |matrices: &[LoadedMatrix], product: WeightProduct| {
+        let matrices = matrices.iter().filter(|matrix| matrix.product == product);
+        matrices.fold((0, 0), |(elements, bytes), matrix| {
+            (elements + matrix.elements, bytes + matrix.bytes)
+        })
+    };
+    let kept = of(Dtype::BF16, None);
+    let (elements, bytes) = sums(&kept, WeightProduct::Blocks);
+    assert_eq!(bytes, in_file);
+    // A scale of two bytes for 32 codes.
+    assert_eq!(bytes, elements / 32 * 34);
+    let others = kept
+        .iter()
+        .filter(|matrix| matrix.product != WeightProduct::Blocks);
+    assert!(
+        others
+            .clone()
+            .all(|matrix| matrix.bytes == 2 * matrix.elements)
+    );
+    // On a device without kernels for blocks all are in bf16.
+    let decoded = |matrix: &LoadedMatrix| matrix.decoded_bytes == 2 * matrix.elements;
+    assert!(kept.iter().all(decoded));
+    let exact = of(Dtype::F32, None);
+    let (all, wide) = sums(&exact, WeightProduct::F32);
+    assert_eq!(wide, 4 * all);
+    assert_eq!(sums(&exact, WeightProduct::Blocks), (0, 0));
+    let int8 = of(Dtype::BF16, Some(Quantization::Int8));
+    let product = |matrix: &LoadedMatrix| matrix.product == WeightProduct::Int8;
+    assert!(int8.iter().all(product));
 }

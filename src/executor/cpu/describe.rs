@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use crate::error::LoadError;
-use crate::kernels::cpu::FormatRule;
+use crate::kernels::cpu::{FormatRule, WeightProduct};
 use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kernels::tensor_view::Stored;
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat};
 use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
+use crate::model::weights::TensorSpec;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// A model and the memory that it needs, known before memory is taken.
@@ -25,6 +27,23 @@ pub struct CpuDescription {
     pub decoded_weights_bytes: u64,
     /// The memory that each layer keeps of a sequence.
     pub kv_layout: KvLayout,
+    /// Its matrices.
+    pub matrices: Vec<LoadedMatrix>,
+}
+
+/// A matrix as it is loaded and multiplied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadedMatrix {
+    /// The tensor that it is.
+    pub name: String,
+    /// Outputs times inputs.
+    pub elements: u64,
+    /// The least that a product reads: blocks that are kept as the file has them, without padding.
+    pub bytes: u64,
+    /// The same on a device that has no kernels for blocks.
+    pub decoded_bytes: u64,
+    /// How a CPU multiplies it.
+    pub product: WeightProduct,
 }
 
 impl CpuDescription {
@@ -70,8 +89,42 @@ pub fn describe(
         weights_bytes: weights_bytes(&checkpoint, checkpoint.dtype, quantization),
         decoded_weights_bytes: checkpoint.weights_bytes(quantization, |_, _| None),
         kv_layout: checkpoint.kv_layout(),
+        matrices: matrices(&checkpoint, quantization),
         config: checkpoint.config,
     })
+}
+
+/// The matrices of a model, in the order of [`ModelConfig::tensors`].
+pub fn matrices(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Vec<LoadedMatrix> {
+    let rule = FormatRule::new(checkpoint.dtype, quantization);
+    let in_blocks = |block, shape| rule.bytes_of_blocks(block, shape);
+    let matrix = |spec: TensorSpec| {
+        let &[outputs, inputs] = spec.shape.as_slice() else {
+            return None;
+        };
+        let stored = checkpoint.stored(&spec.name);
+        let stored = stored.unwrap_or(Stored::Plain(checkpoint.dtype));
+        let rule = rule.of(checkpoint.config.role(&spec.name));
+        let decoded_bytes = checkpoint.tensor_bytes(&spec, quantization, |_, _| None);
+        let bytes = match stored {
+            Stored::Blocks(block) if rule.keeps(block) => {
+                (outputs * block.row_bytes(inputs)) as u64
+            }
+            _ => {
+                let in_panels = checkpoint.tensor_bytes(&spec, quantization, in_blocks);
+                in_panels.min(decoded_bytes)
+            }
+        };
+        Some(LoadedMatrix {
+            elements: spec.elements(),
+            bytes,
+            decoded_bytes,
+            product: rule.product(stored),
+            name: spec.name,
+        })
+    };
+    let tensors = checkpoint.config.tensors().into_iter();
+    tensors.filter_map(matrix).collect()
 }
 
 /// The bytes that loaded weights take with the formats of a model that runs in `dtype`.

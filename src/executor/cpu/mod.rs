@@ -9,7 +9,7 @@ mod readout;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use self::describe::{CpuDescription, describe, widening_bytes};
+pub use self::describe::{CpuDescription, LoadedMatrix, describe, matrices, widening_bytes};
 pub use self::readout::LOGIT_ROWS;
 use crate::error::{LoadError, StepError};
 use crate::executor::Executor;

@@ -157,6 +157,16 @@ impl FormatRule {
         }
     }
 
+    /// The instructions that multiply weights that are stored so.
+    pub fn product(self, stored: Stored) -> WeightProduct {
+        match self.format(stored) {
+            Format::F32 | Format::F16 | Format::ExactBf16 => WeightProduct::F32,
+            Format::Bf16 => WeightProduct::Bf16,
+            Format::Int8 => WeightProduct::Int8,
+            Format::Block32(_) | Format::Nibbles(_) | Format::KQuant(_) => WeightProduct::Blocks,
+        }
+    }
+
     /// Whether weights in such blocks are multiplied as they are.
     pub fn keeps(self, block: BlockType) -> bool {
         Format::of_blocks(block) == Some(self.format(Stored::Blocks(block)))
@@ -175,6 +185,19 @@ impl FormatRule {
             format => Some((outputs.div_ceil(PANEL) * format.panel_words(inputs) * 4) as u64),
         }
     }
+}
+
+/// Which instructions multiply weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightProduct {
+    /// Multiply-adds of floats of 32 bits.
+    F32,
+    /// Products of pairs of bf16, in tiles where there are some.
+    Bf16,
+    /// Products of bytes whose scales are 128 inputs apart, in tiles where there are some.
+    Int8,
+    /// Products of bytes whose scales are closer, or that are unpacked first: never in tiles.
+    Blocks,
 }
 
 /// An encoding of weights, with the activations that go with it.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 
-use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::simd::{Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
 
 /// Bytes that one round of the read loop takes: eight vectors of sixteen floats.
 const BLOCK_BYTES: usize = READ_CHAINS * LANES * size_of::<f32>();
@@ -70,6 +70,8 @@ pub enum Arithmetic {
     Bf16Dot,
     /// `vpdpbusd`: products of int8 quadruples, added in int32.
     Int8Dot,
+    /// `vpmaddwd`: products of int16 pairs, added in int32; for int8 that was widened.
+    Int8Shorts,
     /// `tdpbf16ps` of AMX: products of bf16 pairs of whole tiles, added in f32.
     Bf16Tiles,
     /// `tdpbsud` of AMX: products of int8 quadruples of whole tiles, added in int32.
@@ -78,29 +80,14 @@ pub enum Arithmetic {
 
 impl Arithmetic {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::F32,
         Self::Bf16Dot,
         Self::Int8Dot,
+        Self::Int8Shorts,
         Self::Bf16Tiles,
         Self::Int8Tiles,
     ];
-
-    /// The instruction that multiplies bf16 on an instruction set.
-    pub fn of_bf16(isa: Isa) -> Self {
-        match isa {
-            Isa::Amx => Self::Bf16Tiles,
-            _ => Self::Bf16Dot,
-        }
-    }
-
-    /// The instruction that multiplies int8 on an instruction set.
-    pub fn of_int8(isa: Isa) -> Self {
-        match isa {
-            Isa::Amx => Self::Int8Tiles,
-            _ => Self::Int8Dot,
-        }
-    }
 
     /// The instruction's name.
     pub fn name(self) -> &'static str {
@@ -108,6 +95,7 @@ impl Arithmetic {
             Self::F32 => "f32 FMA",
             Self::Bf16Dot => "vdpbf16ps",
             Self::Int8Dot => "vpdpbusd",
+            Self::Int8Shorts => "vpmaddwd",
             Self::Bf16Tiles => "tdpbf16ps",
             Self::Int8Tiles => "tdpbsud",
         }
@@ -121,10 +109,8 @@ impl Arithmetic {
             Self::Bf16Dot => {
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
             }
-            #[cfg(target_arch = "x86_64")]
-            Self::Int8Dot => {
-                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
-            }
+            Self::Int8Dot => with_vnni().is_some(),
+            Self::Int8Shorts => without_vnni().is_some(),
             #[cfg(target_arch = "x86_64")]
             Self::Bf16Tiles | Self::Int8Tiles => super::x86::amx::has_amx(),
             #[cfg(not(target_arch = "x86_64"))]
@@ -138,29 +124,42 @@ impl Arithmetic {
         if !self.is_present() {
             return None;
         }
-        let rate = best_rate(threads.max(1), ARITHMETIC_PASSES, |_| match self {
+        let pass = |_| self.pass(F32_OPS_PER_PASS);
+        Some(best_rate(threads.max(1), ARITHMETIC_PASSES, pass))
+    }
+
+    /// Does as many instructions as make so many operations on f32, of tiles as many operations, and returns the number of
+    /// operations; 0 without the instruction.
+    pub(super) fn pass(self, f32_ops: usize) -> usize {
+        if !self.is_present() {
+            return 0;
+        }
+        let rounds = f32_ops / (2 * LANES * CHAINS);
+        let vectors = rounds * CHAINS;
+        match self {
             Self::F32 => {
-                let rounds = F32_OPS_PER_PASS / (2 * LANES * CHAINS);
                 black_box(dispatch(Isa::detect(), MulAdds { rounds }));
-                rounds * 2 * LANES * CHAINS
+                vectors * 2 * LANES
             }
             #[cfg(target_arch = "x86_64")]
             Self::Bf16Dot => {
-                let rounds = F32_OPS_PER_PASS / (2 * LANES * CHAINS);
                 // SAFETY: the instruction was detected above.
                 black_box(unsafe { x86::bf16_dots(rounds) });
-                rounds * 2 * LANES * 2 * CHAINS
+                vectors * 2 * LANES * 2
             }
-            #[cfg(target_arch = "x86_64")]
             Self::Int8Dot => {
-                let rounds = F32_OPS_PER_PASS / (2 * LANES * CHAINS);
-                // SAFETY: the instruction was detected above.
-                black_box(unsafe { x86::int8_dots(rounds) });
-                rounds * 2 * LANES * 4 * CHAINS
+                let isa = with_vnni().unwrap_or(Isa::Portable);
+                black_box(dispatch_integers(isa, Quads { rounds }));
+                vectors * 2 * LANES * 4
+            }
+            Self::Int8Shorts => {
+                let isa = without_vnni().unwrap_or(Isa::Portable);
+                black_box(dispatch_integers(isa, Shorts { rounds }));
+                vectors * 2 * LANES * 2
             }
             #[cfg(target_arch = "x86_64")]
             Self::Bf16Tiles | Self::Int8Tiles => {
-                let rounds = F32_OPS_PER_PASS / x86::TILE_OPS;
+                let rounds = f32_ops / x86::TILE_OPS;
                 // SAFETY: the instructions were detected above; a thread of a probe has no other tiles.
                 unsafe { x86::tile_dots(rounds, self == Self::Int8Tiles) };
                 let bytes = if self == Self::Int8Tiles { 2 } else { 1 };
@@ -168,9 +167,20 @@ impl Arithmetic {
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => 0,
-        });
-        Some(rate)
+        }
     }
+}
+
+/// The widest vectors with `vpdpbusd`.
+fn with_vnni() -> Option<Isa> {
+    let of = |isa: &Isa| matches!(isa, Isa::Avx2Vnni | Isa::Avx512Vnni);
+    Isa::available().into_iter().rfind(of)
+}
+
+/// The widest vectors with `vpmaddwd` in the place of `vpdpbusd`.
+fn without_vnni() -> Option<Isa> {
+    let of = |isa: &Isa| matches!(isa, Isa::Avx2 | Isa::Avx512);
+    Isa::available().into_iter().rfind(of)
 }
 
 /// Units per second of the best pass, by all threads from the first one's start to the last one's end. `work` does
@@ -271,6 +281,73 @@ fn mul_adds<S: Lanes, const N: usize>(rounds: usize) -> f32 {
     }
 }
 
+/// `rounds` times [`CHAINS`] vectors of products of four bytes, of each sum's own with ones: others might be computed once for
+/// all rounds.
+struct Quads {
+    rounds: usize,
+}
+
+/// The same of two shorts.
+struct Shorts {
+    rounds: usize,
+}
+
+impl Kernel for Quads {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> u32 {
+        dots::<S, true>(self.rounds)
+    }
+}
+
+impl Kernel for Shorts {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> u32 {
+        dots::<S, false>(self.rounds)
+    }
+}
+
+/// Chains of sums, as many as there are registers for; returns what the first lanes of all chains add up to.
+#[inline(always)]
+fn dots<S: Lanes, const QUADS: bool>(rounds: usize) -> u32 {
+    match S::REGISTERS {
+        1 => chains::<S, CHAINS, QUADS>(rounds),
+        2 => chains::<S, { CHAINS / 2 }, QUADS>(rounds * 2),
+        _ => chains::<S, { CHAINS / 4 }, QUADS>(rounds * 4),
+    }
+}
+
+#[inline(always)]
+fn chains<S: Lanes, const N: usize, const QUADS: bool>(rounds: usize) -> u32 {
+    const ONES: [u32; 2] = [0x0001_0001, 0x0101_0101];
+    // SAFETY: only lane arithmetic and a vector on the stack; `dispatch_integers` detected the instruction set.
+    unsafe {
+        let ones = S::splat_word(black_box(ONES[usize::from(QUADS)]));
+        let mut sums = [S::splat_word(0); N];
+        for sum in &mut sums {
+            *sum = S::splat_word(black_box(1));
+        }
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = match QUADS {
+                    true => S::dot_quads(*sum, *sum, ones),
+                    false => S::dot_shorts(*sum, *sum, ones),
+                };
+            }
+        }
+        let mut total = 0u32;
+        for sum in sums {
+            let mut lanes = [0u32; LANES];
+            S::store_words(lanes.as_mut_ptr(), sum);
+            total = total.wrapping_add(lanes[0]);
+        }
+        total
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
@@ -317,20 +394,6 @@ mod x86 {
         let all = sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum));
         all.sum::<f32>() / (super::LANES * CHAINS) as f32
     }
-
-    /// `rounds` times [`CHAINS`] products of 64 int8 pairs of ones; returns what one chain and lane adds up to.
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    pub fn int8_dots(rounds: usize) -> i32 {
-        let ones = _mm512_set1_epi8(black_box(1));
-        let mut sums = [_mm512_setzero_si512(); CHAINS];
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = _mm512_dpbusd_epi32(*sum, ones, ones);
-            }
-        }
-        let all = sums.into_iter().map(|sum| _mm512_cvtsi512_si32(sum));
-        all.max().unwrap_or(0)
-    }
 }
 
 #[cfg(test)]
@@ -354,16 +417,27 @@ mod tests {
             // Fewer chains take as many more rounds: 1, 1.5 and 1.875 after 1, 2 and 4, of half and a quarter as many.
             let expected = [chains[0], chains[1] / 2.0, chains[2] / 4.0];
             assert!(expected.contains(&per_lane), "{isa:?}: {per_lane}");
+            // Each round adds the products of a sum's own parts with ones to it.
+            let after = |rounds: usize, parts: fn(u32) -> i32| {
+                (0..rounds).fold(1u32, |sum, _| sum.wrapping_add(parts(sum) as u32))
+            };
+            let expected =
+                |parts| [1, 2, 4].map(|of| after(6 * of, parts).wrapping_mul((CHAINS / of) as u32));
+            let bytes = |sum: u32| -> i32 {
+                let bytes = sum.to_le_bytes();
+                bytes.into_iter().map(|byte| i32::from(byte as i8)).sum()
+            };
+            let quads = dispatch_integers(isa, Quads { rounds: 6 });
+            assert!(expected(bytes).contains(&quads), "{isa:?}: {quads}");
+            let halves = |sum: u32| i32::from(sum as i16) + i32::from((sum >> 16) as i16);
+            let shorts = dispatch_integers(isa, Shorts { rounds: 6 });
+            assert!(expected(halves).contains(&shorts), "{isa:?}: {shorts}");
         }
         #[cfg(target_arch = "x86_64")]
         {
             if Arithmetic::Bf16Dot.is_present() {
                 // SAFETY: the instruction was just detected.
                 assert_eq!(unsafe { x86::bf16_dots(10) }, 20.0);
-            }
-            if Arithmetic::Int8Dot.is_present() {
-                // SAFETY: the instruction was just detected.
-                assert_eq!(unsafe { x86::int8_dots(10) }, 40);
             }
         }
     }

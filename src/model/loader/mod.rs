@@ -74,6 +74,15 @@ impl Checkpoint {
         })
     }
 
+    /// A model whose weights are made in `dtype`.
+    pub fn without_files(config: ModelConfig, dtype: Dtype) -> Self {
+        Self {
+            config,
+            dtype,
+            weights: None,
+        }
+    }
+
     /// The element types in the files, those with the most bytes first; none if the weights are made.
     pub fn types(&self) -> &[TypeCount] {
         self.weights.as_ref().map_or(&[], Weights::types)
@@ -101,6 +110,18 @@ impl Checkpoint {
         quantization: Option<Quantization>,
         kept: impl Fn(BlockType, [usize; 2]) -> Option<u64>,
     ) -> u64 {
+        let tensors = self.config.tensors();
+        let bytes = |spec| self.tensor_bytes(spec, quantization, &kept);
+        tensors.iter().map(bytes).sum()
+    }
+
+    /// The size of one loaded tensor, as [`Self::weights_bytes`] counts it.
+    pub fn tensor_bytes(
+        &self,
+        spec: &TensorSpec,
+        quantization: Option<Quantization>,
+        kept: impl Fn(BlockType, [usize; 2]) -> Option<u64>,
+    ) -> u64 {
         let in_blocks = |spec: &TensorSpec, shape: [usize; 2]| match self.stored(&spec.name)? {
             Stored::Blocks(block) => kept(block, shape),
             Stored::Plain(_) => None,
@@ -109,26 +130,24 @@ impl Checkpoint {
             let in_blocks = matches!(self.stored(&spec.name), Some(Stored::Blocks(_)));
             in_blocks && quantization.keeps_blocks()
         };
-        let bytes = |spec: &TensorSpec| {
-            let &[outputs, inputs] = spec.shape.as_slice() else {
-                return spec.elements() * 4;
-            };
-            let role = self.config.role(&spec.name);
-            let quantization = quantization.filter(|quantization| !stays(spec, *quantization));
-            let in_panels = match (role, quantization) {
-                (MatrixRole::Router, _) | (_, Some(Quantization::Int8)) => None,
-                (_, Some(Quantization::Int4)) => {
-                    kept(Quantization::superblocks(role), [outputs, inputs])
-                }
-                (_, None) => in_blocks(spec, [outputs, inputs]),
-            };
-            let exact = || role.bytes(self.dtype, quantization, [outputs as u64, inputs as u64]);
-            in_panels.unwrap_or_else(exact)
+        let &[outputs, inputs] = spec.shape.as_slice() else {
+            return spec.elements() * 4;
         };
-        self.config.tensors().iter().map(bytes).sum()
+        let role = self.config.role(&spec.name);
+        let quantization = quantization.filter(|quantization| !stays(spec, *quantization));
+        let in_panels = match (role, quantization) {
+            (MatrixRole::Router, _) | (_, Some(Quantization::Int8)) => None,
+            (_, Some(Quantization::Int4)) => {
+                kept(Quantization::superblocks(role), [outputs, inputs])
+            }
+            (_, None) => in_blocks(spec, [outputs, inputs]),
+        };
+        let exact = || role.bytes(self.dtype, quantization, [outputs as u64, inputs as u64]);
+        in_panels.unwrap_or_else(exact)
     }
 
-    fn stored(&self, name: &str) -> Option<Stored> {
+    /// How a tensor lies in the files, if it is there.
+    pub fn stored(&self, name: &str) -> Option<Stored> {
         self.weights.as_ref()?.stored(name)
     }
 

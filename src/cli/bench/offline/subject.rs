@@ -1,6 +1,7 @@
 //! The subject of the measurements: a model in its types, and where it computes.
 
 use souffleur::config::EngineConfig;
+use souffleur::executor::cpu::LoadedMatrix;
 use souffleur::executor::cpu::{CpuDescription, describe};
 use souffleur::kernels::dtype::Quantization;
 use souffleur::model::sparsity::ModelSparsity;
@@ -39,11 +40,15 @@ impl Subject {
     pub fn cost(&self) -> ModelCost {
         let CpuDescription {
             config,
-            dtype,
             kv_layout,
+            matrices,
             ..
         } = &self.description;
-        let cost = ModelCost::new(config, *dtype, self.quantization, kv_layout);
+        let bytes = match self.place {
+            Place::Cpu { .. } => |matrix: &LoadedMatrix| matrix.bytes,
+            Place::Gpu(_) => |matrix: &LoadedMatrix| matrix.decoded_bytes,
+        };
+        let cost = ModelCost::new(config, matrices, bytes, kv_layout);
         match &self.sparsity {
             None => cost,
             Some(sparsity) => cost.sparse(kv_layout, &sparsity.rules, config.num_attention_heads),
@@ -52,8 +57,6 @@ impl Subject {
 
     /// The peak for this model's types.
     pub fn peak(&self, rates: &MachineRates, read_bytes_per_s: f64) -> Peak {
-        let dtype = self.description.dtype;
-        // Four-bit codes are multiplied as bytes.
-        rates.peak(dtype, self.quantization.is_some(), read_bytes_per_s)
+        rates.peak(self.description.dtype, read_bytes_per_s)
     }
 }

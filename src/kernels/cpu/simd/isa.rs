@@ -1,5 +1,9 @@
 //! The instruction sets that kernels are compiled for, and which of them this machine has.
 
+use std::ffi::OsStr;
+
+use super::super::path::KernelPath;
+
 /// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
 pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
 
@@ -34,21 +38,26 @@ impl Isa {
         Self::Amx,
     ];
 
-    /// Returns the best instruction set of this machine.
+    /// Returns the last instruction set in [`Self::ALL`] that this machine has, by its flags.
     pub fn detect() -> Self {
         *Self::available()
             .last()
             .expect("the portable path is always there")
     }
 
-    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or the best of this machine without it.
+    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or without it the one of [`KernelPath`].
     ///
     /// # Errors
     /// When the name is unknown or the machine lacks what it names.
     pub fn chosen() -> Result<Self, String> {
-        let Some(name) = std::env::var_os(ISA_VARIABLE) else {
-            return Ok(Self::detect());
-        };
+        KernelPath::of_process().map(|path| path.isa)
+    }
+
+    /// Returns the instruction set of a name.
+    ///
+    /// # Errors
+    /// When the name is unknown or the machine lacks what it names.
+    pub fn named(name: &OsStr) -> Result<Self, String> {
         let available = Self::available();
         let found = available.iter().find(|isa| name == isa.name());
         found.copied().ok_or_else(|| {

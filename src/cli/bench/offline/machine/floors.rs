@@ -11,7 +11,9 @@ mod attention;
 #[cfg(test)]
 mod tests;
 
-use souffleur::kernels::dtype::{Dtype, MatrixRole, Quantization};
+use souffleur::executor::cpu::LoadedMatrix;
+use souffleur::kernels::cpu::WeightProduct;
+use souffleur::kernels::dtype::MatrixRole;
 use souffleur::kernels::sparsity::DoubleSparsity;
 use souffleur::model::config::ModelConfig;
 use souffleur::model::config::experts::ExpertsConfig;
@@ -19,16 +21,63 @@ use souffleur::state::pool::kv_layout::KvLayout;
 
 use self::attention::{AttentionCost, SparseCost, label_bytes};
 
+/// Every kind of products.
+const PRODUCTS: [WeightProduct; 4] = [
+    WeightProduct::F32,
+    WeightProduct::Bf16,
+    WeightProduct::Int8,
+    WeightProduct::Blocks,
+];
 /// Multiply and add.
 const OPS_PER_ELEMENT: u64 = 2;
+
+/// A number for each kind of product with weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ByProduct<T> {
+    /// Of floats of 32 bits.
+    pub f32: T,
+    /// Of bf16.
+    pub bf16: T,
+    /// Of bytes.
+    pub int8: T,
+    /// Of bytes that were unpacked from blocks.
+    pub blocks: T,
+}
+
+impl<T> ByProduct<T> {
+    fn of(&mut self, product: WeightProduct) -> &mut T {
+        match product {
+            WeightProduct::F32 => &mut self.f32,
+            WeightProduct::Bf16 => &mut self.bf16,
+            WeightProduct::Int8 => &mut self.int8,
+            WeightProduct::Blocks => &mut self.blocks,
+        }
+    }
+}
+
+impl<T: Copy> ByProduct<T> {
+    /// The same for all.
+    pub fn all(number: T) -> Self {
+        Self {
+            f32: number,
+            bf16: number,
+            int8: number,
+            blocks: number,
+        }
+    }
+
+    fn numbers(self) -> [T; 4] {
+        [self.f32, self.bf16, self.int8, self.blocks]
+    }
+}
 
 /// The facts that decide the cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
     /// Elements of all layers' matrices, of experts those that a token goes through.
-    layer_elements: u64,
+    layer_elements: ByProduct<u64>,
     /// Elements of the output projection.
-    head_elements: u64,
+    head_elements: ByProduct<u64>,
     /// All these matrices but experts, with their scales if they are quantised.
     matrix_bytes: u64,
     /// The same of all experts.
@@ -56,8 +105,8 @@ pub struct Extent {
 pub struct Peak {
     /// Bytes read per second.
     pub read_bytes_per_s: f64,
-    /// Operations per second on the type that weights are multiplied in.
-    pub weight_ops_per_s: f64,
+    /// Operations per second on weights.
+    pub weight_ops_per_s: ByProduct<f64>,
     /// Operations per second on the type that K/V is multiplied in.
     pub attention_ops_per_s: f64,
     /// Operations per second on f32, which states are multiplied in.
@@ -65,46 +114,40 @@ pub struct Peak {
 }
 
 impl ModelCost {
-    /// Counts a model's matrices, unquantised ones in `dtype`, and what its layers keep.
+    /// Counts a model's matrices, of so many bytes each, and what its layers keep.
     pub fn new(
         config: &ModelConfig,
-        dtype: Dtype,
-        quantization: Option<Quantization>,
+        matrices: &[LoadedMatrix],
+        bytes: fn(&LoadedMatrix) -> u64,
         layout: &KvLayout,
     ) -> Self {
-        let bytes = |role: MatrixRole, shape| role.bytes(dtype, quantization, shape);
-        let (vocab, hidden) = (config.vocab_size as u64, config.hidden_size as u64);
-        let mut layer_elements = 0;
-        let mut matrix_bytes = bytes(MatrixRole::Logits, [vocab, hidden]);
-        let (mut expert_elements, mut expert_bytes) = (0, 0);
+        let mut layer_elements = ByProduct::<u64>::default();
+        let mut head_elements = ByProduct::<u64>::default();
+        let mut matrix_bytes = 0;
+        let (mut expert_elements, mut expert_bytes) = (ByProduct::<u64>::default(), 0);
         let is_expert = |name: &str| {
             config
                 .experts
                 .as_ref()
                 .is_some_and(|all| all.has_tensor(name))
         };
-        for tensor in config.tensors() {
-            let (true, &[outputs, inputs]) = (
-                tensor.name.starts_with("model.layers."),
-                tensor.shape.as_slice(),
-            ) else {
-                continue;
+        for matrix in matrices {
+            let gives_logits = config.role(&matrix.name) == MatrixRole::Logits;
+            let (elements, all_bytes) = match &matrix.name {
+                _ if gives_logits => (&mut head_elements, &mut matrix_bytes),
+                name if !name.starts_with("model.layers.") => continue,
+                name if is_expert(name) => (&mut expert_elements, &mut expert_bytes),
+                _ => (&mut layer_elements, &mut matrix_bytes),
             };
-            let own = bytes(config.role(&tensor.name), [outputs as u64, inputs as u64]);
-            match is_expert(&tensor.name) {
-                true => {
-                    (expert_elements, expert_bytes) =
-                        (expert_elements + tensor.elements(), expert_bytes + own)
-                }
-                false => {
-                    (layer_elements, matrix_bytes) =
-                        (layer_elements + tensor.elements(), matrix_bytes + own)
-                }
-            }
+            *elements.of(matrix.product) += matrix.elements;
+            *all_bytes += bytes(matrix);
         }
         if let Some(experts) = &config.experts {
-            layer_elements +=
-                expert_elements / experts.count() as u64 * experts.routing.n_used as u64;
+            for product in PRODUCTS {
+                let all = *expert_elements.of(product);
+                *layer_elements.of(product) +=
+                    all / experts.count() as u64 * experts.routing.n_used as u64;
+            }
         }
         let layers = (0..layout.layers().len()).zip(&config.windows);
         let attention = layers.filter_map(|(layer, window)| {
@@ -117,7 +160,7 @@ impl ModelCost {
         });
         Self {
             layer_elements,
-            head_elements: vocab * hidden,
+            head_elements,
             matrix_bytes,
             expert_bytes,
             experts: config.experts.clone(),
@@ -144,10 +187,20 @@ impl ModelCost {
         self
     }
 
-    /// Operations of the step's products with weights.
-    pub fn weight_ops(&self, step: &[Extent]) -> u64 {
+    /// Operations of the step's products with weights, by their kinds.
+    pub fn weight_ops(&self, step: &[Extent]) -> [u64; 4] {
         let tokens = new_tokens(step);
-        OPS_PER_ELEMENT * (self.layer_elements * tokens + self.head_elements * step.len() as u64)
+        let (layers, head) = (self.layer_elements.numbers(), self.head_elements.numbers());
+        std::array::from_fn(|kind| {
+            OPS_PER_ELEMENT * (layers[kind] * tokens + head[kind] * step.len() as u64)
+        })
+    }
+
+    /// Seconds that these take at least.
+    fn weight_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
+        let ops = self.weight_ops(step).into_iter();
+        let rates = peak.weight_ops_per_s.numbers();
+        ops.zip(rates).map(|(ops, rate)| ops as f64 / rate).sum()
     }
 
     /// Operations of the step's products with K and V.
@@ -187,7 +240,7 @@ impl ModelCost {
     /// The least seconds that the step can take: reading or computing, whichever takes longer.
     pub fn step_seconds(&self, step: &[Extent], peak: &Peak) -> f64 {
         let reading = self.bytes(step) as f64 / peak.read_bytes_per_s;
-        let computing = self.weight_ops(step) as f64 / peak.weight_ops_per_s
+        let computing = self.weight_seconds(step, peak)
             + self.attention_ops(step) as f64 / peak.attention_ops_per_s
             + self.state_ops(step) as f64 / peak.state_ops_per_s;
         reading.max(computing)

@@ -33,10 +33,12 @@ pub struct Rates {
     pub read_bytes_per_s: f64,
     /// f32 operations per second, multiplication and addition counted as two.
     pub f32_ops_per_s: f64,
-    /// The same for `vdpbf16ps`, or `tdpbf16ps` where the engine uses AMX; absent where the CPU lacks it.
+    /// The same for `vdpbf16ps`, or `tdpbf16ps` of AMX where that is faster; absent where the CPU has neither.
     pub bf16_ops_per_s: Option<f64>,
-    /// The same for `vpdpbusd`, or `tdpbsud` where the engine uses AMX; absent where the CPU lacks it.
+    /// The same for `vpdpbusd`, or `tdpbsud` of AMX where that is faster; absent where the CPU has neither.
     pub int8_ops_per_s: Option<f64>,
+    /// The same for products with blocks of codes: `vpdpbusd`, or `vpmaddubsw` without it; absent on processors without AVX2.
+    pub block_ops_per_s: Option<f64>,
 }
 
 /// One measurement.
@@ -153,26 +155,39 @@ impl Machine {
     }
 }
 
+/// `vpmaddubsw` multiplies so many times as many numbers as `vpmaddwd`, in the same time.
+const PRODUCTS_OF_BYTES: f64 = 2.0;
+
+/// Whatever path the engine takes, the best instruction that the machine has sets the floor.
 fn rates(memory: &ReadProbe, threads: usize) -> Rates {
-    // A wrong name has been refused when the engine started.
-    let isa = Isa::chosen().unwrap_or_else(|_| Isa::detect());
+    let rate = |arithmetic: Arithmetic| arithmetic.ops_per_second(threads);
+    let int8_dot = rate(Arithmetic::Int8Dot);
+    let shorts = match int8_dot {
+        Some(_) => None,
+        None => rate(Arithmetic::Int8Shorts),
+    };
     Rates {
         threads,
         read_bytes_per_s: memory.bytes_per_second(threads),
-        f32_ops_per_s: Arithmetic::F32.ops_per_second(threads).unwrap_or_default(),
-        bf16_ops_per_s: Arithmetic::of_bf16(isa).ops_per_second(threads),
-        int8_ops_per_s: Arithmetic::of_int8(isa).ops_per_second(threads),
+        f32_ops_per_s: rate(Arithmetic::F32).unwrap_or_default(),
+        bf16_ops_per_s: best(rate(Arithmetic::Bf16Dot), rate(Arithmetic::Bf16Tiles)),
+        int8_ops_per_s: best(int8_dot, rate(Arithmetic::Int8Tiles)).or(shorts),
+        block_ops_per_s: int8_dot.or(shorts.map(|rate| PRODUCTS_OF_BYTES * rate)),
     }
+}
+
+fn best(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    [one, other].into_iter().flatten().reduce(f64::max)
 }
 
 impl MachineRates {
     /// The peak for this model's types.
-    pub fn peak(&self, dtype: Dtype, is_int8: bool, read_bytes_per_s: f64) -> Peak {
+    pub fn peak(&self, dtype: Dtype, read_bytes_per_s: f64) -> Peak {
         match self {
-            Self::Cpu { all, .. } => all.peak(dtype, is_int8, read_bytes_per_s),
+            Self::Cpu { all, .. } => all.peak(dtype, read_bytes_per_s),
             Self::Gpu(rates) => Peak {
                 read_bytes_per_s,
-                weight_ops_per_s: rates.flop_per_s,
+                weight_ops_per_s: floors::ByProduct::all(rates.flop_per_s),
                 attention_ops_per_s: rates.flop_per_s,
                 state_ops_per_s: rates.flop_per_s,
             },
@@ -189,20 +204,24 @@ impl MachineRates {
 }
 
 impl Rates {
-    /// The peak for weights in `dtype` (int8 when quantized) and K/V in `dtype`.
-    pub fn peak(&self, dtype: Dtype, is_int8: bool, read_bytes_per_s: f64) -> Peak {
-        let float = match dtype {
-            Dtype::BF16 => self.bf16_ops_per_s.unwrap_or(self.f32_ops_per_s),
-            Dtype::F16 | Dtype::F32 => self.f32_ops_per_s,
-        };
-        let weights = match is_int8 {
-            true => self.int8_ops_per_s.unwrap_or(float),
-            false => float,
+    /// The peak for all kinds of weights and K/V in `dtype`.
+    pub fn peak(&self, dtype: Dtype, read_bytes_per_s: f64) -> Peak {
+        let f32 = self.f32_ops_per_s;
+        // Where products of pairs or bytes are slower than those of floats, a path with the latter is taken.
+        let or_f32 = |rate: Option<f64>| rate.map_or(f32, |rate| rate.max(f32));
+        let weights = floors::ByProduct {
+            f32,
+            bf16: or_f32(self.bf16_ops_per_s),
+            int8: or_f32(self.int8_ops_per_s),
+            blocks: or_f32(self.block_ops_per_s),
         };
         Peak {
             read_bytes_per_s,
             weight_ops_per_s: weights,
-            attention_ops_per_s: float,
+            attention_ops_per_s: match dtype {
+                Dtype::BF16 => weights.bf16,
+                Dtype::F16 | Dtype::F32 => f32,
+            },
             state_ops_per_s: self.f32_ops_per_s,
         }
     }
@@ -238,27 +257,44 @@ mod tests {
     }
 
     #[test]
-    fn each_dtype_is_held_against_the_instruction_that_multiplies_it() {
+    fn each_kind_of_product_is_held_against_the_best_instruction_for_it() {
         let rates = Rates {
             threads: 2,
             read_bytes_per_s: 1.0,
             f32_ops_per_s: 2.0,
             bf16_ops_per_s: Some(3.0),
             int8_ops_per_s: Some(4.0),
+            block_ops_per_s: Some(5.0),
         };
-        let ops = |rates: &Rates, dtype, is_int8| {
-            let peak = rates.peak(dtype, is_int8, 9.0);
+        let of = |rates: &Rates, dtype| {
+            let peak = rates.peak(dtype, 9.0);
             assert_eq!(peak.read_bytes_per_s, 9.0);
-            (peak.weight_ops_per_s, peak.attention_ops_per_s)
+            let floors::ByProduct {
+                f32,
+                bf16,
+                int8,
+                blocks,
+            } = peak.weight_ops_per_s;
+            ([f32, bf16, int8, blocks], peak.attention_ops_per_s)
         };
-        assert_eq!(ops(&rates, Dtype::BF16, false), (3.0, 3.0));
-        assert_eq!(ops(&rates, Dtype::BF16, true), (4.0, 3.0));
-        assert_eq!(ops(&rates, Dtype::F16, false), (2.0, 2.0));
+        let all = [2.0, 3.0, 4.0, 5.0];
+        assert_eq!(of(&rates, Dtype::BF16), (all, 3.0));
+        assert_eq!(of(&rates, Dtype::F16), (all, 2.0));
+        // A processor whose products of pairs are slower than those of floats.
+        let slow = Rates {
+            bf16_ops_per_s: Some(1.0),
+            ..rates
+        };
+        assert_eq!(of(&slow, Dtype::BF16), ([2.0, 2.0, 4.0, 5.0], 2.0));
         let plain = Rates {
             bf16_ops_per_s: None,
             int8_ops_per_s: None,
+            block_ops_per_s: None,
             ..rates
         };
-        assert_eq!(ops(&plain, Dtype::BF16, true), (2.0, 2.0));
+        assert_eq!(of(&plain, Dtype::BF16), ([2.0; 4], 2.0));
+        assert_eq!(best(Some(1.0), Some(2.0)), Some(2.0));
+        assert_eq!(best(None, Some(2.0)), Some(2.0));
+        assert_eq!(best(None, None), None);
     }
 }

@@ -3,6 +3,9 @@
 use std::path::Path;
 
 use serde_json::json;
+use souffleur::executor::cpu::matrices;
+use souffleur::kernels::dtype::{Dtype, Quantization};
+use souffleur::model::loader::Checkpoint;
 use souffleur::state::pool::kv_layout::{KvDtype, PagedKv, Values};
 
 use super::attention::seen_tokens;
@@ -12,8 +15,8 @@ use super::*;
 /// three of 8x16 are 768 elements.
 fn cost(window: Option<u64>) -> ModelCost {
     ModelCost {
-        layer_elements: 2 * 768,
-        head_elements: 100 * 8,
+        layer_elements: in_bf16(2 * 768),
+        head_elements: in_bf16(100 * 8),
         matrix_bytes: (2 * 768 + 100 * 8) * 2,
         expert_bytes: 0,
         experts: None,
@@ -33,7 +36,25 @@ fn cost(window: Option<u64>) -> ModelCost {
 
 /// With K/V in the type of the weights.
 fn of(config: &ModelConfig, dtype: Dtype, quantization: Option<Quantization>) -> ModelCost {
-    ModelCost::new(config, dtype, quantization, &config.kv_layout(dtype))
+    cost_of(config, dtype, quantization, &config.kv_layout(dtype))
+}
+
+fn cost_of(
+    config: &ModelConfig,
+    dtype: Dtype,
+    quantization: Option<Quantization>,
+    layout: &KvLayout,
+) -> ModelCost {
+    let made = Checkpoint::without_files(config.clone(), dtype);
+    let matrices = matrices(&made, quantization);
+    ModelCost::new(config, &matrices, |matrix| matrix.bytes, layout)
+}
+
+fn in_bf16(elements: u64) -> ByProduct<u64> {
+    ByProduct {
+        bf16: elements,
+        ..ByProduct::default()
+    }
 }
 
 fn extent(cached_tokens: u64, new_tokens: u64) -> Extent {
@@ -57,7 +78,7 @@ fn a_configuration_gives_the_sizes_of_its_matrices() {
     let wide = of(&config, Dtype::F32, None);
     assert!(wide.attention.iter().all(|layer| layer.kv_bytes == 64));
     let layout = config.kv_layout(KvDtype::Int8);
-    let kept = ModelCost::new(&config, Dtype::BF16, None, &layout);
+    let kept = cost_of(&config, Dtype::BF16, None, &layout);
     // Sixteen bytes and four scales a token, in each layer.
     assert!(
         kept.attention
@@ -83,7 +104,11 @@ fn experts_count_as_far_as_they_are_chosen() {
     let cost = of(&config.expect("it can be parsed"), Dtype::BF16, None);
     // Each expert is as large as the MLP of `cost`; the router's 4x8 elements are f32.
     let (attention, router, expert) = (384, 32, 384);
-    assert_eq!(cost.layer_elements, 2 * (attention + router + 2 * expert));
+    let expected = ByProduct {
+        f32: 2 * router,
+        ..in_bf16(2 * (attention + 2 * expert))
+    };
+    assert_eq!(cost.layer_elements, expected);
     assert_eq!(
         cost.matrix_bytes,
         2 * (2 * attention + 4 * router) + 2 * 800
@@ -98,7 +123,10 @@ fn experts_count_as_far_as_they_are_chosen() {
 #[test]
 fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
     let step = [extent(0, 3)];
-    assert_eq!(cost(None).weight_ops(&step), 2 * (3 * 1536 + 800));
+    assert_eq!(
+        cost(None).weight_ops(&step),
+        [0, 2 * (3 * 1536 + 800), 0, 0]
+    );
     // Queries see 1, 2 and 3 keys, in two layers, over 16 elements, for scores and for values.
     assert_eq!(cost(None).attention_ops(&step), (1 + 2 + 3) * 2 * 16 * 4);
     assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2);
@@ -108,7 +136,10 @@ fn a_prefill_computes_every_layer_for_each_token_and_the_head_for_one() {
 fn decodes_read_their_own_cache_and_share_the_weights() {
     let step = [extent(10, 1), extent(20, 1)];
     assert_eq!(cost(None).bytes(&step), (1536 + 800) * 2 + 30 * 2 * 32);
-    assert_eq!(cost(None).weight_ops(&step), 2 * 2 * (1536 + 800));
+    assert_eq!(
+        cost(None).weight_ops(&step),
+        [0, 2 * 2 * (1536 + 800), 0, 0]
+    );
     assert_eq!(cost(None).attention_ops(&step), (11 + 21) * 2 * 64);
 }
 
@@ -210,7 +241,7 @@ fn the_larger_of_reading_and_computing_decides() {
     let step = [extent(0, 3)];
     let peak = |read_bytes_per_s, weight_ops_per_s| Peak {
         read_bytes_per_s,
-        weight_ops_per_s,
+        weight_ops_per_s: ByProduct::all(weight_ops_per_s),
         attention_ops_per_s: 768.0,
         state_ops_per_s: 10.0,
     };
@@ -222,8 +253,8 @@ fn the_larger_of_reading_and_computing_decides() {
 #[test]
 fn a_model_of_600_million_has_the_floors_that_were_worked_out_by_hand() {
     let qwen = ModelCost {
-        layer_elements: 28 * 15_728_640,
-        head_elements: 151_936 * 1024,
+        layer_elements: in_bf16(28 * 15_728_640),
+        head_elements: in_bf16(151_936 * 1024),
         matrix_bytes: 2 * (28 * 15_728_640 + 151_936 * 1024),
         expert_bytes: 0,
         experts: None,
@@ -241,7 +272,7 @@ fn a_model_of_600_million_has_the_floors_that_were_worked_out_by_hand() {
     };
     let peak = Peak {
         read_bytes_per_s: 47e9,
-        weight_ops_per_s: 442e9,
+        weight_ops_per_s: ByProduct::all(442e9),
         attention_ops_per_s: 442e9,
         state_ops_per_s: 221e9,
     };
@@ -253,4 +284,68 @@ fn a_model_of_600_million_has_the_floors_that_were_worked_out_by_hand() {
     let both = qwen.decode_seconds(1, 512, 3, &peak);
     assert!((both - steps.iter().sum::<f64>()).abs() < 1e-12);
     assert_eq!(qwen.decode_seconds(4, 512, 1, &peak), 0.0);
+}
+
+#[test]
+fn matrices_in_blocks_count_with_the_bytes_of_the_file_and_the_instructions_of_their_products() {
+    let matrix = |name: &str, elements, bytes, product| LoadedMatrix {
+        name: name.to_owned(),
+        elements,
+        bytes,
+        decoded_bytes: 2 * elements,
+        product,
+    };
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 100, "hidden_size": 8,
+        "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": true,
+    });
+    let text = config.to_string();
+    let config = ModelConfig::parse(Path::new("config.json"), text.as_bytes());
+    let config = config.expect("it can be parsed");
+    let layout = config.kv_layout(Dtype::BF16);
+    let matrices = [
+        matrix("model.embed_tokens.weight", 800, 656, WeightProduct::Blocks),
+        matrix(
+            "model.layers.0.mlp.up_proj.weight",
+            512,
+            288,
+            WeightProduct::Blocks,
+        ),
+        matrix(
+            "model.layers.0.mlp.gate_proj.weight",
+            512,
+            1024,
+            WeightProduct::Bf16,
+        ),
+        matrix(
+            "model.layers.0.mlp.down_proj.weight",
+            512,
+            2048,
+            WeightProduct::F32,
+        ),
+    ];
+    let of = |bytes| ModelCost::new(&config, &matrices, bytes, &layout);
+    let cost = of(|matrix| matrix.bytes);
+    assert_eq!(cost.matrix_bytes, 656 + 288 + 1024 + 2048);
+    assert_eq!(
+        of(|matrix| matrix.decoded_bytes).matrix_bytes,
+        2 * (800 + 3 * 512)
+    );
+    let step = [extent(0, 3)];
+    let ops = [2 * 3 * 512, 2 * 3 * 512, 0, 2 * (3 * 512 + 800)];
+    assert_eq!(cost.weight_ops(&step), ops);
+    let peak = Peak {
+        read_bytes_per_s: 1e12,
+        weight_ops_per_s: ByProduct {
+            f32: 1.0,
+            bf16: 2.0,
+            int8: 1e12,
+            blocks: 4.0,
+        },
+        attention_ops_per_s: 1e12,
+        state_ops_per_s: 1e12,
+    };
+    let seconds = ops[0] as f64 + ops[1] as f64 / 2.0 + ops[3] as f64 / 4.0;
+    assert!((cost.step_seconds(&step, &peak) - seconds).abs() < 1e-6);
 }

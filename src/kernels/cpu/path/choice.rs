@@ -1,0 +1,89 @@
+//! The choice among the paths of a machine, from rates of their instructions.
+
+use super::super::probe::Arithmetic;
+use super::super::simd::Isa;
+
+/// A path is left for a simpler one whose instruction does so many times as much: less is noise, or is lost where the simpler
+/// path widens what it reads.
+const MARGIN: f64 = 1.15;
+
+/// Whether a path's own instruction is worth it.
+pub struct Question {
+    /// The path.
+    path: Isa,
+    /// Its own instruction.
+    pub with: Arithmetic,
+    /// The instructions that do the same work on the path that is taken instead; the best of them counts.
+    pub without: &'static [Arithmetic],
+    /// That path.
+    instead: Isa,
+}
+
+/// Operations per second of instructions, or anything in proportion to them.
+pub trait Rates {
+    /// The rates of instructions that the machine has, measured so that they can be compared.
+    fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)>;
+}
+
+/// The questions about a machine's paths, from its best path down. A path whose other instructions it lacks is none to take
+/// instead.
+pub fn questions(available: &[Isa]) -> Vec<Question> {
+    let all = [
+        Question {
+            path: Isa::Amx,
+            with: Arithmetic::Bf16Tiles,
+            without: &[Arithmetic::Bf16Dot, Arithmetic::F32],
+            instead: Isa::Avx512Bf16,
+        },
+        Question {
+            path: Isa::Avx512Bf16,
+            with: Arithmetic::Bf16Dot,
+            without: &[Arithmetic::F32],
+            instead: Isa::Avx512Vnni,
+        },
+        Question {
+            path: Isa::Avx512Vnni,
+            with: Arithmetic::Int8Dot,
+            without: &[Arithmetic::Int8Shorts],
+            instead: Isa::Avx512,
+        },
+        Question {
+            path: Isa::Avx2Vnni,
+            with: Arithmetic::Int8Dot,
+            without: &[Arithmetic::Int8Shorts],
+            instead: Isa::Avx2,
+        },
+    ];
+    let best = available.last().copied();
+    let mut path = best;
+    let mut asked = Vec::new();
+    for question in all {
+        if path == Some(question.path) && available.contains(&question.instead) {
+            path = Some(question.instead);
+            asked.push(question);
+        }
+    }
+    asked
+}
+
+/// The best path by its flags, or the one that is left when each question on the way down is answered with "without". An
+/// instruction without a rate is not better than any.
+pub fn decide(available: &[Isa], rates: &mut dyn Rates) -> Isa {
+    let mut path = available.last().copied().unwrap_or(Isa::Portable);
+    for question in questions(available) {
+        let asked: Vec<_> = std::iter::once(question.with)
+            .chain(question.without.iter().copied())
+            .collect();
+        let measured = rates.measure(&asked);
+        let rate = |instruction: &Arithmetic| {
+            let mut found = measured.iter().filter(|(of, _)| of == instruction);
+            found.next().map_or(0.0, |(_, rate)| *rate)
+        };
+        let without = question.without.iter().map(rate).fold(0.0, f64::max);
+        if without < MARGIN * rate(&question.with) {
+            break;
+        }
+        path = question.instead;
+    }
+    path
+}

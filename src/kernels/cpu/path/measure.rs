@@ -1,0 +1,35 @@
+//! Rates of instructions on this thread, measured in turn so that a neighbour of the machine disturbs them alike.
+
+use std::time::Instant;
+
+use super::super::probe::Arithmetic;
+use super::choice::Rates;
+
+/// Passes of each instruction; the best counts. One more before them is not timed: a core takes a while to run wide vectors at
+/// full speed.
+const PASSES: usize = 9;
+/// About a millisecond.
+const F32_OPS_PER_PASS: usize = 1 << 27;
+
+/// Measures when it is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Interleaved;
+
+impl Rates for Interleaved {
+    fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)> {
+        let present = instructions.iter().filter(|of| of.is_present());
+        let mut rates: Vec<_> = present.map(|of| (*of, 0.0)).collect();
+        for pass in 0..=PASSES {
+            for (instruction, best) in &mut rates {
+                let began = Instant::now();
+                let ops = instruction.pass(F32_OPS_PER_PASS);
+                let rate = ops as f64 / began.elapsed().as_secs_f64().max(1e-9);
+                *best = match pass {
+                    0 => 0.0,
+                    _ => rate.max(*best),
+                };
+            }
+        }
+        rates
+    }
+}

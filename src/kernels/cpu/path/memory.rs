@@ -1,0 +1,179 @@
+//! The file that keeps what was measured on a processor, so that each start decides alike.
+//!
+//! There is one for each processor, set of paths and version of this program, below the user's cache folder. The first of
+//! several processes that measure at once writes it; the others take what it wrote.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::super::probe::Arithmetic;
+use super::super::simd::Isa;
+use super::choice::Rates;
+use super::processor::Processor;
+
+/// The first line of a file.
+const HEADER: &str = "souffleur kernel rates 1";
+/// No file of ours is longer.
+const MOST_BYTES: u64 = 4096;
+/// Kernels of builds with debug assertions are another program's: their rates say nothing about a release build.
+const BUILD: &str = if cfg!(debug_assertions) { "-debug" } else { "" };
+
+/// The folder for what this program can make again: `XDG_CACHE_HOME/souffleur`, else `HOME/.cache/souffleur`. Empty variables
+/// count as unset, and so does an `XDG_CACHE_HOME` that is relative.
+///
+/// # Errors
+/// When neither is set.
+pub fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, String> {
+    let absolute = |name| {
+        let path = PathBuf::from(variable(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let cache =
+        absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    let cache = cache.ok_or("neither XDG_CACHE_HOME nor HOME names a folder")?;
+    Ok(cache.join("souffleur"))
+}
+
+/// What was measured earlier, or now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recalled(Vec<(Arithmetic, f64)>);
+
+impl Recalled {
+    /// Billions of operations per second, by instruction.
+    pub fn into_giga_ops(self) -> Vec<(Arithmetic, f64)> {
+        self.0
+    }
+}
+
+impl Rates for Recalled {
+    fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)> {
+        let known = self.0.iter().filter(|(of, _)| instructions.contains(of));
+        known.copied().collect()
+    }
+}
+
+/// The file for one processor.
+pub struct Memory {
+    file: PathBuf,
+    /// The lines before the rates.
+    head: String,
+}
+
+impl Memory {
+    /// The file for a processor with these paths, in a cache folder.
+    ///
+    /// # Errors
+    /// Why there is no folder.
+    pub fn new(
+        cache: Result<&Path, &String>,
+        processor: &Processor,
+        available: &[Isa],
+    ) -> Result<Self, String> {
+        let cache = cache.map_err(String::clone)?;
+        let Processor {
+            vendor,
+            family,
+            model,
+            stepping,
+        } = processor;
+        let version = env!("CARGO_PKG_VERSION");
+        let best = available.last().map_or("portable", |isa| isa.name());
+        let name = format!(
+            "kernel-rates-{vendor}-{family}-{model}-{stepping}-{best}-{version}{BUILD}.txt"
+        );
+        let paths: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+        let head = format!(
+            "{HEADER}\nprocessor {vendor} family {family} model {model} stepping {stepping}\npaths {}\nversion {version}{BUILD}\n",
+            paths.join(" ")
+        );
+        Ok(Self {
+            file: cache.join(name),
+            head,
+        })
+    }
+
+    /// Where it is.
+    pub fn into_file(self) -> PathBuf {
+        self.file
+    }
+
+    /// What the file says. If there is none, or none that can be read as one, `measure` is asked and its answer kept.
+    ///
+    /// # Errors
+    /// When it can be neither read nor written, with the file's name.
+    pub fn recall_or(
+        &self,
+        measure: impl FnOnce() -> Vec<(Arithmetic, f64)>,
+    ) -> Result<Recalled, String> {
+        let shown = self.file.display();
+        let failed = |error: io::Error| format!("{shown}: {error}");
+        match self.read().map_err(failed)? {
+            Some(recalled) => Ok(recalled),
+            None => {
+                self.write(&self.text(&measure())).map_err(failed)?;
+                // What is decided now is what the file says, and not the numbers before they were rounded to its digits.
+                let written = self.read().map_err(failed)?;
+                written.ok_or_else(|| format!("{shown}: does not say what was written"))
+            }
+        }
+    }
+
+    /// `None` if there is no file, or another kind of file.
+    fn read(&self) -> io::Result<Option<Recalled>> {
+        let file = match File::open(&self.file) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut bytes = Vec::new();
+        file.take(MOST_BYTES).read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(self.parse(&text))
+    }
+
+    fn parse(&self, text: &str) -> Option<Recalled> {
+        let rates = text.strip_prefix(&self.head)?.strip_suffix("end\n")?;
+        let rates = rates.lines().map(|line| {
+            let (name, rate) = line.rsplit_once(": ")?;
+            let instruction = Arithmetic::ALL.into_iter().find(|of| of.name() == name)?;
+            let rate = rate.parse::<f64>().ok()?;
+            (rate.is_finite() && rate >= 0.0).then_some((instruction, rate))
+        });
+        rates.collect::<Option<_>>().map(Recalled)
+    }
+
+    fn text(&self, rates: &[(Arithmetic, f64)]) -> String {
+        let mut text = self.head.clone();
+        for (instruction, rate) in rates {
+            let _ = writeln!(text, "{}: {:.1}", instruction.name(), rate / 1e9);
+        }
+        text + "end\n"
+    }
+
+    /// Puts the file there in one step, unless another process did so with one that can be read.
+    fn write(&self, text: &str) -> io::Result<()> {
+        if let Some(folder) = self.file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        static WRITTEN: AtomicU32 = AtomicU32::new(0);
+        let n = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let own = format!("{}-{n}.partial", std::process::id());
+        let own = self.file.with_extension(own);
+        let put = || {
+            fs::write(&own, text)?;
+            match fs::hard_link(&own, &self.file) {
+                Err(_) if self.read()?.is_some() => Ok(()),
+                // A damaged file, or a file system without links.
+                Err(_) => fs::rename(&own, &self.file),
+                Ok(()) => Ok(()),
+            }
+        };
+        let put = put();
+        // It may have been renamed.
+        let _ = fs::remove_file(&own);
+        put
+    }
+}

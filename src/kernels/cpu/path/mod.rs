@@ -1,0 +1,168 @@
+//! Which kernel path this process computes on, and why.
+//!
+//! The flags of a processor say what it can do, not how fast: there are processors whose `vdpbf16ps` does half the work of
+//! plain multiply-adds. So the path that the flags allow is compared with the next simpler one wherever the two differ in an
+//! instruction ([`choice`]): by a table of processors that are known ([`processor`]), else by a short measurement whose outcome
+//! is kept in a file ([`memory`]). Results depend on the path in their last bits, so a machine has the same one at every start.
+
+mod choice;
+mod measure;
+mod memory;
+mod processor;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use self::choice::{Question, Rates, decide, questions};
+use self::measure::Interleaved;
+use self::memory::Memory;
+use self::processor::{Known, Processor};
+use super::probe::Arithmetic;
+use super::simd::{ISA_VARIABLE, Isa};
+
+/// The kernel path of this process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelPath {
+    /// The instruction set.
+    pub isa: Isa,
+    /// What decided.
+    pub reason: Reason,
+}
+
+/// What decided for a kernel path.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reason {
+    /// The variable [`ISA_VARIABLE`] names it.
+    Forced,
+    /// The machine has no instruction that another path could do better without.
+    Only,
+    /// What is known of the processor's core of this name.
+    Known(&'static str),
+    /// A measurement.
+    Measured {
+        /// Billions of operations per second of one thread, by instruction.
+        giga_ops: Vec<(Arithmetic, f64)>,
+        /// The file that keeps it.
+        file: PathBuf,
+    },
+    /// No measurement could be kept: the flags decide, so that the next start decides alike.
+    Flags {
+        /// Why it could not be kept.
+        error: String,
+    },
+}
+
+impl KernelPath {
+    /// The path that the variable [`ISA_VARIABLE`] names, else the one for this machine, which is chosen once in a process.
+    ///
+    /// # Errors
+    /// When the name is unknown or the machine lacks what it names.
+    pub fn of_process() -> Result<Self, String> {
+        static CHOSEN: OnceLock<KernelPath> = OnceLock::new();
+        match std::env::var_os(ISA_VARIABLE) {
+            Some(name) => Ok(Self {
+                isa: Isa::named(&name)?,
+                reason: Reason::Forced,
+            }),
+            None => {
+                let choose = || Self::choose(&Machine::this(), &mut Interleaved);
+                Ok(CHOSEN.get_or_init(choose).clone())
+            }
+        }
+    }
+
+    /// The path for a machine, whose rates are asked for only where the processor is unknown and nothing is kept.
+    fn choose(machine: &Machine, rates: &mut dyn Rates) -> Self {
+        let available = &machine.available;
+        let by_flags = available.last().copied().unwrap_or(Isa::Portable);
+        let of = |isa, reason| Self { isa, reason };
+        if questions(available).is_empty() {
+            return of(by_flags, Reason::Only);
+        }
+        if let Some(mut known) = Known::of(&machine.processor) {
+            return of(decide(available, &mut known), Reason::Known(known.name()));
+        }
+        let memory = Memory::new(machine.cache.as_deref(), &machine.processor, available);
+        let recalled = memory.and_then(|memory| {
+            let recalled = memory.recall_or(|| measured(available, rates))?;
+            Ok((recalled, memory))
+        });
+        match recalled {
+            Ok((mut recalled, memory)) => {
+                let isa = decide(available, &mut recalled);
+                let giga_ops = recalled.into_giga_ops();
+                let file = memory.into_file();
+                of(isa, Reason::Measured { giga_ops, file })
+            }
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    path = by_flags.name(),
+                    "the kernel path goes by the processor's flags, which may not be the fastest: a measurement could not be \
+                     kept; set XDG_CACHE_HOME to a folder that can be written, or SOUFFLEUR_CPU_ISA to a path"
+                );
+                of(by_flags, Reason::Flags { error })
+            }
+        }
+    }
+}
+
+/// The rates of all instructions that the questions about `available` are about.
+fn measured(available: &[Isa], rates: &mut dyn Rates) -> Vec<(Arithmetic, f64)> {
+    let mut asked: Vec<Arithmetic> = Vec::new();
+    for Question { with, without, .. } in questions(available) {
+        for instruction in std::iter::once(with).chain(without.iter().copied()) {
+            if !asked.contains(&instruction) {
+                asked.push(instruction);
+            }
+        }
+    }
+    rates.measure(&asked)
+}
+
+impl fmt::Display for KernelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.isa.name())?;
+        match &self.reason {
+            Reason::Forced => write!(f, ", as {ISA_VARIABLE} says"),
+            Reason::Only => write!(f, ", the best that the processor has"),
+            Reason::Known(core) => write!(f, ", known to be the fastest on {core}"),
+            Reason::Measured { giga_ops, file } => {
+                write!(f, ", measured on one core:")?;
+                for (instruction, rate) in giga_ops {
+                    write!(f, " {} {rate:.0} GOP/s,", instruction.name())?;
+                }
+                write!(f, " kept in {}", file.display())
+            }
+            Reason::Flags { error } => {
+                write!(
+                    f,
+                    ", by the processor's flags, as no measurement is kept: {error}"
+                )
+            }
+        }
+    }
+}
+
+/// The facts that decide.
+struct Machine {
+    processor: Processor,
+    /// Slowest first.
+    available: Vec<Isa>,
+    /// The user's folder for what can be made again; an error where there is none.
+    cache: Result<PathBuf, String>,
+}
+
+impl Machine {
+    fn this() -> Self {
+        Self {
+            processor: Processor::this(),
+            available: Isa::available(),
+            cache: memory::cache_folder(|name| std::env::var_os(name)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! Choices with the answers of measurements given, as no machine has them all.
+
+use std::ffi::OsString;
+use std::fs;
+
+use super::choice::{Rates, decide, questions};
+use super::memory::cache_folder;
+use super::processor::{Known, Processor};
+use super::*;
+
+/// A machine with AVX-512 BF16 and without AMX.
+const WITH_BF16: [Isa; 5] = [
+    Isa::Portable,
+    Isa::Avx2,
+    Isa::Avx512,
+    Isa::Avx512Vnni,
+    Isa::Avx512Bf16,
+];
+
+/// Rates that are given, and how often they were asked for.
+struct Given {
+    rates: Vec<(Arithmetic, f64)>,
+    asked: usize,
+}
+
+impl Given {
+    fn new(rates: &[(Arithmetic, f64)]) -> Self {
+        Self {
+            rates: rates.to_vec(),
+            asked: 0,
+        }
+    }
+}
+
+impl Rates for Given {
+    fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)> {
+        self.asked += 1;
+        let rates = self
+            .rates
+            .iter()
+            .filter(|(of, _)| instructions.contains(of));
+        rates.copied().collect()
+    }
+}
+
+/// `vdpbf16ps` and FMA in GFLOP/s, with int8 products as they are on most processors.
+fn given(bf16: f64, f32: f64) -> Given {
+    Given::new(&[
+        (Arithmetic::Bf16Dot, bf16 * 1e9),
+        (Arithmetic::F32, f32 * 1e9),
+        (Arithmetic::Int8Dot, 4.0 * f32 * 1e9),
+        (Arithmetic::Int8Shorts, 2.0 * f32 * 1e9),
+    ])
+}
+
+/// A processor that no table has.
+fn unknown() -> Processor {
+    Processor::from_signature(b"GenuineIntel", 0x000f_0ff1)
+}
+
+fn machine(available: &[Isa], cache: Result<PathBuf, String>) -> Machine {
+    Machine {
+        processor: unknown(),
+        available: available.to_vec(),
+        cache,
+    }
+}
+
+#[test]
+fn a_path_is_left_only_for_one_that_is_faster_by_more_than_the_margin() {
+    let of = |bf16, f32| decide(&WITH_BF16, &mut given(bf16, f32));
+    // The Xeon on which it was found.
+    assert_eq!(of(170.0, 350.0), Isa::Avx512Vnni);
+    assert_eq!(of(350.0, 170.0), Isa::Avx512Bf16);
+    assert_eq!(of(100.0, 100.0), Isa::Avx512Bf16);
+    assert_eq!(of(100.0, 114.9), Isa::Avx512Bf16);
+    assert_eq!(of(100.0, 115.1), Isa::Avx512Vnni);
+}
+
+#[test]
+fn products_of_bytes_and_tiles_are_asked_about_likewise() {
+    use Arithmetic::{Bf16Dot, Bf16Tiles, F32, Int8Dot, Int8Shorts};
+    let mut slow_bytes = Given::new(&[
+        (Bf16Dot, 100.0),
+        (F32, 200.0),
+        (Int8Dot, 100.0),
+        (Int8Shorts, 400.0),
+    ]);
+    assert_eq!(decide(&WITH_BF16, &mut slow_bytes), Isa::Avx512);
+    let narrow = [Isa::Portable, Isa::Avx2, Isa::Avx2Vnni];
+    assert_eq!(decide(&narrow, &mut slow_bytes), Isa::Avx2);
+    slow_bytes.rates[2].1 = 400.0;
+    assert_eq!(decide(&narrow, &mut slow_bytes), Isa::Avx2Vnni);
+    assert_eq!(decide(&WITH_BF16, &mut slow_bytes), Isa::Avx512Vnni);
+
+    let with_tiles: Vec<_> = WITH_BF16.into_iter().chain([Isa::Amx]).collect();
+    let mut tiles = Given::new(&[(Bf16Tiles, 2000.0), (Bf16Dot, 170.0), (F32, 350.0)]);
+    assert_eq!(decide(&with_tiles, &mut tiles), Isa::Amx);
+    // Emulated ones, say: the next questions follow.
+    tiles.rates[0].1 = 100.0;
+    tiles.rates.extend([(Int8Dot, 1400.0), (Int8Shorts, 700.0)]);
+    assert_eq!(decide(&with_tiles, &mut tiles), Isa::Avx512Vnni);
+}
+
+#[test]
+fn paths_without_instructions_of_their_own_are_not_asked_about() {
+    for available in [&WITH_BF16[..1], &WITH_BF16[..2], &WITH_BF16[..3]] {
+        assert!(questions(available).is_empty());
+        let mut rates = given(1.0, 9.0);
+        let path = KernelPath::choose(&machine(available, Err("none".into())), &mut rates);
+        assert_eq!(Some(&path.isa), available.last());
+        assert_eq!((path.reason, rates.asked), (Reason::Only, 0));
+    }
+}
+
+#[test]
+fn known_processors_are_not_measured() {
+    let of = |vendor: &str, signature, available: &[Isa]| {
+        let machine = Machine {
+            processor: Processor::from_signature(vendor.as_bytes(), signature),
+            ..machine(available, Err("none is needed".into()))
+        };
+        let mut rates = given(1.0, 1.0);
+        let path = KernelPath::choose(&machine, &mut rates);
+        assert_eq!(rates.asked, 0);
+        (path.isa, path.reason)
+    };
+    // Genoa and Raphael, Turin and Granite Ridge.
+    for (signature, name) in [
+        (0x00a1_0f11, "AMD Zen 4"),
+        (0x00a6_0f12, "AMD Zen 4"),
+        (0x00b0_0f21, "AMD Zen 5"),
+        (0x00b4_0f40, "AMD Zen 5"),
+    ] {
+        let found = of("AuthenticAMD", signature, &WITH_BF16);
+        assert_eq!(found, (Isa::Avx512Bf16, Reason::Known(name)));
+    }
+    // Sapphire Rapids and Emerald Rapids, with tiles and where a hypervisor hides them.
+    let with_tiles: Vec<_> = WITH_BF16.into_iter().chain([Isa::Amx]).collect();
+    for signature in [0x0008_06f8, 0x000c_06f2] {
+        let known = Reason::Known("Intel Golden Cove (Xeon)");
+        let hidden = of("GenuineIntel", signature, &WITH_BF16);
+        assert_eq!(hidden, (Isa::Avx512Vnni, known.clone()));
+        assert_eq!(
+            of("GenuineIntel", signature, &with_tiles),
+            (Isa::Amx, known)
+        );
+    }
+    // Cooper Lake has no numbers that are published, nor have later ones.
+    for signature in [0x0005_065b, 0x000a_06d1] {
+        let processor = Processor::from_signature(b"GenuineIntel", signature);
+        assert_eq!(Known::of(&processor), None, "{signature:x}");
+    }
+}
+
+#[test]
+fn signatures_are_taken_apart() {
+    let of = |signature| {
+        let processor = Processor::from_signature(b"Genuine/Intel\0", signature);
+        assert_eq!(processor.vendor, "GenuineIntel");
+        (processor.family, processor.model, processor.stepping)
+    };
+    assert_eq!(of(0x0008_06f8), (6, 0x8f, 8));
+    assert_eq!(of(0x00b0_0f21), (0x1a, 2, 1));
+    assert_eq!(of(0x0000_0543), (5, 4, 3));
+}
+
+#[test]
+fn every_restart_decides_as_the_first_start_did() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let machine = machine(&WITH_BF16, Ok(folder.path().join("not/yet/there")));
+    let mut slow = given(170.0, 350.0);
+    let first = KernelPath::choose(&machine, &mut slow);
+    assert_eq!((first.isa, slow.asked), (Isa::Avx512Vnni, 1));
+    // The machine is busy, or is measured otherwise: nothing is measured.
+    let mut fast = given(700.0, 350.0);
+    assert_eq!(KernelPath::choose(&machine, &mut fast), first);
+    assert_eq!(fast.asked, 0);
+    let text = first.to_string();
+    assert!(
+        text.starts_with(
+            "avx512_vnni, measured on one core: vdpbf16ps 170 GOP/s, f32 FMA 350 GOP/s,"
+        ),
+        "{text}"
+    );
+    let Reason::Measured { file, .. } = first.reason else {
+        panic!("{text}");
+    };
+    assert!(text.ends_with(&file.display().to_string()), "{text}");
+
+    // Another processor, other paths: a file of their own.
+    let other = Machine {
+        processor: Processor::from_signature(b"GenuineIntel", 0x000f_0ff2),
+        ..machine
+    };
+    assert_eq!(KernelPath::choose(&other, &mut fast).isa, Isa::Avx512Bf16);
+    assert_eq!(fast.asked, 1);
+    let fewer = Machine {
+        available: WITH_BF16[..4].to_vec(),
+        ..other
+    };
+    assert_eq!(KernelPath::choose(&fewer, &mut fast).isa, Isa::Avx512Vnni);
+    assert_eq!(fast.asked, 2);
+    let files = fs::read_dir(file.with_file_name("")).expect("the folder was made");
+    assert_eq!(files.count(), 3, "nothing but the three files is left");
+}
+
+#[test]
+fn a_damaged_file_is_measured_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let machine = machine(&WITH_BF16, Ok(folder.path().to_owned()));
+    let first = KernelPath::choose(&machine, &mut given(170.0, 350.0));
+    let Reason::Measured { file, .. } = &first.reason else {
+        panic!("{first}");
+    };
+    let whole = fs::read_to_string(file).expect("it was written");
+    let damaged = [
+        String::new(),
+        whole[..whole.len() - 5].to_owned(),
+        whole.replace("350", "NaN"),
+        whole.replace("f32 FMA", "f33 FMA"),
+        whole.replace("model", "modal"),
+        "\u{fffd}".repeat(9000),
+    ];
+    for text in damaged {
+        fs::write(file, &text).expect("it can be written");
+        let mut again = given(170.0, 350.0);
+        assert_eq!(KernelPath::choose(&machine, &mut again), first, "{text:?}");
+        assert_eq!(again.asked, 1, "{text:?}");
+        assert_eq!(fs::read_to_string(file).ok().as_ref(), Some(&whole));
+    }
+}
+
+#[test]
+fn without_a_place_to_keep_it_nothing_is_measured_twice_with_two_answers() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let is_file = folder.path().join("file");
+    fs::write(&is_file, "").expect("it can be written");
+    for cache in [Err("no folder".to_owned()), Ok(is_file.join("below"))] {
+        let machine = machine(&WITH_BF16, cache);
+        for mut rates in [given(170.0, 350.0), given(350.0, 170.0)] {
+            let path = KernelPath::choose(&machine, &mut rates);
+            assert_eq!(path.isa, Isa::Avx512Bf16);
+            assert!(matches!(path.reason, Reason::Flags { .. }), "{path}");
+        }
+    }
+}
+
+#[test]
+fn processes_that_start_at_once_decide_alike() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cache = folder.path().to_owned();
+    let start = std::sync::Barrier::new(8);
+    let paths: Vec<_> = std::thread::scope(|scope| {
+        let started: Vec<_> = (0..8)
+            .map(|i| {
+                let (cache, start) = (cache.clone(), &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let machine = machine(&WITH_BF16, Ok(cache));
+                    let (bf16, f32) = [(170.0, 350.0), (350.0, 170.0)][i % 2];
+                    KernelPath::choose(&machine, &mut given(bf16, f32))
+                })
+            })
+            .collect();
+        let joined = started.into_iter().map(|thread| thread.join());
+        joined.map(|path| path.expect("it ended")).collect()
+    });
+    assert!(paths.iter().all(|path| *path == paths[0]), "{paths:?}");
+}
+
+#[test]
+fn the_folder_is_the_users_cache() {
+    let of = |xdg: Option<&str>, home: Option<&str>| {
+        cache_folder(|name| match name {
+            "XDG_CACHE_HOME" => xdg.map(OsString::from),
+            _ => home.map(OsString::from),
+        })
+    };
+    let path = |text: &str| Ok(PathBuf::from(text));
+    assert_eq!(of(Some("/c"), Some("/h")), path("/c/souffleur"));
+    for unset in [None, Some(""), Some("relative")] {
+        assert_eq!(of(unset, Some("/h")), path("/h/.cache/souffleur"));
+        assert!(of(unset, None).is_err());
+    }
+}
+
+#[test]
+fn this_machine_has_a_path_that_it_can_run() {
+    let path = KernelPath::of_process().expect("no other path is forced");
+    assert!(Isa::available().contains(&path.isa), "{path}");
+}
