@@ -86,7 +86,7 @@ impl Prompt {
             Self::Text(text) => text.len(),
             Self::Tokens(_) | Self::Vectors(_) => 0,
             Self::Chat(chat) => {
-                let tools = chat.tools.as_ref().map_or(0, text_bytes_of);
+                let tools = chat.tools.as_ref().map_or(0, |tools| tools.get().len());
                 let messages = text_bytes_of(&chat.messages);
                 messages + tools + text_bytes_of_fields(&chat.template_kwargs)
             }
@@ -124,8 +124,8 @@ fn text_bytes_of_fields(fields: &serde_json::Map<String, serde_json::Value>) -> 
 pub struct ChatPrompt {
     /// Array of OpenAI messages.
     pub messages: serde_json::Value,
-    /// Array of OpenAI tools, if any.
-    pub tools: Option<serde_json::Value>,
+    /// Array of OpenAI tools, if any: the template sees them as they are written here.
+    pub tools: Option<Box<serde_json::value::RawValue>>,
     /// Further variables of the template (`chat_template_kwargs`).
     pub template_kwargs: serde_json::Map<String, serde_json::Value>,
     /// Opens the assistant's turn.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 
+use crate::field::count_values;
 use crate::request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolChoice};
 use crate::sink::EventSink;
 use crate::state::grammar::Constraint;
@@ -90,7 +91,8 @@ impl Weighed {
         let values = match prompt {
             Prompt::Text(_) | Prompt::Tokens(_) | Prompt::Vectors(_) => 0,
             Prompt::Chat(chat) => {
-                let tools = chat.tools.as_ref().map_or(0, values_of);
+                let tools = chat.tools.as_ref();
+                let tools = tools.map_or(0, |tools| count_values(tools.get().as_bytes()));
                 values_of(&chat.messages) + tools + values_of_fields(&chat.template_kwargs)
             }
         };

@@ -104,7 +104,7 @@ pub(super) async fn chat(
 pub(super) fn render(text: &TextModel, prompt: &ChatPrompt) -> Result<String, RequestError> {
     text.render_chat(&text::ChatPrompt {
         messages: &prompt.messages,
-        tools: prompt.tools.as_ref(),
+        tools: prompt.tools.as_deref(),
         add_generation_prompt: prompt.add_generation_prompt,
         continue_final_message: prompt.continue_final_message,
         template_kwargs: Some(&prompt.template_kwargs),

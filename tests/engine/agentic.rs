@@ -154,7 +154,7 @@ impl Agent {
     fn tokens(&self, messages: &[Value]) -> Vec<u32> {
         let (messages, tools) = (Value::from(messages), Self::tools());
         let rendered = self.text.render_chat(&text::ChatPrompt {
-            tools: Some(&tools),
+            tools: Some(&raw(&tools)),
             ..text::ChatPrompt::new(&messages)
         });
         let rendered = rendered.expect("the template takes it");
@@ -164,7 +164,7 @@ impl Agent {
     fn request(messages: &[Value], seed: Option<u64>) -> GenerateRequest {
         let mut request = GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
             messages: Value::from(messages),
-            tools: Some(Self::tools()),
+            tools: Some(raw(&Self::tools())),
             template_kwargs: serde_json::Map::new(),
             add_generation_prompt: true,
             continue_final_message: false,
@@ -367,4 +367,8 @@ async fn an_agent_computes_what_is_new_and_hears_the_same_words() {
     for name in MODELS {
         check(name).await;
     }
+}
+
+fn raw(json: &Value) -> Box<serde_json::value::RawValue> {
+    serde_json::value::to_raw_value(json).expect("it is JSON")
 }

@@ -312,7 +312,7 @@ fn encode_chat(
 fn for_template(chat: &ChatPrompt) -> text::ChatPrompt<'_> {
     text::ChatPrompt {
         messages: &chat.messages,
-        tools: chat.tools.as_ref(),
+        tools: chat.tools.as_deref(),
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
         template_kwargs: Some(&chat.template_kwargs),

@@ -4,10 +4,10 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::chat::invalid;
-use super::python;
+use super::jinja::{Fault, Value as TemplateValue};
 use super::written::CallWriter;
 use crate::error::RequestError;
-use crate::field::{Tree, count_values};
+use crate::field::count_values;
 
 /// Most JSON values in all arguments of a conversation that come as texts.
 const MAX_VALUES: usize = 1 << 16;
@@ -100,6 +100,33 @@ impl CallForm {
         }
     }
 
+    /// The same for calls that stay as they are.
+    pub(super) fn as_given(self) -> Self {
+        Self {
+            arguments: ArgumentForm::Text,
+            ..self
+        }
+    }
+
+    /// Arguments that come as a text, as an object for the template; `None` for those that stay as they are.
+    ///
+    /// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
+    pub(super) fn arguments_of(
+        self,
+        arguments: &Value,
+    ) -> Result<Option<TemplateValue>, RequestError> {
+        let Value::String(text) = arguments else {
+            return Ok(None);
+        };
+        if self.arguments == ArgumentForm::Text {
+            return Ok(None);
+        }
+        let object = object_of(text);
+        // Arguments that a model wrote wrongly stay a text, as far as the template can show one: the conversation goes on.
+        let nothing = || TemplateValue::dict(Vec::new()).ok();
+        Ok(object.or_else(|| self.loops_over_arguments.then(nothing).flatten()))
+    }
+
     /// The same with what a try has shown.
     pub(super) fn with(self, arguments: ArgumentForm, empty_content: EmptyContent) -> Self {
         Self {
@@ -137,8 +164,8 @@ impl Calls {
         if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
             for call in calls.iter_mut() {
                 match self.form.arguments {
-                    ArgumentForm::Object => self.parse_arguments(call)?,
-                    ArgumentForm::Text => write_arguments(call),
+                    ArgumentForm::Object => self.count(call)?,
+                    ArgumentForm::Text => write_arguments(call)?,
                 }
                 self.name(call);
             }
@@ -146,7 +173,7 @@ impl Calls {
                 && !calls.is_empty()
             {
                 let calls = std::mem::take(calls);
-                write_into_content(message, &calls, writer);
+                write_into_content(message, &calls, writer)?;
             } else if !calls.is_empty()
                 && self.form.empty_content == EmptyContent::Null
                 && message.get("content").is_some_and(|content| content == "")
@@ -162,35 +189,18 @@ impl Calls {
         Ok(())
     }
 
-    /// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
-    fn parse_arguments(&mut self, call: &mut Value) -> Result<(), RequestError> {
-        let Some(arguments) = call.pointer_mut("/function/arguments") else {
+    /// Counts the values of arguments that are texts, before they are read.
+    fn count(&mut self, call: &Value) -> Result<(), RequestError> {
+        let arguments = call.pointer("/function/arguments");
+        let Some(text) = arguments.and_then(Value::as_str) else {
             return Ok(());
         };
-        let Some(text) = arguments.as_str() else {
-            return Ok(());
-        };
-        if !text.trim_start().starts_with('{') {
-            self.give_up(arguments);
-            return Ok(());
-        }
         self.values += count_values(text.as_bytes());
-        if self.values > MAX_VALUES {
-            return invalid(format!(
+        match self.values <= MAX_VALUES {
+            true => Ok(()),
+            false => invalid(format!(
                 "the arguments of tool calls hold more than {MAX_VALUES} JSON values: send fewer"
-            ));
-        }
-        match serde_json::from_str(text) {
-            Ok(Tree(object)) => *arguments = object,
-            Err(_) => self.give_up(arguments),
-        }
-        Ok(())
-    }
-
-    /// Arguments that a model wrote wrongly stay a text, as far as the template can show one: the conversation goes on.
-    fn give_up(&self, arguments: &mut Value) {
-        if self.form.loops_over_arguments {
-            *arguments = Value::Object(Map::new());
+            )),
         }
     }
 
@@ -210,9 +220,13 @@ impl Calls {
 }
 
 /// Puts calls behind what a message says.
-fn write_into_content(message: &mut Map<String, Value>, calls: &[Value], writer: CallWriter) {
+fn write_into_content(
+    message: &mut Map<String, Value>,
+    calls: &[Value],
+    writer: CallWriter,
+) -> Result<(), RequestError> {
     let mut written = String::new();
-    writer.add(&mut written, calls);
+    writer.add(&mut written, calls).map_err(unprintable)?;
     match message.get_mut("content") {
         Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": written})),
         Some(Value::String(said)) => said.push_str(&written),
@@ -221,15 +235,30 @@ fn write_into_content(message: &mut Map<String, Value>, calls: &[Value], writer:
         }
     }
     message.remove("tool_calls");
+    Ok(())
 }
 
 /// Makes arguments a text, as they came if they were one.
-fn write_arguments(call: &mut Value) {
+fn write_arguments(call: &mut Value) -> Result<(), RequestError> {
     if let Some(arguments) = call.pointer_mut("/function/arguments")
         && !arguments.is_string()
     {
-        *arguments = Value::from(python::dumps(arguments));
+        let value = TemplateValue::from_json(arguments).map_err(unprintable)?;
+        *arguments = Value::from(value.to_json().map_err(unprintable)?);
     }
+    Ok(())
+}
+
+/// The object that a text holds.
+pub(super) fn object_of(text: &str) -> Option<TemplateValue> {
+    let is_object = text.trim_start().starts_with('{');
+    is_object.then(|| TemplateValue::parse_json(text)).flatten()
+}
+
+fn unprintable(fault: Fault) -> RequestError {
+    RequestError::Invalid(format!(
+        "the arguments of a tool call cannot be written: {fault}"
+    ))
 }
 
 /// The same short id for the same id, wherever it stands.

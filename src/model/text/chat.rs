@@ -1,5 +1,6 @@
 //! The messages of a chat, brought into the shape that templates expect.
 
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::calls::CallForm;
@@ -11,8 +12,8 @@ use crate::error::RequestError;
 pub struct ChatPrompt<'a> {
     /// OpenAI's messages: a list of objects with `role` and `content` (text, or a list of text parts).
     pub messages: &'a Value,
-    /// OpenAI's tools, if any.
-    pub tools: Option<&'a Value>,
+    /// OpenAI's tools as JSON, if any. The template sees every field, in this order, and every digit.
+    pub tools: Option<&'a RawValue>,
     /// Ends with the start of the assistant's turn.
     pub add_generation_prompt: bool,
     /// Ends inside the last message, after its content, as transformers' parameter of this name has it.

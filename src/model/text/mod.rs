@@ -9,6 +9,7 @@ mod files;
 mod formats;
 mod frozen;
 mod gguf;
+mod jinja;
 mod known;
 mod messages;
 mod python;

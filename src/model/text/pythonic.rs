@@ -4,11 +4,14 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use super::jinja::{Fault, Value as TemplateValue};
+use super::written::Written;
+
 /// The text around calls.
 const TAGS: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];
 
 /// Adds calls to the content of an answer.
-pub(super) fn add(content: &mut String, calls: &[Value]) {
+pub(super) fn add(content: &mut String, calls: &[Value]) -> Result<(), Fault> {
     content.push_str(TAGS[0]);
     content.push('[');
     for (index, call) in calls.iter().enumerate() {
@@ -16,52 +19,52 @@ pub(super) fn add(content: &mut String, calls: &[Value]) {
         let name = function.get("name").and_then(Value::as_str);
         let before = if index > 0 { ", " } else { "" };
         let _ = write!(content, "{before}{}(", name.unwrap_or_default());
-        match function.get("arguments") {
-            Some(Value::Object(arguments)) => {
-                for (index, (key, value)) in arguments.iter().enumerate() {
-                    let before = if index > 0 { ", " } else { "" };
+        match Written::of(function)? {
+            Written::Object(arguments) => {
+                let mut before = "";
+                for (key, value) in arguments.fields() {
                     let _ = write!(content, "{before}{key}=");
-                    literal(content, value);
+                    literal(content, value)?;
+                    before = ", ";
                 }
             }
-            // A value that a model wrote wrongly stays as it is.
-            Some(Value::String(text)) => content.push_str(text),
-            _ => {}
+            Written::Text(text) => content.push_str(text),
+            Written::Nothing => {}
         }
         content.push(')');
     }
     content.push(']');
     content.push_str(TAGS[1]);
+    Ok(())
 }
 
 /// Writes a value in Python. The texts of JSON are Python's as well.
-fn literal(out: &mut String, value: &Value) {
+fn literal(out: &mut String, value: &TemplateValue) -> Result<(), Fault> {
     match value {
-        Value::Null => out.push_str("None"),
-        Value::Bool(true) => out.push_str("True"),
-        Value::Bool(false) => out.push_str("False"),
-        Value::Array(items) => {
+        TemplateValue::None => out.push_str("None"),
+        TemplateValue::Bool(true) => out.push_str("True"),
+        TemplateValue::Bool(false) => out.push_str("False"),
+        TemplateValue::List(items) => {
             out.push('[');
             for (index, item) in items.iter().enumerate() {
                 out.push_str(if index > 0 { ", " } else { "" });
-                literal(out, item);
+                literal(out, item)?;
             }
             out.push(']');
         }
-        Value::Object(fields) => {
+        TemplateValue::Dict(_) => {
             out.push('{');
-            for (index, (key, value)) in fields.iter().enumerate() {
-                out.push_str(if index > 0 { ", " } else { "" });
-                literal(out, &Value::from(key.as_str()));
-                out.push_str(": ");
-                literal(out, value);
+            let mut before = "";
+            for (key, value) in value.fields() {
+                let _ = write!(out, "{before}{}: ", TemplateValue::text(key).to_json()?);
+                literal(out, value)?;
+                before = ", ";
             }
             out.push('}');
         }
-        Value::Number(_) | Value::String(_) => {
-            let _ = write!(out, "{value}");
-        }
+        other => out.push_str(&other.to_json()?),
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -80,7 +83,7 @@ mod tests {
             json!({"function": {"name": "raw", "arguments": "4, "}}),
             json!({"name": "bare"}),
         ];
-        add(&mut content, &calls);
+        add(&mut content, &calls).expect("they are shallow");
         let expected = "Let me see.<|tool_call_start|>[weather(city=\"São \\\"T\\\"\\n\", days=2, sure=True, \
                         at=[1.5, None, {\"a\": False}]), clock(), raw(4, ), bare()]<|tool_call_end|>";
         assert_eq!(content, expected);

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::python;
+use super::chat::invalid;
+use super::jinja::{Fault, Value as TemplateValue};
+use crate::error::RequestError;
 
 /// The variable in which SmolLM3's template looks for functions.
 pub(super) const XML_TOOLS: &str = "xml_tools";
@@ -31,14 +33,20 @@ impl ToolPlace {
 }
 
 /// The functions of OpenAI's tools.
-pub(super) fn functions(tools: &Value) -> Value {
-    let tools = tools.as_array().into_iter().flatten();
-    let functions = tools.map(|tool| tool.get("function").unwrap_or(tool).clone());
-    functions.collect()
+pub(super) fn functions(tools: &TemplateValue) -> Result<TemplateValue, Fault> {
+    let TemplateValue::List(tools) = tools else {
+        return TemplateValue::list(Vec::new());
+    };
+    let tools = tools.iter();
+    let functions = tools.map(|tool| tool.field("function").unwrap_or(tool).clone());
+    TemplateValue::list(functions.collect())
 }
 
 /// Puts tools into the instructions, which there are then.
-pub(super) fn put_into_messages(messages: &mut Vec<Value>, tools: &Value) {
+pub(super) fn put_into_messages(
+    messages: &mut Vec<Value>,
+    tools: &TemplateValue,
+) -> Result<(), RequestError> {
     let is_system = |message: &Value| message["role"] == "system";
     if !messages.first().is_some_and(is_system) {
         let empty = [("role", "system"), ("content", "")];
@@ -46,9 +54,13 @@ pub(super) fn put_into_messages(messages: &mut Vec<Value>, tools: &Value) {
         messages.insert(0, Value::Object(Map::from_iter(empty)));
     }
     if let Some(Value::Object(instructions)) = messages.first_mut() {
-        let written = python::dumps(&functions(tools));
-        instructions
-            .entry("tools")
-            .or_insert_with(|| Value::from(written));
+        let written = functions(tools).and_then(|functions| functions.to_json());
+        match written {
+            Ok(written) => instructions
+                .entry("tools")
+                .or_insert_with(|| Value::from(written)),
+            Err(fault) => return invalid(format!("the tools cannot be written: {fault}")),
+        };
     }
+    Ok(())
 }

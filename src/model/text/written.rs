@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::{python, pythonic};
+use super::calls::object_of;
+use super::jinja::{Fault, Value as TemplateValue};
+use super::pythonic;
 use crate::state::output::ToolFormat;
 
 /// The form of calls in the content of an answer.
@@ -31,7 +33,7 @@ impl CallWriter {
     }
 
     /// Adds calls to the content of an answer.
-    pub(super) fn add(self, content: &mut String, calls: &[Value]) {
+    pub(super) fn add(self, content: &mut String, calls: &[Value]) -> Result<(), Fault> {
         let (begin, between, end) = match self {
             Self::Lfm2 => return pythonic::add(content, calls),
             Self::TaggedList(end) => ("<|tool_call|>[", ", ", end),
@@ -44,24 +46,46 @@ impl CallWriter {
         content.push_str(begin);
         for (index, call) in calls.iter().enumerate() {
             content.push_str(if index > 0 { between } else { "" });
-            object(content, call);
+            object(content, call)?;
         }
         content.push_str(end);
+        Ok(())
+    }
+}
+
+/// Arguments for writing: an object, or the text of those that a model wrote wrongly.
+pub(super) enum Written<'a> {
+    Object(TemplateValue),
+    Text(&'a str),
+    Nothing,
+}
+
+impl<'a> Written<'a> {
+    /// The arguments of a call's function.
+    pub(super) fn of(function: &'a Value) -> Result<Self, Fault> {
+        Ok(match function.get("arguments") {
+            Some(Value::String(text)) => match object_of(text) {
+                Some(object) => Self::Object(object),
+                None => Self::Text(text),
+            },
+            Some(arguments) => Self::Object(TemplateValue::from_json(arguments)?),
+            None => Self::Nothing,
+        })
     }
 }
 
 /// Writes a call as a JSON object.
-fn object(out: &mut String, call: &Value) {
+fn object(out: &mut String, call: &Value) -> Result<(), Fault> {
     let function = call.get("function").unwrap_or(call);
-    let name = function.get("name").unwrap_or(&Value::Null);
-    let _ = write!(out, "{{\"name\": {}, \"arguments\": ", python::dumps(name));
-    match function.get("arguments") {
-        // A value that a model wrote wrongly stays as it is.
-        Some(Value::String(text)) => out.push_str(text),
-        Some(arguments) => out.push_str(&python::dumps(arguments)),
-        None => out.push_str("{}"),
+    let name = TemplateValue::from_json(function.get("name").unwrap_or(&Value::Null))?;
+    let _ = write!(out, "{{\"name\": {}, \"arguments\": ", name.to_json()?);
+    match Written::of(function)? {
+        Written::Text(text) => out.push_str(text),
+        Written::Object(arguments) => out.push_str(&arguments.to_json()?),
+        Written::Nothing => out.push_str("{}"),
     }
     out.push('}');
+    Ok(())
 }
 
 #[cfg(test)]
@@ -79,7 +103,7 @@ mod tests {
         let written = |format| {
             let mut content = "Well. ".to_owned();
             let writer = CallWriter::of(format).expect("its templates leave calls out");
-            writer.add(&mut content, &calls);
+            writer.add(&mut content, &calls).expect("they are shallow");
             content
         };
         let objects =

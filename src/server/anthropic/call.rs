@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::messages::{self, Conversation};
 use super::system::HeaderFilter;
@@ -36,7 +37,7 @@ pub(super) struct Place<'a> {
 /// The part of a call that its prompt is made of, which is the same where tokens are only counted.
 pub(super) struct Wish {
     conversation: Conversation,
-    tools: Option<Value>,
+    tools: Option<Box<RawValue>>,
     usage: Option<Arc<ToolUse>>,
     template_kwargs: serde_json::Map<String, Value>,
     shows_thinking: bool,

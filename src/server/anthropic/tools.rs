@@ -5,7 +5,9 @@ use serde_json::{Map, Value};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::chat::tool_choice::{Choice, Mode};
-use crate::server::openai::chat::tools::{CallTools, ToolList, read_list};
+use crate::server::openai::chat::tools::{
+    CallTools, ToolList, as_function, read_list, written_field,
+};
 use crate::server::openai::places::{missing, must_be, object, optional_flag, text};
 
 const TOOLS: &str = "tools";
@@ -21,9 +23,10 @@ pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
     }
     let mut list = ToolList::default();
     if let Some(raw) = &raw {
-        for (index, item) in read_list(fields, TOOLS, raw)?.into_iter().enumerate() {
+        for (index, (item, sent)) in read_list(fields, TOOLS, raw)?.into_iter().enumerate() {
             if let Some((path, function)) = function(index, item)? {
-                list.add(&path, function)?;
+                let shown = as_function(function.clone(), written_field(&sent, "input_schema"));
+                list.add(&path, &function, shown)?;
             }
         }
     }

@@ -1,35 +1,36 @@
 //! Chat templates: Jinja as transformers renders it, with bounds.
 //!
-//! A template comes with the model's files. It cannot run long (fuel) nor write much (a bounded writer); the memory
-//! of its own variables is not bounded, so take models from whom you would take weights.
+//! A template comes with the model's files and what it prints from the client: neither ends the process, whatever it
+//! asks for.
 
 mod probe;
+mod variables;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::path::PathBuf;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use rustc_hash::FxHashMap;
 use serde_json::Value as Json;
 
 use super::SpecialTokens;
 use super::chat::{ChatPrompt, Expected, invalid};
 use super::ending;
 use super::files::TemplateSources;
+use super::jinja::{Error, Fault, Limits, Template, Value};
 use super::messages::normalize;
-use super::python;
 use super::tool_place::{self, ToolPlace};
 use super::written::CallWriter;
 use crate::error::RequestError;
 
-/// Instructions that one rendering may execute; a long chat takes some hundred for each message.
-const FUEL: u64 = 5_000_000;
+const LIMITS: Limits = Limits {
+    // A long chat takes some hundred for each message.
+    instructions: 5_000_000,
+    memory_bytes: 256 << 20,
+    output_bytes: 16 << 20,
+};
 
-/// Bytes that one rendering may write.
-const MAX_OUTPUT_BYTES: usize = 16 << 20;
+/// Characters of a template's own message that an error tells.
+const MAX_MESSAGE_CHARS: usize = 1000;
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
@@ -40,7 +41,7 @@ const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 /// The chat templates of a model, compiled.
 #[derive(Debug)]
 pub(super) struct ChatTemplate {
-    environment: Environment<'static>,
+    templates: BTreeMap<&'static str, Template>,
     special: BTreeMap<&'static str, String>,
     /// The form in which each compiled template expects messages.
     expected: BTreeMap<&'static str, Expected>,
@@ -54,8 +55,8 @@ pub(super) struct ChatTemplate {
 impl ChatTemplate {
     pub(super) fn compile(sources: TemplateSources, special: &SpecialTokens) -> Self {
         let mut template = Self {
-            environment: environment(),
-            special: variables(special),
+            templates: BTreeMap::new(),
+            special: variables::of_tokens(special),
             expected: BTreeMap::new(),
             file: sources.file,
             broken: None,
@@ -87,24 +88,31 @@ impl ChatTemplate {
             ));
         }
         let name = self.name(prompt.tools.is_some());
-        let template = self
-            .environment
-            .get_template(name)
-            .expect("compiled, or else broken");
-        let mut messages = normalize(prompt.messages, self.expected[name])?;
-        let place = self.expected[name].tools;
-        if let (ToolPlace::FirstMessage, Some(tools)) = (place, prompt.tools) {
-            tool_place::put_into_messages(&mut messages, tools);
+        let expected = self.expected[name];
+        let mut messages = normalize(prompt.messages, expected)?;
+        if let (ToolPlace::FirstMessage, Some(tools)) = (expected.tools, prompt.tools) {
+            tool_place::put_into_messages(&mut messages, &variables::of_tools(tools)?)?;
         }
         let continued = prompt
             .continue_final_message
             .then(|| ending::mark(&mut messages));
-        let context = self.context(prompt, messages, place)?;
-        let mut output = BoundedOutput::default();
-        if let Err(error) = template.render_captured_to(context, &mut output) {
-            return invalid(explain(&error));
+        let mut variables = self.variables(prompt, &messages, expected)?;
+        let template = &self.templates[name];
+        let mut rendered = template.render(&variables, LIMITS);
+        if let Err(Error {
+            fault: Fault::Other(_),
+            ..
+        }) = &rendered
+            && let Some(tools) = variables::with_parameters(&variables["tools"])
+        {
+            // Some read the properties of every tool, also of one that takes nothing.
+            variables.insert("tools".to_owned(), tools);
+            rendered = template.render(&variables, LIMITS);
         }
-        let text = String::from_utf8(output.bytes).expect("the engine writes whole strings");
+        let text = match rendered {
+            Ok(text) => text,
+            Err(error) => return invalid(explain(&error)),
+        };
         match continued {
             Some(blank_bytes) => ending::cut(text, blank_bytes),
             None => Ok(text),
@@ -131,40 +139,45 @@ impl ChatTemplate {
 
     fn add(&mut self, name: &'static str, source: &str) {
         let mut expected = Expected::of(source);
-        let cleaned = without_generation_tags(source);
-        if let Err(error) = self.environment.add_template_owned(name, cleaned) {
-            self.broken = Some(error.to_string());
+        match Template::compile(source) {
+            Ok(template) => {
+                self.templates.insert(name, template);
+            }
+            Err(error) => self.broken = Some(error),
         }
-        let form = probe::call_form(source, |messages| self.try_to_render(name, messages));
+        let form = probe::call_form(source, |messages| {
+            self.try_to_render(name, messages, expected)
+        });
         if let Some((arguments, empty_content)) = form {
             expected.calls = expected.calls.with(arguments, empty_content);
         }
         expected.late_system =
-            probe::takes_late_system(|messages| self.try_to_render(name, messages));
+            probe::takes_late_system(|messages| self.try_to_render(name, messages, expected));
         self.expected.insert(name, expected);
     }
 
     /// Renders messages as they are.
-    fn try_to_render(&self, name: &str, messages: &Json) -> Option<String> {
-        let template = self.environment.get_template(name).ok()?;
-        let messages_of = messages.as_array()?.clone();
-        let context = self.context(&ChatPrompt::new(messages), messages_of, ToolPlace::Variable);
-        let mut output = BoundedOutput::default();
-        template
-            .render_captured_to(context.ok()?, &mut output)
-            .ok()?;
-        String::from_utf8(output.bytes).ok()
+    fn try_to_render(&self, name: &str, messages: &Json, expected: Expected) -> Option<String> {
+        let template = self.templates.get(name)?;
+        let as_they_are = Expected {
+            calls: expected.calls.as_given(),
+            tools: ToolPlace::Variable,
+            ..expected
+        };
+        let given = messages.as_array()?;
+        let variables = self.variables(&ChatPrompt::new(messages), given, as_they_are);
+        template.render(&variables.ok()?, LIMITS).ok()
     }
 
-    fn context(
+    fn variables(
         &self,
         prompt: &ChatPrompt<'_>,
-        messages: Vec<Json>,
-        place: ToolPlace,
-    ) -> Result<Value, RequestError> {
-        let mut variables: BTreeMap<String, Value> = BTreeMap::new();
+        messages: &[Json],
+        expected: Expected,
+    ) -> Result<FxHashMap<String, Value>, RequestError> {
+        let mut variables = FxHashMap::default();
         for (name, token) in &self.special {
-            variables.insert((*name).to_owned(), Value::from(token.as_str()));
+            variables.insert((*name).to_owned(), Value::text(token.as_str()));
         }
         for (name, value) in prompt.template_kwargs.into_iter().flatten() {
             if RESERVED.contains(&name.as_str()) {
@@ -172,128 +185,58 @@ impl ChatTemplate {
                     "chat_template_kwargs.{name} is set by the request itself: leave it out"
                 ));
             }
-            variables.insert(name.clone(), Value::from(Serde(value)));
+            variables.insert(name.clone(), variables::of_json(value)?);
         }
-        if let (ToolPlace::XmlTools, Some(tools)) = (place, prompt.tools) {
-            let functions = || Value::from(Serde(tool_place::functions(tools)));
+        // Templates ask `tools is not none`: without tools the variable exists and is none.
+        let tools = match prompt.tools {
+            Some(tools) => variables::of_tools(tools)?,
+            None => Value::None,
+        };
+        if expected.tools == ToolPlace::XmlTools && prompt.tools.is_some() {
+            let functions = tool_place::functions(&tools).map_err(variables::too_deep)?;
             variables
                 .entry(tool_place::XML_TOOLS.to_owned())
-                .or_insert_with(functions);
+                .or_insert(functions);
         }
-        variables.insert("messages".to_owned(), Value::from(Serde(messages)));
-        // Templates ask `tools is not none`: without tools the variable exists and is none.
-        variables.insert("tools".to_owned(), Value::from(Serde(prompt.tools)));
+        variables.insert("tools".to_owned(), tools);
+        let messages = variables::of_messages(messages, expected.calls)?;
+        variables.insert("messages".to_owned(), messages);
         variables
             .entry("documents".to_owned())
-            .or_insert(Value::from(()));
+            .or_insert(Value::None);
         variables.insert(
             "add_generation_prompt".to_owned(),
-            Value::from(prompt.add_generation_prompt),
+            prompt.add_generation_prompt.into(),
         );
-        Ok(Value::from(variables))
+        Ok(variables)
     }
-}
-
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build();
-    environment.set_syntax(syntax.expect("the default delimiters are valid"));
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(unknown_method_callback);
-    environment.set_formatter(python::write);
-    environment.add_filter("tojson", python::tojson);
-    environment.add_filter("string", python::string);
-    environment.add_test("iterable", python::is_iterable);
-    environment.add_function("raise_exception", raise_exception);
-    environment.add_function("strftime_now", python::strftime_now);
-    environment
-}
-
-fn variables(special: &SpecialTokens) -> BTreeMap<&'static str, String> {
-    [
-        ("bos_token", &special.bos),
-        ("eos_token", &special.eos),
-        ("pad_token", &special.pad),
-        ("unk_token", &special.unk),
-    ]
-    .into_iter()
-    .filter_map(|(name, token)| Some((name, token.clone()?)))
-    .collect()
-}
-
-/// transformers marks the assistant's tokens for training with `{% generation %}` blocks, which print as they are.
-fn without_generation_tags(source: &str) -> String {
-    let mut cleaned = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
-            break;
-        };
-        let tag = &rest[start..start + length + 2];
-        cleaned.push_str(&rest[..start]);
-        let name = tag[2..length].trim_matches(['-', '+', ' ', '\t', '\n']);
-        match name {
-            "generation" => cleaned.push_str(&tag.replace(name, "if true")),
-            "endgeneration" => cleaned.push_str(&tag.replace(name, "endif")),
-            _ => cleaned.push_str(tag),
-        }
-        rest = &rest[start + length + 2..];
-    }
-    cleaned + rest
-}
-
-/// The template itself refuses the messages.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
-
-fn raise_exception(text: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(text)))
 }
 
 fn explain(error: &Error) -> String {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(Raised(text)) = error.downcast_ref() {
-            return format!("the chat template refuses the messages: {text}");
-        }
-        if error
-            .downcast_ref::<Error>()
-            .is_some_and(|error| error.kind() == ErrorKind::OutOfFuel)
-        {
-            return format!(
-                "the chat template takes more than {FUEL} instructions: send fewer messages"
-            );
-        }
-        if error.downcast_ref::<io::Error>().is_some() {
-            return format!(
-                "the chat template writes more than {MAX_OUTPUT_BYTES} bytes: send shorter messages"
-            );
-        }
-        cause = error.source();
-    }
-    format!("the chat template fails on the messages: {error}")
-}
-
-#[derive(Default)]
-struct BoundedOutput {
-    bytes: Vec<u8>,
-}
-
-impl Write for BoundedOutput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > MAX_OUTPUT_BYTES {
-            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    let cut = |text: &str| match text.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    };
+    let Limits {
+        instructions,
+        memory_bytes,
+        output_bytes,
+    } = LIMITS;
+    match &error.fault {
+        Fault::Raised(text) => format!("the chat template refuses the messages: {}", cut(text)),
+        Fault::Instructions => format!(
+            "the chat template takes more than {instructions} instructions: send fewer messages"
+        ),
+        Fault::Output => format!(
+            "the chat template writes more than {output_bytes} bytes: send shorter messages"
+        ),
+        Fault::Memory => format!(
+            "the chat template's values take more than {memory_bytes} bytes: send shorter messages"
+        ),
+        Fault::Depth | Fault::Other(_) => format!(
+            "the chat template fails on the messages: {}",
+            cut(&error.to_string())
+        ),
     }
 }
 

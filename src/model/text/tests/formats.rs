@@ -204,6 +204,7 @@ fn templates_find_tools_where_they_look_for_them() {
         let model = ModelDir::new(&byte_level_with(tokens))
             .with("chat_template.jinja", template)
             .load();
+        let tools = serde_json::value::to_raw_value(&tools).expect("it is JSON");
         let prompt = ChatPrompt {
             tools: Some(&tools),
             ..ChatPrompt::new(messages)

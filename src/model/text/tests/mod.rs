@@ -259,6 +259,7 @@ fn a_named_template_serves_tools() {
     );
     let plain = ChatPrompt::new(&messages);
     assert_eq!(model.render_chat(&plain).expect("valid"), "plain");
+    let tools = serde_json::value::to_raw_value(&tools).expect("it is JSON");
     let with_tools = ChatPrompt {
         tools: Some(&tools),
         ..plain

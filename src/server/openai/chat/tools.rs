@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashSet;
-use serde_json::{Map, Value, json};
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::tool_choice::{Choice, Mode};
 use crate::field::{Cut, Field, check_count};
@@ -23,8 +24,8 @@ pub(in crate::server) const MAX_NAME_BYTES: usize = 64;
 /// The tools of a call.
 #[derive(Debug, Default)]
 pub(in crate::server) struct CallTools {
-    /// As the chat template is told of them; `None` if it is not.
-    pub(in crate::server) prompt: Option<Value>,
+    /// As the chat template is told of them, in JSON; `None` if it is not.
+    pub(in crate::server) prompt: Option<Box<RawValue>>,
     /// As the model may call them; `None` if it may not.
     pub(in crate::server) usage: Option<Arc<ToolUse>>,
 }
@@ -61,6 +62,7 @@ impl CallTools {
             choice.check_without_tools(field)?;
             return Ok(Self::default());
         }
+        let prompt = list_of(&list.shown)?;
         let (tools, choice) = choose(list.tools, choice, field)?;
         let usage = ToolUse {
             tools,
@@ -68,7 +70,7 @@ impl CallTools {
             parallel,
         };
         Ok(Self {
-            prompt: Some(Value::Array(list.shown)),
+            prompt: Some(prompt),
             usage: Some(Arc::new(usage)),
         })
     }
@@ -113,11 +115,20 @@ impl Form {
     /// Reads the list.
     fn tools(&self, fields: &mut Fields, raw: &Raw) -> Result<ToolList, ApiError> {
         let mut list = ToolList::default();
-        for (index, item) in read_list(fields, self.list, raw)?.into_iter().enumerate() {
+        for (index, (item, sent)) in read_list(fields, self.list, raw)?.into_iter().enumerate() {
             let (path, function) = self.function(index, item)?;
-            list.add(&path, function)?;
+            list.add(&path, &function, self.shown(&sent))?;
         }
         Ok(list)
+    }
+
+    /// An entry as the template is told of it: as it was sent, an older one as the function of a tool.
+    fn shown(&self, sent: &Raw) -> String {
+        let sent = String::from_utf8_lossy(sent.bytes());
+        match self.list == Self::FUNCTIONS.list {
+            true => format!("{{\"type\": \"function\", \"function\": {sent}}}"),
+            false => sent.into_owned(),
+        }
     }
 
     /// The function of an entry, and where it stands.
@@ -151,37 +162,69 @@ impl Form {
 #[derive(Default)]
 pub(in crate::server) struct ToolList {
     names: FxHashSet<String>,
-    shown: Vec<Value>,
+    /// JSON of each.
+    shown: Vec<String>,
     tools: Vec<Tool>,
 }
 
 impl ToolList {
-    /// Adds the function that stands at `path`.
+    /// Adds the function that stands at `path` and is `shown` to the template.
     pub(in crate::server) fn add(
         &mut self,
         path: &str,
-        function: Map<String, Value>,
+        function: &Map<String, Value>,
+        shown: String,
     ) -> Result<(), ApiError> {
-        let (function, tool) = read_function(path, function)?;
+        let tool = read_function(path, function)?;
         if !self.names.insert(tool.name.clone()) {
             let path = format!("{path}.name");
             let name = &tool.name;
             let text = format!("{path} is {name:?}, which another tool has: rename one");
             return Err(ApiError::field(path, text));
         }
-        self.shown
-            .push(json!({"type": "function", "function": function}));
+        self.shown.push(shown);
         self.tools.push(tool);
         Ok(())
     }
 }
 
-/// The entries of a list of tools, within its limits.
+/// The list of tools for the template.
+fn list_of(shown: &[String]) -> Result<Box<RawValue>, ApiError> {
+    RawValue::from_string(format!("[{}]", shown.join(", ")))
+        .map_err(|error| ApiError::invalid(format!("the tools are no JSON: {error}")))
+}
+
+/// A function of another interface, as templates know functions. Its schema is written as it was `sent`.
+pub(in crate::server) fn as_function(
+    mut function: Map<String, Value>,
+    schema: Option<&RawValue>,
+) -> String {
+    // Models were not trained on it.
+    function.shift_remove("strict");
+    function.shift_remove("parameters");
+    function.retain(|_, value| !value.is_null());
+    let mut written = String::new();
+    for (name, value) in function {
+        written.push_str(&format!("{}: {value}, ", Value::from(name)));
+    }
+    let schema = schema.map(RawValue::get).filter(|schema| *schema != "null");
+    // Templates read the properties of every tool.
+    let schema = schema.unwrap_or("{\"type\": \"object\", \"properties\": {}}");
+    format!("{{\"type\": \"function\", \"function\": {{{written}\"parameters\": {schema}}}}}")
+}
+
+/// The text of a field of an object.
+pub(in crate::server) fn written_field<'a>(object: &'a Raw, name: &str) -> Option<&'a RawValue> {
+    let fields: FxHashMap<String, &RawValue> = serde_json::from_slice(object.bytes()).ok()?;
+    fields.get(name).copied()
+}
+
+/// The entries of a list of tools, within its limits, each with the text of it.
 pub(in crate::server) fn read_list(
     fields: &mut Fields,
     name: &str,
     raw: &Raw,
-) -> Result<Vec<Value>, ApiError> {
+) -> Result<Vec<(Value, Raw)>, ApiError> {
     if !raw.is_list() {
         let value = raw.shallow(name)?;
         return Err(Field::new(name, &value).must_be("a list of tools").into());
@@ -195,25 +238,23 @@ pub(in crate::server) fn read_list(
     }
     // Once for the prompt, once for the schemas that the answer is read by.
     fields.charge_request(raw)?;
+    let (sent, _) = raw.items(name, MAX_TOOLS)?;
     match fields.tree(name, raw)? {
-        Value::Array(items) => Ok(items),
+        Value::Array(items) => Ok(items.into_iter().zip(sent).collect()),
         _ => Err(ApiError::field(name, format!("{name} is no list of tools"))),
     }
 }
 
-/// A function as the template is told of it, and as the engine is.
-fn read_function(
-    path: &str,
-    mut function: Map<String, Value>,
-) -> Result<(Map<String, Value>, Tool), ApiError> {
-    let name = text(&function, path, "name")?.to_owned();
+/// A function as the engine is told of it.
+fn read_function(path: &str, function: &Map<String, Value>) -> Result<Tool, ApiError> {
+    let name = text(function, path, "name")?.to_owned();
     let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
     if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(is_of_name) {
         let wanted = format!("1 to {MAX_NAME_BYTES} letters, digits, _, . or -");
         return Err(must_be(&format!("{path}.name"), &function["name"], &wanted));
     }
-    let description = optional_text(&function, path, "description")?.map(str::to_owned);
-    let strict = optional_flag(&function, path, "strict")?.unwrap_or(false);
+    let description = optional_text(function, path, "description")?.map(str::to_owned);
+    let strict = optional_flag(function, path, "strict")?.unwrap_or(false);
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => None,
         Some(parameters @ Value::Object(_)) => Some(parameters.clone()),
@@ -222,21 +263,12 @@ fn read_function(
             return Err(must_be(&format!("{path}.parameters"), other, wanted));
         }
     };
-    // Models were not trained on it.
-    function.shift_remove("strict");
-    function.retain(|_, value| !value.is_null());
-    if parameters.is_none() {
-        // Templates read the properties of every tool.
-        let none = json!({"type": "object", "properties": {}});
-        function.insert("parameters".to_owned(), none);
-    }
-    let tool = Tool {
+    Ok(Tool {
         name,
         description,
         parameters,
         strict,
-    };
-    Ok((function, tool))
+    })
 }
 
 /// The tools that may be called, and whether one must be.

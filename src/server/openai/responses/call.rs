@@ -243,7 +243,11 @@ fn n_messages(turn: &Arc<Turn>) -> usize {
 }
 
 /// Hash of all that is rendered besides the messages.
-fn frame(settings: &Settings, tools: Option<&Value>, kwargs: &Map<String, Value>) -> [u8; 32] {
+fn frame(
+    settings: &Settings,
+    tools: Option<&impl serde::Serialize>,
+    kwargs: &Map<String, Value>,
+) -> [u8; 32] {
     let instructions = settings.instructions.as_deref().filter(|it| !it.is_empty());
     let frame = serde_json::to_vec(&(instructions, tools, kwargs));
     Sha256::digest(frame.expect("templates have string keys only")).into()

@@ -54,7 +54,7 @@ fn count(
 ) -> Result<usize, RequestError> {
     let for_template = text::ChatPrompt {
         messages: &prompt.messages,
-        tools: prompt.tools.as_ref(),
+        tools: prompt.tools.as_deref(),
         add_generation_prompt: prompt.add_generation_prompt,
         continue_final_message: prompt.continue_final_message,
         template_kwargs: Some(&prompt.template_kwargs),

@@ -5,13 +5,17 @@
 //! to every server, whether or not it has them.
 
 use rustc_hash::FxHashMap;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::chat::tool_choice::Choice;
-use crate::server::openai::chat::tools::{CallTools, ToolList, read_list};
+use crate::server::openai::chat::tools::{
+    CallTools, ToolList, as_function, read_list, written_field,
+};
 use crate::server::openai::places::{missing, must_be, object, optional_text, text};
+use crate::server::raw::Raw;
 
 const TOOLS: &str = "tools";
 const CHOICE: &str = "tool_choice";
@@ -55,8 +59,8 @@ pub(super) fn read(fields: &mut Fields) -> Result<(CallTools, ToolNames), ApiErr
     let parallel = fields.optional_flag("parallel_tool_calls")?.unwrap_or(true);
     let mut reading = Reading::default();
     if let Some(raw) = raw {
-        for (index, item) in read_list(fields, TOOLS, &raw)?.into_iter().enumerate() {
-            reading.add(&format!("{TOOLS}[{index}]"), item, None)?;
+        for (index, (item, sent)) in read_list(fields, TOOLS, &raw)?.into_iter().enumerate() {
+            reading.add(&format!("{TOOLS}[{index}]"), item, &sent, None)?;
         }
     }
     let tools = CallTools::of(reading.list, choice, CHOICE, parallel)?;
@@ -70,12 +74,23 @@ struct Reading {
 }
 
 impl Reading {
-    fn add(&mut self, path: &str, item: Value, namespace: Option<&str>) -> Result<(), ApiError> {
+    fn add(
+        &mut self,
+        path: &str,
+        item: Value,
+        sent: &Raw,
+        namespace: Option<&str>,
+    ) -> Result<(), ApiError> {
         let tool = object(path, item)?;
+        let schema = written_field(sent, "parameters");
         match (text(&tool, path, "type")?, namespace) {
-            ("function", _) => self.add_function(path, tool, namespace, false),
-            ("custom", _) => self.add_function(path, custom(path, &tool)?, namespace, true),
-            ("namespace", None) => self.add_namespace(path, tool),
+            ("function", _) => self.add_function(path, tool, schema, namespace, false),
+            ("custom", _) => {
+                let function = custom(path, &tool)?;
+                let schema = serde_json::value::to_raw_value(&function["parameters"]).ok();
+                self.add_function(path, function, schema.as_deref(), namespace, true)
+            }
+            ("namespace", None) => self.add_namespace(path, tool, sent),
             ("namespace", Some(_)) => {
                 let wanted = "function or custom: namespaces hold no others";
                 Err(must_be(&format!("{path}.type"), &tool["type"], wanted))
@@ -84,7 +99,14 @@ impl Reading {
         }
     }
 
-    fn add_namespace(&mut self, path: &str, mut tool: Map<String, Value>) -> Result<(), ApiError> {
+    fn add_namespace(
+        &mut self,
+        path: &str,
+        mut tool: Map<String, Value>,
+        sent: &Raw,
+    ) -> Result<(), ApiError> {
+        let sent = written_field(sent, TOOLS);
+        let sent = sent.map(|list| Raw::in_text(list.get()));
         let name = text(&tool, path, "name")?.to_owned();
         let path = format!("{path}.{TOOLS}");
         let inside = match tool.get_mut(TOOLS).map(Value::take) {
@@ -92,15 +114,21 @@ impl Reading {
             Some(other) => return Err(must_be(&path, &other, "a list of tools")),
             None => return Err(missing(path, "a list of tools")),
         };
-        let mut inside = inside.into_iter().enumerate();
-        inside
-            .try_for_each(|(index, item)| self.add(&format!("{path}[{index}]"), item, Some(&name)))
+        let sent = sent.map_or(Ok(Vec::new()), |list| {
+            let items = list.items(&path, inside.len());
+            items.map(|(items, _)| items)
+        })?;
+        let mut inside = inside.into_iter().zip(sent).enumerate();
+        inside.try_for_each(|(index, (item, sent))| {
+            self.add(&format!("{path}[{index}]"), item, &sent, Some(&name))
+        })
     }
 
     fn add_function(
         &mut self,
         path: &str,
         tool: Map<String, Value>,
+        schema: Option<&RawValue>,
         namespace: Option<&str>,
         is_custom: bool,
     ) -> Result<(), ApiError> {
@@ -113,7 +141,8 @@ impl Reading {
                 function.insert(key.to_owned(), value.clone());
             }
         }
-        self.list.add(path, function)?;
+        let shown = as_function(function.clone(), schema);
+        self.list.add(path, &function, shown)?;
         if is_custom || namespace.is_some() {
             let spoken = Spoken {
                 name,

@@ -135,6 +135,7 @@ fn templates_come_from_the_file() {
     let plain = ChatPrompt::new(&messages);
     let rendered = model.render_chat(&plain).expect("it compiles");
     assert_eq!(rendered, "<|begin|>x<|done|>");
+    let tools = serde_json::value::to_raw_value(&tools).expect("it is JSON");
     let with_tools = ChatPrompt {
         tools: Some(&tools),
         ..plain

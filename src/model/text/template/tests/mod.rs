@@ -1,8 +1,12 @@
 mod calls;
+mod hostile;
+mod python;
+mod tools;
 
 use std::path::PathBuf;
 
 use serde_json::json;
+use serde_json::value::RawValue;
 
 use super::*;
 
@@ -103,6 +107,10 @@ fn refused(source: &str, messages: Json) -> String {
         .to_string()
 }
 
+fn raw(json: &Json) -> Box<RawValue> {
+    serde_json::value::to_raw_value(json).expect("it is JSON")
+}
+
 fn say(role: &str, content: &str) -> Json {
     json!({"role": role, "content": content})
 }
@@ -160,7 +168,7 @@ fn chatml_renders_turns_and_the_generation_prompt() {
 fn llama3_has_the_date_the_bos_token_and_indented_tools() {
     let chat = json!([say("system", " Be brief. "), say("user", "hi")]);
     let kwargs = json!({"date_string": "26 Jul 2024"});
-    let tools = json!([{"name": "f", "parameters": {"z": [], "a": "<é>"}}]);
+    let tools = raw(&json!([{"name": "f", "parameters": {"z": [], "a": "<é>"}}]));
     let prompt = ChatPrompt {
         tools: Some(&tools),
         template_kwargs: kwargs.as_object(),

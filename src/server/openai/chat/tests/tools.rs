@@ -28,12 +28,12 @@ fn names(usage: &ToolUse) -> Vec<&str> {
 fn tools_are_told_to_the_template_and_to_the_engine() {
     let read = call(json!({"tools": [seat(), light()], "parallel_tool_calls": false}));
     let row = json!({"type": "object", "properties": {"row": {"type": "integer"}}});
-    let none = json!({"type": "object", "properties": {}});
-    let shown = json!([
-        {"type": "function", "function": {"name": "seat", "description": "Finds a seat.", "parameters": row}},
-        {"type": "function", "function": {"name": "light.on", "parameters": none}},
-    ]);
-    assert_eq!(read.prompt.tools, Some(shown));
+    let shown = read
+        .prompt
+        .tools
+        .as_ref()
+        .map(|tools| tools.get().to_owned());
+    assert_eq!(shown, Some(format!("[{}, {}]", seat(), light())));
     let expected = ToolUse {
         tools: vec![
             Tool {
@@ -84,14 +84,12 @@ fn choices_are_read_in_all_their_forms() {
             "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed},
         });
         let read = call(body);
-        assert_eq!(
-            read.prompt
-                .tools
-                .as_ref()
-                .and_then(Value::as_array)
-                .map(Vec::len),
-            Some(2)
-        );
+        let shown = read
+            .prompt
+            .tools
+            .as_ref()
+            .map(|tools| tools.get().to_owned());
+        assert_eq!(shown, Some(format!("[{}, {}]", seat(), light())));
         let usage = read.tools.expect("one may be called");
         assert_eq!((names(&usage), &usage.choice), (vec!["seat"], &expected));
     }

@@ -1,0 +1,75 @@
+//! The arguments of a call.
+
+use super::error::{Fault, Result};
+use super::value::Value;
+
+#[derive(Debug, Default)]
+pub(super) struct Args {
+    pub(super) positional: Vec<Value>,
+    pub(super) named: Vec<(String, Value)>,
+}
+
+impl Args {
+    /// The arguments by the names of the parameters, of which the first `required` must be given.
+    pub(super) fn bind<const N: usize>(
+        self,
+        function: &str,
+        names: [&str; N],
+        required: usize,
+    ) -> Result<[Option<Value>; N]> {
+        let given = self.positional.len();
+        if given > N {
+            return Fault::other(format!(
+                "{function}() takes at most {N} argument{} ({given} given)",
+                if N == 1 { "" } else { "s" }
+            ));
+        }
+        let mut bound = [const { None }; N];
+        for (place, value) in bound.iter_mut().zip(self.positional) {
+            *place = Some(value);
+        }
+        for (name, value) in self.named {
+            let Some(place) = names.iter().position(|known| *known == name) else {
+                return Fault::other(format!(
+                    "{function}() got an unexpected keyword argument '{name}'"
+                ));
+            };
+            if bound[place].is_some() {
+                return Fault::other(format!(
+                    "{function}() got multiple values for argument '{name}'"
+                ));
+            }
+            bound[place] = Some(value);
+        }
+        match (0..required).find(|place| bound[*place].is_none()) {
+            Some(place) => Fault::other(format!(
+                "{function}() missing 1 required positional argument: '{}'",
+                names[place]
+            )),
+            None => Ok(bound),
+        }
+    }
+
+    /// The same where Python takes no names.
+    pub(super) fn by_place<const N: usize>(
+        self,
+        function: &str,
+        required: usize,
+    ) -> Result<[Option<Value>; N]> {
+        if !self.named.is_empty() {
+            return Fault::other(format!("{function}() takes no keyword arguments"));
+        }
+        let given = self.positional.len();
+        if given < required {
+            return Fault::other(format!(
+                "{function} expected at least {required} argument{}, got {given}",
+                if required == 1 { "" } else { "s" }
+            ));
+        }
+        self.bind(function, [""; N], required)
+    }
+
+    pub(super) fn none(self, function: &str) -> Result<()> {
+        self.by_place::<0>(function, 0).map(|_| ())
+    }
+}

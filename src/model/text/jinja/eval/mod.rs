@@ -1,0 +1,232 @@
+//! Runs a template.
+
+mod attributes;
+mod calls;
+mod expressions;
+mod globals;
+mod operators;
+mod slices;
+mod statements;
+
+pub(super) use expressions::compare;
+pub(super) use slices::places;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::Limits;
+use super::ast::For;
+use super::error::{Error, Fault, Result};
+use super::meter;
+use super::parser::Parsed;
+use super::value::Value;
+
+/// Calls and blocks inside of each other.
+const MAX_LEVELS: usize = 2_000;
+/// Bytes of stack that a rendering may take: threads have at least 2 MiB.
+const MAX_STACK_BYTES: usize = 1 << 20;
+/// Bytes that a function reads for the price of one instruction.
+const BYTES_AN_INSTRUCTION: usize = 64;
+
+/// The variables of a block; the blocks around it come after.
+pub(super) struct Scope<'t> {
+    variables: RefCell<Vec<(&'t str, Value)>>,
+    outer: Option<Rc<Scope<'t>>>,
+}
+
+impl<'t> Scope<'t> {
+    fn inside(outer: &Rc<Self>) -> Rc<Self> {
+        Rc::new(Self {
+            variables: RefCell::default(),
+            outer: Some(outer.clone()),
+        })
+    }
+
+    fn get(&self, name: &str) -> Option<Value> {
+        let mut scope = Some(self);
+        while let Some(Self { variables, outer }) = scope {
+            let variables = variables.borrow();
+            if let Some((_, value)) = variables.iter().find(|(known, _)| *known == name) {
+                return Some(value.clone());
+            }
+            scope = outer.as_deref();
+        }
+        None
+    }
+
+    fn set(&self, name: &'t str, value: Value) {
+        let mut variables = self.variables.borrow_mut();
+        match variables.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => variables.push((name, value)),
+        }
+    }
+}
+
+/// A value with a state.
+pub(super) enum Object<'t> {
+    Namespace(Vec<(String, Value)>),
+    /// A macro by its number, and the variables around it.
+    Macro(usize, Rc<Scope<'t>>),
+    Loop(LoopState<'t>),
+    Cycler {
+        items: Vec<Value>,
+        at: usize,
+    },
+    Joiner {
+        separator: Value,
+        is_used: bool,
+    },
+}
+
+pub(super) struct LoopState<'t> {
+    node: &'t For,
+    scope: Rc<Scope<'t>>,
+    items: Vec<Value>,
+    index: usize,
+    depth: usize,
+    /// What `changed` was called with last.
+    last: Option<Value>,
+}
+
+/// The state of one rendering.
+pub(super) struct Interpreter<'t> {
+    template: &'t Parsed,
+    variables: &'t FxHashMap<String, Value>,
+    limits: Limits,
+    objects: RefCell<Vec<Object<'t>>>,
+    /// What the filters of blocks are applied to.
+    blocks: RefCell<Vec<Value>>,
+    /// Bytes of all output that is being written.
+    written: Cell<usize>,
+    line: Cell<usize>,
+    levels: Cell<usize>,
+    stack_start: usize,
+    /// Bytes of values when it began.
+    memory_start: usize,
+}
+
+/// Renders a template.
+pub(super) fn render(
+    template: &Parsed,
+    variables: &FxHashMap<String, Value>,
+    limits: Limits,
+) -> std::result::Result<String, Error> {
+    meter::begin(limits.instructions);
+    let interpreter = Interpreter {
+        template,
+        variables,
+        limits,
+        objects: RefCell::default(),
+        blocks: RefCell::default(),
+        written: Cell::new(0),
+        line: Cell::new(1),
+        levels: Cell::new(0),
+        stack_start: stack_address(),
+        memory_start: meter::live(),
+    };
+    let root = Rc::new(Scope {
+        variables: RefCell::default(),
+        outer: None,
+    });
+    let mut out = String::new();
+    let ran = interpreter.run(&template.body, &root, &mut out);
+    // A comparison that had no instructions left has no result.
+    let ran = ran.and_then(|_| interpreter.step(1));
+    meter::begin(u64::MAX);
+    match ran {
+        Ok(()) => Ok(out),
+        Err(fault) => Err(Error {
+            fault,
+            line: interpreter.line.get(),
+        }),
+    }
+}
+
+/// About where the stack ends.
+fn stack_address() -> usize {
+    let here = 0u8;
+    std::ptr::from_ref(&here).addr()
+}
+
+impl<'t> Interpreter<'t> {
+    /// Takes instructions.
+    pub(super) fn step(&self, count: usize) -> Result<()> {
+        match meter::spend(count) {
+            true => self.check_room(0),
+            false => Err(Fault::Instructions),
+        }
+    }
+
+    /// Takes the instructions of reading a value.
+    pub(super) fn step_over(&self, value: &Value) -> Result<()> {
+        self.step(1 + value.bytes() / BYTES_AN_INSTRUCTION)
+    }
+
+    /// Checks that so many bytes more may be used.
+    pub(super) fn check_room(&self, bytes: usize) -> Result<()> {
+        let used = meter::live().saturating_sub(self.memory_start);
+        match used.saturating_add(bytes) <= self.limits.memory_bytes {
+            true => Ok(()),
+            false => Err(Fault::Memory),
+        }
+    }
+
+    /// Checks the size of `count` times so many bytes before they are made.
+    pub(super) fn check_repeated(&self, bytes: usize, count: usize) -> Result<()> {
+        let Some(all) = bytes.checked_mul(count) else {
+            return Err(Fault::Memory);
+        };
+        self.step(all / BYTES_AN_INSTRUCTION)?;
+        self.check_room(all)
+    }
+
+    /// Runs a part one level deeper.
+    fn deeper<T>(&self, part: impl FnOnce() -> Result<T>) -> Result<T> {
+        let levels = self.levels.get();
+        let stack_bytes = self.stack_start.abs_diff(stack_address());
+        if levels >= MAX_LEVELS || stack_bytes > MAX_STACK_BYTES {
+            return Err(Fault::Depth);
+        }
+        self.levels.set(levels + 1);
+        let result = part();
+        self.levels.set(levels);
+        result
+    }
+
+    fn write(&self, out: &mut String, text: &str) -> Result<()> {
+        let written = self.written.get() + text.len();
+        if written > self.limits.output_bytes {
+            return Err(Fault::Output);
+        }
+        self.written.set(written);
+        out.push_str(text);
+        Ok(())
+    }
+
+    /// The text that a part writes.
+    fn captured(&self, part: impl FnOnce(&mut String) -> Result<()>) -> Result<Value> {
+        let mut out = String::new();
+        part(&mut out)?;
+        self.written.set(self.written.get() - out.len());
+        Ok(Value::text(out))
+    }
+
+    fn object(&self, object: Object<'t>) -> Result<Value> {
+        self.check_room(self.objects.borrow().len() * size_of::<Object<'_>>())?;
+        let mut objects = self.objects.borrow_mut();
+        objects.push(object);
+        Ok(Value::Object(objects.len() - 1))
+    }
+
+    fn lookup(&self, scope: &Scope<'t>, name: &str) -> Value {
+        let variable = scope.get(name);
+        let variable = variable.or_else(|| self.variables.get(name).cloned());
+        let function = || globals::NAMES.iter().find(|known| **known == name);
+        variable
+            .or_else(|| function().map(|name| Value::Function(name)))
+            .unwrap_or_else(|| Value::undefined(format!("'{name}' is undefined")))
+    }
+}

@@ -1,0 +1,160 @@
+//! Jinja's filters.
+
+mod html;
+mod json;
+mod lists;
+mod numbers;
+mod select;
+mod sorting;
+mod text;
+mod wrap;
+
+use super::args::Args;
+use super::error::{Fault, Result};
+use super::eval::Interpreter;
+use super::value::Value;
+pub(super) use html::escape;
+
+/// The filters, by name.
+pub(super) const NAMES: [&str; 52] = [
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "filesizeformat",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "pprint",
+    "random",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "striptags",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "wordcount",
+    "wordwrap",
+];
+
+impl Interpreter<'_> {
+    pub(super) fn filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
+        self.step_over(&value)?;
+        match name {
+            "attr" => {
+                let [attribute] = args.bind(name, ["name"], 1)?;
+                let attribute = attribute.unwrap_or(Value::None);
+                self.attribute_only(&value, self.text_of(&attribute)?)
+            }
+            "count" | "length" => {
+                args.none(name)?;
+                match (value.len(), &value) {
+                    (Some(len), _) => Ok(len.into()),
+                    (None, other) => {
+                        let kind = other.type_name();
+                        Fault::other(format!("object of type '{kind}' has no len()"))
+                    }
+                }
+            }
+            "d" | "default" => {
+                let [default, boolean] = args.bind(name, ["default_value", "boolean"], 0)?;
+                let boolean = boolean.is_some_and(|boolean| self.truth(&boolean));
+                match value.is_undefined() || (boolean && !self.truth(&value)) {
+                    true => Ok(default.unwrap_or_else(|| Value::text(""))),
+                    false => Ok(value),
+                }
+            }
+            "e" | "escape" | "forceescape" | "safe" | "striptags" | "urlencode" | "xmlattr" => {
+                self.html_filter(name, value, args)
+            }
+            "abs" | "float" | "int" | "round" | "filesizeformat" | "sum" => {
+                self.number_filter(name, value, args)
+            }
+            "batch" | "first" | "items" | "join" | "last" | "list" | "random" | "reverse"
+            | "slice" => self.list_filter(name, value, args),
+            "dictsort" | "groupby" | "max" | "min" | "sort" | "unique" => {
+                self.sorting_filter(name, value, args)
+            }
+            "map" | "reject" | "rejectattr" | "select" | "selectattr" => {
+                self.deeper_filter(name, value, args)
+            }
+            "tojson" => self.tojson(&value, args),
+            "pprint" => {
+                args.none(name)?;
+                let text = self.repr(&self.sorted_keys(&value)?)?;
+                match text.chars().count() <= 80 {
+                    true => Ok(Value::text(text)),
+                    false => Fault::other("pprint of more than 80 characters is not supported"),
+                }
+            }
+            "urlize" => Fault::other("the filter 'urlize' is not supported"),
+            _ => self.text_filter(name, value, args),
+        }
+    }
+
+    /// The same value with mappings in the order of their keys, if they have one.
+    fn sorted_keys(&self, value: &Value) -> Result<Value> {
+        self.step(1)?;
+        let sorted = |items: &[Value]| -> Result<Vec<Value>> {
+            items.iter().map(|item| self.sorted_keys(item)).collect()
+        };
+        Ok(match value {
+            Value::List(items) => Value::list(sorted(items)?)?,
+            Value::Tuple(items) => Value::tuple(sorted(items)?)?,
+            Value::Dict(dict) => {
+                let mut entries = Vec::with_capacity(dict.entries().len());
+                for (key, value) in dict.entries() {
+                    entries.push((key.clone(), self.sorted_keys(value)?));
+                }
+                entries.sort_by(|(a, _), (b, _)| {
+                    let order = super::compare::order(a, b, "<").ok().flatten();
+                    order.unwrap_or(std::cmp::Ordering::Equal)
+                });
+                Value::dict(entries)?
+            }
+            other => other.clone(),
+        })
+    }
+
+    /// A text as `soft_str` makes it.
+    fn soft(&self, value: &Value) -> Result<Value> {
+        match value {
+            Value::Text(_) => Ok(value.clone()),
+            other => Ok(Value::text(self.str(other)?)),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Jinja as transformers configures it: Python's sandboxed environment with `trim_blocks`, `lstrip_blocks` and loop
+//! controls, over values of Python.
+//!
+//! A template and its values are not trusted. Rendering is bounded in instructions, memory, output and depth, and every
+//! value counts what it takes, so that no template ends the process. This is why no general engine is used here: those
+//! bound some of these and have no hook for the others, and their integers end at 128 bits.
+
+mod args;
+mod ast;
+mod checks;
+mod compare;
+mod error;
+mod eval;
+mod filters;
+mod format;
+mod json;
+mod lexer;
+mod literals;
+mod meter;
+mod methods;
+mod number;
+mod parser;
+mod repr;
+mod value;
+
+use rustc_hash::FxHashMap;
+
+pub(super) use error::{Error, Fault};
+pub(super) use value::Value;
+
+/// What one rendering may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Expressions and statements, and each 64 bytes that a function reads.
+    pub(super) instructions: u64,
+    /// Bytes of its values beside those that it is given.
+    pub(super) memory_bytes: usize,
+    /// Bytes that it writes.
+    pub(super) output_bytes: usize,
+}
+
+/// A template that can be rendered.
+#[derive(Debug)]
+pub(super) struct Template(parser::Parsed);
+
+impl Template {
+    /// Parses a template.
+    ///
+    /// # Errors
+    /// Says what is no Jinja, or not supported, and in which line.
+    pub(super) fn compile(source: &str) -> Result<Self, String> {
+        parser::parse(source).map(Self)
+    }
+
+    /// Renders it with these variables.
+    ///
+    /// # Errors
+    /// Says what Python would raise, or which limit is exceeded, and in which line.
+    pub(super) fn render(
+        &self,
+        variables: &FxHashMap<String, Value>,
+        limits: Limits,
+    ) -> Result<String, Error> {
+        eval::render(&self.0, variables, limits)
+    }
+}

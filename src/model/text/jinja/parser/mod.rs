@@ -1,0 +1,178 @@
+//! Parses a template's tokens.
+
+mod applied;
+mod expressions;
+mod statements;
+
+use super::ast::{Expr, Kind, MacroBody, Statement};
+use super::lexer::{self, Token, lex};
+
+/// Levels of expressions and blocks inside of each other.
+pub(super) const MAX_DEPTH: u16 = 200;
+/// Longest template.
+const MAX_BYTES: usize = 4 << 20;
+
+type Result<T> = std::result::Result<T, String>;
+
+/// A template's statements and macros.
+#[derive(Debug)]
+pub(super) struct Parsed {
+    pub(super) body: Vec<Statement>,
+    pub(super) macros: Vec<MacroBody>,
+}
+
+/// Parses a template. An error names its line.
+pub(super) fn parse(source: &str) -> Result<Parsed> {
+    if source.len() > MAX_BYTES {
+        let bytes = source.len();
+        return Err(format!(
+            "the template has {bytes} bytes, limit is {MAX_BYTES}"
+        ));
+    }
+    let at_line = |message: String, line: usize| format!("{message} (line {line})");
+    let tokens = lex(source).map_err(|(message, line)| at_line(message, line))?;
+    let mut parser = Parser {
+        tokens,
+        at: 0,
+        depth: 0,
+        macros: Vec::new(),
+        loops: 0,
+        uses: [false; 3],
+    };
+    match parser.template() {
+        Ok(body) => Ok(Parsed {
+            body,
+            macros: parser.macros,
+        }),
+        Err(message) => Err(at_line(message, parser.line())),
+    }
+}
+
+struct Parser {
+    tokens: Vec<Token>,
+    at: usize,
+    /// Levels that are open.
+    depth: u16,
+    macros: Vec<MacroBody>,
+    /// Loops that are open in this macro.
+    loops: usize,
+    /// Which of `varargs`, `kwargs` and `caller` this macro names.
+    uses: [bool; 3],
+}
+
+impl Parser {
+    fn line(&self) -> usize {
+        self.tokens[self.at].line
+    }
+
+    fn kind(&self) -> &lexer::Kind {
+        &self.tokens[self.at].kind
+    }
+
+    fn ahead(&self) -> &lexer::Kind {
+        let last = self.tokens.len() - 1;
+        &self.tokens[(self.at + 1).min(last)].kind
+    }
+
+    fn next(&mut self) -> lexer::Kind {
+        let kind = std::mem::replace(&mut self.tokens[self.at].kind, lexer::Kind::End);
+        if self.at + 1 < self.tokens.len() {
+            self.at += 1;
+        }
+        kind
+    }
+
+    fn is_sign(&self, sign: &str) -> bool {
+        matches!(self.kind(), lexer::Kind::Sign(found) if *found == sign)
+    }
+
+    fn is_name(&self, name: &str) -> bool {
+        matches!(self.kind(), lexer::Kind::Name(found) if found == name)
+    }
+
+    fn skip_sign(&mut self, sign: &str) -> bool {
+        let found = self.is_sign(sign);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    fn skip_name(&mut self, name: &str) -> bool {
+        let found = self.is_name(name);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    fn expect_sign(&mut self, sign: &str) -> Result<()> {
+        match self.skip_sign(sign) {
+            true => Ok(()),
+            false => Err(format!("expected {sign:?}, got {}", self.found())),
+        }
+    }
+
+    fn expect(&mut self, kind: &lexer::Kind) -> Result<()> {
+        if self.kind() != kind {
+            let wanted = match kind {
+                lexer::Kind::BlockEnd => "end of statement block",
+                _ => "end of print statement",
+            };
+            return Err(format!("expected token {wanted:?}, got {}", self.found()));
+        }
+        self.next();
+        Ok(())
+    }
+
+    fn name(&mut self) -> Result<String> {
+        match self.kind() {
+            lexer::Kind::Name(_) => match self.next() {
+                lexer::Kind::Name(name) => Ok(name),
+                _ => Err("expected a name".to_owned()),
+            },
+            _ => Err(format!("expected a name, got {}", self.found())),
+        }
+    }
+
+    /// The token here, in words.
+    fn found(&self) -> String {
+        match self.kind() {
+            lexer::Kind::Data(_) => "text".to_owned(),
+            lexer::Kind::BlockBegin => "begin of statement block".to_owned(),
+            lexer::Kind::BlockEnd => "end of statement block".to_owned(),
+            lexer::Kind::VariableBegin => "begin of print statement".to_owned(),
+            lexer::Kind::VariableEnd => "end of print statement".to_owned(),
+            lexer::Kind::Name(name) => format!("{name:?}"),
+            lexer::Kind::Text(_) => "a text".to_owned(),
+            lexer::Kind::Int(number) => number.clone(),
+            lexer::Kind::Float(number) => number.to_string(),
+            lexer::Kind::Sign(sign) => format!("{sign:?}"),
+            lexer::Kind::End => "end of template".to_owned(),
+        }
+    }
+
+    /// Runs `parse` one level deeper.
+    fn deeper<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.depth >= MAX_DEPTH {
+            return Err(format!("the template nests deeper than {MAX_DEPTH} levels"));
+        }
+        self.depth += 1;
+        let parsed = parse(self);
+        self.depth -= 1;
+        parsed
+    }
+}
+
+/// An expression of parts of this depth.
+fn expr(kind: Kind, depth: u16) -> Result<Expr> {
+    match depth < MAX_DEPTH {
+        true => Ok(Expr {
+            kind,
+            depth: depth + 1,
+        }),
+        false => Err(format!(
+            "an expression nests deeper than {MAX_DEPTH} levels"
+        )),
+    }
+}

@@ -1,0 +1,322 @@
+//! Statements.
+
+use super::super::ast::{Action, Expr, For, Kind, MacroBody, Statement, Target};
+use super::super::lexer;
+use super::{Parser, Result};
+
+impl Parser {
+    pub(super) fn template(&mut self) -> Result<Vec<Statement>> {
+        self.statements(&[])
+    }
+
+    /// Statements up to a tag of one of these names, which is left; without names up to the end of the template.
+    fn statements(&mut self, ends: &[&str]) -> Result<Vec<Statement>> {
+        let mut body = Vec::new();
+        loop {
+            let line = self.line();
+            let kind = match self.kind() {
+                lexer::Kind::End if ends.is_empty() => return Ok(body),
+                lexer::Kind::End => {
+                    let wanted = ends.join(" or ");
+                    return Err(format!("unexpected end of template: expected {wanted}"));
+                }
+                lexer::Kind::Data(_) => match self.next() {
+                    lexer::Kind::Data(text) => Action::Data(text),
+                    _ => return Err("expected text".to_owned()),
+                },
+                lexer::Kind::VariableBegin => {
+                    self.next();
+                    let value = self.tuple(true, &[])?;
+                    self.expect(&lexer::Kind::VariableEnd)?;
+                    Action::Print(vec![value])
+                }
+                lexer::Kind::BlockBegin => {
+                    self.next();
+                    if ends.iter().any(|end| self.is_name(end)) {
+                        return Ok(body);
+                    }
+                    self.deeper(Self::statement)?
+                }
+                _ => return Err(format!("unexpected {}", self.found())),
+            };
+            body.push(Statement { kind, line });
+        }
+    }
+
+    /// The body of a tag up to one of `ends`, whose name is returned.
+    fn body(&mut self, ends: &[&str]) -> Result<(Vec<Statement>, String)> {
+        self.skip_sign(":");
+        self.expect(&lexer::Kind::BlockEnd)?;
+        let body = self.statements(ends)?;
+        Ok((body, self.name()?))
+    }
+
+    /// The body of a tag up to its end.
+    fn body_to_end(&mut self, end: &str) -> Result<Vec<Statement>> {
+        let (body, _) = self.body(&[end])?;
+        self.expect(&lexer::Kind::BlockEnd)?;
+        Ok(body)
+    }
+
+    fn statement(&mut self) -> Result<Action> {
+        let name = self.name()?;
+        let action = match name.as_str() {
+            "if" => return self.condition(),
+            "for" => return self.for_loop(),
+            "set" => return self.set(),
+            "with" => return self.with(),
+            "macro" => return self.macro_definition(),
+            "call" => return self.call_block(),
+            "filter" => {
+                let mut filter = self.filter(None)?;
+                while self.skip_sign("|") {
+                    filter = self.filter(Some(filter))?;
+                }
+                return Ok(Action::FilterBlock(filter, self.body_to_end("endfilter")?));
+            }
+            // It marks tokens for training and prints as it is.
+            "generation" => return Ok(Action::Scope(self.body_to_end("endgeneration")?)),
+            "block" => return self.block(),
+            "print" => {
+                let mut values = Vec::new();
+                while self.kind() != &lexer::Kind::BlockEnd {
+                    if !values.is_empty() {
+                        self.expect_sign(",")?;
+                    }
+                    values.push(self.expression()?);
+                }
+                Action::Print(values)
+            }
+            "break" | "continue" => {
+                if self.loops == 0 {
+                    return Err(format!("{name} is outside of a loop"));
+                }
+                match name.as_str() {
+                    "break" => Action::Break,
+                    _ => Action::Continue,
+                }
+            }
+            // Nothing is escaped anyway.
+            "autoescape" if self.is_name("false") || self.is_name("False") => {
+                self.next();
+                return Ok(Action::Scope(self.body_to_end("endautoescape")?));
+            }
+            "autoescape" => {
+                return Err(
+                    "autoescape is not supported: escape values with the filter e".to_owned(),
+                );
+            }
+            "include" | "import" | "from" | "extends" => {
+                return Err(format!(
+                    "the tag {name:?} is not supported: a chat template is one file"
+                ));
+            }
+            _ => return Err(format!("Encountered unknown tag {name:?}")),
+        };
+        self.expect(&lexer::Kind::BlockEnd)?;
+        Ok(action)
+    }
+
+    fn condition(&mut self) -> Result<Action> {
+        let mut cases = Vec::new();
+        loop {
+            let condition = self.tuple(false, &[])?;
+            let (body, end) = self.body(&["elif", "else", "endif"])?;
+            cases.push((condition, body));
+            match end.as_str() {
+                "elif" => continue,
+                "else" => {
+                    let otherwise = self.body_to_end("endif")?;
+                    return Ok(Action::If(cases, otherwise));
+                }
+                _ => {
+                    self.expect(&lexer::Kind::BlockEnd)?;
+                    return Ok(Action::If(cases, Vec::new()));
+                }
+            }
+        }
+    }
+
+    fn for_loop(&mut self) -> Result<Action> {
+        let target = self.target(&["in"])?;
+        if !self.skip_name("in") {
+            return Err(format!("expected \"in\", got {}", self.found()));
+        }
+        let iterated = self.tuple(false, &["recursive"])?;
+        let condition = match self.skip_name("if") {
+            true => Some(self.expression()?),
+            false => None,
+        };
+        let is_recursive = self.skip_name("recursive");
+        self.loops += 1;
+        let (body, end) = self.body(&["endfor", "else"])?;
+        self.loops -= 1;
+        let otherwise = match end.as_str() {
+            "else" => self.body_to_end("endfor")?,
+            _ => {
+                self.expect(&lexer::Kind::BlockEnd)?;
+                Vec::new()
+            }
+        };
+        Ok(Action::For(Box::new(For {
+            target,
+            iterated,
+            condition,
+            is_recursive,
+            body,
+            otherwise,
+        })))
+    }
+
+    fn set(&mut self) -> Result<Action> {
+        let target = self.target(&[])?;
+        if self.skip_sign("=") {
+            let value = self.tuple(true, &[])?;
+            self.expect(&lexer::Kind::BlockEnd)?;
+            return Ok(Action::Set(target, value));
+        }
+        let filters = self.filters_of_block()?;
+        Ok(Action::SetBlock(
+            target,
+            filters,
+            self.body_to_end("endset")?,
+        ))
+    }
+
+    fn with(&mut self) -> Result<Action> {
+        let mut values = Vec::new();
+        while self.kind() != &lexer::Kind::BlockEnd {
+            if !values.is_empty() {
+                self.expect_sign(",")?;
+            }
+            let target = self.single_target()?;
+            self.expect_sign("=")?;
+            values.push((target, self.expression()?));
+        }
+        Ok(Action::With(values, self.body_to_end("endwith")?))
+    }
+
+    fn block(&mut self) -> Result<Action> {
+        let name = self.name()?;
+        self.skip_name("scoped");
+        self.skip_name("required");
+        let (body, _) = self.body(&["endblock"])?;
+        self.skip_name(&name);
+        self.expect(&lexer::Kind::BlockEnd)?;
+        Ok(Action::Scope(body))
+    }
+
+    fn macro_definition(&mut self) -> Result<Action> {
+        let name = self.name()?;
+        let (parameters, defaults) = self.signature()?;
+        let index = self.macro_body(name, parameters, defaults, "endmacro")?;
+        Ok(Action::Macro(index))
+    }
+
+    fn call_block(&mut self) -> Result<Action> {
+        let (parameters, defaults) = match self.is_sign("(") {
+            true => self.signature()?,
+            false => (Vec::new(), Vec::new()),
+        };
+        let call = self.expression()?;
+        if !matches!(call.kind, Kind::Call(..)) {
+            return Err("expected call".to_owned());
+        }
+        let index = self.macro_body("caller".to_owned(), parameters, defaults, "endcall")?;
+        Ok(Action::CallBlock(call, index))
+    }
+
+    fn signature(&mut self) -> Result<(Vec<String>, Vec<Expr>)> {
+        self.expect_sign("(")?;
+        let (mut parameters, mut defaults) = (Vec::new(), Vec::new());
+        while !self.is_sign(")") {
+            if !parameters.is_empty() {
+                self.expect_sign(",")?;
+            }
+            parameters.push(self.name()?);
+            if self.skip_sign("=") {
+                defaults.push(self.expression()?);
+            } else if !defaults.is_empty() {
+                return Err("non-default argument follows default argument".to_owned());
+            }
+        }
+        self.expect_sign(")")?;
+        Ok((parameters, defaults))
+    }
+
+    fn macro_body(
+        &mut self,
+        name: String,
+        parameters: Vec<String>,
+        defaults: Vec<Expr>,
+        end: &str,
+    ) -> Result<usize> {
+        let outer = (
+            std::mem::take(&mut self.loops),
+            std::mem::take(&mut self.uses),
+        );
+        let body = self.body_to_end(end)?;
+        let uses = self.uses;
+        (self.loops, self.uses) = outer;
+        let is_caller = end == "endcall";
+        if is_caller {
+            // The names inside of a call's body may be those of the macro around it.
+            for (outer, inner) in self.uses.iter_mut().zip(uses) {
+                *outer |= inner;
+            }
+        }
+        self.macros.push(MacroBody {
+            name,
+            parameters,
+            defaults,
+            body,
+            names: uses,
+            is_caller,
+        });
+        Ok(self.macros.len() - 1)
+    }
+
+    fn target(&mut self, ends: &[&str]) -> Result<Target> {
+        let mut targets = Vec::new();
+        let mut is_tuple = false;
+        loop {
+            let is_end = self.is_sign("=")
+                || self.kind() == &lexer::Kind::BlockEnd
+                || ends.iter().any(|end| self.is_name(end));
+            if is_end && is_tuple {
+                break;
+            }
+            targets.push(self.single_target()?);
+            if !self.skip_sign(",") {
+                break;
+            }
+            is_tuple = true;
+        }
+        match (is_tuple, targets.pop()) {
+            (false, Some(target)) => Ok(target),
+            (_, last) => {
+                targets.extend(last);
+                Ok(Target::Tuple(targets))
+            }
+        }
+    }
+
+    fn single_target(&mut self) -> Result<Target> {
+        if self.skip_sign("(") {
+            let target = self.deeper(|parser| parser.target(&[]))?;
+            self.expect_sign(")")?;
+            return Ok(target);
+        }
+        let name = self.name()?;
+        if matches!(
+            name.as_str(),
+            "true" | "false" | "none" | "True" | "False" | "None"
+        ) {
+            return Err(format!("can't assign to {name:?}"));
+        }
+        match self.skip_sign(".") {
+            true => Ok(Target::Attribute(name, self.name()?)),
+            false => Ok(Target::Name(name)),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! No template ends the process, takes memory without bound or runs on.
+
+use super::*;
+
+/// Templates that ask for as much as they can.
+const TEMPLATES: &str = include_str!("../../../../../tests/fixtures/chat_templates/hostile.jsonl");
+
+/// Little enough that the whole list takes a second or two.
+const SMALL: Limits = Limits {
+    instructions: 100_000,
+    memory_bytes: 4 << 20,
+    output_bytes: 1 << 20,
+};
+
+/// Renders on a stack as threads have it by default, and returns the error.
+fn error_of(source: String) -> Option<String> {
+    let run = move || match Template::compile(&source) {
+        Err(error) => Some(error),
+        Ok(template) => {
+            let rendered = template.render(&FxHashMap::default(), SMALL);
+            rendered.err().map(|error| error.to_string())
+        }
+    };
+    let thread = std::thread::Builder::new().stack_size(2 << 20).spawn(run);
+    let thread = thread.expect("a thread starts");
+    thread.join().expect("no template panics")
+}
+
+#[test]
+fn templates_that_ask_for_too_much_are_refused() {
+    for line in TEMPLATES.lines() {
+        let source: String = serde_json::from_str(line).expect("a line is a text");
+        error_of(source);
+    }
+    for (source, words) in [
+        ("{{ 'x' * 10**9 }}", "memory"),
+        ("{{ 'x'.ljust(10**9) }}", "instructions"),
+        ("{{ 'x' | center(10**9) }}", "instructions"),
+        ("{{ range(10**9) }}", "MAX_RANGE"),
+        ("{{ '%999999999d' % 1 }}", "width"),
+        ("{{ '{:999999999}'.format(1) }}", "width"),
+        ("{{ 10 ** 10000000 }}", "4300 digits"),
+        (
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+            "nest too deep",
+        ),
+        (
+            "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}",
+            "nest too deep",
+        ),
+        (
+            "{% set ns = namespace(x=['a']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+            "memory",
+        ),
+        (
+            "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "memory",
+        ),
+    ] {
+        let error = error_of(source.to_owned());
+        let error = error.unwrap_or_else(|| panic!("{source} is taken"));
+        let is_a_limit = ["memory", "instructions"];
+        let agrees = error.contains(words)
+            || (is_a_limit.contains(&words) && is_a_limit.iter().any(|it| error.contains(it)));
+        assert!(agrees, "{source}: {error}");
+    }
+}
+
+#[test]
+fn sources_that_nest_deep_are_refused() {
+    for (first, repeated, last) in [
+        ("", "(", "1"),
+        ("", "[", "1"),
+        ("", "{1: ", "1"),
+        ("", "-", "1"),
+        ("", "not ", "1"),
+        ("", "1 + ", "1"),
+        ("", "1 ~ a.b() * ", "1"),
+        ("", "1 if 1 else ", "1"),
+        ("1", " if 1", ""),
+        ("1", " | abs", ""),
+        ("1", " and 1", ""),
+        ("a", ".a", ""),
+        ("a", "[0]", ""),
+        ("a", "()", ""),
+    ] {
+        let closing = match repeated {
+            "(" => ")",
+            "[" => "]",
+            "{1: " => "}",
+            _ => "",
+        };
+        let (repeated, closing) = (repeated.repeat(5000), closing.repeat(5000));
+        let source = format!("{{{{ {first}{repeated}{last}{closing} }}}}");
+        let is_flat = repeated.contains('~');
+        match error_of(source) {
+            Some(error) => assert!(
+                error.contains("nests deeper") || is_flat,
+                "{repeated:.20}: {error}"
+            ),
+            None => panic!("{repeated:.20} is taken"),
+        }
+    }
+    for (open, close) in [
+        ("{% if 1 %}", "{% endif %}"),
+        ("{% for a in [1] %}", "{% endfor %}"),
+        ("{% macro a() %}", "{% endmacro %}"),
+        ("{% set a %}", "{% endset %}"),
+        ("{% filter upper %}", "{% endfilter %}"),
+        ("{% call a() %}", "{% endcall %}"),
+        ("{% block a %}", "{% endblock %}"),
+        ("{% with %}", "{% endwith %}"),
+        ("{% generation %}", "{% endgeneration %}"),
+    ] {
+        let source = open.repeat(5000) + &close.repeat(5000);
+        let error = error_of(source).expect("it is refused");
+        assert!(error.contains("nests deeper than"), "{open}: {error}");
+    }
+}
+
+#[test]
+fn a_namespace_that_holds_itself_leaves_nothing() {
+    let source =
+        "{% set ns = namespace() %}{% set ns.a = [ns, 'x' * 1000000] %}{{ ns.a | length }}";
+    for _ in 0..20 {
+        assert_eq!(error_of(source.to_owned()), None);
+    }
+}
