@@ -18,11 +18,18 @@ pub struct ApiError {
     code: &'static str,
     message: String,
     param: Option<String>,
-    allow: Option<&'static str>,
-    /// The encodings that bodies may have, if the body has another.
-    accept_encoding: Option<&'static str>,
+    accepts: Option<Accepts>,
     /// The prompt is too long: clients of each API look for other words.
-    overflow: Option<Overflow>,
+    overflow: Option<Box<Overflow>>,
+}
+
+/// The header that names the alternatives to a refused request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Accepts {
+    /// `Allow`: the methods of the path.
+    Methods(&'static str),
+    /// `Accept-Encoding`: bodies without compression.
+    PlainBodies,
 }
 
 /// The part of the response below `"error"`.
@@ -202,7 +209,7 @@ impl ApiError {
 
     /// The same error in the words that clients of an API look for. An error is in OpenAI's unless it is told otherwise.
     pub(super) fn in_words_of(mut self, dialect: Dialect) -> Self {
-        if let Some(overflow) = self.overflow {
+        if let Some(overflow) = &self.overflow {
             self.message = overflow.told_in(dialect);
         }
         self
@@ -246,7 +253,7 @@ impl ApiError {
             "content-encoding is {encoding}: bodies are read as they are, send the body without compression"
         );
         Self {
-            accept_encoding: Some("identity"),
+            accepts: Some(Accepts::PlainBodies),
             ..Self::new(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported_content_encoding",
@@ -332,8 +339,7 @@ impl ApiError {
             code,
             message: message.into(),
             param: None,
-            allow: None,
-            accept_encoding: None,
+            accepts: None,
             overflow: None,
         }
     }
@@ -383,7 +389,7 @@ impl From<RequestError> for ApiError {
         let status = StatusCode::from_u16(error.status());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let told = Self::new(status, error.code(), error.to_string());
-        let overflow = Overflow::of(&error);
+        let overflow = Overflow::of(&error).map(Box::new);
         Self { overflow, ..told }.in_words_of(Dialect::OpenAi)
     }
 }
@@ -418,11 +424,14 @@ impl ResponseError for ApiError {
             response.insert_header((header::UPGRADE, "websocket"));
             response.insert_header((header::SEC_WEBSOCKET_VERSION, "13"));
         }
-        if let Some(methods) = self.allow {
-            response.insert_header((header::ALLOW, methods));
-        }
-        if let Some(encodings) = self.accept_encoding {
-            response.insert_header((header::ACCEPT_ENCODING, encodings));
+        match self.accepts {
+            Some(Accepts::Methods(methods)) => {
+                response.insert_header((header::ALLOW, methods));
+            }
+            Some(Accepts::PlainBodies) => {
+                response.insert_header((header::ACCEPT_ENCODING, "identity"));
+            }
+            None => (),
         }
         response.json(Envelope { error: self.body() })
     }
@@ -455,7 +464,7 @@ pub(super) fn method_not_allowed(request: &HttpRequest, allow: &'static str) -> 
         message,
     );
     ApiError {
-        allow: Some(allow),
+        accepts: Some(Accepts::Methods(allow)),
         ..error
     }
 }

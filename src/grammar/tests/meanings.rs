@@ -1,6 +1,6 @@
 //! What schemas mean: numbers to the last digit, references, options that exclude each other.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::vocabularies::tiny;
 use super::{compile, compiler, schema, takes};

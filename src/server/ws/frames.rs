@@ -24,7 +24,7 @@ pub(super) enum Op {
 
 /// A frame that could not be read, with the request it was about.
 pub(super) struct BadFrame {
-    pub(super) rid: Option<String>,
+    pub(super) rid: Option<Box<str>>,
     pub(super) error: ApiError,
 }
 
@@ -40,7 +40,7 @@ impl Op {
             .grow(2 * body.len())
             .and_then(|()| Fields::read(body, charge, max_values));
         let fields = fields.map_err(|error| BadFrame { rid: None, error })?;
-        let rid = rid_of(&fields);
+        let rid = rid_of(&fields).map(String::into_boxed_str);
         Self::read(fields).map_err(|error| BadFrame { rid, error })
     }
 

@@ -299,7 +299,7 @@ pub(super) fn parse_int(text: &str, base: u32) -> Option<BigInt> {
             let mut named = [16, 8, 2].into_iter();
             match named.find(|base| prefixed(*base, text).is_some()) {
                 Some(base) => (base, &text[2..]),
-                None if text.starts_with('0') && text.trim_matches(['0', '_']) != "" => {
+                None if text.starts_with('0') && !text.trim_matches(['0', '_']).is_empty() => {
                     return None;
                 }
                 None => (10, text),

@@ -104,6 +104,8 @@ const FEW: usize = 8;
 
 impl Dict {
     /// A mapping of these entries; of two with one key the last value counts.
+    // What may change in a value, the place of a generator, is no part of its hash.
+    #[allow(clippy::mutable_key_type)]
     pub(super) fn new(given: Vec<(Value, Value)>) -> Result<Self> {
         let depth = depth_of(given.iter().flat_map(|(key, value)| [key, value]))?;
         let mut entries: Vec<(Value, Value)> = Vec::with_capacity(given.len());

@@ -96,7 +96,7 @@ impl Interpreter<'_> {
             if items.is_empty() {
                 return Ok(Vec::new());
             }
-            self.check_repeated(items.len() * size_of::<Value>(), count)?;
+            self.check_repeated(size_of_val(items), count)?;
             Ok(items
                 .iter()
                 .cycle()
