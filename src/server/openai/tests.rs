@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::request::{ChatPrompt, Delta, GenerateRequest, Prompt, Usage};
 use crate::server::constraint;
+use crate::server::foreign;
 use crate::server::spelling::tests::bytewise;
 use crate::server::transcript::{News, TranscriptEnd};
 use crate::state::sampling::TokenLogprobs;
@@ -135,7 +136,11 @@ fn seeds_have_all_of_64_bits() {
 
 #[test]
 fn what_would_change_the_answer_is_refused() {
-    let refused = |value: Value| common(value).err().map(|error| error.to_string());
+    let refused = |value: Value| {
+        let listed = foreign::refuse(&mut fields(value.clone()), &[]);
+        let read = listed.and_then(|()| common(value).map(drop));
+        read.err().map(|error| error.to_string())
+    };
     let text = |name: &str| {
         Some(format!(
             "{name} is not supported yet: leave it out or send null"

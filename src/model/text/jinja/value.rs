@@ -177,7 +177,10 @@ pub(in crate::model::text) struct Range {
 
 impl Range {
     pub(super) fn at(self, index: usize) -> Value {
-        Value::Int(self.start + self.step * index as i64)
+        Value::Int(
+            self.start
+                .wrapping_add(self.step.wrapping_mul(index as i64)),
+        )
     }
 }
 

@@ -183,7 +183,7 @@ fn too_many_samples_are_refused_before_they_are_made() {
 #[test]
 fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
     let call = json!({
-        "text": "a", "model": "m", "lora_path": [null], "image_data": [], "session_params": {},
+        "text": "a", "model": "m", "lora_path": [null], "image_data": [null],
         "return_hidden_states": false, "routing_key": "k", "no_such_field": 5,
     });
     assert_eq!(read(call).requests.len(), 1);
@@ -192,6 +192,10 @@ fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
             .err()
             .expect("is refused");
         assert_eq!(error, ApiError::unsupported(field));
+    }
+    for (field, empty) in [("image_data", json!([])), ("session_params", json!({}))] {
+        let error = parse(json!({"text": "a", field: empty})).err();
+        assert_eq!(error, Some(ApiError::unsupported(field)));
     }
     let error = parse(json!({"text": "a", "sampling_params": {"stop_regex": "x"}}));
     assert_eq!(error.err(), Some(ApiError::unsupported("stop_regex")));

@@ -82,7 +82,7 @@ fn a_block_has_every_buffer_of_its_tokens() {
             16 * 2 * 64 * 2,
             16 * 2 * 128,
             16 * 2 * 64,
-            16 * 2 * 3 * 2
+            16 * 2 * 6 * 2
         ]
     );
     let bytes = layout.bytes_per_token() as usize * 16;
