@@ -125,17 +125,20 @@ impl Watchdog {
         // Deaths that follow from this one are told with the old number.
         self.generation += 1;
         let (blueprint, generation) = (self.blueprint.clone(), self.generation);
-        let begins_with = (survivor(&ctx.address()), self.set.clone());
-        let rebuilt = async move {
+        let stopped = async move {
             if let Some(dead) = dead {
                 dead.stop().await;
             }
-            Unit::build(blueprint, generation, begins_with).await
+        };
+        // A Scheduler that outlives the executor's thread takes settings until it has stopped.
+        let build = move |(), watchdog: &mut Self, ctx: &mut Context<Self>| {
+            let begins_with = (survivor(&ctx.address()), watchdog.set.clone());
+            Unit::build(blueprint, generation, begins_with).into_actor(watchdog)
         };
         let opened = |rebuilt, watchdog: &mut Self, ctx: &mut Context<Self>| {
             watchdog.rebuilt(rebuilt, ctx);
         };
-        ctx.spawn(rebuilt.into_actor(self).map(opened));
+        ctx.spawn(stopped.into_actor(self).then(build).map(opened));
     }
 
     fn rebuilt(&mut self, rebuilt: Result<Unit, StartError>, ctx: &mut Context<Self>) {

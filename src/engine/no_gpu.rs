@@ -27,11 +27,16 @@ impl Gpu {
         }))
     }
 
+    pub(super) fn check(&self, _: &EngineConfig, _: &CpuDescription) -> Result<(), StartError> {
+        match *self {}
+    }
+
     pub(super) fn budget(
         &self,
         _: &EngineConfig,
         _: &CpuDescription,
         _: usize,
+        _: u32,
     ) -> Result<MemoryBudget, LoadError> {
         match *self {}
     }

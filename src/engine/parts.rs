@@ -330,7 +330,6 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
     }))
 }
 
-/// The text side of a model, whose formats the configuration goes with.
 /// The kernel path of the CPU, which is logged where hosts have no `plan` to read.
 fn kernel_path() -> Result<Arc<str>, LoadError> {
     let path = KernelPath::of_process().map_err(LoadError::Memory)?;
@@ -339,6 +338,7 @@ fn kernel_path() -> Result<Arc<str>, LoadError> {
     Ok(said.into())
 }
 
+/// The text side of a model, whose formats the configuration goes with.
 fn text_side(config: &EngineConfig) -> Result<TextSide, StartError> {
     let side = TextSide::read(config)?;
     if let Some(text) = &side.text {

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{RowId, SeqId};
 use crate::state::sampling::SamplingParams;
-use crate::state::step::{RowResult, RowStart, RowVerdict, RowWork, StepPlan};
+use crate::state::step::{PIPELINE_DEPTH, RowResult, RowStart, RowVerdict, RowWork, StepPlan};
 
 /// See the module.
 pub struct EndedRows {
@@ -20,7 +20,8 @@ pub struct EndedRows {
     sequences: FxHashMap<SeqId, Tracked>,
     /// Who has each row.
     rows: FxHashMap<RowId, SeqId>,
-    n_ended: usize,
+    /// Steps to come that may have been planned before the last end was known.
+    n_suspect: usize,
 }
 
 struct Tracked {
@@ -40,7 +41,7 @@ impl EndedRows {
             eos_token_ids,
             sequences: FxHashMap::default(),
             rows: FxHashMap::default(),
-            n_ended: 0,
+            n_suspect: 0,
         }
     }
 
@@ -55,26 +56,22 @@ impl EndedRows {
                 sampling: start.sampling.clone(),
                 has_ended: false,
             };
-            if let Some(before) = self.sequences.insert(start.seq, tracked) {
-                self.n_ended -= usize::from(before.has_ended);
-            }
+            self.sequences.insert(start.seq, tracked);
         }
     }
 
     /// A row has another sequence now. The one before may have another row by now.
     fn forget(&mut self, seq: SeqId, row: RowId) {
-        if self.sequences.get(&seq).is_some_and(|had| had.row == row)
-            && let Some(gone) = self.sequences.remove(&seq)
-        {
-            self.n_ended -= usize::from(gone.has_ended);
+        if self.sequences.get(&seq).is_some_and(|had| had.row == row) {
+            self.sequences.remove(&seq);
         }
     }
 
     /// Notes that a sequence has ended for a reason that no step's result shows: a stop string, a cancellation.
     pub fn end(&mut self, seq: SeqId) {
         if let Some(tracked) = self.sequences.get_mut(&seq) {
-            self.n_ended += usize::from(!tracked.has_ended);
             tracked.has_ended = true;
+            self.n_suspect = PIPELINE_DEPTH;
         }
     }
 
@@ -103,15 +100,17 @@ impl EndedRows {
 
     /// Takes the rows out of a step that have nothing to decode any more. A prefill goes on whatever becomes of its sequence,
     /// since what it writes may be in the cache already.
-    pub fn skip(&self, plan: &mut StepPlan) -> SkippedRows {
+    pub fn skip(&mut self, plan: &mut StepPlan) -> SkippedRows {
         let mut skipped = SkippedRows::default();
-        if self.n_ended == 0 {
+        let Some(left) = self.n_suspect.checked_sub(1) else {
             return skipped;
-        }
+        };
+        self.n_suspect = left;
+        let sequences = &self.sequences;
         let mut place = 0;
         plan.rows.retain(|row| {
             let is_decode = matches!(row.work, RowWork::Decode { .. });
-            let tracked = self.sequences.get(&row.seq);
+            let tracked = sequences.get(&row.seq);
             let has_ended = tracked.is_some_and(|tracked| tracked.has_ended);
             if is_decode && has_ended {
                 skipped.0.push((place, row.seq));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, AsyncContext, Context, Handler, System};
 use souffleur::actors::allocator::{Allocator, PlannedTo};
 use souffleur::actors::mailbox::{Mailbox, Posted};
-use souffleur::actors::messages::{RunStep, StepDone, Submit, TokensReady};
+use souffleur::actors::messages::{RunStep, SequencesEnded, StepDone, Submit, TokensReady};
 use souffleur::actors::radix_cache::RadixCache;
 use souffleur::actors::scheduler::{Links, Scheduler};
 use souffleur::actors::death::DeathNote;
@@ -69,12 +69,15 @@ fn start(
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache")).start();
         let done = Mailbox::of(&address, "scheduler", "StepDone");
+        let executor = executor(done).start();
         let links = Links {
             probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
             radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
             allocator: reserve,
-            executor: Mailbox::of(&executor(done).start(), "executor", "RunStep"),
+            executor: Mailbox::of(&executor, "executor", "RunStep"),
+            ended: Mailbox::of(&executor, "executor", "SequencesEnded"),
             tokenizer: Mailbox::of(&Deaf.start(), "tokenizer", "TokensReady"),
+            store: None,
         };
         let metrics = SchedulerMetrics::register("null");
         let state = RecordedScheduler::new(state, None);
@@ -120,6 +123,12 @@ impl NullExecutor {
 
 impl Actor for NullExecutor {
     type Context = Context<Self>;
+}
+
+impl Handler<Posted<SequencesEnded>> for NullExecutor {
+    type Result = ();
+
+    fn handle(&mut self, _: Posted<SequencesEnded>, _: &mut Context<Self>) {}
 }
 
 impl Handler<Posted<RunStep>> for NullExecutor {

@@ -105,9 +105,14 @@ impl PrefillPace {
             depth,
             tokens,
         };
+        // A short prompt that says no more than other depths do would hide them.
+        let known = self.token_s(depth);
+        let is_known = self.readings.iter().any(Option::is_some);
+        let is_short = tokens.saturating_mul(2) < quotient(self.step_s, known);
         let reading = &mut self.readings[class_of(depth)];
         *reading = Some(match *reading {
             Some(old) => old.then(new, self.step_s),
+            None if is_known && is_short && token_s >= known => return,
             None => new,
         });
     }
