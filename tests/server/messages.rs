@@ -649,7 +649,7 @@ fn a_prompt_that_is_too_long_is_told_in_a_stream_and_by_the_count() {
             &refused,
             400,
             "invalid_request_error",
-            "prompt is too long: 7",
+            "prompt is too long: 140013 tokens > ",
         );
     }
     check_error(

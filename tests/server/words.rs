@@ -72,7 +72,7 @@ fn chats_are_told_in_the_words_of_their_api() {
     );
     assert_eq!(openai["type"], "invalid_request_error");
     let start =
-        format!("This model's maximum context length is {LIMIT} tokens. However, you requested 7");
+        format!("This model's maximum context length is {LIMIT} tokens. However, you requested 14");
     assert!(message.starts_with(&start), "{message}");
     let body = json!({"model": "m", "max_tokens": 5, "messages": user(&text)});
     let (_, message) = told(&world, "/v1/messages", &body);
@@ -154,7 +154,7 @@ fn the_websocket_of_generate_has_its_words() {
         };
         let answer: Value = serde_json::from_str(&answer).expect("frames are JSON");
         let message = answer["error"]["message"].as_str().expect("a text");
-        assert!(message.starts_with("the input (7"), "{message}");
+        assert!(message.starts_with("the input (140002 tokens)"), "{message}");
     });
     world.wait_until_whole();
 }
