@@ -93,7 +93,7 @@ fn chats_are_told_in_the_words_of_their_api() {
     };
     assert_eq!(limit, LIMIT.to_string());
     let tokens: usize = tokens.parse().expect("a number");
-    assert!((70_000..70_200).contains(&tokens), "{message}");
+    assert!((140_000..140_200).contains(&tokens), "{message}");
     let (_, message) = told(&world, "/v1/messages/count_tokens", &body);
     assert!(message.starts_with("prompt is too long: "), "{message}");
     let body = json!({"input": text});
