@@ -174,7 +174,11 @@ fn large_texts_wait_for_each_other_and_nobody_else_waits() {
     for stream in large {
         let refused = read_response(stream);
         assert_eq!(refused.status, 400, "{}", refused.body);
-        assert!(refused.body.contains("you requested at least "), "{}", refused.body);
+        assert!(
+            refused.body.contains("you requested at least "),
+            "{}",
+            refused.body
+        );
     }
     let small = post(world.addr, "/tokenize", &json!({"prompt": "The sea"})).ok();
     assert!(small["count"].as_u64() > Some(0));

@@ -154,7 +154,10 @@ fn the_websocket_of_generate_has_its_words() {
         };
         let answer: Value = serde_json::from_str(&answer).expect("frames are JSON");
         let message = answer["error"]["message"].as_str().expect("a text");
-        assert!(message.starts_with("the input (140002 tokens)"), "{message}");
+        assert!(
+            message.starts_with("the input (140002 tokens)"),
+            "{message}"
+        );
     });
     world.wait_until_whole();
 }

@@ -1,5 +1,7 @@
 //! Sets of characters.
 
+use std::sync::OnceLock;
+
 use regex_syntax::Parser;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, HirKind};
 
@@ -77,6 +79,12 @@ pub(super) fn property(name: &str) -> Option<ClassUnicode> {
         true => parsed(&format!("\\p{{{name}}}")),
         false => None,
     }
+}
+
+/// The letters that have a case, among them all that have another one.
+pub(super) fn cased() -> &'static ClassUnicode {
+    static CASED: OnceLock<ClassUnicode> = OnceLock::new();
+    CASED.get_or_init(|| property("Cased").unwrap_or_else(|| without(ClassUnicode::empty())))
 }
 
 /// The set of a POSIX class such as `alpha`.

@@ -1,6 +1,6 @@
 //! Reads escapes and classes of regular expressions.
 
-use regex_syntax::hir::ClassUnicode;
+use regex_syntax::hir::{ClassUnicode, ClassUnicodeRange};
 
 use super::node::Node;
 use super::read::Reader;
@@ -35,39 +35,44 @@ impl Reader {
             Escaped::Code(0xd800..=0xdfff) => return Err("half of a surrogate pair".to_owned()),
             Escaped::Code(code) => class::of_codes(code, code),
         };
-        Ok(Node::Class(self.folded(set)))
+        self.folded(set).map(Node::Class)
     }
 
     /// What follows an opening bracket.
     pub(super) fn class(&mut self) -> Result<ClassUnicode, String> {
         let is_negated = self.eat("^");
-        let mut set = ClassUnicode::empty();
+        let mut found = Vec::new();
         let mut is_first = self.dialect == Dialect::Python;
         while !self.eat_end_of_class(is_first) {
             is_first = false;
-            let first = self.class_item()?;
-            // A dash that ends the class, or one beside a class, stands for itself.
-            let is_range = self.sees("-") && !self.sees("-]");
-            let (Escaped::Code(from), true) = (&first, is_range) else {
-                set.union(&ranges(first));
-                continue;
-            };
-            self.eat("-");
-            match self.class_item()? {
-                Escaped::Code(to) if *from <= to => set.union(&class::of_codes(*from, to)),
-                Escaped::Code(_) => return Err("a range in a class that is none".to_owned()),
-                last => {
-                    set.union(&ranges(first));
-                    set.union(&class::of(&[('-', '-')]));
-                    set.union(&ranges(last));
-                }
-            }
+            self.class_part(&mut found)?;
         }
-        let set = self.folded(set);
+        let set = self.folded(ClassUnicode::new(found))?;
         Ok(match is_negated {
             true => class::without(set),
             false => set,
         })
+    }
+
+    /// Reads an item of a class, or two with a dash between them.
+    fn class_part(&mut self, found: &mut Vec<ClassUnicodeRange>) -> Result<(), String> {
+        let mut add = |set: ClassUnicode| found.extend_from_slice(set.ranges());
+        let first = self.class_item()?;
+        // A dash that ends the class, or one beside a class, stands for itself.
+        let is_range = self.sees("-") && !self.sees("-]");
+        let (Escaped::Code(from), true) = (&first, is_range) else {
+            add(ranges(first));
+            return Ok(());
+        };
+        self.eat("-");
+        match self.class_item()? {
+            Escaped::Code(to) if *from <= to => add(class::of_codes(*from, to)),
+            Escaped::Code(_) => return Err("a range in a class that is none".to_owned()),
+            last => [ranges(first), class::of(&[('-', '-')]), ranges(last)]
+                .into_iter()
+                .for_each(add),
+        }
+        Ok(())
     }
 
     /// In Python the first bracket in a class stands for itself.

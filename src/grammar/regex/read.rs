@@ -132,7 +132,7 @@ impl Reader {
             '{' if self.counts()?.is_some() => {
                 return Err("a count that repeats nothing".to_owned());
             }
-            letter => Node::Class(self.folded(class::of(&[(letter, letter)]))),
+            letter => Node::Class(self.folded(class::of(&[(letter, letter)]))?),
         })
     }
 
@@ -146,12 +146,19 @@ impl Reader {
     }
 
     /// The set, with the other cases of its letters if case is ignored.
-    pub(super) fn folded(&self, mut set: ClassUnicode) -> ClassUnicode {
+    ///
+    /// # Errors
+    /// As [`Self::counted`]: each range is walked through, letter by letter.
+    pub(super) fn folded(&mut self, mut set: ClassUnicode) -> Result<ClassUnicode, String> {
         if self.options.ignores_case {
+            let mut letters = set.clone();
+            letters.intersect(class::cased());
+            let mut letters = self.counted(letters)?;
             // It fails only where the tables of Unicode were left out.
-            let _ = set.try_case_fold_simple();
+            let _ = letters.try_case_fold_simple();
+            set.union(&letters);
         }
-        set
+        Ok(set)
     }
 
     /// What follows an opening parenthesis.

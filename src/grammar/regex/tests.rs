@@ -209,3 +209,55 @@ fn classes_without_the_quote_or_the_backslash_go_without_nul() {
         "texts as they are have no escapes"
     );
 }
+
+#[test]
+fn letters_without_a_case_have_no_other() {
+    let others = class::without(class::cased().clone());
+    let mut folded = others.clone();
+    folded
+        .try_case_fold_simple()
+        .expect("the tables of Unicode are there");
+    assert_eq!(folded, others);
+    for (letter, other) in [
+        ("\u{345}", "\u{399}"),
+        ("\u{2126}", "ω"),
+        ("ß", "ẞ"),
+        ("\u{1fbe}", "\u{399}"),
+        ("Ⓐ", "ⓐ"),
+    ] {
+        assert!(finds(&format!("(?i)^{letter}$"), other), "{letter}");
+        assert!(finds(&format!("(?i)^[{other}]$"), letter), "{letter}");
+    }
+}
+
+#[test]
+fn large_classes_without_case_are_counted() {
+    let told = pattern(&format!("(?i){}", r"\D".repeat(10_000)));
+    let told = told.expect_err("it is too much");
+    assert!(told.contains("ranges"), "{told}");
+    let letters = "aZ".repeat(5_000);
+    assert_eq!(pattern(&format!("(?i){letters}")), Ok(()));
+}
+
+#[test]
+fn classes_of_many_letters_are_put_in_order_once() {
+    let codes = (0x3400..0x4db0).chain(0x4e00..0x9ff0).step_by(2);
+    let letters: String = codes.filter_map(char::from_u32).collect();
+    assert_eq!(pattern(&format!("^[{letters}]$")), Ok(()));
+}
+
+/// Names of groups are not written.
+#[test]
+fn keys_that_become_one_stay_apart() {
+    let keys = (0..3_000).map(|at| (format!("^(?<n{at}>a)$"), json!({})));
+    let keys: serde_json::Map<String, Value> = keys.collect();
+    let mut schema = json!({ "patternProperties": keys });
+    quote_patterns(&mut schema);
+    let keys = schema["patternProperties"].as_object().expect("an object");
+    assert_eq!(keys.len(), 3_000);
+    for key in keys.keys().step_by(500) {
+        let regex = ::regex::Regex::new(key).expect("it is an expression");
+        assert!(regex.is_match("a") && !regex.is_match("b"), "{key}");
+        assert!(key.len() < 100, "{key}");
+    }
+}

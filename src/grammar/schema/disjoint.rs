@@ -3,10 +3,17 @@
 //! llguidance knows this of few schemas, and of none that is behind a reference. Here it is proved for what generators of
 //! schemas write: options of other types, with other constants, or objects whose required property says which they are.
 
+use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
 
-/// Comparisons for one schema.
+use super::keywords::{Keyword, keyword};
+
+/// Steps of comparisons for one schema.
 const MAX_STEPS: usize = 200_000;
+/// Pairs of values that are compared in one step.
+const PAIRS_A_STEP: usize = 128;
+/// Bytes of a text that count as one value.
+const BYTES_A_VALUE: usize = 64;
 /// Parts of parts that are compared.
 const MAX_DEPTH: usize = 12;
 /// Schemas that apply to one value.
@@ -23,42 +30,66 @@ const EVERY: u8 = 127;
 
 /// Writes `oneOf` as `anyOf` where no value is of two of the options.
 pub(super) fn open_one_ofs(schema: &mut Value) {
+    let opened = addresses_of_opened(schema);
+    if !opened.is_empty() {
+        open(schema, &opened);
+    }
+}
+
+/// The places in memory of the objects whose `oneOf` says the same as `anyOf`.
+fn addresses_of_opened(schema: &Value) -> FxHashSet<usize> {
     let mut proof = Proof {
         root: schema,
         steps: MAX_STEPS,
     };
-    let mut opened = Vec::new();
-    let mut waiting = vec![(&*schema, String::new())];
-    while let Some((value, place)) = waiting.pop() {
+    let mut opened = FxHashSet::default();
+    let mut waiting = vec![schema];
+    while let Some(value) = waiting.pop() {
         match value {
-            Value::Array(items) => {
-                let items = items.iter().enumerate();
-                waiting.extend(items.map(|(at, item)| (item, format!("{place}/{at}"))));
-            }
+            Value::Array(items) => waiting.extend(items),
             Value::Object(object) => {
                 if proof.may_open(object) {
-                    opened.push(place.clone());
+                    opened.insert(address(object));
                 }
-                let is_data = |name: &str| matches!(name, "const" | "enum");
-                let parts = object.iter().filter(|(name, _)| !is_data(name));
-                waiting.extend(parts.map(|(name, value)| {
-                    let name = name.replace('~', "~0").replace('/', "~1");
-                    (value, format!("{place}/{name}"))
-                }));
+                for (name, value) in object {
+                    match (keyword(name), value) {
+                        (Keyword::Schema | Keyword::SchemaList, value) => waiting.push(value),
+                        (Keyword::SchemaMap, Value::Object(named)) => {
+                            waiting.extend(named.values());
+                        }
+                        _ => {}
+                    }
+                }
             }
             _ => {}
         }
     }
-    for place in opened {
-        if let Some(Value::Object(object)) = schema.pointer_mut(&place) {
-            let named = std::mem::take(object).into_iter();
-            let named = named.map(|(name, value)| match name.as_str() {
-                "oneOf" => ("anyOf".to_owned(), value),
-                _ => (name, value),
-            });
-            *object = named.collect();
+    opened
+}
+
+/// Writes `oneOf` as `anyOf` in the objects with these addresses. A schema is checked before, so it is not deep.
+///
+/// Entries move when their object is written anew: those inside come first.
+fn open(value: &mut Value, opened: &FxHashSet<usize>) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| open(item, opened)),
+        Value::Object(object) => {
+            object.values_mut().for_each(|value| open(value, opened));
+            if opened.contains(&address(object)) {
+                let named = std::mem::take(object).into_iter();
+                let named = named.map(|(name, value)| match name.as_str() {
+                    "oneOf" => ("anyOf".to_owned(), value),
+                    _ => (name, value),
+                });
+                *object = named.collect();
+            }
         }
+        _ => {}
     }
+}
+
+fn address(object: &Map<String, Value>) -> usize {
+    std::ptr::from_ref(object).addr()
 }
 
 /// Schemas that all apply to one value, without references and `allOf`.
@@ -94,13 +125,17 @@ impl<'a> Proof<'a> {
     }
 
     fn all_exclude(&mut self, one: &Together<'a>, other: &Together<'a>, depth: usize) -> bool {
+        let work = 1 + one.weight().saturating_mul(other.weight()) / PAIRS_A_STEP;
+        let Some(rest) = self.steps.checked_sub(work) else {
+            return false;
+        };
+        self.steps = rest;
         if one.is_never || other.is_never {
             return true;
         }
-        if depth > MAX_DEPTH || self.steps == 0 {
+        if depth > MAX_DEPTH {
             return false;
         }
-        self.steps -= 1;
         let types = one.types() & other.types();
         types == 0
             || other.refuses_constants_of(one)
@@ -120,15 +155,21 @@ impl<'a> Proof<'a> {
         let mut seen: Vec<*const Value> = Vec::new();
         while let Some(schema) = waiting.pop() {
             let place = std::ptr::from_ref(schema);
-            if seen.len() >= MAX_TOGETHER || seen.contains(&place) {
+            if seen.len() >= MAX_TOGETHER {
+                break;
+            }
+            if seen.contains(&place) {
                 continue;
             }
             seen.push(place);
             match schema {
-                Value::Bool(false) => together.is_never = true,
+                Value::Bool(false) => {
+                    together.is_never = true;
+                    break;
+                }
                 Value::Object(object) => {
                     let all = object.get("allOf").and_then(Value::as_array);
-                    waiting.extend(all.into_iter().flatten());
+                    waiting.extend(all.into_iter().flatten().take(MAX_TOGETHER));
                     let target = object.get("$ref").and_then(Value::as_str);
                     let target = target.and_then(|target| target.strip_prefix('#'));
                     waiting.extend(target.and_then(|target| self.root.pointer(target)));
@@ -187,6 +228,16 @@ impl<'a> Proof<'a> {
 }
 
 impl<'a> Together<'a> {
+    /// How many values a comparison looks at.
+    fn weight(&self) -> usize {
+        let lists = self.objects.iter().flat_map(|object| {
+            let lists = ["type", "required"].into_iter();
+            let lists = lists.filter_map(|name| object.get(name)?.as_array());
+            lists.map(Vec::as_slice).chain(constants(object))
+        });
+        1 + lists.flatten().map(weight_of).sum::<usize>()
+    }
+
     fn types(&self) -> u8 {
         let types = self.objects.iter().map(|object| {
             let named = match object.get("type") {
@@ -211,10 +262,14 @@ impl<'a> Together<'a> {
     /// Whether none of the other's constants is allowed.
     fn refuses_constants_of(&self, other: &Self) -> bool {
         let constants = other.objects.iter().find_map(|object| constants(object));
-        constants.is_some_and(|values| values.into_iter().all(|value| self.refuses(value)))
+        let types = self.types();
+        constants.is_some_and(|values| {
+            let mut values = values.iter();
+            values.all(|value| types & of_value(value) == 0 || self.refuses(value))
+        })
     }
 
-    /// Whether the value is surely not allowed.
+    /// Whether the value is surely not allowed, whatever its type.
     fn refuses(&self, value: &Value) -> bool {
         let refuses_property = |object: &&Map<String, Value>| {
             let Some(fields) = value.as_object() else {
@@ -224,8 +279,7 @@ impl<'a> Together<'a> {
             let mut required = required.into_iter().flatten().filter_map(Value::as_str);
             required.any(|name| !fields.contains_key(name))
         };
-        self.types() & of_value(value) == 0
-            || self.objects.iter().any(refuses_property)
+        self.objects.iter().any(refuses_property)
             || self.objects.iter().any(|object| {
                 let values = constants(object);
                 values.is_some_and(|values| !values.iter().any(|known| are_equal(known, value)))
@@ -269,12 +323,17 @@ impl<'a> Together<'a> {
     }
 }
 
-fn constants(object: &Map<String, Value>) -> Option<Vec<&Value>> {
+fn constants(object: &Map<String, Value>) -> Option<&[Value]> {
     match (object.get("const"), object.get("enum")) {
-        (Some(value), _) => Some(vec![value]),
-        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+        (Some(value), _) => Some(std::slice::from_ref(value)),
+        (None, Some(Value::Array(values))) => Some(values),
         _ => None,
     }
+}
+
+/// How many values a value counts for.
+fn weight_of(value: &Value) -> usize {
+    1 + value.as_str().map_or(0, str::len) / BYTES_A_VALUE
 }
 
 fn are_equal(one: &Value, other: &Value) -> bool {

@@ -89,10 +89,11 @@ pub(super) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> Stri
 /// The schemas by patterns that are written anew; two that become one keep what tells them apart.
 fn with_keys(named: Map<String, Value>, map: &mut dyn FnMut(&str) -> String) -> Map<String, Value> {
     let mut kept = Map::new();
-    for (pattern, schema) in named {
+    for (at, (pattern, schema)) in named.into_iter().enumerate() {
         let mut pattern = map(&pattern);
-        while kept.contains_key(&pattern) {
-            pattern = format!("(?:{pattern})");
+        if kept.contains_key(&pattern) {
+            // An empty text matches with any count: that of the key is no other's.
+            pattern = format!("(?:{pattern})(?:){{{at}}}");
         }
         kept.insert(pattern, schema);
     }
@@ -155,6 +156,9 @@ impl<'a> Check<'a> {
         };
         let mut kept = Map::new();
         for (name, value) in object {
+            if numbers::says_nothing(object, name) {
+                continue;
+            }
             if let Some(value) = self.keyword(name, value, place.under(name))? {
                 kept.insert(name.clone(), value);
             }
@@ -284,7 +288,9 @@ impl<'a> Check<'a> {
                 bound => (excluded, bound),
             };
             let fault = match bound {
-                Some(Value::Number(number)) => numbers::fault_of_excluded(number),
+                Some(Value::Number(number)) if !numbers::says_nothing(schema, name) => {
+                    numbers::fault_of_excluded(number)
+                }
                 _ => None,
             };
             if let Some(reason) = fault {

@@ -42,6 +42,22 @@ fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
     })
 }
 
+/// Whether a keyword is a bound at the end of all doubles, which generators write for a number in 64 bits.
+pub(super) fn says_nothing(schema: &Map<String, Value>, name: &str) -> bool {
+    let is_old = schema.get(name) == Some(&Value::Bool(true));
+    let name = match name {
+        "exclusiveMinimum" if is_old => "minimum",
+        "exclusiveMaximum" if is_old => "maximum",
+        name => name,
+    };
+    let bound = || schema.get(name).and_then(Value::as_f64);
+    match name {
+        "minimum" | "exclusiveMinimum" => bound().is_some_and(|bound| bound <= f64::MIN),
+        "maximum" | "exclusiveMaximum" => bound().is_some_and(|bound| bound >= f64::MAX),
+        _ => false,
+    }
+}
+
 /// A multiple without its point, at most: the compiler looks through as many remainders for one that is 0.
 const MOST_REMAINDERS: u64 = 100_000;
 /// A larger multiple may have at most this before its zeros, with which that is found soon.

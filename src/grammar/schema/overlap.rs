@@ -18,6 +18,8 @@ const MAX_LETTERS: u64 = 256;
 const FORMAT_LETTERS: u64 = 16;
 /// Schemas that are looked at, each once for every value that it may apply to.
 const MAX_VISITS: usize = 500_000;
+/// Entries of the sets of schemas that are copied for branches and parts.
+const MAX_COPIES: usize = 4_000_000;
 
 /// The fault of a schema whose parts multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +55,7 @@ pub(super) fn check(schema: &Value) -> Result<(), Fault> {
         root: schema,
         multiples_combine,
         visits: 0,
+        copies: 0,
         known: FxHashSet::default(),
         waiting: Vec::new(),
     };
@@ -109,6 +112,7 @@ struct Walk<'a> {
     root: &'a Value,
     multiples_combine: bool,
     visits: usize,
+    copies: usize,
     /// The sets that were added, by the places of their schemas in memory.
     known: FxHashSet<Vec<(usize, usize)>>,
     waiting: Vec<Vec<Applied<'a>>>,
@@ -149,6 +153,7 @@ impl<'a> Walk<'a> {
             Some((at, branches))
         });
         if let Some((at, branches)) = open {
+            self.count_copies(branches.len(), together.len())?;
             for branch in branches {
                 let mut chosen = together.clone();
                 chosen[at].chosen += 1;
@@ -174,6 +179,15 @@ impl<'a> Walk<'a> {
     fn count(&mut self) -> Result<(), Fault> {
         self.visits += 1;
         match self.visits > MAX_VISITS {
+            true => Err(Fault::TooManyPatterns),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts copies of a set of schemas before they are made.
+    fn count_copies(&mut self, copies: usize, entries: usize) -> Result<(), Fault> {
+        self.copies = self.copies.saturating_add(copies.saturating_mul(entries));
+        match self.copies > MAX_COPIES {
             true => Err(Fault::TooManyPatterns),
             false => Ok(()),
         }
@@ -228,6 +242,8 @@ impl<'a> Walk<'a> {
         for map in ["properties", "patternProperties"] {
             for object in objects {
                 let names = object.get(map).and_then(Value::as_object);
+                let n_names = names.map_or(0, Map::len);
+                self.count_copies(n_names, objects.len() + others.len())?;
                 for name in names.into_iter().flat_map(Map::keys) {
                     self.count()?;
                     parts.push([named(map, name), others.clone()].concat());

@@ -3,12 +3,18 @@
 //! llguidance finds only what keys without `~`, `/` and `%` lead to. So each `$ref` is resolved here, and what it leads to
 //! gets a plain name among the definitions unless it has one.
 
+use std::rc::Rc;
+
 use percent_encoding::percent_decode_str;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::Value;
 
 /// Letters of the name of a definition that is made here.
 const LONGEST_NAME: usize = 40;
+/// Bytes of a name of a definition that stays as it is written: it is looked up for each reference.
+const LONGEST_WRITTEN: usize = 200;
+/// Bytes of an `$id`, and of an address that is made of several: a longer one is none.
+const LONGEST_ID: usize = 1000;
 
 /// A schema that is referred to and still to be checked.
 pub(super) struct Target<'a> {
@@ -24,6 +30,8 @@ pub(super) struct References<'a> {
     /// Names that were given to schemas, by their places in memory.
     names: FxHashMap<*const Value, String>,
     used: FxHashSet<String>,
+    /// The next number for a name that is made of the same letters.
+    numbers: FxHashMap<String, usize>,
     waiting: Vec<Target<'a>>,
     /// What has a name in the schema; found when it is first asked for.
     known: Option<Known<'a>>,
@@ -32,7 +40,7 @@ pub(super) struct References<'a> {
 /// The schemas that `$id` and `$anchor` name.
 #[derive(Default)]
 struct Known<'a> {
-    documents: FxHashMap<String, &'a Value>,
+    documents: FxHashMap<Rc<str>, &'a Value>,
     /// By the document that they are in.
     anchors: FxHashMap<(*const Value, &'a str), &'a Value>,
     /// The documents of all schemas that are not in the root's.
@@ -45,6 +53,7 @@ impl<'a> References<'a> {
             root,
             names: FxHashMap::default(),
             used: FxHashSet::default(),
+            numbers: FxHashMap::default(),
             waiting: Vec::new(),
             known: None,
         }
@@ -72,7 +81,16 @@ impl<'a> References<'a> {
         };
         let fragment = percent_decode_str(fragment).decode_utf8();
         let fragment = fragment.map_err(|_| format!("{reference:?} is no text in UTF-8"))?;
-        let target = self.in_document(document, &fragment);
+        let found = self.in_document(document, &fragment);
+        let (document, target) = match found {
+            Some(target) => (document, Some(target)),
+            // Some name parts "/properties/a" and mean the whole schema by "#".
+            None if address.is_empty() => {
+                let root = self.root;
+                (root, self.in_document(root, &fragment))
+            }
+            None => (document, None),
+        };
         let target =
             target.ok_or_else(|| format!("{reference:?} leads to nothing in the schema"))?;
         let name = match self.names.get(&std::ptr::from_ref(target)) {
@@ -127,6 +145,7 @@ impl<'a> References<'a> {
         std::ptr::eq(document, self.root)
             && name.is_some_and(|name| {
                 !name.is_empty()
+                    && name.len() <= LONGEST_WRITTEN
                     && name
                         .chars()
                         .all(|c| c.is_alphanumeric() || "_-. ".contains(c))
@@ -143,14 +162,7 @@ impl<'a> References<'a> {
         } else {
             stem
         };
-        let written = self.root.get("$defs");
-        let is_free = |name: &String| {
-            !self.used.contains(name) && written.and_then(|defs| defs.get(name)).is_none()
-        };
-        let numbered = (2..).map(|number| format!("{stem}-{number}"));
-        let name = std::iter::once(stem.clone()).chain(numbered).find(is_free);
-        let name = name.unwrap_or(stem.clone());
-        self.used.insert(name.clone());
+        let name = self.free_name(stem);
         self.names.insert(std::ptr::from_ref(target), name.clone());
         let base = self.known().bases.get(&std::ptr::from_ref(target)).copied();
         let base = base.unwrap_or(self.root);
@@ -159,6 +171,26 @@ impl<'a> References<'a> {
             schema: target,
             base,
         });
+        name
+    }
+
+    /// The name itself, or with the first number that makes another one of it.
+    fn free_name(&mut self, stem: String) -> String {
+        let written = self.root.get("$defs");
+        let mut number = self.numbers.get(&stem).copied().unwrap_or(1);
+        let name = loop {
+            let name = match number {
+                1 => stem.clone(),
+                number => format!("{stem}-{number}"),
+            };
+            number += 1;
+            let is_written = written.is_some_and(|defs| defs.get(&name).is_some());
+            if !is_written && !self.used.contains(&name) {
+                break name;
+            }
+        };
+        self.numbers.insert(stem, number);
+        self.used.insert(name.clone());
         name
     }
 
@@ -173,19 +205,12 @@ impl<'a> Known<'a> {
     fn of(root: &'a Value) -> Self {
         let mut known = Self::default();
         let root_id = id_of(root).unwrap_or_default();
-        let mut waiting = vec![(root, root, root_id.to_owned())];
+        let mut waiting: Vec<(_, _, Rc<str>)> = vec![(root, root, root_id.into())];
         while let Some((value, document, address)) = waiting.pop() {
             let (document, address) = match id_of(value) {
-                Some(id) => (value, joined(&address, id)),
+                Some(id) => (value, known.add_document(&address, id, value)),
                 None => (document, address),
             };
-            if id_of(value).is_some() {
-                known.documents.insert(address.clone(), value);
-                known
-                    .documents
-                    .entry(id_of(value).unwrap_or_default().to_owned())
-                    .or_insert(value);
-            }
             if !std::ptr::eq(document, root) {
                 known.bases.insert(std::ptr::from_ref(value), document);
             }
@@ -213,16 +238,25 @@ impl<'a> Known<'a> {
         }
         known
     }
+
+    /// Adds a schema by its `$id`, which is written in the document `base`; returns its address.
+    fn add_document(&mut self, base: &str, id: &str, schema: &'a Value) -> Rc<str> {
+        let address: Rc<str> = joined(base, id).into();
+        self.documents.insert(Rc::clone(&address), schema);
+        self.documents.entry(id.into()).or_insert(schema);
+        address
+    }
 }
 
 /// The address that a schema gives itself.
 fn id_of(schema: &Value) -> Option<&str> {
     let id = schema.get("$id")?.as_str()?;
     let id = id.strip_suffix('#').unwrap_or(id);
-    (!id.is_empty() && !id.starts_with('#')).then_some(id)
+    let is_address = !id.is_empty() && !id.starts_with('#') && id.len() <= LONGEST_ID;
+    is_address.then_some(id)
 }
 
-/// An address that is written in the document `base`.
+/// An address that is written in the document `base`; one that would be too long stays as it is written.
 fn joined(base: &str, address: &str) -> String {
     let is_absolute = address.contains("://") || address.starts_with("urn:");
     let folder = match is_absolute {
@@ -234,5 +268,8 @@ fn joined(base: &str, address: &str) -> String {
         }
         false => base.rfind('/').map_or("", |end| &base[..=end]),
     };
-    format!("{folder}{address}")
+    match folder.len() + address.len() > LONGEST_ID {
+        true => address.to_owned(),
+        false => format!("{folder}{address}"),
+    }
 }

@@ -89,3 +89,110 @@ fn references_lead_to_definitions_wherever_they_are_used() {
     assert_eq!(kept["$defs"]["root"]["properties"], kept["properties"]);
     assert_eq!(kept["$defs"]["child"]["$ref"], "#/$defs/root");
 }
+
+#[test]
+fn references_of_a_named_part_may_mean_the_whole_schema() {
+    let part = json!({"$id": "/properties/a", "$ref": "#/definitions/x"});
+    let schema = json!({"properties": {"a": part}, "definitions": {"x": {"type": "null"}}});
+    let kept = check(&schema).expect("it is supported");
+    assert_eq!(kept["properties"]["a"]["$ref"], "#/definitions/x");
+    let elsewhere = json!({
+        "$defs": {"a": {"$id": "other.json"}, "x": {"type": "null"}}, "$ref": "other.json#/$defs/x",
+    });
+    let told = check(&elsewhere).expect_err("the other document has none");
+    assert!(told.contains("leads to nothing"), "{told}");
+}
+
+#[test]
+fn long_names_are_not_copied_for_each_value_below() {
+    let long = "k".repeat(1 << 20);
+    let schema = json!({"properties": {(&long): {"anyOf": vec![json!({}); 15_000]}}});
+    assert_eq!(check(&schema), Ok(schema));
+    let parts: Vec<Value> = (0..15_000)
+        .map(|at| json!({"$id": at.to_string()}))
+        .collect();
+    for id in [format!("{long}/"), format!("{}/", &long[..900])] {
+        let schema = json!({"$id": id, "$ref": "#/x", "x": {"type": "null"}, "y": parts});
+        let kept = check(&schema).expect("it is supported");
+        assert_eq!(kept["$ref"], "#/$defs/x");
+    }
+}
+
+#[test]
+fn many_references_with_one_last_part_get_names_in_turn() {
+    let targets = (0..8_000).map(|at: usize| (at.to_string(), json!({"a": {}})));
+    let targets: Map<String, Value> = targets.collect();
+    let references = (0..8_000).map(|at| json!({"$ref": format!("#/x/{at}/a")}));
+    let references: Vec<Value> = references.collect();
+    let kept = check(&json!({"anyOf": references, "x": targets})).expect("it is supported");
+    assert_eq!(kept["anyOf"][0]["$ref"], "#/$defs/a");
+    assert_eq!(kept["anyOf"][7_999]["$ref"], "#/$defs/a-8000");
+    assert_eq!(kept["$defs"].as_object().map(Map::len), Some(8_000));
+}
+
+#[test]
+fn branches_of_many_schemas_are_counted_before_they_are_copied() {
+    let mut all = vec![json!({"pattern": "a"}), json!({"pattern": "b"})];
+    all.resize(9_000, json!({}));
+    let told = check(&json!({"allOf": all, "anyOf": vec![json!({}); 9_000]}));
+    let told = told.expect_err("it is too much");
+    assert!(told.contains("too many patterns"), "{told}");
+}
+
+#[test]
+fn options_that_exclude_each_other_are_any_of() {
+    let options = json!([{"type": "null"}, {"type": "string"}]);
+    let one_of = json!({ "oneOf": options });
+    let any_of = json!({ "anyOf": options });
+    for name in ["enum", "const", "properties", "a"] {
+        let kept = check(&json!({"properties": {name: one_of}}));
+        assert_eq!(kept, Ok(json!({"properties": {name: any_of}})), "{name}");
+    }
+    let nested = |keyword: &str, items: &Value| {
+        let array = json!({"type": "array", "items": items});
+        json!({keyword: [array, {"type": "object"}]})
+    };
+    let kept = check(&nested("oneOf", &one_of));
+    assert_eq!(kept, Ok(nested("anyOf", &any_of)));
+    let constant = json!({ "const": one_of });
+    assert_eq!(check(&constant), Ok(constant));
+}
+
+#[test]
+fn constants_are_compared_as_far_as_there_are_steps() {
+    let words = |from: usize, n: usize| -> Vec<String> {
+        let words = from..from + n;
+        words.map(|word| format!("word {word}")).collect()
+    };
+    for (n, is_opened) in [(100, true), (1_000, true), (8_000, false)] {
+        let options = [json!({"enum": words(0, n)}), json!({"enum": words(n, n)})];
+        let kept = check(&json!({ "oneOf": options })).expect("it is supported");
+        assert_eq!(kept.get("anyOf").is_some(), is_opened, "{n}");
+    }
+    let all: Vec<Value> = vec![json!(false); 5_000];
+    let options = vec![json!({"$ref": "#/$defs/x"}); 5_000];
+    let never = json!({"oneOf": options, "$defs": {"x": {"allOf": all}}});
+    let kept = check(&never).expect("it is supported");
+    assert!(kept.get("oneOf").is_some());
+}
+
+#[test]
+fn bounds_at_the_ends_of_doubles_say_nothing() {
+    for bounds in [
+        json!({"minimum": f64::MIN, "maximum": f64::MAX}),
+        json!({"exclusiveMinimum": f64::MIN, "exclusiveMaximum": f64::MAX}),
+        json!({"minimum": f64::MIN, "exclusiveMinimum": true}),
+        json!({"maximum": f64::MAX, "exclusiveMaximum": true}),
+    ] {
+        assert_eq!(check(&bounds), Ok(json!({})), "{bounds}");
+    }
+    for bounds in [
+        json!({"minimum": f64::MAX}),
+        json!({"exclusiveMaximum": f64::MIN}),
+        json!({"minimum": -1e300}),
+        json!({"const": f64::MAX}),
+    ] {
+        let told = check(&bounds).expect_err("it is not exact");
+        assert!(told.contains("2^53"), "{told}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use super::blocks::{Blocks, Kind, Part};
+use super::blocks::{Blocks, Kind, Part, is_input};
 use super::wire::{Block, Head, SIGNATURE, Stop};
 use crate::server::transcript::{News, Transcript};
 
@@ -59,9 +59,8 @@ fn content(parts: Vec<Part>) -> Vec<Block> {
 /// A call with the arguments that the model wrote, or these as a text if they are no JSON object, which no block of a call
 /// can hold.
 fn tool_use(id: String, name: String, arguments: String) -> Block {
-    let is_object = arguments.trim_start().starts_with('{');
     match RawValue::from_string(arguments.clone()) {
-        Ok(input) if is_object => Block::ToolUse { id, name, input },
+        Ok(input) if is_input(&arguments) => Block::ToolUse { id, name, input },
         _ => Block::Text { text: arguments },
     }
 }

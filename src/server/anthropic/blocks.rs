@@ -1,5 +1,7 @@
 //! The pieces of an answer as blocks, one after the other: whole messages and streams are written from the same parts.
 
+use serde::de::IgnoredAny;
+
 use crate::ids::RequestId;
 use crate::request::OutputPiece;
 use crate::server::openai::chat::pieces::call_id_with;
@@ -49,6 +51,8 @@ pub(super) struct Blocks {
     has_block: bool,
     calls: usize,
     complete_calls: usize,
+    /// The arguments of the call that is open.
+    input: String,
     /// White space at the beginning of a text, which is no block until other text follows: the API takes no block back
     /// that is nothing else.
     blank: String,
@@ -64,11 +68,12 @@ impl Blocks {
             has_block: false,
             calls: 0,
             complete_calls: 0,
+            input: String::new(),
             blank: String::new(),
         }
     }
 
-    /// True if there are calls and all of them are complete.
+    /// True if there are calls and all of them are complete, with arguments that a block can hold.
     pub(super) fn has_complete_calls(&self) -> bool {
         self.complete_calls > 0 && self.complete_calls == self.calls
     }
@@ -83,11 +88,13 @@ impl Blocks {
                 OutputPiece::CallStart { name } => self.start_call(name, out),
                 OutputPiece::CallArguments(text) => {
                     if self.open == Some(Kind::Call) && !text.is_empty() {
+                        self.input.push_str(&text);
                         out.push(Part::Input(text));
                     }
                 }
                 OutputPiece::CallEnd => {
-                    self.complete_calls += 1;
+                    let input = std::mem::take(&mut self.input);
+                    self.complete_calls += usize::from(is_input(&input));
                     if self.open.take().is_some() {
                         out.push(Part::Close(Kind::Call));
                     }
@@ -145,6 +152,7 @@ impl Blocks {
     fn start_call(&mut self, name: String, out: &mut Vec<Part>) {
         let id = call_id_with("toolu_", &self.rid, self.calls);
         self.calls += 1;
+        self.input.clear();
         self.open(Kind::Call, Part::OpenCall { id, name }, out);
     }
 
@@ -164,6 +172,40 @@ impl Blocks {
             Some(Kind::Call) => out.push(Part::CutOff),
             Some(kind) => out.push(Part::Close(kind)),
             None => (),
+        }
+    }
+}
+
+/// True if a block of a call can hold these arguments: they are a JSON object.
+pub(super) fn is_input(arguments: &str) -> bool {
+    let is_json = serde_json::from_str::<IgnoredAny>(arguments).is_ok();
+    is_json && arguments.trim_start().starts_with('{')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_no_block_can_hold_is_not_complete() {
+        for (arguments, is_complete) in [
+            (r#"{"a": 1}"#, true),
+            ("{}", true),
+            (r#"{"a": 1,}"#, false),
+            ("four", false),
+            ("[4]", false),
+        ] {
+            let mut blocks = Blocks::new(RequestId::new("r"), false);
+            let (first, rest) = arguments.split_at(1);
+            let name = "seat".to_owned();
+            let pieces = vec![
+                OutputPiece::CallStart { name },
+                OutputPiece::CallArguments(first.to_owned()),
+                OutputPiece::CallArguments(rest.to_owned()),
+                OutputPiece::CallEnd,
+            ];
+            blocks.add(String::new(), pieces, &mut Vec::new());
+            assert_eq!(blocks.has_complete_calls(), is_complete, "{arguments}");
         }
     }
 }

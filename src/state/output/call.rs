@@ -23,6 +23,12 @@ pub(super) trait CallReader: Send + std::fmt::Debug {
         Closers::default()
     }
 
+    /// Returns how many characters were read since a call that is complete and has not gone out: what follows it tells
+    /// whether what stands before it belongs to it.
+    fn n_after_call(&self) -> Option<usize> {
+        None
+    }
+
     /// Returns the name that was read and has not gone out, where no tag tells that it is that of a call.
     fn called(&self) -> Option<&str> {
         None

@@ -50,6 +50,11 @@ impl Closers {
         }
     }
 
+    /// Returns whether a fence is all that is open.
+    pub(super) fn is_fence_alone(self) -> bool {
+        self.fence && !self.list && self.tag.is_none()
+    }
+
     /// Returns whether another call may follow, which a comma may part from the one before.
     pub(super) fn takes_more(self) -> bool {
         self.list || self.more

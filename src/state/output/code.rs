@@ -4,17 +4,27 @@
 #[derive(Debug)]
 pub(super) struct Code {
     is_inside: bool,
+    /// A fence was opened before a call, with which it was dropped, and has not been closed.
+    is_unseen: bool,
     line: Line,
+    /// How many ticks came one after the other.
+    ticks: u8,
     last: Option<char>,
 }
 
 /// The line that is being read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
-    /// Nothing but blanks.
+    /// Nothing but blanks, and ticks that are no fence yet.
     Blank,
-    /// A fence, as many of its ticks as came.
-    Ticks(u8),
+    /// A fence that closes the unseen one if it names no language.
+    MayClose,
+    /// A fence at the beginning, which opened a block.
+    Fence,
+    /// A fence after other text, and nothing after it but what may be a language.
+    LateFence,
+    /// The same and more, which is code up to the next fence or the end of the line.
+    Span,
     Text,
 }
 
@@ -22,30 +32,80 @@ impl Code {
     pub(super) fn new() -> Self {
         Self {
             is_inside: false,
+            is_unseen: false,
             line: Line::Blank,
+            ticks: 0,
             last: None,
         }
     }
 
-    /// Reads a character of the content. A fence at the beginning of a line begins a block or ends it.
+    /// Reads a character of the content. A fence at the beginning of a line begins a block or ends it. One after other
+    /// text begins a block if nothing but a language follows it in the line.
     pub(super) fn read(&mut self, c: char) {
         self.last = Some(c);
-        self.line = match (self.line, c) {
-            (_, '\n') => Line::Blank,
-            (Line::Blank, _) if c.is_whitespace() => Line::Blank,
-            (Line::Blank, '`') => Line::Ticks(1),
-            (Line::Ticks(2), '`') => {
-                self.is_inside = !self.is_inside;
-                Line::Text
+        if c == '`' {
+            self.ticks = self.ticks.saturating_add(1);
+            if self.ticks == 3 {
+                self.read_fence();
             }
-            (Line::Ticks(ticks), '`') => Line::Ticks(ticks + 1),
-            _ => Line::Text,
+            return;
+        }
+        let had_ticks = std::mem::take(&mut self.ticks) > 0;
+        if self.line == Line::MayClose {
+            self.is_unseen = false;
+            self.is_inside = !c.is_whitespace();
+            self.line = Line::Fence;
+        }
+        if self.line == Line::Span && c == '\n' {
+            self.is_inside = false;
+        }
+        self.line = match self.line {
+            _ if c == '\n' => Line::Blank,
+            Line::Blank if c.is_whitespace() && !had_ticks => Line::Blank,
+            Line::Blank => Line::Text,
+            Line::LateFence if !may_name_language(c) => Line::Span,
+            line => line,
         };
+    }
+
+    fn read_fence(&mut self) {
+        match self.line {
+            Line::Blank if self.is_unseen => self.line = Line::MayClose,
+            Line::Blank => {
+                self.is_inside = !self.is_inside;
+                self.line = match self.is_inside {
+                    true => Line::Fence,
+                    false => Line::Text,
+                };
+            }
+            Line::Fence | Line::LateFence | Line::Span => {
+                self.is_inside = false;
+                self.line = Line::Text;
+            }
+            Line::Text if !self.is_inside => {
+                self.is_inside = true;
+                self.line = Line::LateFence;
+            }
+            Line::Text | Line::MayClose => {}
+        }
     }
 
     /// Goes on after a call.
     pub(super) fn after_call(&mut self) {
-        (self.line, self.last) = (Line::Blank, None);
+        self.line = Line::Blank;
+        self.ticks = 0;
+        self.last = None;
+    }
+
+    /// The same in a fence that was dropped with the call.
+    pub(super) fn after_call_in_fence(&mut self) {
+        self.after_call();
+        self.is_unseen = true;
+    }
+
+    /// Lets a call begin next, whatever stands before it in its line.
+    pub(super) fn part(&mut self) {
+        self.last = None;
     }
 
     /// Returns whether a call without a tag may begin with this character: not inside of a block, of a word or of quotes.
@@ -60,4 +120,9 @@ impl Code {
                 _ => false,
             }
     }
+}
+
+/// Whether a character may belong to the language that a fence names.
+fn may_name_language(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '-' | '+' | '#' | '.')
 }

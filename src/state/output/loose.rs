@@ -37,6 +37,8 @@ pub(super) struct LooseReader {
     /// A fence with its language, or a tag, as far as it was read.
     word: String,
     closers: Closers,
+    /// The list was opened here, and nothing is around it.
+    is_lone_list: bool,
     found: CallOutput,
     /// The object up to its arguments.
     opening: String,
@@ -54,6 +56,8 @@ enum At {
     BeforeArguments,
     Object(ObjectReader),
     Arguments(ValueScanner),
+    /// After the first object of a list that nothing is around, and how many blanks and commas came since.
+    AfterObject(usize),
 }
 
 impl LooseReader {
@@ -70,6 +74,7 @@ impl LooseReader {
             at: At::Before,
             word: String::new(),
             closers,
+            is_lone_list: false,
             found: CallOutput::default(),
             opening: String::new(),
             separation: Separation::default(),
@@ -81,6 +86,7 @@ impl LooseReader {
                 reader.word.push('`');
                 reader.at = At::Fence;
             }
+            // The engine passes the bracket of a tag only in formats that take tags.
             '[' | '<' if !is_next => {
                 reader.read_before(first);
             }
@@ -121,7 +127,10 @@ impl LooseReader {
         match c {
             _ if c.is_whitespace() => {}
             '{' => self.open_object(),
-            '[' if !self.closers.list => self.closers.list = true,
+            '[' if !self.closers.list => {
+                self.is_lone_list = !self.closers.fence && self.closers.tag.is_none();
+                self.closers.list = true;
+            }
             '<' if self.takes == Loose::ObjectsAndTags && self.is_bare() => {
                 self.word.clear();
                 self.at = At::Tag;
@@ -200,10 +209,34 @@ impl LooseReader {
         };
         match step {
             Step::More => Step::More,
-            Step::Done if is_object(&self.found.arguments) => {
-                out.name = self.found.name.take();
-                out.arguments.push_str(&self.found.arguments);
+            Step::Done if !is_object(&self.found.arguments) => Step::Broken,
+            Step::Done if self.is_lone_list => {
+                self.at = At::AfterObject(0);
+                Step::More
+            }
+            Step::Done => {
+                self.give(out);
                 Step::Done
+            }
+            _ => Step::Broken,
+        }
+    }
+
+    fn give(&mut self, out: &mut CallOutput) {
+        out.name = self.found.name.take();
+        out.arguments.push_str(&self.found.arguments);
+    }
+
+    /// A bracket before an object opens a list only if the list ends or goes on.
+    fn read_after_object(&mut self, n_read: usize, c: char, out: &mut CallOutput) -> Step {
+        match c {
+            ']' | '{' => {
+                self.give(out);
+                Step::DoneBefore
+            }
+            _ if c == ',' || c.is_whitespace() => {
+                self.at = At::AfterObject(n_read + 1);
+                Step::More
             }
             _ => Step::Broken,
         }
@@ -287,6 +320,10 @@ impl CallReader for LooseReader {
                 None => Step::Broken,
             },
             At::Object(_) | At::Arguments(_) => self.read_object(c, out),
+            At::AfterObject(n_read) => {
+                let n_read = *n_read;
+                self.read_after_object(n_read, c, out)
+            }
         }
     }
 
@@ -296,6 +333,13 @@ impl CallReader for LooseReader {
 
     fn closers(&self) -> Closers {
         self.closers
+    }
+
+    fn n_after_call(&self) -> Option<usize> {
+        match self.at {
+            At::AfterObject(n_read) => Some(n_read),
+            _ => None,
+        }
     }
 
     fn called(&self) -> Option<&str> {

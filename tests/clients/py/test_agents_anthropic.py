@@ -176,7 +176,8 @@ class Errors(Messages):
                 self.check(anthropic.BadRequestError, "invalid_request_error", part, call)
 
     def test_a_prompt_that_is_too_long(self):
-        self.check(anthropic.BadRequestError, "invalid_request_error", "limit is", lambda: self.ask("word " * 70_000))
+        long = lambda: self.ask("word " * 70_000)  # noqa: E731
+        self.check(anthropic.BadRequestError, "invalid_request_error", "prompt is too long: ", long)
 
     def test_a_body_that_is_too_large(self):
         large = lambda: self.ask("x" * (17 << 20))  # noqa: E731

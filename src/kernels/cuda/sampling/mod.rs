@@ -32,7 +32,7 @@ pub struct RowSampler {
     pub inverse_temperature: f64,
     /// Of its draws.
     pub seed: u64,
-    /// In (0, 1].
+    /// In [0, 1]; 0 keeps the most likely token.
     pub top_p: f32,
     /// In [0, 1].
     pub min_p: f32,

@@ -165,6 +165,19 @@ fn an_answer_that_must_call_has_no_text_of_a_call() {
 }
 
 #[test]
+fn thoughts_of_an_answer_that_must_call_are_whole() {
+    let mut must = (*tools(true)).clone();
+    must.choice = ToolChoice::Required;
+    let formats = OutputFormats {
+        tool: Some(ToolFormat::Hermes),
+        reasoning: Some(ReasoningFormat::Think),
+    };
+    let (markers, start) = (Arc::new(Markers::default()), OutputStart::default());
+    let engine = OutputEngine::new(formats, Some(Arc::new(must)), markers, start);
+    assert_eq!(short(&run_cut(engine, "<think>a <")), "‹a <›");
+}
+
+#[test]
 fn an_opening_in_an_answer_that_ended_by_itself_is_text() {
     let text = "It writes <tool_call>\n{\"name\": \"se";
     assert_eq!(

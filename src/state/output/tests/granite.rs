@@ -57,4 +57,14 @@ fn other_tags_open_lists() {
         &format!("«Ok. »{called}"),
     );
     check_text(ToolFormat::Phi4Mini, "functools.partial(f) and functools[");
+    for (cut, expected) in [
+        ("It is in functools", "«It is in functools»"),
+        ("It is in functools ", "«It is in functools »"),
+        ("Ok. functools[", "«Ok. »"),
+        ("Ok. functools [{\"name\": \"f", "«Ok. »"),
+        ("Ok. <|tool_call|>", "«Ok. »"),
+    ] {
+        let engine = engine(Some(ToolFormat::Phi4Mini), None);
+        assert_eq!(short(&run_cut(engine, cut)), expected, "{cut:?}");
+    }
 }

@@ -185,6 +185,89 @@ fn all_else_stays_text() {
 }
 
 #[test]
+fn no_text_before_a_call_is_lost() {
+    for (format, before) in [(ToolFormat::Mistral, "a < "), (F, "a < "), (F, "a [ b ")] {
+        check(
+            format,
+            &format!("{before}{OBJECT}"),
+            &format!("«{before}»{CALL}"),
+        );
+    }
+    for after in [" and on", ", and on", "\n<b>"] {
+        check(
+            F,
+            &format!("[{OBJECT}{after}"),
+            &format!("«[»{CALL}«{after}»"),
+        );
+    }
+}
+
+#[test]
+fn a_list_may_end_with_the_output() {
+    for end in ["", "\n", ",", "]", ",]"] {
+        let text = format!("[{OBJECT}{end}");
+        check(F, &text, CALL);
+        assert_eq!(short(&run_cut(engine(Some(F), None), &text)), CALL);
+    }
+}
+
+#[test]
+fn a_fence_stands_around_tags_of_several_calls() {
+    let tagged = format!("<tool_call>\n{OBJECT}\n</tool_call>");
+    check(
+        F,
+        &format!("```json\n{tagged}\n{tagged}\n```\n"),
+        &format!("{CALL}{CALL}"),
+    );
+    let other = r#"<tool_call>{"name": "x", "arguments": {}}</tool_call>"#;
+    check(
+        F,
+        &format!("```json\n{tagged}\n{other}\n```\nNow: {OBJECT}"),
+        &format!("{CALL}x({{}})«\n```\nNow: »{CALL}"),
+    );
+}
+
+#[test]
+fn what_follows_a_call_in_its_fence_or_list_is_text() {
+    for after in [
+        "\n{\"a\": 1}\n```",
+        ",\n{\"a\": 1}\n```",
+        "\n\nSo it is.\n```",
+        "\n`` and so",
+    ] {
+        check(
+            F,
+            &format!("```json\n{OBJECT}{after}\nNow: {OBJECT}"),
+            &format!("{CALL}«{after}\nNow: »{CALL}"),
+        );
+    }
+    check(
+        F,
+        &format!("[{OBJECT}, {{\"a\": 1}}] Now: {OBJECT}"),
+        &format!("{CALL}«, {{\"a\": 1}}] Now: »{CALL}"),
+    );
+}
+
+#[test]
+fn blocks_of_code_end_before_a_call() {
+    for code in [
+        "Here: ```json\n{\"a\": 1}\n```",
+        "Here: ```python\nx = 1\n```",
+        "Here: ```\nx = 1\n```",
+        "Here: ```x = 1```",
+        "Write ``` before it.",
+        "```x = 1```",
+    ] {
+        check(
+            F,
+            &format!("{code}\nNow: {OBJECT}"),
+            &format!("«{code}\nNow: »{CALL}"),
+        );
+    }
+    check_text(F, &format!("Here: ```python\ncall = {OBJECT}\n```\nso"));
+}
+
+#[test]
 fn text_that_must_follow_a_schema_is_no_call() {
     let engine = engine(Some(F), None).with_calls_in_format_only();
     assert_eq!(short(&run(engine, OBJECT)), format!("«{OBJECT}»"));

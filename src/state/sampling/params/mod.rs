@@ -25,7 +25,7 @@ pub struct SamplingParams {
     pub stop_token_ids: Arc<[u32]>,
     /// Softmax temperature; below 1e-6 the most likely token is taken.
     pub temperature: f32,
-    /// Nucleus: least probability mass kept, in (0, 1].
+    /// Nucleus: least probability mass kept, in [0, 1]; 0 keeps the most likely token.
     pub top_p: f32,
     /// Most likely tokens kept; -1 keeps all.
     pub top_k: i32,

@@ -73,7 +73,14 @@ pub(super) const NAMES: [&str; 52] = [
 
 impl Interpreter<'_> {
     pub(super) fn filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
-        self.step_over(&value)?;
+        match (name, &value) {
+            // These look at no item.
+            (
+                "count" | "length" | "d" | "default",
+                Value::List(_) | Value::Tuple(_) | Value::Dict(_),
+            ) => self.step(1)?,
+            _ => self.step_over(&value)?,
+        }
         match name {
             "attr" => {
                 let [attribute] = args.bind(name, ["name"], 1)?;

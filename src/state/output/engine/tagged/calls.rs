@@ -6,7 +6,7 @@ use crate::state::output::call::{CallReader, Step};
 use crate::state::output::closers::Closers;
 use crate::state::output::content::{After, Content};
 use crate::state::output::keyed::KeyedReader;
-use crate::state::output::lexer::Lexeme;
+use crate::state::output::lexer::{Item, Lexeme};
 use crate::state::output::loose::LooseReader;
 use crate::state::output::named::NamedReader;
 use crate::state::output::object::ObjectReader;
@@ -44,9 +44,21 @@ impl TaggedEngine {
         self.held.clear();
         self.opened_by = opened_by;
         self.is_loose = matches!(expect, Expect::Loose(_));
+        self.is_fenced = false;
         self.n_opening = None;
         self.list = None;
         self.state = State::Opening(expect);
+    }
+
+    /// Begins the next call in a fence or a list. What parts it from the one before stays held: it is text if this is no
+    /// call. The tag of the opening, if it has one, is read again then.
+    fn open_next(&mut self, closers: Closers, opened_by: Option<Tag>) {
+        let held = std::mem::take(&mut self.held);
+        self.open(Expect::Loose(closers), opened_by);
+        self.is_fenced = closers.fence;
+        let is_parted = !held.is_empty() || opened_by.is_some();
+        self.n_opening = is_parted.then_some(held.len());
+        self.held = held;
     }
 
     /// Returns whether input is held that may become text again.
@@ -111,6 +123,7 @@ impl TaggedEngine {
         let (State::Call(reader) | State::Started(reader)) = &mut self.state else {
             return Fate::Again;
         };
+        let n_after_call = reader.n_after_call();
         let output = &mut self.output;
         let step = match lexeme {
             Lexeme::Char(c) => reader.read(c, output),
@@ -123,6 +136,9 @@ impl TaggedEngine {
             }
             Lexeme::Tag(_) => Step::Broken,
         };
+        if let (Step::DoneBefore, Some(n_items)) = (step, n_after_call) {
+            self.put_back_last(n_items);
+        }
         self.give_call(out);
         let is_started = matches!(self.state, State::Started(_));
         match step {
@@ -143,8 +159,24 @@ impl TaggedEngine {
             }
             Step::Broken => {
                 self.give_up(out);
+                if n_after_call.is_some() {
+                    // Only what stands before the call is text.
+                    self.n_reread = 0;
+                    self.code.part();
+                }
                 Fate::Again
             }
+        }
+    }
+
+    /// Ends a list that the end of the output has cut after a call.
+    pub(super) fn end_lone_list(&mut self, out: &mut Vec<OutputPiece>) {
+        let is_after_call = match &self.state {
+            State::Call(reader) => reader.n_after_call().is_some(),
+            _ => false,
+        };
+        if is_after_call {
+            self.read_call(Lexeme::Char(']'), out);
         }
     }
 
@@ -197,7 +229,7 @@ impl TaggedEngine {
             _ if c.is_whitespace() => return Fate::Held,
             ',' if closers.takes_more() => return Fate::Held,
             '{' if closers.takes_more() => {
-                self.open(Expect::Loose(closers), None);
+                self.open_next(closers, None);
                 return Fate::Again;
             }
             _ => {
@@ -208,22 +240,37 @@ impl TaggedEngine {
             }
         }
         self.put_back_held();
-        self.leave_list();
+        self.leave_trailer(trailer);
         Fate::Again
     }
 
-    /// The tag that closes a call may stand before the fence around it.
+    /// The tags that close a call and open the next one may stand inside of the fence around them.
     fn tag_in_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Fate {
-        let is_inside = trailer.left.is_empty() && trailer.closers.takes_more();
+        let Trailer { left, closers } = trailer;
+        let is_inside = left.is_empty() && closers.takes_more();
         match lexeme {
             Lexeme::Tag(tag) if tag.tag == Tag::ToolClose && is_inside => {
                 self.held.clear();
                 Fate::Used
             }
+            Lexeme::Tag(tag)
+                if tag.tag == Tag::ToolOpen && is_inside && closers.is_fence_alone() =>
+            {
+                self.open_next(closers, Some(tag.tag));
+                Fate::Held
+            }
             _ => {
-                self.leave_list();
+                self.leave_trailer(trailer);
                 Fate::Again
             }
+        }
+    }
+
+    /// Goes on with the content, where a fence that was not closed may be closed later.
+    fn leave_trailer(&mut self, trailer: Trailer) {
+        self.leave_list();
+        if trailer.closers.fence || trailer.left.starts_with('`') {
+            self.code.after_call_in_fence();
         }
     }
 
@@ -246,6 +293,9 @@ impl TaggedEngine {
         }
         self.state = State::Around;
         self.list = None;
+        if std::mem::take(&mut self.is_fenced) {
+            self.code.after_call_in_fence();
+        }
         let mut text = String::new();
         for &item in opening {
             self.lexer.text_of(item, &mut text);
@@ -268,9 +318,17 @@ impl TaggedEngine {
     pub(super) fn has_begun_call(&self) -> bool {
         match &self.state {
             _ if !self.is_holding() || self.is_between_calls() => false,
+            State::Opening(_) if self.is_only_word() => self.must_call(),
             State::Call(reader) if self.has_tool(reader.called()) => true,
             _ => self.opened_by.is_some() || self.n_opening == Some(0),
         }
+    }
+
+    /// Whether nothing came after a tag that is a word, and may be one of a sentence.
+    fn is_only_word(&self) -> bool {
+        let first = self.held.first();
+        let is_word = matches!(first, Some(Item::Char(c)) if c.is_alphabetic());
+        is_word && self.list.is_none()
     }
 
     fn has_tool(&self, name: Option<&str>) -> bool {
@@ -299,6 +357,11 @@ impl TaggedEngine {
     fn put_back_held(&mut self) {
         let held = std::mem::take(&mut self.held);
         self.lexer.put_back(&held);
+    }
+
+    fn put_back_last(&mut self, n_items: usize) {
+        let last = self.held.split_off(self.held.len().saturating_sub(n_items));
+        self.lexer.put_back(&last);
     }
 
     /// Gives out what the reader has written.

@@ -14,7 +14,7 @@ use crate::state::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
 use crate::state::output::markers::Markers;
 use crate::state::output::piece::{OutputPiece, push_reasoning, push_text};
 use crate::state::output::start::OutputStart;
-use crate::state::output::syntax::{CallList, Expect, Tag, TagSet, ToolSyntax};
+use crate::state::output::syntax::{CallList, Expect, Loose, Tag, TagSet, ToolSyntax};
 use crate::state::output::thinking::Thinking;
 use crate::state::output::tools::ToolUse;
 
@@ -39,6 +39,8 @@ pub(super) struct TaggedEngine {
     opened_by: Option<Tag>,
     /// The opening is not one of the format.
     is_loose: bool,
+    /// The opening stands in a fence that a call before it has opened.
+    is_fenced: bool,
     /// Calls are looked for that are not of the format.
     takes_loose: bool,
     /// Items that were read as such a call, and are none. They are not read so again, which bounds the time.
@@ -147,6 +149,7 @@ impl TaggedEngine {
             n_opening: None,
             opened_by: None,
             is_loose: false,
+            is_fenced: false,
             takes_loose: true,
             n_reread: 0,
             code: Code::new(),
@@ -184,10 +187,12 @@ impl TaggedEngine {
     /// Ends the output: what is still held goes out as text, except for whitespace that is dropped and for the beginning
     /// of a call that was cut.
     pub(super) fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
+        self.end_lone_list(out);
         if self.has_begun_call() && (ending == OutputEnding::Cut || self.must_call()) {
             self.drop_call();
         }
-        if self.must_call() || (ending == OutputEnding::Cut && self.is_after_call()) {
+        let must_call = self.must_call() && !self.is_in_thought();
+        if must_call || (ending == OutputEnding::Cut && self.is_after_call()) {
             // What may be the beginning of a tag is that of the next call.
             self.lexer.clear();
         }
@@ -207,6 +212,11 @@ impl TaggedEngine {
     fn must_call(&self) -> bool {
         let calls = self.calls.as_ref();
         calls.is_some_and(|(_, tools)| tools.must_call())
+    }
+
+    /// Whether a thought is being read, and no opening in it.
+    fn is_in_thought(&self) -> bool {
+        matches!(self.state, State::Around) && self.around == Around::Reasoning
     }
 
     /// Whether nothing but blanks came since a call.
@@ -347,7 +357,9 @@ impl TaggedEngine {
 
     /// Whether a call that is not of the format may begin with a character.
     fn may_begin_loosely(&self, c: char) -> bool {
-        self.calls.is_some() && self.takes_loose && self.n_reread == 0 && self.code.allows(c)
+        let loose = self.calls.as_ref().map(|(syntax, _)| syntax.loose);
+        let is_taken = loose.is_some_and(|loose| c != '<' || loose == Loose::ObjectsAndTags);
+        is_taken && self.takes_loose && self.n_reread == 0 && self.code.allows(c)
     }
 
     fn content_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Fate {
