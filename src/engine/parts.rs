@@ -334,7 +334,7 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
 fn kernel_path() -> Result<Arc<str>, LoadError> {
     let path = KernelPath::of_process().map_err(LoadError::Memory)?;
     let said = path.to_string();
-    tracing::info!(path = %said, "kernels of the CPU");
+    tracing::debug!(path = %said, "kernels of the CPU");
     Ok(said.into())
 }
 

@@ -40,7 +40,7 @@ fn the_tree_and_the_pool_work_alone() {
     let printed = check("tree_and_pool", &[]);
     assert_eq!(
         printed,
-        "8 of 12 tokens are cached, 4 are evicted, 60 pages are free\n"
+        "8 of 12 tokens are cached, 8 are evicted, 64 pages are free\n"
     );
 }
 
