@@ -1,7 +1,7 @@
 //! The model inside this library: a tiny one, on which an engine with the default configuration starts.
 //!
 //! Loading maps files, so the bundled ones are unpacked once into the user's cache and found there by later runs:
-//! one way to load a model instead of two, and an installed program needs no files beside it. The folder's name
+//! one way to load a model instead of two, and an installed program needs no other files. The folder's name
 //! holds a hash of the contents; each file appears under its name only when it is whole, and is compared before use.
 //! Where no cache can be written, a private temporary folder takes its place; it is left behind.
 

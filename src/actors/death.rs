@@ -94,7 +94,7 @@ impl DeathNote {
 
 impl Drop for DeathNote {
     fn drop(&mut self) {
-        // The obituary, a field, is dropped behind this.
+        // Rust drops the field `obituary` after this.
         self.ledger.close();
     }
 }

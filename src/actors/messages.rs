@@ -243,8 +243,8 @@ impl Message for Box<PrefixesProbed> {
     type Result = ();
 }
 
-/// Host or server -> Scheduler, rare: other policies from the next plan on. Requests that wait and that run stay. Names
-/// that nobody knows change nothing. A unit that is built anew starts with the policies that were set last.
+/// Host or server -> Scheduler, rare: other policies from the next plan on. Waiting and running requests stay. Unknown
+/// names change nothing. A rebuilt unit starts with the policies that were set last.
 #[derive(Debug, Default, Message)]
 #[rtype(result = "Result<PoliciesSet, RequestError>")]
 pub struct SetPolicy {
@@ -353,8 +353,8 @@ pub struct SequencesEnded {
 
 // To the Watchdog.
 
-/// Any actor's or the executor thread's last breath -> Watchdog. The unit is torn down and rebuilt, unless it was the KV
-/// store that died, which the unit goes on without.
+/// A dying actor or thread -> Watchdog. The Watchdog tears the unit down and rebuilds it, unless the KV store died: the
+/// unit runs without it.
 #[derive(Clone, Debug, Message)]
 #[rtype(result = "()")]
 pub struct ActorDied {

@@ -28,7 +28,7 @@ pub const MORTALS: [&str; 6] = [
     "executor_thread",
 ];
 
-/// Those whose death is logged and counted, and that the unit goes on without: its next life has them again.
+/// Actors and threads whose death is logged and counted, without a rebuild. The next unit has them again.
 pub const DISPENSABLE: [&str; 2] = ["kv_store", "kv_store_thread"];
 
 /// Generation of an engine's first unit.

@@ -39,8 +39,8 @@ impl StopSignal {
     }
 }
 
-/// From now on a write beyond the limit of a file's size (`ulimit -f`) fails with `EFBIG`, as on a full disk, where the
-/// signal that comes with it would end the process: the writer goes on without the file, and the engine serves.
+/// From now on a write beyond the limit of a file's size (`ulimit -f`) fails with `EFBIG`, as on a full disk, and
+/// SIGXFSZ does not end the process: the engine keeps serving.
 #[cfg(unix)]
 pub fn survive_full_files() -> io::Result<()> {
     let number = rustix::process::Signal::XFSZ.as_raw();

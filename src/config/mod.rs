@@ -110,7 +110,7 @@ keys::keys! {
         #[flag(MEMORY.takes("0..1"))]
         mem_fraction_static: Option<f64> = None,
         /// Size of the KV pool in tokens, instead of one derived from the free memory; more than fits is refused, or clipped
-        /// beside `--mem-fraction-static`.
+        /// with `--mem-fraction-static`.
         #[flag(MEMORY.takes("TOKENS"))]
         max_total_tokens: Option<usize> = None,
         /// Tokens that layers with a sliding window hold for each token of the KV pool, on a CPU and with chunked prefill;

@@ -217,7 +217,7 @@ impl EngineHandle {
     }
 
     /// Orders the queue, or evicts, by other policies from the next plan on; a `None` leaves a policy as it is. Requests
-    /// that wait and that run stay. An engine that is rebuilt goes on with the policies that were set last.
+    /// that wait and that run stay. A rebuilt engine keeps the policies that were set last.
     ///
     /// # Errors
     /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.
@@ -356,8 +356,8 @@ impl EngineHandle {
     }
 
     /// Waits until the engine has failed for good, and says why: an actor died and no attempt to rebuild the actors
-    /// worked, the model's files are not those any more that were loaded, or the host stopped the Arbiter below them. It will serve nobody again. Never ends for an engine that
-    /// was shut down. Safe to drop while it waits.
+    /// worked, the model's files have changed since they were loaded, or the host stopped the actors' Arbiter. Never
+    /// ends for an engine that was shut down. Safe to drop while it waits.
     pub async fn failed(&self) -> Arc<str> {
         let mut failure = self.inner.failure.clone();
         let reason = match failure.wait_for(Option::is_some).await {

@@ -1,8 +1,8 @@
 //! Rows whose output has ended, so that steps which were planned before that was known feed them nothing.
 //!
-//! A step is planned while the one before it runs, so it also decodes the sequences that end with that one. Whoever runs
-//! steps notes their starts and results here, and takes such rows out of a step before it begins. That costs nothing then:
-//! the results say that the row was fed no token.
+//! A step is planned while the one before it runs, so it also decodes the sequences that end with that one. The
+//! executor records the starts and results of rows here, and skips such rows before a step begins. That costs nothing
+//! then: the results say that the row was fed no token.
 
 use std::sync::Arc;
 
@@ -98,8 +98,8 @@ impl EndedRows {
         !sampling.ignore_eos && result.tokens.iter().any(is_stop)
     }
 
-    /// Takes the rows out of a step that have nothing to decode any more. A prefill goes on whatever becomes of its sequence,
-    /// since what it writes may be in the cache already.
+    /// Removes the decode rows of ended sequences from a step. Prefill rows stay, since their K/V may be in the cache
+    /// already.
     pub fn skip(&mut self, plan: &mut StepPlan) -> SkippedRows {
         let mut skipped = SkippedRows::default();
         let Some(left) = self.n_suspect.checked_sub(1) else {

@@ -1,6 +1,6 @@
 //! What llguidance says of a grammar, in words that mean something to those who sent it.
 
-/// Parts of its messages that name its own options, features and insides, and what is said instead.
+/// Parts of its messages that name its options, features and internals, and replacements.
 const INSTEAD: [(&str, &str); 12] = [
     (
         "oneOf constraints are not supported",

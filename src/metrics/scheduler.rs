@@ -29,7 +29,7 @@ pub struct StepTokens {
     pub prefilled: u64,
     /// Rows that fed a token of their output.
     pub decoded: u64,
-    /// Output tokens that requests got: also those behind a prefill, and none that came behind the end of an output.
+    /// Output tokens that requests got: also those that a prefill samples, and none after the end of an output.
     pub delivered: u64,
 }
 

@@ -503,7 +503,7 @@ fn tokens_count_that_requests_got_and_not_the_rows_of_steps() {
             scheduler.record_work(0.5, 0.0, work);
         };
         scheduler.record_plan(&busy_stats());
-        // A prefill that ends with a token, a decode of three of which one comes behind the end of its output.
+        // A prefill that ends with a token, a decode of three of which one comes after the end of its output.
         step(40, 0, 1);
         step(0, 3, 2);
     });

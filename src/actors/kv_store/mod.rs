@@ -46,7 +46,7 @@ pub struct StoreSetup {
 
 /// See the module.
 pub struct KvStore {
-    /// The notes of its own death and of the death of the store's thread; `None` where the Watchdog does not hear of them.
+    /// Report the deaths of this actor and of the store's thread to the Watchdog; `None` if it does not supervise them.
     mourned: Option<(Obituary, Obituary)>,
     setup: Arc<StoreSetup>,
     scheduler: Mailbox<StoreNews>,

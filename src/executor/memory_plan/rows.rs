@@ -8,7 +8,7 @@ const MOST_REQUESTS: u32 = 4096;
 
 impl MemoryPlan {
     /// Divides the memory where page tables and activations take memory for each request that may run. `budget` gives the
-    /// memory for so many requests. Without `max_running_requests` the plan reserves as many as its pool then runs, at most
+    /// memory by request count. Without `max_running_requests` the plan reserves as many as its pool then runs, at most
     /// 4,096: a reserve for more would be memory that no request uses.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ impl Reader {
     fn class_part(&mut self, found: &mut Vec<ClassUnicodeRange>) -> Result<(), String> {
         let mut add = |set: ClassUnicode| found.extend_from_slice(set.ranges());
         let first = self.class_item()?;
-        // A dash that ends the class, or one beside a class, stands for itself.
+        // A dash is literal at the class's end and next to a class escape.
         let is_range = self.sees("-") && !self.sees("-]");
         let (Escaped::Code(from), true) = (&first, is_range) else {
             add(ranges(first));

@@ -27,7 +27,7 @@ const UNKNOWN: [(&str, &str); 7] = [
 /// The tree of an expression.
 ///
 /// # Errors
-/// What it has that is wrong, or that no automaton can match, as a part of a sentence.
+/// Syntax that is invalid, or that no automaton can match, as a part of a sentence.
 pub(super) fn read(pattern: &str, dialect: Dialect) -> Result<Node, String> {
     let mut reader = Reader {
         letters: pattern.chars().collect(),
@@ -183,7 +183,7 @@ impl Reader {
         }
     }
 
-    /// Reads what is between `(?` and the content; false if there is none.
+    /// Reads a group's kind, after `(?`; false if it has no content.
     fn group_kind(&mut self) -> Result<bool, String> {
         if let Some((_, what)) = UNKNOWN.iter().find(|(sign, _)| self.sees(sign)) {
             return Err((*what).to_owned());

@@ -1,6 +1,6 @@
 //! `oneOf` whose options exclude each other, which is `anyOf`.
 //!
-//! llguidance knows this of few schemas, and of none that is behind a reference. Here it is proved for what generators of
+//! llguidance detects this in few schemas, and never through a reference. This module proves it for what generators of
 //! schemas write: options of other types, with other constants, or objects whose required property says which they are.
 
 use rustc_hash::FxHashSet;

@@ -239,7 +239,7 @@ impl Multiple {
             && largest.saturating_add(9 * 10_u64.pow(self.decimals)) <= u64::from(u32::MAX)
     }
 
-    /// The digits with so many decimals.
+    /// The digits, scaled to `decimals`.
     fn scaled(self, decimals: u32) -> u64 {
         let more = 10_u64.checked_pow(decimals - self.decimals);
         self.digits.saturating_mul(more.unwrap_or(u64::MAX))

@@ -1,7 +1,7 @@
 //! References between schemas, by RFC 6901 and RFC 3986 as JSON schema has them.
 //!
-//! llguidance finds only what keys without `~`, `/` and `%` lead to. So each `$ref` is resolved here, and what it leads to
-//! gets a plain name among the definitions unless it has one.
+//! llguidance follows only keys without `~`, `/` and `%`. So this module resolves each `$ref`, and its target gets a
+//! plain name among the definitions unless it has one.
 
 use std::rc::Rc;
 
@@ -152,7 +152,7 @@ impl<'a> References<'a> {
             })
     }
 
-    /// Gives a schema a name, like the last part of what it was referred to by.
+    /// Names a schema after the last part of the reference to it.
     fn name(&mut self, target: &'a Value, fragment: &str) -> String {
         let last = fragment.rsplit('/').next().unwrap_or_default();
         let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');

@@ -128,8 +128,8 @@ impl Arithmetic {
         Some(best_rate(threads.max(1), ARITHMETIC_PASSES, pass))
     }
 
-    /// Does as many instructions as make so many operations on f32, of tiles as many operations, and returns the number of
-    /// operations; 0 without the instruction.
+    /// Runs as many instructions as `f32_ops` operations on f32 take (tiles: as many operations), and returns the
+    /// number of operations; 0 if the CPU lacks them.
     pub(super) fn pass(self, f32_ops: usize) -> usize {
         if !self.is_present() {
             return 0;

@@ -54,7 +54,7 @@ pub struct SparsityWish {
     pub threshold: usize,
 }
 
-/// A label has one in so many of a key's channels by default.
+/// A key's channels for each channel of a label, by default.
 const DEFAULT_SHARE: usize = 4;
 /// The least that it has by default, if a key has as many: of narrow keys a share finds too few tokens.
 const LEAST_DEFAULT: usize = 32;

@@ -122,7 +122,7 @@ impl CallForm {
             return Ok(None);
         }
         let object = object_of(text);
-        // Arguments that a model wrote wrongly stay a text, as far as the template can show one: the conversation goes on.
+        // Invalid arguments stay a text, as far as the template can show one, so that the conversation can continue.
         let nothing = || TemplateValue::dict(Vec::new()).ok();
         Ok(object.or_else(|| self.loops_over_arguments.then(nothing).flatten()))
     }

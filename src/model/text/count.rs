@@ -13,7 +13,7 @@ use crate::error::{PromptTokens, RequestError};
 const PIECE_BYTES: usize = 64 << 10;
 /// Tokens that a piece may have because it was cut out: its ends can be parts of longer tokens.
 const TOKENS_OF_A_CUT: usize = 256;
-/// Bytes of a piece that lie before what is counted of it, and behind.
+/// Bytes of a piece before its counted part, and after it.
 const MARGIN_BYTES: usize = 1 << 10;
 /// Longest text of which all tokens are counted: longer ones would keep the tokenizer for seconds.
 pub(crate) const MAX_COUNTED_BYTES: usize = 2 << 20;

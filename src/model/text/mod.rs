@@ -44,7 +44,7 @@ use written::CallWriter;
 #[derive(Debug)]
 pub struct TextModel {
     tokenizer: Tokenizer,
-    /// Pieces that are found before any merge, beside the added tokens.
+    /// Pieces, except added tokens, that are found before any merge.
     frozen: Option<FrozenPieces>,
     /// Added tokens that are nothing but blanks, for parts of a text in which no added token is looked for.
     blanks: Option<FrozenPieces>,

@@ -42,7 +42,7 @@ pub(super) fn take_text(
     Ok(taken.and_then(into_text).unwrap_or_default())
 }
 
-/// The text of a search result, behind its title and source.
+/// The text of a search result, after its title and source.
 pub(super) fn search_result(
     block: &mut Map<String, Value>,
     path: &str,
@@ -60,7 +60,7 @@ pub(super) fn search_result(
     Ok(parts.join("\n"))
 }
 
-/// The text of a document, behind its title and context.
+/// The text of a document, after its title and context.
 pub(super) fn document(block: &mut Map<String, Value>, path: &str) -> Result<String, ApiError> {
     let mut parts = Vec::new();
     for name in ["title", "context"] {

@@ -14,7 +14,7 @@ pub use constraint::{Constraint, JsonWhitespace};
 pub use row::RowGrammar;
 
 /// Stack of a thread that computes masks. What a grammar is compiled into may be nested as deep as its source is long, and
-/// some of it is followed by recursion. Only what is touched takes memory.
+/// some of it is followed by recursion. Only touched pages take memory.
 pub const STACK_BYTES: usize = 64 << 20;
 
 /// A compiled grammar, shared by the outputs that follow it.

@@ -30,7 +30,7 @@ impl Closers {
         !self.list && self.tag.is_none() && !self.fence && !self.more
     }
 
-    /// Returns the text that begins with this character, and what is left to be closed after it.
+    /// Returns the closer that begins with this character, and the closers that remain after it.
     pub(super) fn begun_by(self, c: char) -> Option<(&'static str, Self)> {
         match (c, self.tag) {
             (']', _) if self.list => {

@@ -90,7 +90,7 @@ impl Code {
         }
     }
 
-    /// Goes on after a call.
+    /// Begins a new line.
     pub(super) fn after_call(&mut self) {
         self.line = Line::Blank;
         self.ticks = 0;

@@ -25,7 +25,7 @@ const TAGS: [(&str, &str); 7] = [
 ];
 const FUNCTION_CLOSE: &str = "</function>";
 
-/// Reads from the first character of what is around the object, or of the object.
+/// Reads from the first character of the object, or of its fence, tag or list.
 ///
 /// Nothing tells that the object is a call but that it names a tool and has nothing else than a call has. So nothing goes
 /// out before all of it was read and found to be JSON.
@@ -227,7 +227,7 @@ impl LooseReader {
         out.arguments.push_str(&self.found.arguments);
     }
 
-    /// A bracket before an object opens a list only if the list ends or goes on.
+    /// A bracket opens a list only if `]` or `{` follows its first object.
     fn read_after_object(&mut self, n_read: usize, c: char, out: &mut CallOutput) -> Step {
         match c {
             ']' | '{' => {

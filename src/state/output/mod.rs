@@ -34,8 +34,8 @@
 //! constraint. The object of a strict tool must begin as a grammar knows it ([`strict_openings`]).
 //!
 //! # What is not a call
-//! An opening that turns out not to be one, before its name has gone out, is text: its tag is given out unchanged, and
-//! reading goes on right after that tag. So is an opening in an output that ended by itself; one in an output that was
+//! An opening that turns out not to be one, before its name has gone out, is text: its tag is emitted unchanged, and
+//! reading resumes right after that tag. So is an opening in an output that ended by itself; one in an output that was
 //! cut ([`OutputEnding::Cut`]), or that must call, is dropped, and so is the beginning of a tag after a call. A call whose
 //! arguments break
 //! off (a bracket that does not match, a marker outside of a string) remains without an end, and text goes on at the

@@ -27,7 +27,7 @@ pub(super) struct ObjectReader {
     has_quoted: bool,
     /// The tools of which the call must name one, where nothing else tells that it is a call.
     tools: Option<Arc<ToolUse>>,
-    /// The call stands in an object inside of this one.
+    /// The call is in an object inside of this one.
     is_nested: bool,
 }
 

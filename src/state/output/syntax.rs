@@ -117,7 +117,7 @@ pub(super) enum Expect {
     ListOrName(&'static CallList),
     /// A list, or else one of its calls alone.
     ListOrItem(&'static CallList),
-    /// A call that is not of the format, and what is around it; after another one inside of these.
+    /// A call that is not of the format, and the closers that an earlier call left open.
     Loose(Closers),
 }
 

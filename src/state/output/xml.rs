@@ -23,7 +23,7 @@ pub(super) struct XmlReader {
     parameters: Parameters,
     /// The name of a parameter.
     name: String,
-    /// The value that is read stands at the beginning of a line.
+    /// The value that is read is at the beginning of a line.
     is_at_line: bool,
 }
 
@@ -35,9 +35,9 @@ enum At {
     Value,
     /// After `</parameter>`.
     Tail(Tail),
-    /// After `<parameter=` on a line of its own in a value.
+    /// After `<parameter=` on a separate line in a value.
     Next(String),
-    /// After `</function>` on a line of its own in a value.
+    /// After `</function>` on a separate line in a value.
     Closing(Tail),
 }
 

@@ -108,7 +108,7 @@ impl StepTime {
         }
     }
 
-    /// Counts what is admitted.
+    /// Counts admitted tokens.
     fn spend(&mut self, positions: Range<usize>, then_decodes: bool) {
         self.left_s -= self.pace.seconds(positions);
         self.is_bound |= then_decodes;
@@ -132,9 +132,9 @@ pub struct PrefillLimits {
 /// The pace of a step's prefill.
 #[derive(Clone, Debug)]
 pub struct StepPace {
-    /// What is known of it.
+    /// The measured pace.
     pub pace: PrefillPace,
-    /// Somebody could decode now, so that the time counts. Otherwise it counts from the first request on whose prefill
+    /// A row could decode now, so that the time counts. Otherwise it counts from the first request on whose prefill
     /// the step completes.
     pub is_bound: bool,
 }
@@ -175,7 +175,7 @@ impl PrefillAdder {
         }
     }
 
-    /// The same for a step that is to take no longer than its pace says; with chunked prefill off it takes what it takes.
+    /// The same for a step whose time its pace bounds; with chunked prefill off, the time has no bound.
     pub fn at_pace(mut self, StepPace { pace, is_bound }: StepPace) -> Self {
         self.time = self.rem_chunk.map(|_| StepTime {
             left_s: pace.step_s(),

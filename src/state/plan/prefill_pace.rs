@@ -80,7 +80,7 @@ struct Reading {
 }
 
 impl PrefillPace {
-    /// A pace for steps of at most so many milliseconds, before anything is measured.
+    /// A pace for steps of at most `step_ms`, before anything is measured.
     pub fn new(step_ms: u32) -> Self {
         Self {
             step_s: f64::from(step_ms) / 1e3,
@@ -93,7 +93,7 @@ impl PrefillPace {
         self.step_s
     }
 
-    /// A step that prefilled this, and maybe decoded besides, took so many microseconds.
+    /// Records the time of a step that did this prefill, with or without decodes.
     pub fn note(&mut self, work: PrefillWork, micros: u64) {
         let (tokens, depth) = (work.tokens(), work.depth());
         if tokens == 0 {
@@ -117,9 +117,9 @@ impl PrefillPace {
         });
     }
 
-    /// Tokens from position `first` on that take at most so many seconds, in a step with so many rows besides.
+    /// Tokens from position `first` on that take at most `seconds`, in a step with `other_rows` more rows.
     pub fn tokens_within(&self, seconds: f64, first: usize, other_rows: usize) -> usize {
-        // What is deeper costs more: the first guess is too high, the second one is not.
+        // Deeper tokens cost more: the first guess is too high, the second one is not.
         let guess = quotient(seconds, self.token_s(first));
         let tokens = quotient(seconds, self.token_s(first.saturating_add(guess / 2)));
         let rows = tokens.saturating_add(other_rows);
@@ -136,7 +136,7 @@ impl PrefillPace {
         positions.len() as f64 * self.token_s(middle)
     }
 
-    /// The least bound on the cost of a token behind so many others that the readings give.
+    /// The least bound that the readings give on the cost of a token at this depth.
     fn token_s(&self, depth: usize) -> f64 {
         let class = class_of(depth);
         let mut shallower = self.readings[..=class].iter().rev().flatten();
@@ -152,8 +152,7 @@ impl PrefillPace {
 }
 
 impl Reading {
-    /// What is known after a further step. One that was small beside the steps that a chunk's time allows says only that
-    /// a token costs no more.
+    /// The reading after a further step. A step that is small for a chunk's time says only that a token costs no more.
     fn then(self, new: Self, step_s: f64) -> Self {
         let usual = self.tokens.min(quotient(step_s, self.token_s));
         let here = self.at(new.depth);
@@ -191,7 +190,7 @@ fn quotient(seconds: f64, token_s: f64) -> usize {
 mod tests {
     use super::*;
 
-    /// Seconds of a step on a machine where a token costs 5 ms, as much again behind 8,192 tokens, and a step 50 ms besides.
+    /// Time of a step on a machine where a token costs 5 ms, twice that after 8,192 tokens, and a step 50 ms besides.
     fn micros(positions: Range<usize>) -> u64 {
         let tokens = positions.len() as u64;
         let middle = (positions.start + positions.end) as u64 / 2;
@@ -239,7 +238,7 @@ mod tests {
             let end = first + pace.tokens_within(0.5, first, 0);
             assert!(micros(first..end) <= 550_000 || end - first < MIN_TOKENS);
         }
-        // What is less deep costs no more.
+        // Shallower tokens cost no more.
         let mut pace = PrefillPace::new(500);
         read(&mut pace, 100_000..100_128);
         let end = pace.tokens_within(0.5, 0, 0);

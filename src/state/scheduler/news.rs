@@ -46,7 +46,7 @@ pub enum RequestEnd {
 }
 
 impl RequestEnd {
-    /// Whoever runs the steps sees this end in a result.
+    /// The executor sees this end in a step's result.
     pub fn shows_in_results(&self) -> bool {
         matches!(
             self,

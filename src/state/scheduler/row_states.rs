@@ -113,7 +113,7 @@ impl RowStates {
         })
     }
 
-    /// The step that was to copy its state after so many tokens did not run.
+    /// The step that was to copy the state at `position` did not run.
     pub fn unsave_tail(&mut self, position: usize) {
         if let Some(tail) = self.tail.as_mut().filter(|tail| tail.position == position) {
             tail.position = tail.previous;

@@ -60,7 +60,7 @@ impl Scheduler {
         }
     }
 
-    /// A step took so many microseconds; to be told before its result.
+    /// Records a step's time; to be called before its result.
     pub fn step_took(&mut self, step: StepId, micros: u64) {
         let prefill = self.pipeline.prefill_of(step);
         if let Some(pace) = &mut self.pace {
@@ -73,7 +73,7 @@ impl Scheduler {
         self.pace.is_some() && self.pipeline.prefill_of(step).tokens() > 0
     }
 
-    /// The pace of a prefill beside which these could decode.
+    /// The pace of a prefill while these could decode.
     pub(super) fn step_pace(&self, decode: &[SeqId]) -> Option<StepPace> {
         let pace = self.pace.as_deref()?.clone();
         let is_bound = !decode.is_empty();

@@ -3,8 +3,8 @@
 use super::super::probe::Arithmetic;
 use super::super::simd::Isa;
 
-/// A path is left for a simpler one whose instruction does so many times as much: less is noise, or is lost where the simpler
-/// path widens what it reads.
+/// A simpler path wins if its instruction is this many times as fast: less is noise, or is lost where the simpler path
+/// widens its operands.
 const MARGIN: f64 = 1.15;
 
 /// Whether a path's own instruction is worth it.

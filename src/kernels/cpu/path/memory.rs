@@ -1,7 +1,7 @@
 //! The file that keeps what was measured on a processor, so that each start decides alike.
 //!
 //! There is one for each processor, set of paths and version of this program, below the user's cache folder. The first of
-//! several processes that measure at once writes it; the others take what it wrote.
+//! several processes that measure at once writes it; the others read its file.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -115,7 +115,7 @@ impl Memory {
             Some(recalled) => Ok(recalled),
             None => {
                 self.write(&self.text(&measure())).map_err(failed)?;
-                // What is decided now is what the file says, and not the numbers before they were rounded to its digits.
+                // This start decides by the file's rounded numbers, as later starts do, and not by the measured ones.
                 let written = self.read().map_err(failed)?;
                 written.ok_or_else(|| format!("{shown}: does not say what was written"))
             }

@@ -1,6 +1,6 @@
 //! Which kernel path this process computes on, and why.
 //!
-//! The flags of a processor say what it can do, not how fast: there are processors whose `vdpbf16ps` does half the work of
+//! CPUID flags name instructions, not their speed: there are processors whose `vdpbf16ps` does half the work of
 //! plain multiply-adds. So the path that the flags allow is compared with the next simpler one wherever the two differ in an
 //! instruction ([`choice`]): by a table of processors that are known ([`processor`]), else by a short measurement whose outcome
 //! is kept in a file ([`memory`]). Results depend on the path in their last bits, so a machine has the same one at every start.
@@ -37,7 +37,7 @@ pub enum Reason {
     Forced,
     /// The machine has no instruction that another path could do better without.
     Only,
-    /// What is known of the processor's core of this name.
+    /// The published rates of the core of this name.
     Known(&'static str),
     /// A measurement.
     Measured {
@@ -57,7 +57,7 @@ impl KernelPath {
     /// The path that the variable [`ISA_VARIABLE`] names, else the one for this machine, which is chosen once in a process.
     ///
     /// # Errors
-    /// When the name is unknown or the machine lacks what it names.
+    /// An unknown name, or instructions that the machine lacks.
     pub fn of_process() -> Result<Self, String> {
         static CHOSEN: OnceLock<KernelPath> = OnceLock::new();
         match std::env::var_os(ISA_VARIABLE) {

@@ -1,4 +1,4 @@
-//! Which processor this is, and what is known of some.
+//! This processor's model, and rates of some cores.
 //!
 //! Cycles for each instruction are those that InstLatx64 publishes: Zen 4 takes one for an FMA, a `vdpbf16ps` and a `vpdpbusd`
 //! of 512 bits, Zen 5 half of one (one in its mobile form), so a `vdpbf16ps` does twice the work of an FMA. Golden Cove takes
@@ -61,7 +61,7 @@ impl Processor {
     }
 }
 
-/// What is known of a core: elements that it multiplies and adds in a cycle, by instruction.
+/// The rates of a core: elements that it multiplies and adds in a cycle, by instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
     name: &'static str,
@@ -100,7 +100,7 @@ const GOLDEN_COVE: Known = Known {
 };
 
 impl Known {
-    /// What is known of a processor's core.
+    /// The rates of a processor's core.
     pub fn of(processor: &Processor) -> Option<Self> {
         match (processor.vendor.as_str(), processor.family) {
             ("AuthenticAMD", 0x19) => match processor.model {

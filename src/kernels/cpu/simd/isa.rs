@@ -48,7 +48,7 @@ impl Isa {
     /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or without it the one of [`KernelPath`].
     ///
     /// # Errors
-    /// When the name is unknown or the machine lacks what it names.
+    /// An unknown name, or instructions that the machine lacks.
     pub fn chosen() -> Result<Self, String> {
         KernelPath::of_process().map(|path| path.isa)
     }
@@ -56,7 +56,7 @@ impl Isa {
     /// Returns the instruction set of a name.
     ///
     /// # Errors
-    /// When the name is unknown or the machine lacks what it names.
+    /// An unknown name, or instructions that the machine lacks.
     pub fn named(name: &OsStr) -> Result<Self, String> {
         let available = Self::available();
         let found = available.iter().find(|isa| name == isa.name());

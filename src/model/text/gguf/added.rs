@@ -13,7 +13,7 @@ pub(super) enum Prefix {
     None,
 }
 
-/// Tokens of Phi-3 that leave the blanks behind them where they are; all others take them along.
+/// Tokens of Phi-3 that do not absorb the whitespace after them; all others do.
 const PHI3_WITHOUT_BLANKS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// The added tokens of a byte-level vocabulary. They are found in the text as it comes.
@@ -22,8 +22,8 @@ pub(super) fn of_bytes(entries: &[Entry<'_>]) -> Vec<AddedToken> {
     added.collect()
 }
 
-/// The added tokens of a SentencePiece vocabulary: those that are found in the text as it comes. The text behind one gets
-/// a blank before it like the text of a prompt, where the vocabulary has it so; the pieces of [`frozen`] are found behind
+/// The added tokens of a SentencePiece vocabulary: those that are found in the text as it comes. The text after one
+/// gets a leading blank like the text of a prompt, if the vocabulary says so; the pieces of [`frozen`] are found after
 /// that blank and get none.
 pub(super) fn of_sentence_piece(
     entries: &[Entry<'_>],

@@ -51,7 +51,7 @@ impl Value {
     /// Writes it as `json.dumps` does without ASCII escapes.
     ///
     /// # Errors
-    /// It is a value that JSON has not, such as what is undefined.
+    /// It is a value that JSON lacks, such as an undefined one.
     pub(in crate::model::text) fn to_json(&self) -> Result<String> {
         Style::default().dump(self)
     }

@@ -26,7 +26,7 @@ impl Drop for Charge {
     }
 }
 
-/// Begins a rendering of this thread that may take so many instructions. Outside of one there is no bound.
+/// Begins a rendering on this thread, bounded by `instructions`. Outside of one there is no bound.
 pub(super) fn begin(instructions: u64) {
     LEFT.set(instructions);
 }

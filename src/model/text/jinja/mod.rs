@@ -2,7 +2,7 @@
 //! controls, over values of Python.
 //!
 //! A template and its values are not trusted. Rendering is bounded in instructions, memory, output and depth, and every
-//! value counts what it takes, so that no template ends the process. This is why no general engine is used here: those
+//! value counts its memory, so that no template ends the process. This is why no general engine is used here: those
 //! bound some of these and have no hook for the others, and their integers end at 128 bits.
 
 mod args;
@@ -33,7 +33,7 @@ pub(super) use value::Value;
 pub(super) struct Limits {
     /// Expressions and statements, and each 64 bytes that a function reads.
     pub(super) instructions: u64,
-    /// Bytes of its values beside those that it is given.
+    /// Bytes of its values, except those it is given.
     pub(super) memory_bytes: usize,
     /// Bytes that it writes.
     pub(super) output_bytes: usize,
@@ -47,7 +47,7 @@ impl Template {
     /// Parses a template.
     ///
     /// # Errors
-    /// Says what is no Jinja, or not supported, and in which line.
+    /// Names the invalid or unsupported syntax, and its line.
     pub(super) fn compile(source: &str) -> Result<Self, String> {
         parser::parse(source).map(Self)
     }

@@ -11,7 +11,7 @@ use super::value::Value;
 
 /// Digits of an integer, as many as Python turns into text.
 const MAX_DIGITS: usize = 4300;
-/// Bits of an integer with so many digits.
+/// Bits of an integer of that length.
 const MAX_BITS: u64 = 14_285;
 
 /// A number of any type.
@@ -176,7 +176,7 @@ fn quotient(a: &BigInt, b: &BigInt) -> f64 {
     if exact(a) && exact(b) {
         return a.to_f64().unwrap_or(f64::NAN) / b.to_f64().unwrap_or(f64::NAN);
     }
-    // 64 bits of the quotient and a bit for what is left, then one rounding.
+    // 64 bits of the quotient and a sticky bit, then one rounding.
     let shift = 66 - (a.bits() as i64 - b.bits() as i64);
     let (wide, divisor) = match shift >= 0 {
         true => (a.abs() << shift as u64, b.abs()),

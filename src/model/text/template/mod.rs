@@ -1,7 +1,6 @@
 //! Chat templates: Jinja as transformers renders it, with bounds.
 //!
-//! A template comes with the model's files and what it prints from the client: neither ends the process, whatever it
-//! asks for.
+//! A template comes with the model's files and its input from the client: neither can end the process.
 
 mod probe;
 mod variables;

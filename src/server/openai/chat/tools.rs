@@ -168,7 +168,7 @@ pub(in crate::server) struct ToolList {
 }
 
 impl ToolList {
-    /// Adds the function that stands at `path` and is `shown` to the template.
+    /// Adds the function at `path`, which is `shown` to the template.
     pub(in crate::server) fn add(
         &mut self,
         path: &str,

@@ -173,7 +173,7 @@ impl Output {
         }
     }
 
-    /// Closes the item that is open. A call that is open here has no end, however the answer goes on.
+    /// Closes the item that is open. An open call is incomplete, whatever `status` says.
     pub(super) fn close(&mut self, status: ItemStatus, events: &mut Events) {
         let status = match self.open {
             Some(Open::Call { .. }) => ItemStatus::Incomplete,

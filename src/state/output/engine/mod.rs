@@ -68,7 +68,7 @@ impl OutputEngine {
         }
     }
 
-    /// Ends the output: what is still held goes out as text, except for whitespace that is dropped and for the beginning
+    /// Ends the output and emits held items as text, except for whitespace that is dropped and for the beginning
     /// of a call, where the output was cut or must call.
     pub fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {

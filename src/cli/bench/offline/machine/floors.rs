@@ -114,7 +114,7 @@ pub struct Peak {
 }
 
 impl ModelCost {
-    /// Counts a model's matrices, of so many bytes each, and what its layers keep.
+    /// Counts a model's matrices, of `bytes` each, and its layers' K/V and states.
     pub fn new(
         config: &ModelConfig,
         matrices: &[LoadedMatrix],

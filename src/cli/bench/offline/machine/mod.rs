@@ -155,7 +155,7 @@ impl Machine {
     }
 }
 
-/// `vpmaddubsw` multiplies so many times as many numbers as `vpmaddwd`, in the same time.
+/// Numbers that `vpmaddubsw` multiplies for each one of `vpmaddwd`, in the same time.
 const PRODUCTS_OF_BYTES: f64 = 2.0;
 
 /// Whatever path the engine takes, the best instruction that the machine has sets the floor.

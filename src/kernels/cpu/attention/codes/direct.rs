@@ -128,7 +128,7 @@ impl Direct<'_, i8> {
         let n_halves = self.n_keys.div_ceil(HALF);
         let share = fetch.slots.len().div_ceil((n_halves * LANES).max(1));
         let n_groups = self.scales.value_groups;
-        // The last chunk may have one group only: behind it are elements that are none.
+        // The last chunk may have only one group: the elements after it are unused.
         let scaled = |row: usize, chunk: usize, group: usize| {
             row * n_groups + (chunk * CHUNK_GROUPS + group).min(n_groups - 1)
         };

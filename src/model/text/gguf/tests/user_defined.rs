@@ -88,8 +88,8 @@ fn the_sign_for_a_blank_in_a_text_is_a_blank() {
     assert_eq!(ids("Hi▁ Hello"), ids("Hi  Hello"));
 }
 
-/// A blank before every text is one more of the run that follows it. Behind a run there is none, as in SentencePiece and in
-/// the merges of `tokenizer.json`, so that the text comes back.
+/// A blank before every text is one more of the run that follows it. Text after a run gets none, as in SentencePiece
+/// and in the merges of `tokenizer.json`, so that the text comes back.
 #[test]
 fn runs_of_blanks_count_the_blank_that_is_put_before_a_text() {
     let model = load(gemma(&RUNS, true));

@@ -165,7 +165,7 @@ impl<'t> Interpreter<'t> {
         self.step(1 + value.bytes() / BYTES_AN_INSTRUCTION)
     }
 
-    /// Checks that so many bytes more may be used.
+    /// Checks that `bytes` more may be used.
     pub(super) fn check_room(&self, bytes: usize) -> Result<()> {
         let used = meter::live().saturating_sub(self.memory_start);
         match used.saturating_add(bytes) <= self.limits.memory_bytes {
@@ -174,7 +174,7 @@ impl<'t> Interpreter<'t> {
         }
     }
 
-    /// Checks the size of `count` times so many bytes before they are made.
+    /// Checks the size of `count` times `bytes` before they are made.
     pub(super) fn check_repeated(&self, bytes: usize, count: usize) -> Result<()> {
         let Some(all) = bytes.checked_mul(count) else {
             return Err(Fault::Memory);

@@ -134,7 +134,7 @@ impl Wrap {
     }
 }
 
-/// The parts of a word behind hyphens between letters.
+/// Splits a word after hyphens between letters.
 fn hyphenated(word: &str) -> Vec<String> {
     let chars: Vec<char> = word.chars().collect();
     let is_letter = |at: usize| {

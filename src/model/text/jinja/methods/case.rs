@@ -90,7 +90,7 @@ fn title_of(character: char) -> String {
 pub(in super::super) fn capitalized(text: &str) -> String {
     let mut chars = text.chars();
     match chars.next() {
-        // The lower case of a sigma depends on what is before it.
+        // A sigma's lower case depends on the letters before it.
         Some(first) => {
             title_of(first) + &text.to_lowercase()[first.to_lowercase().map(char::len_utf8).sum()..]
         }

@@ -1,4 +1,4 @@
-//! What is applied to an expression: arguments, filters and tests.
+//! Parses the arguments, filters and tests after an expression.
 
 use super::super::ast::{Arguments, Expr, Kind};
 use super::super::lexer;

@@ -266,7 +266,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Goes on with the content, where a fence that was not closed may be closed later.
+    /// Returns to the content, where an open fence may be closed later.
     fn leave_trailer(&mut self, trailer: Trailer) {
         self.leave_list();
         if trailer.closers.fence || trailer.left.starts_with('`') {

@@ -39,7 +39,7 @@ pub(super) struct TaggedEngine {
     opened_by: Option<Tag>,
     /// The opening is not one of the format.
     is_loose: bool,
-    /// The opening stands in a fence that a call before it has opened.
+    /// The opening is in a fence that an earlier call has opened.
     is_fenced: bool,
     /// Calls are looked for that are not of the format.
     takes_loose: bool,
@@ -85,7 +85,7 @@ enum State {
 /// What may close a call.
 #[derive(Clone, Copy, Debug)]
 struct Trailer {
-    /// What is left of the text that is being read.
+    /// The rest of the text that is being read.
     left: &'static str,
     /// What may come after it.
     closers: Closers,
@@ -184,7 +184,7 @@ impl TaggedEngine {
         self.takes_loose = false;
     }
 
-    /// Ends the output: what is still held goes out as text, except for whitespace that is dropped and for the beginning
+    /// Ends the output and emits held items as text, except for whitespace that is dropped and for the beginning
     /// of a call that was cut.
     pub(super) fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
         self.end_lone_list(out);
