@@ -38,7 +38,7 @@ fn main() -> anyhow::Result<()> {
         priority: 0,
         inserted_tokens: 0,
     });
-    // Pages of tokens that were there already, and behind the last whole page.
+    // Pages of tokens that were cached already, and after the last whole page.
     pool.free(inserted.duplicates);
     pool.free(inserted.rest);
 

@@ -235,7 +235,7 @@ fn a_hang_up_is_a_line_in_the_log_and_nothing_else() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// The message log and the log: each writer loses its file, and the server goes on.
+/// The message log and the log: each writer loses its file; the server stays up.
 #[cfg(unix)]
 #[test]
 fn files_that_may_not_grow_end_their_writers_and_not_the_server() {

@@ -71,7 +71,7 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     world.stop().await;
 }
 
-/// A model in a folder of its own, whose files can be replaced.
+/// A model in a separate folder, whose files can be replaced.
 fn model(folder: &Path) -> PathBuf {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     for entry in fs::read_dir(fixture).expect("a fixture") {

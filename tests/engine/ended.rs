@@ -169,7 +169,7 @@ async fn rows_that_go_on_are_not_left_out_and_the_next_turn_finds_what_was_compu
     world.stop().await;
 }
 
-/// Lets so many steps through, and waits until the next one has begun.
+/// Lets `steps` through, and waits until the next one has begun.
 async fn let_through(open: &crossbeam_channel::Sender<()>, fed: &Fed, steps: usize) {
     let before = fed.steps();
     for _ in 0..steps {
@@ -183,7 +183,7 @@ async fn let_through(open: &crossbeam_channel::Sender<()>, fed: &Fed, steps: usi
     .await;
 }
 
-/// Waits until the scheduler has heard of an end, and whoever it tells.
+/// Waits until the scheduler knows of an end and has reported it.
 async fn until_told(world: &World) {
     world.until(|stats| stats.running_requests == 0).await;
     for _ in 0..3 {

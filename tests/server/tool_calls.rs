@@ -166,7 +166,7 @@ fn a_fenced_object_stays_text_where_it_is_no_call() {
     world.wait_until_whole();
 }
 
-/// A model that goes on to call until it is stopped.
+/// A model that keeps calling until it is stopped.
 fn tireless() -> World {
     let one = call("weather", r#"{"city": "Lisbon", "days": 3}"#);
     let line = vec![one.as_str(); 40].join("\n");

@@ -21,9 +21,9 @@ use souffleur::state::step::{RowResult, RowVerdict, RowWork, StepOutput, StepPla
 struct Machine {
     /// A step with any row: the weights are read once, while the first of its rows are multiplied.
     step: u64,
-    /// A row, behind no other token.
+    /// A row with no context.
     row: u64,
-    /// The same again behind so many tokens.
+    /// Tokens of context that double it.
     doubles_at: u64,
 }
 
@@ -241,7 +241,7 @@ impl Drop for World {
     }
 }
 
-/// A stream that has its first tokens, and a prompt of so many tokens that comes then, until both are done.
+/// Runs a stream that has its first tokens, and then a prompt of `prompt_tokens`, until both are done.
 fn stream_and_prompt(mut world: World, prompt_tokens: u32, wants_logprobs: bool) -> (World, Span) {
     let stream = world.submit(20, 4000, wants_logprobs);
     for _ in 0..10 {

@@ -9,7 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """The tag that marks an assistant's tokens for training: it prints what is in it."""
+    """The tag that marks an assistant's tokens for training: it prints its content."""
 
     tags = {"generation"}
 

@@ -1192,7 +1192,7 @@ TEMPLATES = [
 def main(path):
     cases = [(f"{{{{ {line} }}}}") for line in EXPRESSIONS.split("\n") if line.strip()]
     joined = []
-    for case in cases:  # a line that ends in a backslash goes on in the next
+    for case in cases:  # a backslash at a line's end joins it to the next
         if joined and joined[-1].endswith("\\ }}"):
             joined[-1] = joined[-1][: -len(" }}")] + "\n" + case[len("{{ ") :]
         else:

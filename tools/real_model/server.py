@@ -1,4 +1,4 @@
-"""A server of the engine, and what is asked of it."""
+"""A server of the engine, and requests to it."""
 
 import json
 import os

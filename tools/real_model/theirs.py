@@ -23,7 +23,7 @@ class Vocabulary:
         tokens = fields["tokenizer.ggml.tokens"].contents()
         types = fields["tokenizer.ggml.token_type"].contents()
         self.markers = [text for text, kind in zip(tokens, types) if kind in MARKER_TYPES and text.strip() and not FILLER.match(text)][:MOST_MARKERS]
-        # A blank is put before every text, also behind markers: these do not come back as they were.
+        # A blank is put before every text, also after markers: these do not come back as they were.
         prefix = fields.get("tokenizer.ggml.add_space_prefix")
         is_sentence_piece = fields["tokenizer.ggml.model"].contents() == "llama"
         self.puts_blanks = is_sentence_piece and (prefix is None or prefix.contents())
@@ -46,7 +46,7 @@ class Vocabulary:
 def reference(file, ids, prompts, count):
     """transformers in f32 with the dequantised weights: log probabilities of `ids`; for each prompt the best tokens that
     follow, and how far each is ahead of the second."""
-    # Plain matrix products and a softmax, no fused kernel with numerics of its own.
+    # Plain matrix products and a softmax, no fused kernel with different numerics.
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager").eval()
     return log_probabilities(model, ids), [greedy(model, prompt, count) for prompt in prompts]
 

@@ -290,7 +290,7 @@ impl World {
     }
 }
 
-/// How long a step takes on a machine that needs a millisecond a token, and twice as much behind a hundred others.
+/// How long a step takes on a machine that needs a millisecond a token, and twice as much after a hundred others.
 fn micros_of(plan: &StepPlan) -> u64 {
     let positions = plan.rows.iter().flat_map(|row| row.work.positions());
     positions.map(|before| 1000 + 10 * u64::from(before)).sum()
