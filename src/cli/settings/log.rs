@@ -50,16 +50,7 @@ pub(super) fn of_rust_log(value: &str) -> Result<Option<String>, String> {
             "environment variable RUST_LOG is {value:?} and is ignored: {error}"
         ));
     }
-    let mut depth = 0_usize;
-    // Commas between the fields of a span are none between choices.
-    let parts = value.split(|c: char| {
-        match c {
-            '[' | '{' => depth += 1,
-            ']' | '}' => depth = depth.saturating_sub(1),
-            _ => (),
-        }
-        c == ',' && depth == 0
-    });
+    let parts = value.split(',');
     let parts = parts.map(str::trim).filter(|part| !part.is_empty());
     let parts = parts.map(|part| match part.contains(['=', '[']) || is_level(part) {
         true => part.to_owned(),

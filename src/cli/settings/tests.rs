@@ -314,8 +314,8 @@ fn rust_log_wins_over_the_file_and_loses_to_our_own_key() {
         settings.log.log_level
     };
     let file = Some("[log]\nlog_level = \"error\"\n");
-    let rust_log = ("RUST_LOG", "souffleur,h2=off,span[{a=1,b}]=info,debug");
-    let known = "souffleur=trace,h2=off,span[{a=1,b}]=info,debug";
+    let rust_log = ("RUST_LOG", "souffleur,h2=off,span[{a=1}]=info,debug");
+    let known = "souffleur=trace,h2=off,span[{a=1}]=info,debug";
     assert_eq!(level(file, &[rust_log], &[]), known);
     assert_eq!(level(file, &[("RUST_LOG", " ")], &[]), "error");
     // In either order.

@@ -193,10 +193,8 @@ fn fields_of_sglang_that_are_not_here_pass_only_if_they_ask_for_nothing() {
             .expect("is refused");
         assert_eq!(error, ApiError::unsupported(field));
     }
-    for (field, empty) in [("image_data", json!([])), ("session_params", json!({}))] {
-        let error = parse(json!({"text": "a", field: empty})).err();
-        assert_eq!(error, Some(ApiError::unsupported(field)));
-    }
+    let error = parse(json!({"text": "a", "image_data": []})).err();
+    assert_eq!(error, Some(ApiError::unsupported("image_data")));
     let error = parse(json!({"text": "a", "sampling_params": {"stop_regex": "x"}}));
     assert_eq!(error.err(), Some(ApiError::unsupported("stop_regex")));
 }

@@ -145,7 +145,7 @@ fn values_out_of_range_are_refused_with_value_and_limit() {
         ),
         (json!({"top_p": -0.5}), ["top_p is -0.5", "[0, 1]"]),
         (json!({"top_p": 1.01}), ["top_p is 1.01", "[0, 1]"]),
-        (json!({"top_k": 0}), ["top_k is 0", "-1"]),
+        (json!({"top_k": -2}), ["top_k is -2", "-1"]),
         (json!({"min_p": 1.5}), ["min_p is 1.5", "[0, 1]"]),
         (
             json!({"frequency_penalty": 2.5}),
