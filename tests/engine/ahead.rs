@@ -63,6 +63,8 @@ async fn retractions_change_no_output() {
     build.gate = Some(gate);
     (build.n_pages, build.rows) = (300, 16);
     build.config.schedule_conservativeness = 0.01;
+    // All prompts in one step: a bound in time would admit them one after the other.
+    build.config.max_prefill_step_ms = 0;
     let world = build.start();
     let sent = send_all(&world);
     // Those that come late would find those that came early gone.

@@ -64,6 +64,8 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     };
     // Reserves next to nothing for the running ones, so that they run into each other.
     build.config.schedule_conservativeness = 0.01;
+    // All prompts in one step: a bound in time would admit them one after the other.
+    build.config.max_prefill_step_ms = 0;
     let world = build.start();
     // One that leaves early makes room for more than can stay.
     let length = |seed: usize| 20 + 40 * (seed as u32 % 4);
