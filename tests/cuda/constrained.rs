@@ -213,6 +213,8 @@ async fn constrained_outputs_are_those_of_the_cpu() {
         let roomy = config(&setup);
         let tight = EngineConfig {
             max_total_tokens: Some(TIGHT_POOL_TOKENS),
+            // Prompts are admitted at once, however slow the machine is.
+            max_prefill_step_ms: 0,
             schedule_conservativeness: 0.01,
             ..config(&setup)
         };

@@ -56,6 +56,8 @@ async fn retracted(setup: &Setup) {
         // So many that all begin, and not all can grow.
         max_total_tokens: Some(if setup.page_size == 1 { 320 } else { 432 }),
         // Reserves next to nothing for the running ones, so that they run into each other.
+        // Prompts are admitted at once, however slow the machine is.
+        max_prefill_step_ms: 0,
         schedule_conservativeness: 0.01,
         ..setup.config(&model())
     };

@@ -30,6 +30,8 @@ fn recording(dir: &Path) -> EngineConfig {
     EngineConfig {
         record: Some(log_in(dir)),
         chunked_prefill_size: 48,
+        // Prompts are admitted at once, however slow the machine is.
+        max_prefill_step_ms: 0,
         schedule_conservativeness: 0.05,
         ..EngineConfig::default()
     }

@@ -234,6 +234,8 @@ async fn check_evacuated(setup: &Setup<'_>) {
     alone.stop().await;
     let tight = EngineConfig {
         max_total_tokens: Some(260),
+        // Prompts are admitted at once, however slow the machine is.
+        max_prefill_step_ms: 0,
         schedule_conservativeness: 0.01,
         ..config(setup)
     };

@@ -72,6 +72,8 @@ async fn check(model: &str) {
         world.stop().await;
     }
     tight.max_total_tokens = Some(260);
+    // Prompts are admitted at once, however slow the machine is.
+    tight.max_prefill_step_ms = 0;
     tight.schedule_conservativeness = 0.01;
     let (open, gate) = crossbeam_channel::bounded(0);
     let world = start_behind(gate, tight);

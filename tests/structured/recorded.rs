@@ -24,6 +24,8 @@ async fn a_log_of_constrained_requests_is_replayed_to_the_same_plans() {
     let (model, open) = Model::start_behind(EngineConfig {
         record: Some(file.clone()),
         max_total_tokens: Some(TIGHT_POOL_TOKENS),
+        // Prompts are admitted at once, however slow the machine is.
+        max_prefill_step_ms: 0,
         schedule_conservativeness: 0.01,
         context_length: Some(256),
         chunked_prefill_size: 48,

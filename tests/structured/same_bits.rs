@@ -167,6 +167,8 @@ async fn schedules_change_no_bit() {
             "retracted",
             EngineConfig {
                 max_total_tokens: Some(TIGHT_POOL_TOKENS),
+                // Prompts are admitted at once, however slow the machine is.
+                max_prefill_step_ms: 0,
                 schedule_conservativeness: 0.01,
                 ..config()
             },
