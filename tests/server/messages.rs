@@ -656,7 +656,7 @@ fn a_prompt_that_is_too_long_is_told_in_a_stream_and_by_the_count() {
         &post(world.addr, COUNT, &body),
         400,
         "invalid_request_error",
-        "prompt is too long: 7",
+        "prompt is too long: 140013 tokens > ",
     );
     world.wait_until_whole();
 }

@@ -347,7 +347,8 @@ fn tokens_that_a_grammar_opens_an_output_with_are_not_cached_tokens_of_the_promp
     let world = World::new();
     let schema = json!({"const": "one two three four five six seven"});
     let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
-    let body = chat("again", json!({"response_format": format}));
+    let messages = json!([{"role": "user", "content": "again"}]);
+    let body = json!({"messages": messages, "max_tokens": 60, "response_format": format});
     for turn in 0..3 {
         let usage = &post(world.addr, CHAT, &body).ok()["usage"];
         let prompt = usage["prompt_tokens"].as_u64().expect("a number");
