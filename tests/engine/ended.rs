@@ -213,7 +213,7 @@ async fn a_request_that_is_cancelled_is_left_out_of_the_step_that_is_queued() {
 }
 
 #[tokio::test]
-async fn a_stop_string_costs_the_step_that_has_begun_and_no_other() {
+async fn a_stop_string_costs_at_most_the_step_that_has_begun() {
     let config = EngineConfig {
         model_path: scripted::checkpoint(),
         max_total_tokens: Some(2048),
@@ -239,12 +239,19 @@ async fn a_stop_string_costs_the_step_that_has_begun_and_no_other() {
         }
     })
     .await;
-    let_through(&open, &fed, until_stop).await;
+    for _ in 0..until_stop {
+        open.send(()).expect("the executor lives");
+    }
     let outcome = collect(generation).await;
     assert!(matches!(reason(&outcome.end), FinishReason::StopString(_)));
     until_told(&world).await;
     drop(open);
     world.assert_whole().await;
-    assert_eq!(fed.steps(), until_stop + 1);
+    // The stop string may be found before the next step has begun.
+    let steps = fed.steps();
+    assert!(
+        (until_stop..=until_stop + 1).contains(&steps),
+        "{steps} steps for {until_stop} tokens"
+    );
     world.stop().await;
 }
