@@ -84,6 +84,11 @@ impl Fields {
         self.fields.insert(name.to_owned(), Raw::from_value(&value));
     }
 
+    #[cfg(test)]
+    pub(super) fn put_raw(&mut self, name: &str, raw: Raw) {
+        self.fields.insert(name.to_owned(), raw);
+    }
+
     /// Takes a field out as it is.
     pub(super) fn take_raw(&mut self, name: &str) -> Option<Raw> {
         self.fields.remove(name).filter(|raw| !raw.is_null())

@@ -1,6 +1,8 @@
 //! Pieces of a body's JSON that are not parsed yet. Each is parsed once it is known what it has to be.
 
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::value::RawValue;
 
 use actix_web::web::Bytes;
@@ -118,6 +120,53 @@ impl Raw {
         let items = items.into_iter().map(|item| Self::of(&self.0, item));
         Ok((items.collect(), len))
     }
+
+    /// The fields of an object in their order, also two with one name; none of a value that is no object.
+    pub(super) fn entries(&self) -> Vec<(String, Self)> {
+        let entries = self.parse_seed("an object", Entries).unwrap_or_default();
+        let entries = entries.into_iter();
+        entries
+            .map(|(name, value)| (name, Self::of(&self.0, value)))
+            .collect()
+    }
+
+    /// A field of an object; of two with one name the last counts.
+    pub(super) fn field(&self, name: &str) -> Option<Self> {
+        let mut entries = self.entries().into_iter().rev();
+        entries.find_map(|(known, value)| (known == name).then_some(value))
+    }
+
+    /// The JSON.
+    pub(super) fn text(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.0)
+    }
+}
+
+/// Reads the fields of an object.
+struct Entries;
+
+impl<'de> DeserializeSeed<'de> for Entries {
+    type Value = Vec<(String, &'de RawValue)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Entries {
+    type Value = Vec<(String, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
 }
 
 /// Reads the first items of a list and counts the others.
@@ -171,6 +220,29 @@ mod tests {
         assert_eq!(raw("[1,2,3]").count_values(), 4);
         assert_eq!(raw(r#"{"a":[1,2],"b":{}}"#).count_values(), 6);
         assert_eq!(raw(r#"",,[[\",,""#).count_values(), 1);
+    }
+
+    #[test]
+    fn an_object_is_cut_in_its_order() {
+        let object = raw(r#"{"b": 1e2, "a": [ 1 ], "\u0062": 12345678901234567890123}"#);
+        let entries = object.entries();
+        let texts: Vec<(&str, &[u8])> = entries
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.bytes().as_ref()))
+            .collect();
+        let last: &[u8] = b"12345678901234567890123";
+        assert_eq!(
+            texts,
+            [
+                ("b", b"1e2".as_slice()),
+                ("a", b"[ 1 ]".as_slice()),
+                ("b", last)
+            ]
+        );
+        let field = object.field("b").expect("it is there");
+        assert_eq!(field.bytes().as_ref(), last);
+        assert!(object.field("c").is_none());
+        assert!(raw("[1]").entries().is_empty() && raw("{\"a\"").entries().is_empty());
     }
 
     #[test]

@@ -5,9 +5,7 @@ use serde_json::{Map, Value};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::chat::tool_choice::{Choice, Mode};
-use crate::server::openai::chat::tools::{
-    CallTools, ToolList, as_function, read_list, written_field,
-};
+use crate::server::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
 use crate::server::openai::places::{missing, must_be, object, optional_flag, text};
 
 const TOOLS: &str = "tools";
@@ -25,7 +23,8 @@ pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
     if let Some(raw) = &raw {
         for (index, (item, sent)) in read_list(fields, TOOLS, raw)?.into_iter().enumerate() {
             if let Some((path, function)) = function(index, item)? {
-                let shown = as_function(function.clone(), written_field(&sent, "input_schema"));
+                let name = function.get("name").and_then(Value::as_str);
+                let shown = as_function(name.unwrap_or_default(), &sent, "input_schema");
                 list.add(&path, &function, shown)?;
             }
         }
@@ -85,4 +84,43 @@ fn read_choice(fields: &mut Fields) -> Result<(Choice, bool), ApiError> {
         }
     };
     Ok((choice, !single))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::server::raw::Raw;
+
+    #[test]
+    fn tools_are_told_to_the_template_as_they_were_sent() {
+        let schema = r#"{"type":"object", "required": ["z","a"],"properties":{"z":{"maximum":12345678901234567890123},"a":{"minimum":1.10,"maximum":1E5}}}"#;
+        for (sent, expected) in [
+            (
+                format!(r#""name": "f", "description": "d", "input_schema": {schema}"#),
+                format!(r#""name": "f", "description": "d", "parameters": {schema}"#),
+            ),
+            (
+                format!(
+                    r#""type": "custom", "input_schema": {schema}, "name": "f", "description": null, "strict": true"#
+                ),
+                format!(
+                    r#""parameters": {schema}, "name": "f", "description": null, "strict": true"#
+                ),
+            ),
+            (
+                r#""name": "f", "parameters": {"a": 1}, "input_schema": {}, "cache_control": {"type": "ephemeral"}"#
+                    .to_owned(),
+                r#""name": "f", "parameters": {}"#.to_owned(),
+            ),
+        ] {
+            let mut fields = Fields::of(&json!({}));
+            fields.put_raw(TOOLS, Raw::in_text(&format!("[{{{sent}}}]")));
+            let tools = read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
+            let prompt = tools.prompt.expect("there are tools");
+            let expected = format!(r#"[{{"type": "function", "function": {{{expected}}}}}]"#);
+            assert_eq!(prompt.get(), expected);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -124,7 +124,7 @@ impl Form {
 
     /// An entry as the template is told of it: as it was sent, an older one as the function of a tool.
     fn shown(&self, sent: &Raw) -> String {
-        let sent = String::from_utf8_lossy(sent.bytes());
+        let sent = sent.text();
         match self.list == Self::FUNCTIONS.list {
             true => format!("{{\"type\": \"function\", \"function\": {sent}}}"),
             false => sent.into_owned(),
@@ -194,29 +194,29 @@ fn list_of(shown: &[String]) -> Result<Box<RawValue>, ApiError> {
         .map_err(|error| ApiError::invalid(format!("the tools are no JSON: {error}")))
 }
 
-/// A function of another interface, as templates know functions. Its schema is written as it was `sent`.
-pub(in crate::server) fn as_function(
-    mut function: Map<String, Value>,
-    schema: Option<&RawValue>,
-) -> String {
-    // Models were not trained on it.
-    function.shift_remove("strict");
-    function.shift_remove("parameters");
-    function.retain(|_, value| !value.is_null());
-    let mut written = String::new();
-    for (name, value) in function {
-        written.push_str(&format!("{}: {value}, ", Value::from(name)));
+/// A function of another interface, as templates know functions: the fields that were `sent` and that a function has, in
+/// their order and as they were written. The model knows it by `name`, and its parameters are in the field `schema`.
+pub(in crate::server) fn as_function(name: &str, sent: &Raw, schema: &str) -> String {
+    let mut fields: Vec<(&str, String)> = Vec::new();
+    for (key, value) in sent.entries() {
+        let (key, text) = match key.as_str() {
+            "name" => ("name", Value::from(name).to_string()),
+            "description" => ("description", value.text().into_owned()),
+            "strict" => ("strict", value.text().into_owned()),
+            key if key == schema => ("parameters", value.text().into_owned()),
+            _ => continue,
+        };
+        match fields.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, before)) => *before = text,
+            None => fields.push((key, text)),
+        }
     }
-    let schema = schema.map(RawValue::get).filter(|schema| *schema != "null");
-    // Templates read the properties of every tool.
-    let schema = schema.unwrap_or("{\"type\": \"object\", \"properties\": {}}");
-    format!("{{\"type\": \"function\", \"function\": {{{written}\"parameters\": {schema}}}}}")
-}
-
-/// The text of a field of an object.
-pub(in crate::server) fn written_field<'a>(object: &'a Raw, name: &str) -> Option<&'a RawValue> {
-    let fields: FxHashMap<String, &RawValue> = serde_json::from_slice(object.bytes()).ok()?;
-    fields.get(name).copied()
+    let fields: Vec<String> = fields
+        .iter()
+        .map(|(key, text)| format!("\"{key}\": {text}"))
+        .collect();
+    let fields = fields.join(", ");
+    format!("{{\"type\": \"function\", \"function\": {{{fields}}}}}")
 }
 
 /// The entries of a list of tools, within its limits, each with the text of it.

@@ -5,15 +5,12 @@
 //! to every server, whether or not it has them.
 
 use rustc_hash::FxHashMap;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::chat::tool_choice::Choice;
-use crate::server::openai::chat::tools::{
-    CallTools, ToolList, as_function, read_list, written_field,
-};
+use crate::server::openai::chat::tools::{CallTools, ToolList, as_function, read_list};
 use crate::server::openai::places::{missing, must_be, object, optional_text, text};
 use crate::server::raw::Raw;
 
@@ -82,13 +79,12 @@ impl Reading {
         namespace: Option<&str>,
     ) -> Result<(), ApiError> {
         let tool = object(path, item)?;
-        let schema = written_field(sent, "parameters");
         match (text(&tool, path, "type")?, namespace) {
-            ("function", _) => self.add_function(path, tool, schema, namespace, false),
+            ("function", _) => self.add_function(path, &tool, sent, namespace, false),
             ("custom", _) => {
                 let function = custom(path, &tool)?;
-                let schema = serde_json::value::to_raw_value(&function["parameters"]).ok();
-                self.add_function(path, function, schema.as_deref(), namespace, true)
+                let written = Raw::from_value(&Value::Object(function.clone()));
+                self.add_function(path, &function, &written, namespace, true)
             }
             ("namespace", None) => self.add_namespace(path, tool, sent),
             ("namespace", Some(_)) => {
@@ -105,8 +101,7 @@ impl Reading {
         mut tool: Map<String, Value>,
         sent: &Raw,
     ) -> Result<(), ApiError> {
-        let sent = written_field(sent, TOOLS);
-        let sent = sent.map(|list| Raw::in_text(list.get()));
+        let sent = sent.field(TOOLS);
         let name = text(&tool, path, "name")?.to_owned();
         let path = format!("{path}.{TOOLS}");
         let inside = match tool.get_mut(TOOLS).map(Value::take) {
@@ -127,12 +122,12 @@ impl Reading {
     fn add_function(
         &mut self,
         path: &str,
-        tool: Map<String, Value>,
-        schema: Option<&RawValue>,
+        tool: &Map<String, Value>,
+        sent: &Raw,
         namespace: Option<&str>,
         is_custom: bool,
     ) -> Result<(), ApiError> {
-        let name = text(&tool, path, "name")?.to_owned();
+        let name = text(tool, path, "name")?.to_owned();
         let known = name_in(namespace, &name);
         let mut function = Map::new();
         function.insert("name".to_owned(), known.as_str().into());
@@ -141,7 +136,7 @@ impl Reading {
                 function.insert(key.to_owned(), value.clone());
             }
         }
-        let shown = as_function(function.clone(), schema);
+        let shown = as_function(&known, sent, "parameters");
         self.list.add(path, &function, shown)?;
         if is_custom || namespace.is_some() {
             let spoken = Spoken {
@@ -190,4 +185,62 @@ fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, A
     }
     function.insert("parameters".to_owned(), parameters);
     Ok(function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the template is told of these tools.
+    fn shown(tools: &str) -> String {
+        let mut fields = Fields::of(&json!({}));
+        fields.put_raw(TOOLS, Raw::in_text(tools));
+        let (tools, _) = read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
+        let prompt = tools.prompt.expect("there are tools");
+        prompt.get().to_owned()
+    }
+
+    #[test]
+    fn functions_are_told_to_the_template_as_they_were_sent() {
+        let schema = r#"{"type":"object", "required": ["z","a"],"properties":{"z":{"maximum":12345678901234567890123},"a":{"minimum":1.10,"maximum":1E5,"default":null}},"additionalProperties":false}"#;
+        for fields in [
+            format!(
+                r#""name": "f", "parameters": {schema}, "strict": true, "description": "d\u00e9""#
+            ),
+            format!(r#""name": "f", "description": null, "strict": null, "parameters": {schema}"#),
+            r#""name": "f", "description": "", "parameters": null, "strict": false"#.to_owned(),
+            r#""name": "f", "description": "no parameters""#.to_owned(),
+            r#""name": "f", "parameters": {}"#.to_owned(),
+            r#""name": "f""#.to_owned(),
+        ] {
+            assert_eq!(
+                shown(&format!(r#"[{{"type": "function", {fields}}}]"#)),
+                format!(r#"[{{"type": "function", "function": {{{fields}}}}}]"#)
+            );
+        }
+    }
+
+    #[test]
+    fn fields_of_the_interface_are_no_part_of_a_function() {
+        let tool = r#"{"description": "a", "defer_loading": true, "name": "f", "type": "function", "description": "b"}"#;
+        assert_eq!(
+            shown(&format!("[{tool}]")),
+            r#"[{"type": "function", "function": {"description": "b", "name": "f"}}]"#
+        );
+    }
+
+    #[test]
+    fn functions_of_a_namespace_have_its_name_and_custom_tools_a_text() {
+        let inside = r#"{"type":"function","strict":true,"name":"f","parameters":{"maximum":18446744073709551616}}"#;
+        let tools = format!(
+            r#"[{{"type":"namespace","name":"n","tools":[{inside}]}},{{"type":"custom","name":"c","format":null}}]"#
+        );
+        let input = r#"{"type":"object","properties":{"input":{"type":"string","description":"The input of the tool, as it is."}},"required":["input"]}"#;
+        assert_eq!(
+            shown(&tools),
+            format!(
+                r#"[{{"type": "function", "function": {{"strict": true, "name": "n.f", "parameters": {{"maximum":18446744073709551616}}}}}}, {{"type": "function", "function": {{"name": "c", "parameters": {input}}}}}]"#
+            )
+        );
+    }
 }
