@@ -15,6 +15,7 @@ mod call;
 mod config;
 mod constraint;
 mod debug;
+mod digits;
 mod encode;
 mod endpoints;
 mod error;

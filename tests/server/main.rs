@@ -1,6 +1,7 @@
 //! The server as clients see it: black box, over real sockets on free ports.
 
 mod agents;
+mod as_sent;
 mod claude_code;
 mod disconnects;
 mod embedding;

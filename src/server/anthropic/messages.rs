@@ -6,9 +6,11 @@ use serde_json::{Map, Value, json};
 
 use super::system::{self, BETWEEN, HeaderFilter, unknown_block};
 use super::texts::{self, take_text};
+use crate::server::digits;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::places::{missing, must_be, object, optional_flag};
+use crate::server::raw::Raw;
 
 const ROLES: &str = "user, assistant or system";
 const CONTENT: &str = "a string or a list of blocks";
@@ -41,6 +43,7 @@ pub(super) fn read(
     {
         conversation.push_text("system", text);
     }
+    let sent = fields.peek(NAME).cloned();
     let items = match fields.take_tree(NAME)? {
         Some(Value::Array(items)) => items,
         Some(other) => return Err(must_be(NAME, &other, "a list of messages")),
@@ -50,8 +53,10 @@ pub(super) fn read(
         let text = "messages is empty: send at least one message";
         return Err(ApiError::field(NAME, text));
     }
+    let sent = digits::texts_of(sent.as_ref(), &items);
     for (index, item) in items.into_iter().enumerate() {
-        conversation.read_message(&format!("{NAME}[{index}]"), item, filter)?;
+        let path = format!("{NAME}[{index}]");
+        conversation.read_message(&path, item, sent.get(index), filter)?;
     }
     if conversation.messages.is_empty() {
         let text = "messages holds no text: send at least one message with some";
@@ -78,10 +83,12 @@ impl Conversation {
         last.is_some_and(|last| last.get("tool_calls").is_some())
     }
 
+    /// Reads a message. `sent` is its JSON, if that may hold numbers that `item` does not.
     fn read_message(
         &mut self,
         path: &str,
         item: Value,
+        sent: Option<&Raw>,
         filter: &mut HeaderFilter,
     ) -> Result<(), ApiError> {
         let mut message = object(path, item)?;
@@ -91,7 +98,10 @@ impl Conversation {
         let content = content.ok_or_else(|| missing(path_of_content.clone(), CONTENT))?;
         match message.get("role").and_then(Value::as_str) {
             Some("user") => self.read_user(&path_of_content, content),
-            Some("assistant") => self.read_assistant(&path_of_content, content),
+            Some("assistant") => {
+                let sent = sent.and_then(|sent| sent.field("content"));
+                self.read_assistant(&path_of_content, content, sent.as_ref())
+            }
             Some("system") => {
                 if let Some(text) = system::read(&path_of_content, content, filter)? {
                     self.push_system(text);
@@ -159,7 +169,12 @@ impl Conversation {
         Ok(())
     }
 
-    fn read_assistant(&mut self, path: &str, content: Value) -> Result<(), ApiError> {
+    fn read_assistant(
+        &mut self,
+        path: &str,
+        content: Value,
+        sent: Option<&Raw>,
+    ) -> Result<(), ApiError> {
         let blocks = match content {
             Value::String(text) => {
                 self.push_assistant(text, Vec::new(), Vec::new());
@@ -168,6 +183,7 @@ impl Conversation {
             Value::Array(blocks) => blocks,
             other => return Err(must_be(path, &other, CONTENT)),
         };
+        let sent = digits::texts_of(sent, &blocks);
         let (mut text, mut thoughts, mut calls) = (String::new(), Vec::new(), Vec::new());
         for (index, block) in blocks.into_iter().enumerate() {
             let path = format!("{path}[{index}]");
@@ -177,7 +193,10 @@ impl Conversation {
                 Some("thinking") => thoughts.push(take_text(&mut block, &path, "thinking")?),
                 // Nobody but its maker can read it.
                 Some("redacted_thinking") => (),
-                Some("tool_use") => calls.push(self.read_call(&path, block)?),
+                Some("tool_use") => {
+                    let input = sent.get(index).and_then(|sent| sent.field("input"));
+                    calls.push(self.read_call(&path, block, input)?);
+                }
                 kind => {
                     let known = "text, thinking, redacted_thinking or tool_use";
                     return Err(unknown_block(&path, kind, known));
@@ -211,12 +230,17 @@ impl Conversation {
         }
     }
 
-    fn read_call(&mut self, path: &str, mut block: Map<String, Value>) -> Result<Value, ApiError> {
+    fn read_call(
+        &mut self,
+        path: &str,
+        mut block: Map<String, Value>,
+        sent: Option<Raw>,
+    ) -> Result<Value, ApiError> {
         let id = take_text(&mut block, path, "id")?;
         let name = take_text(&mut block, path, "name")?;
         let input = match block.get_mut("input").map(Value::take) {
             None | Some(Value::Null) => json!({}),
-            Some(input @ Value::Object(_)) => input,
+            Some(input @ Value::Object(_)) => digits::arguments(input, sent),
             Some(other) => return Err(must_be(&format!("{path}.input"), &other, "an object")),
         };
         self.tools.insert(id.clone(), name.clone());

@@ -2,17 +2,19 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::server::digits;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::places::{must_be, object, optional_text, text};
 use crate::server::raw::Raw;
 
 /// Brings the calls of a message into the form that templates expect: their arguments are objects. A message without
-/// calls has no list of them.
+/// calls has no list of them. `sent` is the message's JSON, if it may hold numbers that the message does not.
 pub(super) fn read_calls(
     fields: &mut Fields,
     name: &str,
     message: &mut Map<String, Value>,
+    sent: Option<&Raw>,
 ) -> Result<(), ApiError> {
     const NAME: &str = "tool_calls";
     let path = format!("{name}.{NAME}");
@@ -23,14 +25,37 @@ pub(super) fn read_calls(
             Ok(())
         }
         Some(Value::Array(calls)) => {
+            let sent = sent.map_or_else(Vec::new, |sent| functions(sent, calls.len()));
             let mut calls = calls.iter_mut().enumerate();
-            calls.try_for_each(|(index, call)| read_call(fields, &format!("{path}[{index}]"), call))
+            calls.try_for_each(|(index, call)| {
+                let path = format!("{path}[{index}]");
+                read_call(fields, &path, call, sent.get(index))
+            })
         }
         Some(other) => Err(must_be(&path, other, "a list of calls")),
     }
 }
 
-fn read_call(fields: &mut Fields, path: &str, value: &mut Value) -> Result<(), ApiError> {
+/// The JSON of the functions that a message calls.
+fn functions(sent: &Raw, count: usize) -> Vec<Raw> {
+    let calls = sent.field("tool_calls");
+    let Some(calls) = calls.filter(|calls| !calls.asks_for_nothing()) else {
+        return sent.field("function_call").into_iter().collect();
+    };
+    let calls = calls.items("tool_calls", count).unwrap_or_default().0;
+    // A call without a function is refused.
+    calls
+        .iter()
+        .map_while(|call| call.field("function"))
+        .collect()
+}
+
+fn read_call(
+    fields: &mut Fields,
+    path: &str,
+    value: &mut Value,
+    sent: Option<&Raw>,
+) -> Result<(), ApiError> {
     let mut call = object(path, value.take())?;
     match optional_text(&call, path, "type")? {
         None | Some("function") => (),
@@ -48,7 +73,9 @@ fn read_call(fields: &mut Fields, path: &str, value: &mut Value) -> Result<(), A
     let arguments = match function.get_mut("arguments").map(Value::take) {
         None | Some(Value::Null) => json!({}),
         Some(Value::String(text)) => arguments(fields, &path, text)?,
-        Some(arguments @ Value::Object(_)) => arguments,
+        Some(arguments @ Value::Object(_)) => {
+            digits::arguments(arguments, sent.and_then(|sent| sent.field("arguments")))
+        }
         Some(other) => return Err(must_be(&path, &other, "a string with a JSON object")),
     };
     function.insert("arguments".to_owned(), arguments);
@@ -57,7 +84,8 @@ fn read_call(fields: &mut Fields, path: &str, value: &mut Value) -> Result<(), A
     Ok(())
 }
 
-/// The object that a text of arguments holds. Text that a model wrote wrongly stays text: the conversation goes on.
+/// The object that a text of arguments holds, or the text if the object would lose digits. Text that a model wrote wrongly
+/// stays text: the conversation goes on.
 pub(in crate::server) fn arguments(
     fields: &mut Fields,
     path: &str,
@@ -73,8 +101,8 @@ pub(in crate::server) fn arguments(
     // Its values count as those of the body, whether or not it can be read.
     fields.count_for_prompt(path, &raw)?;
     Ok(match raw.parse_tree(path) {
-        Ok(object) => object,
-        Err(_) => Value::String(text),
+        Ok(object) if !digits::may_differ(&object) => object,
+        _ => Value::String(text),
     })
 }
 

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::history::{self, FunctionCalls};
 use crate::field::Cut;
+use crate::server::digits;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::places::{missing, must_be, object, optional_text};
@@ -22,6 +23,7 @@ pub(super) const ROLES: [&str; 6] = [
 /// Reads `messages`: an array of objects that the chat template can render.
 pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     const NAME: &str = "messages";
+    let sent = fields.peek(NAME).cloned();
     let items = match fields.take_tree(NAME)? {
         Some(Value::Array(items)) => items,
         Some(other) => return Err(must_be(NAME, &other, "a list of messages")),
@@ -31,9 +33,10 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
         let text = "messages is empty: send at least one message";
         return Err(ApiError::field(NAME, text));
     }
+    let sent = digits::texts_of(sent.as_ref(), &items);
     let mut calls = FunctionCalls::default();
     let items = items.into_iter().enumerate();
-    let message = |(index, item)| {
+    let message = |(index, item): (usize, Value)| {
         let name = format!("{NAME}[{index}]");
         let mut message = object(&name, item)?;
         let role = role(&name, &message)?;
@@ -42,7 +45,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
             read_reasoning(&name, &mut message)?;
         }
         calls.rename(&name, role, &mut message)?;
-        history::read_calls(fields, &name, &mut message)?;
+        history::read_calls(fields, &name, &mut message, sent.get(index))?;
         Ok(Value::Object(message))
     };
     items.map(message).collect()
@@ -216,6 +219,10 @@ mod tests {
         for (sent, read) in [
             (json!("{\"row\": [4]}"), json!({"row": [4]})),
             (json!({"row": 4}), json!({"row": 4})),
+            (
+                json!("{\"n\": 12345678901234567890123}"),
+                json!("{\"n\": 12345678901234567890123}"),
+            ),
             (json!(""), json!({})),
             (json!(null), json!({})),
             (json!("{\"row\": "), json!("{\"row\": ")),

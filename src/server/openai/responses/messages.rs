@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::items::{OutputItem, Part};
 use super::tools::name_in;
+use crate::server::digits;
 use crate::server::raw::Raw;
 
 /// Messages that are being put together.
@@ -128,11 +129,13 @@ fn text_of(parts: &[Part]) -> String {
     texts.collect()
 }
 
-/// The object that the arguments of a call are, or what the model wrote in its place.
+/// The object that the arguments of a call are, or what the model wrote in its place. Where the object would lose digits
+/// the template gets the text.
 fn parsed(arguments: &str) -> Value {
     let raw = Raw::in_text(arguments);
     let object = raw.is_object().then(|| raw.parse_tree("arguments").ok());
     match object.flatten() {
+        Some(object) if digits::may_differ(&object) => arguments.into(),
         Some(object) => object,
         None if arguments.trim().is_empty() => json!({}),
         None => arguments.into(),

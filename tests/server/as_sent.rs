@@ -1,0 +1,116 @@
+//! Tools and the arguments of earlier calls stand in the prompt as they were sent, on all doors.
+
+use serde_json::Value;
+
+use crate::http::post_text;
+use crate::world::World;
+
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+/// Said where the prompt has what it should.
+const SEEN: &str = "It is there.";
+
+/// Whether the prompt of each body has its text; the text is as the template writes it.
+fn check(cases: &[(&str, &str, &str)]) {
+    for (door, body, expected) in cases {
+        let world = World::scripted(&[(*expected, SEEN)]);
+        let answer = post_text(world.addr, door, body).ok();
+        assert_eq!(said(&answer), SEEN, "{door} {body}");
+        world.wait_until_whole();
+    }
+}
+
+/// The text of an answer of any door.
+fn said(answer: &Value) -> &str {
+    let places = [
+        "/choices/0/message/content",
+        "/output/0/content/0/text",
+        "/content/0/text",
+    ];
+    let mut places = places.iter();
+    let text = places.find_map(|place| answer.pointer(place)?.as_str());
+    text.unwrap_or_default()
+}
+
+#[test]
+fn tools_stand_in_the_prompt_as_they_were_sent() {
+    check(&[
+        (
+            CHAT,
+            r#"{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function":
+                {"name": "f", "description": null, "strict": false, "parameters": {"maximum": 12345678901234567890123}}}]}"#,
+            r#"{"type": "function", "function": {"name": "f", "description": null, "strict": false, "parameters": {"maximum": 12345678901234567890123}}}"#,
+        ),
+        (
+            RESPONSES,
+            r#"{"input": "a", "tools": [{"type": "function",
+                "name": "f", "description": null, "strict": false, "parameters": {"maximum": 12345678901234567890123}}]}"#,
+            r#"{"type": "function", "function": {"name": "f", "description": null, "strict": false, "parameters": {"maximum": 12345678901234567890123}}}"#,
+        ),
+        (
+            RESPONSES,
+            r#"{"input": "a", "tools": [{"type": "function", "name": "f"}]}"#,
+            r#"{"type": "function", "function": {"name": "f"}}"#,
+        ),
+        (
+            RESPONSES,
+            r#"{"input": "a", "tools": [{"name": "f", "parameters": null, "type": "function"}]}"#,
+            r#"{"type": "function", "function": {"name": "f", "parameters": null}}"#,
+        ),
+        (
+            MESSAGES,
+            r#"{"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "a"}], "tools": [
+                {"input_schema": {"type": "object", "properties": {"x": {"type": "number", "minimum": 1.10, "maximum": 1e5}}}, "name": "f", "strict": true, "description": null}]}"#,
+            r#"{"type": "function", "function": {"parameters": {"type": "object", "properties": {"x": {"type": "number", "minimum": 1.1, "maximum": 100000.0}}}, "name": "f", "strict": true, "description": null}}"#,
+        ),
+        (
+            MESSAGES,
+            r#"{"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "a"}], "tools": [
+                {"name": "f", "input_schema": {"type": "object", "maximum": 12345678901234567890123}}]}"#,
+            r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maximum": 12345678901234567890123}}}"#,
+        ),
+    ]);
+}
+
+#[test]
+fn arguments_of_earlier_calls_keep_every_digit() {
+    const EXPECTED: &str =
+        r#"{"n": 12345678901234567890123, "m": [-9223372036854775809, 0, 1.1, 100000.0]}"#;
+    const TEXT: &str =
+        r#""{\"n\": 12345678901234567890123, \"m\": [-9223372036854775809, -0, 1.10, 1e5]}""#;
+    const OBJECT: &str =
+        r#"{ "n": 12345678901234567890123, "m": [-9223372036854775809, -0, 1.10, 1e5]}"#;
+    let chat = |call: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "a"}}, {{"role": "assistant", {call}}}, {{"role": "user", "content": "b"}}]}}"#
+        )
+    };
+    let tool = |arguments: &str| {
+        chat(&format!(
+            r#""tool_calls": [{{"id": "1", "type": "function", "function": {{"name": "f", "arguments": "{{}}"}}}},
+                {{"id": "2", "type": "function", "function": {{"name": "f", "arguments": {arguments}}}}}]"#
+        ))
+    };
+    let function = chat(&format!(
+        r#""function_call": {{"name": "f", "arguments": {OBJECT}}}"#
+    ));
+    let response = format!(
+        r#"{{"input": [{{"role": "user", "content": "a"}},
+            {{"type": "function_call", "call_id": "1", "name": "f", "arguments": {TEXT}}},
+            {{"type": "function_call_output", "call_id": "1", "output": "b"}}]}}"#
+    );
+    let message = format!(
+        r#"{{"model": "m", "max_tokens": 100, "messages": [{{"role": "user", "content": "a"}},
+            {{"role": "assistant", "content": [{{"type": "text", "text": "t"}},
+                {{"type": "tool_use", "id": "1", "name": "f", "input": {OBJECT}}}]}},
+            {{"role": "user", "content": [{{"type": "tool_result", "tool_use_id": "1", "content": "b"}}]}}]}}"#
+    );
+    check(&[
+        (CHAT, &tool(TEXT), EXPECTED),
+        (CHAT, &tool(OBJECT), EXPECTED),
+        (CHAT, &function, EXPECTED),
+        (RESPONSES, &response, EXPECTED),
+        (MESSAGES, &message, EXPECTED),
+    ]);
+}
