@@ -139,7 +139,8 @@ impl EngineAnswer {
             // No tools are offered.
             OutputPiece::CallStart { .. }
             | OutputPiece::CallArguments(_)
-            | OutputPiece::CallEnd => None,
+            | OutputPiece::CallEnd
+            | OutputPiece::CallBroken { .. } => None,
         });
         self.pieces.extend(pieces);
     }

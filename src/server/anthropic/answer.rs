@@ -23,10 +23,10 @@ pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8
 }
 
 /// Puts the parts of blocks together. A call without an end is left out: nothing in a message tells it from one that is to
-/// be made. So a message of nothing else has an empty text.
+/// be made. So a message of nothing else has an empty text. A call that broke off is text, one with that around it.
 fn content(parts: Vec<Part>) -> Vec<Block> {
     let mut blocks = Vec::new();
-    let (mut text, mut call) = (String::new(), None);
+    let (mut text, mut call, mut is_broken) = (String::new(), None, false);
     for part in parts {
         match part {
             Part::OpenText | Part::OpenThinking => (),
@@ -36,7 +36,17 @@ fn content(parts: Vec<Part>) -> Vec<Block> {
                 text.clear();
                 call = None;
             }
+            Part::Broken(broken) => {
+                text.clear();
+                call = None;
+                is_broken = true;
+                add_text(&mut blocks, broken);
+            }
+            Part::Close(Kind::Text) if std::mem::take(&mut is_broken) => {
+                add_text(&mut blocks, std::mem::take(&mut text));
+            }
             Part::Close(kind) => {
+                is_broken = false;
                 let text = std::mem::take(&mut text);
                 blocks.push(match (kind, call.take()) {
                     (Kind::Thinking, _) => Block::Thinking {
@@ -54,6 +64,14 @@ fn content(parts: Vec<Part>) -> Vec<Block> {
         blocks.push(Block::Text { text });
     }
     blocks
+}
+
+/// Adds text to the last block, if that is one of text, or as a block.
+fn add_text(blocks: &mut Vec<Block>, more: String) {
+    match blocks.last_mut() {
+        Some(Block::Text { text }) => text.push_str(&more),
+        _ => blocks.push(Block::Text { text: more }),
+    }
 }
 
 /// A call with the arguments that the model wrote, or these as a text if they are no JSON object, which no block of a call

@@ -30,6 +30,8 @@ pub(super) enum Part {
     Close(Kind),
     /// The block, a call's, ends before the call does.
     CutOff,
+    /// The block, a call's, ends: this text is no call.
+    Broken(String),
 }
 
 /// The kind of a block.
@@ -97,6 +99,12 @@ impl Blocks {
                     self.complete_calls += usize::from(is_input(&input));
                     if self.open.take().is_some() {
                         out.push(Part::Close(Kind::Call));
+                    }
+                }
+                OutputPiece::CallBroken { text } => {
+                    self.input.clear();
+                    if self.open.take().is_some() {
+                        out.push(Part::Broken(text));
                     }
                 }
             }

@@ -101,7 +101,7 @@ impl MessageStream {
                 );
             }
             Part::Close(kind) => self.close(kind, out),
-            Part::CutOff => self.close(Kind::Call, out),
+            Part::CutOff | Part::Broken(_) => self.close(Kind::Call, out),
         }
     }
 

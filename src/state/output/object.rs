@@ -23,8 +23,7 @@ pub(super) struct ObjectReader {
     /// Arguments that came before the name.
     early: String,
     arguments: Arguments,
-    /// Arguments inside of a string are not empty.
-    has_quoted: bool,
+    quoted: Quoted,
     /// The tools of which the call must name one, where nothing else tells that it is a call.
     tools: Option<Arc<ToolUse>>,
     /// The call is in an object inside of this one.
@@ -36,6 +35,14 @@ pub(super) struct ObjectReader {
 enum Arguments {
     None,
     Open,
+    Complete,
+}
+
+/// How much of arguments inside of a string was read.
+#[derive(Debug)]
+enum Quoted {
+    Blank,
+    Object(ValueScanner),
     Complete,
 }
 
@@ -75,7 +82,7 @@ impl ObjectReader {
             is_started: false,
             early: String::new(),
             arguments: Arguments::None,
-            has_quoted: false,
+            quoted: Quoted::Blank,
             tools: None,
             is_nested: false,
         }
@@ -151,13 +158,9 @@ impl ObjectReader {
             }
             (Field::Arguments, '"') => {
                 self.arguments = Arguments::Open;
-                self.start(out);
                 At::Quoted(json::string())
             }
-            (Field::Arguments, '[') if self.surroundings == Surroundings::Named => {
-                return Step::Broken;
-            }
-            (Field::Arguments, '[') => self.scan_arguments(c, out),
+            (Field::Arguments, '[') => return Step::Broken,
             (Field::Arguments | Field::Other, _) => match ValueScanner::new(c) {
                 None => return self.broken(),
                 Some(scanner) if field == Field::Other => At::Skipped(scanner),
@@ -175,7 +178,7 @@ impl ObjectReader {
         self.arguments = Arguments::Open;
         self.start(out);
         self.give(out).push(c);
-        // Both callers pass a bracket.
+        // The caller passes a bracket.
         ValueScanner::new(c).map_or(At::AfterValue, At::Scanned)
     }
 
@@ -196,14 +199,10 @@ impl ObjectReader {
                 self.give(out).push(c);
                 self.end_arguments();
             }
+            Scan::DoneBefore if self.text != "null" => return Step::Broken,
             Scan::DoneBefore => {
                 self.start(out);
-                let word = std::mem::take(&mut self.text);
-                let word = match word.as_str() {
-                    "null" => "{}",
-                    word => word,
-                };
-                self.give(out).push_str(word);
+                self.give(out).push_str("{}");
                 self.end_arguments();
                 return self.read(c, out);
             }
@@ -216,22 +215,53 @@ impl ObjectReader {
         self.at = At::AfterValue;
     }
 
-    fn read_quoted(&mut self, c: char, out: &mut CallOutput) {
+    /// Reads a character of arguments inside of a string, which are an object or blank.
+    fn read_quoted(&mut self, c: char, out: &mut CallOutput) -> Step {
         let At::Quoted(unescape) = &mut self.at else {
-            return;
+            return Step::Broken;
         };
-        let to = match self.is_started {
-            true => &mut out.arguments,
-            false => &mut self.early,
-        };
-        let is_end = json::read_string(unescape, c, to);
-        self.has_quoted |= !to.is_empty();
-        if is_end {
-            if !self.has_quoted {
+        let mut decoded = std::mem::take(&mut self.text);
+        decoded.clear();
+        let is_end = json::read_string(unescape, c, &mut decoded);
+        let is_object = decoded.chars().all(|c| self.read_decoded(c, out));
+        self.text = decoded;
+        match (&self.quoted, is_end) {
+            _ if !is_object => return Step::Broken,
+            (_, false) => return Step::More,
+            (Quoted::Object(_), true) => return Step::Broken,
+            (Quoted::Blank, true) => {
+                self.start(out);
                 self.give(out).push_str("{}");
             }
-            self.end_arguments();
+            (Quoted::Complete, true) => {}
         }
+        self.end_arguments();
+        Step::More
+    }
+
+    /// Returns whether a decoded character belongs to the object. Blanks around it are dropped.
+    fn read_decoded(&mut self, c: char, out: &mut CallOutput) -> bool {
+        let is_blank = matches!(c, ' ' | '\n' | '\r' | '\t');
+        let scan = match &mut self.quoted {
+            Quoted::Blank | Quoted::Complete if is_blank => return true,
+            Quoted::Blank if c == '{' => {
+                self.start(out);
+                match ValueScanner::new(c) {
+                    Some(scanner) => self.quoted = Quoted::Object(scanner),
+                    None => return false,
+                }
+                Scan::More
+            }
+            Quoted::Blank | Quoted::Complete => return false,
+            Quoted::Object(scanner) => scanner.read(c),
+        };
+        match scan {
+            Scan::More => {}
+            Scan::Done => self.quoted = Quoted::Complete,
+            Scan::DoneBefore | Scan::Broken => return false,
+        }
+        self.give(out).push(c);
+        true
     }
 
     fn read_key(&mut self, c: char) -> Step {
@@ -338,10 +368,7 @@ impl CallReader for ObjectReader {
                 let (scan, is_word) = (scanner.read(c), scanner.is_word());
                 self.read_scanned(scan, is_word, c, out)
             }
-            At::Quoted(_) => {
-                self.read_quoted(c, out);
-                Step::More
-            }
+            At::Quoted(_) => self.read_quoted(c, out),
             At::Skipped(scanner) => match scanner.read(c) {
                 Scan::More => Step::More,
                 Scan::Done => {

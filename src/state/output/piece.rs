@@ -17,6 +17,12 @@ pub enum OutputPiece {
     CallArguments(String),
     /// The call is complete. A call that was cut or that broke off has none.
     CallEnd,
+    /// The call broke off: what the model wrote is no call. Whole answers have its text in place of it, in streams it
+    /// remains without an end.
+    CallBroken {
+        /// All of the call as far as it was read, its markers among it.
+        text: String,
+    },
 }
 
 impl OutputPiece {
@@ -24,6 +30,7 @@ impl OutputPiece {
     pub fn bytes(&self) -> usize {
         let text = match self {
             Self::Text(text) | Self::Reasoning(text) | Self::CallArguments(text) => text.len(),
+            Self::CallBroken { text } => text.len(),
             Self::CallStart { name } => name.len(),
             Self::CallEnd => 0,
         };
@@ -37,7 +44,9 @@ pub fn push_piece(pieces: &mut Vec<OutputPiece>, piece: OutputPiece) {
         OutputPiece::Text(text) => push_text(pieces, &text),
         OutputPiece::Reasoning(text) => push_reasoning(pieces, &text),
         OutputPiece::CallArguments(text) => push_arguments(pieces, &text),
-        OutputPiece::CallStart { .. } | OutputPiece::CallEnd => pieces.push(piece),
+        OutputPiece::CallStart { .. } | OutputPiece::CallEnd | OutputPiece::CallBroken { .. } => {
+            pieces.push(piece);
+        }
     }
 }
 

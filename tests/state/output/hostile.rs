@@ -24,7 +24,8 @@ fn bytes(piece: &OutputPiece) -> usize {
         OutputPiece::Text(text) | OutputPiece::Reasoning(text) => text.len(),
         OutputPiece::CallArguments(text) => text.len(),
         OutputPiece::CallStart { name } => name.len(),
-        OutputPiece::CallEnd => 0,
+        // The text of a call that broke off is told again.
+        OutputPiece::CallEnd | OutputPiece::CallBroken { .. } => 0,
     }
 }
 

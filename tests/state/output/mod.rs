@@ -70,6 +70,10 @@ fn check_order(pieces: &[OutputPiece]) {
                 assert!(is_open, "the end of no call: {pieces:?}");
                 false
             }
+            OutputPiece::CallBroken { text } => {
+                assert!(is_open && !text.is_empty(), "no call broke off: {pieces:?}");
+                false
+            }
             OutputPiece::Text(text) | OutputPiece::Reasoning(text) => {
                 assert!(!text.is_empty(), "an empty piece: {pieces:?}");
                 false

@@ -43,6 +43,7 @@ impl Said {
                 }),
                 (OutputPiece::CallArguments(text), Some(call)) => call.arguments.push_str(text),
                 (OutputPiece::CallEnd, Some(call)) => call.is_complete = true,
+                (OutputPiece::CallBroken { .. }, _) => {}
                 (OutputPiece::CallArguments(_) | OutputPiece::CallEnd, None) => {
                     panic!("no call has begun: {pieces:?}")
                 }

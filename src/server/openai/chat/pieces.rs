@@ -66,7 +66,7 @@ impl Pieces {
     }
 
     /// Writes a whole answer: `text` of one that is not taken apart, or else its pieces. A call without an end is left
-    /// out: nothing in a message tells it from one that is to be made.
+    /// out, as nothing in a message tells it from one that is to be made; one that broke off is text.
     pub(super) fn message(&mut self, text: String, pieces: Vec<OutputPiece>) -> Message {
         let (mut content, mut reasoning) = (text, String::new());
         let mut tool_calls: Vec<ToolCall> = Vec::new();
@@ -95,6 +95,10 @@ impl Pieces {
                     self.told_calls += 1;
                     tool_calls.extend(open.take());
                 }
+                OutputPiece::CallBroken { text } => {
+                    open = None;
+                    content.push_str(&text);
+                }
             }
         }
         let says_otherwise = !reasoning.is_empty() || !tool_calls.is_empty();
@@ -121,6 +125,8 @@ impl Pieces {
                 OutputPiece::CallStart { name } => self.start_call(name, &mut deltas),
                 OutputPiece::CallArguments(text) => self.add_arguments(text, &mut deltas),
                 OutputPiece::CallEnd => self.complete_calls += 1,
+                // What was told of it cannot be taken back.
+                OutputPiece::CallBroken { .. } => (),
             }
         }
         deltas

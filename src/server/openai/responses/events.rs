@@ -41,6 +41,11 @@ impl Events {
         }
     }
 
+    /// Returns whether nobody reads them.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent
+    }
+
     /// Writes the next event.
     pub(super) fn push(&mut self, name: &'static str, event: &impl Serialize) {
         if self.is_silent {

@@ -169,6 +169,7 @@ impl Output {
                 OutputPiece::CallStart { name } => self.start_call(&name, events),
                 OutputPiece::CallArguments(text) => self.add_arguments(&text, events),
                 OutputPiece::CallEnd => self.end(ItemStatus::Completed, events),
+                OutputPiece::CallBroken { text } => self.break_call(text, events),
             }
         }
     }
@@ -194,6 +195,20 @@ impl Output {
         };
         events.push("response.output_item.done", &of_item);
         self.closed.push(item);
+    }
+
+    /// Makes the open call text where nothing was told of it, and else leaves it incomplete.
+    fn break_call(&mut self, text: String, events: &mut Events) {
+        if !matches!(self.open, Some(Open::Call { .. })) {
+            return;
+        }
+        match events.is_silent() {
+            true => {
+                self.open = None;
+                self.add_text(text, events);
+            }
+            false => self.end(ItemStatus::Incomplete, events),
+        }
     }
 
     fn add_text(&mut self, more: String, events: &mut Events) {

@@ -84,6 +84,7 @@ fn arguments(pieces: &[OutputPiece]) -> Vec<Value> {
             OutputPiece::CallArguments(text) => open.push_str(text),
             OutputPiece::CallEnd => whole.push(serde_json::from_str(&open).expect("JSON")),
             OutputPiece::Text(_) | OutputPiece::Reasoning(_) => {}
+            OutputPiece::CallBroken { .. } => panic!("{pieces:?}"),
         }
     }
     whole

@@ -95,7 +95,7 @@ fn a_broken_call_has_no_end() {
     check(
         F,
         "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":[1}}</tool_call> x",
-        "f({\"a\":[1«}} x»",
+        "f({\"a\":[1«}}</tool_call> x»",
     );
     check(
         F,

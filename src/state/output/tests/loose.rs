@@ -244,7 +244,7 @@ fn what_follows_a_call_in_its_fence_or_list_is_text() {
     check(
         F,
         &format!("[{OBJECT}, {{\"a\": 1}}] Now: {OBJECT}"),
-        &format!("{CALL}«, {{\"a\": 1}}] Now: »{CALL}"),
+        &format!("{CALL}«[, {{\"a\": 1}}] Now: »{CALL}"),
     );
 }
 

@@ -1,3 +1,4 @@
+mod broken;
 mod deepseek;
 mod endings;
 mod gemma4;
@@ -76,6 +77,7 @@ fn short(pieces: &[OutputPiece]) -> String {
         OutputPiece::CallStart { name } => format!("{name}("),
         OutputPiece::CallArguments(arguments) => arguments.clone(),
         OutputPiece::CallEnd => ")".to_owned(),
+        OutputPiece::CallBroken { .. } => String::new(),
     };
     pieces.iter().map(piece).collect()
 }
@@ -83,6 +85,22 @@ fn short(pieces: &[OutputPiece]) -> String {
 fn check(tool: ToolFormat, text: &str, expected: &str) {
     let engine = engine(Some(tool), Some(ReasoningFormat::Think));
     assert_eq!(short(&run(engine, text)), expected, "{text:?}");
+}
+
+/// The content of a whole answer, in which calls that broke off are text, and its complete calls.
+fn whole(pieces: &[OutputPiece]) -> String {
+    let (mut said, mut open) = (String::new(), String::new());
+    for piece in pieces {
+        match piece {
+            OutputPiece::Text(text) => said.push_str(text),
+            OutputPiece::Reasoning(_) => {}
+            OutputPiece::CallStart { name } => open = format!("{name}("),
+            OutputPiece::CallArguments(text) => open.push_str(text),
+            OutputPiece::CallEnd => said.push_str(&format!("{})", std::mem::take(&mut open))),
+            OutputPiece::CallBroken { text } => said.push_str(text),
+        }
+    }
+    said
 }
 
 /// The text comes out as it went in.

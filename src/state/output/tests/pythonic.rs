@@ -73,5 +73,5 @@ fn what_only_looks_like_a_call_is_text() {
 fn a_broken_call_has_no_end() {
     check(F, "[f(a=1 + 2)]", r#"f({"a": 1«+ 2)]»"#);
     check(F, "[f(a=[1)]", r#"f({"a": [1«)]»"#);
-    check(F, "[f(a=1), g(x)]", "f({\"a\": 1})«, g(x)]»");
+    check(F, "[f(a=1), g(x)]", "f({\"a\": 1})«[, g(x)]»");
 }

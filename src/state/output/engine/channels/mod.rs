@@ -34,6 +34,8 @@ pub(super) struct ChannelEngine {
     spoken: Option<Part>,
     /// Nothing of the message has gone out so far.
     is_new: bool,
+    /// The arguments of the call that is being read.
+    written: String,
     complete_calls: usize,
 }
 
@@ -105,6 +107,7 @@ impl ChannelEngine {
             n_opening: 0,
             spoken: None,
             is_new: false,
+            written: String::new(),
             complete_calls: 0,
         }
     }
@@ -140,6 +143,11 @@ impl ChannelEngine {
         while self.gives_up_at_end() {
             self.give_up(out);
             self.run(Input::Ended, out);
+        }
+        let must_call = self.tools.as_ref().is_some_and(|tools| tools.must_call());
+        let is_cut = ending == OutputEnding::Cut || must_call;
+        if matches!(self.state, State::Arguments(_)) && !is_cut {
+            self.break_call(out);
         }
         self.held.clear();
         self.state = State::Over;
@@ -347,26 +355,28 @@ impl ChannelEngine {
         let c = match lexeme {
             Lexeme::Char(c) => c,
             Lexeme::Tag(tag) if scanner.is_in_string() => {
-                tag.text.chars().for_each(|c| {
-                    scanner.read(c);
-                });
-                push_arguments(out, tag.text);
+                if tag.text.chars().any(|c| scanner.read(c) == Scan::Broken) {
+                    self.break_call(out);
+                    return Fate::Again;
+                }
+                self.give_arguments(tag.text, out);
                 return Fate::Used;
             }
             Lexeme::Tag(_) => {
+                self.break_call(out);
                 self.state = State::Between;
                 return Fate::Again;
             }
         };
         let mut bytes = [0; 4];
         match scanner.read(c) {
-            Scan::More => push_arguments(out, c.encode_utf8(&mut bytes)),
+            Scan::More => self.give_arguments(c.encode_utf8(&mut bytes), out),
             Scan::Done => {
-                push_arguments(out, c.encode_utf8(&mut bytes));
+                self.give_arguments(c.encode_utf8(&mut bytes), out);
                 self.end_call(out);
             }
             Scan::DoneBefore | Scan::Broken => {
-                self.begin_body(Part::Content);
+                self.break_call(out);
                 return Fate::Again;
             }
         }
@@ -376,7 +386,25 @@ impl ChannelEngine {
     fn begin_call(&mut self, name: String, arguments: &str, out: &mut Vec<OutputPiece>) {
         self.held.clear();
         out.push(OutputPiece::CallStart { name });
-        push_arguments(out, arguments);
+        self.written.clear();
+        self.give_arguments(arguments, out);
+    }
+
+    fn give_arguments(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
+        self.written.push_str(text);
+        push_arguments(out, text);
+    }
+
+    /// Ends a call that is none: its message is content, and its header is dropped as those of others.
+    fn break_call(&mut self, out: &mut Vec<OutputPiece>) {
+        let mut text = std::mem::take(&mut self.written);
+        if self.spoken == Some(Part::Content) {
+            text.insert(0, '\n');
+        }
+        out.push(OutputPiece::CallBroken { text });
+        self.begin_body(Part::Content);
+        self.is_new = false;
+        self.spoken = Some(Part::Content);
     }
 
     fn end_call(&mut self, out: &mut Vec<OutputPiece>) {

@@ -2,7 +2,7 @@
 
 use super::{Around, EndTag, Fate, State, TaggedEngine, Trailer};
 use crate::state::output::braced::BracedReader;
-use crate::state::output::call::{CallReader, Step};
+use crate::state::output::call::{CallOutput, CallReader, Step};
 use crate::state::output::closers::Closers;
 use crate::state::output::content::{After, Content};
 use crate::state::output::keyed::KeyedReader;
@@ -45,6 +45,7 @@ impl TaggedEngine {
         self.opened_by = opened_by;
         self.is_loose = matches!(expect, Expect::Loose(_));
         self.is_fenced = false;
+        self.is_listed = false;
         self.n_opening = None;
         self.list = None;
         self.state = State::Opening(expect);
@@ -56,6 +57,7 @@ impl TaggedEngine {
         let held = std::mem::take(&mut self.held);
         self.open(Expect::Loose(closers), opened_by);
         self.is_fenced = closers.fence;
+        self.is_listed = closers.list;
         let is_parted = !held.is_empty() || opened_by.is_some();
         self.n_opening = is_parted.then_some(held.len());
         self.held = held;
@@ -128,12 +130,7 @@ impl TaggedEngine {
         let step = match lexeme {
             Lexeme::Char(c) => reader.read(c, output),
             Lexeme::Tag(tag) if reader.tags().has(tag.tag) => reader.read_tag(tag.tag, output),
-            Lexeme::Tag(tag) if reader.is_in_text() => {
-                for c in tag.text.chars() {
-                    while reader.read(c, output) == Step::Again {}
-                }
-                Step::More
-            }
+            Lexeme::Tag(tag) if reader.is_in_text() => read_text(&mut **reader, tag.text, output),
             Lexeme::Tag(_) => Step::Broken,
         };
         if let (Step::DoneBefore, Some(n_items)) = (step, n_after_call) {
@@ -142,7 +139,13 @@ impl TaggedEngine {
         self.give_call(out);
         let is_started = matches!(self.state, State::Started(_));
         match step {
-            Step::More if is_started => Fate::Used,
+            Step::More if is_started => {
+                match lexeme {
+                    Lexeme::Char(c) => self.written.push(c),
+                    Lexeme::Tag(tag) => self.written.push_str(tag.text),
+                }
+                Fate::Used
+            }
             Step::More => Fate::Held,
             Step::Again => Fate::Again,
             Step::Done => {
@@ -154,7 +157,7 @@ impl TaggedEngine {
                 Fate::Again
             }
             Step::Broken if is_started => {
-                self.leave_list();
+                self.break_call(out);
                 Fate::Again
             }
             Step::Broken => {
@@ -181,7 +184,7 @@ impl TaggedEngine {
     }
 
     /// Reads what stands after a call of a list. The text that is held is whitespace.
-    pub(super) fn read_between(&mut self, lexeme: Lexeme) -> Fate {
+    pub(super) fn read_between(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
         let (Some(list), Lexeme::Char(c)) = (self.list, lexeme) else {
             self.leave_list();
             return Fate::Again;
@@ -197,15 +200,34 @@ impl TaggedEngine {
                 Fate::Held
             }
             _ => {
+                let is_list = self.is_in_brackets();
                 self.put_back_held();
                 self.leave_list();
+                self.open_list_again(is_list, out);
                 Fate::Again
             }
         }
     }
 
+    /// Whether the calls are those of a list in brackets.
+    fn is_in_brackets(&self) -> bool {
+        self.list.is_some_and(|list| list.end.is_some())
+    }
+
+    /// Makes the bracket of a list text, with what follows in it and is no call. It was read as that of the calls before.
+    fn open_list_again(&mut self, is_list: bool, out: &mut Vec<OutputPiece>) {
+        if is_list {
+            self.give_content('[', out);
+        }
+    }
+
     /// Reads what may close a complete call. A tag closes it as well.
-    pub(super) fn read_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Fate {
+    pub(super) fn read_trailer(
+        &mut self,
+        trailer: Trailer,
+        lexeme: Lexeme,
+        out: &mut Vec<OutputPiece>,
+    ) -> Fate {
         let Lexeme::Char(c) = lexeme else {
             return self.tag_in_trailer(trailer, lexeme);
         };
@@ -241,6 +263,7 @@ impl TaggedEngine {
         }
         self.put_back_held();
         self.leave_trailer(trailer);
+        self.open_list_again(closers.list, out);
         Fate::Again
     }
 
@@ -291,11 +314,14 @@ impl TaggedEngine {
         if self.is_loose {
             self.n_reread = rest.len();
         }
+        let is_listed = self.is_in_brackets() && self.n_opening == Some(0);
+        let is_listed = std::mem::take(&mut self.is_listed) || is_listed;
         self.state = State::Around;
         self.list = None;
         if std::mem::take(&mut self.is_fenced) {
             self.code.after_call_in_fence();
         }
+        self.open_list_again(is_listed, out);
         let mut text = String::new();
         for &item in opening {
             self.lexer.text_of(item, &mut text);
@@ -354,6 +380,18 @@ impl TaggedEngine {
         self.section_close = EndTag::OfCall;
     }
 
+    /// Ends a call that is none, and goes on with the content. The tags that close it are text, as those that opened it.
+    pub(super) fn break_call(&mut self, out: &mut Vec<OutputPiece>) {
+        let text = std::mem::take(&mut self.written);
+        out.push(OutputPiece::CallBroken { text });
+        let is_section = self.opened_by == Some(Tag::SectionOpen);
+        self.leave_list();
+        self.tool_close = EndTag::OfText;
+        if is_section {
+            self.section_close = EndTag::OfText;
+        }
+    }
+
     fn put_back_held(&mut self) {
         let held = std::mem::take(&mut self.held);
         self.lexer.put_back(&held);
@@ -367,6 +405,7 @@ impl TaggedEngine {
     /// Gives out what the reader has written.
     fn give_call(&mut self, out: &mut Vec<OutputPiece>) {
         if let Some(name) = self.output.name.take() {
+            self.begin_written();
             self.held.clear();
             self.around = Around::Content;
             self.content = Content::new(After::Call);
@@ -378,6 +417,20 @@ impl TaggedEngine {
         }
         push_arguments(out, &self.output.arguments);
         self.output.arguments.clear();
+    }
+
+    /// Begins to note the call, of which all is held that was read before its name was certain.
+    fn begin_written(&mut self) {
+        self.written.clear();
+        if self.around == Around::Content {
+            self.written.push_str(self.content.held());
+        }
+        if self.n_opening == Some(0) && self.is_in_brackets() {
+            self.written.push('[');
+        }
+        for &item in &self.held {
+            self.lexer.text_of(item, &mut self.written);
+        }
     }
 
     fn end_call(&mut self, out: &mut Vec<OutputPiece>) {
@@ -399,6 +452,20 @@ impl TaggedEngine {
             self.leave_list();
         }
     }
+}
+
+/// Reads a tag that means nothing in a text, character by character.
+fn read_text(reader: &mut dyn CallReader, text: &str, output: &mut CallOutput) -> Step {
+    for c in text.chars() {
+        let mut step = reader.read(c, output);
+        while step == Step::Again {
+            step = reader.read(c, output);
+        }
+        if step == Step::Broken {
+            return step;
+        }
+    }
+    Step::More
 }
 
 impl Expect {

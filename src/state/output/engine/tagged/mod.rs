@@ -41,6 +41,8 @@ pub(super) struct TaggedEngine {
     is_loose: bool,
     /// The opening is in a fence that an earlier call has opened.
     is_fenced: bool,
+    /// The opening is in a list that an earlier call has opened.
+    is_listed: bool,
     /// Calls are looked for that are not of the format.
     takes_loose: bool,
     /// Items that were read as such a call, and are none. They are not read so again, which bounds the time.
@@ -60,6 +62,8 @@ pub(super) struct TaggedEngine {
     /// The meaning of the next end tag of reasoning in the content.
     think_end: EndTag,
     output: CallOutput,
+    /// The call that has a name, as the model wrote it, and the whitespace before it.
+    written: String,
     complete_calls: usize,
 }
 
@@ -150,6 +154,7 @@ impl TaggedEngine {
             opened_by: None,
             is_loose: false,
             is_fenced: false,
+            is_listed: false,
             takes_loose: true,
             n_reread: 0,
             code: Code::new(),
@@ -161,6 +166,7 @@ impl TaggedEngine {
             section_close: EndTag::Stray,
             think_end: EndTag::Stray,
             output: CallOutput::default(),
+            written: String::new(),
             complete_calls: 0,
         }
     }
@@ -203,6 +209,10 @@ impl TaggedEngine {
                 false => self.give_up(out),
             }
             self.run(Input::Ended, out);
+        }
+        let is_cut = ending == OutputEnding::Cut || self.must_call();
+        if matches!(self.state, State::Started(_)) && !is_cut {
+            self.break_call(out);
         }
         self.release_whitespace(out);
         self.state = State::Over;
@@ -328,10 +338,10 @@ impl TaggedEngine {
                 self.read_opening(expect, lexeme, out)
             }
             (State::Call(_) | State::Started(_), _, _) => self.read_call(lexeme, out),
-            (State::Between, _, _) => self.read_between(lexeme),
+            (State::Between, _, _) => self.read_between(lexeme, out),
             (State::Trailer(trailer), _, _) => {
                 let trailer = *trailer;
-                self.read_trailer(trailer, lexeme)
+                self.read_trailer(trailer, lexeme, out)
             }
             (State::Over, _, _) => Fate::Used,
         }

@@ -1,0 +1,165 @@
+//! Calls that are none, because their arguments are no JSON object, and lists with such a call.
+
+use super::*;
+
+const OBJECT: &str = r#"{"name": "seat", "arguments": {"row": 4}}"#;
+const CALL: &str = r#"seat({"row": 4})"#;
+
+fn tagged(arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"seat\", \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+/// The text is all that a whole answer has, also after other text.
+fn check_whole(format: ToolFormat, text: &str) {
+    for text in [text.to_owned(), format!("Well.\n\n{text} So.")] {
+        let pieces = run(engine(Some(format), None), &text);
+        assert_eq!(whole(&pieces), text, "{format:?} {pieces:?}");
+        assert!(!pieces.contains(&OutputPiece::CallEnd), "{pieces:?}");
+    }
+}
+
+#[test]
+fn arguments_that_are_no_json_make_no_call() {
+    for arguments in [
+        "{\"row\": 4,}",
+        "{row: 4}",
+        "{'row': 4}",
+        "{\"row\": True}",
+        "{\"row\" 4}",
+        "{\"row\": 4 5}",
+        "{\"row\": 04}",
+        "{\"row\": .5}",
+        "{\"row\": [4}",
+        "{\"row\": nul}",
+        "{\"who\": \"a\\d\"}",
+        "{\"who\": \"a\nb\"}",
+        "{\"row\": 4 // four\n}",
+        "\"{\\\"row\\\": 4,}\"",
+        "\"{\\\"row\\\": 4\"",
+        "\"{\\\"row\\\": 4} 5\"",
+    ] {
+        check_whole(ToolFormat::Hermes, &tagged(arguments));
+    }
+    for (format, text) in [
+        (
+            ToolFormat::Llama3,
+            "<|python_tag|>{\"name\": \"seat\", \"parameters\": {\"row\": 4,}}",
+        ),
+        (
+            ToolFormat::Mistral,
+            "[TOOL_CALLS] [{\"name\": \"seat\", \"arguments\": {\"row\": 4,}}]",
+        ),
+        (ToolFormat::Mistral, "[TOOL_CALLS]seat[ARGS]{\"row\": 4,}"),
+        (
+            ToolFormat::DeepSeekV3,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>seat\n```json\n{\"row\": 4,}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            ToolFormat::DeepSeekV31,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>seat<｜tool▁sep｜>{\"row\": 4,}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            ToolFormat::Granite,
+            "<|tool_call|>[{\"name\": \"seat\", \"arguments\": {\"row\": 4,}}]",
+        ),
+        (
+            ToolFormat::Phi4Mini,
+            "<|tool_call|>[{\"name\": \"seat\", \"arguments\": {\"row\": 4,}}]<|/tool_call|>",
+        ),
+        (
+            ToolFormat::Pythonic,
+            "<|python_start|>[seat(row=4 + 2)]<|python_end|>",
+        ),
+        (
+            ToolFormat::Lfm2,
+            "<|tool_call_start|>[seat(row=[4)]<|tool_call_end|>",
+        ),
+        (
+            ToolFormat::Gemma4,
+            "<|tool_call>call:seat{row:}<tool_call|>",
+        ),
+    ] {
+        check_whole(format, text);
+    }
+}
+
+#[test]
+fn arguments_that_are_no_object_are_text_in_streams_too() {
+    for arguments in ["4", "true", "[4]", "[]", "\"four\"", "\"[4]\"", "\"null\""] {
+        let text = tagged(arguments);
+        check_whole(ToolFormat::Hermes, &text);
+        check_text(ToolFormat::Hermes, &text);
+    }
+    for format in [ToolFormat::Granite, ToolFormat::Mistral, ToolFormat::Lfm2] {
+        let open = format.opening();
+        for arguments in ["4", "[4]", "\"four\""] {
+            let text = format!("{open}[{{\"name\": \"seat\", \"arguments\": {arguments}}}]");
+            check_text(format, &text);
+        }
+    }
+    for blank in ["\"\"", "\" \"", "null", "{}", "{ }", "\" {} \""] {
+        let pieces = run(engine(Some(ToolFormat::Hermes), None), &tagged(blank));
+        let arguments = if blank == "{ }" { blank } else { "{}" };
+        assert_eq!(short(&pieces), format!("seat({arguments})"));
+    }
+}
+
+#[test]
+fn a_call_in_which_the_output_ended_by_itself_is_text() {
+    let begun = "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4";
+    let pieces = run(engine(Some(ToolFormat::Hermes), None), begun);
+    assert_eq!(whole(&pieces), begun);
+    assert_eq!(short(&pieces), "seat({\"row\": 4");
+    let cut = run_cut(engine(Some(ToolFormat::Hermes), None), begun);
+    assert_eq!(whole(&cut), "");
+}
+
+#[test]
+fn the_call_before_one_that_breaks_off_is_complete() {
+    let good = format!("<tool_call>\n{OBJECT}\n</tool_call>");
+    let bad = tagged("{\"row\": 4,}");
+    let pieces = run(
+        engine(Some(ToolFormat::Hermes), None),
+        &format!("{good}\n{bad}\n{good}"),
+    );
+    assert_eq!(whole(&pieces), format!("{CALL}{bad}{CALL}"));
+}
+
+#[test]
+fn a_list_with_an_item_that_is_no_call_keeps_its_bracket() {
+    let rests = [", {\"a\": 1}]", ", {\"name\": \"seat\"", ", 5]", " and on"];
+    for (format, open, item) in [
+        (ToolFormat::Hermes, "<tool_call>", OBJECT),
+        (ToolFormat::Mistral, "[TOOL_CALLS]", OBJECT),
+        (ToolFormat::Granite, "<|tool_call|>", OBJECT),
+        (ToolFormat::Phi4Mini, "functools", OBJECT),
+        (ToolFormat::Pythonic, "", "seat(row=4)"),
+        (ToolFormat::Lfm2, "<|tool_call_start|>", "seat(row=4)"),
+    ] {
+        for rest in rests {
+            check(
+                format,
+                &format!("{open}[{item}{rest}"),
+                &format!("{CALL}«[{rest}»"),
+            );
+        }
+    }
+    for (open, rest) in [
+        ("[", ", {\"a\": 1}]"),
+        ("```json\n[\n", ",\n{\"a\": 1}\n]\n```"),
+        ("```json\n[", "\nand on"),
+        ("<tools>[", ", {\"a\": 1}]</tools>"),
+    ] {
+        check(
+            ToolFormat::Hermes,
+            &format!("{open}{OBJECT}{rest}"),
+            &format!("{CALL}«[{rest}»"),
+        );
+    }
+    let bad = "{\"name\": \"seat\", \"arguments\": {\"row\": 4,}}";
+    let pieces = run(
+        engine(Some(ToolFormat::Granite), None),
+        &format!("<|tool_call|>[{OBJECT}, {bad}]"),
+    );
+    assert_eq!(whole(&pieces), format!("{CALL}[, {bad}]"));
+}
