@@ -166,6 +166,48 @@ fn a_fenced_object_stays_text_where_it_is_no_call() {
     world.wait_until_whole();
 }
 
+/// The text of all messages of a response.
+fn said(answer: &Value) -> String {
+    let items = list(&answer["output"]).iter();
+    items
+        .map(|item| text(&item["content"][0]["text"]))
+        .collect()
+}
+
+#[test]
+fn a_call_that_is_no_json_is_text_and_never_a_call() {
+    let line = format!("Well.\n{}", call("weather", r#"{"city": "Lisbon",}"#));
+    let world = World::scripted(&[("Lisbon", &line)]);
+    let none: [(String, String); 0] = [];
+
+    let answer = post(world.addr, CHAT, &chat("Lisbon?", json!({}))).ok();
+    assert_eq!(of_chat(&answer), none);
+    assert_eq!(answer["choices"][0]["message"]["content"], line.as_str());
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let (calls, content, reason) = streamed_chat(&world, chat("Lisbon?", json!({})));
+    let begun = r#"{"city": "Lisbon","#;
+    assert_eq!(calls, [("weather".to_owned(), begun.to_owned())]);
+    assert_eq!(content, "Well.}}\n</tool_call>");
+    assert_eq!(reason, "stop");
+
+    let answer = post(world.addr, RESPONSES, &response("Lisbon?", json!({}))).ok();
+    assert_eq!(of_response(&answer), none);
+    assert_eq!(said(&answer), line);
+    let events = responses::events(world.addr, response("Lisbon?", json!({})));
+    responses::check_order(&events);
+    let last = &events.last().expect("events")["response"];
+    assert_eq!(of_response(last), none);
+
+    let answer = post(world.addr, MESSAGES, &message("Lisbon?", json!({}))).ok();
+    assert_eq!(answer["content"], json!([{"type": "text", "text": line}]));
+    assert_eq!(answer["stop_reason"], "end_turn");
+    let events = messages::events(world.addr, message("Lisbon?", json!({})));
+    let stop = events.iter().find(|(name, _)| name == "message_delta");
+    let (_, stop) = stop.expect("an end");
+    assert_eq!(stop["delta"]["stop_reason"], "end_turn");
+    world.wait_until_whole();
+}
+
 /// A model that keeps calling until it is stopped.
 fn tireless() -> World {
     let one = call("weather", r#"{"city": "Lisbon", "days": 3}"#);

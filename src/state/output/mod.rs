@@ -16,8 +16,8 @@
 //! dropped. An opening of a call is held until the name and the first character of the arguments have been read; then
 //! the name goes out, and the arguments follow as they come.
 //!
-//! - **JSON arguments are given out unchanged**, byte by byte: brackets and strings are followed, nothing else is
-//!   checked. Arguments that are a JSON string are decoded; missing arguments, `null` and `""` are `{}`.
+//! - **JSON arguments are given out unchanged**, byte by byte, up to the first character with which they are no JSON
+//!   object. Arguments that are a JSON string are decoded; missing arguments, `null` and `""` are `{}`.
 //! - **Arguments in other notations become JSON.** A parameter of Qwen3-Coder takes the type that the tool's schema
 //!   gives it: a string streams, other values are held until they are complete and are strings if they do not parse.
 //!   Values of Python (the pythonic format) are translated as they come.
@@ -36,11 +36,15 @@
 //! # What is not a call
 //! An opening that turns out not to be one, before its name has gone out, is text: its tag is emitted unchanged, and
 //! reading resumes right after that tag. So is an opening in an output that ended by itself; one in an output that was
-//! cut ([`OutputEnding::Cut`]), or that must call, is dropped, and so is the beginning of a tag after a call. A call whose
-//! arguments break
-//! off (a bracket that does not match, a marker outside of a string) remains without an end, and text goes on at the
-//! character that broke it. The end tag of a call is dropped after a call, also a broken one, and is text after an
-//! opening that was text. An end tag of nothing is text as letters and nothing as a token.
+//! cut ([`OutputEnding::Cut`]), or that must call, is dropped, and so is the beginning of a tag after a call.
+//!
+//! A call whose arguments break off (a character that no JSON has there, a marker outside of a string, the end of an
+//! output that ended by itself) is none either, and its name has gone out: it remains without an end, and
+//! [`OutputPiece::CallBroken`] tells its text, for answers that are sent whole. Text goes on at the character that broke
+//! it. The end tag of a call is dropped after a call, and is text after an opening that was text and after a call that
+//! broke off. An end tag of nothing is text as letters and nothing as a token.
+//!
+//! Where something that is no call follows in a list, or after its calls, the bracket of the list is text before it.
 //!
 //! # Messages with headers
 //! The outputs of gpt-oss are messages. A header names the channel of each: `analysis` is reasoning, `final` and
