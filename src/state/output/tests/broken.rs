@@ -105,6 +105,32 @@ fn arguments_that_are_no_object_are_text_in_streams_too() {
 }
 
 #[test]
+fn a_message_to_a_function_that_is_no_json_is_content() {
+    let read = |text: &str| {
+        let formats = OutputFormats {
+            tool: Some(ToolFormat::GptOss),
+            reasoning: Some(ReasoningFormat::GptOss),
+        };
+        let (markers, start) = (Arc::new(Markers::default()), OutputStart::Header);
+        let engine = OutputEngine::new(formats, Some(tools(true)), markers, start);
+        run(engine, text)
+    };
+    let call = "<|channel|>commentary to=functions.seat <|constrain|>json<|message|>";
+    for (arguments, end) in [
+        ("{\"row\": 4,}", "<|call|>"),
+        ("{\"row\": ", "<|call|>"),
+        ("{\"row\"", ""),
+    ] {
+        let pieces = read(&format!("{call}{arguments}{end}"));
+        assert_eq!(whole(&pieces), arguments);
+        assert!(!pieces.contains(&OutputPiece::CallEnd), "{pieces:?}");
+        let before = "<|channel|>commentary<|message|>Hi.<|end|><|start|>assistant";
+        let pieces = read(&format!("{before}{call}{arguments}{end}"));
+        assert_eq!(whole(&pieces), format!("Hi.\n{arguments}"));
+    }
+}
+
+#[test]
 fn a_call_in_which_the_output_ended_by_itself_is_text() {
     let begun = "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4";
     let pieces = run(engine(Some(ToolFormat::Hermes), None), begun);
