@@ -17,8 +17,7 @@ pub enum OutputPiece {
     CallArguments(String),
     /// The call is complete. A call that was cut or that broke off has none.
     CallEnd,
-    /// The call broke off: what the model wrote is no call. Whole answers have its text in place of it, in streams it
-    /// remains without an end.
+    /// The call broke off, and is none. Whole answers have its text in place of it; in streams it remains without an end.
     CallBroken {
         /// All of the call as far as it was read, its markers among it.
         text: String,

@@ -125,7 +125,7 @@ impl Pieces {
                 OutputPiece::CallStart { name } => self.start_call(name, &mut deltas),
                 OutputPiece::CallArguments(text) => self.add_arguments(text, &mut deltas),
                 OutputPiece::CallEnd => self.complete_calls += 1,
-                // What was told of it cannot be taken back.
+                // Deltas that were sent cannot be taken back.
                 OutputPiece::CallBroken { .. } => (),
             }
         }

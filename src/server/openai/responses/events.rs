@@ -41,7 +41,7 @@ impl Events {
         }
     }
 
-    /// Returns whether nobody reads them.
+    /// Returns whether the answer is sent whole, without events.
     pub(super) fn is_silent(&self) -> bool {
         self.is_silent
     }

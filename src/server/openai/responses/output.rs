@@ -197,7 +197,7 @@ impl Output {
         self.closed.push(item);
     }
 
-    /// Makes the open call text where nothing was told of it, and else leaves it incomplete.
+    /// Makes the open call text in an answer that is sent whole. In a stream it is incomplete.
     fn break_call(&mut self, text: String, events: &mut Events) {
         if !matches!(self.open, Some(Open::Call { .. })) {
             return;

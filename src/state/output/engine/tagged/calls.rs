@@ -214,7 +214,7 @@ impl TaggedEngine {
         self.list.is_some_and(|list| list.end.is_some())
     }
 
-    /// Makes the bracket of a list text, with what follows in it and is no call. It was read as that of the calls before.
+    /// Makes the bracket of a list text, before an item that is no call. It was read with the calls before that.
     fn open_list_again(&mut self, is_list: bool, out: &mut Vec<OutputPiece>) {
         if is_list {
             self.give_content('[', out);
