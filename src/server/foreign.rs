@@ -9,7 +9,7 @@ use super::fields::Fields;
 use crate::field::Shallow;
 use crate::state::sampling;
 
-/// A field, and the values besides null, false and an empty text that ask for nothing.
+/// A field, and the values besides null and an empty text that ask for nothing: with false, unless true is one of them.
 type Refused = (&'static str, &'static [Off]);
 
 /// A value that asks for nothing.
@@ -17,7 +17,7 @@ type Refused = (&'static str, &'static [Off]);
 enum Off {
     /// A number.
     Number(f64),
-    /// True.
+    /// True, which false is then not.
     Yes,
     /// A text.
     Text(&'static str),
@@ -28,8 +28,11 @@ enum Off {
 }
 
 const NOTHING: &[Off] = &[];
+const YES: &[Off] = &[Off::Yes];
 const ZERO: &[Off] = &[Off::Number(0.0)];
 const ONE: &[Off] = &[Off::Number(1.0)];
+/// The norm by which embeddings have length one.
+const EUCLIDEAN: &[Off] = &[Off::Number(2.0)];
 const MINUS_ONE: &[Off] = &[Off::Number(-1.0)];
 const EMPTY_LIST: &[Off] = &[Off::EmptyList];
 const EMPTY_OBJECT: &[Off] = &[Off::EmptyObject];
@@ -46,10 +49,10 @@ const REFUSED: &[Refused] = &[
     ("add_special_tokens", &[]), ("chat_template", &[]),
     ("documents", &[]), ("ec_transfer_params", EMPTY_OBJECT), ("embed_dtype", &[Off::Text("float32")]),
     ("enable_response_messages", &[]), ("endianness", &[Off::Text("native")]), ("kv_transfer_params", EMPTY_OBJECT),
-    ("length_penalty", ONE), ("logprob_token_ids", &[]), ("normalize", &[Off::Yes]), ("previous_input_messages", &[]),
+    ("length_penalty", ONE), ("logprob_token_ids", &[]), ("normalize", YES), ("previous_input_messages", &[]),
     ("previous_response", &[]), ("prompt_embeds", &[]), ("prompt_logprobs", &[]), ("repetition_detection", &[]),
     ("return_prompt_text", &[]), ("return_tokens_as_token_ids", &[]), ("thinking_token_budget", MINUS_ONE),
-    ("truncate_prompt_tokens", &[]), ("use_activation", &[Off::Yes]), ("use_beam_search", &[]),
+    ("truncate_prompt_tokens", &[]), ("use_activation", YES), ("use_beam_search", &[]),
     ("vllm_xargs", EMPTY_OBJECT), ("watermarking", &[]),
     // SGLang.
     ("audio_data", &[]), ("bootstrap_host", &[]), ("bootstrap_port", &[]), ("bootstrap_room", &[]),
@@ -64,14 +67,16 @@ const REFUSED: &[Refused] = &[
     ("return_token_logprobs", &[]), ("sampling_logprobs_mode", &[]), ("score_extraction_token", &[]),
     ("session_params", EMPTY_OBJECT), ("task", &[]), ("token_indices_to_pool", &[]), ("video_data", &[]),
     // llama.cpp.
-    ("adaptive_target", MINUS_ONE), ("dry_multiplier", ZERO), ("dynatemp_range", ZERO), ("generation_prompt", &[]),
-    ("grammar", &[]), ("grammar_lazy", &[]), ("grammar_triggers", EMPTY_LIST), ("lora", EMPTY_LIST), ("mirostat", ZERO),
-    ("n_cmpl", ONE), ("n_indent", ZERO), ("n_predict", MINUS_ONE), ("n_probs", ZERO), ("parse_tool_calls", &[Off::Yes]),
+    ("adaptive_target", MINUS_ONE), ("add_special", YES), ("chat_parser", &[]), ("dry_multiplier", ZERO),
+    ("dynatemp_range", ZERO), ("embd_normalize", EUCLIDEAN), ("generation_prompt", &[]), ("grammar", &[]),
+    ("grammar_lazy", &[]), ("grammar_triggers", EMPTY_LIST), ("lora", EMPTY_LIST), ("mirostat", ZERO), ("n_cmpl", ONE),
+    ("n_indent", ZERO), ("n_predict", MINUS_ONE), ("n_probs", ZERO), ("parse_special", YES), ("parse_tool_calls", YES),
     ("post_sampling_probs", &[]), ("preserved_tokens", EMPTY_LIST), ("reasoning_budget_tokens", MINUS_ONE),
     ("reasoning_format", &[Off::Text("auto")]), ("repeat_penalty", ONE), ("response_fields", EMPTY_LIST),
     ("return_progress", &[]), ("return_tokens", &[]), ("samplers", &[]),
-    ("t_max_predict_ms", &[Off::Number(0.0), Off::Number(-1.0)]), ("thinking_forced_open", &[]),
-    ("timings_per_token", &[]), ("top_n_sigma", MINUS_ONE), ("typical_p", ONE), ("xtc_probability", ZERO),
+    ("t_max_predict_ms", &[Off::Number(0.0), Off::Number(-1.0)]), ("thinking_budget_tokens", MINUS_ONE),
+    ("thinking_forced_open", &[]), ("timings_per_token", &[]), ("top_n_sigma", MINUS_ONE), ("typical_p", ONE),
+    ("verbose", &[]), ("with_pieces", &[]), ("xtc_probability", ZERO),
 ];
 
 /// The parameters that the sampler does not have, where they may have a value.
@@ -89,8 +94,8 @@ fn off_values(name: &str) -> Option<&'static [Off]> {
 /// True of a value that is none of those that ask for nothing.
 fn asks(value: &Shallow, off: &[Off]) -> bool {
     let is_off = match value {
-        Shallow::Null | Shallow::Bool(false) => true,
-        Shallow::Bool(true) => off.contains(&Off::Yes),
+        Shallow::Null => true,
+        Shallow::Bool(value) => *value == off.contains(&Off::Yes),
         Shallow::Number(number) => {
             let number = number.as_f64();
             number.is_some_and(|number| off.contains(&Off::Number(number)))
@@ -114,15 +119,20 @@ pub(super) fn refuse(fields: &mut Fields, also: &[&str]) -> Result<(), ApiError>
     let mut names = fields.names();
     names.retain(|name| off_values(name).is_some() || also.contains(&name.as_str()));
     names.sort_unstable();
-    for name in names {
-        let Some(value) = fields.take(&name)? else {
-            continue;
-        };
-        if asks(&value, off_values(&name).unwrap_or(NOTHING)) {
-            return Err(ApiError::unsupported(&name));
-        }
+    names.iter().try_for_each(|name| refuse_one(fields, name))
+}
+
+/// Refuses the first of `names` that would change the answer, and leaves all other fields be.
+pub(super) fn refuse_these(fields: &mut Fields, names: &[&str]) -> Result<(), ApiError> {
+    names.iter().try_for_each(|name| refuse_one(fields, name))
+}
+
+fn refuse_one(fields: &mut Fields, name: &str) -> Result<(), ApiError> {
+    let off = off_values(name).unwrap_or(NOTHING);
+    match fields.take(name)? {
+        Some(value) if asks(&value, off) => Err(ApiError::unsupported(name)),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Refuses to leave out the tokens that the tokenizer puts around a plain prompt.
@@ -153,6 +163,7 @@ mod tests {
         let body = json!({
             "audio": null, "lora_path": "", "return_hidden_states": false, "image_data": [null, null], "bad_words": [],
             "length_penalty": 1, "typical_p": 1.0, "parse_tool_calls": true, "reasoning_format": "auto", "n_probs": 0,
+            "embd_normalize": 2, "add_special": true, "verbose": false,
             "messages": null, "unknown": [1],
         });
         assert_eq!(refused(body), None);
@@ -171,6 +182,8 @@ mod tests {
             (json!({"prompt_logprobs": 0}), "prompt_logprobs"),
             (json!({"length_penalty": 1.5}), "length_penalty"),
             (json!({"return_bytes": true}), "return_bytes"),
+            (json!({"parse_tool_calls": false}), "parse_tool_calls"),
+            (json!({"embd_normalize": -1}), "embd_normalize"),
             (json!({"messages": [1]}), "messages"),
         ] {
             let expected = format!("{name} is not supported yet: leave it out or send null");

@@ -12,6 +12,7 @@ use super::call::{self, CallLimits, Prompts};
 use super::encode::{self, with_tokenizer};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::foreign;
 use super::openai::chat::call::read_prompt;
 use super::openai::chat::docs as chat_docs;
 use super::openai::places::missing;
@@ -34,6 +35,19 @@ const MAX_TOKENS: usize = 1 << 20;
 const ID_BYTES: usize = 12;
 /// The same with the token's text.
 const TEXT_BYTES: usize = 52;
+
+/// Fields of other servers that would change the tokens. Those of sampling may come with the body of a chat.
+const FOREIGN: [&str; 9] = [
+    "add_special",
+    "content",
+    "documents",
+    "generation_prompt",
+    "input_ids",
+    "parse_special",
+    "thinking_forced_open",
+    "truncate_prompt_tokens",
+    "with_pieces",
+];
 
 /// One thing, or one for each of a list.
 #[derive(Serialize)]
@@ -70,6 +84,7 @@ pub(super) async fn tokenize(
     let shows_texts = fields.flag("return_token_strs")?;
     let adds_special = fields.optional_flag("add_special_tokens")?;
     let prompts = read_prompts(&state, &mut fields)?;
+    foreign::refuse_these(&mut fields, &FOREIGN)?;
     let text_bytes = total(&prompts, Prompt::text_bytes);
     let each = if shows_texts { TEXT_BYTES } else { ID_BYTES };
     let charge = state

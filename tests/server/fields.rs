@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::http::{Response, post};
+use crate::http::{Response, get, post};
 use crate::world::World;
 
 /// Fields by endpoint and source.
@@ -35,7 +35,24 @@ fn body(endpoint: &str) -> Value {
         "/v1/embeddings" => json!({"input": "hello"}),
         "/v1/score" => json!({"query": "a", "items": ["b"], "label_token_ids": [5]}),
         "/generate" => json!({"text": "hello", "sampling_params": {"max_new_tokens": 1}}),
+        "/v1/responses/input_tokens" => json!({"input": "hello"}),
+        "/tokenize" => json!({"messages": messages}),
+        "/detokenize" => json!({"tokens": [5]}),
+        "/abort_request" => json!({"rid": "none"}),
+        "/close_session" => json!({"session_id": "none"}),
+        "/set_internal_state" => json!({"server_args": {}}),
+        "/pause_generation" | "/continue_generation" | "/open_session" | "/set_policy" => json!({}),
         other => panic!("{other} has no body here"),
+    }
+}
+
+/// The endpoint that a path is another name of, or else the path.
+fn walked_as(path: &str) -> &str {
+    match path {
+        "/responses" => "/v1/responses",
+        "/v1/tokenize" => "/tokenize",
+        "/v1/detokenize" => "/detokenize",
+        path => path,
     }
 }
 
@@ -83,6 +100,24 @@ fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_
     world.wait_until_whole();
 }
 
+#[test]
+fn every_endpoint_that_takes_a_body_is_walked() {
+    let world = World::scripted(&[("hello", "Hello to you.")]);
+    let document = get(world.addr, "/openapi.json").ok();
+    let paths = document["paths"].as_object().expect("there are paths");
+    let with_body = paths
+        .iter()
+        .filter(|(_, item)| !item["post"]["requestBody"].is_null());
+    let with_body: BTreeSet<&str> = with_body.map(|(path, _)| walked_as(path)).collect();
+    assert!(with_body.contains("/generate"), "{with_body:?}");
+    let walked = documented();
+    let left_out: Vec<&str> = with_body
+        .into_iter()
+        .filter(|path| !walked.contains_key(*path))
+        .collect();
+    assert_eq!(left_out, Vec::<&str>::new());
+}
+
 /// The object that a source's fields are in.
 fn place(source: &str) -> &str {
     source.split_once(", in ").map_or("", |(_, place)| place)
@@ -121,6 +156,24 @@ fn empty_lists_and_objects_of_refused_fields_are_refused_and_what_is_off_is_take
         ("/generate", "lora_path", json!([null]), 200),
         ("/v1/responses", "background", json!(false), 200),
         ("/v1/responses", "messages", json!([]), 400),
+        ("/v1/embeddings", "embd_normalize", json!(-1), 400),
+        ("/v1/chat/completions", "parse_tool_calls", json!(true), 200),
+        (
+            "/v1/chat/completions",
+            "parse_tool_calls",
+            json!(false),
+            400,
+        ),
+        ("/v1/completions", "max_completion_tokens", json!(1), 400),
+        ("/tokenize", "parse_special", json!(true), 200),
+        ("/tokenize", "parse_special", json!(false), 400),
+        (
+            "/tokenize",
+            "documents",
+            json!([{"title": "a", "text": "b"}]),
+            400,
+        ),
+        ("/tokenize", "logprobs", json!(true), 200),
     ] {
         let mut body = body(endpoint);
         body[field] = value.clone();

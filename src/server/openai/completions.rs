@@ -85,7 +85,7 @@ impl Call {
             .transpose()?;
         let echo = fields.flag("echo")?;
         foreign::refuse_bare_prompts(&mut fields)?;
-        foreign::refuse(&mut fields, &[])?;
+        foreign::refuse(&mut fields, &["max_completion_tokens"])?;
         let call = Self {
             common,
             prompts,

@@ -198,7 +198,7 @@ impl Call {
             timeouts: fields.timeouts()?,
         };
         foreign::refuse_bare_prompts(&mut fields)?;
-        foreign::refuse(&mut fields, &[])?;
+        foreign::refuse(&mut fields, &["content"])?;
         Ok((call, fields.into_charges()))
     }
 
