@@ -21,6 +21,8 @@ use crate::error::RequestError;
 pub(super) const RANKS: usize = 1;
 /// Weights do not change while a server runs.
 const WEIGHT_VERSION: &str = "default";
+/// Why an engine that is over takes no requests.
+const OVER: &str = "it has stopped or failed and is not rebuilt";
 
 /// Answers `GET /health`: 200 while the engine lives or is being rebuilt, since a supervisor that
 /// restarts a process that fails this would end the rebuild.
@@ -29,8 +31,7 @@ pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiErr
     let status = match engine.is_alive() {
         true => "ok",
         false if engine.is_over() => {
-            let reason = "it has stopped or failed and is not rebuilt".to_owned();
-            return Err(RequestError::EngineDown(reason).into());
+            return Err(RequestError::EngineDown(OVER.to_owned()).into());
         }
         false => "rebuilding",
     };
@@ -39,10 +40,26 @@ pub(super) async fn health(state: Data<AppState>) -> Result<HttpResponse, ApiErr
 
 /// Answers `GET /ready`: 200 while new requests are taken.
 pub(super) async fn ready(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
-    match state.serving()?.engine.is_ready() {
-        true => Ok(HttpResponse::Ok().json(json!({ "status": "ready" }))),
-        false => Err(RequestError::EngineDown("it is being rebuilt".to_owned()).into()),
+    check_ready(&state)?;
+    Ok(HttpResponse::Ok().json(json!({ "status": "ready" })))
+}
+
+/// Checks that new requests are taken, for those who choose where to send them: `/ready`, and gRPC's health checks, which
+/// gateways make. Unlike `/health`, it fails during a rebuild.
+///
+/// # Errors
+/// Says why none is taken: the engine is loaded, rebuilt or over, or the server shuts down.
+pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
+    let engine = &state.serving()?.engine;
+    if engine.is_ready() {
+        return Ok(());
     }
+    let reason = match (engine.is_over(), engine.is_alive()) {
+        (true, _) => OVER,
+        (false, true) => "it takes no more requests",
+        (false, false) => "it is being rebuilt",
+    };
+    Err(RequestError::EngineDown(reason.to_owned()).into())
 }
 
 /// Answers `GET /health_generate`: 200 once the engine has generated a token, for all who ask at that time.

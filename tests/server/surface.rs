@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use actix_web::web::{self, Data};
 use actix_web::{App, HttpServer};
+use crossbeam_channel::Sender;
 use serde_json::json;
 use souffleur::config::EngineConfig;
 use souffleur::engine::{Engine, EngineParts, Progress};
@@ -13,6 +14,7 @@ use souffleur::error::{LoadError, StepError};
 use souffleur::executor::Executor;
 use souffleur::server::{self, AppState, EngineSlot, ServerConfig};
 use souffleur::state::step::{StepOutput, StepPlan};
+use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use crate::http::{get, post, send, stream};
@@ -63,9 +65,9 @@ impl Executor for Mortal {
     }
 }
 
-/// A supervisor that restarts a process that fails its liveness probe would end the rebuild that mends it.
-#[test]
-fn a_rebuild_is_alive_and_not_ready_and_a_failure_is_neither() {
+/// A server whose engine dies of its first request, with its model's folder. The rebuild waits for what is sent here, and
+/// fails then.
+pub fn mortal_world() -> (World, TempDir, Sender<()>) {
     let world = World::without_engine(ServerConfig::default());
     let model = long_model();
     let config = EngineConfig {
@@ -86,14 +88,31 @@ fn a_rebuild_is_alive_and_not_ready_and_a_failure_is_neither() {
     });
     let engine = Engine::start_with(config, parts).expect("it starts once");
     world.state.slot().fill(engine);
-    assert_eq!(get(world.addr, "/health").ok()["status"], "ok");
+    (world, model, fail)
+}
+
+/// Sends the request that [`mortal_world`]'s engine dies of, and waits until it is being rebuilt.
+pub fn kill(world: &World) {
     let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
     assert_eq!(post(world.addr, "/generate", &call).status, 503);
     wait_until("it is rebuilt", || get(world.addr, "/ready").status == 503);
+}
+
+/// A supervisor that restarts a process that fails its liveness probe would end the rebuild that mends it.
+#[test]
+fn a_rebuild_is_alive_and_not_ready_and_a_failure_is_neither() {
+    let (world, _model, fail) = mortal_world();
+    assert_eq!(get(world.addr, "/health").ok()["status"], "ok");
+    kill(&world);
     assert_eq!(get(world.addr, "/health").ok()["status"], "rebuilding");
     fail.send(()).expect("it is being rebuilt");
     wait_until("it gives up", || get(world.addr, "/health").status == 503);
-    assert_eq!(get(world.addr, "/ready").status, 503);
+    let over = get(world.addr, "/ready");
+    assert!(
+        over.status == 503 && over.body.contains("is not rebuilt"),
+        "{}",
+        over.body
+    );
 }
 
 #[test]

@@ -52,8 +52,7 @@ impl SglangService for Runtime {
         &self,
         _: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        let serving = self.state.serving();
-        let healthy = serving.is_ok_and(|loaded| loaded.engine.is_alive());
+        let healthy = health::check_ready(&self.state).is_ok();
         Ok(Response::new(HealthCheckResponse { healthy }))
     }
 

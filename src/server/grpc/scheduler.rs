@@ -22,6 +22,7 @@ use super::{Flushed, check_rank, flush, i32_of, judge_admin, kv_events, status};
 use crate::ids::RequestId;
 use crate::request::FinishReason;
 use crate::server::error::ApiError;
+use crate::server::health;
 use crate::server::loads;
 use crate::server::state::AppState;
 use crate::server::transcript::Transcript;
@@ -65,9 +66,9 @@ impl SglangScheduler for Scheduler {
         &self,
         _: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        let response = match self.state.serving() {
-            Ok(loaded) => HealthCheckResponse {
-                healthy: loaded.engine.is_alive(),
+        let response = match health::check_ready(&self.state) {
+            Ok(()) => HealthCheckResponse {
+                healthy: true,
                 message: String::new(),
             },
             Err(error) => HealthCheckResponse {

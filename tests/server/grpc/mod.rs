@@ -9,10 +9,16 @@ use std::time::Duration;
 
 use serde_json::Value;
 use souffleur::server::grpc;
+use souffleur::server::grpc::proto::runtime::HealthCheckRequest;
+use souffleur::server::grpc::proto::runtime::sglang_service_client::SglangServiceClient;
+use souffleur::server::grpc::proto::scheduler::HealthCheckRequest as SchedulerHealthRequest;
+use souffleur::server::grpc::proto::scheduler::sglang_scheduler_client::SglangSchedulerClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
-use crate::world::{World, block_on};
+use crate::http::get;
+use crate::surface::{kill, mortal_world};
+use crate::world::{World, block_on, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -83,4 +89,38 @@ async fn wait_for(world: &World, requests: usize) {
     };
     let waited = tokio::time::timeout(PATIENCE, wait).await;
     waited.unwrap_or_else(|_| panic!("waited too long until {requests} requests run"));
+}
+
+/// Why both services say that the server is not healthy; empty if it is.
+fn fault(grpc: &GrpcWorld) -> String {
+    grpc.with(async |channel| {
+        let mut runtime = SglangServiceClient::new(channel.clone());
+        let mut scheduler = SglangSchedulerClient::new(channel);
+        let of_runtime = runtime.health_check(HealthCheckRequest {}).await;
+        let of_runtime = of_runtime.expect("it answers").into_inner();
+        let told = scheduler.health_check(SchedulerHealthRequest {}).await;
+        let told = told.expect("it answers").into_inner();
+        assert_eq!(of_runtime.healthy, told.healthy);
+        assert_eq!(told.healthy, told.message.is_empty());
+        told.message
+    })
+}
+
+/// A gateway sends its requests elsewhere meanwhile, and a supervisor, which asks `/health`, lets the rebuild end.
+#[test]
+fn an_engine_that_is_rebuilt_is_not_healthy_to_gateways() {
+    let (world, _model, fail) = mortal_world();
+    let grpc = GrpcWorld::new(world);
+    assert_eq!(fault(&grpc), "");
+    kill(&grpc.world);
+    let rebuilt = fault(&grpc);
+    assert!(rebuilt.contains("it is being rebuilt"), "{rebuilt}");
+    let health = get(grpc.world.addr, "/health").ok();
+    assert_eq!(health["status"], "rebuilding");
+    fail.send(()).expect("it is being rebuilt");
+    wait_until("it gives up", || {
+        get(grpc.world.addr, "/health").status == 503
+    });
+    let over = fault(&grpc);
+    assert!(over.contains("is not rebuilt"), "{over}");
 }
