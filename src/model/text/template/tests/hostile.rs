@@ -12,26 +12,33 @@ const SMALL: Limits = Limits {
     output_bytes: 1 << 20,
 };
 
-/// Renders on a stack as threads have it by default, and returns the error.
-fn error_of(source: String) -> Option<String> {
-    let run = move || match Template::compile(&source) {
-        Err(error) => Some(error),
-        Ok(template) => {
-            let rendered = template.render(&FxHashMap::default(), SMALL);
-            rendered.err().map(|error| error.to_string())
-        }
+/// Renders on a stack as threads have it by default; fails with the error's words.
+fn rendered(source: String) -> Result<String, String> {
+    let run = move || {
+        let template = Template::compile(&source)?;
+        let rendered = template.render(&FxHashMap::default(), SMALL);
+        rendered.map_err(|error| error.to_string())
     };
     let thread = std::thread::Builder::new().stack_size(2 << 20).spawn(run);
     let thread = thread.expect("a thread starts");
     thread.join().expect("no template panics")
 }
 
+fn error_of(source: String) -> Option<String> {
+    rendered(source).err()
+}
+
 #[test]
 fn templates_that_ask_for_too_much_are_refused() {
+    let mut refused = 0;
     for line in TEMPLATES.lines() {
         let source: String = serde_json::from_str(line).expect("a line is a text");
-        error_of(source);
+        let outcome = rendered(source);
+        refused += usize::from(outcome.is_err());
+        let words = outcome.unwrap_or_else(|error| error);
+        assert!(words.len() <= SMALL.output_bytes, "{line:.200}");
     }
+    assert!(refused > TEMPLATES.lines().count() / 2, "{refused}");
     for (source, words) in [
         ("{{ 'x' * 10**9 }}", "memory"),
         ("{{ 'x'.ljust(10**9) }}", "instructions"),
@@ -116,6 +123,30 @@ fn sources_that_nest_deep_are_refused() {
         let error = error_of(source).expect("it is refused");
         assert!(error.contains("nests deeper than"), "{open}: {error}");
     }
+}
+
+/// A filter takes instructions for the bytes that it reads. Those here read none of a list's items, so that templates may ask
+/// for the number of messages in a loop over them.
+#[test]
+fn filters_that_look_at_no_item_cost_the_same_for_every_length() {
+    let thousandfold = |value: &str, filter: &str| {
+        error_of(format!(
+            "{{% set value = {value} %}}{{% for i in range(1000) %}}{{% set kept = value | {filter} %}}{{% endfor %}}"
+        ))
+    };
+    for value in [
+        "range(10000) | list",
+        "(0,) * 10000",
+        "dict.fromkeys(range(2000))",
+    ] {
+        for filter in ["length", "count", "default(0)", "d(0)"] {
+            assert_eq!(thousandfold(value, filter), None, "{value} | {filter}");
+        }
+        let error = thousandfold(value, "list").expect("it reads every item");
+        assert!(error.contains("instructions"), "{value}: {error}");
+    }
+    let error = thousandfold("'x' * 80000", "length").expect("it counts characters");
+    assert!(error.contains("instructions"), "{error}");
 }
 
 #[test]
