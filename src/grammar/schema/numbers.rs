@@ -115,14 +115,20 @@ pub(super) fn settle_bounds(schema: &mut Map<String, Value>) -> Option<(&'static
 pub(super) fn lets_excluded_through(objects: &[&Map<String, Value>]) -> bool {
     let lower = bounds(objects, "minimum", "exclusiveMinimum");
     let upper = bounds(objects, "maximum", "exclusiveMaximum");
-    let is_near = |bound: &Bound, other: &Bound| {
-        let apart = (bound.number - other.number).abs();
-        bound.is_excluded && bound.number.fract() == 0.0 && apart > 0.0 && apart < 1.0
+    // Of the bounds on the other side, the next one is the nearest.
+    let next_above = |number: f64| upper.get(upper.partition_point(|up| up.number <= number));
+    let next_below = |number: f64| {
+        let below = lower.partition_point(|low| low.number < number);
+        below.checked_sub(1).map(|at| &lower[at])
     };
-    let mut pairs = lower
-        .iter()
-        .flat_map(|low| upper.iter().map(move |up| (low, up)));
-    pairs.any(|(low, up)| low.number < up.number && (is_near(low, up) || is_near(up, low)))
+    let is_excluded = |bound: &&Bound| bound.is_excluded && bound.number.fract() == 0.0;
+    let is_near = |bound: &Bound, other: Option<&Bound>| {
+        other.is_some_and(|other| (bound.number - other.number).abs() < 1.0)
+    };
+    let mut lower_excluded = lower.iter().filter(is_excluded);
+    let mut upper_excluded = upper.iter().filter(is_excluded);
+    lower_excluded.any(|low| is_near(low, next_above(low.number)))
+        || upper_excluded.any(|up| is_near(up, next_below(up.number)))
 }
 
 struct Bound {
@@ -130,7 +136,7 @@ struct Bound {
     is_excluded: bool,
 }
 
-/// The bounds on one side.
+/// The bounds on one side, in order.
 fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<Bound> {
     let number = |object: &Map<String, Value>, name| object.get(name).and_then(Value::as_f64);
     let bounds = objects.iter().flat_map(|object| {
@@ -144,7 +150,9 @@ fn bounds(objects: &[&Map<String, Value>], plain: &str, excluded: &str) -> Vec<B
             .into_iter()
             .chain(number(object, excluded).map(|number| bound(number, true)))
     });
-    bounds.collect()
+    let mut bounds: Vec<Bound> = bounds.collect();
+    bounds.sort_unstable_by(|one, other| one.number.total_cmp(&other.number));
+    bounds
 }
 
 /// A count such as `maxLength` as the compiler reads it; `None` if no text is as long.
@@ -315,6 +323,52 @@ mod tests {
             assert!(fault.contains("2^53"), "{fault}");
         }
         assert!(fault_of_excluded(&Number::from(LARGEST)).is_some());
+    }
+
+    /// Compares every lower bound with every upper one.
+    fn lets_any_pair_through(objects: &[&Map<String, Value>]) -> bool {
+        let is_near = |bound: &Bound, apart: f64| {
+            bound.is_excluded && bound.number.fract() == 0.0 && apart > 0.0 && apart < 1.0
+        };
+        let upper = bounds(objects, "maximum", "exclusiveMaximum");
+        let lower = bounds(objects, "minimum", "exclusiveMinimum");
+        lower.iter().any(|low| {
+            let apart = |up: &Bound| up.number - low.number;
+            upper
+                .iter()
+                .any(|up| is_near(low, apart(up)) || is_near(up, apart(up)))
+        })
+    }
+
+    #[test]
+    fn excluded_integers_are_found_near_any_bound_of_the_other_side() {
+        let numbers = [
+            -1.0,
+            -0.5,
+            -0.0,
+            0.0,
+            1e-320,
+            0.75,
+            1.0,
+            9_007_199_254_740_992.0,
+        ];
+        let schemas: Vec<Map<String, Value>> = BOUNDS
+            .iter()
+            .flat_map(|name| numbers.map(|number| (*name, number)))
+            .map(|(name, number)| Map::from_iter([(name.to_owned(), json!(number))]))
+            .collect();
+        let mut through = 0;
+        for one in &schemas {
+            for two in &schemas {
+                for three in &schemas {
+                    let objects = [one, two, three];
+                    let expected = lets_any_pair_through(&objects);
+                    assert_eq!(lets_excluded_through(&objects), expected, "{objects:?}");
+                    through += usize::from(expected);
+                }
+            }
+        }
+        assert!(through > 0 && through < schemas.len().pow(3));
     }
 
     #[test]
