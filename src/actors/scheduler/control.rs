@@ -1,0 +1,188 @@
+//! What hosts ask of the cache and the plan: pins, policies, flushes, pauses. What they set outlives a rebuild.
+
+use actix::{Context, Handler, Recipient, ResponseFuture};
+use tokio::sync::oneshot;
+
+use super::Scheduler;
+use crate::actors::messages::{
+    FlushCache, HostSettings, PinPrefix, PinSoftly, PoliciesSet, PrefixPinned, SetPaused,
+    SetPolicy, UnpinPrefix, UnpinSoftly,
+};
+use crate::error::RequestError;
+use crate::state::scheduler::CacheFlushed;
+
+impl Scheduler {
+    /// Begins with what hosts had set before, and tells `keeper` of everything that they set from now on.
+    pub fn keeping(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
+        // They were taken before, with the same cache and the same names.
+        let set_again = |what: &str, outcome: Result<(), String>| {
+            if let Err(reason) = outcome {
+                tracing::error!(what, reason, "a policy cannot be set again after a rebuild");
+            }
+        };
+        if let Some(name) = &set.schedule_policy {
+            set_again("schedule_policy", self.state.set_policy(name));
+        }
+        if let Some(name) = &set.radix_eviction_policy {
+            set_again(
+                "radix_eviction_policy",
+                self.state.set_eviction_policy(name),
+            );
+        }
+        if set.paused {
+            self.state.set_paused(true);
+        }
+        if set != HostSettings::default() {
+            tracing::info!(
+                paused = set.paused,
+                schedule = set.schedule_policy,
+                eviction = set.radix_eviction_policy,
+                "what was set before the rebuild is set again"
+            );
+        }
+        self.set = set;
+        self.keeper = Some(keeper);
+        self
+    }
+
+    fn keep(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.do_send(self.set.clone());
+        }
+    }
+}
+
+impl Handler<PinPrefix> for Scheduler {
+    type Result = ResponseFuture<Result<PrefixPinned, RequestError>>;
+
+    fn handle(&mut self, pin: PinPrefix, _: &mut Context<Self>) -> Self::Result {
+        let expires_s = self.started.elapsed().as_secs() + u64::from(pin.ttl_s);
+        let pin = match self.state.pin(pin.namespace, pin.tokens, expires_s) {
+            Ok(pin) => pin,
+            Err(error) => return Box::pin(async move { Err(error) }),
+        };
+        let (asked, granted) = oneshot::channel();
+        self.pins_asked.insert(pin, asked);
+        self.drive();
+        Box::pin(async move {
+            let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            granted
+                .await
+                .map(|tokens| PrefixPinned { pin, tokens })
+                .map_err(gone)
+        })
+    }
+}
+
+impl Handler<UnpinPrefix> for Scheduler {
+    type Result = bool;
+
+    fn handle(&mut self, unpin: UnpinPrefix, _: &mut Context<Self>) -> bool {
+        let was_held = self.state.unpin(unpin.pin);
+        self.drive();
+        was_held
+    }
+}
+
+impl Handler<PinSoftly> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, pin: PinSoftly, _: &mut Context<Self>) {
+        let PinSoftly {
+            name,
+            replaces,
+            namespace,
+            tokens,
+            ttl_s,
+        } = pin;
+        let expires_s = self.started.elapsed().as_secs() + u64::from(ttl_s);
+        self.state
+            .pin_softly(name, replaces, namespace, tokens, expires_s);
+        self.drive();
+    }
+}
+
+impl Handler<UnpinSoftly> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, unpin: UnpinSoftly, _: &mut Context<Self>) {
+        self.state.unpin_softly(unpin.name);
+        self.drive();
+    }
+}
+
+impl Handler<SetPolicy> for Scheduler {
+    type Result = Result<PoliciesSet, RequestError>;
+
+    fn handle(&mut self, set: SetPolicy, _: &mut Context<Self>) -> Self::Result {
+        let SetPolicy {
+            schedule_policy,
+            radix_eviction_policy,
+        } = set;
+        let present = self.state.stats().schedule_policy;
+        let about = |key: &str, reason: String| RequestError::Invalid(format!("{key} {reason}"));
+        if let Some(name) = &schedule_policy {
+            let set = self.state.set_policy(name);
+            set.map_err(|reason| about("schedule_policy", reason))?;
+        }
+        if let Some(name) = &radix_eviction_policy
+            && let Err(reason) = self.state.set_eviction_policy(name)
+        {
+            // All or nothing.
+            let _ = self.state.set_policy(present);
+            return Err(about("radix_eviction_policy", reason));
+        }
+        self.set.schedule_policy = schedule_policy.or(self.set.schedule_policy.take());
+        self.set.radix_eviction_policy =
+            radix_eviction_policy.or(self.set.radix_eviction_policy.take());
+        self.keep();
+        self.drive();
+        let stats = self.state.stats();
+        tracing::info!(
+            schedule = stats.schedule_policy,
+            eviction = stats.radix_eviction_policy,
+            "policies set"
+        );
+        Ok(PoliciesSet {
+            schedule_policy: stats.schedule_policy,
+            radix_eviction_policy: stats.radix_eviction_policy,
+        })
+    }
+}
+
+impl Handler<FlushCache> for Scheduler {
+    type Result = ResponseFuture<Result<CacheFlushed, RequestError>>;
+
+    fn handle(&mut self, _: FlushCache, _: &mut Context<Self>) -> Self::Result {
+        let number = match self.state.flush_cache() {
+            Ok(number) => number,
+            Err(error) => return Box::pin(async move { Err(error) }),
+        };
+        let (asked, flushed) = oneshot::channel();
+        self.flushes_asked.push((number, asked));
+        self.drive();
+        Box::pin(async move {
+            let gone = |_| RequestError::EngineDown("the scheduler stopped".to_owned());
+            let flushed = flushed.await.map_err(gone)?;
+            tracing::info!(
+                tokens = flushed.flushed_tokens,
+                kept_tokens = flushed.kept_tokens,
+                "cache flushed"
+            );
+            Ok(flushed)
+        })
+    }
+}
+
+impl Handler<SetPaused> for Scheduler {
+    type Result = ();
+
+    fn handle(&mut self, set: SetPaused, _: &mut Context<Self>) {
+        let SetPaused { paused } = set;
+        self.state.set_paused(paused);
+        self.set.paused = paused;
+        self.keep();
+        self.drive();
+        tracing::info!(paused, "pause set");
+    }
+}
