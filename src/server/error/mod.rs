@@ -1,5 +1,7 @@
 //! Errors as clients see them: OpenAI's error object, on every endpoint.
 
+mod http;
+
 use std::fmt;
 
 use actix_web::http::{StatusCode, header};
@@ -56,53 +58,6 @@ impl ApiError {
     /// 400: a feature that is not here.
     pub(super) fn unsupported(param: &str) -> Self {
         FieldError::not_yet(param).into()
-    }
-
-    /// 401: no key is shown.
-    pub(super) fn no_key() -> Self {
-        let message = "this server needs its key: send Authorization: Bearer <key>, or x-api-key";
-        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
-    }
-
-    /// 401: only an admin may do that, and the admin's key is not shown.
-    pub(super) fn no_admin_key() -> Self {
-        let message = "only the admin may do that: send Authorization: Bearer <admin key>";
-        Self::new(StatusCode::UNAUTHORIZED, "admin_key_required", message)
-    }
-
-    /// 401: another key is shown.
-    pub(super) fn wrong_key() -> Self {
-        let message =
-            "this is not the server's key: send Authorization: Bearer <key>, or x-api-key";
-        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
-    }
-
-    /// 403: a page of another site asks.
-    pub(super) fn foreign_origin(origin: &[u8]) -> Self {
-        let origin = excerpt(origin);
-        let message = format!(
-            "origin {origin} may not ask here: add it to --allowed-origins if its pages may"
-        );
-        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
-    }
-
-    /// 403: a page of another site asks, by what its browser says.
-    pub(super) fn cross_site(site: &[u8]) -> Self {
-        let site = excerpt(site);
-        let message = format!(
-            "a page of another site may not ask here (sec-fetch-site is {site}): add its origin to --allowed-origins, \
-             or open the address itself"
-        );
-        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
-    }
-
-    /// 403: the server is asked under a name that it does not know as its own.
-    pub(super) fn foreign_host(host: &[u8]) -> Self {
-        let host = excerpt(host);
-        let message = format!(
-            "host {host} is not known as a name of this server: add it to --allowed-hosts, or set --api-key"
-        );
-        Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
     /// 404: no such model.
@@ -223,62 +178,6 @@ impl ApiError {
         self
     }
 
-    /// 408: the body did not arrive.
-    pub(super) fn body_timeout(seconds: u32) -> Self {
-        let message = format!("the body did not arrive within {seconds} s");
-        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
-    }
-
-    /// 413: the body is too large.
-    pub(super) fn body_too_large(limit_bytes: usize) -> Self {
-        let message = format!("body is larger than {limit_bytes} bytes: send less at once");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
-    }
-
-    /// 415: the body is not declared as JSON.
-    pub(super) fn not_json(content_type: Option<&[u8]>) -> Self {
-        let is = content_type.map_or_else(|| "missing".to_owned(), excerpt);
-        let message = format!("content-type is {is}: send the body as application/json and say so");
-        Self::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media_type",
-            message,
-        )
-    }
-
-    /// 415: the body is compressed.
-    pub(super) fn encoded(encoding: &[u8]) -> Self {
-        let encoding = excerpt(encoding.trim_ascii());
-        let message = format!(
-            "content-encoding is {encoding}: bodies are read as they are, send the body without compression"
-        );
-        Self {
-            accepts: Some(Accepts::PlainBodies),
-            ..Self::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "unsupported_content_encoding",
-                message,
-            )
-        }
-    }
-
-    /// 426: the client speaks another version of the WebSocket protocol.
-    pub(super) fn websocket_version() -> Self {
-        let message = "Sec-WebSocket-Version must be 13: use a client of RFC 6455";
-        Self::new(
-            StatusCode::UPGRADE_REQUIRED,
-            "websocket_version_not_supported",
-            message,
-        )
-    }
-
-    /// 413: reading the body takes more than all bodies together may have.
-    pub(super) fn body_beyond_budget(limit_bytes: usize) -> Self {
-        let text = format!("reading the body takes more of the {limit_bytes} bytes for all bodies");
-        let message = format!("{text} than one may have: send less at once");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
-    }
-
     /// 503: other bodies have the memory.
     pub(super) fn bodies_full(limit_bytes: usize) -> Self {
         let text = format!("bodies that are being read take the {limit_bytes} bytes for them");
@@ -392,11 +291,6 @@ impl From<RequestError> for ApiError {
         let overflow = Overflow::of(&error).map(Box::new);
         Self { overflow, ..told }.in_words_of(Dialect::OpenAi)
     }
-}
-
-/// The beginning of what a client sent in a header, quoted and escaped.
-fn excerpt(bytes: &[u8]) -> String {
-    Cut(&String::from_utf8_lossy(bytes)).to_string()
 }
 
 impl fmt::Display for ApiError {

@@ -1,0 +1,116 @@
+//! Errors of a request's head and body, before anything in the body is read.
+
+use actix_web::http::StatusCode;
+
+use super::{Accepts, ApiError};
+use crate::field::Cut;
+
+impl ApiError {
+    /// 401: no key is shown.
+    pub(in crate::server) fn no_key() -> Self {
+        let message = "this server needs its key: send Authorization: Bearer <key>, or x-api-key";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    /// 401: only an admin may do that, and the admin's key is not shown.
+    pub(in crate::server) fn no_admin_key() -> Self {
+        let message = "only the admin may do that: send Authorization: Bearer <admin key>";
+        Self::new(StatusCode::UNAUTHORIZED, "admin_key_required", message)
+    }
+
+    /// 401: another key is shown.
+    pub(in crate::server) fn wrong_key() -> Self {
+        let message =
+            "this is not the server's key: send Authorization: Bearer <key>, or x-api-key";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    /// 403: a page of another site asks.
+    pub(in crate::server) fn foreign_origin(origin: &[u8]) -> Self {
+        let origin = excerpt(origin);
+        let message = format!(
+            "origin {origin} may not ask here: add it to --allowed-origins if its pages may"
+        );
+        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+    }
+
+    /// 403: a page of another site asks, by what its browser says.
+    pub(in crate::server) fn cross_site(site: &[u8]) -> Self {
+        let site = excerpt(site);
+        let message = format!(
+            "a page of another site may not ask here (sec-fetch-site is {site}): add its origin to --allowed-origins, \
+             or open the address itself"
+        );
+        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+    }
+
+    /// 403: the server is asked under a name that it does not know as its own.
+    pub(in crate::server) fn foreign_host(host: &[u8]) -> Self {
+        let host = excerpt(host);
+        let message = format!(
+            "host {host} is not known as a name of this server: add it to --allowed-hosts, or set --api-key"
+        );
+        Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
+    }
+
+    /// 408: the body did not arrive.
+    pub(in crate::server) fn body_timeout(seconds: u32) -> Self {
+        let message = format!("the body did not arrive within {seconds} s");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
+    /// 413: the body is too large.
+    pub(in crate::server) fn body_too_large(limit_bytes: usize) -> Self {
+        let message = format!("body is larger than {limit_bytes} bytes: send less at once");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    }
+
+    /// 415: the body is not declared as JSON.
+    pub(in crate::server) fn not_json(content_type: Option<&[u8]>) -> Self {
+        let is = content_type.map_or_else(|| "missing".to_owned(), excerpt);
+        let message = format!("content-type is {is}: send the body as application/json and say so");
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            message,
+        )
+    }
+
+    /// 415: the body is compressed.
+    pub(in crate::server) fn encoded(encoding: &[u8]) -> Self {
+        let encoding = excerpt(encoding.trim_ascii());
+        let message = format!(
+            "content-encoding is {encoding}: bodies are read as they are, send the body without compression"
+        );
+        Self {
+            accepts: Some(Accepts::PlainBodies),
+            ..Self::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_content_encoding",
+                message,
+            )
+        }
+    }
+
+    /// 426: the client speaks another version of the WebSocket protocol.
+    pub(in crate::server) fn websocket_version() -> Self {
+        let message = "Sec-WebSocket-Version must be 13: use a client of RFC 6455";
+        Self::new(
+            StatusCode::UPGRADE_REQUIRED,
+            "websocket_version_not_supported",
+            message,
+        )
+    }
+
+    /// 413: reading the body takes more than all bodies together may have.
+    pub(in crate::server) fn body_beyond_budget(limit_bytes: usize) -> Self {
+        let text = format!("reading the body takes more of the {limit_bytes} bytes for all bodies");
+        let message = format!("{text} than one may have: send less at once");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    }
+}
+
+/// The beginning of what a client sent in a header, quoted and escaped.
+fn excerpt(bytes: &[u8]) -> String {
+    Cut(&String::from_utf8_lossy(bytes)).to_string()
+}
