@@ -73,10 +73,12 @@ impl Call {
             prompts.len().saturating_mul(n as usize),
             limits,
         )?;
-        let max_tokens = fields
-            .token_limit("max_tokens")?
-            .unwrap_or(DEFAULT_MAX_TOKENS);
-        common.limit_length(max_tokens)?;
+        let max_tokens = fields.token_limit("max_tokens")?;
+        if max_tokens.is_none() {
+            // The name is that of chats. Some clients send both; alone it would be left out of account.
+            fields.refuse(&["max_completion_tokens"])?;
+        }
+        common.limit_length(max_tokens.unwrap_or(DEFAULT_MAX_TOKENS))?;
         let logprobs = fields
             .take("logprobs")?
             .filter(|value| *value != Shallow::Bool(false));
@@ -85,7 +87,7 @@ impl Call {
             .transpose()?;
         let echo = fields.flag("echo")?;
         foreign::refuse_bare_prompts(&mut fields)?;
-        foreign::refuse(&mut fields, &["max_completion_tokens"])?;
+        foreign::refuse(&mut fields, &[])?;
         let call = Self {
             common,
             prompts,
