@@ -51,7 +51,7 @@ keys::keys! {
         dtype: DtypeChoice = DtypeChoice::Auto,
         /// Data type in which keys and values are cached; auto is that of the weights.
         ///
-        /// int8 takes half the memory of bfloat16 and is less precise: signed bytes, with one scale for each 64 elements of a
+        /// int8 takes half the memory of bfloat16 and is less precise: signed bytes, with one scale for each 32 elements of a
         /// head's key or value. On a GPU, KV has the type of the weights: another one is refused.
         #[flag(MODEL)]
         kv_cache_dtype: KvCacheDtype = KvCacheDtype::Auto,

@@ -26,7 +26,7 @@ use crate::store::{
 
 /// Raised by hand whenever the kernels of the CPU give other bits for the same weights and tokens: blocks of before are
 /// then another engine's. Those of a GPU are named by their sources.
-const KERNEL_EPOCH: u32 = 1;
+const KERNEL_EPOCH: u32 = 2;
 /// The share of the KV pool that buffers take, and the least that they take.
 const HOST_SHARE: u64 = 8;
 /// The share of the available memory that the KV pool takes by default, at most.

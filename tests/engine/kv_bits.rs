@@ -4,7 +4,8 @@
 //! (`KERNEL_EPOCH` in `src/engine/store.rs`), and this test fails if they have not.
 //!
 //! `SOUFFLEUR_REMAKE_KV_BITS=1 cargo test --test engine` writes the fixtures of all kernel paths that the machine has: after
-//! the epoch was raised, or to add a path or a model. It does not overwrite bits of the same epoch.
+//! the epoch was raised, or to add a path or a model. It does not overwrite bits of the same epoch. With a folder instead of 1 it
+//! writes them there.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -196,8 +197,13 @@ fn remake(path: Isa, now: &KvBits) {
     {
         check(path, &before, now);
     }
-    fs::create_dir_all(file.with_file_name("")).expect("the repository is writable");
-    fs::write(file, now.text()).expect("the repository is writable");
+    let asked = std::env::var_os(REMAKE).filter(|asked| asked != "1");
+    let file = match (asked, file.file_name()) {
+        (Some(folder), Some(name)) => PathBuf::from(folder).join(name),
+        _ => file,
+    };
+    fs::create_dir_all(file.with_file_name("")).expect("the folder is writable");
+    fs::write(file, now.text()).expect("the folder is writable");
 }
 
 fn check(path: Isa, expected: &KvBits, now: &KvBits) {

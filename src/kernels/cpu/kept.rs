@@ -7,6 +7,8 @@ use super::rowwise::narrow_into;
 use super::simd::{LANES, Lanes, MAGIC};
 use crate::state::pool::kv_layout::SCALE_GROUP;
 
+/// Codes of a whole vector.
+const VECTOR_CODES: usize = 4 * LANES;
 /// The largest code: that of a group's largest magnitude.
 const MAX_CODE: f32 = 127.0;
 /// The bits of infinity: greater magnitudes are no numbers.
@@ -38,7 +40,7 @@ impl<E: Element> Kept for E {
 
 impl Kept for i8 {
     const SCALED: bool = true;
-    const SLACK: usize = SCALE_GROUP;
+    const SLACK: usize = VECTOR_CODES;
 
     #[inline(always)]
     unsafe fn keep<S: Lanes>(values: &[f32], out: &mut [Self], scales: &mut [bf16]) {
@@ -56,15 +58,15 @@ impl Kept for i8 {
 /// The instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn quantise<S: Lanes>(values: &[f32], out: &mut [i8]) -> bf16 {
-    let mut padded = [0f32; SCALE_GROUP];
+    let mut padded = [0f32; VECTOR_CODES];
     padded[..values.len()].copy_from_slice(values);
     let magnitudes = padded.iter().map(|value| value.abs().to_bits());
     let (scale, inverse) = scale_of(magnitudes.fold(0, u32::max));
-    let mut codes = [0i8; SCALE_GROUP];
+    let mut codes = [0i8; VECTOR_CODES];
     // SAFETY: `padded` holds four times sixteen values, `codes` as many bytes; the caller detected the instruction set.
     unsafe {
-        let mut rounded = [S::splat(MAGIC); SCALE_GROUP / LANES];
-        for (i, rounded) in rounded.iter_mut().enumerate() {
+        let mut rounded = [S::splat(MAGIC); VECTOR_CODES / LANES];
+        for (i, rounded) in rounded[..SCALE_GROUP / LANES].iter_mut().enumerate() {
             let values = S::load(padded.as_ptr().wrapping_add(i * LANES));
             *rounded = S::add(S::mul(values, S::splat(inverse)), *rounded);
         }
@@ -115,7 +117,7 @@ mod tests {
     #[test]
     fn every_value_is_within_half_a_step_of_its_code() {
         let values: Vec<f32> = (0..150)
-            .map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013 * (1 + i / 64) as f32)
+            .map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013 * (1 + i / SCALE_GROUP) as f32)
             .collect();
         let (codes, scales) = dispatch(Isa::Portable, Keep(&values));
         for (i, (value, code)) in values.iter().zip(&codes).enumerate() {
@@ -143,11 +145,11 @@ mod tests {
     fn what_is_no_number_or_too_small_is_told_by_its_scale() {
         for isa in Isa::available() {
             for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut values = [1.0; 70];
-                values[66] = odd;
+                let mut values = [1.0; SCALE_GROUP + 6];
+                values[SCALE_GROUP + 2] = odd;
                 let (codes, scales) = dispatch(isa, Keep(&values));
                 // 127 steps of a scale that was rounded up are 126 of it.
-                assert_eq!(codes[..64], [126; 64], "{isa:?}, {odd}");
+                assert_eq!(codes[..SCALE_GROUP], [126; SCALE_GROUP], "{isa:?}, {odd}");
                 assert!(scales[0].to_f32() < 0.01 && scales[1].is_nan());
             }
             let (codes, scales) = dispatch(isa, Keep(&[f32::MIN_POSITIVE, 0.0, -0.0]));

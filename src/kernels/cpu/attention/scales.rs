@@ -74,10 +74,11 @@ impl<F: KvElement> Work<'_, F> {
         let first = planes.scales_of_key(self.item.heads.start as usize + head, 0);
         let from = &self.step.scales[first.start..][..planes.n_slots() * sizes.n_scales];
         let to = &mut self.space.kv_scales[..sizes.n_scales * BLOCK];
-        // Heads of 64 and 128 are what most models have.
+        // Heads of 64, 128 and 256 are what most models have.
         let most = match sizes.n_scales {
-            2 => spread::<2>(from, slots, to),
             4 => spread::<4>(from, slots, to),
+            8 => spread::<8>(from, slots, to),
+            16 => spread::<16>(from, slots, to),
             n => spread_any(n, from, slots, to),
         };
         self.space.are_scales_finite = most < bf16::INFINITY.to_bits();

@@ -7,7 +7,7 @@ use super::kv_element::KvElement;
 use super::state::record_len;
 use super::{BLOCK, Seen};
 use crate::kernels::HeadShape;
-use crate::state::pool::kv_layout::Values;
+use crate::state::pool::kv_layout::{SCALE_GROUP, Values};
 
 /// Buffers of one item at a time; they only grow.
 #[derive(Default)]
@@ -87,7 +87,13 @@ impl Sizes {
     pub fn of<F: KvElement>(heads: &HeadShape, n_tokens: usize) -> Self {
         let group = heads.group();
         let width = F::padded(heads.values.dim());
-        let scales = |dim: usize| if F::SCALED { dim.div_ceil(F::CHUNK) } else { 0 };
+        let scales = |dim: usize| {
+            if F::SCALED {
+                dim.div_ceil(SCALE_GROUP)
+            } else {
+                0
+            }
+        };
         let value_scales = scales(heads.values.dim());
         Self {
             rows: n_tokens * group,

@@ -264,8 +264,9 @@ pub trait Lanes: Copy + 'static {
     /// Pairs of two times 32 bf16, that of `low` in the low half. In each quarter of four words, the first vector holds
     /// the pairs of the first four elements of that quarter of the operands, the second one those of the last four.
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W);
-    /// Quads of the bytes of four rows, that of the first row lowest. Quarter `c` of vector `k` holds those of the bytes
-    /// `16 c + 4 k` to `16 c + 4 k + 3` of each row.
+    /// Quads of the bytes of four rows, that of the first row lowest. The first two vectors hold those of the first 32 bytes of
+    /// each row, the others those of the last: quarter `c` of vector `2 h + k` those of the four bytes from
+    /// `32 h + 16 (c % 2) + 8 k + 4 (c / 2)` on.
     #[inline(always)]
     unsafe fn zip_bytes(rows: [Self::W; 4]) -> [Self::W; 4] {
         let (mut from, mut to) = ([[0u32; LANES]; 4], [[0u32; LANES]; 4]);
@@ -276,7 +277,8 @@ pub trait Lanes: Copy + 'static {
             }
             for (k, quads) in to.iter_mut().enumerate() {
                 for (i, quad) in quads.iter_mut().enumerate() {
-                    let word = i / 4 * 4 + k;
+                    let (half, quarter) = (k / 2, i / 4);
+                    let word = (2 * half + quarter % 2) * 4 + 2 * (k % 2) + quarter / 2;
                     let bytes = from.map(|row| (row[word] >> (8 * (i % 4))) as u8);
                     *quad = u32::from_le_bytes(bytes);
                 }

@@ -408,7 +408,9 @@ fn bytes_of_four_rows_are_zipped_and_become_shorts() {
         let (zipped, [low, high, sums]) = dispatch(isa, Bytes(rows));
         for i in 0..LANES {
             for (k, quads) in zipped.iter().enumerate() {
-                let at = i / 4 * 16 + 4 * k + i % 4;
+                let (half, quarter) = (k / 2, i / 4);
+                let word = (2 * half + quarter % 2) * 4 + 2 * (k % 2) + quarter / 2;
+                let at = 4 * word + i % 4;
                 let expected = [0, 1, 2, 3].map(|row| byte(row, at));
                 assert_eq!(quads[i].to_le_bytes(), expected, "{isa:?}: {k}, {i}");
             }

@@ -404,10 +404,10 @@ impl<D: Dots> Lanes for Avx2<D> {
             let first = zip_bytes8([a.0, b.0, c.0, d.0]);
             let second = zip_bytes8([a.1, b.1, c.1, d.1]);
             [
-                (first[0], second[0]),
-                (first[1], second[1]),
-                (first[2], second[2]),
-                (first[3], second[3]),
+                (first[0], first[1]),
+                (first[2], first[3]),
+                (second[0], second[1]),
+                (second[2], second[3]),
             ]
         }
     }

@@ -409,11 +409,18 @@ impl<E: Extensions> Lanes for Avx512<E> {
             let [a, b, c, d] = rows;
             let low = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
             let high = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
-            [
+            let quads = [
                 _mm512_unpacklo_epi16(low.0, low.1),
                 _mm512_unpackhi_epi16(low.0, low.1),
                 _mm512_unpacklo_epi16(high.0, high.1),
                 _mm512_unpackhi_epi16(high.0, high.1),
+            ];
+            // The first halves of two, then their second halves.
+            [
+                _mm512_shuffle_i64x2::<0x44>(quads[0], quads[1]),
+                _mm512_shuffle_i64x2::<0x44>(quads[2], quads[3]),
+                _mm512_shuffle_i64x2::<0xee>(quads[0], quads[1]),
+                _mm512_shuffle_i64x2::<0xee>(quads[2], quads[3]),
             ]
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Elements of a key or a value that share a scale, where they are quantised; the last group of a head may have less.
-pub const SCALE_GROUP: usize = 64;
+pub const SCALE_GROUP: usize = 32;
 /// Size of a scale, a 16-bit brain float, in bytes.
 pub const SCALE_BYTES: usize = 2;
 

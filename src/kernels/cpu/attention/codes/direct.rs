@@ -1,8 +1,12 @@
 //! Blocks of codes for few queries, from the pool into registers.
 
 use super::super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
-use super::{BLOCK, CHUNK, CHUNK_VECTORS, CHUNK_WORDS, HALF, HALF_WORDS, quads};
+use super::{
+    BLOCK, CHUNK, CHUNK_GROUPS, CHUNK_VECTORS, CHUNK_WORDS, GROUP_QUADS, GROUP_VECTORS, HALF,
+    HALF_WORDS, quads,
+};
 use crate::kernels::cpu::simd::{LANES, Lanes};
+use crate::state::pool::kv_layout::SCALE_GROUP;
 
 impl Direct<'_, i8> {
     /// Scores the queries against the keys.
@@ -25,6 +29,7 @@ impl Direct<'_, i8> {
     #[inline(always)]
     unsafe fn score_code_rows<S: Lanes, const M: usize>(&self, fetch: &mut Fetch<'_, i8>) {
         let n_chunks = self.key_dim.div_ceil(CHUNK);
+        let n_groups = self.key_dim.div_ceil(SCALE_GROUP);
         let n_pieces = self.n_keys.div_ceil(LANES) * n_chunks;
         let share = fetch.slots.len().div_ceil(n_pieces.max(1));
         for group in (0..self.n_keys).step_by(LANES) {
@@ -39,23 +44,28 @@ impl Direct<'_, i8> {
                     }
                     fetch.some::<S>(share);
                     let columns = S::transpose(keys);
-                    // Two sums for each query: one alone would wait for itself.
-                    let mut sums = [[S::splat_word(0); 2]; M];
-                    for i in 0..LANES {
-                        let pairs = [S::extend_bytes(columns[i]), S::high_bytes(columns[i])];
-                        for m in 0..M {
-                            let word = (m * n_chunks + chunk) * CHUNK_WORDS + 2 * i;
-                            for odd in 0..2 {
-                                let query = self.queries.wrapping_add(word + odd);
-                                let query = S::splat_word_at(query);
-                                sums[m][odd] = S::dot_shorts(sums[m][odd], query, pairs[odd]);
+                    let first = chunk * CHUNK_GROUPS;
+                    for scaled in first..n_groups.min(first + CHUNK_GROUPS) {
+                        // Two sums for each query: one alone would wait for itself.
+                        let mut sums = [[S::splat_word(0); 2]; M];
+                        let quads = (scaled - first) * GROUP_QUADS;
+                        for i in quads..quads + GROUP_QUADS {
+                            let pairs = [S::extend_bytes(columns[i]), S::high_bytes(columns[i])];
+                            for m in 0..M {
+                                let word = (m * n_chunks + chunk) * CHUNK_WORDS + 2 * i;
+                                for odd in 0..2 {
+                                    let query = self.queries.wrapping_add(word + odd);
+                                    let query = S::splat_word_at(query);
+                                    sums[m][odd] = S::dot_shorts(sums[m][odd], query, pairs[odd]);
+                                }
                             }
                         }
-                    }
-                    let scale = S::load(self.scales.keys.wrapping_add(chunk * BLOCK + group));
-                    for m in 0..M {
-                        let sum = S::words_to_f32(S::add_words(sums[m][0], sums[m][1]));
-                        scores[m] = S::mul_add(sum, scale, scores[m]);
+                        let scale = self.scales.keys.wrapping_add(scaled * BLOCK + group);
+                        let scale = S::load(scale);
+                        for m in 0..M {
+                            let sum = S::words_to_f32(S::add_words(sums[m][0], sums[m][1]));
+                            scores[m] = S::mul_add(sum, scale, scores[m]);
+                        }
                     }
                 }
                 for m in 0..M {
@@ -118,6 +128,10 @@ impl Direct<'_, i8> {
         let n_halves = self.n_keys.div_ceil(HALF);
         let share = fetch.slots.len().div_ceil((n_halves * LANES).max(1));
         let n_groups = self.scales.value_groups;
+        // The last chunk may have only one group: the elements after it are unused.
+        let scaled = |row: usize, chunk: usize, group: usize| {
+            row * n_groups + (chunk * CHUNK_GROUPS + group).min(n_groups - 1)
+        };
         // SAFETY: the slots hold whole chunks of values in the plane, or have slack behind them; the sums hold `record` values
         // a row.
         unsafe {
@@ -129,12 +143,14 @@ impl Direct<'_, i8> {
                     let at = self.plane + (chunk + n) * CHUNK;
                     let quads = quads::<S>(self.slots, half * HALF + i, at);
                     for odd in 0..2 {
-                        let mut weights = [S::splat_word(0); M];
+                        let mut weights = [[S::splat_word(0); CHUNK_GROUPS]; M];
                         for m in 0..M {
-                            let group = (row + m) * n_groups + chunk + n;
-                            let word = half * HALF_WORDS + odd * LANES + i;
-                            let word = self.weights.wrapping_add(group * BLOCK / 2 + word);
-                            weights[m] = S::splat_word_at(word);
+                            for group in 0..CHUNK_GROUPS {
+                                let at = scaled(row + m, chunk + n, group) * BLOCK / 2;
+                                let word = half * HALF_WORDS + odd * LANES + i;
+                                let word = self.weights.wrapping_add(at + word);
+                                weights[m][group] = S::splat_word_at(word);
+                            }
                         }
                         for k in 0..CHUNK_VECTORS {
                             let pairs = match odd {
@@ -142,7 +158,8 @@ impl Direct<'_, i8> {
                                 _ => S::high_bytes(quads[k]),
                             };
                             for m in 0..M {
-                                sums[m][n][k] = S::dot_shorts(sums[m][n][k], weights[m], pairs);
+                                let weight = weights[m][k / GROUP_VECTORS];
+                                sums[m][n][k] = S::dot_shorts(sums[m][n][k], weight, pairs);
                             }
                         }
                     }
@@ -151,10 +168,10 @@ impl Direct<'_, i8> {
             for m in 0..M {
                 let decay = S::splat_at(self.decay.wrapping_add(row + m));
                 for n in 0..N {
-                    let group = (row + m) * n_groups + chunk + n;
-                    let scale = S::splat_at(self.scales.weights.wrapping_add(group));
                     let to = (row + m) * self.record + (chunk + n) * CHUNK;
                     for k in 0..CHUNK_VECTORS {
+                        let at = scaled(row + m, chunk + n, k / GROUP_VECTORS);
+                        let scale = S::splat_at(self.scales.weights.wrapping_add(at));
                         let to = self.sums.wrapping_add(to + k * LANES);
                         let sum = S::mul(S::words_to_f32(sums[m][n][k]), scale);
                         S::store(to, S::mul_add(S::load(to), decay, sum));

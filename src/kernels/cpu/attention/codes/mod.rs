@@ -19,18 +19,27 @@ use crate::state::pool::kv_layout::SCALE_GROUP;
 
 /// Codes in a word.
 const QUAD: usize = 4;
-/// Elements of a vector of words of four codes, which share a scale.
+/// Elements of a vector of words of four codes.
 const CHUNK: usize = QUAD * LANES;
 /// Words of i16 that they become.
 const CHUNK_WORDS: usize = CHUNK / 2;
 /// Vectors of a chunk of values.
 const CHUNK_VECTORS: usize = CHUNK / LANES;
+/// Groups of a chunk: those elements share a scale.
+const CHUNK_GROUPS: usize = CHUNK / SCALE_GROUP;
+/// Words of four codes of a group of a key.
+const GROUP_QUADS: usize = SCALE_GROUP / QUAD;
+/// Words of i16 that they become.
+const GROUP_WORDS: usize = SCALE_GROUP / 2;
+/// Vectors of a group of values.
+const GROUP_VECTORS: usize = SCALE_GROUP / LANES;
 /// Keys whose weights are packed together: the first to the fourth sixteen of them stand in one word, side by side.
 const HALF: usize = 4 * LANES;
 /// Words of the weights of a half.
 const HALF_WORDS: usize = HALF / 2;
 
-const _: () = assert!(CHUNK == SCALE_GROUP && BLOCK.is_multiple_of(HALF));
+// [`Lanes::zip_bytes`] keeps the halves of a chunk apart.
+const _: () = assert!(CHUNK_GROUPS == 2 && BLOCK.is_multiple_of(HALF));
 
 impl KvElement for i8 {
     const PER_WORD: usize = 2;
@@ -116,7 +125,8 @@ impl KvElement for i8 {
                     S::store(lanes.as_mut_ptr(), S::mul_add(sums, factor, S::splat(0.0)));
                 }
                 for (quarter, lanes) in lanes.chunks_exact(4).enumerate() {
-                    let at = quarter * LANES + vector * 4;
+                    let (group, word) = (vector / 2, vector % 2 * 2 + quarter / 2);
+                    let at = (2 * group + quarter % 2) * LANES + word * QUAD;
                     mean[at..at + 4].copy_from_slice(lanes);
                 }
             }

@@ -1,7 +1,7 @@
 //! Products of packed codes for many queries.
 
 use super::super::product::Product;
-use super::{BLOCK, CHUNK_VECTORS, CHUNK_WORDS};
+use super::{BLOCK, GROUP_VECTORS, GROUP_WORDS};
 use crate::kernels::cpu::simd::{LANES, Lanes};
 
 impl Product {
@@ -48,10 +48,10 @@ impl Product {
         row: usize,
         vector: usize,
     ) -> usize {
-        for first in (0..self.depth).step_by(CHUNK_WORDS) {
-            let depth = CHUNK_WORDS.min(self.depth - first);
+        for first in (0..self.depth).step_by(GROUP_WORDS) {
+            let depth = GROUP_WORDS.min(self.depth - first);
             let is_last = first + depth == self.depth;
-            let group = first / CHUNK_WORDS;
+            let group = first / GROUP_WORDS;
             let a = row.wrapping_mul(self.lda).wrapping_add(first);
             let b = first.wrapping_mul(self.ldb).wrapping_add(vector * LANES);
             // SAFETY: the caller's promise. Wrapping arithmetic because other carries checks in debug builds.
@@ -93,11 +93,10 @@ impl Product {
                 // SAFETY: rows below `rows`.
                 row += unsafe {
                     match rows - row {
-                        6.. if S::REGISTERS == 1 => self.weigh_group::<S, 6, 4>(row, group),
-                        4.. if S::REGISTERS == 1 => self.weigh_group::<S, 4, 4>(row, group),
-                        2.. if S::REGISTERS == 1 => self.weigh_group::<S, 2, 4>(row, group),
-                        2.. if S::REGISTERS == 2 => self.weigh_group::<S, 2, 2>(row, group),
-                        _ => self.weigh_group::<S, 1, 2>(row, group),
+                        12.. if S::REGISTERS == 1 => self.weigh_group::<S, 12>(row, group),
+                        4.. if S::REGISTERS == 1 => self.weigh_group::<S, 4>(row, group),
+                        2.. if S::REGISTERS <= 2 => self.weigh_group::<S, 2>(row, group),
+                        _ => self.weigh_group::<S, 1>(row, group),
                     }
                 };
             }
@@ -105,31 +104,25 @@ impl Product {
     }
 
     #[inline(always)]
-    unsafe fn weigh_group<S: Lanes, const M: usize, const N: usize>(
-        &self,
-        row: usize,
-        group: usize,
-    ) -> usize {
+    unsafe fn weigh_group<S: Lanes, const M: usize>(&self, row: usize, group: usize) -> usize {
         let n_groups = self.scales.value_groups;
         let a = row
             .wrapping_mul(self.lda)
             .wrapping_add(group.wrapping_mul(BLOCK / 2));
-        for vector in (0..CHUNK_VECTORS).step_by(N) {
-            let column = (group * CHUNK_VECTORS + vector) * LANES;
-            // SAFETY: the caller's promise.
-            unsafe {
-                let sums = self.sums::<S, M, N>(a, column, self.depth);
-                for m in 0..M {
-                    let row = row.wrapping_add(m);
-                    let decay = S::splat_at(self.decay.wrapping_add(row));
-                    let scale = row.wrapping_mul(n_groups).wrapping_add(group);
-                    let scale = S::splat_at(self.scales.weights.wrapping_add(scale));
-                    for n in 0..N {
-                        let to = row.wrapping_mul(self.ldc).wrapping_add(column + n * LANES);
-                        let to = self.c.wrapping_add(to);
-                        let sum = S::mul(S::words_to_f32(sums[m][n]), scale);
-                        S::store(to, S::mul_add(S::load(to), decay, sum));
-                    }
+        let column = group * GROUP_VECTORS * LANES;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let sums = self.sums::<S, M, GROUP_VECTORS>(a, column, self.depth);
+            for m in 0..M {
+                let row = row.wrapping_add(m);
+                let decay = S::splat_at(self.decay.wrapping_add(row));
+                let scale = row.wrapping_mul(n_groups).wrapping_add(group);
+                let scale = S::splat_at(self.scales.weights.wrapping_add(scale));
+                for n in 0..GROUP_VECTORS {
+                    let to = row.wrapping_mul(self.ldc).wrapping_add(column + n * LANES);
+                    let to = self.c.wrapping_add(to);
+                    let sum = S::mul(S::words_to_f32(sums[m][n]), scale);
+                    S::store(to, S::mul_add(S::load(to), decay, sum));
                 }
             }
         }

@@ -94,7 +94,7 @@ fn values_in_keys_are_read_once() {
     });
     world.grow(1, (1, 0), 300);
     world.attend(&[part(1, 299, 1)]);
-    assert_eq!(world.attention.kv_bytes(), 300 * (64 + 2));
+    assert_eq!(world.attention.kv_bytes(), 300 * (64 + 2 * 2));
 }
 
 #[test]
