@@ -15,14 +15,18 @@ use crate::kernels::cpu::kv::PageTable;
 use crate::kernels::cpu::nodes::Nodes;
 use crate::kernels::cpu::threads::Taking;
 
-/// Queries of a key head (tokens times heads of its group) that share the packing of a block.
-const TILE_ROWS: usize = 192;
+/// Queries of a key head (tokens times heads of its group) that share the packing of a block, about: a half more or fewer,
+/// so that no small tile is left over, for which a block would be packed once more.
+const TILE_ROWS: usize = 384;
 /// Queries of a segment from which on it shares no prefix: packing once more costs less than handing on its records.
 const ALONE_ROWS: usize = 96;
 /// Queries of a key head below which reading K/V takes longer than computing.
 const FEW_ROWS: usize = 12;
 /// Items for each thread, so that one that is held up leaves its share to others.
 const ITEMS_PER_THREAD: usize = 4;
+/// How many such shares an item of many queries may be before it is cut by spans: the records of all its
+/// spans then go through memory, which takes a fifth of the time.
+const MOST_SHARES: usize = 2;
 
 /// A query token of the step.
 #[derive(Clone, Copy, Debug)]
@@ -209,6 +213,9 @@ impl AttentionPlan {
     ) {
         let first = self.tokens.len();
         self.tokens.extend(tokens);
+        let n_tokens = self.tokens.len() - first;
+        let n_tiles = (n_tokens + tile_tokens / 2) / tile_tokens;
+        let tile_tokens = n_tokens.div_ceil(n_tiles.max(1)).max(1);
         for first_token in (first..self.tokens.len()).step_by(tile_tokens) {
             let n_tokens = tile_tokens.min(self.tokens.len() - first_token);
             let seen = self.tokens[first_token..first_token + n_tokens]
@@ -253,7 +260,7 @@ impl AttentionPlan {
                     continue;
                 }
                 let whole = cost(tile, &tile.spans);
-                let (head_parts, spans_in_part) = parts(tile, whole.div_ceil(fair), heads, group);
+                let (head_parts, spans_in_part) = parts(tile, (whole, fair), heads, group);
                 if spans_in_part < tile.spans.len() {
                     tile.result = Target::Spans(self.n_records);
                     let n_records = tile.spans.len() * tile.n_tokens * heads.n_heads;
@@ -319,9 +326,14 @@ impl AttentionPlan {
     }
 }
 
-/// In how many parts the key heads of a tile go, and how many spans its items have, so that about `wanted` items come
-/// out. Few queries wait for memory, which likes the heads of a slot read together; many wait for arithmetic.
-fn parts(tile: &Tile, wanted: usize, heads: &HeadShape, group: usize) -> (usize, usize) {
+/// In how many parts the key heads of a tile go, and how many spans its items have, so that items of about a fair cost
+/// come out. Few queries wait for memory, which likes the heads of a slot read together; many wait for arithmetic.
+fn parts(
+    tile: &Tile,
+    (cost, fair): (usize, usize),
+    heads: &HeadShape,
+    group: usize,
+) -> (usize, usize) {
     let n_spans = tile.spans.len().max(1);
     let n_heads = heads.n_kv_heads;
     if tile.result == Target::State {
@@ -329,10 +341,16 @@ fn parts(tile: &Tile, wanted: usize, heads: &HeadShape, group: usize) -> (usize,
     }
     let (head_parts, span_parts) = match tile.n_tokens * group < FEW_ROWS {
         true => {
+            let wanted = cost.div_ceil(fair);
             let span_parts = wanted.clamp(1, n_spans);
             (wanted.div_ceil(span_parts), span_parts)
         }
-        false => (n_heads, wanted.div_ceil(n_heads).clamp(1, n_spans)),
+        false => {
+            // To the nearest: the last of equal tiles costs a little more than a share.
+            let wanted = (cost + fair / 2) / fair;
+            let span_parts = wanted.div_ceil(MOST_SHARES * n_heads);
+            (n_heads, span_parts.clamp(1, n_spans))
+        }
     };
     let divides = |parts: &usize| n_heads.is_multiple_of(*parts);
     let head_parts = (head_parts.min(n_heads)..=n_heads).find(divides);
@@ -360,5 +378,54 @@ impl Seen {
             start: positions.start.saturating_sub(start).min(BLOCK) as u32,
             end: positions.end.saturating_sub(start).min(BLOCK) as u32,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::pool::kv_layout::Values;
+
+    /// The merges of a step with these chunks on two threads: (first position, tokens).
+    fn merges_of(heads: &HeadShape, chunks: &[(usize, usize)]) -> usize {
+        let segments = chunks.iter().scan(0, |next, (first_position, n_tokens)| {
+            let first_token = std::mem::replace(next, *next + n_tokens);
+            Some(Segment {
+                row: RowId::new(0),
+                first_token,
+                n_tokens: *n_tokens,
+                first_position: *first_position,
+                is_long: false,
+            })
+        });
+        let segments: Vec<Segment> = segments.collect();
+        let mut plan = AttentionPlan::default();
+        let (table, nodes) = (PageTable::new(1, 1), Nodes::new([2]));
+        plan.make(&segments, &table, heads, &nodes, None);
+        plan.merges().0.len()
+    }
+
+    /// A chunk of the length that half a second allows goes to the threads by heads and tiles: its spans would be written
+    /// and read once more.
+    #[test]
+    fn short_chunks_far_behind_are_not_cut_by_spans() {
+        let shape = |n_heads, n_kv_heads| HeadShape {
+            n_heads,
+            n_kv_heads,
+            key_dim: 128,
+            values: Values::Own { dim: 128 },
+            scale: 0.1,
+            score_cap: None,
+            window: None,
+        };
+        for heads in [shape(12, 2), shape(16, 8)] {
+            for n_tokens in [96, 110, 127, 128, 138, 192, 4096] {
+                assert_eq!(merges_of(&heads, &[(7000, n_tokens)]), 0, "{n_tokens}");
+            }
+            // One query alone has nothing else to be divided by.
+            assert_eq!(merges_of(&heads, &[(7000, 1)]), 1);
+        }
+        // A single head would keep one thread waiting for the other.
+        assert!(merges_of(&shape(4, 1), &[(7000, 40)]) > 0);
     }
 }
