@@ -1,6 +1,7 @@
 """The checks of `run`, in its environment: check.py SCRATCH SOUFFLEUR FILE CHECK ..."""
 
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import corpus
 import theirs
 from server import Server
 
-F32_RATIO, DEFAULT_RATIO = 0.001, 0.01
+F32_RATIO, DEFAULT_RATIO, INT8_KV_RATIO = 0.001, 0.01, 0.005
 # Of log probabilities, below which rounding may choose another token.
 DECISIVE_MARGIN = 1e-2
 TEXT_TOKENS, GREEDY_TOKENS = 2_000, 48
+# What the engine's own options cost shows in long contexts; these need no transformers.
+LONG_TOKENS, SPARSE_FROM = 6_144, 4_096
 # Prose, Markdown and code.
 TEXTS = ("README.md", "ARCHITECTURE.md", "src/state/cache/radix_tree/mod.rs")
 PROMPTS = [
@@ -86,6 +89,30 @@ def check_greedy(server_texts, outputs, expected, report):
         print(f"     by default {first_difference(quantised, chosen)}: {server_texts(quantised)!r}")
 
 
+def long_text(server):
+    """Ids of a long text: Markdown and code, each the half."""
+    texts = [(corpus.REPOSITORY / text).read_text()[: 8 * LONG_TOKENS] for text in TEXTS[1:]]
+    halves = [server.tokenize(text, True)[: LONG_TOKENS // 2] for text in texts]
+    return [token for half in halves for token in half]
+
+
+def check_int8_kv(dense, found, report):
+    """Compares the perplexity of the default KV with that of int8 KV."""
+    wanted, ours = perplexity(dense), perplexity(found)
+    furthest = max(abs(one - other) for one, other in zip(found, dense, strict=True))
+    text = f"int8 KV: perplexity {ours:.4f} over {len(found)} tokens, {wanted:.4f} without ({ours / wanted - 1:+.3%}, at most {INT8_KV_RATIO:.1%}); "
+    report.say(abs(ours / wanted - 1) <= INT8_KV_RATIO, text + f"log probabilities off by {furthest:.4f} at most")
+
+
+def check_sparse(dense, results, report):
+    """Compares perplexities of positions that are sparse, by the number of channels: the default must cost less than half as
+    many channels do."""
+    wanted = perplexity(dense[SPARSE_FROM - 1 :])
+    costs = [perplexity(found[SPARSE_FROM - 1 :]) / wanted - 1 for found in results]
+    shown = f"{costs[0]:+.3%} with the default channels, {costs[1]:+.3%} with half of them"
+    report.say(costs[0] <= costs[1], f"double sparsity: perplexity of positions {SPARSE_FROM} to {len(dense)} is {wanted:.4f}; {shown}")
+
+
 def ask(server, ids, prompts, checks):
     """The numbers and texts of one server."""
     return (
@@ -94,29 +121,73 @@ def ask(server, ids, prompts, checks):
     )
 
 
+class Engine:
+    """The engine with the file, and a folder for what it writes."""
+
+    def __init__(self, scratch, souffleur, file):
+        self.scratch, self.souffleur, self.file = scratch, souffleur, file
+
+    def serve(self, name, *flags):
+        """A server with these flags."""
+        return Server(self.souffleur, self.file, self.scratch / f"{name}.log", *flags)
+
+    def score(self, name, ids, *flags):
+        """Log probabilities of a server with these flags."""
+        with self.serve(name, *flags) as server:
+            return server.log_probabilities(ids)
+
+    def calibrate(self):
+        """The file of channels for double sparsity."""
+        text, channels = self.scratch / "calibration.txt", self.scratch / "channels.json"
+        text.write_text((corpus.REPOSITORY / TEXTS[0]).read_text())
+        command = [self.souffleur, "calibrate", "--model-path", self.file, "--text", text, "-o", channels]
+        subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
+        return channels
+
+
+def against_transformers(engine, checks, report):
+    """The checks of perplexity and greedy texts."""
+    with engine.serve("default") as server:
+        # The files change with the repository: the same text for both sides is what counts.
+        texts = [(corpus.REPOSITORY / text).read_text()[: 2 * TEXT_TOKENS] for text in TEXTS]
+        ids = server.tokenize("\n".join(texts), True)[:TEXT_TOKENS]
+        prompts = [server.tokenize(prompt, True) for prompt in PROMPTS]
+        usual = ask(server, ids, prompts, checks)
+        spelled = {tuple(output): server.detokenize(output) for output in usual[1]}
+    with engine.serve("float32", "--dtype", "float32") as server:
+        exact = ask(server, ids, prompts, checks)
+    scores, following = theirs.reference(engine.file, ids if "perplexity" in checks else ids[:2], prompts if "greedy" in checks else [], GREEDY_TOKENS)
+    if "perplexity" in checks:
+        check_perplexity((exact[0], usual[0]), scores, report)
+    if "greedy" in checks:
+        check_greedy(lambda output: spelled[tuple(output)], (exact[1], usual[1]), following, report)
+
+
+def against_itself(engine, checks, report):
+    """The checks of the engine's own options on a long text."""
+    with engine.serve("default") as server:
+        ids = long_text(server)
+        dense = server.log_probabilities(ids)
+    if "int8-kv" in checks:
+        check_int8_kv(dense, engine.score("int8-kv", ids, "--kv-cache-dtype", "int8"), report)
+    if "sparse" in checks:
+        sparse = ["--enable-double-sparsity", "--ds-channel-config-path", engine.calibrate()]
+        half = ["--ds-heavy-channel-num", max(theirs.key_dim(engine.file) // 4, 32) // 2]
+        results = [engine.score("sparse", ids, *sparse), engine.score("sparse-half", ids, *sparse, *half)]
+        check_sparse(dense, results, report)
+
+
 def main():
     """Runs the checks that were asked for."""
-    scratch, souffleur, file = map(Path, sys.argv[1:4])
-    checks, report = sys.argv[4:], Report()
-    vocabulary = theirs.Vocabulary(file)
-    with Server(souffleur, file, scratch / "default.log") as server:
-        if "tokens" in checks:
+    engine, checks, report = Engine(*map(Path, sys.argv[1:4])), sys.argv[4:], Report()
+    if "tokens" in checks:
+        vocabulary = theirs.Vocabulary(engine.file)
+        with engine.serve("default") as server:
             check_tokens(server, vocabulary, report)
-        if {"perplexity", "greedy"} & set(checks):
-            # The files change with the repository: the same text for both sides is what counts.
-            texts = [(corpus.REPOSITORY / text).read_text()[: 2 * TEXT_TOKENS] for text in TEXTS]
-            ids = server.tokenize("\n".join(texts), True)[:TEXT_TOKENS]
-            prompts = [server.tokenize(prompt, True) for prompt in PROMPTS]
-            usual = ask(server, ids, prompts, checks)
-            spelled = {tuple(output): server.detokenize(output) for output in usual[1]}
     if {"perplexity", "greedy"} & set(checks):
-        with Server(souffleur, file, scratch / "float32.log", "--dtype", "float32") as server:
-            exact = ask(server, ids, prompts, checks)
-        scores, following = theirs.reference(file, ids if "perplexity" in checks else ids[:2], prompts if "greedy" in checks else [], GREEDY_TOKENS)
-        if "perplexity" in checks:
-            check_perplexity((exact[0], usual[0]), scores, report)
-        if "greedy" in checks:
-            check_greedy(lambda output: spelled[tuple(output)], (exact[1], usual[1]), following, report)
+        against_transformers(engine, checks, report)
+    if {"int8-kv", "sparse"} & set(checks):
+        against_itself(engine, checks, report)
     sys.exit(report.failures > 0)
 
 

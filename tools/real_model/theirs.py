@@ -42,6 +42,16 @@ class Vocabulary:
         return [self.llama.detokenize([token], special=True) for token in ids]
 
 
+def key_dim(file):
+    """Elements of a key of one head."""
+    fields = gguf.GGUFReader(file).fields
+    value = lambda name: fields[f"{fields['general.architecture'].contents()}.{name}"].contents()
+    try:
+        return value("attention.key_length")
+    except KeyError:
+        return value("embedding_length") // value("attention.head_count")
+
+
 @torch.no_grad()
 def reference(file, ids, prompts, count):
     """transformers in f32 with the dequantised weights: log probabilities of `ids`; for each prompt the best tokens that
