@@ -33,7 +33,7 @@ TORCH_NEEDS = ["sympy", "networkx", "jinja2", "fsspec", "loguru", "frozendict", 
 GIVEN = "gguf"
 GGUF_KINDS = ("q4_k_m", "q8_0", GIVEN)
 # Options that ik_llama.cpp's build leaves off even where it compiles for this processor, and the CPU flag that each needs.
-IK_OPTIONS = {"AVX512": "avx512f", "AVX512_VBMI": "avx512_vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
+IK_OPTIONS = {"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
 # The sources in the package lack what generates this file.
 IK_BUILD_INFO = """int LLAMA_BUILD_NUMBER = 0;
 char const *LLAMA_COMMIT = "unknown";
