@@ -278,6 +278,10 @@ class IkLlamaCpp(LlamaCpp):
         server = [install.ik_server(self.scratch), "-m", self.weights(), *sizes, *once]
         return [*server, "--host", "127.0.0.1", "--port", self.port], {}
 
+    def count(self, event, before):
+        # Each event is a token, without its id; one that ends inside a character comes only in the total.
+        return event["tokens_predicted"] - before if event.get("stop") else 1
+
 
 class Vllm(HttpEngine):
     """vLLM's CPU build."""
