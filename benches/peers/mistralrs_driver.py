@@ -40,6 +40,7 @@ class Driver:
         template = Path(tempfile.mkdtemp()) / "template.jinja"
         template.write_text(TEMPLATE)
         which = mistralrs.Which.GGUF(str(file.parent), file.name)
+        self.taking = threading.Lock()
         self.runner = mistralrs.Runner(which, max_seqs=streams, jinja_explicit=str(template))
 
     def text(self, prompt):
@@ -54,7 +55,10 @@ class Driver:
         )
         try:
             usage = None
-            for chunk in self.runner.send_chat_completion_request(request):
+            # The runner is borrowed while it takes a request, and takes one at a time; the answers come together.
+            with self.taking:
+                chunks = self.runner.send_chat_completion_request(request)
+            for chunk in chunks:
                 seen["events"].append((time.monotonic(), 1))
                 usage = chunk.usage or usage
             if usage is None or usage.prompt_tokens != len(prompt):
