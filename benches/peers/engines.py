@@ -273,7 +273,8 @@ class IkLlamaCpp(LlamaCpp):
         return install.ik_server(self.scratch).parents[1]
 
     def command(self):
-        sizes = ["-c", self.room.tokens, "-np", self.room.streams, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512, "-rtr"]
+        # One stream at a time: where two are in a step, attention stops the process (`GGML_ASSERT(S > 0)`, its issue 1910).
+        sizes = ["-c", self.room.tokens, "-np", 1, "-b", 2048, "-ub", 512, "-t", 2, "-tb", 2, "--cache-ram", 512, "-rtr"]
         once = ["--no-warmup"] if self.room == SMALL else []
         server = [install.ik_server(self.scratch), "-m", self.weights(), *sizes, *once]
         return [*server, "--host", "127.0.0.1", "--port", self.port], {}

@@ -171,6 +171,7 @@ def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
     """The rows of one GGUF file, which Souffleur and its peers both read."""
     quick = {model: ("llama.cpp", "ik_llama.cpp") for model in shapes.SHAPES}
     common = {"kind": kind, "peers": peers, "best": quick, "against": None if kind == GIVEN else "llama.cpp"}
+    together = common | {"peers": tuple(peer for peer in peers if peer not in ONE_STREAM), "best": {model: ("llama.cpp",) for model in shapes.SHAPES}}
     load = (
         Metric("s", f"{title}: load, first token of a 16-token prompt", "s", 2.0, False),
         Metric("mib", f"{title}: load, peak resident memory", "MiB", 1.0, False, times_file=FILE_MEMORY),
@@ -181,7 +182,7 @@ def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
             floor=step_floor(1, PROMPT + DECODED // 2, kind), **common),
         *(
             Row(f"{short}-batch{streams}", metrics=(rate(f"{title}: {streams} streams, aggregate decode", **bars),), measure=batch(streams),
-                floor=step_floor(streams, BATCH_PROMPT + BATCH_DECODED // 2, kind), **common)
+                floor=step_floor(streams, BATCH_PROMPT + BATCH_DECODED // 2, kind), **together)
             for streams, bars in batch_bars.items()
         ),
         Row(f"{short}-load", metrics=load, alone=True, **common | {"peers": tuple(peer for peer in peers if peer in LOAD_PEERS)}),
@@ -191,6 +192,8 @@ def gguf_rows(short, kind, title, prefill_bars, decode_bars, batch_bars, peers):
 FILE_MEMORY = 1.1
 INT8_PEERS = ("llama.cpp", "openvino")
 FILE_PEERS = ("llama.cpp", "ik_llama.cpp", "mistral.rs")
+# Peers that end with an error where streams decode together.
+ONE_STREAM = ("ik_llama.cpp",)
 LOAD_PEERS = ("llama.cpp", "ik_llama.cpp")
 ROWS = [
     Row("prefill", "bf16", (rate("prefill, 512 tokens", **best_peer(1.0, needed=0.8)),), prefill, prefill_floor(),
