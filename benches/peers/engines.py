@@ -406,7 +406,8 @@ class MistralRs(DriverEngine):
     def command(self):
         driver = [self.scratch / "venv-mistralrs" / "bin" / "python", install.HERE / "mistralrs_driver.py"]
         package = self.scratch / "llama.cpp" / "gguf-py"
-        return [*driver, self.weights().resolve(), self.room.streams, package], {"RAYON_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+        # One stream at a time: prompts of one step, of more than one request, end with "input tensor is not contiguous".
+        return [*driver, self.weights().resolve(), 1, package], {"RAYON_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
 
 
 ENGINES = {engine.name: engine for engine in (LlamaCpp, IkLlamaCpp, MistralRs, Vllm, OpenVino, Souffleur)}

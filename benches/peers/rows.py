@@ -193,7 +193,7 @@ FILE_MEMORY = 1.1
 INT8_PEERS = ("llama.cpp", "openvino")
 FILE_PEERS = ("llama.cpp", "ik_llama.cpp", "mistral.rs")
 # Peers that end with an error where streams decode together.
-ONE_STREAM = ("ik_llama.cpp",)
+ONE_STREAM = ("ik_llama.cpp", "mistral.rs")
 LOAD_PEERS = ("llama.cpp", "ik_llama.cpp")
 ROWS = [
     Row("prefill", "bf16", (rate("prefill, 512 tokens", **best_peer(1.0, needed=0.8)),), prefill, prefill_floor(),
