@@ -41,7 +41,8 @@ fn body(endpoint: &str) -> Value {
         "/abort_request" => json!({"rid": "none"}),
         "/close_session" => json!({"session_id": "none"}),
         "/set_internal_state" => json!({"server_args": {}}),
-        "/pause_generation" | "/continue_generation" | "/open_session" | "/set_policy" => json!({}),
+        "/open_session" => json!({"capacity_of_str_len": 1}),
+        "/pause_generation" | "/continue_generation" | "/set_policy" => json!({}),
         other => panic!("{other} has no body here"),
     }
 }

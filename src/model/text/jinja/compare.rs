@@ -148,7 +148,8 @@ impl Key {
 
 fn is_hashable(value: &Value) -> bool {
     if !meter::spend(1) {
-        return false;
+        // The template ends for want of instructions, not for this value.
+        return true;
     }
     match value {
         Value::List(_) | Value::Dict(_) | Value::View(..) => false,

@@ -155,7 +155,7 @@ fn bounds_hold() {
         ),
         &format!("seat({{\"meal\": \"{value}\"}})"),
     );
-    let deep = "[".repeat(MAX_DEPTH as usize);
+    let deep = "{\"a\":".to_owned() + &"[".repeat(MAX_DEPTH as usize - 1);
     check(
         ToolFormat::Hermes,
         &format!("<tool_call>{{\"name\":\"f\",\"arguments\":{deep}[1"),
