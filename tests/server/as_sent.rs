@@ -17,13 +17,13 @@ fn check(cases: &[(&str, &str, &str)]) {
         .iter()
         .zip(&lines)
         .enumerate()
-        .filter(|(at, ((_, _, expected), _))| first(*expected) == Some(*at))
+        .filter(|(at, ((_, _, expected), _))| first(expected) == Some(*at))
         .map(|(_, ((_, _, expected), line))| (*expected, line.as_str()))
         .collect();
     let world = World::scripted(&cues);
     for (door, body, expected) in cases {
         let answer = post_text(world.addr, door, body).ok();
-        let line = first(*expected).map(|at| lines[at].as_str());
+        let line = first(expected).map(|at| lines[at].as_str());
         assert_eq!(Some(said(&answer)), line, "{door} {body}");
     }
     world.wait_until_whole();

@@ -15,7 +15,8 @@ use crate::http::post_text;
 const CONSTRAINTS: &str = "SOUFFLEUR_CONSTRAINTS";
 /// The first of them: another number makes others.
 const FIRST: &str = "SOUFFLEUR_CONSTRAINTS_FIRST";
-const USUAL_CONSTRAINTS: usize = 1_500;
+/// About a minute beside the other tests of two busy cores.
+const USUAL_CONSTRAINTS: usize = 20_000;
 /// Clients that send them.
 const CLIENTS: usize = 3;
 
