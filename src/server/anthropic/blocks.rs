@@ -55,6 +55,8 @@ pub(super) struct Blocks {
     complete_calls: usize,
     /// The arguments of the call that is open.
     input: String,
+    /// A call broke off: the text that follows is its rest, with the white space at its beginning.
+    is_after_broken: bool,
     /// White space at the beginning of a text, which is no block until other text follows: the API takes no block back
     /// that is nothing else.
     blank: String,
@@ -71,6 +73,7 @@ impl Blocks {
             calls: 0,
             complete_calls: 0,
             input: String::new(),
+            is_after_broken: false,
             blank: String::new(),
         }
     }
@@ -104,6 +107,7 @@ impl Blocks {
                 OutputPiece::CallBroken { text } => {
                     self.input.clear();
                     if self.open.take().is_some() {
+                        self.is_after_broken = true;
                         out.push(Part::Broken(text));
                     }
                 }
@@ -137,7 +141,7 @@ impl Blocks {
         }
         let text = std::mem::take(&mut self.blank);
         // White space between an answer and the thought or call before it is no part of it.
-        let text = match self.has_block {
+        let text = match self.has_block && !self.is_after_broken {
             true => text.trim_start().to_owned(),
             false => text,
         };
@@ -170,6 +174,7 @@ impl Blocks {
             self.blank.clear();
         }
         self.open = Some(kind);
+        self.is_after_broken = false;
         self.has_block = true;
         out.push(part);
     }
@@ -193,6 +198,21 @@ pub(super) fn is_input(arguments: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rest_of_a_broken_call_keeps_its_blanks() {
+        let mut blocks = Blocks::new(RequestId::new("r"), false);
+        let (name, text) = ("seat".to_owned(), "{\"row\": 4".to_owned());
+        let pieces = vec![
+            OutputPiece::CallStart { name },
+            OutputPiece::CallBroken { text },
+            OutputPiece::Text("\n  ".to_owned()),
+            OutputPiece::Text("5}".to_owned()),
+        ];
+        let mut parts = Vec::new();
+        blocks.add(String::new(), pieces, &mut parts);
+        assert_eq!(parts.last(), Some(&Part::Text("\n  5}".to_owned())));
+    }
 
     #[test]
     fn a_call_that_no_block_can_hold_is_not_complete() {

@@ -197,14 +197,11 @@ impl LooseReader {
                 }
                 step
             }
-            At::Arguments(scanner) => {
-                self.found.arguments.push(c);
-                match scanner.read(c) {
-                    Scan::More => Step::More,
-                    Scan::Done => Step::Done,
-                    Scan::DoneBefore | Scan::Broken => Step::Broken,
-                }
-            }
+            At::Arguments(scanner) => match scanner.read_into(c, &mut self.found.arguments) {
+                Scan::More => Step::More,
+                Scan::Done => Step::Done,
+                Scan::DoneBefore | Scan::Broken => Step::Broken,
+            },
             _ => Step::Broken,
         };
         match step {

@@ -86,15 +86,11 @@ impl CallReader for NamedReader {
 
     fn read(&mut self, c: char, out: &mut CallOutput) -> Step {
         match &mut self.at {
-            At::Arguments(scanner) => {
-                let step = match scanner.read(c) {
-                    Scan::More => Step::More,
-                    Scan::Done => Step::Done,
-                    Scan::DoneBefore | Scan::Broken => return Step::Broken,
-                };
-                out.arguments.push(c);
-                step
-            }
+            At::Arguments(scanner) => match scanner.read_into(c, &mut out.arguments) {
+                Scan::More => Step::More,
+                Scan::Done => Step::Done,
+                Scan::DoneBefore | Scan::Broken => Step::Broken,
+            },
             _ if c == '{' => self.begin_arguments(out),
             At::Name if c.is_whitespace() => {
                 self.at = At::AfterName;

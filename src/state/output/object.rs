@@ -190,15 +190,11 @@ impl ObjectReader {
         }
     }
 
-    fn read_scanned(&mut self, scan: Scan, is_word: bool, c: char, out: &mut CallOutput) -> Step {
+    fn read_scanned(&mut self, scan: Scan, c: char, out: &mut CallOutput) -> Step {
         match scan {
             Scan::Broken => return Step::Broken,
-            Scan::More if is_word => self.text.push(c),
-            Scan::More => self.give(out).push(c),
-            Scan::Done => {
-                self.give(out).push(c);
-                self.end_arguments();
-            }
+            Scan::More => {}
+            Scan::Done => self.end_arguments(),
             Scan::DoneBefore if self.text != "null" => return Step::Broken,
             Scan::DoneBefore => {
                 self.start(out);
@@ -250,17 +246,23 @@ impl ObjectReader {
                     Some(scanner) => self.quoted = Quoted::Object(scanner),
                     None => return false,
                 }
+                self.give(out).push(c);
                 Scan::More
             }
             Quoted::Blank | Quoted::Complete => return false,
-            Quoted::Object(scanner) => scanner.read(c),
+            Quoted::Object(scanner) => {
+                let to = match self.is_started {
+                    true => &mut out.arguments,
+                    false => &mut self.early,
+                };
+                scanner.read_into(c, to)
+            }
         };
         match scan {
             Scan::More => {}
             Scan::Done => self.quoted = Quoted::Complete,
             Scan::DoneBefore | Scan::Broken => return false,
         }
-        self.give(out).push(c);
         true
     }
 
@@ -365,8 +367,13 @@ impl CallReader for ObjectReader {
                 false => Step::More,
             },
             At::Scanned(scanner) => {
-                let (scan, is_word) = (scanner.read(c), scanner.is_word());
-                self.read_scanned(scan, is_word, c, out)
+                let to = match (scanner.is_word(), self.is_started) {
+                    (true, _) => &mut self.text,
+                    (false, true) => &mut out.arguments,
+                    (false, false) => &mut self.early,
+                };
+                let scan = scanner.read_into(c, to);
+                self.read_scanned(scan, c, out)
             }
             At::Quoted(_) => self.read_quoted(c, out),
             At::Skipped(scanner) => match scanner.read(c) {

@@ -113,15 +113,11 @@ impl CallReader for SeparatedReader {
             At::Name if c == '{' => self.begin_arguments(out),
             At::Name => self.read_name(c),
             At::Fence => self.read_fence(c, out),
-            At::Arguments(scanner) => {
-                let step = match scanner.read(c) {
-                    Scan::More => Step::More,
-                    Scan::Done => Step::Done,
-                    Scan::DoneBefore | Scan::Broken => return Step::Broken,
-                };
-                out.arguments.push(c);
-                step
-            }
+            At::Arguments(scanner) => match scanner.read_into(c, &mut out.arguments) {
+                Scan::More => Step::More,
+                Scan::Done => Step::Done,
+                Scan::DoneBefore | Scan::Broken => Step::Broken,
+            },
         }
     }
 

@@ -32,7 +32,6 @@ fn arguments_that_are_no_json_make_no_call() {
         "{\"row\": [4}",
         "{\"row\": nul}",
         "{\"who\": \"a\\d\"}",
-        "{\"who\": \"a\nb\"}",
         "{\"row\": 4 // four\n}",
         "\"{\\\"row\\\": 4,}\"",
         "\"{\\\"row\\\": 4\"",
@@ -81,6 +80,41 @@ fn arguments_that_are_no_json_make_no_call() {
     ] {
         check_whole(format, text);
     }
+}
+
+/// Models write them so; a client that parses strictly gets JSON.
+#[test]
+fn bare_control_characters_in_strings_are_escaped() {
+    let bare = "{\"text\": \"a\n\tb\u{1}\"}";
+    let escaped = "{\"text\": \"a\\n\\tb\\u0001\"}";
+    for (format, call) in [
+        (ToolFormat::Hermes, tagged(bare)),
+        (
+            ToolFormat::Hermes,
+            format!("```json\n{{\"name\": \"seat\", \"arguments\": {bare}}}\n```"),
+        ),
+        (ToolFormat::Mistral, format!("[TOOL_CALLS]seat[ARGS]{bare}")),
+        (
+            ToolFormat::DeepSeekV31,
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>seat<｜tool▁sep｜>{bare}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+        ),
+    ] {
+        check(format, &call, &format!("seat({escaped})"));
+    }
+}
+
+#[test]
+fn what_stands_in_a_broken_call_is_no_call() {
+    let inner = format!("{{\"row\": True, \"calls\": [{OBJECT}]}}");
+    let text = tagged(&inner);
+    check_whole(ToolFormat::Hermes, &text);
+    let pieces = run(
+        engine(Some(ToolFormat::Hermes), None),
+        &format!("{text}\n<tool_call>\n{OBJECT}\n</tool_call>"),
+    );
+    assert_eq!(whole(&pieces), format!("{text}{CALL}"));
 }
 
 #[test]
@@ -170,6 +204,11 @@ fn a_list_with_an_item_that_is_no_call_keeps_its_bracket() {
             );
         }
     }
+    check(
+        ToolFormat::Hermes,
+        &format!("<tool_call>[{OBJECT}</tool_call>"),
+        CALL,
+    );
     for (open, rest) in [
         ("[", ", {\"a\": 1}]"),
         ("```json\n[\n", ",\n{\"a\": 1}\n]\n```"),

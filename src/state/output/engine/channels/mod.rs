@@ -359,7 +359,8 @@ impl ChannelEngine {
                     self.break_call(out);
                     return Fate::Again;
                 }
-                self.give_arguments(tag.text, out);
+                self.written.push_str(tag.text);
+                push_arguments(out, tag.text);
                 return Fate::Used;
             }
             Lexeme::Tag(_) => {
@@ -368,17 +369,16 @@ impl ChannelEngine {
                 return Fate::Again;
             }
         };
-        let mut bytes = [0; 4];
-        match scanner.read(c) {
-            Scan::More => self.give_arguments(c.encode_utf8(&mut bytes), out),
-            Scan::Done => {
-                self.give_arguments(c.encode_utf8(&mut bytes), out);
-                self.end_call(out);
-            }
-            Scan::DoneBefore | Scan::Broken => {
-                self.break_call(out);
-                return Fate::Again;
-            }
+        let mut arguments = String::new();
+        let scan = scanner.read_into(c, &mut arguments);
+        if matches!(scan, Scan::DoneBefore | Scan::Broken) {
+            self.break_call(out);
+            return Fate::Again;
+        }
+        self.written.push(c);
+        push_arguments(out, &arguments);
+        if scan == Scan::Done {
+            self.end_call(out);
         }
         Fate::Used
     }
@@ -387,12 +387,8 @@ impl ChannelEngine {
         self.held.clear();
         out.push(OutputPiece::CallStart { name });
         self.written.clear();
-        self.give_arguments(arguments, out);
-    }
-
-    fn give_arguments(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
-        self.written.push_str(text);
-        push_arguments(out, text);
+        self.written.push_str(arguments);
+        push_arguments(out, arguments);
     }
 
     /// Ends a call that is none: its message is content, and its header is dropped as those of others.

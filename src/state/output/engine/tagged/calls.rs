@@ -386,6 +386,7 @@ impl TaggedEngine {
         out.push(OutputPiece::CallBroken { text });
         let is_section = self.opened_by == Some(Tag::SectionOpen);
         self.leave_list();
+        self.is_broken = true;
         self.tool_close = EndTag::OfText;
         if is_section {
             self.section_close = EndTag::OfText;

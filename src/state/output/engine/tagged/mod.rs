@@ -45,6 +45,8 @@ pub(super) struct TaggedEngine {
     is_listed: bool,
     /// Calls are looked for that are not of the format.
     takes_loose: bool,
+    /// A call broke off, and what is read is the rest of it: objects in there are no calls.
+    is_broken: bool,
     /// Items that were read as such a call, and are none. They are not read so again, which bounds the time.
     n_reread: usize,
     /// Blocks of code in the content.
@@ -156,6 +158,7 @@ impl TaggedEngine {
             is_fenced: false,
             is_listed: false,
             takes_loose: true,
+            is_broken: false,
             n_reread: 0,
             code: Code::new(),
             list: None,
@@ -318,8 +321,8 @@ impl TaggedEngine {
             (State::Around, Around::Reasoning) => REASONING.and(when(self.calls.is_some(), OPEN)),
             (State::Opening(Expect::Function), _) => FUNCTION,
             (State::Opening(Expect::SectionItem), _) => ITEM,
-            (State::Trailer(_), _) => CALLS,
-            (State::Opening(_) | State::Between | State::Over, _) => TagSet::NONE,
+            (State::Trailer(_) | State::Between, _) => CALLS,
+            (State::Opening(_) | State::Over, _) => TagSet::NONE,
             (State::Call(reader) | State::Started(reader), _) => reader.tags(),
         }
     }
@@ -369,7 +372,7 @@ impl TaggedEngine {
     fn may_begin_loosely(&self, c: char) -> bool {
         let loose = self.calls.as_ref().map(|(syntax, _)| syntax.loose);
         let is_taken = loose.is_some_and(|loose| c != '<' || loose == Loose::ObjectsAndTags);
-        is_taken && self.takes_loose && self.n_reread == 0 && self.code.allows(c)
+        is_taken && self.takes_loose && !self.is_broken && self.n_reread == 0 && self.code.allows(c)
     }
 
     fn content_tag(&mut self, tag: FoundTag, out: &mut Vec<OutputPiece>) -> Fate {
@@ -391,15 +394,18 @@ impl TaggedEngine {
                 }
             }
             (Tag::ToolOpen | Tag::SectionOpen, Some((syntax, _))) => {
+                self.is_broken = false;
                 self.open(syntax.after(tag.tag), Some(tag.tag));
                 return Fate::Held;
             }
             // The tag of the call is missing.
             (Tag::FunctionOpen, Some(_)) => {
+                self.is_broken = false;
                 self.open(Expect::Function, Some(Tag::FunctionOpen));
                 return Fate::Again;
             }
             (Tag::ToolClose | Tag::SectionClose, Some(_)) => {
+                self.is_broken = false;
                 match std::mem::take(self.end_tag(tag.tag)) {
                     EndTag::OfCall => {
                         self.content.drop_blank();
