@@ -35,7 +35,7 @@ enum At {
     /// A key, or the end of its object.
     FirstKey,
     Colon,
-    /// A comma, or the end of what is around.
+    /// A comma, or the end of the enclosing list or object.
     Next,
     Word(Word),
     Text {
@@ -49,7 +49,7 @@ enum At {
 enum Escape {
     None,
     Backslash,
-    /// So many digits are left.
+    /// The number of digits that are left.
     Hex(u8),
 }
 

@@ -45,7 +45,7 @@ pub(super) struct TaggedEngine {
     is_listed: bool,
     /// Calls are looked for that are not of the format.
     takes_loose: bool,
-    /// A call broke off, and what is read is the rest of it: objects in there are no calls.
+    /// The reader is in the rest of a call that broke off: objects there are no calls.
     is_broken: bool,
     /// Items that were read as such a call, and are none. They are not read so again, which bounds the time.
     n_reread: usize,
