@@ -49,6 +49,12 @@ pub fn long_request(index: u32) -> GenerateRequest {
     request
 }
 
+/// The indices of all requests, `first` before the others.
+pub fn first_of<const N: usize>(first: [u32; N], requests: u32) -> Vec<u32> {
+    let others = (0..requests).filter(|index| !first.contains(index));
+    first.into_iter().chain(others).collect()
+}
+
 pub async fn bits(mut generation: Generation) -> (Bits, u32) {
     let mut deltas = Vec::new();
     loop {

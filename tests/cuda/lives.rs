@@ -12,7 +12,7 @@ use souffleur_cusim::{Device, Fault};
 
 use crate::gpu;
 use crate::model::fixture;
-use crate::requests::{REQUESTS, VOCAB, bits, long_request, request};
+use crate::requests::{REQUESTS, VOCAB, bits, first_of, long_request, request};
 use crate::scores::Reference;
 use crate::setups::{
     BF16_PAGES_OF_1, BF16_PAGES_OF_16_GRAPHS, F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup,
@@ -28,6 +28,10 @@ const SETUPS: [Setup; 4] = [
 ];
 /// Requests that run out of memory together.
 const GROWING: u32 = 10;
+/// Two of the longest, which do not fit together.
+const LONGEST: [u32; 2] = [3, 7];
+/// Tokens of a pool in which either of the longest can end, and not both at once.
+const TIGHT_POOL_TOKENS: usize = 304;
 const ILLEGAL_ADDRESS: i32 = 700;
 
 fn model() -> PathBuf {
@@ -53,27 +57,25 @@ fn growing_request(index: u32) -> GenerateRequest {
 async fn retracted(setup: &Setup) {
     let (open, gate) = crossbeam_channel::bounded(0);
     let config = EngineConfig {
-        // So many that all begin, and not all can grow.
-        max_total_tokens: Some(if setup.page_size == 1 { 320 } else { 432 }),
-        // Reserves next to nothing for the running ones, so that they run into each other.
-        // Prompts are admitted at once, however slow the machine is.
+        max_total_tokens: Some(TIGHT_POOL_TOKENS),
+        // A bound in time would admit the prompts one after the other.
         max_prefill_step_ms: 0,
+        // Next to nothing is reserved for running requests, so that they run into each other.
         schedule_conservativeness: 0.01,
         ..setup.config(&model())
     };
     let world = setup.start_on_gpu_behind(gate, config);
-    let sent: Vec<_> = (0..GROWING)
-        .map(|index| world.generate(growing_request(index)))
-        .collect();
-    // Those that come late would find those that came early gone.
-    world.until_inside(sent.len()).await;
+    let order = first_of(LONGEST, GROWING);
+    let sent = world
+        .send_behind_first(order.iter().map(|index| growing_request(*index)))
+        .await;
     drop(open);
     let outputs = join_all(sent.into_iter().map(bits)).await;
     let stats = world.assert_whole().await;
     assert!(stats.retractions > 0, "{setup:?}: {stats:?}");
     world.stop().await;
     let reference = Reference::new(setup, &model(), (growing_request, GROWING)).await;
-    for (index, (got, _)) in (0..).zip(&outputs) {
+    for (index, (got, _)) in order.into_iter().zip(&outputs) {
         reference.check(setup, index, got, "retracted").await;
     }
     reference.stop().await;

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use souffleur::engine::Generation;
 use souffleur::error::{RequestError, StepError};
 use souffleur::ids::StepId;
-use souffleur::request::Event;
+use souffleur::request::{Event, GenerateRequest};
+
+use crate::requests::first_of;
 
 use super::world::{Build, Outcome, World, assert_finished, collect, request, within};
 
@@ -31,16 +32,13 @@ fn length(index: u32) -> u32 {
     20 + 40 * (index % 4)
 }
 
-fn send_all(world: &World) -> Vec<Generation> {
-    let send = |index| {
-        let request = request(&prompt(index), length(index), u64::from(index));
-        world.generate(request)
-    };
-    (0..REQUESTS).map(send).collect()
+fn request_of(index: u32) -> GenerateRequest {
+    request(&prompt(index), length(index), u64::from(index))
 }
 
 async fn all(world: &World) -> Vec<Outcome> {
-    join_all(send_all(world).into_iter().map(collect)).await
+    let sent = (0..REQUESTS).map(|index| collect(world.generate(request_of(index))));
+    join_all(sent).await
 }
 
 #[tokio::test]
@@ -66,12 +64,14 @@ async fn retractions_change_no_output() {
     // All prompts in one step: a bound in time would admit them one after the other.
     build.config.max_prefill_step_ms = 0;
     let world = build.start();
-    let sent = send_all(&world);
-    // Those that come late would find those that came early gone.
-    world.until_inside(sent.len()).await;
+    // The first two are of the longest: both do not fit.
+    let order = first_of([3, 7], REQUESTS);
+    let sent = world
+        .send_behind_first(order.iter().map(|index| request_of(*index)))
+        .await;
     drop(open);
     let outcomes = join_all(sent.into_iter().map(collect)).await;
-    for (index, outcome) in (0..).zip(&outcomes) {
+    for (outcome, index) in outcomes.iter().zip(order) {
         assert_finished(outcome, &prompt(index), length(index), u64::from(index));
     }
     let stats = world.assert_whole().await;

@@ -5,6 +5,8 @@ use souffleur::error::RequestError;
 use souffleur::request::{Event, FinishReason};
 use souffleur::state::cache::prefix_history::Cause;
 
+use crate::requests::first_of;
+
 use super::world::{Build, assert_finished, collect, request};
 
 #[tokio::test]
@@ -72,17 +74,18 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
     let prompts: Vec<Vec<u32>> = (0..12)
         .map(|i| (1..20).map(|t| t * 7 + i).collect())
         .collect();
-    let sent: Vec<_> = prompts
-        .iter()
-        .enumerate()
-        .map(|(seed, prompt)| world.generate(request(prompt, length(seed), seed as u64)))
-        .collect();
-    // Those that come late would find those that came early gone.
-    world.until_inside(sent.len()).await;
+    // The first two are of the longest: both do not fit.
+    let order = first_of([3, 7], 12);
+    let requests = order.iter().map(|seed| {
+        let index = *seed as usize;
+        request(&prompts[index], length(index), u64::from(*seed))
+    });
+    let sent = world.send_behind_first(requests).await;
     drop(open);
     let outcomes = join_all(sent.into_iter().map(collect)).await;
-    for (seed, (outcome, prompt)) in outcomes.iter().zip(&prompts).enumerate() {
-        assert_finished(outcome, prompt, length(seed), seed as u64);
+    for (outcome, seed) in outcomes.iter().zip(order) {
+        let index = seed as usize;
+        assert_finished(outcome, &prompts[index], length(index), u64::from(seed));
     }
     let stats = world.assert_whole().await;
     assert!(stats.retractions > 0);

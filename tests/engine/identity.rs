@@ -22,7 +22,8 @@ use souffleur::state::scheduler::policy::schedule_policy_names;
 use crate::quantised::{kinds, quantise_linear};
 use crate::random_models::{edit_config, random_folder, random_tensors, write_tensors};
 use crate::requests::{
-    Bits, REQUESTS, SHARED_TOKENS, at_once, bits, long_request, one_after_another, request,
+    Bits, REQUESTS, SHARED_TOKENS, at_once, bits, first_of, long_request, one_after_another,
+    request,
 };
 use crate::world::{Gated, World, collect, within};
 
@@ -233,7 +234,8 @@ async fn check_evacuated(setup: &Setup<'_>) {
     }
     alone.stop().await;
     let tight = EngineConfig {
-        max_total_tokens: Some(260),
+        // The longest two fit alone, and not together.
+        max_total_tokens: Some(340),
         // Prompts are admitted at once, however slow the machine is.
         max_prefill_step_ms: 0,
         schedule_conservativeness: 0.01,
@@ -256,21 +258,30 @@ async fn check_evacuated(setup: &Setup<'_>) {
     for (how, config) in configs {
         let (open, gate) = crossbeam_channel::bounded(0);
         let world = start_behind(gate, config);
-        let sent = send_the_worst_first(&world).await;
+        let order = match how {
+            "retracted" => first_of([15, 14], REQUESTS),
+            _ => (0..REQUESTS).collect(),
+        };
+        let sent = match how {
+            "retracted" => {
+                let requests = order.iter().map(|index| long_request(*index));
+                world.send_behind_first(requests).await
+            }
+            _ => send_the_worst_first(&world).await,
+        };
         drop(open);
         let world_of_all = &world;
-        let runs = sent
-            .into_iter()
-            .enumerate()
-            .map(async |(index, generation)| {
-                let got = bits(generation).await;
-                if how.contains("swaps") {
-                    // The others run or wait.
-                    swap_policies(world_of_all, index).await;
-                }
-                got
-            });
-        let got = join_all(runs).await;
+        let runs = order.into_iter().zip(sent);
+        let runs = runs.map(async |(index, generation)| {
+            let got = bits(generation).await;
+            if how.contains("swaps") {
+                // The others run or wait.
+                swap_policies(world_of_all, index as usize).await;
+            }
+            (index, got)
+        });
+        let mut got = join_all(runs).await;
+        got.sort_by_key(|(index, _)| *index);
         let stats = world.assert_whole().await;
         let evacuated = match how {
             "retracted" => stats.retractions,
@@ -279,6 +290,7 @@ async fn check_evacuated(setup: &Setup<'_>) {
         };
         assert!(evacuated > 0, "{setup}: nobody was {how}: {stats:?}");
         world.stop().await;
+        let got: Vec<_> = got.into_iter().map(|(_, got)| got).collect();
         assert_same(&got, &expected, &format!("{setup}, {how}"));
     }
 }

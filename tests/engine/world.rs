@@ -219,6 +219,25 @@ impl World {
         stats
     }
 
+    /// Sends requests to an engine whose gate is closed. The first one has the first step to itself; when this returns,
+    /// the others wait.
+    ///
+    /// What the engine reserves depends on it: whole outputs for requests that it admits together, next to nothing for the
+    /// output of one that runs. So the first two run together although they do not fit together, and one of them is
+    /// retracted, where the second fits beside the prompt of the first.
+    pub async fn send_behind_first(
+        &self,
+        requests: impl IntoIterator<Item = GenerateRequest>,
+    ) -> Vec<Generation> {
+        let mut requests = requests.into_iter();
+        let first = requests.next().expect("there is a first request");
+        let mut sent = vec![self.generate(first)];
+        self.until(|stats| stats.running_requests == 1).await;
+        sent.extend(requests.map(|request| self.generate(request)));
+        self.until_inside(sent.len()).await;
+        sent
+    }
+
     /// Waits until this many requests run or wait.
     pub async fn until_inside(&self, requests: usize) {
         self.until(|stats| stats.running_requests + stats.waiting_requests == requests)
