@@ -11,6 +11,7 @@ use souffleur::state::cache::prefix_history::{
 use souffleur::state::pool::pages::PageSize;
 use souffleur::state::scheduler::CacheFlushed;
 
+use crate::grammars::HashedGrammar;
 use crate::scheduler_world::{Ask, Fate, Setup, World};
 
 fn world(page_size: u32, n_pages: u32) -> World {
@@ -101,6 +102,46 @@ fn what_nobody_sent_before_was_never_cached() {
     // Others are in the cache by then, but nothing of this one is.
     let third = run(&mut world, &prompt(5, 30));
     assert_eq!(world.report(third).cause, Cause::NeverCached);
+}
+
+/// A request whose output begins with these tokens.
+fn opened(prompt: &[u32], opening: &[u32]) -> Ask {
+    Ask {
+        grammar: Some(HashedGrammar {
+            seed: 1,
+            vocab_size: 251,
+            opening: opening.to_vec(),
+            done_after: opening.len() + 2,
+            fails_after: None,
+        }),
+        ..Ask::exactly(prompt.to_vec(), opening.len() + 2)
+    }
+}
+
+#[test]
+fn a_prompt_whose_opening_is_cached_in_part_missed_nothing() {
+    for (page_size, is_evicted) in [(1, false), (1, true), (4, false), (4, true)] {
+        let mut world = world(page_size, 120 / page_size);
+        let same = prompt(1, 18);
+        let mut send = |ask| {
+            let number = world.submit(ask).expect("it fits");
+            world.drain();
+            number
+        };
+        if is_evicted {
+            // The first is evicted by the second, so that there are evictions to look through.
+            send(Ask::exactly(prompt(5, 90), 2));
+            send(Ask::exactly(prompt(6, 90), 2));
+        }
+        send(opened(&same, &[100, 101, 102, 103, 104, 105, 106, 107]));
+        let second = send(opened(&same, &[100, 101, 102, 109, 110, 111, 112, 113]));
+        let report = world.report(second);
+        assert_eq!(report.cause, Cause::MatchLimit);
+        assert_eq!((report.prompt_tokens, report.cached_tokens), (18, 18));
+        assert_eq!((report.position, report.match_limit), (18, 18));
+        assert_eq!((&report.branch, &report.evicted), (&None, &None));
+        world.assert_clean();
+    }
 }
 
 #[test]

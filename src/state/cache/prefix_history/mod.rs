@@ -53,6 +53,27 @@ pub struct Departure {
     pub elsewhere: Option<Elsewhere>,
 }
 
+impl Departure {
+    /// The part that concerns the prompt. An output that a grammar opens is computed and cached with the prompt, so the tree
+    /// may have more than the prompt's tokens.
+    fn of_prompt(self, prompt_tokens: usize) -> Self {
+        let matched_tokens = self.matched_tokens.min(prompt_tokens);
+        let is_whole = matched_tokens == prompt_tokens;
+        let elsewhere = self.elsewhere.map(|elsewhere| Elsewhere {
+            tokens: elsewhere.tokens.min(prompt_tokens),
+            ..elsewhere
+        });
+        Self {
+            matched_tokens,
+            kv_tokens: self.kv_tokens.min(prompt_tokens),
+            match_limit: self.match_limit.min(prompt_tokens),
+            branch: self.branch.filter(|_| !is_whole),
+            elsewhere: elsewhere.filter(|elsewhere| elsewhere.tokens > matched_tokens),
+            ..self
+        }
+    }
+}
+
 /// How the tree went on where a prompt left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Branch {
@@ -244,13 +265,14 @@ impl PrefixHistory {
     }
 
     fn diagnose(&self, mut left: PrefixLeft, now_s: f64) -> PrefixReport {
-        left.departure = left.stored.moved(left.departure);
+        let departure = left.stored.moved(left.departure);
+        left.departure = departure.of_prompt(left.prompt.len());
         let departure = &left.departure;
         let reachable = self.limits.page_size.floor(departure.match_limit);
         let is_missing = departure.matched_tokens < reachable && !departure.is_cache_disabled;
         let evicted = is_missing
             .then(|| {
-                let key = &left.prompt[..departure.match_limit.min(left.prompt.len())];
+                let key = &left.prompt[..departure.match_limit];
                 self.evictions
                     .find(&left.namespace, key, departure.matched_tokens)
             })

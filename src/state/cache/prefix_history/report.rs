@@ -208,7 +208,7 @@ impl PrefixReport {
         page_size: PageSize,
         evicted: Option<(Cause, EvictionReport)>,
     ) -> Self {
-        let matched = left.departure.matched_tokens.min(left.prompt.len());
+        let matched = left.departure.matched_tokens;
         let shared = shared_with_branch(&left, matched);
         let (lost, evicted) = evicted.unzip();
         let miss = left.stored.miss;

@@ -38,7 +38,7 @@ fn check(addr: SocketAddr, number: u64, served: &AtomicUsize) {
     let answer =
         answer.unwrap_or_else(|_| panic!("{number} ended the process: {path} {}", shown()));
     assert!(
-        [200, 400, 503].contains(&answer.status),
+        [200, 400].contains(&answer.status),
         "{number}: {} {path} {} {}",
         answer.status,
         shown(),
@@ -83,5 +83,11 @@ fn random_constraints_are_served_or_refused() {
     eprintln!("{constraints} constraints, {served} served");
     assert!(served * 10 > constraints, "nearly all are refused");
     let log = server.log();
-    assert!(!log.contains("overflow"), "{log}");
+    for word in ["overflow", "panicked", "an actor died"] {
+        let at = log.find(word);
+        assert_eq!(
+            at.map(|at| log[at..].chars().take(2_000).collect::<String>()),
+            None
+        );
+    }
 }
