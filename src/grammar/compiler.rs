@@ -11,6 +11,7 @@ use toktrie::{InferenceCapabilities, TokEnv};
 use super::GrammarWish;
 use super::cache::{Compiled, Permit, Permits, Slot, Slots, Unready, lock};
 use super::gate::Gated;
+use super::lexer_start::parser;
 use super::limits::GrammarLimits;
 use super::markers::Markers;
 use super::source::Source;
@@ -265,8 +266,8 @@ fn keep_panic_hook() {
 /// Compiles, and tries whether an output can begin.
 fn compile(factory: &ParserFactory, source: Source) -> Result<Template, RequestError> {
     let field = source.field;
-    let parser = factory.create_parser(source.into_grammar());
-    let parser = parser.map_err(|error| refusal(field, &error.to_string()))?;
+    let parser = parser(factory, source.into_grammar());
+    let parser = parser.map_err(|error| refusal(field, &error))?;
     Template::new(parser).map_err(|failure| match failure {
         GrammarFailure::NoToken => refusal(field, "it allows no text at all"),
         GrammarFailure::TooComplex => refusal(field, "it is too complex"),

@@ -19,6 +19,7 @@ mod cache;
 mod compiler;
 mod ebnf;
 mod gate;
+mod lexer_start;
 mod limits;
 mod markers;
 mod part;

@@ -1,7 +1,7 @@
 //! What llguidance says of a grammar, in words that mean something to those who sent it.
 
 /// Parts of its messages that name its options, features and internals, and replacements.
-const INSTEAD: [(&str, &str); 12] = [
+const INSTEAD: [(&str, &str); 13] = [
     (
         "oneOf constraints are not supported",
         "oneOf is supported where its options exclude each other, as by another type each or by a required property with \
@@ -14,6 +14,7 @@ const INSTEAD: [(&str, &str); 12] = [
     ("fuel", TOO_COMPLEX),
     ("too big", TOO_COMPLEX),
     ("too large", TOO_COMPLEX),
+    ("too many expressions", TOO_COMPLEX),
     ("Unable to determine if regex is empty", TOO_COMPLEX),
     (
         "stack level exceeded",

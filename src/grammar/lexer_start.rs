@@ -1,0 +1,75 @@
+//! A parser whose lexer was started within its limit of work.
+
+use std::panic::AssertUnwindSafe;
+
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::{ParserFactory, TokenParser, panic_utils};
+
+/// The parser of a grammar.
+///
+/// # Errors
+/// llguidance's words, also where a limit of work is reached.
+pub(super) fn parser(
+    factory: &ParserFactory,
+    grammar: TopLevelGrammar,
+) -> Result<TokenParser, String> {
+    let limits = factory.limits().clone();
+    let vocabulary = Some(factory.tok_env().clone());
+    let checked = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+        let parts = GrammarInit::Serialized(grammar).to_internal(vocabulary, limits.clone())?;
+        Ok(check_first_bytes(&parts.1, limits).map(|()| parts))
+    }));
+    let (grammar, lexer) = checked.map_err(|error| error.to_string())??;
+    let parser = factory.create_parser_from_init_default(GrammarInit::Internal(grammar, lexer));
+    parser.map_err(|error| error.to_string())
+}
+
+/// Follows each first byte within the limit of the lexer's work. llguidance 1.9 follows them without a limit when it
+/// makes a lexer: whether any text begins with a byte may take all memory to find out.
+fn check_first_bytes(lexer: &LexerSpec, mut limits: ParserLimits) -> Result<(), String> {
+    let fuel = limits.initial_lexer_fuel;
+    let automaton = lexer.to_regex_vec(&mut limits);
+    let mut automaton = automaton.map_err(|error| error.to_string())?;
+    automaton.set_fuel(fuel);
+    let start = automaton.initial_state(&lexer.all_lexemes());
+    for byte in 0..=u8::MAX {
+        automaton.transition(start, byte);
+    }
+    automaton.get_error().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lexer of one regular expression written in Lark.
+    fn lexer_of(expression: &str) -> LexerSpec {
+        let lark = format!("start: A\nA: {expression}\n");
+        let grammar = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark));
+        grammar.to_internal(None, limits()).expect("it is read").1
+    }
+
+    fn limits() -> ParserLimits {
+        crate::grammar::GrammarLimits::default().of_parser()
+    }
+
+    /// Nothing begins with an x. Finding that out takes the least common multiple of the lengths in steps, or 2^40.
+    #[test]
+    fn a_first_byte_costs_no_more_than_the_limit() {
+        let lengths = ["2", "3", "5", "7", "11", "13", "17", "19", "23"];
+        let lengths = lengths.map(|length| format!("/x(a{{{length}}})+b/"));
+        let bits = "/x[01]*1[01]{40}/ & /x(00|11|01|10)*[01]?0[01]{40}/";
+        for nowhere in [lengths.join(" & "), bits.to_owned()] {
+            let lexer = lexer_of(&format!("\"q\" | {nowhere}"));
+            let error = check_first_bytes(&lexer, limits()).expect_err("it is too much");
+            assert!(error.contains("too many expressions"), "{nowhere}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_first_byte_that_leads_somewhere_is_followed() {
+        let somewhere = r#""q" | "x" /[01]{3}/"#;
+        check_first_bytes(&lexer_of(somewhere), limits()).expect("it is little");
+    }
+}
