@@ -2,75 +2,15 @@
 
 use super::format::{Encoding, group_rows, n_groups};
 use super::packing::pack_group;
+use super::row_source::Activations;
 use super::simd::{Isa, Kernel, Lanes, dispatch};
-use super::strips::STRIP_ROWS;
+use super::strip_product::STRIP_ROWS;
 use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
 use super::tile::max_rows;
 
 /// Multiply-adds that encoding a value costs about: most of it is waiting for what another thread or none has near.
 const VALUE_COST: usize = 64;
-
-/// The rows that are packed.
-#[derive(Clone, Copy)]
-pub struct Activations<'a> {
-    /// Rows of `inputs` values.
-    pub x: &'a [f32],
-    /// Values of a row.
-    pub inputs: usize,
-    /// From the start of a row to that of the next one.
-    pub stride: usize,
-    /// Which rows, in this order; `None` for all.
-    pub picked: Option<&'a [u32]>,
-    /// Norms each row on the way: the norm's weight, and what is added to the mean square.
-    pub norm: Option<(&'a [f32], f32)>,
-}
-
-impl<'a> Activations<'a> {
-    /// All rows as they are.
-    pub fn plain(x: &'a [f32], inputs: usize) -> Self {
-        Self {
-            x,
-            inputs,
-            stride: inputs,
-            picked: None,
-            norm: None,
-        }
-    }
-
-    /// The `inputs` values from `first` on of rows of `width` values.
-    ///
-    /// # Panics
-    /// If a row has not as many.
-    pub fn columns(x: &'a [f32], width: usize, first: usize, inputs: usize) -> Self {
-        assert!(
-            first + inputs <= width,
-            "{inputs} of {width} from {first} on"
-        );
-        Self {
-            stride: width,
-            ..Self::plain(x.get(first..).unwrap_or_default(), inputs)
-        }
-    }
-
-    fn n_rows(&self) -> usize {
-        // The last row may have nothing after its own values.
-        let between = self.stride - self.inputs;
-        let all = (self.x.len() + between) / self.stride;
-        assert!(
-            (self.x.len() + between) % self.stride <= between,
-            "activations of {} inputs",
-            self.inputs
-        );
-        self.picked.map_or(all, <[u32]>::len)
-    }
-
-    /// The values of a row, before any norm.
-    pub fn row(&self, row: usize) -> &'a [f32] {
-        let row = self.picked.map_or(row, |picked| picked[row] as usize);
-        &self.x[row * self.stride..][..self.inputs]
-    }
-}
 
 /// Rows as a product reads them.
 pub struct PackedRows {

@@ -1,14 +1,17 @@
 //! The operations of the backend, each in terms of the modules beside this one.
 
-use super::activations::{Activations, PackedRows};
-use super::experts::{Experts, Routes};
+use super::activations::PackedRows;
+use super::experts::Experts;
+use super::experts::routes::Routes;
 use super::format::Encoding;
 use super::latent::HeadMatrices;
 use super::matmul::{Product, Write, matmul};
+use super::row_source::Activations;
 use super::stack::Stack;
 use super::tensor::Tensor;
 use super::{
-    CpuBackend, CpuBatch, Operand, caps, experts, gates, latent, recurrent, residual, rowwise,
+    CpuBackend, CpuBatch, Operand, caps, experts, gates, latent, norms, recurrent, residual,
+    rowwise,
 };
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::MatrixRole;
@@ -96,7 +99,7 @@ impl Backend for CpuBackend {
 
     fn norm_rows(&mut self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
         let out = self.scratch.tensor(x.rows(), x.width());
-        rowwise::norm(&mut self.pool, self.isa, x, (weight, eps), out)
+        norms::norm(&mut self.pool, self.isa, x, (weight, eps), out)
     }
 
     fn project_qkv(

@@ -8,9 +8,8 @@
 use half::f16;
 
 use super::ahead::{Ahead, are_quads_foreseen};
-use super::format::PANEL;
+use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
-use super::tile::{SUMS, Sums};
 use crate::kernels::blocks::BlockType;
 
 /// Inputs of a block.

@@ -1,8 +1,8 @@
 //! How much each channel of queries and keys matters, over the tokens of a text.
 
-use super::CpuBatch;
+use super::batch::CpuBatch;
 use super::element::{Borrowed, Element, Storage};
-use super::kv::Planes;
+use super::planes::Planes;
 use super::tensor::Tensor;
 use crate::kernels::HeadShape;
 

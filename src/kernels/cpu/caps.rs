@@ -1,7 +1,7 @@
 //! Caps that values bend towards.
 
-use super::element::load_up_to;
-use super::rowwise::{for_rows, store_up_to};
+use super::element::{load_up_to, store_up_to};
+use super::rows::for_rows;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;

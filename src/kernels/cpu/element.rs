@@ -167,6 +167,36 @@ pub unsafe fn load_up_to<S: Lanes>(values: &[f32]) -> S::V {
     unsafe { S::load(values.as_ptr()) }
 }
 
+/// Writes as many lanes as `out` has elements, at most sixteen.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn store_up_to<S: Lanes>(v: S::V, out: &mut [f32]) {
+    // SAFETY: both hold sixteen values.
+    unsafe {
+        if out.len() == LANES {
+            return S::store(out.as_mut_ptr(), v);
+        }
+        let mut padded = [0f32; LANES];
+        S::store(padded.as_mut_ptr(), v);
+        out.copy_from_slice(&padded[..out.len()]);
+    }
+}
+
+/// Narrows values into as many elements.
+#[inline(always)]
+pub fn narrow_into<E: Element, S: Lanes>(values: &[f32], out: &mut [E]) {
+    let whole = values.len() / LANES * LANES;
+    for (out, values) in out.chunks_exact_mut(LANES).zip(values.chunks_exact(LANES)) {
+        // SAFETY: both hold sixteen values; `dispatch` detected the instruction set.
+        unsafe { E::store::<S>(out.as_mut_ptr(), S::load(values.as_ptr())) };
+    }
+    for (out, value) in out[whole..].iter_mut().zip(&values[whole..]) {
+        *out = E::narrow(*value);
+    }
+}
+
 /// Memory of keys and values in one of the element types.
 pub enum Storage {
     /// 32-bit floats.

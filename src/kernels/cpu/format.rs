@@ -24,17 +24,12 @@
 use super::block32::{self, TWO_BLOCKS};
 use super::k_quants::{self, SUPER_BLOCK};
 use super::nibbles::Header;
+use super::panel::{INT8_GROUP, INT8_STEPS, PANEL};
 use super::simd::{Isa, Kernel, Lanes, dispatch, dispatch_integers};
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
 use crate::kernels::tensor_view::Stored;
 
-/// Outputs in a panel.
-pub const PANEL: usize = 16;
-/// Inputs that share a scale.
-pub const INT8_GROUP: usize = 128;
-/// Steps of such a group.
-pub const INT8_STEPS: usize = INT8_GROUP / 4;
 /// Pairs of bf16 of a row in a tile of AMX, which are as many steps of a panel.
 pub const TILE_PAIRS: usize = 16;
 

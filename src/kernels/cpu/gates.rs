@@ -1,7 +1,7 @@
 //! Gates: what they let through is multiplied with their sigmoid, or with their gelu.
 
-use super::element::load_up_to;
-use super::rowwise::{for_rows, store_up_to};
+use super::element::{load_up_to, store_up_to};
+use super::rows::for_rows;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
@@ -77,6 +77,19 @@ impl Kernel for GatedGelu<'_> {
                 store_up_to::<S>(gated, out);
             }
         }
+    }
+}
+
+/// `x / (1 + e^-x)`.
+///
+/// # Safety
+/// The instruction set of `S` was detected.
+#[inline(always)]
+pub unsafe fn silu<S: Lanes>(x: S::V) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let e = S::exp(S::sub(S::splat(0.0), x));
+        S::div(x, S::add(S::splat(1.0), e))
     }
 }
 

@@ -2,8 +2,7 @@
 
 use half::bf16;
 
-use super::element::Element;
-use super::rowwise::narrow_into;
+use super::element::{Element, narrow_into};
 use super::simd::{LANES, Lanes, MAGIC};
 use crate::state::pool::kv_layout::SCALE_GROUP;
 

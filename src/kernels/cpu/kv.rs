@@ -9,7 +9,6 @@ use half::bf16;
 
 use super::element::{Borrowed, Element, Storage};
 use super::homes;
-use super::kept::Kept;
 use super::kv_blocks::BlockMap;
 use super::labels::{self, Labels};
 use super::threads::ThreadPool;
@@ -18,7 +17,7 @@ use crate::kernels::HeadShape;
 use crate::kernels::sparsity::DoubleSparsity;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
-/// Keys and values of all layers, each as [`Planes`] says. Slot 0, of the dummy page, stays zero.
+/// Keys and values of all layers, each as [`Planes`](super::planes::Planes) says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {
     layers: Vec<Storage>,
     /// The buffers that each layer keeps in pages, if it does.
@@ -184,130 +183,6 @@ fn fill_with_noise<E: Element>(elements: &mut [E]) {
         .iter_mut()
         .zip(noise())
         .for_each(|(to, noise)| *to = E::narrow(noise));
-}
-
-/// Where the keys and values of a layer lie, in elements.
-///
-/// A head's keys of neighbouring slots lie side by side, so that reading a sequence is one stream for each head:
-/// `[n_kv_heads, n_slots, key_dim]`, and the values behind them likewise if they are as wide as the keys. Values of
-/// another width lie with their keys, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no room.
-///
-/// The scales of quantised elements lie apart, so that keys and values stay on whole cache lines:
-/// `[n_kv_heads, n_slots, key scales + value scales]`.
-#[derive(Clone, Copy, Debug)]
-pub struct Planes {
-    n_slots: usize,
-    /// From a slot of a head to the next slot.
-    slot: usize,
-    /// From the keys of a head to those of the next head, and to its values.
-    head: usize,
-    to_values: usize,
-    /// Elements of a slot of a head.
-    head_elements: usize,
-    /// Scales of a head's key, and of its values beside the key.
-    key_scales: usize,
-    value_scales: usize,
-}
-
-impl Planes {
-    /// The planes of a layer with these heads in `kv`.
-    ///
-    /// # Panics
-    /// As [`Self::of`].
-    pub fn over<E: Kept>(heads: &HeadShape, kv: &[E]) -> Self {
-        let scales = |dim| {
-            if E::SCALED {
-                KvDtype::Int8.scales(dim)
-            } else {
-                0
-            }
-        };
-        Self {
-            key_scales: scales(heads.key_dim),
-            value_scales: scales(heads.values.stored_dim()),
-            ..Self::of(heads, kv.len() - E::SLACK)
-        }
-    }
-
-    /// The planes of a layer with these heads whose storage has `len` elements, and no scales.
-    ///
-    /// # Panics
-    /// If values in keys are longer than the keys.
-    pub fn of(heads: &HeadShape, len: usize) -> Self {
-        let HeadShape {
-            n_kv_heads,
-            key_dim,
-            values,
-            ..
-        } = *heads;
-        let head_elements = key_dim + values.stored_dim();
-        let n_slots = len / (n_kv_heads * head_elements);
-        let (slot, to_values) = match values {
-            Values::InKeys { dim } => {
-                assert!(dim <= key_dim, "values of {dim} in keys of {key_dim}");
-                (key_dim, 0)
-            }
-            Values::Own { dim } if dim == key_dim => (key_dim, n_kv_heads * n_slots * key_dim),
-            Values::Own { .. } => (head_elements, key_dim),
-        };
-        Self {
-            n_slots,
-            slot,
-            head: n_slots * slot,
-            to_values,
-            head_elements,
-            key_scales: 0,
-            value_scales: 0,
-        }
-    }
-
-    /// Number of slots.
-    pub fn n_slots(&self) -> usize {
-        self.n_slots
-    }
-
-    /// Elements of a slot of a head, keys and values together.
-    pub fn head_elements(&self) -> usize {
-        self.head_elements
-    }
-
-    /// How far a slot lies after the first one.
-    #[inline(always)]
-    pub fn slot(&self, slot: usize) -> usize {
-        slot * self.slot
-    }
-
-    /// Where the keys of a head begin.
-    #[inline(always)]
-    pub fn keys(&self, head: usize) -> usize {
-        head * self.head
-    }
-
-    /// Where the values of a head begin.
-    #[inline(always)]
-    pub fn values(&self, head: usize) -> usize {
-        head * self.head + self.to_values
-    }
-
-    /// Scales of a slot of a head, keys and values together.
-    #[inline(always)]
-    pub fn n_scales(&self) -> usize {
-        self.key_scales + self.value_scales
-    }
-
-    /// The scales of a key.
-    #[inline(always)]
-    pub fn scales_of_key(&self, head: usize, slot: usize) -> Range<usize> {
-        let first = (head * self.n_slots + slot) * self.n_scales();
-        first..first + self.key_scales
-    }
-
-    /// The scales of the values beside a key.
-    #[inline(always)]
-    pub fn scales_of_value(&self, head: usize, slot: usize) -> Range<usize> {
-        let first = self.scales_of_key(head, slot).end;
-        first..first + self.value_scales
-    }
 }
 
 /// The pages of each row, in sequence order.

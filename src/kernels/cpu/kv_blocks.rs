@@ -244,7 +244,7 @@ fn memories<'a>(
     memories.collect()
 }
 
-/// The planes of a layer as [`Planes`](super::kv::Planes) and [`Labels`] place them, with `at` still to be found.
+/// The planes of a layer as [`Planes`](super::planes::Planes) and [`Labels`] place them, with `at` still to be found.
 fn planes_of(pages: &PagedKv, n_slots: usize) -> SmallVec<[PlaneMap; 4]> {
     let element = pages.dtype.bytes();
     let plane = |memory, start: usize, slot: usize| PlaneMap {
@@ -279,7 +279,8 @@ fn planes_of(pages: &PagedKv, n_slots: usize) -> SmallVec<[PlaneMap; 4]> {
 mod tests {
     use super::*;
     use crate::kernels::HeadShape;
-    use crate::kernels::cpu::kv::{KvPool, Planes};
+    use crate::kernels::cpu::kv::KvPool;
+    use crate::kernels::cpu::planes::Planes;
     use crate::state::pool::kv_layout::LayerKv;
 
     fn layer(heads: usize, key_dim: usize, values: Values, dtype: KvDtype) -> LayerKv {

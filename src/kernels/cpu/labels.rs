@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::element::{Borrowed, Storage};
-use super::kv::Planes;
+use super::planes::Planes;
 use crate::kernels::HeadShape;
 use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
 use crate::state::pool::kv_layout::KvLayout;

@@ -5,11 +5,12 @@ use smallvec::SmallVec;
 
 use super::block32;
 use super::element::Element;
-use super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL};
+use super::format::Format;
 use super::k_quants::{self, SUPER_BLOCK};
 use super::memory::{WeightArena, WeightWords};
 use super::nibbles;
 use super::nodes::{PerNode, locate};
+use super::panel::{INT8_GROUP, INT8_STEPS, PANEL};
 use super::quantise::{INT8_VECTORS, INT8_WORDS, quantise};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;

@@ -2,13 +2,11 @@
 
 use std::ops::Range;
 
-use super::activations::Activations;
-use super::element::load_up_to;
 use super::format::Encoding;
+use super::panel::MAX_ROWS;
 use super::quantise::{pack_blocks, pack_quads, pack_shorts, pack_super_blocks};
-use super::rowwise::norm_scale;
+use super::row_source::{Activations, RowSource, scatter};
 use super::simd::{EIGHT, FOUR, Isa, Kernel, LANES, Lanes, dispatch};
-use super::tile::MAX_ROWS;
 
 /// Encodes rows as one group.
 pub fn pack_group(
@@ -72,86 +70,6 @@ impl Kernel for PackGroup<'_> {
     }
 }
 
-/// A row to encode, and what its values are multiplied with on the way.
-#[derive(Clone, Copy)]
-pub struct RowSource<'a> {
-    x: &'a [f32],
-    norm: Option<(&'a [f32], f32)>,
-}
-
-impl<'a> RowSource<'a> {
-    const EMPTY: Self = Self { x: &[], norm: None };
-
-    #[inline(always)]
-    fn new<S: Lanes>(source: &Activations<'a>, index: usize) -> Self {
-        let x = source.row(index);
-        // A closure would be compiled without the instruction set.
-        #[allow(clippy::manual_map)]
-        let norm = match source.norm {
-            Some((weight, eps)) => Some((weight, norm_scale::<S>(x, eps))),
-            None => None,
-        };
-        Self { x, norm }
-    }
-
-    /// Sixteen values from `first` on: inside the row, or with zeros behind its last.
-    ///
-    /// # Safety
-    /// They are inside if that is said; the instruction set of `S` was detected.
-    #[inline(always)]
-    unsafe fn load_either<S: Lanes>(&self, first: usize, is_inside: bool) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match is_inside {
-                true => self.load_inside::<S>(first),
-                false => self.load::<S>(first),
-            }
-        }
-    }
-
-    /// Sixteen values from `first` on.
-    ///
-    /// # Safety
-    /// The row has them; the instruction set of `S` was detected.
-    #[inline(always)]
-    unsafe fn load_inside<S: Lanes>(&self, first: usize) -> S::V {
-        debug_assert!(first + LANES <= self.x.len());
-        // SAFETY: the caller's promise; a norm's weight is as long as the row.
-        unsafe {
-            let x = S::load(self.x.as_ptr().wrapping_add(first));
-            match self.norm {
-                None => x,
-                Some((weight, scale)) => {
-                    let weight = S::load(weight.as_ptr().wrapping_add(first));
-                    S::mul(S::mul(x, S::splat(scale)), weight)
-                }
-            }
-        }
-    }
-
-    /// Sixteen values from `first` on; zeros behind the last.
-    ///
-    /// # Safety
-    /// The instruction set of `S` was detected.
-    #[inline(always)]
-    pub unsafe fn load<S: Lanes>(&self, first: usize) -> S::V {
-        // SAFETY: both hold sixteen values from `first` on, if `x` does; the instruction set is the caller's promise.
-        unsafe {
-            if first + LANES <= self.x.len() {
-                return self.load_inside::<S>(first);
-            }
-            let values = first.min(self.x.len())..self.x.len();
-            let x = load_up_to::<S>(&self.x[values.clone()]);
-            match self.norm {
-                None => x,
-                Some((weight, scale)) => {
-                    S::mul(S::mul(x, S::splat(scale)), load_up_to::<S>(&weight[values]))
-                }
-            }
-        }
-    }
-}
-
 /// Steps ahead of which the values of rows are asked for: picked rows begin far from each other, which no processor foresees.
 const STEPS_AHEAD: usize = 8;
 
@@ -179,51 +97,6 @@ unsafe fn fetch_ahead<S: Lanes>(
             }
             let word = (STEPS_AHEAD * rows.len() + m) * LANES;
             S::prefetch_write(out.wrapping_add(word));
-        }
-    }
-}
-
-/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. Words
-/// behind them in `out` may be overwritten.
-///
-/// # Safety
-/// The instruction set of `S` was detected.
-#[inline(always)]
-pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u32]) {
-    // SAFETY: a column is stored whole, beyond its rows; `out`, or what stands in for it, has room for that behind the
-    // last one.
-    unsafe {
-        if rows == EIGHT && out.len() >= LANES * EIGHT {
-            let pairs = S::transpose_eight(std::array::from_fn(|i| words[i]));
-            for (i, pair) in pairs.into_iter().enumerate() {
-                S::store_words(out[i * LANES..].as_mut_ptr(), pair);
-            }
-            return;
-        }
-        if rows == FOUR && out.len() >= LANES * FOUR {
-            let quads = S::transpose_four(std::array::from_fn(|i| words[i]));
-            for (i, quad) in quads.into_iter().enumerate() {
-                S::store_words(out[i * LANES..].as_mut_ptr(), quad);
-            }
-            return;
-        }
-        let columns = match rows {
-            1 => words,
-            _ => S::transpose(words),
-        };
-        let n_columns = if rows == 1 { 1 } else { LANES };
-        let mut stored = [0u32; LANES * (LANES + 1)];
-        let is_roomy = out.len() >= LANES * rows + LANES;
-        let to = match is_roomy {
-            true => out.as_mut_ptr(),
-            false => stored.as_mut_ptr(),
-        };
-        for i in 0..n_columns {
-            S::store_words(to.wrapping_add(i * rows), columns[i]);
-        }
-        if !is_roomy {
-            let len = out.len().min(LANES * rows);
-            out[..len].copy_from_slice(&stored[..len]);
         }
     }
 }

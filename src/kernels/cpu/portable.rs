@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::simd::{LANES, Lanes, read, write};
+use super::simd::lanes::{LANES, Lanes};
+use super::simd::unaligned::{read, write};
 
 /// Lanes as a plain array, for any target.
 #[derive(Clone, Copy)]

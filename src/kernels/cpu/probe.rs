@@ -353,11 +353,12 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    use super::super::x86::amx::{TILE_ROWS, Tiles};
-    use super::CHAINS;
+    use crate::kernels::cpu::probe::CHAINS;
+    use crate::kernels::cpu::simd::LANES;
+    use crate::kernels::cpu::x86::amx::{TILE_ROWS, Tiles};
 
     /// Operations of a round of [`tile_dots`] with bf16: four products of tiles.
-    pub const TILE_OPS: usize = 4 * TILE_ROWS * super::LANES * TILE_ROWS * 2 * 2;
+    pub const TILE_OPS: usize = 4 * TILE_ROWS * LANES * TILE_ROWS * 2 * 2;
 
     /// `rounds` times four products of whole tiles, of pairs of bf16 or of bytes.
     ///
@@ -392,7 +393,7 @@ mod x86 {
             }
         }
         let all = sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum));
-        all.sum::<f32>() / (super::LANES * CHAINS) as f32
+        all.sum::<f32>() / (LANES * CHAINS) as f32
     }
 }
 

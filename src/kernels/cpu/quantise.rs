@@ -1,9 +1,9 @@
 //! Activations quantised to signed bytes, with a scale for each row and some inputs.
 
 use super::block32::{self, BLOCK, TWO_BLOCKS};
-use super::format::{INT8_GROUP, INT8_STEPS};
 use super::k_quants::{self, SUPER_BLOCK};
-use super::packing::{RowSource, scatter};
+use super::panel::{INT8_GROUP, INT8_STEPS};
+use super::row_source::{RowSource, scatter};
 use super::simd::{LANES, Lanes};
 use super::tile::shorts;
 

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use super::CpuBatch;
+use super::batch::CpuBatch;
 use super::element::{Borrowed, Element, Storage};
-use super::kv::{PageTable, Planes};
+use super::kv::PageTable;
+use super::planes::Planes;
 use super::tensor::Tensor;
 use crate::kernels::HeadShape;
 use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};

@@ -1,7 +1,8 @@
 //! Rows that the residual stream takes up: rows that are normed, factors.
 
-use super::element::load_up_to;
-use super::rowwise::{for_rows, norm_scale, store_up_to};
+use super::element::{load_up_to, store_up_to};
+use super::norms::norm_scale;
+use super::rows::for_rows;
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;

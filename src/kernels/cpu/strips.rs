@@ -9,16 +9,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::format::PANEL;
+use super::panel::{MAX_PANELS, PANEL, SUMS, Sums};
 use super::simd::Lanes;
-use super::tile::{MAX_PANELS, Plain, SUMS, Sums};
+use super::strip_product::{NARROW_STRIP, STRIP_ROWS, StripProduct, WIDE_STRIP};
+use super::tile::Plain;
 
-/// Outputs of a strip of [`MAX_PANELS`] panels.
-pub const WIDE_STRIP: usize = SUMS / 2;
-/// Outputs of a strip of fewer panels: four rows of them leave registers idle, but none waits for the sum before.
-pub const NARROW_STRIP: usize = PANEL;
-/// Most rows of a group, whose sums fill twelve registers.
-pub const STRIP_ROWS: usize = 4;
 /// Most groups of rows that are multiplied with the same strips.
 pub const MOST_GROUPS: usize = 64;
 /// Fewer groups are not worth storing the weights for.
@@ -146,23 +141,6 @@ pub struct GroupPart<'a> {
     pub begins: bool,
     /// The sums, or where they go.
     pub sums: &'a mut Sums,
-}
-
-/// A product of rows with a strip.
-#[derive(Clone, Copy)]
-pub struct StripProduct {
-    /// Values of the rows, side by side for each input.
-    pub rows: *const f32,
-    /// Where rows are read next: a hint, which four rows with a wide strip follow, and any address will do.
-    pub ahead: *const f32,
-    /// Weights of each input, [`SUMS`] values from one to the next.
-    pub strip: *mut f32,
-    /// Inputs of both.
-    pub inputs: usize,
-    /// Whether the sums begin at zero.
-    pub begins: bool,
-    /// Sums of each row, [`SUMS`] values from one to the next.
-    pub sums: *mut f32,
 }
 
 impl StripProduct {

@@ -3,24 +3,11 @@
 //! Every output is one chain of sums in ascending input order that begins at zero, in a lane of its own: its bits do
 //! not depend on which rows and panels stand beside it.
 
-use std::mem::MaybeUninit;
-
 use half::f16;
 
 use super::ahead::{Ahead, are_quads_foreseen};
-use super::format::{INT8_STEPS, PANEL};
+use super::panel::{INT8_STEPS, MAX_ROWS, PANEL, SUMS, Sums};
 use super::simd::Lanes;
-
-/// Most rows in a tile.
-pub const MAX_ROWS: usize = 8;
-/// Most panels in a tile. Eight rows by three panels keep 24 of 32 registers for sums and reuse what they load
-/// enough to multiply in every cycle.
-pub const MAX_PANELS: usize = 3;
-
-/// Values from a row of sums to the next: those of up to [`MAX_PANELS`] panels.
-pub const SUMS: usize = MAX_PANELS * PANEL;
-/// Sums of a tile. Clearing them would cost about as much as writing them.
-pub type Sums = MaybeUninit<[f32; SUMS * MAX_ROWS]>;
 
 /// Most rows of a group with the registers of `S`, which hold some operands besides the sums.
 pub const fn max_rows<S: Lanes>() -> usize {

@@ -6,13 +6,12 @@ use super::super::caps::soft_cap;
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::product::Product;
-use super::space::Sizes;
+use super::seen::{BLOCK, Seen};
+use super::sizes::Sizes;
+use super::space::CHUNK_ROWS;
 use super::state::Fold;
 use super::tile::Work;
-use super::{BLOCK, Seen};
 
-/// Queries that take a block in before the next ones do: their scores stay in the nearest cache.
-pub const CHUNK_ROWS: usize = 96;
 /// Queries in a run: whole tiles of a product, and few enough to leave out what none of them sees.
 const RUN_ROWS: usize = 12;
 

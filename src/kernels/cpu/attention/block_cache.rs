@@ -2,8 +2,8 @@
 
 use super::super::memory::Lines;
 use super::kv_element::KvElement;
-use super::space::Sizes;
-use super::{BLOCK, Seen};
+use super::seen::{BLOCK, Seen};
+use super::sizes::Sizes;
 
 /// Blocks that are kept, from the beginning of a sequence on: with heads of 128 in bf16 they take half of a
 /// second-level cache of 1 MiB.

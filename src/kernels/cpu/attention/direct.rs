@@ -3,9 +3,9 @@
 //! The chains of sums are those of [`super::product`] over packed blocks, so the bits are too.
 
 use super::super::simd::{LANES, Lanes};
-use super::BLOCK;
-use super::kv_element::FloatKv;
+use super::float_kv::FloatKv;
 use super::scales::Scales;
+use super::seen::BLOCK;
 
 /// Most queries: their sums, sixteen words of keys and what is between them fill the registers.
 pub const MAX_DIRECT_ROWS: usize = 4;

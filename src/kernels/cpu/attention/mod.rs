@@ -1,7 +1,8 @@
 //! Attention over the page table, for prefill chunks and decodes alike.
 //!
-//! A query's keys are visited in blocks of [`BLOCK`] and spans of [`SPAN`] keys that begin at multiples of those in the
-//! sequence. Each span has a running maximum and sum of its own (online softmax); spans are merged in ascending order.
+//! A query's keys are visited in blocks of [`BLOCK`](seen::BLOCK) and spans of [`SPAN`](seen::SPAN) keys that begin at
+//! multiples of those in the sequence. Each span has a running maximum and sum of its own (online softmax); spans are
+//! merged in ascending order.
 //! So a query's result depends on its position, its own vector and the keys that it sees: not on the chunk it came in,
 //! the page size, the queries computed beside it, or which thread computes which spans.
 //!
@@ -12,13 +13,17 @@ mod block;
 mod block_cache;
 mod codes;
 mod direct;
+mod float_kv;
 mod kv_element;
 mod pack;
 mod plan;
 mod prefix;
 mod product;
 mod records;
+mod scale_loads;
 mod scales;
+mod seen;
+mod sizes;
 mod space;
 mod sparse;
 mod state;
@@ -35,44 +40,16 @@ use self::space::Workspace;
 use self::sparse::SparseAttention;
 use self::state::{finish, merge, record_len};
 use self::tile::{Step, Work};
+use super::batch::{CpuBatch, Segment};
 use super::element::with_elements;
-use super::kv::{KvPool, PageTable, Planes};
+use super::kv::{KvPool, PageTable};
 use super::memory::Lines;
 use super::nodes::Nodes;
+use super::planes::Planes;
 use super::simd::{Isa, Kernel, Lanes};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
-use super::{CpuBatch, Segment};
 use crate::kernels::HeadShape;
-
-/// Keys in a block.
-const BLOCK: usize = 128;
-/// Keys in a span.
-const SPAN: usize = 256;
-
-/// The keys of a block that a query sees.
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    start: u32,
-    end: u32,
-}
-
-impl Seen {
-    #[inline(always)]
-    fn is_empty(self) -> bool {
-        self.start >= self.end
-    }
-
-    #[inline(always)]
-    fn is_all(self) -> bool {
-        (self.start, self.end) == (0, BLOCK as u32)
-    }
-
-    #[inline(always)]
-    fn contains(self, key: usize) -> bool {
-        (self.start as usize..self.end as usize).contains(&key)
-    }
-}
 
 /// Plans, buffers and counts of all layers' attention.
 pub struct Attention {

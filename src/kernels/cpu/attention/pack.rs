@@ -1,8 +1,9 @@
 //! Keys and values on their way from the pool into packed blocks.
 
 use super::super::simd::{LANES, Lanes};
-use super::BLOCK;
-use super::kv_element::{FloatKv, KvElement, across_part, words_part};
+use super::float_kv::{FloatKv, across_part, words_part};
+use super::kv_element::KvElement;
+use super::seen::BLOCK;
 
 /// Cache lines of keys and values to ask for before they are needed, some at a time: many at once would only stand in
 /// the way of what is needed now.

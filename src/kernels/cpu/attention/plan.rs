@@ -7,10 +7,10 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::prefix::Prefixes;
-use super::{BLOCK, SPAN, Seen};
+use super::seen::{BLOCK, SPAN};
 use crate::ids::RowId;
 use crate::kernels::HeadShape;
-use crate::kernels::cpu::Segment;
+use crate::kernels::cpu::batch::Segment;
 use crate::kernels::cpu::kv::PageTable;
 use crate::kernels::cpu::nodes::Nodes;
 use crate::kernels::cpu::threads::Taking;
@@ -368,17 +368,6 @@ fn tokens_of(segment: &Segment) -> impl Iterator<Item = QueryToken> + use<> {
         index: (first_token + i) as u32,
         position: (first_position + i) as u32,
     })
-}
-
-impl Seen {
-    /// The part of the block that begins at `start` which `positions` cover.
-    #[inline(always)]
-    pub fn new(positions: Range<usize>, start: usize) -> Self {
-        Self {
-            start: positions.start.saturating_sub(start).min(BLOCK) as u32,
-            end: positions.end.saturating_sub(start).min(BLOCK) as u32,
-        }
-    }
 }
 
 #[cfg(test)]

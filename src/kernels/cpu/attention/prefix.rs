@@ -6,8 +6,8 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::SPAN;
-use crate::kernels::cpu::Segment;
+use super::seen::SPAN;
+use crate::kernels::cpu::batch::Segment;
 use crate::kernels::cpu::kv::PageTable;
 
 /// Prefixes of prefixes that are told apart; rows go on alone behind the last.

@@ -1,7 +1,7 @@
 //! Small products of packed operands: scores from queries and keys, sums from weights and values.
 
 use super::super::simd::{LANES, Lanes};
-use super::kv_element::FloatKv;
+use super::float_kv::FloatKv;
 use super::scales::Scales;
 
 /// Operands of `c = a b`, or `c = decay c + a b`, for all rows of `a`.

@@ -3,7 +3,7 @@
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::plan::{QueryToken, Target};
-use super::space::Sizes;
+use super::sizes::Sizes;
 use super::state::{finish, merge};
 use super::tile::{Step, Work};
 

@@ -1,13 +1,14 @@
-//! The buffers of a thread, and the sizes of what is in them.
+//! The buffers of a thread.
 
 use super::super::memory::Lines;
-use super::block::CHUNK_ROWS;
 use super::block_cache::BlockCache;
 use super::kv_element::KvElement;
-use super::state::record_len;
-use super::{BLOCK, Seen};
+use super::seen::{BLOCK, Seen};
+use super::sizes::Sizes;
 use crate::kernels::HeadShape;
-use crate::state::pool::kv_layout::{SCALE_GROUP, Values};
+
+/// Queries that take a block in before the next ones do: their scores stay in the nearest cache.
+pub const CHUNK_ROWS: usize = 96;
 
 /// Buffers of one item at a time; they only grow.
 #[derive(Default)]
@@ -56,59 +57,5 @@ impl Workspace {
         self.decay.make_room(CHUNK_ROWS);
         self.span.make_room(n_records * sizes.record);
         self.total.make_room(n_records * sizes.record);
-    }
-}
-
-/// Sizes of an item.
-#[derive(Clone, Copy)]
-pub struct Sizes {
-    /// Queries of a key head: tokens times heads of a group.
-    pub rows: usize,
-    /// Query heads of a key head.
-    pub group: usize,
-    /// Words of a query, padded to whole chunks.
-    pub query_words: usize,
-    /// Words of a query and of a key that count.
-    pub depth: usize,
-    /// Elements of a value, padded to whole chunks.
-    pub width: usize,
-    pub record: usize,
-    /// Scales of a key and the value beside it.
-    pub n_scales: usize,
-    /// Scales of a value, and how many are before them.
-    pub value_scales: usize,
-    pub before_value_scales: usize,
-    /// Words of a row's weights of a block: values with a scale each have weights of their own.
-    pub weight_words: usize,
-}
-
-impl Sizes {
-    /// Sizes of an item of so many query tokens.
-    pub fn of<F: KvElement>(heads: &HeadShape, n_tokens: usize) -> Self {
-        let group = heads.group();
-        let width = F::padded(heads.values.dim());
-        let scales = |dim: usize| {
-            if F::SCALED {
-                dim.div_ceil(SCALE_GROUP)
-            } else {
-                0
-            }
-        };
-        let value_scales = scales(heads.values.dim());
-        Self {
-            rows: n_tokens * group,
-            group,
-            query_words: F::padded(heads.key_dim) / F::PER_WORD,
-            depth: F::depth(heads.key_dim),
-            width,
-            record: record_len(width),
-            n_scales: scales(heads.key_dim) + scales(heads.values.stored_dim()),
-            value_scales,
-            before_value_scales: match heads.values {
-                Values::Own { .. } => scales(heads.key_dim),
-                Values::InKeys { .. } => 0,
-            },
-            weight_words: BLOCK / F::PER_WORD * value_scales.max(1),
-        }
     }
 }

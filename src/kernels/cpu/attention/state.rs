@@ -6,7 +6,7 @@
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
 use super::scales::Scales;
-use super::{BLOCK, Seen};
+use super::seen::{BLOCK, Seen};
 
 /// f32 of a record of heads padded to `width`.
 pub const fn record_len(width: usize) -> usize {

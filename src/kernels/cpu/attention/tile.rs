@@ -5,16 +5,18 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::super::kv::{PageTable, Planes};
+use super::super::kv::PageTable;
+use super::super::planes::Planes;
 use super::super::simd::{Kernel, Lanes};
 use super::super::tensor::{Shared, Tensor};
 use super::direct::{Direct, Fetch, MAX_DIRECT_ROWS};
 use super::kv_element::KvElement;
 use super::pack::{Ahead, Packing};
 use super::plan::{AttentionPlan, Item, QueryToken, Tile};
-use super::space::{Sizes, Workspace};
+use super::seen::{BLOCK, SPAN, Seen};
+use super::sizes::Sizes;
+use super::space::Workspace;
 use super::state::clear;
-use super::{BLOCK, SPAN, Seen};
 use crate::kernels::HeadShape;
 
 /// The input that all items of a step and layer share.

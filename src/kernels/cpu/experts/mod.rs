@@ -4,25 +4,26 @@
 //! kernel, and all their ways down another, whose items each own some outputs of every token of a block and go through the
 //! experts by ascending id.
 
-mod routes;
-mod rows;
+pub(super) mod routes;
+pub(super) mod rows;
 #[cfg(test)]
 mod tests;
 
 use smallvec::SmallVec;
 
-pub use self::routes::{ActiveExpert, Routes};
-pub use self::rows::{ExpertRows, PICKED};
-use super::activations::Activations;
+use self::routes::Routes;
+use self::rows::{ExpertRows, PICKED};
+use super::CpuBackend;
 use super::format::Encoding;
-use super::matmul::{self, ExpertProduct, ItemRun, Weighted, Write};
+use super::matmul::experts::{ExpertProduct, add_experts, multiply_experts};
+use super::matmul::{ItemRun, Weighted, Write};
+use super::row_source::Activations;
 use super::rowwise;
 use super::simd::Isa;
-use super::stack::{Encodings, Stack};
+use super::stack::Encodings;
 use super::tensor::{Scratch, Tensor};
 use super::threads::ThreadPool;
-use super::{CpuBackend, Linear};
-use crate::kernels::{Expert, Gate, Router};
+use crate::kernels::{Expert, Gate, Linear, Router};
 
 type Packed<'a> = SmallVec<[ExpertRows<'a>; 2]>;
 
@@ -154,7 +155,7 @@ impl<'a> Mixing<'a> {
             rows: &self.routes.tokens,
             weights: &self.routes.weights,
         };
-        matmul::add_experts(self.pool, self.isa, product, weighted);
+        add_experts(self.pool, self.isa, product, weighted);
     }
 
     /// Encodes the rows of `x` for the experts that they go to.
@@ -213,7 +214,7 @@ impl<'a> Mixing<'a> {
             out: out.values_mut(),
             write,
         };
-        matmul::multiply_experts(self.pool, self.isa, product, self.runs);
+        multiply_experts(self.pool, self.isa, product, self.runs);
     }
 
     fn pack_gated(&mut self, experts: &Experts, gated: &Tensor) -> Packed<'a> {
@@ -234,9 +235,4 @@ impl<'a> Mixing<'a> {
         });
         packed.collect()
     }
-}
-
-/// The weights of an expert's product.
-pub fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
-    (&linear.weight, linear.bias.as_deref())
 }

@@ -1,8 +1,9 @@
 //! Activations of experts' rows, packed: those of an expert in a block of tokens stand together, in groups of their own.
 
-use super::super::activations::{Activations, RowGroups, most_group_rows, uninit_words};
+use super::super::activations::{RowGroups, most_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};
 use super::super::packing::pack_group;
+use super::super::row_source::Activations;
 use super::super::simd::Isa;
 use super::super::tensor::{Scratch, Shared, Tensor};
 use super::super::threads::ThreadPool;

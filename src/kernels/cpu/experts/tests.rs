@@ -1,8 +1,10 @@
 //! Experts against the products of dense layers, bit by bit, and against sums in f64, in every format.
 
-use super::super::format::{Format, PANEL};
+use super::super::format::Format;
 use super::super::matmul::tests::blocks::{TYPES, product, seeded_stack_on};
 use super::super::matmul::tests::{FORMATS, seeded_weight, seeded_weight_on, values};
+use super::super::panel::PANEL;
+use super::super::stack::Stack;
 use super::*;
 use crate::kernels::Gate;
 use crate::kernels::blocks::BlockType;

@@ -1,6 +1,6 @@
 //! The codes of each K-quant in registers.
 
-use super::super::format::PANEL;
+use super::super::panel::PANEL;
 use super::super::simd::Lanes;
 use super::headers::{HalvesHeader, MinHeader, SignedHeader};
 use super::{KQuant, SUB_STEPS};

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::super::format::PANEL;
+use super::super::panel::PANEL;
 use super::super::simd::Lanes;
 use super::Header;
 

@@ -28,9 +28,8 @@ mod pack;
 mod unpack;
 
 use super::ahead::Ahead;
-use super::format::PANEL;
+use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
-use super::tile::{SUMS, Sums};
 use crate::kernels::blocks::BlockType;
 
 pub use formats::{Q2K, Q3K, Q4K, Q5K, Q6K};

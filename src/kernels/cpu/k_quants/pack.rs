@@ -3,7 +3,7 @@
 //! A line of sixteen words holds the same of sixteen outputs, a lane an output. Words of four codes stay together, so packing
 //! moves and re-pairs halves of bytes and looks at no code by itself.
 
-use super::super::format::PANEL;
+use super::super::panel::PANEL;
 use super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::{KQuant, SUB_BLOCKS, SUB_STEPS};
 use crate::kernels::blocks::{BlockType, q3_k_scale};

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::super::format::PANEL;
+use super::super::panel::PANEL;
 use super::SUPER_BLOCK;
 use super::pack::{MIN_HEADER, PAIR_HEADER, PAIR_ORDER};
 use crate::kernels::blocks::{BlockType, scale_and_min};

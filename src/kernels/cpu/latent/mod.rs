@@ -1,17 +1,20 @@
 //! Latent attention around the attention itself: projections, latents into the pages, values out of their means.
 
+pub(super) mod head_rows;
 mod heads;
 
 use half::bf16;
 
-use self::heads::HeadColumns;
-pub use self::heads::{HeadMatrices, HeadRows};
-use super::activations::Activations;
+use self::head_rows::HeadColumns;
+pub use self::heads::HeadMatrices;
 use super::element::{Storage, with_elements};
 use super::kept::Kept;
-use super::kv::Planes;
 use super::matmul::Write;
-use super::rowwise::{for_rows, norm_in_place, turn_head};
+use super::norms::norm_in_place;
+use super::planes::Planes;
+use super::row_source::Activations;
+use super::rows::for_rows;
+use super::rowwise::turn_head;
 use super::simd::{Isa, Kernel, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;

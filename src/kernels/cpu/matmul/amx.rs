@@ -7,9 +7,9 @@
 use std::ops::Range;
 
 use super::super::ahead::LINE_WORDS;
-use super::super::format::{Format, INT8_GROUP, INT8_STEPS, PANEL, TILE_PAIRS};
+use super::super::format::{Format, TILE_PAIRS};
+use super::super::panel::{INT8_GROUP, INT8_STEPS, MAX_ROWS, PANEL, SUMS, Sums};
 use super::super::simd::{Kernel, Lanes, read};
-use super::super::tile::{MAX_ROWS, SUMS, Sums};
 use super::super::x86::amx::{Bf16Pairs, ByteQuads, Dot, Step, TILE_ROWS, Tiles};
 use super::item::Item;
 

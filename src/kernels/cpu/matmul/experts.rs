@@ -2,20 +2,23 @@
 
 use std::ops::Range;
 
+use super::super::CpuBackend;
 use super::super::activations::RowGroups;
-use super::super::experts::{ActiveExpert, ExpertRows, weight_of};
+use super::super::experts::routes::ActiveExpert;
+use super::super::experts::rows::ExpertRows;
 use super::super::format::group_rows;
 use super::super::matrix::Matrix;
 use super::super::nodes::{PerNode, locate};
+use super::super::panel::MAX_PANELS;
 use super::super::simd::Isa;
 use super::super::stack::Stack;
 use super::super::tensor::Shared;
 use super::super::threads::ThreadPool;
-use super::super::tile::MAX_PANELS;
-use super::super::{CpuBackend, Linear};
+use super::item_run::ItemRun;
 use super::output::{Output, Weighted, Write};
 use super::section::{STREAM_BYTES, Section};
 use super::threads_of;
+use crate::kernels::Linear;
 
 /// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;
@@ -42,16 +45,6 @@ pub struct ExpertProduct<'a> {
     pub out: &'a mut [f32],
     /// How it goes there.
     pub write: Write,
-}
-
-/// Items of a matrix of an expert, from the first one on.
-#[derive(Clone, Copy)]
-pub struct ItemRun {
-    first_item: usize,
-    /// Which of the active experts.
-    active: usize,
-    /// Which matrix of its stack.
-    section: usize,
 }
 
 /// Multiplies in one kernel. `runs` is kept for its memory.
@@ -132,6 +125,11 @@ pub fn add_experts(
             of_part(index, span).before(next).run(isa);
         }
     });
+}
+
+/// The weights of an expert's product.
+fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
+    (&linear.weight, linear.bias.as_deref())
 }
 
 /// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use super::super::ahead::{Ahead, LINE_WORDS};
 use super::super::matrix::Matrix;
+use super::super::panel::{MAX_PANELS, Sums};
 use super::super::simd::Lanes;
 use super::super::strips::{GroupPart, MOST_GROUPS, PART, Widened};
-use super::super::tile::{MAX_PANELS, Sums};
 use super::item::{Item, Start};
 use super::output::Panels;
 use super::tiles::{Rows, Tile};

@@ -1,13 +1,13 @@
 //! Products of heads: each head multiplies its own part of every row with its own weights.
 
 use super::super::activations::RowGroups;
-use super::super::latent::HeadRows;
+use super::super::latent::head_rows::HeadRows;
 use super::super::nodes::{PerNode, locate};
+use super::super::panel::MAX_PANELS;
 use super::super::simd::Isa;
 use super::super::stack::Stack;
 use super::super::tensor::{Shared, Tensor};
 use super::super::threads::ThreadPool;
-use super::super::tile::MAX_PANELS;
 use super::output::{Output, Write};
 use super::section::{STREAM_BYTES, Section};
 

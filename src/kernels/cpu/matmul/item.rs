@@ -5,18 +5,18 @@ use std::ops::Range;
 
 use super::super::activations::RowGroups;
 use super::super::ahead::Ahead;
-use super::super::experts::PICKED;
+use super::super::experts::rows::PICKED;
 use super::super::format::Format;
 use super::super::k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::super::matrix::Matrix;
 use super::super::nibbles;
+use super::super::panel::{MAX_PANELS, Sums};
 use super::super::simd::{Isa, Kernel, Lanes};
 use super::super::strips;
-use super::super::tile::{self, MAX_PANELS, Sums};
+use super::super::tile;
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::output::{Output, Panels};
-use super::section::panels_of;
+use super::output::{Output, Panels, panels_of};
 use super::tiles::{
     Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Rows, Tile,
 };

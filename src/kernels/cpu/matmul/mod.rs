@@ -6,18 +6,19 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-mod experts;
+pub(super) mod experts;
 mod from_strips;
 mod heads;
 mod item;
+mod item_run;
 mod output;
 mod section;
 mod tiles;
 
 use smallvec::{SmallVec, smallvec};
 
-pub use self::experts::{ExpertProduct, ItemRun, add_experts, multiply_experts};
 pub use self::heads::{HeadsProduct, multiply_heads};
+pub use self::item_run::ItemRun;
 use self::output::Output;
 pub use self::output::{Weighted, Write};
 use self::section::Section;

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::super::element::load_up_to;
-use super::super::format::{Encoding, PANEL};
-use super::super::matrix::Panel;
+use super::super::format::Encoding;
+use super::super::gates::silu;
+use super::super::matrix::{Matrix, Panel};
 use super::super::packing::{Pairs, Rounded, pack_panel};
-use super::super::rowwise::silu;
+use super::super::panel::{MAX_ROWS, PANEL, SUMS, Sums};
 use super::super::simd::{LANES, Lanes};
 use super::super::tensor::Shared;
-use super::super::tile::{MAX_ROWS, SUMS, Sums};
 
 /// The use of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,14 @@ impl Write {
                 None => outputs / 2,
             },
         }
+    }
+}
+
+/// Panels of a matrix; gated, pairs of them.
+pub fn panels_of(weight: &Matrix, write: Write) -> usize {
+    match write.is_gated() {
+        true => weight.panels().len() / 2,
+        false => weight.panels().len(),
     }
 }
 

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::super::activations::RowGroups;
 use super::super::format::group_rows;
 use super::super::matrix::Matrix;
+use super::super::panel::{MAX_PANELS, MAX_ROWS};
 use super::super::strips;
-use super::super::tile::{self, MAX_PANELS};
 use super::item::Item;
-use super::output::{Output, Write};
+use super::output::{Output, panels_of};
 
 /// Bytes of weights in an item when one group of rows is multiplied: long enough a stream, short enough to balance threads.
 pub const STREAM_BYTES: usize = 128 << 10;
@@ -121,20 +121,12 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Panels of a matrix; gated, pairs of them.
-pub fn panels_of(weight: &Matrix, write: Write) -> usize {
-    match write.is_gated() {
-        true => weight.panels().len() / 2,
-        false => weight.panels().len(),
-    }
-}
-
 /// Groups of rows in a block: enough to multiply with weights faster than they come from memory.
 fn block_groups(packed: RowGroups<'_>) -> usize {
     if packed.may_meet_strips() {
         return strips::MOST_GROUPS;
     }
-    let group_bytes = tile::MAX_ROWS * packed.row_words * size_of::<u32>();
+    let group_bytes = MAX_ROWS * packed.row_words * size_of::<u32>();
     if packed.stands_by_rows() {
         return (TILES_BLOCK_BYTES / group_bytes).clamp(LEAST_BLOCK_GROUPS, TILES_BLOCK_GROUPS);
     }

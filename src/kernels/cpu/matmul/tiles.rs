@@ -5,12 +5,13 @@ use std::ops::Range;
 
 use super::super::ahead::Ahead;
 use super::super::block32;
-use super::super::format::{Format, INT8_GROUP};
+use super::super::format::Format;
 use super::super::k_quants::{self, KQuant};
 use super::super::nibbles::{self, Codes};
+use super::super::panel::{INT8_GROUP, MAX_PANELS, Sums};
 use super::super::simd::{Isa, Lanes, dispatch, dispatch_integers};
 use super::super::strips::{GroupPart, Widened};
-use super::super::tile::{self, MAX_PANELS, Plain, Sums};
+use super::super::tile::{self, Plain};
 use super::item::TileItem;
 
 /// The rows of a tile.

@@ -2,10 +2,13 @@
 
 use half::{bf16, f16};
 
-use super::super::format::PANEL;
+use super::super::block32::BLOCK_STEPS;
+use super::super::panel::PANEL;
 use super::super::simd::Lanes;
-use super::CODE_LINES;
 use crate::kernels::blocks::{BlockType, IQ4_VALUES, MXFP4_VALUES};
+
+/// Lines of codes of a block.
+pub(super) const CODE_LINES: usize = BLOCK_STEPS / 2;
 
 /// The lines before the codes of two blocks.
 ///

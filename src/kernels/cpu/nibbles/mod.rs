@@ -12,17 +12,15 @@
 mod header;
 mod pack;
 
+use self::header::CODE_LINES;
 pub use self::header::Header;
 pub use self::pack::{pack, unpack};
 use super::ahead::Ahead;
 use super::block32::{BLOCK_STEPS, ROW_WORDS};
-use super::format::PANEL;
 use super::k_quants::by_lines;
+use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
-use super::tile::{SUMS, Sums};
 
-/// Lines of codes of a block.
-const CODE_LINES: usize = BLOCK_STEPS / 2;
 /// Low halves of bytes.
 const LOW_HALVES: u32 = 0x0f0f_0f0f;
 /// Twice the number one, as [`Lanes::low_scales`] takes it.

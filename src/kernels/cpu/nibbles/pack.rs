@@ -3,8 +3,8 @@
 use half::f16;
 
 use super::super::block32::BLOCK;
-use super::super::format::PANEL;
-use super::{CODE_LINES, Header};
+use super::super::panel::PANEL;
+use super::header::{CODE_LINES, Header};
 use crate::kernels::blocks::{half_power, iq4_xs_scale};
 
 /// Bytes of a superblock of IQ4_XS before its codes, and its blocks.

@@ -108,6 +108,16 @@ impl KernelPath {
     }
 }
 
+impl Isa {
+    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or without it the one of [`KernelPath`].
+    ///
+    /// # Errors
+    /// An unknown name, or instructions that the machine lacks.
+    pub fn chosen() -> Result<Self, String> {
+        KernelPath::of_process().map(|path| path.isa)
+    }
+}
+
 /// The rates of all instructions that the questions about `available` are about.
 fn measured(available: &[Isa], rates: &mut dyn Rates) -> Vec<(Arithmetic, f64)> {
     let mut asked: Vec<Arithmetic> = Vec::new();

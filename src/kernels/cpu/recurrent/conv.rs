@@ -3,8 +3,9 @@
 use super::pool::{StatePool, States};
 use crate::ids::StateSlot;
 use crate::kernels::cpu::batch::{CpuBatch, Segment};
-use crate::kernels::cpu::element::load_up_to;
-use crate::kernels::cpu::rowwise::{for_rows, silu, store_up_to};
+use crate::kernels::cpu::element::{load_up_to, store_up_to};
+use crate::kernels::cpu::gates::silu;
+use crate::kernels::cpu::rows::for_rows;
 use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use crate::kernels::cpu::tensor::{Shared, Tensor};
 use crate::kernels::cpu::threads::ThreadPool;

@@ -1,8 +1,10 @@
 //! The steps before and after the delta rule: heads of length one, decays and rates, the gated norm.
 
 use crate::kernels::cpu::CpuBackend;
-use crate::kernels::cpu::element::load_up_to;
-use crate::kernels::cpu::rowwise::{for_rows, norm_scale, silu, store_up_to};
+use crate::kernels::cpu::element::{load_up_to, store_up_to};
+use crate::kernels::cpu::gates::silu;
+use crate::kernels::cpu::norms::norm_scale;
+use crate::kernels::cpu::rows::for_rows;
 use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use crate::kernels::cpu::tensor::{Shared, Tensor};
 use crate::kernels::cpu::threads::ThreadPool;

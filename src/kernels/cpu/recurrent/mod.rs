@@ -7,13 +7,13 @@
 mod conv;
 mod delta;
 mod gates;
-mod pool;
+pub(super) mod pool;
 
 use self::conv::{After, ConvInput, convolve};
-pub use self::pool::StatePool;
+use super::batch::CpuBatch;
 use super::matmul::Write;
 use super::tensor::Tensor;
-use super::{CpuBackend, CpuBatch, Operand};
+use super::{CpuBackend, Operand};
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
 
 /// Does [`Backend::gated_conv`](crate::kernels::Backend::gated_conv).

@@ -2,12 +2,13 @@
 
 use half::bf16;
 
-use super::{ELEMENT_COST, for_rows, norm_in_place, norm_scale};
 use crate::kernels::HeadShape;
 use crate::kernels::cpu::batch::CpuBatch;
 use crate::kernels::cpu::element::{Storage, with_elements};
 use crate::kernels::cpu::kept::Kept;
-use crate::kernels::cpu::kv::Planes;
+use crate::kernels::cpu::norms::{norm_in_place, norm_scale};
+use crate::kernels::cpu::planes::Planes;
+use crate::kernels::cpu::rows::{ELEMENT_COST, for_rows};
 use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use crate::kernels::cpu::tensor::{Shared, Tensor};
 use crate::kernels::cpu::threads::ThreadPool;

@@ -2,8 +2,6 @@
 
 use std::ffi::OsStr;
 
-use super::super::path::KernelPath;
-
 /// Environment variable that forces an instruction set, to test or to compare; no key of the configuration.
 pub const ISA_VARIABLE: &str = "SOUFFLEUR_CPU_ISA";
 
@@ -43,14 +41,6 @@ impl Isa {
         *Self::available()
             .last()
             .expect("the portable path is always there")
-    }
-
-    /// Returns the instruction set that the variable [`ISA_VARIABLE`] names, or without it the one of [`KernelPath`].
-    ///
-    /// # Errors
-    /// An unknown name, or instructions that the machine lacks.
-    pub fn chosen() -> Result<Self, String> {
-        KernelPath::of_process().map(|path| path.isa)
     }
 
     /// Returns the instruction set of a name.
@@ -109,7 +99,7 @@ impl Isa {
             Self::Avx512 => has_avx512(),
             Self::Avx512Vnni => has_avx512() && is_x86_feature_detected!("avx512vnni"),
             Self::Avx512Bf16 => has_avx512_bf16(),
-            Self::Amx => has_avx512_bf16() && super::super::x86::has_amx(),
+            Self::Amx => has_avx512_bf16() && super::super::x86::amx::has_amx(),
         }
     }
 

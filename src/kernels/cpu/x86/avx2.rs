@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::super::simd::{FOUR, LANES, Lanes, read, write};
-use super::super::strips::{NARROW_STRIP, StripProduct, WIDE_STRIP};
+use super::super::simd::lanes::{FOUR, LANES, Lanes};
+use super::super::simd::unaligned::{read, write};
+use super::super::strip_product::{NARROW_STRIP, StripProduct, WIDE_STRIP};
 use super::dots::Dots;
 use super::moves::{max8, sum8, transpose4, transpose8, zip_bytes8};
 use super::strip;

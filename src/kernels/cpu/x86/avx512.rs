@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::super::simd::{EIGHT, FOUR, LANES, Lanes, read};
+use super::super::simd::lanes::{EIGHT, FOUR, LANES, Lanes};
+use super::super::simd::unaligned::read;
 use super::dots::Extensions;
 use super::moves::{exchange_quarters, max8, sum8, transpose_quarters};
 

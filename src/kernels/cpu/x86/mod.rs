@@ -7,13 +7,12 @@ mod dots;
 mod moves;
 mod strip;
 
-pub use self::amx::has_amx;
 use self::avx2::Avx2;
 use self::avx512::Avx512;
 #[cfg(test)]
 use self::dots::EvexVnni;
 use self::dots::{AvxVnni, Multiplied, Plain, Vnni, VnniAndBf16};
-use super::simd::Kernel;
+use super::simd::lanes::Kernel;
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
 ///

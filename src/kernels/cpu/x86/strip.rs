@@ -3,9 +3,9 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::simd::{read, write};
-use super::super::strips::{STRIP_ROWS, StripProduct};
-use super::super::tile::SUMS;
+use super::super::panel::SUMS;
+use super::super::simd::unaligned::{read, write};
+use super::super::strip_product::{STRIP_ROWS, StripProduct};
 
 /// Registers of a row's sums in a wide strip.
 const REGISTERS: usize = 3;

@@ -8,11 +8,11 @@ mod direct;
 mod narrow;
 mod product;
 
-use super::BLOCK;
 use super::direct::{Direct, Fetch};
 use super::kv_element::KvElement;
 use super::pack::Packing;
 use super::product::Product;
+use super::seen::BLOCK;
 use super::state::{Fold, VECTORS};
 use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch_integers};
 use crate::state::pool::kv_layout::SCALE_GROUP;

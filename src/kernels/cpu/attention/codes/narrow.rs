@@ -1,6 +1,6 @@
 //! Queries and weights as 16-bit integers.
 
-use super::super::BLOCK;
+use super::super::seen::BLOCK;
 use super::super::state::{Fold, VECTORS};
 use super::{CHUNK, CHUNK_WORDS, HALF, HALF_WORDS, QUAD};
 use crate::kernels::cpu::simd::{LANES, Lanes, MAGIC};

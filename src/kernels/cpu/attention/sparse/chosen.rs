@@ -3,16 +3,17 @@
 use std::f32::consts::LOG2_E;
 
 use super::super::super::element::load_up_to;
+use super::super::super::simd::{LANES, Lanes};
 use super::super::block::cap_scores;
 use super::super::direct::{Direct, Fetch};
-use super::super::kv_element::FloatKv;
+use super::super::float_kv::FloatKv;
 use super::super::pack::{Ahead, pack_keys, pack_values};
 use super::super::product::Product;
 use super::super::scales::Scales;
-use super::super::space::Sizes;
+use super::super::seen::{BLOCK, SPAN, Seen};
+use super::super::sizes::Sizes;
 use super::super::state::{Fold, clear, finish, merge};
-use super::super::{BLOCK, SPAN, Seen};
-use super::{LANES, Lanes, Work};
+use super::Work;
 
 /// Where the keys of a block lie in the keys of the first head.
 type Slots<F> = [*const F; BLOCK];

@@ -3,12 +3,14 @@
 use std::ops::Range;
 
 use super::super::super::element::load_up_to;
-use super::super::BLOCK;
-use super::super::kv_element::{FloatKv, KvElement};
+use super::super::super::simd::{LANES, Lanes};
+use super::super::float_kv::FloatKv;
+use super::super::kv_element::KvElement;
 use super::super::pack::{Ahead, pack_keys};
 use super::super::product::Product;
 use super::super::scales::Scales;
-use super::{LANES, Lanes, Work};
+use super::super::seen::BLOCK;
+use super::Work;
 
 /// Where the labels of a block lie.
 type Slots<F> = [*const F; BLOCK];

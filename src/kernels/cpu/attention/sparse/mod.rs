@@ -13,17 +13,21 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::best::Best;
+use super::super::batch::CpuBatch;
 use super::super::element::{Borrowed, Storage};
+use super::super::kv::PageTable;
 use super::super::labels::Labels;
+use super::super::memory::Lines;
 use super::super::nodes::PerNode;
-use super::super::simd::{LANES, dispatch};
-use super::super::threads::Taking;
-use super::kv_element::{FloatKv, KvElement};
-use super::space::Sizes;
-use super::{
-    BLOCK, CpuBatch, HeadShape, Isa, Kernel, Lanes, Lines, PageTable, Planes, Shared, Tensor,
-    ThreadPool,
-};
+use super::super::planes::Planes;
+use super::super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use super::super::tensor::{Shared, Tensor};
+use super::super::threads::{Taking, ThreadPool};
+use super::float_kv::FloatKv;
+use super::kv_element::KvElement;
+use super::seen::BLOCK;
+use super::sizes::Sizes;
+use crate::kernels::HeadShape;
 use crate::kernels::sparsity::LabelChannels;
 
 /// Queries of a key head that score a block of labels together.

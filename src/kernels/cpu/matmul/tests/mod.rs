@@ -3,10 +3,11 @@ mod nodes;
 
 use half::{bf16, f16};
 
-use super::super::activations::Activations;
-use super::super::format::{Encoding, Format, FormatRule, INT8_GROUP, INT8_STEPS};
+use super::super::format::{Encoding, Format, FormatRule};
 use super::super::memory::WeightArena;
+use super::super::panel::{INT8_GROUP, INT8_STEPS};
 use super::super::quantise::quantise;
+use super::super::row_source::Activations;
 use super::super::simd::{Kernel, LANES, Lanes, dispatch};
 use super::super::tensor::Scratch;
 use super::*;

@@ -1,8 +1,8 @@
 //! Weights that are dealt to nodes of memory: the bits are those of one node, and every panel lies where the deal puts it.
 
-use super::super::super::format::PANEL;
 use super::super::super::matrix::Matrix;
 use super::super::super::nodes::Nodes;
+use super::super::super::panel::PANEL;
 use super::blocks::{TYPES, seeded_stack_on};
 use super::*;
 use crate::kernels::blocks::BlockType;

@@ -1,0 +1,97 @@
+//! The scales of a block on their way from the pool into the buffers of a thread.
+
+use half::bf16;
+
+use super::kv_element::KvElement;
+use super::scales::Scales;
+use super::seen::BLOCK;
+use super::sizes::Sizes;
+use super::space::Workspace;
+use super::tile::Work;
+use crate::kernels::cpu::simd::Lanes;
+
+impl Workspace {
+    /// The scales of the block that was loaded last, and of the queries from record `first` on.
+    #[inline(always)]
+    pub fn scales(&mut self, sizes: Sizes, first: usize) -> Scales {
+        let keys = self.kv_scales.as_ptr();
+        Scales {
+            keys,
+            values: keys.wrapping_add(sizes.before_value_scales * BLOCK),
+            are_finite: self.are_scales_finite,
+            queries: self.query_scales.as_ptr().wrapping_add(first),
+            weights: self.weight_scales.as_mut_ptr(),
+            value_groups: sizes.value_scales,
+        }
+    }
+}
+
+impl<F: KvElement> Work<'_, F> {
+    /// Loads the scales of a block of a head, if it has any.
+    #[inline(always)]
+    pub fn load_scales(&mut self, sizes: Sizes, slots: &[u32; BLOCK], head: usize) {
+        if !F::SCALED {
+            return;
+        }
+        let planes = self.step.planes;
+        let first = planes.scales_of_key(self.item.heads.start as usize + head, 0);
+        let from = &self.step.scales[first.start..][..planes.n_slots() * sizes.n_scales];
+        let to = &mut self.space.kv_scales[..sizes.n_scales * BLOCK];
+        // Heads of 64, 128 and 256 are what most models have.
+        let most = match sizes.n_scales {
+            4 => spread::<4>(from, slots, to),
+            8 => spread::<8>(from, slots, to),
+            16 => spread::<16>(from, slots, to),
+            n => spread_any(n, from, slots, to),
+        };
+        self.space.are_scales_finite = most < bf16::INFINITY.to_bits();
+    }
+
+    /// Asks for the scales of slots before they are loaded.
+    #[inline(always)]
+    pub fn fetch_scales<S: Lanes>(&self, slots: &[u32; BLOCK], head: usize) {
+        if !F::SCALED {
+            return;
+        }
+        let head = self.item.heads.start as usize + head;
+        for slot in slots {
+            let at = self.step.planes.scales_of_key(head, *slot as usize).start;
+            // SAFETY: only a hint; `dispatch` detected the instruction set.
+            unsafe { S::prefetch(self.step.scales.as_ptr().wrapping_add(at)) };
+        }
+    }
+}
+
+/// Puts the scales of each slot side by side with those of the others; returns the bits of the greatest.
+#[inline(always)]
+fn spread<const N: usize>(from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> u16 {
+    let from = from.as_chunks::<N>().0;
+    let to = to.as_chunks_mut::<BLOCK>().0;
+    let mut most = 0;
+    for (i, slot) in slots.iter().enumerate() {
+        let scales = from[*slot as usize];
+        for group in 0..N {
+            most = most.max(scales[group].to_bits());
+            to[group][i] = widen(scales[group]);
+        }
+    }
+    most
+}
+
+fn spread_any(n: usize, from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> u16 {
+    let mut most = 0;
+    for (i, slot) in slots.iter().enumerate() {
+        let scales = &from[*slot as usize * n..][..n];
+        for (group, scale) in scales.iter().enumerate() {
+            most = most.max(scale.to_bits());
+            to[group * BLOCK + i] = widen(*scale);
+        }
+    }
+    most
+}
+
+/// Without the branch for what is no number that the library has.
+#[inline(always)]
+fn widen(scale: bf16) -> f32 {
+    f32::from_bits(u32::from(scale.to_bits()) << 16)
+}

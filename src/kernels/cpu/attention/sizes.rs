@@ -1,0 +1,61 @@
+//! The sizes of what an item of work computes with.
+
+use super::kv_element::KvElement;
+use super::seen::BLOCK;
+use super::state::record_len;
+use crate::kernels::HeadShape;
+use crate::state::pool::kv_layout::{SCALE_GROUP, Values};
+
+/// Sizes of an item.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// Queries of a key head: tokens times heads of a group.
+    pub rows: usize,
+    /// Query heads of a key head.
+    pub group: usize,
+    /// Words of a query, padded to whole chunks.
+    pub query_words: usize,
+    /// Words of a query and of a key that count.
+    pub depth: usize,
+    /// Elements of a value, padded to whole chunks.
+    pub width: usize,
+    pub record: usize,
+    /// Scales of a key and the value beside it.
+    pub n_scales: usize,
+    /// Scales of a value, and how many are before them.
+    pub value_scales: usize,
+    pub before_value_scales: usize,
+    /// Words of a row's weights of a block: values with a scale each have weights of their own.
+    pub weight_words: usize,
+}
+
+impl Sizes {
+    /// Sizes of an item of so many query tokens.
+    pub fn of<F: KvElement>(heads: &HeadShape, n_tokens: usize) -> Self {
+        let group = heads.group();
+        let width = F::padded(heads.values.dim());
+        let scales = |dim: usize| {
+            if F::SCALED {
+                dim.div_ceil(SCALE_GROUP)
+            } else {
+                0
+            }
+        };
+        let value_scales = scales(heads.values.dim());
+        Self {
+            rows: n_tokens * group,
+            group,
+            query_words: F::padded(heads.key_dim) / F::PER_WORD,
+            depth: F::depth(heads.key_dim),
+            width,
+            record: record_len(width),
+            n_scales: scales(heads.key_dim) + scales(heads.values.stored_dim()),
+            value_scales,
+            before_value_scales: match heads.values {
+                Values::Own { .. } => scales(heads.key_dim),
+                Values::InKeys { .. } => 0,
+            },
+            weight_words: BLOCK / F::PER_WORD * value_scales.max(1),
+        }
+    }
+}
