@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::actors::executor::ExecutorFactory;
 use crate::actors::kv_store::StoreSetup;
 use crate::config::{DtypeChoice, EngineConfig, KvCacheDtype};
-use crate::engine::Progress;
+use crate::engine::progress::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::cuda::{

@@ -13,8 +13,10 @@ pub(crate) mod memory;
 mod origin;
 mod parts;
 mod pins;
+mod progress;
 pub(crate) mod store;
 mod text;
+mod threads;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, RwLock};
@@ -35,8 +37,9 @@ use crate::kv_events::KvEventsOutlet;
 use crate::metrics::{Capacity, RequestMetrics};
 
 pub use handle::{Canceller, EngineHandle, Generation};
-pub use parts::{EngineParts, ModelInfo, Progress};
+pub use parts::{EngineParts, ModelInfo};
 pub use pins::SoftPin;
+pub use progress::Progress;
 
 use handle::Inner;
 

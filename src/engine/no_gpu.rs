@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::actors::executor::ExecutorFactory;
 use crate::actors::kv_store::StoreSetup;
 use crate::config::EngineConfig;
-use crate::engine::Progress;
+use crate::engine::progress::Progress;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan};

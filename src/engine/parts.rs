@@ -18,14 +18,16 @@ use crate::config::{Device, EngineConfig};
 use crate::engine::gpu::{self, Gpu};
 use crate::engine::memory::{context_length, memory_plan};
 use crate::engine::origin::from_the_same_files;
+use crate::engine::progress::Progress;
 use crate::engine::store::{see_weights, store_setup, tier_limits};
 use crate::engine::text::TextSide;
+use crate::engine::threads::threads;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::MemoryPlan;
 use crate::grammar::{GrammarCompiler, GrammarLimits};
-use crate::kernels::cpu::{KernelPath, default_threads};
+use crate::kernels::cpu::KernelPath;
 use crate::kv_events::KvEventPublisher;
 use crate::model::generation::{GenerationConfig, eos_token_ids};
 use crate::model::sparsity::ModelSparsity;
@@ -40,26 +42,6 @@ use crate::state::scheduler::{IntakeLimits, QueueRules, SchedulerLimits};
 
 /// Pages have ids of 32 bits.
 const MAX_PAGES: usize = u32::MAX as usize;
-
-/// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
-#[derive(Clone)]
-pub struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
-
-impl Progress {
-    /// Calls `report`.
-    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(report))
-    }
-
-    pub(super) fn report(&self, done_bytes: u64, all_bytes: u64) {
-        (self.0)(done_bytes, all_bytes);
-    }
-
-    /// Hears nothing.
-    pub fn silent() -> Self {
-        Self::new(|_, _| ())
-    }
-}
 
 /// The facts of the loaded model that a host should know.
 #[derive(Clone, Debug)]
@@ -435,11 +417,4 @@ fn record(
         key: "record".to_owned(),
         reason: format!("{}: {error}", path.display()),
     })
-}
-
-pub(super) fn threads(configured: usize) -> usize {
-    if configured > 0 {
-        return configured;
-    }
-    default_threads()
 }

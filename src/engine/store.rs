@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::actors::kv_store::{BlockDesk, StoreSetup};
 use crate::config::EngineConfig;
 use crate::engine::gpu::Gpu;
-use crate::engine::parts::threads;
+use crate::engine::threads::threads;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::memory_plan::{MemoryPlan, available_bytes};
@@ -317,7 +317,8 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::engine::parts::{EngineParts, Progress};
+    use crate::engine::parts::EngineParts;
+    use crate::engine::progress::Progress;
 
     /// A model in a folder of its own, whose files can be replaced.
     fn model(folder: &Path) -> PathBuf {

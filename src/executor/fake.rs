@@ -7,19 +7,20 @@
 //! the hash stands in a second table too, and each step looks at all of it that its queries see.
 
 mod blocks;
+mod hashes;
+mod refusal;
 mod windows;
-
-use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
-pub use self::blocks::FAKE_TOKEN_BYTES;
+use self::hashes::{fake_logits, fake_state, mix, sample};
+use self::refusal::rejected;
 use self::windows::FakeWindows;
 use crate::error::StepError;
 use crate::executor::Executor;
 use crate::executor::host::Host;
-use crate::executor::scripted::Script;
+use crate::executor::script::Script;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::state::grammar::RowGrammar;
 use crate::state::pool::window_pool::WindowLimits;
@@ -29,6 +30,8 @@ use crate::state::step::{
     RowResult, RowStart, RowVerdict, RowWork, StateStart, StepOutput, StepPlan, StepRow, TableDelta,
 };
 
+/// Bytes of a token in a block of the fake executor, and of a state.
+pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
 /// By how much the logit of the token that is said lies above the highest of the others.
 const SAID_AHEAD: f32 = 4.0;
 
@@ -422,10 +425,6 @@ impl Executor for FakeExecutor {
     }
 }
 
-fn rejected(seq: SeqId, why: &str) -> StepError {
-    StepError::Rejected(format!("{seq} {why}"))
-}
-
 /// The token, or if the row's grammar does not allow it the next one that it does, around the vocabulary.
 fn allowed(token: u32, grammar: Option<&mut RowGrammar>) -> u32 {
     let Some(grammar) = grammar else {
@@ -451,33 +450,6 @@ pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u
     output
 }
 
-fn mix(hash: u64, token: u32) -> u64 {
-    let mut mixed = (hash ^ u64::from(token).wrapping_add(0x9e37_79b9_7f4a_7c15))
-        .wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed ^= mixed >> 29;
-    mixed.wrapping_mul(0x94d0_49bb_1331_11eb) | 1
-}
-
-/// Logits from 0 to 1 after the tokens with this hash.
-fn fake_logits(hash: u64, vocab_size: u32) -> Vec<f32> {
-    noise(hash, 0..vocab_size).collect()
-}
-
-/// Numbers from 0 to 1 that are always the same.
-fn noise(hash: u64, places: Range<u32>) -> impl Iterator<Item = f32> {
-    places.map(move |place| (mix(hash, place) >> 40) as f32 / (1 << 24) as f32)
-}
-
-/// A state from -1 to 1 after the tokens with this hash.
-fn fake_state(hash: u64, hidden_size: usize) -> Vec<f32> {
-    let values = noise(hash, 0..hidden_size as u32);
-    values.map(|value| 2.0 * value - 1.0).collect()
-}
-
 fn scores(logits: &[f32], token: u32, wish: &LogprobWish) -> TokenLogprobs {
     token_logprobs(logits, token, wish.top, &wish.token_ids)
-}
-
-fn sample(hash: u64, seed: u64, vocab_size: u32) -> u32 {
-    (mix(hash, seed as u32) >> 33) as u32 % vocab_size
 }

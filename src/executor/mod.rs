@@ -23,7 +23,9 @@ pub mod memory_plan;
 pub mod noise;
 mod one_row;
 mod results;
+mod row;
 mod rows;
+mod script;
 pub mod scripted;
 mod wanted;
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use llguidance::api::ParserLimits;
 
+use crate::error::FieldError;
+
 /// The most that one request's grammar may take. Each limit ends only the request that reaches it.
 #[derive(Clone, Debug)]
 pub struct GrammarLimits {
@@ -68,4 +70,18 @@ impl GrammarLimits {
             verbose_errors: false,
         }
     }
+}
+
+/// Tells whether a text has more bytes than it may.
+pub(super) fn check_bytes(
+    field: &str,
+    bytes: usize,
+    limits: &GrammarLimits,
+) -> Result<(), FieldError> {
+    let limit = limits.text_bytes;
+    if bytes <= limit {
+        return Ok(());
+    }
+    let reason = format!("{field} has {bytes} bytes, limit is {limit}: send a shorter one");
+    Err(FieldError::new(field, reason))
 }

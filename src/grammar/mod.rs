@@ -18,6 +18,7 @@
 mod cache;
 mod compiler;
 mod ebnf;
+mod frame;
 mod gate;
 mod lexer_start;
 mod limits;
@@ -37,5 +38,6 @@ mod words;
 mod writer;
 
 pub use compiler::{CompileNotes, GrammarCompiler};
+pub use frame::AnswerFrame;
 pub use limits::GrammarLimits;
-pub use wish::{AnswerFrame, GrammarWish, ReasoningGate};
+pub use wish::{GrammarWish, ReasoningGate};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::ebnf;
-use super::limits::GrammarLimits;
+use super::frame::AnswerFrame;
+use super::limits::{GrammarLimits, check_bytes};
 use super::markers::Markers;
 use super::part::Part;
 use super::regex;
@@ -16,7 +17,7 @@ use super::tools::{Arguments, Calls, messages};
 use super::writer;
 use crate::error::FieldError;
 use crate::state::grammar::{Constraint, JsonWhitespace};
-use crate::state::output::{OutputStart, ToolChoice, ToolFormat, ToolUse};
+use crate::state::output::{ToolChoice, ToolFormat, ToolUse};
 
 /// The form that the output of a request must have.
 #[derive(Clone, Debug, Default)]
@@ -31,16 +32,6 @@ pub struct GrammarWish {
     pub reasoning: Option<ReasoningGate>,
     /// The structure around the answer.
     pub frame: AnswerFrame,
-}
-
-/// The structure around an answer and its calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AnswerFrame {
-    /// None.
-    #[default]
-    Bare,
-    /// Messages with headers, of which the prompt leaves the output at this place.
-    Messages(OutputStart),
 }
 
 /// The tags around a model's reasoning. The grammar begins after it.
@@ -160,18 +151,4 @@ fn check_whitespace(whitespace: &JsonWhitespace, limits: &GrammarLimits) -> Resu
         }
         JsonWhitespace::Bounded | JsonWhitespace::Compact => Ok(()),
     }
-}
-
-/// Tells whether a text has more bytes than it may.
-pub(super) fn check_bytes(
-    field: &str,
-    bytes: usize,
-    limits: &GrammarLimits,
-) -> Result<(), FieldError> {
-    let limit = limits.text_bytes;
-    if bytes <= limit {
-        return Ok(());
-    }
-    let reason = format!("{field} has {bytes} bytes, limit is {limit}: send a shorter one");
-    Err(FieldError::new(field, reason))
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::error::ConfigError;
 use crate::state::pool::pages::PageSize;
 
 /// Without one of their own, blocks are pages, or as many of them as make so many tokens.
@@ -229,6 +230,14 @@ impl Written {
             ));
         }
         Ok(block)
+    }
+}
+
+/// What cannot be done as configured, as an error of the engine's configuration.
+pub(super) fn refused(reason: String) -> ConfigError {
+    ConfigError {
+        key: "kv_events_config".to_owned(),
+        reason,
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::config::Endpoint;
+use super::config::{Endpoint, refused};
 use super::presence;
 use crate::error::ConfigError;
 
@@ -39,7 +39,7 @@ impl Bound {
                 Endpoint::Tcp { .. } => "choose another port, or 0 for one that is free",
                 Endpoint::Ipc { .. } => "choose another path",
             };
-            super::publisher::refused(format!(
+            refused(format!(
                 "{key} {endpoint} cannot be bound: {error}; {advice}"
             ))
         })

@@ -18,6 +18,7 @@ pub mod feed;
 pub mod hash;
 mod listener;
 pub mod mirror;
+mod patience;
 mod presence;
 pub mod publisher;
 mod question;

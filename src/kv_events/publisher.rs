@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinSet, LocalSet, yield_now};
 
 use super::batch::{EventBatches, KvEvent};
-use super::config::{Endpoint, KvEventsConfig};
+use super::config::{Endpoint, KvEventsConfig, refused};
 use super::feed::{ChangeFeed, MAX_WAITING_NEWS, News, Read};
 use super::listener::Bound;
 use super::mirror::BlockMirror;
@@ -204,13 +204,6 @@ impl Drop for KvEventPublisher {
         if matches!(waited, Err(RecvTimeoutError::Timeout)) {
             tracing::warn!("the publisher of KV events does not stop");
         }
-    }
-}
-
-pub(super) fn refused(reason: String) -> ConfigError {
-    ConfigError {
-        key: "kv_events_config".to_owned(),
-        reason,
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use super::sockets::{IDLE_PATIENCE, MAX_WORD_BYTES, REPLAY_PATIENCE, write};
+use super::patience::{IDLE_PATIENCE, MAX_WORD_BYTES, REPLAY_PATIENCE, write};
 use super::zmtp::{self, ZmtpError};
 
 /// Frames of a question: an empty one and a number, and what devices between add.

@@ -10,13 +10,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::complaints::Complaints;
 use super::listener::{Connection, Listener};
+use super::patience::{IDLE_PATIENCE, MAX_WORD_BYTES, REPLAY_PATIENCE, write};
 use super::presence;
 use super::question::read_question;
 use super::ring::{Batch, Ring};
@@ -29,14 +30,8 @@ const MAX_CONNECTIONS: usize = 64;
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 /// A subscriber that reads nothing for so long loses its connection; ZeroMQ connects again by itself.
 const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
-/// The same for one that has batches repeated: whoever asks reads.
-pub(super) const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
-/// Whoever asks for nothing for so long, or subscribes to nothing that is published here, loses its connection: those
-/// that are gone without a word must not keep others out. ZeroMQ connects again by itself.
-pub(super) const IDLE_PATIENCE: Duration = Duration::from_secs(120);
-/// Topics of a subscriber, and what each may be long.
+/// Topics of a subscriber.
 const MAX_TOPICS: usize = 64;
-pub(super) const MAX_WORD_BYTES: usize = 512;
 /// The number in the answer behind the last batch.
 const END_OF_REPLAY: i64 = -1;
 /// Waits before a connection is tried again, which double.
@@ -161,16 +156,6 @@ where
         .await
         .map_err(|_| ZmtpError::Late)??;
     Ok((reader, writer, version))
-}
-
-/// Writes all of this, unless the peer reads nothing for too long.
-pub(super) async fn write(
-    writer: &mut (impl AsyncWrite + Unpin),
-    bytes: &[u8],
-    patience: Duration,
-) -> Result<(), ZmtpError> {
-    let written = timeout(patience, writer.write_all(bytes)).await;
-    written.map_err(|_| ZmtpError::Late)?.map_err(Into::into)
 }
 
 /// What a subscriber has said so far.

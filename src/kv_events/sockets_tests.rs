@@ -1,6 +1,6 @@
 //! Subscribers that say nothing, in virtual time.
 
-use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::super::ring::RingLimits;
 use super::*;

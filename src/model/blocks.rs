@@ -1,11 +1,13 @@
 //! The parts that decoder families share.
 
-mod ends;
+pub(super) mod ends;
+pub(super) mod mixed;
 mod mixture;
-mod mlp;
-mod norm;
+pub(super) mod mlp;
+pub(super) mod norm;
 
 pub use self::ends::{Ends, Rotations};
+pub use self::mixed::Mixed;
 pub use self::mixture::Mixture;
 pub use self::mlp::{Mlp, add_projected};
 pub use self::norm::Norm;
@@ -234,28 +236,6 @@ impl<B: Backend> FeedForward<B> {
                 mlp.add(backend, x, &normed);
             }
             Self::Experts(mixture) => mixture.add(backend, norm, x),
-        }
-    }
-}
-
-/// The input of the rest of a layer, once all that the layer keeps is stored.
-pub struct Mixed<B: Backend> {
-    /// Queries, or what a state gave.
-    pub rows: B::Tensor,
-    /// Gates on attention's result.
-    pub gate: Option<B::Tensor>,
-}
-
-impl<B: Backend> Mixed<B> {
-    fn plain(rows: B::Tensor) -> Self {
-        Self { rows, gate: None }
-    }
-
-    /// That of some tokens.
-    fn pick(&self, backend: &mut B, tokens: &B::TokenList) -> Self {
-        Self {
-            rows: backend.pick(&self.rows, tokens),
-            gate: self.gate.as_ref().map(|gate| backend.pick(gate, tokens)),
         }
     }
 }

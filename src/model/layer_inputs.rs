@@ -5,7 +5,7 @@
 
 use crate::error::LoadError;
 use crate::kernels::{Backend, Gate, Linear};
-use crate::model::blocks::Norm;
+use crate::model::blocks::norm::Norm;
 use crate::model::config::gemma4::LayerInputs;
 use crate::model::loader::Loader;
 

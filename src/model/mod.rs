@@ -42,6 +42,7 @@ pub mod side_experts;
 pub mod smollm3;
 pub mod sparsity;
 pub mod state_mixer;
+pub(crate) mod tensor_spec;
 pub mod text;
 pub mod weights;
 

@@ -2,7 +2,7 @@
 
 use crate::error::LoadError;
 use crate::kernels::Backend;
-use crate::model::blocks::Norm;
+use crate::model::blocks::norm::Norm;
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::loader::Loader;
 use crate::model::routed_experts::RoutedExperts;

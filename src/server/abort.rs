@@ -8,7 +8,7 @@ use utoipa::openapi::path::Operation;
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::key;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{count, flag, object, text};
 use super::state::AppState;

@@ -4,7 +4,7 @@ use actix_web::http::Uri;
 use actix_web::http::uri::Authority;
 use serde::{Deserialize, Serialize};
 
-use super::key::ApiKey;
+use super::api_key::ApiKey;
 use crate::config::keys::{Flag, Form, KeyType, keys, out_of_range};
 use crate::error::ConfigError;
 

@@ -6,7 +6,7 @@ use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
 use super::key;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{count, name_of, object, text};
 use super::state::AppState;

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use actix_web::rt::task::spawn_blocking;
-use tokio::sync::Semaphore;
 
 use super::budget::Charges;
 use super::error::ApiError;
@@ -15,19 +14,6 @@ use crate::engine::EngineHandle;
 use crate::error::RequestError;
 use crate::model::text::{self, TextModel};
 use crate::request::ChatPrompt;
-
-/// Texts that are encoded at once: the model needs the cores.
-const MAX_AT_ONCE: usize = 1;
-
-/// The one place where texts are encoded. Cheap to clone.
-#[derive(Clone)]
-pub(super) struct EncodeGate(Arc<Semaphore>);
-
-impl Default for EncodeGate {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_AT_ONCE)))
-    }
-}
 
 /// The engine's tokenizer.
 ///
@@ -51,8 +37,7 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     let lost = || RequestError::EngineDown("the server is shutting down".to_owned());
     let engine = &state.serving()?.engine;
     let (text, limit_tokens) = (tokenizer(engine)?, engine.model().context_length);
-    let turn = state.encode_gate().0.clone().acquire_owned().await;
-    let turn = turn.map_err(|_| lost())?;
+    let turn = state.encode_gate().turn().await.ok_or_else(lost)?;
     let work = spawn_blocking(move || {
         let done = work(&text, limit_tokens);
         drop((turn, charges));

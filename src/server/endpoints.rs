@@ -2,41 +2,19 @@
 
 use actix_web::dev::Handler;
 use actix_web::middleware::from_fn;
-use actix_web::web::{self, ServiceConfig};
-use actix_web::{FromRequest, Responder};
-use utoipa::openapi::path::{HttpMethod, Operation};
+use actix_web::web::{self, Data, ServiceConfig};
+use actix_web::{FromRequest, HttpRequest, HttpResponse, Responder};
+use utoipa::openapi::path::HttpMethod;
 
+use super::endpoint::{Access, Endpoint, Operate};
+use super::error::ApiError;
 use super::openai::responses;
-use super::openapi::{self, Facts, page};
+use super::openapi::{self, page};
+use super::state::AppState;
 use super::{
-    abort, anthropic, debug, flush, generate, guard, health, internal_state, loads, openai, pause,
-    policy, score, sessions, tokenize, ws,
+    abort, anthropic, debug, flush, generate, guard, health, internal_state, loads, mount, openai,
+    pause, policy, score, sessions, tokenize, ws,
 };
-
-/// The key that a method asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    /// Everybody.
-    Open,
-    /// Those who have the key, if there is one.
-    Key,
-    /// The admin, if there is one.
-    Admin,
-}
-
-/// The description of a method of a path.
-pub(super) type Operate = fn(&Facts) -> Operation;
-
-/// A path with all of its methods.
-pub(super) struct Endpoint {
-    /// As actix-web matches it.
-    pub(super) path: &'static str,
-    pub(super) access: Access,
-    /// The schema of its errors.
-    pub(super) error: &'static str,
-    pub(super) methods: Vec<(HttpMethod, Operate)>,
-    mount: Box<dyn Fn(&mut ServiceConfig)>,
-}
 
 /// Every path of the server.
 pub(super) fn all() -> Vec<Endpoint> {
@@ -99,7 +77,7 @@ pub(super) fn all() -> Vec<Endpoint> {
         open("/ready", health::ready, health::ready_operation),
         open("/metrics", health::metrics, health::metrics_operation),
         get("/debug/prefix/{rid:.+}", debug::prefix, debug::operation),
-        open("/openapi.json", openapi::json, openapi::operation),
+        open("/openapi.json", document, openapi::operation),
         open("/docs", page::index, page::index_operation),
         open("/docs/{file}", page::file, page::file_operation),
     ];
@@ -131,42 +109,9 @@ pub(super) fn all() -> Vec<Endpoint> {
     all
 }
 
-impl Endpoint {
-    pub(super) fn mount(&self, cfg: &mut ServiceConfig) {
-        (self.mount)(cfg);
-    }
-
-    fn new(
-        path: &'static str,
-        methods: Vec<(HttpMethod, Operate)>,
-        mount: impl Fn(&mut ServiceConfig) + 'static,
-    ) -> Self {
-        Self {
-            path,
-            access: Access::Key,
-            error: "Error",
-            methods,
-            mount: Box::new(mount),
-        }
-    }
-
-    fn with(self, access: Access) -> Self {
-        Self { access, ..self }
-    }
-}
-
-/// The name of a method.
-pub(super) fn name(method: &HttpMethod) -> &'static str {
-    match method {
-        HttpMethod::Get => "GET",
-        HttpMethod::Post => "POST",
-        HttpMethod::Put => "PUT",
-        HttpMethod::Delete => "DELETE",
-        HttpMethod::Options => "OPTIONS",
-        HttpMethod::Head => "HEAD",
-        HttpMethod::Patch => "PATCH",
-        HttpMethod::Trace => "TRACE",
-    }
+/// Answers `GET /openapi.json`.
+async fn document(request: HttpRequest, state: Data<AppState>) -> Result<HttpResponse, ApiError> {
+    openapi::answer(&request, &state, &all())
 }
 
 fn get<F, A>(path: &'static str, handler: F, operate: Operate) -> Endpoint
@@ -175,7 +120,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let mount = move |cfg: &mut ServiceConfig| super::get(cfg, path, handler.clone());
+    let mount = move |cfg: &mut ServiceConfig| mount::get(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Get, operate)], mount)
 }
 
@@ -185,7 +130,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let mount = move |cfg: &mut ServiceConfig| super::open(cfg, path, handler.clone());
+    let mount = move |cfg: &mut ServiceConfig| mount::open(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Get, operate)], mount).with(Access::Open)
 }
 
@@ -195,7 +140,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let mount = move |cfg: &mut ServiceConfig| super::post(cfg, path, handler.clone());
+    let mount = move |cfg: &mut ServiceConfig| mount::post(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Post, operate)], mount)
 }
 
@@ -205,11 +150,8 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let mount = move |cfg: &mut ServiceConfig| super::post_anthropic(cfg, path, handler.clone());
-    Endpoint {
-        error: "AnthropicError",
-        ..Endpoint::new(path, vec![(HttpMethod::Post, operate)], mount)
-    }
+    let mount = move |cfg: &mut ServiceConfig| mount::post_anthropic(cfg, path, handler.clone());
+    Endpoint::new(path, vec![(HttpMethod::Post, operate)], mount).with_error("AnthropicError")
 }
 
 fn post_admin<F, A>(path: &'static str, handler: F, operate: Operate) -> Endpoint
@@ -218,7 +160,7 @@ where
     A: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    let mount = move |cfg: &mut ServiceConfig| super::post_admin(cfg, path, handler.clone());
+    let mount = move |cfg: &mut ServiceConfig| mount::post_admin(cfg, path, handler.clone());
     Endpoint::new(path, vec![(HttpMethod::Post, operate)], mount).with(Access::Admin)
 }
 
@@ -226,7 +168,7 @@ fn set_internal_state() -> Endpoint {
     const PATH: &str = "/set_internal_state";
     let operate: Operate = internal_state::operation;
     let methods = vec![(HttpMethod::Post, operate), (HttpMethod::Put, operate)];
-    let mount = |cfg: &mut ServiceConfig| super::set_admin(cfg, PATH, internal_state::set);
+    let mount = |cfg: &mut ServiceConfig| mount::set_admin(cfg, PATH, internal_state::set);
     Endpoint::new(PATH, methods, mount).with(Access::Admin)
 }
 
@@ -236,8 +178,8 @@ fn responses_at(path: &'static str) -> Endpoint {
         let connect = web::get().to(ws::connect_responses);
         let create = web::post().to(responses::create);
         let create = create.wrap(from_fn(guard::takes_json));
-        let resource = super::resource(path, connect, "GET, HEAD, POST");
-        super::closed(cfg, resource.route(create));
+        let resource = mount::resource(path, connect, "GET, HEAD, POST");
+        mount::closed(cfg, resource.route(create));
     };
     let methods: Vec<(HttpMethod, Operate)> = vec![
         (HttpMethod::Post, responses::operation),
@@ -251,8 +193,8 @@ fn stored_response() -> Endpoint {
     const PATH: &str = "/v1/responses/{id}";
     let mount = |cfg: &mut ServiceConfig| {
         let read = web::get().to(responses::retrieve);
-        let resource = super::resource(PATH, read, "GET, HEAD, DELETE");
-        super::closed(cfg, resource.route(web::delete().to(responses::delete)));
+        let resource = mount::resource(PATH, read, "GET, HEAD, DELETE");
+        mount::closed(cfg, resource.route(web::delete().to(responses::delete)));
     };
     let methods: Vec<(HttpMethod, Operate)> = vec![
         (HttpMethod::Get, responses::read_operation),

@@ -5,7 +5,7 @@ use actix_web::web::Data;
 use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{count, object};
 use super::state::AppState;

@@ -6,12 +6,11 @@ use serde_json::{Value, json};
 use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{
     Shape, count, flag, free_object, list, name_of, object, text, token_id,
 };
-use super::probe;
 use super::state::AppState;
 use super::whole;
 use crate::engine::ModelInfo;
@@ -64,7 +63,9 @@ pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
 
 /// Answers `GET /health_generate`: 200 once the engine has generated a token, for all who ask at that time.
 pub(super) async fn health_generate(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
-    probe::outcome(&state).await?;
+    let engine = &state.serving()?.engine;
+    let timeout_s = state.config().health_generate_timeout_s;
+    state.probe().outcome(engine, timeout_s).await?;
     Ok(HttpResponse::Ok().json(json!({ "status": "ok" })))
 }
 

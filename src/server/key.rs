@@ -1,73 +1,19 @@
 //! The key that clients show: `Authorization: Bearer <key>`, as OpenAI's clients send it, or `x-api-key: <key>`, as
 //! Anthropic's do.
 
-use std::fmt;
-
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{self, HeaderMap};
 use actix_web::middleware::Next;
 use actix_web::web::Data;
-use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize, Serializer};
-use sha2::{Digest, Sha256};
 
+use super::api_key::ApiKey;
 use super::config::ServerConfig;
 use super::error::ApiError;
 use super::state::AppState;
 
 /// Anthropic's header.
 const X_API_KEY: &str = "x-api-key";
-
-/// A key of which nothing is kept but its hash: whatever prints the configuration cannot give it away.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ApiKey([u8; 32]);
-
-impl ApiKey {
-    /// A key that a header can carry.
-    ///
-    /// # Errors
-    /// The fault in it, without the key.
-    pub fn new(key: &str) -> Result<Self, &'static str> {
-        match !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
-            true => Ok(Self(hash(key.as_bytes()))),
-            false => Err("must be printable ASCII without spaces, one character at least"),
-        }
-    }
-
-    /// Takes as long wherever the keys differ.
-    fn is(&self, shown: &[u8]) -> bool {
-        let pairs = self.0.into_iter().zip(hash(shown));
-        pairs.fold(0, |bits, (a, b)| std::hint::black_box(bits | (a ^ b))) == 0
-    }
-}
-
-fn hash(key: &[u8]) -> [u8; 32] {
-    Sha256::digest(key).into()
-}
-
-impl fmt::Debug for ApiKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ApiKey(hidden)")
-    }
-}
-
-impl Serialize for ApiKey {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str("hidden")
-    }
-}
-
-impl<'de> Deserialize<'de> for ApiKey {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Taken as it comes: serde's own error would show what is no string.
-        let value = serde_json::Value::deserialize(deserializer)?;
-        let key = value
-            .as_str()
-            .ok_or_else(|| D::Error::custom("must be a string"))?;
-        Self::new(key).map_err(D::Error::custom)
-    }
-}
 
 /// Lets requests through that show the key or the admin's, and all of them where there is no key.
 pub(super) async fn check(
@@ -166,30 +112,6 @@ fn bearer(header: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_are_told_apart_and_never_shown() {
-        let key = ApiKey::new("sk-1234").expect("it is printable");
-        assert!(key.is(b"sk-1234"));
-        for other in ["", "sk-123", "sk-12345", "SK-1234", "sk-1235"] {
-            assert!(!key.is(other.as_bytes()), "{other:?}");
-        }
-        assert_eq!(format!("{key:?}"), "ApiKey(hidden)");
-        let shown = serde_json::to_string(&key).expect("it serializes");
-        assert_eq!(shown, "\"hidden\"");
-    }
-
-    #[test]
-    fn what_no_header_carries_is_refused_without_being_shown() {
-        for bad in ["", "two words", "tab\t", "schlüssel"] {
-            let text = serde_json::json!(bad).to_string();
-            let error = serde_json::from_str::<ApiKey>(&text).expect_err("it is no key");
-            assert!(error.to_string().contains("printable ASCII"), "{error}");
-            assert!(bad.is_empty() || !error.to_string().contains(bad));
-        }
-        let error = serde_json::from_str::<ApiKey>("123456").expect_err("it is no string");
-        assert!(!error.to_string().contains("123456"), "{error}");
-    }
 
     #[test]
     fn a_bearer_is_found_behind_its_scheme_alone() {

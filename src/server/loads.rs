@@ -10,7 +10,7 @@ use utoipa::openapi::path::Operation;
 
 use super::error::ApiError;
 use super::health::RANKS;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{Shape, count, list, name_of, number, object, text, whole};
 use super::state::AppState;

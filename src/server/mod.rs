@@ -8,6 +8,7 @@
 mod abort;
 mod answers;
 mod anthropic;
+mod api_key;
 mod body;
 mod budget;
 mod cached;
@@ -17,6 +18,8 @@ mod constraint;
 mod debug;
 mod digits;
 mod encode;
+mod encode_gate;
+mod endpoint;
 mod endpoints;
 mod error;
 mod exchange;
@@ -34,6 +37,7 @@ mod lanes;
 mod late_heads;
 mod loads;
 mod methods;
+mod mount;
 mod native;
 mod open_requests;
 mod openai;
@@ -63,14 +67,14 @@ use std::io;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use actix_web::dev::Handler;
+use actix_web::App;
 use actix_web::middleware::from_fn;
 use actix_web::web::{self, Data};
-use actix_web::{App, FromRequest, HttpRequest, Responder};
 
+pub use api_key::ApiKey;
 pub use config::{ReasoningField, ServerConfig};
 pub use error::ApiError;
-pub use key::ApiKey;
+
 pub use state::{AppState, EngineSlot, RenderMetrics};
 pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish};
 
@@ -84,107 +88,6 @@ pub fn routes(cfg: &mut web::ServiceConfig) {
     for endpoint in endpoints::all() {
         endpoint.mount(cfg);
     }
-}
-
-fn get<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
-where
-    F: Handler<A>,
-    A: FromRequest + 'static,
-    F::Output: Responder + 'static,
-{
-    closed(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
-}
-
-/// As [`get`], without a key.
-fn open<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
-where
-    F: Handler<A>,
-    A: FromRequest + 'static,
-    F::Output: Responder + 'static,
-{
-    let resource = resource(path, web::get().to(handler), "GET, HEAD").wrap(guard::cors());
-    let resource = resource.wrap(from_fn(guard::check));
-    let resource = resource.wrap(from_fn(methods::adapt));
-    cfg.service(resource.wrap(from_fn(track::track)));
-}
-
-fn post<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
-where
-    F: Handler<A>,
-    A: FromRequest + 'static,
-    F::Output: Responder + 'static,
-{
-    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
-    closed(cfg, resource(path, route, "POST"));
-}
-
-/// As [`post`], for Anthropic's clients: errors have their form, and answers an id.
-fn post_anthropic<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
-where
-    F: Handler<A>,
-    A: FromRequest + 'static,
-    F::Output: Responder + 'static,
-{
-    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
-    let resource = resource(path, route, "POST").wrap(from_fn(key::check));
-    let resource = resource
-        .wrap(guard::cors())
-        .wrap(from_fn(guard::check))
-        .wrap(from_fn(methods::adapt));
-    let resource = resource.wrap(from_fn(anthropic::adapt));
-    cfg.service(resource.wrap(from_fn(track::track)));
-}
-
-/// As [`post`], for what changes the server for everybody: it asks for the admin's key, if the server has one.
-fn post_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
-where
-    F: Handler<A>,
-    A: FromRequest + 'static,
-    F::Output: Responder + 'static,
-{
-    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
-    let route = route.wrap(from_fn(key::check_admin));
-    closed(cfg, resource(path, route, "POST"));
-}
-
-/// As [`post_admin`], and PUT does the same, as SGLang has it.
-fn set_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
-where
-    F: Handler<A>,
-    A: FromRequest + 'static,
-    F::Output: Responder + 'static,
-{
-    let route = |route: actix_web::Route| {
-        let route = route.to(handler.clone()).wrap(from_fn(guard::takes_json));
-        route.wrap(from_fn(key::check_admin))
-    };
-    let put = route(web::put());
-    closed(
-        cfg,
-        resource(path, route(web::post()), "POST, PUT").route(put),
-    );
-}
-
-/// Mounts what asks for the key, if the server has one. The wrap that comes last sees a request first: what is refused
-/// is tracked too, preflights need no key, and a page may read why its key was refused.
-fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
-    let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
-    let resource = resource.wrap(from_fn(guard::check));
-    let resource = resource.wrap(from_fn(methods::adapt));
-    cfg.service(resource.wrap(from_fn(track::track)));
-}
-
-fn resource(path: &str, route: actix_web::Route, allow: &'static str) -> actix_web::Resource {
-    let refuse = move |request: HttpRequest| async move {
-        Err::<&str, ApiError>(error::method_not_allowed(&request, allow))
-    };
-    // Queries that cannot be read get an error in the form of all others.
-    let queries = web::QueryConfig::default()
-        .error_handler(|error, _| ApiError::invalid(format!("the query: {error}")).into());
-    web::resource(path)
-        .app_data(queries)
-        .route(route)
-        .default_service(web::to(refuse))
 }
 
 /// Serves on `listener` until `shutdown` completes, then drains: `/ready` turns 503, new requests are refused, the

@@ -8,7 +8,7 @@ use utoipa::openapi::path::Operation;
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{object, text};
 use super::state::AppState;

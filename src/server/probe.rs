@@ -7,11 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use actix_web::rt;
-use actix_web::web::Data;
 use tokio::sync::watch;
 
 use super::error::ApiError;
-use super::state::AppState;
 use crate::engine::EngineHandle;
 use crate::error::RequestError;
 use crate::ids::RequestId;
@@ -31,22 +29,25 @@ struct Ended {
     outcome: Result<(), ApiError>,
 }
 
-/// Waits for the outcome of the probe under way, of the last one while that is fresh, or of a new one.
-pub(super) async fn outcome(state: &Data<AppState>) -> Result<(), ApiError> {
-    let engine = &state.serving()?.engine;
-    let mut pending = state.probe().join(|ended| {
-        let seconds = state.config().health_generate_timeout_s;
-        // Not in this handler: it is dropped with the connection of who asked first.
-        rt::spawn(run(engine.clone(), seconds, ended));
-    });
-    let lost = || RequestError::EngineDown("the probe was lost: ask again".to_owned());
-    let ended = pending.wait_for(Option::is_some).await;
-    let ended = ended.map_err(|_| lost())?;
-    let outcome = ended.as_ref().map(|ended| ended.outcome.clone());
-    outcome.unwrap_or_else(|| Err(lost().into()))
-}
-
 impl Probe {
+    /// Waits for the outcome of the probe under way, of the last one while that is fresh, or of a new one, which may take
+    /// `timeout_s`.
+    pub(super) async fn outcome(
+        &self,
+        engine: &EngineHandle,
+        timeout_s: u32,
+    ) -> Result<(), ApiError> {
+        let mut pending = self.join(|ended| {
+            // Not in this handler: it is dropped with the connection of who asked first.
+            rt::spawn(run(engine.clone(), timeout_s, ended));
+        });
+        let lost = || RequestError::EngineDown("the probe was lost: ask again".to_owned());
+        let ended = pending.wait_for(Option::is_some).await;
+        let ended = ended.map_err(|_| lost())?;
+        let outcome = ended.as_ref().map(|ended| ended.outcome.clone());
+        outcome.unwrap_or_else(|| Err(lost().into()))
+    }
+
     fn join(&self, begin: impl FnOnce(watch::Sender<Option<Ended>>)) -> Pending {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pending) = last.as_ref().filter(|pending| stands(pending)) {

@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::fields::{self, Fields};
 use super::foreign;
 use super::lanes::{Lane, finish_all};
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{any_of, count, flag, list, name_of, number, object, text, token_id};
 use super::openapi::shared;

@@ -16,7 +16,7 @@ use super::foreign;
 use super::openai::chat::call::read_prompt;
 use super::openai::chat::docs as chat_docs;
 use super::openai::places::missing;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{any_of, count, flag, list, object, text, token_id};
 use super::openapi::shared;

@@ -7,8 +7,9 @@ use std::time::SystemTime;
 use csv_core::{ReadRecordResult, Reader};
 
 use super::SimulateError;
+use super::counts::{tokens, whole};
 use super::error::Place;
-use super::read::{read_line, tokens, whole};
+use super::lines::read_line;
 use super::trace::{Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
 
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];

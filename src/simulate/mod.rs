@@ -12,10 +12,12 @@
 //! - [`outcome`]: what became of every request
 
 mod azure;
+mod counts;
 pub mod disk;
 pub mod engine;
 mod error;
 pub mod hardware;
+mod lines;
 mod mooncake;
 pub mod outcome;
 pub mod pool;

@@ -6,8 +6,9 @@ use std::io::BufRead;
 use serde_json::{Map, Value};
 
 use super::SimulateError;
+use super::counts::{tokens, whole};
 use super::error::Place;
-use super::read::{read_line, tokens, whole};
+use super::lines::read_line;
 use super::trace::{BLOCK_TOKENS, Blocks, Prompt, Segment, Trace, TraceRequest, blocks_for};
 
 /// A prompt of the greatest length has 32,768 ids.

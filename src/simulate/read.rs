@@ -7,7 +7,8 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 use super::error::Place;
-use super::trace::{MAX_REQUESTS, MAX_TOKENS, Trace};
+use super::lines::{ends_line, skip_line_end};
+use super::trace::{MAX_REQUESTS, Trace};
 use super::{SimulateError, azure, mooncake};
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -93,60 +94,4 @@ fn skip_to_text(reader: &mut impl BufRead) -> io::Result<(Option<u8>, u64)> {
         }
         line += u64::from(ends_line(byte));
     }
-}
-
-/// Reads a line of at most `limit` bytes, without its end; false at the end of the file.
-pub(super) fn read_line(
-    reader: &mut impl BufRead,
-    line: &mut Vec<u8>,
-    limit: usize,
-    place: Place<'_>,
-) -> Result<bool, SimulateError> {
-    let unreadable = |error| place.error("line", format!("cannot be read: {error}"));
-    line.clear();
-    loop {
-        let bytes = reader.fill_buf().map_err(unreadable)?;
-        if bytes.is_empty() {
-            return Ok(!line.is_empty());
-        }
-        let end = bytes.iter().position(|byte| ends_line(*byte));
-        let n_bytes = end.unwrap_or(bytes.len());
-        if line.len() + n_bytes > limit {
-            return Err(place.error("line", format!("has more than {limit} bytes")));
-        }
-        line.extend_from_slice(&bytes[..n_bytes]);
-        let ending = end.map(|end| bytes[end]);
-        reader.consume(n_bytes);
-        if let Some(byte) = ending {
-            skip_line_end(reader, byte).map_err(unreadable)?;
-            return Ok(true);
-        }
-    }
-}
-
-/// A line feed, or a carriage return, with or without a line feed behind it.
-fn ends_line(byte: u8) -> bool {
-    matches!(byte, b'\n' | b'\r')
-}
-
-fn skip_line_end(reader: &mut impl BufRead, byte: u8) -> io::Result<()> {
-    reader.consume(1);
-    if byte == b'\r' && reader.fill_buf()?.first() == Some(&b'\n') {
-        reader.consume(1);
-    }
-    Ok(())
-}
-
-/// A whole number that a program wrote as a fraction.
-pub(super) fn whole(number: f64) -> Option<u64> {
-    let is_whole = number.fract() == 0.0 && (0.0..=9e15).contains(&number);
-    is_whole.then_some(number as u64)
-}
-
-/// Checks a number of tokens.
-pub(super) fn tokens(place: Place<'_>, field: &str, value: u64) -> Result<u32, SimulateError> {
-    let tokens = u32::try_from(value)
-        .ok()
-        .filter(|tokens| *tokens <= MAX_TOKENS);
-    tokens.ok_or_else(|| place.error(field, format!("is {value}, must be at most {MAX_TOKENS}")))
 }

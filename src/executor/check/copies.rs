@@ -1,14 +1,10 @@
 //! The copies of a plan: whole blocks of pages that exist, into pages of rows that nothing is in yet.
 
-use rustc_hash::FxHashSet;
-
+use super::Check;
+use super::limits::Limits;
 use super::states::granted;
-use super::{Check, Limits};
 use crate::ids::Ticket;
 use crate::state::step::{BlockCopies, BlockLoad, BlockSave, BlockSource};
-
-/// The tickets that a plan names; kept for its memory.
-pub(super) type Tickets = FxHashSet<Ticket>;
 
 impl Check<'_> {
     /// Checks the saves, before any row has changed.

@@ -1,37 +1,18 @@
 //! Refuses a plan that contradicts itself or the rows, before anything is written.
 
 mod copies;
+mod limits;
 mod states;
 mod windows;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::executor::check::copies::Tickets;
+pub(super) use self::limits::Limits;
 use crate::executor::check::states::Slots;
 use crate::executor::check::windows::RowWindows;
-use crate::executor::rows::Row;
-use crate::ids::{PageId, RowId, SeqId, StateSlot};
-use crate::state::pool::window_pool::WindowLimits;
+use crate::executor::row::Row;
+use crate::ids::{PageId, RowId, SeqId, StateSlot, Ticket};
 use crate::state::step::{RowStart, RowWork, StepPlan, StepRow, TableDelta};
-
-/// The ids and tokens that a plan may name.
-pub(super) struct Limits {
-    pub(super) n_pages: usize,
-    pub(super) page_size: usize,
-    /// Pages that a row of the page table holds.
-    pub(super) row_pages: usize,
-    pub(super) vocab_size: usize,
-    /// Values in a vector that stands in the place of a token.
-    pub(super) hidden_size: usize,
-    /// States that can be granted; `None` where no layer keeps one.
-    pub(super) n_state_slots: Option<usize>,
-    /// Window pages that can be granted; `None` where no layer has a window.
-    pub(super) windows: Option<WindowLimits>,
-    /// The length above which a row rotates as long ones do; `None` where all rotate alike.
-    pub(super) long_above: Option<usize>,
-    /// Tokens of the blocks that are copied to and from a store; `None` without one.
-    pub(super) block_tokens: Option<usize>,
-}
 
 /// A row as it will be once the plan's starts and table edits are applied.
 #[derive(Clone, Copy)]
@@ -47,6 +28,9 @@ struct Outlook {
     starts: bool,
     has_work: bool,
 }
+
+/// The tickets that a plan names; kept for its memory.
+type Tickets = FxHashSet<Ticket>;
 
 /// The rows that a plan touches; kept for its memory.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! The window pages of a row: there for every token that a step writes, named for every one that it sees.
 
-use super::Limits;
+use super::limits::Limits;
 use crate::ids::PageId;
 use crate::state::pool::pages::PageRun;
 use crate::state::pool::window_pool::WindowLimits;

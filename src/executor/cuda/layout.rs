@@ -1,18 +1,13 @@
 //! What a step is about, as lists for the device.
 
-use std::sync::Arc;
-
 use crate::error::StepError;
 use crate::executor::cuda::list_buffer::{ListBuffer, Section};
-use crate::executor::cuda::masks::unmasked;
+use crate::executor::cuda::readings::{Logprobs, Reading};
 use crate::executor::cuda::samplers::{RowSamplers, StartLists};
 use crate::executor::rows::Rows;
 use crate::executor::wanted::{Wanted, find_wanted};
-use crate::ids::RowId;
 use crate::kernels::cuda::params::{Segment, Tile};
-use crate::kernels::cuda::sampling::{
-    DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun, TokenLogprob,
-};
+use crate::kernels::cuda::sampling::{DecodeRow, LogprobWork, MAX_TOP, NONE, SampleWork, TableRun};
 use crate::state::prompt_vectors::VectorRun;
 use crate::state::sampling::LogprobWish;
 use crate::state::step::{RowWork, StepPlan, TableDelta};
@@ -36,44 +31,6 @@ pub(super) struct Layout {
     runs: Vec<TableRun>,
     logprobs: Vec<LogprobWork>,
     ids: Vec<u32>,
-}
-
-/// How a row of logits becomes part of a result.
-#[derive(Clone, Debug)]
-pub(super) struct Reading {
-    /// Index in the plan's rows.
-    pub(super) work: usize,
-    /// The row.
-    pub(super) row: RowId,
-    /// A token was sampled.
-    pub(super) sample: bool,
-    /// It was sampled by the grammar that the row had when the step was launched.
-    pub(super) follows_grammar: bool,
-    /// Where its log probabilities are read, if it has any.
-    pub(super) logprobs: Logprobs,
-}
-
-/// Log probabilities at one place.
-#[derive(Clone, Debug)]
-pub(super) enum Logprobs {
-    /// None are wanted.
-    Unwanted,
-    /// The device computes them.
-    Device {
-        /// First of its places.
-        first_out: usize,
-        /// Most likely tokens.
-        top: usize,
-        /// Tokens asked for by id.
-        n_ids: usize,
-    },
-    /// More tokens are to be ranked than the kernels do: the host reads the row of logits.
-    Host {
-        /// The prompt's next token; unknown where a token is sampled.
-        token: u32,
-        /// What to rank.
-        wish: Arc<LogprobWish>,
-    },
 }
 
 /// The lists of one step.
@@ -374,5 +331,12 @@ fn ranked(wish: &LogprobWish, vocab_size: usize) -> u32 {
     wish.top.min(vocab_size as u32)
 }
 
-/// Words of a place for log probabilities.
-pub(super) const LOGPROB_WORDS: usize = size_of::<TokenLogprob>() / size_of::<u32>();
+/// A work without a mask.
+fn unmasked(row: u32, logits_row: u32) -> SampleWork {
+    SampleWork {
+        row,
+        logits_row,
+        mask: NONE,
+        may_ban: 1,
+    }
+}

@@ -1,12 +1,13 @@
 //! Log probabilities: by kernels where they rank as many tokens as are asked for, else by the host.
 
-use super::layout::{LOGPROB_WORDS, Lists, Logprobs};
+use super::CudaExecutor;
+use super::layout::Lists;
+use super::readings::{LOGPROB_WORDS, Logprobs, SAMPLED_WORDS};
 use super::stage::Uploaded;
 use super::step::LogitRows;
-use super::{CudaExecutor, SAMPLED_WORDS};
 use crate::kernels::cuda::backend::{CudaFailure, Tensor};
 use crate::kernels::cuda::driver::DriverError;
-use crate::kernels::cuda::sampling::{LogprobParams, TokenLogprob};
+use crate::kernels::cuda::sampling::LogprobParams;
 use crate::state::sampling::{TokenLogprobs, token_logprobs};
 
 impl CudaExecutor {
@@ -84,17 +85,5 @@ impl CudaExecutor {
             ranked.push((index, found));
         }
         Ok(())
-    }
-}
-
-/// The log probabilities that the kernels left for a row.
-pub(super) fn read_logprobs(found: &[TokenLogprob], top: usize, n_ids: usize) -> TokenLogprobs {
-    let pair = |found: &TokenLogprob| (found.token, found.logprob);
-    let (ranked, ids) = found[1..1 + top + n_ids].split_at(top);
-    TokenLogprobs {
-        token: found[0].token,
-        logprob: Some(found[0].logprob),
-        top: ranked.iter().map(pair).collect(),
-        chosen: ids.iter().map(pair).collect(),
     }
 }

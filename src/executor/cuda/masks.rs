@@ -4,23 +4,16 @@
 //! without a graph; while the device works on it, the host waits for the tokens of the step before, takes the grammars
 //! on and writes the masks; then the device samples. Other steps are not held up.
 
-use crate::executor::cuda::layout::Reading;
+use crate::executor::cuda::grammars::RowGrammars;
+use crate::executor::cuda::readings::SAMPLED_WORDS;
 use crate::executor::cuda::stage::Uploaded;
-use crate::executor::cuda::{CudaExecutor, DeviceStep, SAMPLED_WORDS};
+use crate::executor::cuda::{CudaExecutor, DeviceStep};
 use crate::ids::RowId;
 use crate::kernels::cuda::backend::CudaFailure;
 use crate::kernels::cuda::driver::{DevicePtr, DriverError};
-use crate::kernels::cuda::sampling::{NONE, SampleWork, Sampled};
-use crate::state::grammar::RowGrammar;
+use crate::kernels::cuda::sampling::{SampleWork, Sampled};
 use crate::state::sampling;
-use crate::state::step::{RowStart, RowVerdict, StepPlan, StepRow};
-
-/// The grammars of all rows, by row.
-pub(super) struct RowGrammars {
-    rows: Vec<Option<RowGrammar>>,
-    /// How many there are: most executors never have one.
-    len: usize,
-}
+use crate::state::step::{RowVerdict, StepPlan};
 
 /// The sampling of a step with masks, on the device.
 pub(super) struct MaskedWorks {
@@ -43,50 +36,6 @@ impl Masks {
         words: DevicePtr::NULL,
         mask_words: 0,
     };
-}
-
-impl RowGrammars {
-    pub(super) fn new(n_rows: usize) -> Self {
-        Self {
-            rows: (0..n_rows).map(|_| None).collect(),
-            len: 0,
-        }
-    }
-
-    /// Starts a row, with its grammar if it follows one.
-    pub(super) fn start(&mut self, start: &RowStart, vocab_size: usize) {
-        let output = &start.tokens[start.prompt_tokens as usize..];
-        let grammar = start.grammar.as_deref();
-        let grammar = grammar.map(|grammar| RowGrammar::new(grammar, vocab_size, output));
-        let row = &mut self.rows[start.row.index()];
-        self.len += usize::from(grammar.is_some());
-        self.len -= usize::from(row.is_some());
-        *row = grammar;
-    }
-
-    fn has(&self, row: RowId) -> bool {
-        self.rows[row.index()].is_some()
-    }
-
-    pub(super) fn get_mut(&mut self, row: RowId) -> Option<&mut RowGrammar> {
-        self.rows[row.index()].as_mut()
-    }
-
-    /// Notes which rows sample by their grammars. Returns whether any does.
-    pub(super) fn note(&self, readings: &mut [Reading]) -> bool {
-        if self.len == 0 {
-            return false;
-        }
-        for reading in readings.iter_mut() {
-            reading.follows_grammar = reading.sample && self.has(reading.row);
-        }
-        readings.iter().any(|reading| reading.follows_grammar)
-    }
-
-    /// Whether a row samples by its grammar.
-    pub(super) fn constrains(&self, row: &StepRow) -> bool {
-        self.len > 0 && row.sample && self.has(row.row)
-    }
 }
 
 impl CudaExecutor {
@@ -169,15 +118,5 @@ impl DeviceStep {
             self.rows[reading.work].verdict = RowVerdict::of(sampled, grammar);
         }
         self.has_verdicts = true;
-    }
-}
-
-/// A work without a mask.
-pub(super) fn unmasked(row: u32, logits_row: u32) -> SampleWork {
-    SampleWork {
-        row,
-        logits_row,
-        mask: NONE,
-        may_ban: 1,
     }
 }

@@ -12,9 +12,11 @@
 // Launches take addresses; each says why they are good.
 #![allow(unsafe_code)]
 
+mod arrays;
 mod blocks;
 mod clock;
 mod families;
+mod grammars;
 mod graphs;
 mod layout;
 mod list_buffer;
@@ -22,6 +24,7 @@ mod logprobs;
 mod masks;
 mod options;
 mod pinned;
+mod readings;
 mod samplers;
 mod stage;
 mod step;
@@ -30,19 +33,19 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
+use self::arrays::StepArrays;
 pub use self::blocks::staging_bytes;
 use self::blocks::{BlockCopier, StepBlocks};
 use self::clock::StepClock;
 pub use self::families::check_model;
+use self::grammars::RowGrammars;
 use self::graphs::Graphs;
-use self::layout::{Layout, Logprobs, Reading, StepShape};
-use self::logprobs::read_logprobs;
-use self::masks::RowGrammars;
+use self::layout::{Layout, StepShape};
 use self::options::check_options;
 pub use self::options::{CudaOptions, DtypeOrigin, element_of};
+use self::readings::{Logprobs, Reading, SAMPLED_WORDS, read_logprobs};
 use self::samplers::RowSamplers;
 use self::stage::{N_SLOTS, Readback, ReadbackRing, UploadRing};
-use self::step::StepArrays;
 use crate::error::{LoadError, StepError};
 use crate::executor::check::Limits;
 use crate::executor::results::SpentResults;
@@ -64,9 +67,6 @@ use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRo
 const UPLOAD_WORDS: usize = 64 << 10;
 /// Words for masks at first.
 const MASK_WORDS: usize = 4 << 10;
-/// Words of [`Sampled`].
-const SAMPLED_WORDS: usize = size_of::<Sampled>() / size_of::<u32>();
-
 /// Runs steps on a GPU.
 pub struct CudaExecutor {
     /// First: graphs name buffers of all the others.

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use crate::executor::cuda::blocks::StepFailure;
 use crate::executor::cuda::graphs::DecodeGraph;
-use crate::executor::cuda::layout::{LOGPROB_WORDS, Lists};
+use crate::executor::cuda::layout::Lists;
 use crate::executor::cuda::masks::{MaskedWorks, Masks};
+use crate::executor::cuda::readings::{LOGPROB_WORDS, SAMPLED_WORDS};
 use crate::executor::cuda::stage::{ReadbackPart, Uploaded};
-use crate::executor::cuda::{CudaExecutor, CudaOptions, DeviceStep, SAMPLED_WORDS};
+use crate::executor::cuda::{CudaExecutor, DeviceStep};
 use crate::executor::wanted::part;
 use crate::kernels::cuda::backend::{CudaBatch, CudaFailure, Tensor, TokenList};
-use crate::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError};
-use crate::kernels::cuda::params::Segment;
+use crate::kernels::cuda::driver::{DeviceBuffer, DevicePtr, DriverError};
 use crate::kernels::cuda::sampling::{
     BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, SampleParams, SampleWork,
     SamplingShape, TIE_MARGIN,
@@ -19,43 +19,6 @@ use crate::kernels::cuda::sampling::{
 use crate::model::Reads;
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{RowResult, StepPlan};
-
-/// What steps are about, at places that graphs know.
-pub(super) struct StepArrays {
-    /// By token of the step.
-    tokens: DeviceBuffer<u32>,
-    positions: DeviceBuffer<u32>,
-    slots: DeviceBuffer<u32>,
-    /// By row that decodes.
-    decode_segments: DeviceBuffer<Segment>,
-    /// What a graph begins with: its rows, and what is sampled.
-    decode_rows: DeviceBuffer<u32>,
-    sample_works: DeviceBuffer<u32>,
-    /// By row of logits.
-    pub(super) sampled: DeviceBuffer<u32>,
-    /// Grows when a step asks for more, and so does the workspace. That is not among the activations, where the logits
-    /// of a graph lie without anybody holding them.
-    pub(super) logprobs: DeviceBuffer<u32>,
-    pub(super) logprob_space: DeviceBuffer<u8>,
-}
-
-impl StepArrays {
-    pub(super) fn new(device: &Device, options: &CudaOptions) -> Result<Self, DriverError> {
-        let n_tokens = options.step_tokens.max(options.max_rows);
-        let words = |bytes: usize| options.max_rows * bytes / size_of::<u32>();
-        Ok(Self {
-            tokens: device.alloc(n_tokens)?,
-            positions: device.alloc(n_tokens)?,
-            slots: device.alloc(n_tokens)?,
-            decode_segments: device.alloc(options.max_rows)?,
-            decode_rows: device.alloc(words(size_of::<DecodeRow>()))?,
-            sample_works: device.alloc(words(size_of::<SampleWork>()))?,
-            sampled: device.alloc(n_tokens * SAMPLED_WORDS)?,
-            logprobs: device.alloc(0)?,
-            logprob_space: device.alloc(0)?,
-        })
-    }
-}
 
 /// Rows of logits: where they lie, and which of the step's they are.
 pub(super) struct LogitRows {
@@ -92,7 +55,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// A decode of the rows in [`StepArrays`], as graphs have it. Returns where the logits lie.
+    /// A decode of the rows in [`StepArrays`](crate::executor::cuda::arrays::StepArrays), as graphs have it. Returns where the
+    /// logits lie.
     fn decode(&mut self, n_rows: usize) -> Result<DevicePtr<f32>, CudaFailure> {
         let rows = self.arrays.decode_rows.ptr().cast();
         self.begin_decode(rows, n_rows)?;

@@ -3,14 +3,12 @@
 //! A hash is that of all tokens up to its own, so a block of another prefix, at another position or of another time is found
 //! out by the next step that looks at the context.
 
-use super::{FakeExecutor, rejected};
+use super::refusal::rejected;
+use super::{FAKE_TOKEN_BYTES, FakeExecutor};
 use crate::error::StepError;
 use crate::executor::host::{BlockPort, Host, LoadedPart, Wanted};
 use crate::state::step::{BlockLoad, BlockSave, BlockSource};
 use crate::state::tiers::BlockKind;
-
-/// Bytes of a token in a block of the fake executor, and of a state.
-pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
 
 impl FakeExecutor {
     /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from; each has

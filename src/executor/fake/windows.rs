@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{mix, rejected};
+use super::hashes::mix;
+use super::refusal::rejected;
 use crate::error::StepError;
 use crate::ids::{PageId, SeqId};
 use crate::state::pool::pages::{PageSize, Window};

@@ -1,10 +1,9 @@
 //! The memory plan in words.
 
-use std::fmt;
-
-use super::{
-    DEFAULT_CONTEXTS, DEFAULT_GPU_FRACTION, DEFAULT_SHARE_PERCENT, MemoryPlan, Place, PoolLimit,
-};
+use super::budget::Place;
+use super::bytes::Bytes;
+use super::pool_size::DEFAULT_CONTEXTS;
+use super::{DEFAULT_GPU_FRACTION, DEFAULT_SHARE_PERCENT, MemoryPlan, PoolLimit};
 
 impl MemoryPlan {
     /// Says what was decided and why, one line each.
@@ -125,21 +124,6 @@ impl MemoryPlan {
                 )
             }
             PoolLimit::PageIds => format!("page ids end at {}", u32::MAX),
-        }
-    }
-}
-
-/// A size for people.
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-        match units.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
-            Some((shift, unit)) => {
-                write!(f, "{:.1} {unit}", self.0 as f64 / (1_u64 << shift) as f64)
-            }
-            None => write!(f, "{} B", self.0),
         }
     }
 }

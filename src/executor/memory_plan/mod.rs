@@ -2,85 +2,33 @@
 //!
 //! Arithmetic on values; only [`available_bytes`] looks at the machine.
 
+mod budget;
+mod bytes;
 mod explain;
+mod pool_size;
 mod reserve;
 mod rows;
 mod slots;
 mod windows;
+mod wish;
 
-pub use self::explain::Bytes;
+pub use self::budget::{MemoryBudget, Place};
+pub use self::bytes::Bytes;
+use self::pool_size::MAX_PAGES;
 pub use self::reserve::reserve_bytes;
 use self::slots::StateSlots;
 pub use self::windows::WindowWish;
+pub use self::wish::MemoryWish;
 use crate::error::LoadError;
 use crate::state::pool::state_pool::StateLimits;
 use crate::state::pool::window_pool::WindowLimits;
 
 /// Share of the available memory that the KV pool takes by default on a CPU, in percent.
 const DEFAULT_SHARE_PERCENT: u64 = 25;
-/// Sequences of full length that the KV pool holds at most by default on a CPU.
-const DEFAULT_CONTEXTS: u64 = 32;
 /// Share of a GPU's free memory that weights and KV pool take together by default.
 const DEFAULT_GPU_FRACTION: f64 = 0.9;
-/// `PageId` is a `u32`, and page 0 is the dummy page.
-const MAX_PAGES: u64 = u32::MAX as u64 - 1;
 /// `mem_fraction_static` is given in thousandths.
 const FRACTION_STEPS: f64 = 1000.0;
-
-/// Whose memory is divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The machine's: other programs need some too.
-    Host,
-    /// That of the GPU with this number: it is there to be used.
-    Gpu(usize),
-}
-
-/// The memory of a device, and the parts that are taken before the KV pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryBudget {
-    /// Whose memory it is.
-    pub place: Place,
-    /// Free before the weights are loaded, in bytes.
-    pub free_before_bytes: u64,
-    /// The part of it that loading the weights takes, in bytes.
-    pub weights_bytes: u64,
-    /// The memory that has to stay free beside weights and KV pool, in bytes; see [`reserve_bytes`].
-    pub reserve_bytes: u64,
-    /// Part of the reserve: the page table on the device, in bytes. 0 where the host keeps it.
-    pub page_table_bytes: u64,
-    /// Part of the reserve: buffers of the KV store, in bytes. 0 without one.
-    pub store_bytes: u64,
-    /// Requests that the reserve has page tables and activations for; `u32::MAX` where none are reserved by their number.
-    pub max_rows: u32,
-}
-
-/// The needs of the model and the wishes of the user.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MemoryWish {
-    /// K/V of one token in all layers, in bytes (the seeds' cell size), but for those with window pages.
-    pub kv_bytes_per_token: u64,
-    /// Those with window pages, if there are any; no layer has a state then.
-    pub windows: Option<WindowWish>,
-    /// States of one sequence in all layers, in bytes; 0 where no layer has one.
-    pub state_bytes: u64,
-    /// Tokens in a page.
-    pub page_size: u32,
-    /// Longest sequence of the model, in tokens.
-    pub context_tokens: u64,
-    /// Share of the memory free before loading that weights and KV pool take together.
-    pub mem_fraction_static: Option<f64>,
-    /// Cap on the tokens in the KV pool.
-    pub max_total_tokens: Option<u64>,
-    /// Cap on the requests that run at once.
-    pub max_running_requests: Option<u32>,
-    /// States of running requests and of cached prefixes, where layers have states.
-    pub max_states: Option<u64>,
-    /// Prefixes are cached, and states with them.
-    pub caches_prefixes: bool,
-    /// Distance of the states that long prefills save, in tokens; 0 for none at regular distances.
-    pub state_interval_tokens: Option<usize>,
-}
 
 /// The limit that decided the size of the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,65 +200,6 @@ impl MemoryPlan {
     pub fn asked_in_vain(&self) -> Option<u64> {
         let asked = self.wish.max_total_tokens?;
         (self.wish.whole_pages(asked) > self.max_total_tokens).then_some(asked)
-    }
-}
-
-impl MemoryWish {
-    /// Size of a pool for `tokens` tokens: the dummy page, window pages and states come on top.
-    fn pool_bytes(&self, tokens: u64) -> u64 {
-        let page_bytes = self.page_bytes(tokens);
-        let states = StateSlots::of(self).map_or(0, |states| states.bytes_beside(page_bytes));
-        let windows = self.window_bytes(tokens);
-        page_bytes.saturating_add(states).saturating_add(windows)
-    }
-
-    /// Size of the pages for `tokens` tokens, with the dummy page.
-    fn page_bytes(&self, tokens: u64) -> u64 {
-        tokens
-            .saturating_add(u64::from(self.page_size))
-            .saturating_mul(self.kv_bytes_per_token)
-    }
-
-    /// States beside the pages for `tokens` tokens.
-    fn state_slots(&self, tokens: u64) -> u64 {
-        StateSlots::of(self).map_or(0, |states| states.beside(self.page_bytes(tokens)))
-    }
-
-    /// Tokens, in whole pages, of a pool of `bytes` bytes.
-    fn tokens_in(&self, bytes: u64) -> u64 {
-        if self.windows.is_some() {
-            let pages = self.pages_beside_windows(bytes, MAX_PAGES);
-            return pages.saturating_mul(u64::from(self.page_size));
-        }
-        let states = StateSlots::of(self);
-        let bytes = states.map_or(bytes, |states| states.page_bytes_in(bytes));
-        let slots = bytes / self.kv_bytes_per_token.max(1);
-        self.whole_pages(slots.saturating_sub(u64::from(self.page_size)))
-    }
-
-    fn whole_pages(&self, tokens: u64) -> u64 {
-        tokens - tokens % u64::from(self.page_size)
-    }
-
-    /// Tokens of so many sequences of full length as a pool holds by default, at least a page.
-    fn default_contexts(&self) -> u64 {
-        let contexts = self.context_tokens.saturating_mul(DEFAULT_CONTEXTS);
-        self.whole_pages(contexts).max(u64::from(self.page_size))
-    }
-
-    fn smallest_pool_bytes(&self) -> u64 {
-        self.pool_bytes(u64::from(self.page_size))
-    }
-
-    /// The smallest pool, for people.
-    fn smallest_pool(&self) -> String {
-        let bytes = Bytes(self.smallest_pool_bytes());
-        match self.state_slots(u64::from(self.page_size)) {
-            0 => format!("one page of K/V with the dummy page {bytes}"),
-            states => format!(
-                "one page of K/V with the dummy page and {states} states {bytes}, less with a smaller max_running_requests or max_mamba_cache_size"
-            ),
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! How many states of sequences lie beside the pages of a pool.
 
-use super::MemoryWish;
+use super::wish::MemoryWish;
 
 /// Requests at once by default where each has a state.
 const DEFAULT_ROWS: u32 = 16;

@@ -11,8 +11,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::limits::GrammarLimits;
-use super::wish::check_bytes;
+use super::limits::{GrammarLimits, check_bytes};
 use crate::error::FieldError;
 
 /// The beginning of a grammar in Lark.

@@ -14,8 +14,8 @@ mod write;
 
 use serde_json::Value;
 
-use super::limits::GrammarLimits;
-use super::wish::check_bytes;
+use super::limits::{GrammarLimits, check_bytes};
+use super::schema::patterns::map_patterns;
 use crate::error::FieldError;
 use write::Purpose;
 
@@ -47,7 +47,7 @@ pub(super) fn quote_patterns(schema: &mut Value) {
         let search = write::search(&node, Purpose::Quoted).ok()?;
         Some(format!("^(?:{search})$"))
     };
-    super::schema::map_patterns(schema, &mut |pattern| {
+    map_patterns(schema, &mut |pattern| {
         quoted(pattern).unwrap_or_else(|| pattern.to_owned())
     });
 }

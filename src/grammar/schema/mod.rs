@@ -8,6 +8,7 @@ mod formats;
 mod keywords;
 mod numbers;
 mod overlap;
+pub(super) mod patterns;
 mod place;
 mod refs;
 
@@ -60,44 +61,6 @@ pub(super) fn checked(
     let checked = overlap::check(&kept);
     checked.map_err(|fault| check.refuse(Place::root(), fault.reason()))?;
     Ok(kept)
-}
-
-/// Replaces each pattern of a schema, those that are keys too.
-pub(super) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> String) {
-    let object = match schema {
-        Value::Object(object) => object,
-        Value::Array(items) => return items.iter_mut().for_each(|item| map_patterns(item, map)),
-        _ => return,
-    };
-    for (name, value) in object {
-        match (keyword(name), value) {
-            (Keyword::Pattern, Value::String(pattern)) => *pattern = map(pattern),
-            (Keyword::Schema | Keyword::SchemaList, value) => map_patterns(value, map),
-            (Keyword::SchemaMap, Value::Object(named)) => {
-                named
-                    .values_mut()
-                    .for_each(|value| map_patterns(value, map));
-                if name == "patternProperties" {
-                    *named = with_keys(std::mem::take(named), map);
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-/// The schemas by patterns that are written anew; two that become one keep what tells them apart.
-fn with_keys(named: Map<String, Value>, map: &mut dyn FnMut(&str) -> String) -> Map<String, Value> {
-    let mut kept = Map::new();
-    for (at, (pattern, schema)) in named.into_iter().enumerate() {
-        let mut pattern = map(&pattern);
-        if kept.contains_key(&pattern) {
-            // An empty text matches with any count: that of the key is no other's.
-            pattern = format!("(?:{pattern})(?:){{{at}}}");
-        }
-        kept.insert(pattern, schema);
-    }
-    kept
 }
 
 /// Whether a keyword says anything of the values of its schema.

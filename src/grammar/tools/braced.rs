@@ -5,8 +5,9 @@
 
 use serde_json::Value;
 
+use super::schemas::{properties, resolved, with_definitions};
 use super::values::Notation;
-use super::xml::{properties, resolved, text_of, with_definitions};
+use super::xml::text_of;
 use crate::error::FieldError;
 use crate::grammar::part::{Free, Part};
 

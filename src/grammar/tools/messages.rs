@@ -5,10 +5,10 @@
 
 use super::{Arguments, Calls};
 use crate::error::FieldError;
+use crate::grammar::frame::AnswerFrame;
 use crate::grammar::markers::Markers;
 use crate::grammar::part::{Free, Part};
 use crate::grammar::source::Source;
-use crate::grammar::wish::AnswerFrame;
 use crate::grammar::writer;
 use crate::state::output::{OutputStart, Tool, ToolChoice};
 

@@ -4,6 +4,7 @@
 mod braced;
 pub(super) mod messages;
 mod pythonic;
+mod schemas;
 mod several;
 mod values;
 pub(super) mod xml;

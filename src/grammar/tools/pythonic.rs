@@ -5,8 +5,8 @@
 
 use serde_json::{Value, json};
 
-use super::values::{MAX_DEPTH, Notation, constants};
-use super::xml::{properties, resolved, with_definitions};
+use super::schemas::{constants, properties, resolved, with_definitions};
+use super::values::{MAX_DEPTH, Notation};
 use crate::error::FieldError;
 use crate::grammar::part::Part;
 

@@ -1,10 +1,9 @@
 //! Values in forms of calls that do not write them as JSON: what a schema says of one is taken apart, as far as it can be.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::xml::{properties, resolved};
+use super::schemas::{constants, options, properties, resolved};
 use crate::grammar::part::{Part, Presence};
-use crate::grammar::schema;
 
 /// How deep values are taken apart.
 pub(super) const MAX_DEPTH: usize = 8;
@@ -136,21 +135,4 @@ fn list(item: Part, separator: &str, (least, most): (u32, Option<u32>)) -> Optio
         items,
         Part::text("]"),
     ]))
-}
-
-/// The values that a schema names, of which a value is one.
-pub(super) fn constants(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
-    match (schema.get("const"), schema.get("enum")) {
-        (Some(value), _) => Some(vec![value]),
-        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
-        _ => None,
-    }
-}
-
-/// The schemas of which a value has one, where nothing else is said of it.
-pub(super) fn options(schema: &Map<String, Value>) -> Option<&[Value]> {
-    let options = schema.get("anyOf")?.as_array()?;
-    let mut others = schema.keys().filter(|name| *name != "anyOf");
-    let is_all = others.all(|name| !schema::constrains(name));
-    is_all.then_some(options.as_slice())
 }

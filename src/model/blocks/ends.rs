@@ -1,6 +1,6 @@
 //! The parts before the first layer and after the last one.
 
-use super::Norm;
+use super::norm::Norm;
 use crate::error::LoadError;
 use crate::kernels::Backend;
 use crate::model::layer_inputs::InputTable;

@@ -1,6 +1,7 @@
 //! Experts in the place of an MLP.
 
-use super::{Mlp, Norm};
+use super::mlp::Mlp;
+use super::norm::Norm;
 use crate::error::LoadError;
 use crate::kernels::Backend;
 use crate::model::config::experts::ExpertsConfig;

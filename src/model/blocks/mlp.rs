@@ -1,6 +1,6 @@
 //! The gated MLP.
 
-use super::Norm;
+use super::norm::Norm;
 use crate::error::LoadError;
 use crate::kernels::{Backend, Gate, Linear};
 use crate::model::loader::Loader;

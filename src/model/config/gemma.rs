@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::Architecture;
+use super::architecture::Architecture;
 use super::gemma4::Gemma4Config;
 use super::limits::FACTORS;
 use crate::error::LoadError;

@@ -1,14 +1,8 @@
 //! Gemma 4 adds heads of two sizes, layers that read the keys and values of others, inputs for each layer, experts
 //! beside the MLP.
 
-use super::ModelConfig;
-use super::experts::{ExpertNames, ExpertsConfig};
-use super::latent::LatentConfig;
-use super::limits::{
-    EXPERTS, HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads,
-};
+use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads};
 use crate::error::LoadError;
-use crate::kernels::routing::Routing;
 use crate::model::json_file::JsonFile;
 
 /// Elements of a head in layers without windows, where a configuration does not say it.
@@ -111,51 +105,6 @@ impl Gemma4Config {
     }
 }
 
-impl ModelConfig {
-    /// Key heads, and elements of a key, in layers with windows and in the others.
-    pub(super) fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
-        let dim = self.latent.as_ref();
-        let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
-        match self.fourth() {
-            None => ([self.num_key_value_heads; 2], [dim; 2]),
-            Some(own) => (
-                [self.num_key_value_heads, own.full_kv_heads],
-                [dim, own.full_head_dim],
-            ),
-        }
-    }
-
-    /// Key heads of a layer, and elements of a key.
-    pub fn heads_in(&self, layer: usize) -> (usize, usize) {
-        let (heads, dims) = self.kinds_of_heads();
-        let kind = usize::from(self.windows[layer].is_none());
-        (heads[kind], dims[kind])
-    }
-
-    /// The parts that only Gemma 4 has.
-    pub fn fourth(&self) -> Option<&Gemma4Config> {
-        self.gemma.as_ref()?.fourth.as_ref()
-    }
-
-    /// The layer whose keys and values a layer reads: mostly its own.
-    pub fn kv_source(&self, layer: usize) -> usize {
-        let source = self
-            .fourth()
-            .and_then(|own| own.source(&self.windows, layer));
-        source.unwrap_or(layer)
-    }
-
-    /// Width of the MLP of a layer, where it has one.
-    pub fn intermediate_in(&self, layer: usize) -> usize {
-        match self.fourth() {
-            Some(own) if own.double_wide && self.kv_source(layer) != layer => {
-                2 * self.intermediate_size
-            }
-            _ => self.intermediate_size,
-        }
-    }
-}
-
 fn layer_inputs(json: &JsonFile) -> Result<Option<LayerInputs>, LoadError> {
     let width = json.size("hidden_size_per_layer_input", 0..=*INTERMEDIATE.end())?;
     let vocab_size = json.size("vocab_size_per_layer_input", VOCAB)?;
@@ -166,21 +115,4 @@ fn layer_inputs(json: &JsonFile) -> Result<Option<LayerInputs>, LoadError> {
             vocab_size: vocab_size.unwrap_or(262_144),
         }),
     })
-}
-
-/// Softmax over all experts; the weights of the chosen are divided by their sum, then each is multiplied with a number of
-/// its expert. All layers have experts, beside their MLPs.
-pub(super) fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
-    if !json.flag("enable_moe_block")?.unwrap_or(false) {
-        return Ok(None);
-    }
-    let count = json.required_size("num_experts", EXPERTS)?;
-    let used = json.required_size("top_k_experts", EXPERTS)?;
-    Ok(Some(ExpertsConfig {
-        width: json.required_size("moe_intermediate_size", INTERMEDIATE)?,
-        layers: vec![true; layers],
-        gate: super::gemma::GATE,
-        scaled: true,
-        ..ExpertsConfig::plain(Routing::softmax(count, used, true), ExpertNames::GEMMA4)
-    }))
 }

@@ -1,9 +1,8 @@
 //! Latent attention as configured.
 
+use super::architecture::Architecture;
 use super::limits::{HEAD_DIM, HIDDEN, check_head_dim};
-use super::{Architecture, ModelConfig};
 use crate::error::LoadError;
-use crate::kernels::latent::LatentShape;
 use crate::kernels::tensor_view::RowOrder;
 use crate::model::json_file::JsonFile;
 
@@ -72,57 +71,6 @@ impl LatentConfig {
     /// Elements of a head's query as it is projected.
     pub fn query_dim(&self) -> usize {
         self.plain_dim + self.rotary_dim
-    }
-
-    /// The heads of a layer.
-    pub fn shape(&self, config: &ModelConfig) -> LatentShape {
-        LatentShape {
-            n_heads: config.num_attention_heads,
-            rank: self.rank,
-            plain_dim: self.plain_dim,
-            rotary_dim: self.rotary_dim,
-            value_dim: self.value_dim,
-            scale: config.attention_scale(),
-        }
-    }
-
-    /// The tensors of a layer's attention, by their names in it.
-    pub(super) fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
-        let (q, v) = (heads * self.query_dim(), heads * self.value_dim);
-        let mut specs = Vec::new();
-        let mut push = |name: &str, shape: &[usize]| specs.push((name.to_owned(), shape.to_vec()));
-        match self.query_rank {
-            None => push("q_proj.weight", &[q, hidden]),
-            Some(rank) => {
-                push("q_a_proj.weight", &[rank, hidden]);
-                if config.bias.qkv {
-                    push("q_a_proj.bias", &[rank]);
-                }
-                push("q_a_layernorm.weight", &[rank]);
-                push("q_b_proj.weight", &[q, rank]);
-            }
-        }
-        push("kv_a_proj_with_mqa.weight", &[self.key_dim(), hidden]);
-        if config.bias.qkv {
-            push("kv_a_proj_with_mqa.bias", &[self.key_dim()]);
-        }
-        push("kv_a_layernorm.weight", &[self.rank]);
-        match self.split {
-            true => {
-                push("k_b_proj.weight", &[heads * self.rank, self.plain_dim]);
-                push("v_b_proj.weight", &[v, self.rank]);
-            }
-            false => push(
-                "kv_b_proj.weight",
-                &[heads * (self.plain_dim + self.value_dim), self.rank],
-            ),
-        }
-        push("o_proj.weight", &[hidden, v]);
-        if config.bias.o {
-            push("o_proj.bias", &[hidden]);
-        }
-        specs
     }
 
     /// The order of a tensor's rows in checkpoints.

@@ -5,11 +5,13 @@
 
 mod architecture;
 pub(crate) mod deepseek;
+mod expert_families;
 pub mod experts;
 pub(crate) mod gemma;
 pub mod gemma4;
 pub(crate) mod gpt_oss;
 pub mod latent;
+mod layers;
 pub(crate) mod limits;
 pub(crate) mod ministral3;
 pub mod recurrent;

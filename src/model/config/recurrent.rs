@@ -1,11 +1,11 @@
 //! Hybrids: models some of whose layers keep a state of fixed size instead of keys and values.
 
-use super::Architecture;
+use super::architecture::Architecture;
 use super::limits::{HEADS, INTERMEDIATE, check_kv_heads};
 use crate::error::LoadError;
 use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
 use crate::model::json_file::JsonFile;
-use crate::model::weights::TensorSpec;
+use crate::model::tensor_spec::TensorSpec;
 use crate::state::pool::kv_layout::StateHeads;
 
 /// The ends of names of matrices whose few outputs decide how much of a state stays and what is added.

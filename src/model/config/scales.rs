@@ -1,6 +1,6 @@
 //! Numbers that some families multiply their activations with.
 
-use super::Architecture;
+use super::architecture::Architecture;
 use crate::error::LoadError;
 use crate::kernels::rope::PositionScale;
 use crate::model::json_file::JsonFile;

@@ -1,6 +1,6 @@
 //! Sizes that families name, derive or default in their own ways.
 
-use super::Architecture;
+use super::architecture::Architecture;
 use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, check_head_dim, check_kv_heads, even_head_dim};
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use super::experts::{ExpertsConfig, mlp_tensors};
 use super::gemma4::LayerInputs;
+use super::latent::LatentConfig;
 use super::{ModelConfig, recurrent};
 use crate::kernels::dtype::MatrixRole;
 use crate::kernels::tensor_view::RowOrder;
-use crate::model::weights::TensorSpec;
+use crate::model::tensor_spec::TensorSpec;
 
 impl ModelConfig {
     /// Every tensor of the model with its shape, in the order of the forward pass; twice where it is read twice.
@@ -204,5 +205,46 @@ impl ModelConfig {
         let mut names = HashSet::new();
         let once = tensors.iter().filter(|spec| names.insert(&spec.name));
         once.map(TensorSpec::elements).sum()
+    }
+}
+
+impl LatentConfig {
+    /// The tensors of a layer's attention, by their names in it.
+    fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+        let (q, v) = (heads * self.query_dim(), heads * self.value_dim);
+        let mut specs = Vec::new();
+        let mut push = |name: &str, shape: &[usize]| specs.push((name.to_owned(), shape.to_vec()));
+        match self.query_rank {
+            None => push("q_proj.weight", &[q, hidden]),
+            Some(rank) => {
+                push("q_a_proj.weight", &[rank, hidden]);
+                if config.bias.qkv {
+                    push("q_a_proj.bias", &[rank]);
+                }
+                push("q_a_layernorm.weight", &[rank]);
+                push("q_b_proj.weight", &[q, rank]);
+            }
+        }
+        push("kv_a_proj_with_mqa.weight", &[self.key_dim(), hidden]);
+        if config.bias.qkv {
+            push("kv_a_proj_with_mqa.bias", &[self.key_dim()]);
+        }
+        push("kv_a_layernorm.weight", &[self.rank]);
+        match self.split {
+            true => {
+                push("k_b_proj.weight", &[heads * self.rank, self.plain_dim]);
+                push("v_b_proj.weight", &[v, self.rank]);
+            }
+            false => push(
+                "kv_b_proj.weight",
+                &[heads * (self.plain_dim + self.value_dim), self.rank],
+            ),
+        }
+        push("o_proj.weight", &[hidden, v]);
+        if config.bias.o {
+            push("o_proj.bias", &[hidden]);
+        }
+        specs
     }
 }

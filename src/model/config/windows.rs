@@ -1,6 +1,6 @@
 //! The sliding windows of a model's layers, and which of them positions rotate.
 
-use super::Architecture;
+use super::architecture::Architecture;
 use super::limits::{CONTEXT, LAYERS};
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;

@@ -1,7 +1,7 @@
 //! The experts that a file describes.
 
 use super::Gguf;
-use super::config::Keys;
+use super::keys::Keys;
 use super::names::{CORRECTION, ROUTER};
 use crate::error::LoadError;
 use crate::kernels::Gate;

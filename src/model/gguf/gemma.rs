@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::Gguf;
-use super::config::Keys;
+use super::keys::Keys;
 use super::names::INPUT_TABLE;
 use crate::error::LoadError;
 use crate::model::config::Architecture;

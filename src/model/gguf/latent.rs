@@ -1,7 +1,7 @@
 //! The shape of latent attention that a file describes.
 
 use super::Gguf;
-use super::config::Keys;
+use super::keys::Keys;
 use crate::error::LoadError;
 use crate::model::config::latent::LatentConfig;
 use crate::model::config::limits::{HEAD_DIM, HIDDEN, check_head_dim};

@@ -13,6 +13,7 @@ mod element;
 mod experts;
 mod file;
 mod gemma;
+mod keys;
 mod latent;
 mod metadata;
 mod names;

@@ -1,6 +1,6 @@
 //! The layers with states that a file describes.
 
-use super::config::Keys;
+use super::keys::Keys;
 use crate::error::LoadError;
 use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
 use crate::model::config::Architecture;

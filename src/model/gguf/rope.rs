@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Gguf;
-use super::config::Keys;
+use super::keys::Keys;
 use super::names::{ROPE_FACTORS, ROPE_FREQS};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;

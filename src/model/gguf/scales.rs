@@ -1,6 +1,6 @@
 //! Numbers that some families multiply their activations with, as files have them.
 
-use super::config::Keys;
+use super::keys::Keys;
 use crate::error::LoadError;
 use crate::kernels::rope::PositionScale;
 use crate::model::config::Architecture;

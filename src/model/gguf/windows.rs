@@ -1,6 +1,6 @@
 //! The sliding windows that a file describes, and the layers that positions rotate.
 
-use super::config::Keys;
+use super::keys::Keys;
 use crate::error::LoadError;
 use crate::model::config::Architecture;
 use crate::model::config::limits::{CONTEXT, LAYERS};

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::ChannelType;
+use super::channel_type::ChannelType;
 use crate::error::LoadError;
 use crate::kernels::sparsity::LabelChannels;
 use crate::model::json_file::{JsonFile, format_error};

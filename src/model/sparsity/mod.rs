@@ -1,5 +1,6 @@
 //! Double sparsity as it is asked for: which layers of a model have labels, and of which channels.
 
+mod channel_type;
 mod file;
 
 use std::path::PathBuf;
@@ -7,37 +8,11 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+pub use self::channel_type::ChannelType;
 pub use self::file::{ChannelRanks, write};
 use crate::error::LoadError;
 use crate::kernels::sparsity::DoubleSparsity;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
-
-/// By what the channels of a key are ranked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ChannelType {
-    /// The size of the product of query and key.
-    #[default]
-    Qk,
-    /// The size of the query.
-    Q,
-    /// The size of the key.
-    K,
-}
-
-impl ChannelType {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Qk, Self::Q, Self::K];
-
-    /// The name on the command line, and in a file's keys.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Qk => "qk",
-            Self::Q => "q",
-            Self::K => "k",
-        }
-    }
-}
 
 /// The settings that are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]

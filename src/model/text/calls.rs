@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::chat::invalid;
+use super::arguments::object_of;
 use super::jinja::{Fault, Value as TemplateValue};
+use super::refusal::invalid;
 use super::written::CallWriter;
 use crate::error::RequestError;
 use crate::field::count_values;
@@ -247,12 +248,6 @@ fn write_arguments(call: &mut Value) -> Result<(), RequestError> {
         *arguments = Value::from(value.to_json().map_err(unprintable)?);
     }
     Ok(())
-}
-
-/// The object that a text holds.
-pub(super) fn object_of(text: &str) -> Option<TemplateValue> {
-    let is_object = text.trim_start().starts_with('{');
-    is_object.then(|| TemplateValue::parse_json(text)).flatten()
 }
 
 fn unprintable(fault: Fault) -> RequestError {

@@ -5,7 +5,6 @@ use serde_json::{Map, Value};
 
 use super::calls::CallForm;
 use super::tool_place::ToolPlace;
-use crate::error::RequestError;
 
 /// The values that a chat template is rendered with.
 #[derive(Clone, Copy, Debug)]
@@ -114,8 +113,4 @@ impl ContentFormat {
             false => Self::Text,
         }
     }
-}
-
-pub(super) fn invalid<T>(text: String) -> Result<T, RequestError> {
-    Err(RequestError::Invalid(text))
 }

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::chat::invalid;
+use super::refusal::invalid;
 use crate::error::RequestError;
 
 /// The mark. Its last character is a space: where that is missing, the template trims contents.

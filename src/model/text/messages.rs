@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::calls::Calls;
-use super::chat::{ContentFormat, Expected, ThoughtForm, invalid};
+use super::chat::{ContentFormat, Expected, ThoughtForm};
+use super::refusal::invalid;
 use crate::error::RequestError;
 
 /// Checks the messages and returns them as the template expects them: `content` always there, tool-call arguments as

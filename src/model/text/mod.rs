@@ -1,6 +1,7 @@
 //! The text side of a model: tokenizer and chat template, read from a directory in Hugging Face layout or from the
 //! metadata of a GGUF file.
 
+mod arguments;
 mod calls;
 mod chat;
 mod count;
@@ -14,6 +15,7 @@ mod known;
 mod messages;
 mod python;
 mod pythonic;
+mod refusal;
 mod template;
 mod tool_place;
 mod turns;

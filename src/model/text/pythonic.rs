@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use super::arguments::Written;
 use super::jinja::{Fault, Value as TemplateValue};
-use super::written::Written;
 
 /// The text around calls.
 const TAGS: [&str; 2] = ["<|tool_call_start|>", "<|tool_call_end|>"];

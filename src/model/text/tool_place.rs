@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::chat::invalid;
 use super::jinja::{Fault, Value as TemplateValue};
+use super::refusal::invalid;
 use crate::error::RequestError;
 
 /// The variable in which SmolLM3's template looks for functions.

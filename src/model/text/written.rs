@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::calls::object_of;
+use super::arguments::Written;
 use super::jinja::{Fault, Value as TemplateValue};
 use super::pythonic;
 use crate::state::output::ToolFormat;
@@ -50,27 +50,6 @@ impl CallWriter {
         }
         content.push_str(end);
         Ok(())
-    }
-}
-
-/// Arguments for writing: an object, or the text of those that a model wrote wrongly.
-pub(super) enum Written<'a> {
-    Object(TemplateValue),
-    Text(&'a str),
-    Nothing,
-}
-
-impl<'a> Written<'a> {
-    /// The arguments of a call's function.
-    pub(super) fn of(function: &'a Value) -> Result<Self, Fault> {
-        Ok(match function.get("arguments") {
-            Some(Value::String(text)) => match object_of(text) {
-                Some(object) => Self::Object(object),
-                None => Self::Text(text),
-            },
-            Some(arguments) => Self::Object(TemplateValue::from_json(arguments)?),
-            None => Self::Nothing,
-        })
     }
 }
 

@@ -4,7 +4,8 @@
 //! experts stacked in one tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj`
 //! `[experts, hidden, width]`. Stacks in codes of eight bits have their scales in a tensor of their own.
 
-use super::{Entry, Weights};
+use super::checkpoint::Weights;
+use super::entry::Entry;
 use crate::error::LoadError;
 use crate::model::config::experts::{ExpertNames, ExpertsConfig};
 

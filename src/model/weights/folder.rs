@@ -6,8 +6,9 @@ use std::path::{Component, Path, PathBuf};
 use rustc_hash::FxHashMap;
 use safetensors::SafeTensors;
 
+use super::checkpoint::Weights;
+use super::entry::Entry;
 use super::mapped::MappedFile;
-use super::{Entry, Weights};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored};

@@ -1,7 +1,7 @@
 //! Tensors under the names that the model asks for, where a family's files have others, and parts of fused ones.
 
-use super::Weights;
-use super::quantised::PartOf;
+use super::checkpoint::Weights;
+use super::quantised::part_of::PartOf;
 use crate::error::LoadError;
 use crate::kernels::tensor_view::RowOrder;
 use crate::model::config::recurrent::Recurrence;

@@ -1,10 +1,13 @@
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::tensor::TensorView as Stored;
 
 use super::folder::INDEX;
 use super::*;
+use crate::error::LoadError;
+use crate::kernels::dtype::Dtype;
 use crate::model::config::ModelConfig;
 
 const FILE: &str = "model.safetensors";

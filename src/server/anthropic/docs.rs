@@ -6,7 +6,7 @@ use utoipa::openapi::path::Operation;
 use crate::server::openai::chat::docs::template_kwargs;
 use crate::server::openai::chat::reasoning::EFFORTS;
 use crate::server::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
-use crate::server::openapi::Facts;
+use crate::server::openapi::facts::Facts;
 use crate::server::openapi::operation::{Group, describe};
 use crate::server::openapi::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, list, name_of, named, object,

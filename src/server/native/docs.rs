@@ -4,7 +4,7 @@ use serde_json::json;
 use utoipa::openapi::path::Operation;
 
 use crate::server::cached::CachedTokens;
-use crate::server::openapi::Facts;
+use crate::server::openapi::facts::Facts;
 use crate::server::openapi::operation::{Group, describe};
 use crate::server::openapi::shape::{
     Shape, any_of, count, flag, integer, list, named, number, object, text, token_id, tuple, whole,

@@ -5,7 +5,7 @@ use utoipa::openapi::path::Operation;
 
 use super::MAX_TOP_LOGPROBS;
 use super::completions::DEFAULT_MAX_TOKENS;
-use crate::server::openapi::Facts;
+use crate::server::openapi::facts::Facts;
 use crate::server::openapi::operation::{Group, describe};
 use crate::server::openapi::shape::{
     Shape, any_of, count, flag, integer, list, map_of, name_of, named, number, object, text,

@@ -21,7 +21,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::foreign;
 use crate::server::lanes::{Lane, finish_all};
-use crate::server::openapi::Facts;
+use crate::server::openapi::facts::Facts;
 use crate::server::openapi::operation::{Group, describe};
 use crate::server::openapi::shape::{
     any_of, count, integer, list, name_of, named, number, object, text,

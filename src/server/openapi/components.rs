@@ -2,7 +2,8 @@
 
 use utoipa::openapi::schema::ComponentsBuilder;
 
-use super::{Facts, shared};
+use super::facts::Facts;
+use super::shared;
 use crate::server::openai::responses;
 use crate::server::{anthropic, native, openai};
 

@@ -4,6 +4,7 @@
 //! from one table (`endpoints`). Limits and defaults that can be configured are those of this server.
 
 mod components;
+pub(super) mod facts;
 pub(super) mod operation;
 pub(super) mod page;
 pub(super) mod shape;
@@ -12,9 +13,7 @@ pub(super) mod shared;
 mod tests;
 
 use actix_web::http::header::{CacheControl, CacheDirective};
-use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse};
-use serde_json::{Map, Value};
 use utoipa::openapi::path::{HttpMethod, Operation, PathItem, PathsBuilder};
 use utoipa::openapi::security::{
     ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
@@ -22,13 +21,11 @@ use utoipa::openapi::security::{
 use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{InfoBuilder, License, OpenApi, OpenApiBuilder, ServerBuilder};
 
-use super::endpoints::{self, Access, Endpoint};
+use super::endpoint::{Access, Endpoint, name};
 use super::error::{self, ApiError};
 use super::state::AppState;
 use super::track::label;
-use crate::model::generation::GenerationConfig;
-use crate::state::request_limits::RequestLimits;
-use crate::state::sampling::SamplingParams;
+use facts::Facts;
 use operation::{Group, describe, failure};
 use shape::free_object;
 
@@ -40,62 +37,14 @@ const ABOUT: &str = "An LLM inference server with OpenAI's, Anthropic's and SGLa
     Null fields of a body count as absent; fields that nobody reads are ignored, unless they would change the answer. \
     Pages of other sites are refused, unless `--allowed-origins` names them.";
 
-/// The facts of one server that the document names.
-#[derive(Default)]
-pub(super) struct Facts {
-    /// How long the lists and names of a request may be.
-    pub(super) limits: RequestLimits,
-    /// Most prompts times samples of a call.
-    pub(super) max_requests: usize,
-    /// Sampling parameters of a call that names none, on the endpoints that take the model's.
-    pub(super) model_sampling: SamplingParams,
-    has_key: bool,
-    has_admin_key: bool,
-}
-
-impl Facts {
-    /// Those of a server; before its model is loaded, with the defaults of what comes with it.
-    pub(super) fn of(state: &AppState) -> Self {
-        let config = state.config();
-        let engine = state.slot().engine();
-        let limits = engine.map(|engine| *engine.request_limits());
-        let generation = engine.map(|engine| &engine.model().generation);
-        Self {
-            limits: limits.unwrap_or_default(),
-            max_requests: config.max_batch_requests,
-            model_sampling: generation.map(sampling_of).unwrap_or_default(),
-            has_key: config.api_key.is_some(),
-            has_admin_key: config.admin_api_key.is_some(),
-        }
-    }
-}
-
-fn sampling_of(model: &GenerationConfig) -> SamplingParams {
-    let plain = SamplingParams::default();
-    SamplingParams {
-        temperature: model.temperature.unwrap_or(plain.temperature),
-        top_p: model.top_p.unwrap_or(plain.top_p),
-        top_k: model.top_k.unwrap_or(plain.top_k),
-        min_p: model.min_p.unwrap_or(plain.min_p),
-        repetition_penalty: model.repetition_penalty.unwrap_or(plain.repetition_penalty),
-        ..plain
-    }
-}
-
-/// The parameters by name, as JSON has them.
-pub(super) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
-    // By way of the text, in which a number has as many digits as it needs.
-    let text = serde_json::to_string(sampling).expect("parameters have string keys only");
-    serde_json::from_str(&text).expect("parameters are an object")
-}
-
-/// Answers `GET /openapi.json`.
-pub(super) async fn json(
-    request: HttpRequest,
-    state: Data<AppState>,
+/// The answer to `GET /openapi.json`, of a server with these endpoints.
+pub(super) fn answer(
+    request: &HttpRequest,
+    state: &AppState,
+    endpoints: &[Endpoint],
 ) -> Result<HttpResponse, ApiError> {
-    check_is_on(&request, &state)?;
-    let mut document = document(&Facts::of(&state));
+    check_is_on(request, state)?;
+    let mut document = document(endpoints, &Facts::of(state));
     // Mounted in a host's scope, the paths are below its own.
     let scope = request.path().strip_suffix("/openapi.json");
     if let Some(scope) = scope.filter(|scope| !scope.is_empty()) {
@@ -125,15 +74,15 @@ fn nothing_here(request: &HttpRequest) -> ApiError {
     error::nothing_at(request.path())
 }
 
-/// The document of a server.
-pub(super) fn document(facts: &Facts) -> OpenApi {
+/// The document of a server with these endpoints.
+pub(super) fn document(endpoints: &[Endpoint], facts: &Facts) -> OpenApi {
     let mut paths = PathsBuilder::new();
-    for endpoint in endpoints::all() {
+    for endpoint in endpoints {
         let path = label(endpoint.path);
         for (method, operate) in &endpoint.methods {
             let mut operation = operate(facts);
             operation.operation_id = Some(id_of(method, &path));
-            guard(&mut operation, &endpoint, facts);
+            guard(&mut operation, endpoint, facts);
             paths = paths.path(&path, PathItem::new(method.clone(), operation));
         }
     }
@@ -209,7 +158,7 @@ fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
 
 /// An id that no other operation has.
 fn id_of(method: &HttpMethod, path: &str) -> String {
-    let method = endpoints::name(method).to_lowercase();
+    let method = name(method).to_lowercase();
     let path = path.replace(['{', '}'], "").replace(['/', '-', '.'], "_");
     format!("{method}{path}")
 }

@@ -8,7 +8,7 @@ use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use flate2::read::GzDecoder;
 use utoipa::openapi::path::Operation;
 
-use super::Facts;
+use super::facts::Facts;
 use super::operation::{Group, describe};
 use super::shape::text;
 use crate::server::error::ApiError;

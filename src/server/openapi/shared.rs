@@ -1,10 +1,10 @@
 //! Schemas that the calls of several endpoints share.
 
+use super::facts::{Facts, by_name};
 use super::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, integer, list, map_of, name_of,
     named, number, object, seconds, text, token_id, whole,
 };
-use super::{Facts, by_name};
 use crate::server::cached::CachedTokens;
 use crate::server::call::MAX_RID_BYTES;
 use crate::server::constraint::MAX_PATTERN_BYTES;

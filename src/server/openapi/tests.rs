@@ -7,8 +7,9 @@ use actix_web::{App, HttpRequest, HttpResponse, test as app_test};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::server::{ServerConfig, routes};
-use crate::state::sampling::ReadParams;
+use crate::server::openapi::facts::by_name;
+use crate::server::{ServerConfig, endpoints, routes};
+use crate::state::sampling::{ReadParams, SamplingParams};
 
 const METHODS: [&str; 5] = ["get", "post", "put", "delete", "patch"];
 
@@ -20,7 +21,8 @@ fn facts() -> Facts {
 }
 
 fn document() -> Value {
-    serde_json::to_value(super::document(&facts())).expect("documents have string keys only")
+    serde_json::to_value(super::document(&endpoints::all(), &facts()))
+        .expect("documents have string keys only")
 }
 
 /// The paths of the document with their methods.
@@ -132,7 +134,8 @@ fn operations_have_ids_of_their_own_and_tell_what_their_access_can_answer() {
         has_admin_key: true,
         ..facts()
     };
-    let document = serde_json::to_value(super::document(&facts)).expect("plain data");
+    let document =
+        serde_json::to_value(super::document(&endpoints::all(), &facts)).expect("plain data");
     let mut ids = BTreeSet::new();
     for (path, item) in document["paths"].as_object().expect("there are paths") {
         for operation in METHODS.iter().filter_map(|method| item.get(method)) {

@@ -5,7 +5,7 @@
 //! like everybody's.
 
 mod params;
-mod store;
+pub(super) mod store;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::Lane;
 use super::openai::places::missing;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{flag, object, seconds, text, whole};
 use super::state::AppState;
@@ -31,7 +31,7 @@ use crate::request::{GenerateRequest, Prompt};
 
 pub(super) use params::SessionParams;
 use store::New;
-pub(super) use store::{SessionStore, SessionTurn};
+pub(super) use store::SessionTurn;
 
 const SESSION_ID: &str = "session_id";
 const CAPACITY: &str = "capacity_of_str_len";

@@ -25,7 +25,7 @@ use inbound::Inbound;
 
 use super::error::ApiError;
 use super::exchange::Exchange;
-use super::openapi::Facts;
+use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::state::AppState;
 use native::Native;

@@ -1,6 +1,6 @@
 //! The last leg of a plan: the pools' grants, with the tree's verdict.
 
-use super::Verdict;
+use super::verdict::Verdict;
 use crate::ids::{RowId, SeqId, StepId};
 use crate::state::pool::pages::{Pages, WindowPages};
 use crate::state::pool::state_pool::OwnedState;

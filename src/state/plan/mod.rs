@@ -3,6 +3,7 @@
 //! One plan runs Scheduler -> RadixCache -> Allocator -> Scheduler. Each value here is one leg of it; pages,
 //! rows and locks move inside and are owned by whoever holds the value.
 
+mod candidate;
 pub mod completion_order;
 mod granted;
 pub mod plan_step;
@@ -10,31 +11,28 @@ pub mod preemption;
 pub mod prefill_adder;
 pub mod prefill_pace;
 pub mod probe;
+mod probe_key;
 mod reservation;
+mod save_rules;
 pub mod saves;
 mod settle;
 pub mod token_ratio;
+mod verdict;
 pub mod window_budget;
 
-use std::sync::Arc;
-
-use smallvec::SmallVec;
-
+pub use self::candidate::{Candidate, FetchWish, LoadGrant, StoredPrefix};
 pub use self::granted::{Grant, Growth, Reservation, StepPlanned};
 pub use self::settle::{PinDemand, Pinned, PublishKey, Settle, SettleCheckpoint, SettleRelease};
-use crate::ids::{RowId, SeqId, StateSlot, StepId, Ticket};
+pub use self::verdict::{Admitted, CacheCounts, CheckpointedSeq, Preempt, Verdict};
+use crate::ids::{RowId, SeqId, StepId};
 use crate::state::cache::eviction::EvictionPolicy;
-use crate::state::cache::namespace::Namespace;
-use crate::state::cache::prefix_cache::{
-    CheckpointedWindows, SaveAccount, SaveCounts, UnsavedBlock,
-};
-use crate::state::cache::prefix_history::{Departure, EvictedEdge};
-use crate::state::plan::preemption::{Preemption, Rank};
-use crate::state::plan::prefill_adder::{Budget, PrefillAdder};
-use crate::state::plan::probe::ProbeKey;
-use crate::state::plan::saves::{SaveAt, StateRules};
+use crate::state::cache::prefix_cache::SaveAccount;
+use crate::state::plan::preemption::Preemption;
+use crate::state::plan::prefill_adder::PrefillAdder;
+use crate::state::plan::probe_key::ProbeKey;
+use crate::state::plan::save_rules::StateRules;
 use crate::state::plan::window_budget::WindowBudget;
-use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, Pages, WindowPages, WindowRun};
+use crate::state::pool::pages::{EvictedPages, Pages, WindowPages};
 use crate::state::pool::state_pool::OwnedState;
 
 /// First leg: what the scheduler wants for one step.
@@ -152,101 +150,6 @@ pub struct AdmitRequest {
     pub block_tokens: usize,
 }
 
-/// The part of a candidate's prefix that the store has, and how far it is on its way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StoredPrefix {
-    /// None, or none that is worth it.
-    #[default]
-    None,
-    /// So many tokens, which can be fetched.
-    Found {
-        /// From the beginning on.
-        tokens: usize,
-    },
-    /// Some of it is on its way.
-    Fetching,
-    /// Some of it is in memory.
-    Ready {
-        /// Names the run of blocks.
-        ticket: Ticket,
-        /// The first token of the run.
-        from: usize,
-        /// Behind its last token.
-        to: usize,
-        /// Behind the last token of what can be fetched in further rounds: `to`, if there is no more.
-        until: usize,
-    },
-}
-
-/// A run of blocks that an admitted sequence begins with, behind the prefix that the tree has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadGrant {
-    /// Names the run.
-    pub ticket: Ticket,
-    /// The first token of the run, before or at the end of the tree's prefix.
-    pub begins: usize,
-    /// Where the loaded K/V ends and the extent begins: whole pages.
-    pub to: usize,
-    /// More is fetched and loaded behind it in a further round: nothing is computed before.
-    pub goes_on: bool,
-}
-
-/// A candidate whose blocks are to be fetched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FetchWish {
-    /// The candidate.
-    pub seq: SeqId,
-    /// Tokens that the tree has.
-    pub cached_tokens: usize,
-}
-
-/// One waiting request, or the one whose prefill goes on.
-#[derive(Clone, Debug)]
-pub struct Candidate {
-    /// The sequence.
-    pub seq: SeqId,
-    /// Where its prefix may be shared.
-    pub namespace: Namespace,
-    /// Prompt and output so far.
-    pub tokens: Arc<[u32]>,
-    /// Longest prefix that may come from the cache: at least one token must be computed.
-    pub match_limit: usize,
-    /// Tokens it may still generate.
-    pub max_new_tokens: usize,
-    /// It will generate all of them.
-    pub ignore_eos: bool,
-    /// How many plans it was held back for a prefix in flight.
-    pub waits: u8,
-    /// Its place by priority.
-    pub rank: Rank,
-    /// It keeps a step to itself.
-    pub wants_logprobs: bool,
-    /// For the chunked one: tokens whose K/V it has (cached, written or under way).
-    pub continues_at: Option<usize>,
-    /// Positions that other prompts are likely to leave this one at, ascending: ends of turns, and one beyond the prompt's
-    /// end if other outputs of it are asked for.
-    pub anchors: Arc<[u32]>,
-    /// Its K/V neither comes from the cache nor goes there: its tokens are placeholders.
-    pub bypasses_cache: bool,
-    /// For the chunked one: tokens that had K/V in the cache when it was admitted.
-    pub kv_tokens: usize,
-    /// The part of it that the store has.
-    pub stored: StoredPrefix,
-}
-
-impl Candidate {
-    /// Other outputs of the prompt are asked for: they go on from a state before its last token.
-    fn has_siblings(&self) -> bool {
-        let last = self.anchors.last();
-        last.is_some_and(|anchor| *anchor as usize > self.tokens.len())
-    }
-
-    /// How many of the anchors are ends of turns.
-    fn n_turns(&self) -> usize {
-        self.anchors.len() - usize::from(self.has_siblings())
-    }
-}
-
 /// A decode of the running batch.
 #[derive(Debug, Default)]
 pub struct DecodeDemand {
@@ -288,127 +191,4 @@ pub struct ReservePages {
     pub growing: Vec<SeqId>,
     /// The tree's verdict.
     pub verdict: Box<Verdict>,
-}
-
-/// The tree's decisions.
-#[derive(Debug, Default)]
-pub struct Verdict {
-    /// Sequences that were published and go on.
-    pub checkpointed: Vec<CheckpointedSeq>,
-    /// Pins granted.
-    pub pinned: Vec<Pinned>,
-    /// Candidates admitted, in order. Empty: the decode runs, if one was asked for.
-    pub admitted: Vec<Admitted>,
-    /// The decode rides along with them.
-    pub mixed: bool,
-    /// Nothing is admitted and nothing runs: the same step is to be planned again without these.
-    pub preempt: Option<Preempt>,
-    /// Candidates held back for a prefix in flight.
-    pub held: Vec<SeqId>,
-    /// Candidates that wait for blocks which are to be fetched.
-    pub fetches: Vec<FetchWish>,
-    /// Blocks to save.
-    pub saves: Vec<UnsavedBlock>,
-    /// Why the admission stopped.
-    pub budget: Option<Budget>,
-    /// The candidate at which it stopped.
-    pub refused: Option<SeqId>,
-    /// Window pages evicted, beside those of nodes that went.
-    pub evicted_windows: usize,
-    /// Tokens evicted.
-    pub evicted_tokens: usize,
-    /// Nodes evicted.
-    pub evicted_nodes: usize,
-    /// The tokens that they held, or that were flushed, if misses are diagnosed.
-    pub evicted_edges: Vec<EvictedEdge>,
-    /// Pages that a flush took out of the cache; `None` without a flush.
-    pub flushed_pages: Option<usize>,
-    /// The tree's counters after all this; `None` when the tree was not asked.
-    pub cache: Option<CacheCounts>,
-}
-
-/// Running requests that give way to a candidate of higher priority.
-#[derive(Debug)]
-pub struct Preempt {
-    /// The candidate.
-    pub seq: SeqId,
-    /// The sequences that give way.
-    pub victims: Vec<SeqId>,
-}
-
-/// Tokens in the tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheCounts {
-    /// Tokens that could be evicted.
-    pub evictable_tokens: usize,
-    /// Tokens that a lock protects.
-    pub protected_tokens: usize,
-    /// States of sequences.
-    pub states: usize,
-    /// Window pages that could be evicted.
-    pub evictable_windows: usize,
-    /// Window pages that a lock keeps.
-    pub protected_windows: usize,
-    /// Numbers of blocks that are to be saved.
-    pub saves: SaveCounts,
-}
-
-/// A sequence after its checkpoint.
-#[derive(Debug)]
-pub struct CheckpointedSeq {
-    /// The sequence.
-    pub seq: SeqId,
-    /// The lock on what is published.
-    pub lock: NodeLock,
-    /// The sequence's own pages: the partial last one, over-allocation.
-    pub private: Pages,
-    /// Pages of the sequence that the tree owns now.
-    pub protected_pages: usize,
-    /// Index of the first page of `remap`.
-    pub remap_from: usize,
-    /// The tree's pages for `remap_from..protected_pages`: to be used from the next step on.
-    pub remap: PageRun,
-    /// Tokens of this request that counted as a hit.
-    pub inserted_tokens: usize,
-    /// Its window pages, where layers have windows; the duplicates are given back.
-    pub windows: Option<Box<CheckpointedWindows>>,
-}
-
-/// A candidate with its prefix locked and its extent decided.
-#[derive(Debug)]
-pub struct Admitted {
-    /// The sequence.
-    pub seq: SeqId,
-    /// The lock on its prefix; `None` for the chunked one, which holds its own.
-    pub lock: Option<NodeLock>,
-    /// The cached pages; empty for the chunked one.
-    pub prefix: PageRun,
-    /// Of these, the window pages that it sees.
-    pub windows: WindowRun,
-    /// Tokens whose K/V exists before the extent.
-    pub prefix_len: usize,
-    /// End of the extent, in tokens.
-    pub extend_end: usize,
-    /// The prefill does not end with this extent, which is empty where a load goes on.
-    pub chunked: bool,
-    /// The tree's view where the prompt left it, if misses are diagnosed.
-    pub departure: Option<Box<Departure>>,
-    /// Tokens that had K/V in the cache when it was admitted: more than `prefix_len` where there was no state to go on
-    /// with.
-    pub kv_tokens: usize,
-    /// The cached state that its row begins with.
-    pub state: Option<StateSlot>,
-    /// Where its extent leaves copies of its state.
-    pub saves: SmallVec<[SaveAt; 2]>,
-    /// A state is granted for copies at the ends of pages that its decode fills.
-    pub keeps_tail: bool,
-    /// Blocks that are loaded behind its prefix, before the extent.
-    pub load: Option<LoadGrant>,
-}
-
-impl Admitted {
-    /// Where the extent begins: behind the prefix and what is loaded.
-    pub fn extend_start(&self) -> usize {
-        self.load.map_or(self.prefix_len, |load| load.to)
-    }
 }

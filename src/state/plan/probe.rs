@@ -3,14 +3,13 @@
 //! A probe is the first leg of such a policy's plan: Scheduler -> RadixCache -> Scheduler, then the plan itself. It
 //! settles first, so that what the last step wrote counts, and touches what it matches, as an admission does.
 
-use std::sync::Arc;
-
 use rustc_hash::FxHashSet;
 
 use crate::ids::{RowId, SeqId, StepId};
 use crate::state::cache::namespace::Namespace;
 use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::plan::plan_step::plan_step;
+pub use crate::state::plan::probe_key::ProbeKey;
 use crate::state::plan::{CheckpointedSeq, PlanStep, Settle};
 use crate::state::pool::pages::{Pages, WindowPages};
 use crate::state::pool::state_pool::OwnedState;
@@ -33,19 +32,6 @@ pub struct ProbePrefixes {
     pub keys: Vec<ProbeKey>,
     /// The facts that are wanted besides lengths.
     pub kind: ProbeKind,
-}
-
-/// One waiting request's key.
-#[derive(Clone, Debug)]
-pub struct ProbeKey {
-    /// The request.
-    pub seq: SeqId,
-    /// Where its prefix may be shared.
-    pub namespace: Namespace,
-    /// Prompt and output so far.
-    pub tokens: Arc<[u32]>,
-    /// Longest prefix that may come from the cache.
-    pub match_limit: usize,
 }
 
 /// Facts that a probe finds out besides the lengths of matches.

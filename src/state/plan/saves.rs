@@ -6,35 +6,17 @@
 
 use smallvec::SmallVec;
 
-use super::{Admitted, Candidate};
+use super::candidate::Candidate;
+pub use super::save_rules::{SaveAt, StateRules};
+use super::verdict::Admitted;
 use crate::state::cache::prefix_cache::{PrefixCache, Thinning};
-use crate::state::pool::state_pool::{SaveReason, StateLimits};
+use crate::state::pool::state_pool::SaveReason;
 
 /// Tokens with K/V beyond the state that a prompt goes on from, for a state at their end to be worth its memory.
 const MIN_BRANCH_TOKENS: usize = 64;
 /// Anchors of a chat that ends with the answer of a tool, at least: the ends of its instructions, of the last words of the
 /// user, and of all turns.
 const ANCHORS_OF_TOOL_TURNS: usize = 3;
-
-/// A place in an extent where the row's state is to be copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SaveAt {
-    /// How many tokens the state has seen: whole pages.
-    pub position: usize,
-    /// Why there.
-    pub reason: SaveReason,
-}
-
-/// How states are shared out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateRules {
-    /// The memory.
-    pub limits: StateLimits,
-    /// Tokens a page.
-    pub page_size: usize,
-    /// States are saved after multiples of so many tokens: whole pages, and blocks where there is a store for them.
-    pub grain: usize,
-}
 
 impl StateRules {
     /// The places of an extent that other prompts are likely to leave this one at, in order of their worth; `kv_tokens`

@@ -8,7 +8,7 @@ use num_traits::ToPrimitive;
 use super::error::{Fault, Result};
 use super::meter;
 use super::number::Number;
-use super::value::{Value, View};
+use super::value::{Key, Value, View};
 
 /// Bytes of text that are read for the price of one instruction.
 const BYTES_AN_INSTRUCTION: usize = 64;
@@ -128,10 +128,6 @@ pub(super) fn contains(container: &Value, item: &Value) -> Result<bool> {
         )),
     }
 }
-
-/// A value that can be the key of a mapping.
-#[derive(Clone, Debug)]
-pub(in crate::model::text) struct Key(Value);
 
 impl Key {
     pub(super) fn new(value: &Value) -> Result<Self> {

@@ -1,28 +1,7 @@
 //! Cuts a template into text and tokens, with the white space that Jinja takes away.
 
-use super::literals;
-
-/// A token and its line.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Token {
-    pub(super) kind: Kind,
-    pub(super) line: usize,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Kind {
-    Data(String),
-    BlockBegin,
-    BlockEnd,
-    VariableBegin,
-    VariableEnd,
-    Name(String),
-    Text(String),
-    Int(String),
-    Float(f64),
-    Sign(&'static str),
-    End,
-}
+use super::token::{Kind, Token};
+use super::{characters, literals};
 
 /// Signs, the longer ones first.
 const SIGNS: [&str; 26] = [
@@ -114,11 +93,11 @@ impl<'a> Lexer<'a> {
     /// Text in front of a tag, without what the tag's sign or `lstrip_blocks` takes away.
     fn text_before(&mut self, text: &str, sign: Option<char>, strips_line: bool) {
         let text = match sign {
-            Some('-') => text.trim_end_matches(super::methods::is_blank),
+            Some('-') => text.trim_end_matches(characters::is_blank),
             Some('+') => text,
             _ if strips_line => {
                 let line = text.rfind('\n').map_or(0, |at| at + 1);
-                let is_blank = text[line..].chars().all(super::methods::is_blank);
+                let is_blank = text[line..].chars().all(characters::is_blank);
                 match (line > 0 || self.starts_line) && is_blank {
                     true => &text[..line],
                     false => text,
@@ -139,7 +118,7 @@ impl<'a> Lexer<'a> {
     fn after(&mut self, takes_all: bool, takes_line: bool) {
         let rest = self.rest();
         let bytes = match (takes_all, takes_line) {
-            (true, _) => rest.len() - rest.trim_start_matches(super::methods::is_blank).len(),
+            (true, _) => rest.len() - rest.trim_start_matches(characters::is_blank).len(),
             (false, true) => usize::from(rest.starts_with('\n')),
             (false, false) => 0,
         };
@@ -188,7 +167,7 @@ impl<'a> Lexer<'a> {
         let mut open: Vec<char> = Vec::new();
         loop {
             let rest = self.rest();
-            let blank = rest.len() - rest.trim_start_matches(super::methods::is_blank).len();
+            let blank = rest.len() - rest.trim_start_matches(characters::is_blank).len();
             self.advance(blank);
             let rest = self.rest();
             if open.is_empty() {

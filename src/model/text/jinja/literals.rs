@@ -2,7 +2,7 @@
 
 use num_bigint::BigInt;
 
-use super::lexer::Kind;
+use super::token::Kind;
 
 /// A quoted text at the start of `rest`, and its bytes.
 pub(super) fn text(rest: &str) -> Result<(Kind, usize), String> {

@@ -7,6 +7,7 @@
 
 mod args;
 mod ast;
+mod characters;
 mod checks;
 mod compare;
 mod error;
@@ -21,6 +22,7 @@ mod methods;
 mod number;
 mod parser;
 mod repr;
+mod token;
 mod value;
 
 use rustc_hash::FxHashMap;

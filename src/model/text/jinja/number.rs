@@ -6,6 +6,7 @@ use num_bigint::BigInt;
 use num_integer::Integer as _;
 use num_traits::{FromPrimitive, Pow, Signed, ToPrimitive, Zero};
 
+use super::characters::{decimal, is_blank};
 use super::error::{Fault, Result};
 use super::value::Value;
 
@@ -279,7 +280,7 @@ fn too_long<T>() -> Result<T> {
 
 /// Reads an integer as `int(text, base)` does: blanks around, a sign, a prefix of the base, underscores between digits.
 pub(super) fn parse_int(text: &str, base: u32) -> Option<BigInt> {
-    let text = text.trim_matches(super::methods::is_blank);
+    let text = text.trim_matches(is_blank);
     let (sign, text) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
@@ -322,7 +323,7 @@ fn digits(text: &str, base: u32) -> Option<String> {
     let chars = text.chars().filter(|character| *character != '_');
     let digit = |character: char| match character.to_digit(base) {
         Some(_) => Some(character),
-        None => super::methods::decimal(character)
+        None => decimal(character)
             .filter(|digit| *digit < base)
             .and_then(|digit| char::from_digit(digit, base)),
     };
@@ -331,7 +332,7 @@ fn digits(text: &str, base: u32) -> Option<String> {
 
 /// Reads a float as `float(text)` does.
 pub(super) fn parse_float(text: &str) -> Option<f64> {
-    let text = text.trim_matches(super::methods::is_blank);
+    let text = text.trim_matches(is_blank);
     let bare = text.trim_start_matches(['+', '-']).to_ascii_lowercase();
     if text.len() - bare.len() > 1 {
         return None;

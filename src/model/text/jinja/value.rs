@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use num_bigint::BigInt;
 
-use super::compare::Key;
 use super::error::{Fault, Result};
 use super::meter::Charge;
 use rustc_hash::FxHashMap;
@@ -98,6 +97,10 @@ pub(in crate::model::text) struct Dict {
     depth: u16,
     _charge: Charge,
 }
+
+/// A value that can be the key of a mapping.
+#[derive(Clone, Debug)]
+pub(in crate::model::text) struct Key(pub(super) Value);
 
 /// Entries up to which a mapping is searched one by one.
 const FEW: usize = 8;

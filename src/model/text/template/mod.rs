@@ -12,11 +12,12 @@ use rustc_hash::FxHashMap;
 use serde_json::Value as Json;
 
 use super::SpecialTokens;
-use super::chat::{ChatPrompt, Expected, invalid};
+use super::chat::{ChatPrompt, Expected};
 use super::ending;
 use super::files::TemplateSources;
 use super::jinja::{Error, Fault, Limits, Template, Value};
 use super::messages::normalize;
+use super::refusal::invalid;
 use super::tool_place::{self, ToolPlace};
 use super::written::CallWriter;
 use crate::error::RequestError;

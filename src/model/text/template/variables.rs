@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 
 use super::super::SpecialTokens;
 use super::super::calls::CallForm;
-use super::super::chat::invalid;
 use super::super::jinja::{Fault, Value};
+use super::super::refusal::invalid;
 use crate::error::RequestError;
 
 pub(super) fn of_tokens(special: &SpecialTokens) -> BTreeMap<&'static str, String> {

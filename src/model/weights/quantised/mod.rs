@@ -13,12 +13,15 @@
 //! whatever the configuration says.
 
 mod affine;
+pub(super) mod part_names;
+pub(super) mod part_of;
 mod scaled;
 mod scales;
 pub(crate) mod scheme;
 mod stacked;
 mod tensors;
-mod turned;
+pub(super) mod turned;
+mod turned_experts;
 
 use std::num::NonZero;
 use std::thread;
@@ -27,9 +30,8 @@ use self::affine::Affine;
 use self::scaled::Scaled;
 pub use self::scheme::Scheme;
 use self::tensors::Module;
-pub(super) use self::turned::Turned;
 use self::turned::TurnedBytes;
-use super::Weights;
+use super::checkpoint::Weights;
 use crate::error::LoadError;
 use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::Dtype;
@@ -75,29 +77,11 @@ pub struct Target {
     pub keeps_blocks: bool,
 }
 
-/// A matrix whose rows are some of those of a quantised one.
-pub(super) struct PartOf {
-    /// The name of that one.
-    pub whole: String,
-    /// The outputs and inputs of that one.
-    pub shape: [usize; 2],
-    /// Which rows these are, and how many.
-    pub order: RowOrder,
-    pub rows: usize,
-}
-
 /// Rows that a backend takes.
 pub struct Converted<'a> {
     stored: Stored,
     shape: &'a [usize; 2],
     rows: Vec<u8>,
-}
-
-/// Names that the tensors of a quantised matrix may have.
-pub(super) fn part_names(name: &str) -> impl Iterator<Item = String> {
-    tensors::PARTS
-        .into_iter()
-        .filter_map(|part| Some(format!("{}.{part}", name.strip_suffix(".weight")?)))
 }
 
 impl Weights {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::Scheme;
+use super::scheme::Scheme;
 use super::tensors::{Module, Part};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;

@@ -6,11 +6,12 @@
 //! | \[experts, outputs, 1\], \[experts, outputs\] | an output |
 //! | \[experts\], \[experts, 1\], \[experts, 1, 1\] | an expert |
 
-use super::Scheme;
+use super::scheme::Scheme;
 use crate::error::LoadError;
 use crate::kernels::tensor_view::{RowOrder, Stored};
 use crate::model::json_file::format_error;
-use crate::model::weights::{Entry, Weights};
+use crate::model::weights::checkpoint::Weights;
+use crate::model::weights::entry::Entry;
 
 /// The ending that the name of a stack's scales has beside that of the stack.
 const SUFFIXES: [&str; 2] = ["_scale_inv", "_scale"];

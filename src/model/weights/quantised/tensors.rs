@@ -1,25 +1,12 @@
 //! The tensors of a quantised module.
 
-use super::Scheme;
-use super::scheme::Packing;
+use super::scheme::{Packing, Scheme};
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{Stored, widen};
 use crate::model::json_file::format_error;
-use crate::model::weights::{Entry, Weights};
-
-/// All names that tensors of a quantised module may have beside its own.
-pub const PARTS: [&str; 9] = [
-    "qweight",
-    "qzeros",
-    "scales",
-    "g_idx",
-    "weight_packed",
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_zero_point",
-    "weight_shape",
-];
+use crate::model::weights::checkpoint::Weights;
+use crate::model::weights::entry::Entry;
 
 /// A module with quantised weights.
 pub struct Module<'a> {

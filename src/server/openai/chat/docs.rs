@@ -8,7 +8,7 @@ use super::reasoning::EFFORTS;
 use super::tools::{MAX_NAME_BYTES, MAX_TOOLS};
 use crate::server::openai::MAX_TOP_LOGPROBS;
 use crate::server::openai::docs::matched_stop;
-use crate::server::openapi::Facts;
+use crate::server::openapi::facts::Facts;
 use crate::server::openapi::operation::{Group, describe};
 use crate::server::openapi::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, integer, list, name_of, named,

@@ -7,7 +7,7 @@ use super::stored::{MAX_PAGE_ITEMS, PAGE_ITEMS};
 use crate::server::openai::MAX_TOP_LOGPROBS;
 use crate::server::openai::chat::docs::{reasoning, template_kwargs};
 use crate::server::openai::chat::tools::{MAX_NAME_BYTES, MAX_TOOLS};
-use crate::server::openapi::Facts;
+use crate::server::openapi::facts::Facts;
 use crate::server::openapi::operation::{Group, describe};
 use crate::server::openapi::shape::{
     ObjectShape, Shape, any_of, anything, count, flag, free_object, list, map_of, name_of, named,

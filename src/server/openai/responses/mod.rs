@@ -14,7 +14,7 @@ mod pinning;
 mod reasoning;
 mod replay;
 mod settings;
-mod store;
+pub(in crate::server) mod store;
 mod stored;
 mod tools;
 mod writer;
@@ -42,7 +42,7 @@ pub(in crate::server) use docs::{
 };
 pub(in crate::server) use events::WrittenEvent;
 pub(in crate::server) use ids::ResponseId;
-pub(in crate::server) use store::{ConnectionId, Owner, ResponseStore};
+pub(in crate::server) use store::{ConnectionId, Owner};
 pub(in crate::server) use stored::{cancel, delete, input_items, retrieve};
 pub(in crate::server) use writer::Writer;
 

@@ -14,8 +14,9 @@ use super::connection::{CloseReason, Connection, Talk};
 use crate::request::Event;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
+use crate::server::openai::responses::store::ResponseStore;
 use crate::server::openai::responses::{
-    ConnectionId, Owner, ResponseId, ResponseStore, Writer, begin, in_our_words,
+    ConnectionId, Owner, ResponseId, Writer, begin, in_our_words,
 };
 use crate::server::state::AppState;
 use crate::server::transcript::News;

@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering;
 
 use souffleur_cusim::Fault;
 
-use super::super::*;
 use super::world::*;
 use crate::error::StepError;
 use crate::executor::Executor;
-use crate::state::step::{BlockCopies, RowWork};
+use crate::state::step::{BlockCopies, RowWork, StepPlan};
 
 #[test]
 fn a_lost_context_costs_the_buffers_that_it_may_still_use_and_no_others() {

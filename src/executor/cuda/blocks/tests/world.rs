@@ -12,7 +12,7 @@ use souffleur_cusim::Fault;
 use super::super::*;
 use crate::executor::Executor;
 use crate::executor::Placement;
-use crate::executor::cuda::CudaOptions;
+use crate::executor::cuda::{CudaExecutor, CudaOptions};
 use crate::executor::host::{LoadedPart, Wanted};
 use crate::ids::{SeqId, StepId};
 use crate::kernels::cuda::gemm::GemmWish;
@@ -21,7 +21,9 @@ use crate::kernels::cuda::params::ElementType;
 use crate::model::loader::LoadFormat;
 use crate::state::pool::pages::PageRun;
 use crate::state::sampling::SamplingParams;
-use crate::state::step::{BlockCopies, RowStart, RowWork, StepOutput, StepRow};
+use crate::state::step::{
+    BlockCopies, RowStart, RowWork, StepOutput, StepPlan, StepRow, TableDelta,
+};
 
 pub(super) const BLOCK_TOKENS: usize = 8;
 pub(super) const PROMPT_TOKENS: u32 = 24;

@@ -1,9 +1,9 @@
 //! Filters for HTML and URLs.
 
 use super::super::args::Args;
+use super::super::characters::is_blank;
 use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
-use super::super::methods::is_blank;
 use super::super::value::Value;
 
 /// Escapes what HTML takes for its own.

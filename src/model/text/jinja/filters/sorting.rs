@@ -5,10 +5,10 @@ use std::cmp::Ordering;
 use rustc_hash::FxHashSet;
 
 use super::super::args::Args;
-use super::super::compare::{Key, equal, order};
+use super::super::compare::{equal, order};
 use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
-use super::super::value::Value;
+use super::super::value::{Key, Value};
 use super::select::Getter;
 
 impl Interpreter<'_> {

@@ -170,7 +170,7 @@ impl Interpreter<'_> {
 /// Jinja's title case: each part between blanks, hyphens and opening brackets.
 fn titled(text: &str) -> String {
     let is_gap = |character: char| {
-        super::super::methods::is_blank(character)
+        super::super::characters::is_blank(character)
             || matches!(character, '-' | '(' | '{' | '[' | '<')
     };
     let (mut out, mut starts) = (String::with_capacity(text.len()), true);

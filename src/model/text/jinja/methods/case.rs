@@ -1,9 +1,9 @@
 //! Classes of texts and their cases.
 
-use super::super::repr::is_printable;
-use super::characters::{
+use super::super::characters::{
     decimal, is_alnum, is_alpha, is_blank, is_cased, is_digit, is_numeric, is_title,
 };
+use super::super::repr::is_printable;
 
 pub(super) fn predicate(name: &str) -> Option<fn(&str) -> bool> {
     fn all(text: &str, is: impl Fn(char) -> bool) -> bool {

@@ -8,7 +8,7 @@ use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::eval::places;
 use super::super::number::Number;
-use super::super::value::{Value, View};
+use super::super::value::{Key, Value, View};
 
 impl Interpreter<'_> {
     pub(super) fn call_other_method(&self, value: &Value, name: &str, args: Args) -> Result<Value> {
@@ -16,7 +16,7 @@ impl Interpreter<'_> {
             (Value::Dict(dict), "get") => {
                 let [key, default] = args.by_place(name, 1)?;
                 let key = key.unwrap_or(Value::None);
-                super::super::compare::Key::new(&key)?;
+                Key::new(&key)?;
                 let found = dict.get(&key).cloned();
                 Ok(found.or(default).unwrap_or(Value::None))
             }

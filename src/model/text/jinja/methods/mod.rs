@@ -1,7 +1,6 @@
 //! The methods of Python's types.
 
 mod case;
-mod characters;
 mod collections;
 mod search;
 mod splitting;
@@ -12,7 +11,6 @@ use super::error::{Fault, Result};
 use super::eval::Interpreter;
 use super::value::Value;
 pub(super) use case::{capitalized, centered};
-pub(super) use characters::{decimal, is_blank};
 pub(super) use splitting::{lines, words};
 
 /// The methods of a value's type.

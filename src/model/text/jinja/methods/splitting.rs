@@ -1,6 +1,6 @@
 //! Cutting texts.
 
-use super::characters::is_blank;
+use super::super::characters::{is_alnum, is_blank};
 
 /// Cuts a text at a separator, at most `most` times, from the start or from the end.
 pub(super) fn split<'a>(
@@ -89,7 +89,7 @@ pub(in super::super) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
 
 /// Runs of letters, digits and underscores.
 pub(in super::super) fn words(text: &str) -> impl Iterator<Item = &str> {
-    let is_of_word = |character: char| character == '_' || super::characters::is_alnum(character);
+    let is_of_word = |character: char| character == '_' || is_alnum(character);
     text.split(move |character| !is_of_word(character))
         .filter(|word| !word.is_empty())
 }

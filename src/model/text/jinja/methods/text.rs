@@ -1,11 +1,11 @@
 //! The methods of `str`.
 
 use super::super::args::Args;
+use super::super::characters::is_blank;
 use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::value::{Dict, Value};
 use super::case::{centered, change, predicate};
-use super::characters::is_blank;
 use super::splitting::{lines, split, split_blank};
 
 impl Interpreter<'_> {

@@ -1,7 +1,7 @@
 //! Parses the arguments, filters and tests after an expression.
 
 use super::super::ast::{Arguments, Expr, Kind};
-use super::super::lexer;
+use super::super::token;
 use super::expressions::single;
 use super::{Parser, Result, expr};
 
@@ -18,8 +18,8 @@ impl Parser {
                 }
             }
             is_first = false;
-            let is_named = matches!(self.kind(), lexer::Kind::Name(_))
-                && matches!(self.ahead(), lexer::Kind::Sign("="));
+            let is_named = matches!(self.kind(), token::Kind::Name(_))
+                && matches!(self.ahead(), token::Kind::Sign("="));
             let invalid = || Err("invalid syntax for function call expression".to_owned());
             let has_dynamic = arguments.list.is_some() || arguments.mapping.is_some();
             if self.skip_sign("*") {
@@ -100,9 +100,9 @@ impl Parser {
         let is_negated = self.skip_name("not");
         let name = self.dotted()?;
         let takes_one = match self.kind() {
-            lexer::Kind::Name(name) => !matches!(name.as_str(), "else" | "or" | "and" | "is"),
-            lexer::Kind::Text(_) | lexer::Kind::Int(_) | lexer::Kind::Float(_) => true,
-            lexer::Kind::Sign(sign) => matches!(*sign, "[" | "{"),
+            token::Kind::Name(name) => !matches!(name.as_str(), "else" | "or" | "and" | "is"),
+            token::Kind::Text(_) | token::Kind::Int(_) | token::Kind::Float(_) => true,
+            token::Kind::Sign(sign) => matches!(*sign, "[" | "{"),
             _ => false,
         };
         let arguments = if self.is_sign("(") {

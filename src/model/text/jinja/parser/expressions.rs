@@ -1,8 +1,8 @@
 //! Expressions, in Jinja's order of operators.
 
 use super::super::ast::{Comparison, Expr, Kind};
-use super::super::lexer;
 use super::super::number::Arithmetic;
+use super::super::token;
 use super::{Parser, Result, expr};
 
 fn pair(make: impl FnOnce(Box<Expr>, Box<Expr>) -> Kind, a: Expr, b: Expr) -> Result<Expr> {
@@ -54,7 +54,7 @@ impl Parser {
     fn is_tuple_end(&self, ends: &[&str]) -> bool {
         matches!(
             self.kind(),
-            lexer::Kind::VariableEnd | lexer::Kind::BlockEnd
+            token::Kind::VariableEnd | token::Kind::BlockEnd
         ) || self.is_sign(")")
             || ends.iter().any(|end| self.is_name(end))
     }
@@ -120,15 +120,15 @@ impl Parser {
 
     fn comparison(&mut self) -> Option<Comparison> {
         let operator = match self.kind() {
-            lexer::Kind::Sign("==") => Comparison::Equal,
-            lexer::Kind::Sign("!=") => Comparison::NotEqual,
-            lexer::Kind::Sign("<") => Comparison::Less,
-            lexer::Kind::Sign("<=") => Comparison::LessEqual,
-            lexer::Kind::Sign(">") => Comparison::Greater,
-            lexer::Kind::Sign(">=") => Comparison::GreaterEqual,
-            lexer::Kind::Name(name) if name == "in" => Comparison::In,
-            lexer::Kind::Name(name) if name == "not" => {
-                if !matches!(self.ahead(), lexer::Kind::Name(name) if name == "in") {
+            token::Kind::Sign("==") => Comparison::Equal,
+            token::Kind::Sign("!=") => Comparison::NotEqual,
+            token::Kind::Sign("<") => Comparison::Less,
+            token::Kind::Sign("<=") => Comparison::LessEqual,
+            token::Kind::Sign(">") => Comparison::Greater,
+            token::Kind::Sign(">=") => Comparison::GreaterEqual,
+            token::Kind::Name(name) if name == "in" => Comparison::In,
+            token::Kind::Name(name) if name == "not" => {
+                if !matches!(self.ahead(), token::Kind::Name(name) if name == "in") {
                     return None;
                 }
                 self.next();
@@ -144,8 +144,8 @@ impl Parser {
         let mut left = self.concat()?;
         loop {
             let operator = match self.kind() {
-                lexer::Kind::Sign("+") => Arithmetic::Add,
-                lexer::Kind::Sign("-") => Arithmetic::Sub,
+                token::Kind::Sign("+") => Arithmetic::Add,
+                token::Kind::Sign("-") => Arithmetic::Sub,
                 _ => return Ok(left),
             };
             self.next();
@@ -173,10 +173,10 @@ impl Parser {
         let mut left = self.power()?;
         loop {
             let operator = match self.kind() {
-                lexer::Kind::Sign("*") => Arithmetic::Mul,
-                lexer::Kind::Sign("/") => Arithmetic::Div,
-                lexer::Kind::Sign("//") => Arithmetic::FloorDiv,
-                lexer::Kind::Sign("%") => Arithmetic::Mod,
+                token::Kind::Sign("*") => Arithmetic::Mul,
+                token::Kind::Sign("/") => Arithmetic::Div,
+                token::Kind::Sign("//") => Arithmetic::FloorDiv,
+                token::Kind::Sign("%") => Arithmetic::Mod,
                 _ => return Ok(left),
             };
             self.next();
@@ -195,11 +195,11 @@ impl Parser {
 
     fn unary(&mut self, takes_filters: bool) -> Result<Expr> {
         let value = match self.kind() {
-            lexer::Kind::Sign("-") => {
+            token::Kind::Sign("-") => {
                 self.next();
                 single(Kind::Negative, self.deeper(|parser| parser.unary(false))?)?
             }
-            lexer::Kind::Sign("+") => {
+            token::Kind::Sign("+") => {
                 self.next();
                 single(Kind::Positive, self.deeper(|parser| parser.unary(false))?)?
             }
@@ -214,7 +214,7 @@ impl Parser {
 
     pub(super) fn primary(&mut self) -> Result<Expr> {
         let kind = match self.kind() {
-            lexer::Kind::Name(_) => {
+            token::Kind::Name(_) => {
                 let name = self.name()?;
                 match name.as_str() {
                     "true" | "True" => Kind::Bool(true),
@@ -229,15 +229,15 @@ impl Parser {
                     }
                 }
             }
-            lexer::Kind::Text(_) => {
+            token::Kind::Text(_) => {
                 let mut text = String::new();
-                while let lexer::Kind::Text(part) = self.kind() {
+                while let token::Kind::Text(part) = self.kind() {
                     text.push_str(part);
                     self.next();
                 }
                 Kind::Text(text)
             }
-            lexer::Kind::Int(digits) => {
+            token::Kind::Int(digits) => {
                 let kind = match digits.parse() {
                     Ok(small) => Kind::Int(small),
                     Err(_) => Kind::Big(digits.clone()),
@@ -245,14 +245,14 @@ impl Parser {
                 self.next();
                 kind
             }
-            lexer::Kind::Float(number) => {
+            token::Kind::Float(number) => {
                 let kind = Kind::Float(*number);
                 self.next();
                 kind
             }
-            lexer::Kind::Sign("(") => return self.parentheses(),
-            lexer::Kind::Sign("[") => return self.list(),
-            lexer::Kind::Sign("{") => return self.dict(),
+            token::Kind::Sign("(") => return self.parentheses(),
+            token::Kind::Sign("[") => return self.list(),
+            token::Kind::Sign("{") => return self.dict(),
             _ => return Err(format!("unexpected {}", self.found())),
         };
         expr(kind, 0)
@@ -309,10 +309,10 @@ impl Parser {
     pub(super) fn postfix(&mut self, mut value: Expr) -> Result<Expr> {
         loop {
             value = match self.kind() {
-                lexer::Kind::Sign(".") => {
+                token::Kind::Sign(".") => {
                     self.next();
                     match self.kind() {
-                        lexer::Kind::Int(digits) => {
+                        token::Kind::Int(digits) => {
                             let index = digits.parse().map_err(|_| "an index is too large")?;
                             self.next();
                             pair(Kind::Item, value, expr(Kind::Int(index), 0)?)?
@@ -323,8 +323,8 @@ impl Parser {
                         }
                     }
                 }
-                lexer::Kind::Sign("[") => self.subscript(value)?,
-                lexer::Kind::Sign("(") => self.call(value)?,
+                token::Kind::Sign("[") => self.subscript(value)?,
+                token::Kind::Sign("(") => self.call(value)?,
                 _ => return Ok(value),
             };
         }

@@ -5,7 +5,8 @@ mod expressions;
 mod statements;
 
 use super::ast::{Expr, Kind, MacroBody, Statement};
-use super::lexer::{self, Token, lex};
+use super::lexer::lex;
+use super::token::{self, Token};
 
 /// Levels of expressions and blocks inside of each other.
 pub(super) const MAX_DEPTH: u16 = 200;
@@ -65,17 +66,17 @@ impl Parser {
         self.tokens[self.at].line
     }
 
-    fn kind(&self) -> &lexer::Kind {
+    fn kind(&self) -> &token::Kind {
         &self.tokens[self.at].kind
     }
 
-    fn ahead(&self) -> &lexer::Kind {
+    fn ahead(&self) -> &token::Kind {
         let last = self.tokens.len() - 1;
         &self.tokens[(self.at + 1).min(last)].kind
     }
 
-    fn next(&mut self) -> lexer::Kind {
-        let kind = std::mem::replace(&mut self.tokens[self.at].kind, lexer::Kind::End);
+    fn next(&mut self) -> token::Kind {
+        let kind = std::mem::replace(&mut self.tokens[self.at].kind, token::Kind::End);
         if self.at + 1 < self.tokens.len() {
             self.at += 1;
         }
@@ -83,11 +84,11 @@ impl Parser {
     }
 
     fn is_sign(&self, sign: &str) -> bool {
-        matches!(self.kind(), lexer::Kind::Sign(found) if *found == sign)
+        matches!(self.kind(), token::Kind::Sign(found) if *found == sign)
     }
 
     fn is_name(&self, name: &str) -> bool {
-        matches!(self.kind(), lexer::Kind::Name(found) if found == name)
+        matches!(self.kind(), token::Kind::Name(found) if found == name)
     }
 
     fn skip_sign(&mut self, sign: &str) -> bool {
@@ -113,10 +114,10 @@ impl Parser {
         }
     }
 
-    fn expect(&mut self, kind: &lexer::Kind) -> Result<()> {
+    fn expect(&mut self, kind: &token::Kind) -> Result<()> {
         if self.kind() != kind {
             let wanted = match kind {
-                lexer::Kind::BlockEnd => "end of statement block",
+                token::Kind::BlockEnd => "end of statement block",
                 _ => "end of print statement",
             };
             return Err(format!("expected token {wanted:?}, got {}", self.found()));
@@ -127,8 +128,8 @@ impl Parser {
 
     fn name(&mut self) -> Result<String> {
         match self.kind() {
-            lexer::Kind::Name(_) => match self.next() {
-                lexer::Kind::Name(name) => Ok(name),
+            token::Kind::Name(_) => match self.next() {
+                token::Kind::Name(name) => Ok(name),
                 _ => Err("expected a name".to_owned()),
             },
             _ => Err(format!("expected a name, got {}", self.found())),
@@ -138,17 +139,17 @@ impl Parser {
     /// The token here, in words.
     fn found(&self) -> String {
         match self.kind() {
-            lexer::Kind::Data(_) => "text".to_owned(),
-            lexer::Kind::BlockBegin => "begin of statement block".to_owned(),
-            lexer::Kind::BlockEnd => "end of statement block".to_owned(),
-            lexer::Kind::VariableBegin => "begin of print statement".to_owned(),
-            lexer::Kind::VariableEnd => "end of print statement".to_owned(),
-            lexer::Kind::Name(name) => format!("{name:?}"),
-            lexer::Kind::Text(_) => "a text".to_owned(),
-            lexer::Kind::Int(number) => number.clone(),
-            lexer::Kind::Float(number) => number.to_string(),
-            lexer::Kind::Sign(sign) => format!("{sign:?}"),
-            lexer::Kind::End => "end of template".to_owned(),
+            token::Kind::Data(_) => "text".to_owned(),
+            token::Kind::BlockBegin => "begin of statement block".to_owned(),
+            token::Kind::BlockEnd => "end of statement block".to_owned(),
+            token::Kind::VariableBegin => "begin of print statement".to_owned(),
+            token::Kind::VariableEnd => "end of print statement".to_owned(),
+            token::Kind::Name(name) => format!("{name:?}"),
+            token::Kind::Text(_) => "a text".to_owned(),
+            token::Kind::Int(number) => number.clone(),
+            token::Kind::Float(number) => number.to_string(),
+            token::Kind::Sign(sign) => format!("{sign:?}"),
+            token::Kind::End => "end of template".to_owned(),
         }
     }
 

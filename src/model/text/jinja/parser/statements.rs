@@ -1,7 +1,7 @@
 //! Statements.
 
 use super::super::ast::{Action, Expr, For, Kind, MacroBody, Statement, Target};
-use super::super::lexer;
+use super::super::token;
 use super::{Parser, Result};
 
 impl Parser {
@@ -15,22 +15,22 @@ impl Parser {
         loop {
             let line = self.line();
             let kind = match self.kind() {
-                lexer::Kind::End if ends.is_empty() => return Ok(body),
-                lexer::Kind::End => {
+                token::Kind::End if ends.is_empty() => return Ok(body),
+                token::Kind::End => {
                     let wanted = ends.join(" or ");
                     return Err(format!("unexpected end of template: expected {wanted}"));
                 }
-                lexer::Kind::Data(_) => match self.next() {
-                    lexer::Kind::Data(text) => Action::Data(text),
+                token::Kind::Data(_) => match self.next() {
+                    token::Kind::Data(text) => Action::Data(text),
                     _ => return Err("expected text".to_owned()),
                 },
-                lexer::Kind::VariableBegin => {
+                token::Kind::VariableBegin => {
                     self.next();
                     let value = self.tuple(true, &[])?;
-                    self.expect(&lexer::Kind::VariableEnd)?;
+                    self.expect(&token::Kind::VariableEnd)?;
                     Action::Print(vec![value])
                 }
-                lexer::Kind::BlockBegin => {
+                token::Kind::BlockBegin => {
                     self.next();
                     if ends.iter().any(|end| self.is_name(end)) {
                         return Ok(body);
@@ -46,7 +46,7 @@ impl Parser {
     /// The body of a tag up to one of `ends`, whose name is returned.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Statement>, String)> {
         self.skip_sign(":");
-        self.expect(&lexer::Kind::BlockEnd)?;
+        self.expect(&token::Kind::BlockEnd)?;
         let body = self.statements(ends)?;
         Ok((body, self.name()?))
     }
@@ -54,7 +54,7 @@ impl Parser {
     /// The body of a tag up to its end.
     fn body_to_end(&mut self, end: &str) -> Result<Vec<Statement>> {
         let (body, _) = self.body(&[end])?;
-        self.expect(&lexer::Kind::BlockEnd)?;
+        self.expect(&token::Kind::BlockEnd)?;
         Ok(body)
     }
 
@@ -79,7 +79,7 @@ impl Parser {
             "block" => return self.block(),
             "print" => {
                 let mut values = Vec::new();
-                while self.kind() != &lexer::Kind::BlockEnd {
+                while self.kind() != &token::Kind::BlockEnd {
                     if !values.is_empty() {
                         self.expect_sign(",")?;
                     }
@@ -113,7 +113,7 @@ impl Parser {
             }
             _ => return Err(format!("Encountered unknown tag {name:?}")),
         };
-        self.expect(&lexer::Kind::BlockEnd)?;
+        self.expect(&token::Kind::BlockEnd)?;
         Ok(action)
     }
 
@@ -130,7 +130,7 @@ impl Parser {
                     return Ok(Action::If(cases, otherwise));
                 }
                 _ => {
-                    self.expect(&lexer::Kind::BlockEnd)?;
+                    self.expect(&token::Kind::BlockEnd)?;
                     return Ok(Action::If(cases, Vec::new()));
                 }
             }
@@ -154,7 +154,7 @@ impl Parser {
         let otherwise = match end.as_str() {
             "else" => self.body_to_end("endfor")?,
             _ => {
-                self.expect(&lexer::Kind::BlockEnd)?;
+                self.expect(&token::Kind::BlockEnd)?;
                 Vec::new()
             }
         };
@@ -172,7 +172,7 @@ impl Parser {
         let target = self.target(&[])?;
         if self.skip_sign("=") {
             let value = self.tuple(true, &[])?;
-            self.expect(&lexer::Kind::BlockEnd)?;
+            self.expect(&token::Kind::BlockEnd)?;
             return Ok(Action::Set(target, value));
         }
         let filters = self.filters_of_block()?;
@@ -185,7 +185,7 @@ impl Parser {
 
     fn with(&mut self) -> Result<Action> {
         let mut values = Vec::new();
-        while self.kind() != &lexer::Kind::BlockEnd {
+        while self.kind() != &token::Kind::BlockEnd {
             if !values.is_empty() {
                 self.expect_sign(",")?;
             }
@@ -202,7 +202,7 @@ impl Parser {
         self.skip_name("required");
         let (body, _) = self.body(&["endblock"])?;
         self.skip_name(&name);
-        self.expect(&lexer::Kind::BlockEnd)?;
+        self.expect(&token::Kind::BlockEnd)?;
         Ok(Action::Scope(body))
     }
 
@@ -281,7 +281,7 @@ impl Parser {
         let mut is_tuple = false;
         loop {
             let is_end = self.is_sign("=")
-                || self.kind() == &lexer::Kind::BlockEnd
+                || self.kind() == &token::Kind::BlockEnd
                 || ends.iter().any(|end| self.is_name(end));
             if is_end && is_tuple {
                 break;

@@ -1,12 +1,12 @@
 //! Classes of characters, as Python has them.
 
 /// White space of `str.isspace` and `str.strip`.
-pub(in super::super) fn is_blank(character: char) -> bool {
+pub(super) fn is_blank(character: char) -> bool {
     character.is_whitespace() || matches!(character, '\x1c'..='\x1f')
 }
 
 /// The value of a decimal digit of any script.
-pub(in super::super) fn decimal(character: char) -> Option<u32> {
+pub(super) fn decimal(character: char) -> Option<u32> {
     let code = u32::from(character);
     let after = ZEROS.partition_point(|zero| *zero <= code);
     let zero = ZEROS.get(after.checked_sub(1)?)?;

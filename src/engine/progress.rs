@@ -1,0 +1,23 @@
+//! How far the loading of a model is.
+
+use std::sync::Arc;
+
+/// Hears how much of the weights is loaded: bytes done, bytes in all. Called on the executor's thread.
+#[derive(Clone)]
+pub struct Progress(Arc<dyn Fn(u64, u64) + Send + Sync>);
+
+impl Progress {
+    /// Calls `report`.
+    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(report))
+    }
+
+    pub(super) fn report(&self, done_bytes: u64, all_bytes: u64) {
+        (self.0)(done_bytes, all_bytes);
+    }
+
+    /// Hears nothing.
+    pub fn silent() -> Self {
+        Self::new(|_, _| ())
+    }
+}

@@ -1,0 +1,44 @@
+//! What steps are about, on the device.
+
+use crate::executor::cuda::options::CudaOptions;
+use crate::executor::cuda::readings::SAMPLED_WORDS;
+use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError};
+use crate::kernels::cuda::params::Segment;
+use crate::kernels::cuda::sampling::{DecodeRow, SampleWork};
+
+/// What steps are about, at places that graphs know.
+pub(super) struct StepArrays {
+    /// By token of the step.
+    pub(super) tokens: DeviceBuffer<u32>,
+    pub(super) positions: DeviceBuffer<u32>,
+    pub(super) slots: DeviceBuffer<u32>,
+    /// By row that decodes.
+    pub(super) decode_segments: DeviceBuffer<Segment>,
+    /// What a graph begins with: its rows, and what is sampled.
+    pub(super) decode_rows: DeviceBuffer<u32>,
+    pub(super) sample_works: DeviceBuffer<u32>,
+    /// By row of logits.
+    pub(super) sampled: DeviceBuffer<u32>,
+    /// Grows when a step asks for more, and so does the workspace. That is not among the activations, where the logits
+    /// of a graph lie without anybody holding them.
+    pub(super) logprobs: DeviceBuffer<u32>,
+    pub(super) logprob_space: DeviceBuffer<u8>,
+}
+
+impl StepArrays {
+    pub(super) fn new(device: &Device, options: &CudaOptions) -> Result<Self, DriverError> {
+        let n_tokens = options.step_tokens.max(options.max_rows);
+        let words = |bytes: usize| options.max_rows * bytes / size_of::<u32>();
+        Ok(Self {
+            tokens: device.alloc(n_tokens)?,
+            positions: device.alloc(n_tokens)?,
+            slots: device.alloc(n_tokens)?,
+            decode_segments: device.alloc(options.max_rows)?,
+            decode_rows: device.alloc(words(size_of::<DecodeRow>()))?,
+            sample_works: device.alloc(words(size_of::<SampleWork>()))?,
+            sampled: device.alloc(n_tokens * SAMPLED_WORDS)?,
+            logprobs: device.alloc(0)?,
+            logprob_space: device.alloc(0)?,
+        })
+    }
+}

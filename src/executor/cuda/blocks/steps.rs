@@ -1,0 +1,117 @@
+//! The copies of a step's blocks among its launches.
+
+use std::collections::VecDeque;
+
+use super::held::Held;
+use super::{BlockCopier, StepBlocks, StepFailure};
+use crate::error::LoadError;
+use crate::executor::cuda::{CudaExecutor, DeviceStep, to_load_error};
+use crate::executor::host::BlockPort;
+use crate::kernels::cuda::driver::{DriverError, Stream};
+use crate::state::step::{StepPlan, TableDelta};
+
+impl CudaExecutor {
+    /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
+    ///
+    /// # Errors
+    /// Blocks that are not whole pages, heads that the kernel cannot copy, and no memory for blocks beside the pool.
+    pub fn with_store(
+        mut self,
+        block_tokens: usize,
+        port: Box<dyn BlockPort>,
+    ) -> Result<Self, LoadError> {
+        let bytes = self.backend.block_bytes(block_tokens);
+        let bytes =
+            bytes.map_err(|reason| LoadError::Device(format!("no K/V can be stored: {reason}")))?;
+        let copier = BlockCopier::new(&self.device, port, (block_tokens, bytes));
+        self.blocks = Some(copier.map_err(to_load_error)?);
+        self.rows.allow_copies(block_tokens);
+        Ok(self)
+    }
+
+    /// Begins the saves of a step, whose own work is not given yet, and lets that wait for those of any step whose pages it
+    /// gets.
+    pub(in crate::executor::cuda) fn save_blocks(
+        &mut self,
+        plan: &StepPlan,
+    ) -> Result<StepBlocks, DriverError> {
+        let Some(blocks) = &mut self.blocks else {
+            return Ok(StepBlocks::default());
+        };
+        blocks.pinned.begin_launch();
+        let saves = match &plan.copies {
+            Some(copies) if !copies.saves.is_empty() => {
+                blocks.save(&copies.saves, &self.backend, &self.compute)?
+            }
+            _ => None,
+        };
+        let step = StepBlocks { saves, loads: None };
+        wait_for_saves(plan, &self.under_way, &step, &self.compute)?;
+        Ok(step)
+    }
+
+    /// Brings the blocks that a step loads to the pages of its rows, behind the edits of the page table.
+    pub(in crate::executor::cuda) fn load_blocks(
+        &mut self,
+        plan: &StepPlan,
+        step: &mut StepBlocks,
+    ) -> Result<(), StepFailure> {
+        let (Some(blocks), Some(copies)) = (&mut self.blocks, &plan.copies) else {
+            return Ok(());
+        };
+        for load in &copies.loads {
+            let held = step
+                .loads
+                .get_or_insert_with(|| Held::new(&blocks.loading.stream));
+            blocks.load(load, held, (&self.backend, &self.compute))?;
+        }
+        Ok(())
+    }
+
+    /// Hands the store what a step has saved, and gives back what it has loaded. All work of the step has ended, but for its
+    /// saves.
+    pub(in crate::executor::cuda) fn end_blocks(
+        &mut self,
+        step: StepBlocks,
+    ) -> Result<(), DriverError> {
+        let Some(blocks) = &mut self.blocks else {
+            return Ok(());
+        };
+        if let Some(loads) = step.loads {
+            // The scatters are behind the copies, and the step's results behind the scatters.
+            drop(loads.release());
+        }
+        let Some(saves) = step.saves else {
+            return Ok(());
+        };
+        saves.copied.synchronize()?;
+        for (buffer, ticket) in saves.buffers.release().into_iter().zip(saves.tickets) {
+            // A store that has ended takes nothing.
+            let _ = buffer.keep(ticket);
+        }
+        blocks.copied.push(saves.copied);
+        Ok(())
+    }
+}
+
+/// Lets a step's work wait for the saves, its own and earlier ones, of pages that it gets and may write to.
+fn wait_for_saves(
+    plan: &StepPlan,
+    under_way: &VecDeque<DeviceStep>,
+    step: &StepBlocks,
+    compute: &Stream,
+) -> Result<(), DriverError> {
+    let earlier = under_way.iter().map(|step| &step.blocks);
+    let saves = earlier.chain([step]).filter_map(|step| step.saves.as_ref());
+    for saves in saves {
+        let mut appended = plan.table.iter().filter_map(|delta| match delta {
+            TableDelta::Append { pages, .. } => Some(pages),
+            // These pages are written already.
+            _ => None,
+        });
+        if appended.any(|pages| pages.iter().any(|page| saves.pages.contains(page))) {
+            compute.wait(&saves.copied)?;
+        }
+    }
+    Ok(())
+}

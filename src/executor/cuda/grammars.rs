@@ -1,0 +1,57 @@
+//! The grammars that rows follow.
+
+use crate::executor::cuda::readings::Reading;
+use crate::ids::RowId;
+use crate::state::grammar::RowGrammar;
+use crate::state::step::{RowStart, StepRow};
+
+/// The grammars of all rows, by row.
+pub(super) struct RowGrammars {
+    rows: Vec<Option<RowGrammar>>,
+    /// How many there are: most executors never have one.
+    len: usize,
+}
+
+impl RowGrammars {
+    pub(super) fn new(n_rows: usize) -> Self {
+        Self {
+            rows: (0..n_rows).map(|_| None).collect(),
+            len: 0,
+        }
+    }
+
+    /// Starts a row, with its grammar if it follows one.
+    pub(super) fn start(&mut self, start: &RowStart, vocab_size: usize) {
+        let output = &start.tokens[start.prompt_tokens as usize..];
+        let grammar = start.grammar.as_deref();
+        let grammar = grammar.map(|grammar| RowGrammar::new(grammar, vocab_size, output));
+        let row = &mut self.rows[start.row.index()];
+        self.len += usize::from(grammar.is_some());
+        self.len -= usize::from(row.is_some());
+        *row = grammar;
+    }
+
+    pub(super) fn has(&self, row: RowId) -> bool {
+        self.rows[row.index()].is_some()
+    }
+
+    pub(super) fn get_mut(&mut self, row: RowId) -> Option<&mut RowGrammar> {
+        self.rows[row.index()].as_mut()
+    }
+
+    /// Notes which rows sample by their grammars. Returns whether any does.
+    pub(super) fn note(&self, readings: &mut [Reading]) -> bool {
+        if self.len == 0 {
+            return false;
+        }
+        for reading in readings.iter_mut() {
+            reading.follows_grammar = reading.sample && self.has(reading.row);
+        }
+        readings.iter().any(|reading| reading.follows_grammar)
+    }
+
+    /// Whether a row samples by its grammar.
+    pub(super) fn constrains(&self, row: &StepRow) -> bool {
+        self.len > 0 && row.sample && self.has(row.row)
+    }
+}

@@ -1,0 +1,30 @@
+//! The memory that is divided.
+
+/// Whose memory is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The machine's: other programs need some too.
+    Host,
+    /// That of the GPU with this number: it is there to be used.
+    Gpu(usize),
+}
+
+/// The memory of a device, and the parts that are taken before the KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryBudget {
+    /// Whose memory it is.
+    pub place: Place,
+    /// Free before the weights are loaded, in bytes.
+    pub free_before_bytes: u64,
+    /// The part of it that loading the weights takes, in bytes.
+    pub weights_bytes: u64,
+    /// The memory that has to stay free beside weights and KV pool, in bytes; see
+    /// [`reserve_bytes`](super::reserve_bytes).
+    pub reserve_bytes: u64,
+    /// Part of the reserve: the page table on the device, in bytes. 0 where the host keeps it.
+    pub page_table_bytes: u64,
+    /// Part of the reserve: buffers of the KV store, in bytes. 0 without one.
+    pub store_bytes: u64,
+    /// Requests that the reserve has page tables and activations for; `u32::MAX` where none are reserved by their number.
+    pub max_rows: u32,
+}

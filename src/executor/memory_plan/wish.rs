@@ -1,0 +1,30 @@
+//! What a memory plan is to make room for.
+
+use super::windows::WindowWish;
+
+/// The needs of the model and the wishes of the user.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryWish {
+    /// K/V of one token in all layers, in bytes (the seeds' cell size), but for those with window pages.
+    pub kv_bytes_per_token: u64,
+    /// Those with window pages, if there are any; no layer has a state then.
+    pub windows: Option<WindowWish>,
+    /// States of one sequence in all layers, in bytes; 0 where no layer has one.
+    pub state_bytes: u64,
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Longest sequence of the model, in tokens.
+    pub context_tokens: u64,
+    /// Share of the memory free before loading that weights and KV pool take together.
+    pub mem_fraction_static: Option<f64>,
+    /// Cap on the tokens in the KV pool.
+    pub max_total_tokens: Option<u64>,
+    /// Cap on the requests that run at once.
+    pub max_running_requests: Option<u32>,
+    /// States of running requests and of cached prefixes, where layers have states.
+    pub max_states: Option<u64>,
+    /// Prefixes are cached, and states with them.
+    pub caches_prefixes: bool,
+    /// Distance of the states that long prefills save, in tokens; 0 for none at regular distances.
+    pub state_interval_tokens: Option<usize>,
+}

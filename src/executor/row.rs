@@ -1,0 +1,34 @@
+//! A row of the page table, as an executor knows it.
+
+use std::sync::Arc;
+
+use crate::ids::{SeqId, StateSlot};
+use crate::state::pooling::PoolSum;
+use crate::state::prompt_vectors::PromptVectors;
+
+/// One row of the page table in use.
+pub(super) struct Row {
+    pub(super) seq: SeqId,
+    /// Prompt, and output from before the row started.
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) prompt_tokens: usize,
+    /// The prompt is vectors.
+    pub(super) has_vectors: bool,
+    /// These, until the last of them is computed.
+    pub(super) vectors: Option<Arc<PromptVectors>>,
+    /// The states that the prompt's embedding is made of, until it is there.
+    pub(super) pool: Option<PoolSum>,
+    /// Pages of the page table that are the row's.
+    pub(super) n_pages: usize,
+    /// Window pages of its own page table, where layers have windows, and the index of the first one that is named.
+    pub(super) n_windows: usize,
+    pub(super) first_window: usize,
+    /// Tokens that the steps launched since the row started sample.
+    pub(super) sampled_tokens: usize,
+    /// Positions whose K/V is stored once the steps launched so far have run: all below this.
+    pub(super) computed: usize,
+    /// The state that its layers go on with, where some keep one.
+    pub(super) live: Option<StateSlot>,
+    /// It rotates as long ones do.
+    pub(super) is_long: bool,
+}

@@ -1,0 +1,110 @@
+//! What the schemas of calls say, for forms that do not write values as JSON.
+
+use serde_json::{Map, Value};
+
+use crate::error::FieldError;
+use crate::grammar::part::Presence;
+use crate::grammar::schema;
+
+/// A property of an object.
+pub(super) struct Property<'a> {
+    pub(super) name: &'a str,
+    pub(super) schema: &'a Value,
+    pub(super) presence: Presence,
+}
+
+/// The properties of a schema that says nothing else of an object.
+pub(super) fn properties<'a>(
+    field: &str,
+    schema: &'a Value,
+) -> Result<Vec<Property<'a>>, FieldError> {
+    let wrong = |what: &str| {
+        let reason =
+            format!("{field} {what} cannot be written in this model's form of calls: leave it out");
+        FieldError::new(field, reason)
+    };
+    let known = [
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "$defs",
+        "definitions",
+        "$schema",
+    ];
+    let object = schema
+        .as_object()
+        .ok_or_else(|| wrong("a schema that is no object"))?;
+    if let Some(name) = object.keys().find(|name| !known.contains(&name.as_str())) {
+        return Err(wrong(&format!("the keyword {name:?}")));
+    }
+    let required = object.get("required").and_then(Value::as_array);
+    let required: Vec<&str> = required
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let properties = object.get("properties").and_then(Value::as_object);
+    let is_named = |name: &str| properties.is_some_and(|all| all.contains_key(name));
+    if let Some(name) = required.iter().find(|name| !is_named(name)) {
+        return Err(wrong(&format!(
+            "the required property {name:?} without a schema"
+        )));
+    }
+    let properties = properties
+        .into_iter()
+        .flatten()
+        .map(|(name, schema)| Property {
+            name,
+            schema,
+            presence: match required.contains(&name.as_str()) {
+                true => Presence::Required,
+                false => Presence::Optional,
+            },
+        });
+    Ok(properties.collect())
+}
+
+/// The values that a schema names, of which a value is one.
+pub(super) fn constants(schema: &Map<String, Value>) -> Option<Vec<&Value>> {
+    match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(vec![value]),
+        (None, Some(Value::Array(values))) => Some(values.iter().collect()),
+        _ => None,
+    }
+}
+
+/// The schemas of which a value has one, where nothing else is said of it.
+pub(super) fn options(schema: &Map<String, Value>) -> Option<&[Value]> {
+    let options = schema.get("anyOf")?.as_array()?;
+    let mut others = schema.keys().filter(|name| *name != "anyOf");
+    let is_all = others.all(|name| !schema::constrains(name));
+    is_all.then_some(options.as_slice())
+}
+
+/// The schema that a reference leads to; any other schema itself.
+pub(super) fn resolved<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
+    let mut schema = schema;
+    for _ in 0..16 {
+        let object = schema.as_object().filter(|object| object.len() == 1);
+        let target = object.and_then(|object| object.get("$ref")?.as_str()?.strip_prefix('#'));
+        match target.and_then(|target| root.pointer(target)) {
+            Some(target) => schema = target,
+            None => break,
+        }
+    }
+    schema
+}
+
+/// A part of a schema, with the definitions of the whole.
+pub(super) fn with_definitions(schema: &Value, root: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(object) = schema.as_object_mut() {
+        for name in ["$defs", "definitions"] {
+            if let Some(definitions) = root.get(name) {
+                object.insert(name.to_owned(), definitions.clone());
+            }
+        }
+    }
+    schema
+}

@@ -1,0 +1,65 @@
+//! What differs between a model's layers: heads, the width of the MLP, whose keys and values they read.
+
+use super::ModelConfig;
+use super::gemma4::Gemma4Config;
+use super::latent::LatentConfig;
+use crate::kernels::latent::LatentShape;
+
+impl ModelConfig {
+    /// Key heads, and elements of a key, in layers with windows and in the others.
+    pub(super) fn kinds_of_heads(&self) -> ([usize; 2], [usize; 2]) {
+        let dim = self.latent.as_ref();
+        let dim = dim.map_or(self.head_dim, LatentConfig::key_dim);
+        match self.fourth() {
+            None => ([self.num_key_value_heads; 2], [dim; 2]),
+            Some(own) => (
+                [self.num_key_value_heads, own.full_kv_heads],
+                [dim, own.full_head_dim],
+            ),
+        }
+    }
+
+    /// Key heads of a layer, and elements of a key.
+    pub fn heads_in(&self, layer: usize) -> (usize, usize) {
+        let (heads, dims) = self.kinds_of_heads();
+        let kind = usize::from(self.windows[layer].is_none());
+        (heads[kind], dims[kind])
+    }
+
+    /// The parts that only Gemma 4 has.
+    pub fn fourth(&self) -> Option<&Gemma4Config> {
+        self.gemma.as_ref()?.fourth.as_ref()
+    }
+
+    /// The layer whose keys and values a layer reads: mostly its own.
+    pub fn kv_source(&self, layer: usize) -> usize {
+        let source = self
+            .fourth()
+            .and_then(|own| own.source(&self.windows, layer));
+        source.unwrap_or(layer)
+    }
+
+    /// Width of the MLP of a layer, where it has one.
+    pub fn intermediate_in(&self, layer: usize) -> usize {
+        match self.fourth() {
+            Some(own) if own.double_wide && self.kv_source(layer) != layer => {
+                2 * self.intermediate_size
+            }
+            _ => self.intermediate_size,
+        }
+    }
+}
+
+impl LatentConfig {
+    /// The heads of a layer.
+    pub fn shape(&self, config: &ModelConfig) -> LatentShape {
+        LatentShape {
+            n_heads: config.num_attention_heads,
+            rank: self.rank,
+            plain_dim: self.plain_dim,
+            rotary_dim: self.rotary_dim,
+            value_dim: self.value_dim,
+            scale: config.attention_scale(),
+        }
+    }
+}

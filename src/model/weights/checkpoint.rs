@@ -1,0 +1,229 @@
+//! All weights of a model, by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use rustc_hash::FxHashMap;
+
+use super::entry::Entry;
+use super::mapped::MappedFile;
+use super::quantised::part_names::part_names;
+use super::quantised::part_of::PartOf;
+use super::quantised::scheme::Scheme;
+use super::quantised::turned::Turned;
+use crate::error::LoadError;
+use crate::kernels::dtype::Dtype;
+use crate::kernels::tensor_view::{Stored, TensorView};
+use crate::model::json_file::format_error;
+use crate::model::tensor_spec::TensorSpec;
+
+/// How many tensors of the files have an element type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeCount {
+    /// The type's name in the files.
+    pub name: String,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Their size in the files.
+    pub bytes: u64,
+}
+
+/// All weights of a model.
+pub struct Weights {
+    /// Where they were looked for, for errors.
+    searched: PathBuf,
+    pub(super) files: Vec<MappedFile>,
+    pub(super) entries: FxHashMap<String, Entry>,
+    types: Vec<TypeCount>,
+    pub(super) scheme: Option<Scheme>,
+    /// Matrices that are parts of others, in another order.
+    pub(super) turned: FxHashMap<String, Turned>,
+    /// Matrices that are rows of quantised ones.
+    pub(super) parts: FxHashMap<String, PartOf>,
+    /// Parts of names in the files, and ours for them; where the files have names of their own.
+    pub(super) own_names: Vec<(&'static str, &'static str)>,
+}
+
+impl Weights {
+    /// Takes entries that were found in files. `types` names the element type and the bytes of each tensor there.
+    pub(crate) fn new<'a>(
+        searched: &Path,
+        files: Vec<MappedFile>,
+        entries: FxHashMap<String, Entry>,
+        types: impl IntoIterator<Item = (&'a str, usize)>,
+    ) -> Self {
+        Self {
+            searched: searched.to_owned(),
+            files,
+            entries,
+            types: count_types(types),
+            scheme: None,
+            turned: FxHashMap::default(),
+            parts: FxHashMap::default(),
+            own_names: Vec::new(),
+        }
+    }
+
+    /// Takes matrices to be quantised so, where they are not plain.
+    pub fn quantised(self, scheme: Option<Scheme>) -> Self {
+        Self { scheme, ..self }
+    }
+
+    /// How matrices are quantised, where they are not plain.
+    pub fn scheme(&self) -> Option<Scheme> {
+        self.scheme
+    }
+
+    /// Checks that every expected tensor is there, in the expected shape and a known element type.
+    ///
+    /// Other tensors are ignored.
+    ///
+    /// # Errors
+    /// The first thing wrong, as [`Self::tensor`] would report it.
+    pub fn check(&self, expected: &[TensorSpec]) -> Result<(), LoadError> {
+        for spec in expected {
+            match <&[usize; 2]>::try_from(spec.shape.as_slice()) {
+                Ok(shape) => drop(self.matrix(&spec.name, shape)?),
+                Err(_) => drop(self.tensor(&spec.name, &spec.shape)?),
+            }
+        }
+        let names = expected.iter().map(|spec| spec.name.as_str());
+        let known: BTreeSet<&str> = names.flat_map(|name| self.names_of(name)).collect();
+        for name in self.entries.keys() {
+            // Old checkpoints store the rotation, which is computed from the configuration.
+            if !known.contains(name.as_str()) && !name.ends_with("rotary_emb.inv_freq") {
+                tracing::debug!(tensor = name, "tensor is not part of the model, ignored");
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a tensor of the expected shape.
+    ///
+    /// # Errors
+    /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`], [`LoadError::Format`] for an unknown element type.
+    pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<TensorView<'_>, LoadError> {
+        let entry = self
+            .entries
+            .get(name)
+            .ok_or_else(|| LoadError::MissingTensor {
+                file: self.searched().to_owned(),
+                tensor: self.file_name(name),
+                expected: expected.to_vec(),
+            })?;
+        let file = &self.files[entry.file];
+        if entry.shape != expected {
+            return Err(LoadError::WrongShape {
+                file: file.path().to_owned(),
+                tensor: self.file_name(name),
+                expected: expected.to_vec(),
+                got: entry.shape.clone(),
+            });
+        }
+        let stored = entry.stored.as_ref().map_err(|got| {
+            let name = self.file_name(name);
+            let reason = format!("tensor {name} has dtype {got}, supported are F32, F16 and BF16");
+            format_error(file.path(), reason)
+        })?;
+        Ok(TensorView {
+            stored: *stored,
+            shape: &entry.shape,
+            bytes: &file.bytes()[entry.range.clone()],
+            order: entry.order,
+        })
+    }
+
+    /// Gives the memory of a tensor's bytes back to the system, which reads them from the file if they are asked for
+    /// again. Without this a model that is copied while it is loaded counts twice in the resident memory.
+    pub fn release(&self, name: &str) {
+        // Two matrices may share these bytes; what is given back too early is read again.
+        for (file, range) in self.turned.get(name).into_iter().flat_map(Turned::ranges) {
+            self.files[*file].release(range.clone());
+        }
+        for name in self.names_of(name) {
+            let entry = &self.entries[name];
+            self.files[entry.file].release(entry.range.clone());
+        }
+    }
+
+    /// The tensors in the files that make up a tensor of the model.
+    pub(super) fn names_of(&self, name: &str) -> Vec<&str> {
+        let name = self.whole(name);
+        let parts = part_names(name).filter(|_| self.scheme.is_some());
+        let found = std::iter::once(name.to_owned())
+            .chain(parts)
+            .filter_map(|name| self.entries.get_key_value(&name));
+        found.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Element type of a tensor as stored, or as it becomes where it is quantised to blocks, if it is there and of a known
+    /// type.
+    pub fn stored(&self, name: &str) -> Option<Stored> {
+        match self.entries.get(name) {
+            Some(entry) => entry.stored.as_ref().ok().copied(),
+            None => match self.turned.get(name) {
+                Some(turned) => Some(turned.stored()),
+                None => self.quantised_blocks(name).map(Stored::Blocks),
+            },
+        }
+    }
+
+    /// Element type of a tensor as stored, if it is there and a plain one.
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        match self.stored(name)? {
+            Stored::Plain(dtype) => Some(dtype),
+            Stored::Blocks(_) => None,
+        }
+    }
+
+    /// Bytes of a tensor as stored, if it is there.
+    pub fn bytes_of(&self, name: &str) -> Option<usize> {
+        if let Some(turned) = self.turned.get(name) {
+            return Some(turned.file_bytes());
+        }
+        let names = self.names_of(name);
+        let bytes = names.iter().map(|name| self.entries[*name].range.len());
+        let bytes: usize = bytes.sum();
+        let share = match self.parts.get(name) {
+            Some(part) => bytes / part.shape[0] * part.rows,
+            None => bytes,
+        };
+        (!names.is_empty()).then_some(share)
+    }
+
+    /// Size of all tensors as stored.
+    pub fn stored_bytes(&self) -> u64 {
+        self.types.iter().map(|count| count.bytes).sum()
+    }
+
+    /// The element types in the files, those with the most bytes first.
+    pub fn types(&self) -> &[TypeCount] {
+        &self.types
+    }
+
+    pub(super) fn searched(&self) -> &Path {
+        match self.files.as_slice() {
+            [only] => only.path(),
+            _ => &self.searched,
+        }
+    }
+}
+
+fn count_types<'a>(tensors: impl IntoIterator<Item = (&'a str, usize)>) -> Vec<TypeCount> {
+    let mut counts = BTreeMap::<&str, (usize, u64)>::new();
+    for (name, bytes) in tensors {
+        let count = counts.entry(name).or_default();
+        count.0 += 1;
+        count.1 += bytes as u64;
+    }
+    let counts = counts
+        .into_iter()
+        .map(|(name, (tensors, bytes))| TypeCount {
+            name: name.to_owned(),
+            tensors,
+            bytes,
+        });
+    let mut counts: Vec<TypeCount> = counts.collect();
+    counts.sort_by_key(|count| std::cmp::Reverse(count.bytes));
+    counts
+}

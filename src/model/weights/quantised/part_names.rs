@@ -1,0 +1,21 @@
+//! The names of the tensors that make up a quantised matrix.
+
+/// All names that tensors of a quantised module may have beside its own.
+const PARTS: [&str; 9] = [
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_zero_point",
+    "weight_shape",
+];
+
+/// Names that the tensors of a quantised matrix may have.
+pub fn part_names(name: &str) -> impl Iterator<Item = String> {
+    PARTS
+        .into_iter()
+        .filter_map(|part| Some(format!("{}.{part}", name.strip_suffix(".weight")?)))
+}

@@ -1,0 +1,181 @@
+//! The experts of gpt-oss: parts of tensors that hold those of all experts, with gates beside what they let through.
+//!
+//! | tensor | shape | what it holds |
+//! |---|---|---|
+//! | `gate_up_proj` | \[experts, hidden, 2 width\] | inputs as rows; an output of a gate, then one of what it lets through |
+//! | `down_proj` | \[experts, width, hidden\] | inputs as rows |
+//! | `gate_up_proj_blocks` | \[experts, 2 width, hidden / 32, 16\] U8 | a row of a gate, then one of what it lets through; neighbours are a byte's halves, the low one first |
+//! | `gate_up_proj_scales` | \[experts, 2 width, hidden / 32\] U8 | powers of two, 127 more |
+//! | `down_proj_blocks`, `down_proj_scales` | likewise | |
+//! | `gate_up_proj_bias`, `down_proj_bias` | \[experts, 2 width\], \[experts, hidden\] | |
+
+use std::ops::Range;
+
+use super::turned::{BLOCK, Turned, TurnedBytes};
+use crate::error::LoadError;
+use crate::kernels::tensor_view::{RowOrder, Stored};
+use crate::model::config::experts::ExpertsConfig;
+use crate::model::json_file::format_error;
+use crate::model::weights::checkpoint::Weights;
+use crate::model::weights::entry::Entry;
+
+impl Weights {
+    /// The bytes of a turned matrix, if there is one of this name.
+    pub(in super::super) fn turned<'a>(&'a self, name: &str) -> Option<TurnedBytes<'a>> {
+        let matrix = self.turned.get(name)?;
+        let bytes =
+            |(file, range): &(usize, Range<usize>)| &self.files[*file].bytes()[range.clone()];
+        Some(TurnedBytes {
+            matrix,
+            codes: bytes(&matrix.codes),
+            scales: matrix.scales.as_ref().map_or(&[], bytes),
+        })
+    }
+
+    /// Takes matrices and biases of experts out of stacks in which they are turned.
+    ///
+    /// # Errors
+    /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that is not as the configuration says.
+    pub fn turn_experts(
+        &mut self,
+        experts: &ExpertsConfig,
+        hidden: usize,
+    ) -> Result<(), LoadError> {
+        let width = experts.width;
+        for layer in (0..experts.layers.len()).filter(|layer| experts.are_in(*layer)) {
+            let module = format!("{}.experts", experts.names.module(layer));
+            for (stack, parts, [outputs, inputs]) in [
+                ("gate_up_proj", &[0, 1][..], [width, hidden]),
+                ("down_proj", &[2], [hidden, width]),
+            ] {
+                let stack = format!("{module}.{stack}");
+                let place = (experts, layer, parts);
+                self.turn_stack(&stack, place, [outputs, inputs])?;
+                self.turn_biases(&format!("{stack}_bias"), place, outputs)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn turn_stack(
+        &mut self,
+        stack: &str,
+        (experts, layer, parts): (&ExpertsConfig, usize, &[usize]),
+        [outputs, inputs]: [usize; 2],
+    ) -> Result<(), LoadError> {
+        let (count, all) = (experts.count(), parts.len() * outputs);
+        let (codes, scales, dtype) = match self.entries.remove(stack) {
+            Some(entry) => {
+                let name = stack.to_owned();
+                self.expect(&name, &entry, &[count, inputs, all])?;
+                let dtype = match &entry.stored {
+                    Ok(Stored::Plain(dtype)) => *dtype,
+                    _ => return Err(self.wrong_type(&name, &entry, "F32, F16 and BF16")),
+                };
+                (entry, None, Some(dtype))
+            }
+            None => {
+                let name = |part: &str| format!("{stack}_{part}");
+                let Some(codes) = self.entries.remove(&name("blocks")) else {
+                    return Ok(());
+                };
+                if !inputs.is_multiple_of(BLOCK) {
+                    let reason = format!(
+                        "tensor {} is made of blocks of {BLOCK} inputs, which {inputs} are not a multiple of",
+                        name("blocks")
+                    );
+                    return Err(format_error(self.files[codes.file].path(), reason));
+                }
+                let n = inputs / BLOCK;
+                self.expect(&name("blocks"), &codes, &[count, all, n, BLOCK / 2])?;
+                let scales = self.entries.remove(&name("scales"));
+                let scales = scales.ok_or_else(|| LoadError::MissingTensor {
+                    file: self.searched().to_owned(),
+                    tensor: name("scales"),
+                    expected: vec![count, all, n],
+                })?;
+                self.expect(&name("scales"), &scales, &[count, all, n])?;
+                for (part, entry) in [("blocks", &codes), ("scales", &scales)] {
+                    if entry.stored != Err("U8".to_owned()) {
+                        return Err(self.wrong_type(&name(part), entry, "U8"));
+                    }
+                }
+                (codes, Some(scales), None)
+            }
+        };
+        for expert in 0..count {
+            let part_of = |entry: &Entry| {
+                let bytes = entry.range.len() / count;
+                let start = entry.range.start + expert * bytes;
+                (entry.file, start..start + bytes)
+            };
+            let projections = experts.names.projections(layer, expert);
+            for (first, part) in parts.iter().enumerate() {
+                let turned = Turned {
+                    codes: part_of(&codes),
+                    scales: scales.as_ref().map(part_of),
+                    dtype,
+                    shape: [outputs, inputs],
+                    first,
+                    step: parts.len(),
+                };
+                self.turned
+                    .insert(format!("{}.weight", projections[*part]), turned);
+            }
+        }
+        Ok(())
+    }
+
+    fn turn_biases(
+        &mut self,
+        name: &str,
+        (experts, layer, parts): (&ExpertsConfig, usize, &[usize]),
+        outputs: usize,
+    ) -> Result<(), LoadError> {
+        let Some(entry) = self.entries.remove(name) else {
+            return Ok(());
+        };
+        let (count, step) = (experts.count(), parts.len());
+        self.expect(name, &entry, &[count, step * outputs])?;
+        let bytes = entry.range.len() / count;
+        let element = bytes / (step * outputs);
+        for expert in 0..count {
+            let projections = experts.names.projections(layer, expert);
+            for (first, part) in parts.iter().enumerate() {
+                let start = entry.range.start + expert * bytes;
+                let bias = Entry {
+                    file: entry.file,
+                    stored: entry.stored.clone(),
+                    shape: vec![outputs],
+                    range: start + first * element..start + bytes,
+                    order: RowOrder::Every { step },
+                };
+                self.entries
+                    .insert(format!("{}.bias", projections[*part]), bias);
+            }
+        }
+        Ok(())
+    }
+
+    fn expect(&self, name: &str, entry: &Entry, expected: &[usize]) -> Result<(), LoadError> {
+        if entry.shape == expected {
+            return Ok(());
+        }
+        Err(LoadError::WrongShape {
+            file: self.files[entry.file].path().to_owned(),
+            tensor: name.to_owned(),
+            expected: expected.to_vec(),
+            got: entry.shape.clone(),
+        })
+    }
+
+    fn wrong_type(&self, name: &str, entry: &Entry, supported: &str) -> LoadError {
+        let got = match &entry.stored {
+            Ok(Stored::Plain(dtype)) => dtype.name(),
+            Ok(Stored::Blocks(block)) => block.name(),
+            Err(name) => name,
+        };
+        let reason = format!("tensor {name} has dtype {got}, supported is {supported}");
+        format_error(self.files[entry.file].path(), reason)
+    }
+}

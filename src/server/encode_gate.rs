@@ -1,0 +1,24 @@
+//! The turns of texts that are encoded for clients who want their tokens and no answer.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Texts that are encoded at once: the model needs the cores.
+const MAX_AT_ONCE: usize = 1;
+
+/// The one place where texts are encoded.
+pub(super) struct EncodeGate(Arc<Semaphore>);
+
+impl Default for EncodeGate {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_AT_ONCE)))
+    }
+}
+
+impl EncodeGate {
+    /// Waits for a turn, which ends when the permit is dropped; `None` once the gate is closed.
+    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.0.clone().acquire_owned().await.ok()
+    }
+}

@@ -1,0 +1,74 @@
+//! A path of the server, with all of its methods.
+
+use actix_web::web::ServiceConfig;
+use utoipa::openapi::path::{HttpMethod, Operation};
+
+use super::openapi::facts::Facts;
+
+/// The key that a method asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Everybody.
+    Open,
+    /// Those who have the key, if there is one.
+    Key,
+    /// The admin, if there is one.
+    Admin,
+}
+
+/// The description of a method of a path.
+pub(super) type Operate = fn(&Facts) -> Operation;
+
+/// A path with all of its methods.
+pub(super) struct Endpoint {
+    /// As actix-web matches it.
+    pub(super) path: &'static str,
+    pub(super) access: Access,
+    /// The schema of its errors.
+    pub(super) error: &'static str,
+    pub(super) methods: Vec<(HttpMethod, Operate)>,
+    mount: Box<dyn Fn(&mut ServiceConfig)>,
+}
+
+impl Endpoint {
+    pub(super) fn mount(&self, cfg: &mut ServiceConfig) {
+        (self.mount)(cfg);
+    }
+
+    /// One that asks for the key.
+    pub(super) fn new(
+        path: &'static str,
+        methods: Vec<(HttpMethod, Operate)>,
+        mount: impl Fn(&mut ServiceConfig) + 'static,
+    ) -> Self {
+        Self {
+            path,
+            access: Access::Key,
+            error: "Error",
+            methods,
+            mount: Box::new(mount),
+        }
+    }
+
+    pub(super) fn with(self, access: Access) -> Self {
+        Self { access, ..self }
+    }
+
+    pub(super) fn with_error(self, error: &'static str) -> Self {
+        Self { error, ..self }
+    }
+}
+
+/// The name of a method.
+pub(super) fn name(method: &HttpMethod) -> &'static str {
+    match method {
+        HttpMethod::Get => "GET",
+        HttpMethod::Post => "POST",
+        HttpMethod::Put => "PUT",
+        HttpMethod::Delete => "DELETE",
+        HttpMethod::Options => "OPTIONS",
+        HttpMethod::Head => "HEAD",
+        HttpMethod::Patch => "PATCH",
+        HttpMethod::Trace => "TRACE",
+    }
+}

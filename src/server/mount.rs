@@ -1,0 +1,114 @@
+//! How endpoints are mounted: who may ask, what a request passes before its handler, and which methods there are.
+
+use actix_web::dev::Handler;
+use actix_web::middleware::from_fn;
+use actix_web::web;
+use actix_web::{FromRequest, HttpRequest, Responder};
+
+use super::error::{self, ApiError};
+use super::{anthropic, guard, key, methods, track};
+
+pub(super) fn get<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    closed(cfg, resource(path, web::get().to(handler), "GET, HEAD"));
+}
+
+/// As [`get`], without a key.
+pub(super) fn open<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let resource = resource(path, web::get().to(handler), "GET, HEAD").wrap(guard::cors());
+    let resource = resource.wrap(from_fn(guard::check));
+    let resource = resource.wrap(from_fn(methods::adapt));
+    cfg.service(resource.wrap(from_fn(track::track)));
+}
+
+pub(super) fn post<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    closed(cfg, resource(path, route, "POST"));
+}
+
+/// As [`post`], for Anthropic's clients: errors have their form, and answers an id.
+pub(super) fn post_anthropic<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let resource = resource(path, route, "POST").wrap(from_fn(key::check));
+    let resource = resource
+        .wrap(guard::cors())
+        .wrap(from_fn(guard::check))
+        .wrap(from_fn(methods::adapt));
+    let resource = resource.wrap(from_fn(anthropic::adapt));
+    cfg.service(resource.wrap(from_fn(track::track)));
+}
+
+/// As [`post`], for what changes the server for everybody: it asks for the admin's key, if the server has one.
+pub(super) fn post_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = web::post().to(handler).wrap(from_fn(guard::takes_json));
+    let route = route.wrap(from_fn(key::check_admin));
+    closed(cfg, resource(path, route, "POST"));
+}
+
+/// As [`post_admin`], and PUT does the same, as SGLang has it.
+pub(super) fn set_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
+where
+    F: Handler<A>,
+    A: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    let route = |route: actix_web::Route| {
+        let route = route.to(handler.clone()).wrap(from_fn(guard::takes_json));
+        route.wrap(from_fn(key::check_admin))
+    };
+    let put = route(web::put());
+    closed(
+        cfg,
+        resource(path, route(web::post()), "POST, PUT").route(put),
+    );
+}
+
+/// Mounts what asks for the key, if the server has one. The wrap that comes last sees a request first: what is refused
+/// is tracked too, preflights need no key, and a page may read why its key was refused.
+pub(super) fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
+    let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
+    let resource = resource.wrap(from_fn(guard::check));
+    let resource = resource.wrap(from_fn(methods::adapt));
+    cfg.service(resource.wrap(from_fn(track::track)));
+}
+
+pub(super) fn resource(
+    path: &str,
+    route: actix_web::Route,
+    allow: &'static str,
+) -> actix_web::Resource {
+    let refuse = move |request: HttpRequest| async move {
+        Err::<&str, ApiError>(error::method_not_allowed(&request, allow))
+    };
+    // Queries that cannot be read get an error in the form of all others.
+    let queries = web::QueryConfig::default()
+        .error_handler(|error, _| ApiError::invalid(format!("the query: {error}")).into());
+    web::resource(path)
+        .app_data(queries)
+        .route(route)
+        .default_service(web::to(refuse))
+}

@@ -1,0 +1,57 @@
+//! The facts of one server that its document names.
+
+use serde_json::{Map, Value};
+
+use crate::model::generation::GenerationConfig;
+use crate::server::state::AppState;
+use crate::state::request_limits::RequestLimits;
+use crate::state::sampling::SamplingParams;
+
+/// The facts of one server that the document names.
+#[derive(Default)]
+pub(in crate::server) struct Facts {
+    /// How long the lists and names of a request may be.
+    pub(in crate::server) limits: RequestLimits,
+    /// Most prompts times samples of a call.
+    pub(in crate::server) max_requests: usize,
+    /// Sampling parameters of a call that names none, on the endpoints that take the model's.
+    pub(in crate::server) model_sampling: SamplingParams,
+    pub(super) has_key: bool,
+    pub(super) has_admin_key: bool,
+}
+
+impl Facts {
+    /// Those of a server; before its model is loaded, with the defaults of what comes with it.
+    pub(in crate::server) fn of(state: &AppState) -> Self {
+        let config = state.config();
+        let engine = state.slot().engine();
+        let limits = engine.map(|engine| *engine.request_limits());
+        let generation = engine.map(|engine| &engine.model().generation);
+        Self {
+            limits: limits.unwrap_or_default(),
+            max_requests: config.max_batch_requests,
+            model_sampling: generation.map(sampling_of).unwrap_or_default(),
+            has_key: config.api_key.is_some(),
+            has_admin_key: config.admin_api_key.is_some(),
+        }
+    }
+}
+
+fn sampling_of(model: &GenerationConfig) -> SamplingParams {
+    let plain = SamplingParams::default();
+    SamplingParams {
+        temperature: model.temperature.unwrap_or(plain.temperature),
+        top_p: model.top_p.unwrap_or(plain.top_p),
+        top_k: model.top_k.unwrap_or(plain.top_k),
+        min_p: model.min_p.unwrap_or(plain.min_p),
+        repetition_penalty: model.repetition_penalty.unwrap_or(plain.repetition_penalty),
+        ..plain
+    }
+}
+
+/// The parameters by name, as JSON has them.
+pub(in crate::server) fn by_name(sampling: &SamplingParams) -> Map<String, Value> {
+    // By way of the text, in which a number has as many digits as it needs.
+    let text = serde_json::to_string(sampling).expect("parameters have string keys only");
+    serde_json::from_str(&text).expect("parameters are an object")
+}

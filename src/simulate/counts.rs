@@ -1,0 +1,18 @@
+//! Numbers of tokens, as programs write them into traces.
+
+use super::error::{Place, SimulateError};
+use super::trace::MAX_TOKENS;
+
+/// A whole number that a program wrote as a fraction.
+pub(super) fn whole(number: f64) -> Option<u64> {
+    let is_whole = number.fract() == 0.0 && (0.0..=9e15).contains(&number);
+    is_whole.then_some(number as u64)
+}
+
+/// Checks a number of tokens.
+pub(super) fn tokens(place: Place<'_>, field: &str, value: u64) -> Result<u32, SimulateError> {
+    let tokens = u32::try_from(value)
+        .ok()
+        .filter(|tokens| *tokens <= MAX_TOKENS);
+    tokens.ok_or_else(|| place.error(field, format!("is {value}, must be at most {MAX_TOKENS}")))
+}
