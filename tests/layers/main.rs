@@ -1,6 +1,9 @@
 //! The imports between the folders of `src/`, and between the rooms of `src/state/`, are those that ARCHITECTURE.md's
 //! tables allow. The source is read as text: nothing of the engine is linked.
 
+mod circles;
+mod imports_of_files;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

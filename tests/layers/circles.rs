@@ -1,0 +1,64 @@
+//! No more than a few files of `src/` import each other in a circle.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::imports_of_files::{Graph, Sources};
+use super::root;
+
+/// The most files that may import each other, directly or through others.
+const MOST: usize = 5;
+
+/// For each file, the files that it reaches through imports, and over how many.
+fn reached(graph: &Graph, from: &str) -> BTreeMap<String, usize> {
+    let mut reached = BTreeMap::new();
+    let mut next = VecDeque::from([(from.to_owned(), 0)]);
+    while let Some((file, distance)) = next.pop_front() {
+        for to in graph.get(&file).into_iter().flatten() {
+            if !reached.contains_key(to) {
+                reached.insert(to.clone(), distance + 1);
+                next.push_back((to.clone(), distance + 1));
+            }
+        }
+    }
+    reached
+}
+
+/// The strongly connected components that have more than `most` files.
+fn circles(graph: &Graph, most: usize) -> BTreeSet<BTreeSet<String>> {
+    let all: BTreeMap<&String, BTreeMap<String, usize>> = graph
+        .keys()
+        .map(|file| (file, reached(graph, file)))
+        .collect();
+    let circle = |file: &String| -> BTreeSet<String> {
+        let others = all[file].keys();
+        let back = |other: &&String| all.get(other).is_some_and(|there| there.contains_key(file));
+        others.filter(back).cloned().collect()
+    };
+    let found = graph.keys().map(circle);
+    found.filter(|circle| circle.len() > most).collect()
+}
+
+#[test]
+fn few_files_import_each_other() {
+    let sources = Sources::read(&root().join("src"));
+    let graph = sources.graph();
+    assert!(graph.len() > 300, "only {} files import any", graph.len());
+    let found = circles(&graph, MOST);
+    assert!(found.is_empty(), "files that import each other: {found:#?}");
+}
+
+#[test]
+fn a_planted_import_closes_a_circle() {
+    let mut sources = Sources::read(&root().join("src"));
+    let graph = sources.graph();
+    let far = |file: &String| {
+        let mut reached = reached(&graph, file).into_iter();
+        let far = reached.find(|(_, distance)| *distance > MOST);
+        far.map(|(to, _)| (to, file.clone()))
+    };
+    let (from, to) = graph.keys().find_map(far).expect("imports go deep");
+    sources.plant(&from, &to);
+    let found = circles(&sources.graph(), MOST);
+    let holds = |circle: &BTreeSet<String>| circle.contains(&from) && circle.contains(&to);
+    assert!(found.iter().any(holds), "{from} imports {to}: {found:?}");
+}
