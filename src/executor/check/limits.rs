@@ -9,7 +9,7 @@ pub(in crate::executor) struct Limits {
     /// Pages that a row of the page table holds.
     pub(in crate::executor) row_pages: usize,
     pub(in crate::executor) vocab_size: usize,
-    /// Values in a vector that stands in the place of a token.
+    /// Values in a vector that replaces a token's embedding.
     pub(in crate::executor) hidden_size: usize,
     /// States that can be granted; `None` where no layer keeps one.
     pub(in crate::executor) n_state_slots: Option<usize>,

@@ -1,4 +1,4 @@
-//! What steps are about, on the device.
+//! The inputs of a step's kernels on the device.
 
 use crate::executor::cuda::options::CudaOptions;
 use crate::executor::cuda::readings::SAMPLED_WORDS;
@@ -6,7 +6,7 @@ use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError};
 use crate::kernels::cuda::params::Segment;
 use crate::kernels::cuda::sampling::{DecodeRow, SampleWork};
 
-/// What steps are about, at places that graphs know.
+/// The inputs of a step's kernels, at addresses that graphs keep.
 pub(super) struct StepArrays {
     /// By token of the step.
     pub(super) tokens: DeviceBuffer<u32>,
@@ -14,7 +14,7 @@ pub(super) struct StepArrays {
     pub(super) slots: DeviceBuffer<u32>,
     /// By row that decodes.
     pub(super) decode_segments: DeviceBuffer<Segment>,
-    /// What a graph begins with: its rows, and what is sampled.
+    /// The inputs of a graph: its rows, and the work of sampling.
     pub(super) decode_rows: DeviceBuffer<u32>,
     pub(super) sample_works: DeviceBuffer<u32>,
     /// By row of logits.

@@ -18,7 +18,7 @@ pub struct MemoryBudget {
     pub free_before_bytes: u64,
     /// The part of it that loading the weights takes, in bytes.
     pub weights_bytes: u64,
-    /// The memory that has to stay free beside weights and KV pool, in bytes; see
+    /// The memory that stays free of weights and KV pool, in bytes; see
     /// [`reserve_bytes`](super::reserve_bytes).
     pub reserve_bytes: u64,
     /// Part of the reserve: the page table on the device, in bytes. 0 where the host keeps it.

@@ -25,7 +25,7 @@ impl MemoryWish {
             .saturating_mul(self.kv_bytes_per_token)
     }
 
-    /// States beside the pages for `tokens` tokens.
+    /// State slots of a pool for `tokens` tokens.
     pub(super) fn state_slots(&self, tokens: u64) -> u64 {
         StateSlots::of(self).map_or(0, |states| states.beside(self.page_bytes(tokens)))
     }
@@ -46,7 +46,7 @@ impl MemoryWish {
         tokens - tokens % u64::from(self.page_size)
     }
 
-    /// Tokens of so many sequences of full length as a pool holds by default, at least a page.
+    /// Tokens of [`DEFAULT_CONTEXTS`] sequences of full length, the default size of a pool; at least a page.
     pub(super) fn default_contexts(&self) -> u64 {
         let contexts = self.context_tokens.saturating_mul(DEFAULT_CONTEXTS);
         self.whole_pages(contexts).max(u64::from(self.page_size))
@@ -67,7 +67,7 @@ impl MemoryWish {
         }
     }
 
-    /// Pages for windows beside those for `tokens` tokens, the dummy not among them.
+    /// Window pages of a pool for `tokens` tokens, without the dummy page.
     pub(super) fn window_pages(&self, tokens: u64) -> u64 {
         let page_size = u64::from(self.page_size);
         let windows = self
@@ -85,7 +85,7 @@ impl MemoryWish {
         })
     }
 
-    /// Most pages whose tokens fit into `bytes` with the windows beside them, at most so many.
+    /// Most pages whose tokens fit into `bytes` with their windows, at most `most`.
     fn pages_beside_windows(&self, bytes: u64, most: u64) -> u64 {
         let (mut fits, mut too_many) = (0, most.saturating_add(1));
         while fits + 1 < too_many {

@@ -14,7 +14,7 @@ impl CudaExecutor {
     /// The executor, with a store that blocks of `block_tokens` are saved to and loaded from.
     ///
     /// # Errors
-    /// Blocks that are not whole pages, heads that the kernel cannot copy, and no memory for blocks beside the pool.
+    /// Blocks that are not whole pages, heads that the kernel cannot copy, and too little memory for blocks.
     pub fn with_store(
         mut self,
         block_tokens: usize,
@@ -50,7 +50,7 @@ impl CudaExecutor {
         Ok(step)
     }
 
-    /// Brings the blocks that a step loads to the pages of its rows, behind the edits of the page table.
+    /// Brings the blocks that a step loads to the pages of its rows, after the edits of the page table.
     pub(in crate::executor::cuda) fn load_blocks(
         &mut self,
         plan: &StepPlan,
@@ -68,7 +68,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Hands the store what a step has saved, and gives back what it has loaded. All work of the step has ended, but for its
+    /// Hands the saved blocks of a step to the store, and returns the loaded ones. All work of the step has ended, but for its
     /// saves.
     pub(in crate::executor::cuda) fn end_blocks(
         &mut self,
@@ -78,7 +78,7 @@ impl CudaExecutor {
             return Ok(());
         };
         if let Some(loads) = step.loads {
-            // The scatters are behind the copies, and the step's results behind the scatters.
+            // The scatters run after the copies, and the step's results come after the scatters.
             drop(loads.release());
         }
         let Some(saves) = step.saves else {
