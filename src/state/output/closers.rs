@@ -2,6 +2,8 @@
 
 /// The fence of Markdown.
 pub(super) const FENCE: &str = "```";
+/// The delimiter of a code span of Markdown.
+pub(super) const TICK: &str = "`";
 
 /// The texts that close what was opened before a call, as far as they have not come. Each may be missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +14,8 @@ pub(super) struct Closers {
     pub(super) tag: Option<&'static str>,
     /// The fence.
     pub(super) fence: bool,
+    /// The tick of a code span.
+    pub(super) tick: bool,
     /// More calls may follow without a list.
     pub(super) more: bool,
 }
@@ -22,12 +26,13 @@ impl Closers {
         list: false,
         tag: None,
         fence: true,
+        tick: false,
         more: false,
     };
 
     /// Returns whether there is nothing to be closed.
     pub(super) fn is_empty(self) -> bool {
-        !self.list && self.tag.is_none() && !self.fence && !self.more
+        self == Self::default()
     }
 
     /// Returns the closer that begins with this character, and the closers that remain after it.
@@ -46,6 +51,7 @@ impl Closers {
                 },
             )),
             ('`', _) if self.fence => Some((FENCE, Self::default())),
+            ('`', _) if self.tick => Some((TICK, Self::default())),
             _ => None,
         }
     }

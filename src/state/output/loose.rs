@@ -1,10 +1,10 @@
-//! Reads a call that a model writes without the tag of its format: a JSON object in a fence of Markdown, between tags of
-//! other formats, or alone.
+//! Reads a call that a model writes without the tag of its format: a JSON object in a fence or a code span of Markdown,
+//! between tags of other formats, or alone.
 
 use std::sync::Arc;
 
 use super::call::{CallOutput, CallReader, Step};
-use super::closers::{Closers, FENCE};
+use super::closers::{Closers, FENCE, TICK};
 use super::json::{Scan, Separation, ValueScanner};
 use super::named::MAX_NAME_BYTES;
 use super::object::ObjectReader;
@@ -37,6 +37,8 @@ pub(super) struct LooseReader {
     /// A fence with its language, or a tag, as far as it was read.
     word: String,
     closers: Closers,
+    /// Nothing but blanks stands before it in the content.
+    is_start: bool,
     /// The list was opened here, and nothing is around it.
     is_lone_list: bool,
     found: CallOutput,
@@ -67,6 +69,7 @@ impl LooseReader {
         takes: Loose,
         closers: Closers,
         tools: &Arc<ToolUse>,
+        is_start: bool,
     ) -> Option<Self> {
         let mut reader = Self {
             tools: tools.clone(),
@@ -74,6 +77,7 @@ impl LooseReader {
             at: At::Before,
             word: String::new(),
             closers,
+            is_start,
             is_lone_list: false,
             found: CallOutput::default(),
             opening: String::new(),
@@ -103,6 +107,11 @@ impl LooseReader {
     }
 
     fn read_fence(&mut self, c: char) -> Step {
+        if c == '{' && self.word == TICK && self.is_start {
+            self.closers.tick = true;
+            self.open_object();
+            return Step::More;
+        }
         let language = self.word.strip_prefix(FENCE);
         let is_open = language.is_some_and(|language| LANGUAGES.contains(&language));
         if is_open && (c.is_whitespace() || matches!(c, '{' | '[' | '<')) {

@@ -52,6 +52,28 @@ fn the_answer_of_a_real_model_is_a_call() {
 }
 
 #[test]
+fn a_code_span_that_begins_an_answer_is_a_call() {
+    for format in TAGGED {
+        for end in ["`", " `\n", ""] {
+            check(format, &format!("`{OBJECT}{end}"), CALL);
+        }
+        check(
+            format,
+            &format!("\n`{OBJECT}`\nSo."),
+            &format!("{CALL}«\nSo.»"),
+        );
+        check(
+            format,
+            &format!("<think>x</think>`{OBJECT}`"),
+            &format!("‹x›{CALL}"),
+        );
+    }
+    check_text(F, r#"`{"name": "Ada", "arguments": {"row": 4}}`"#);
+    check_text(F, &format!("`{OBJECT}`").replace('4', "<row>"));
+    check_text(F, &format!("```\na\n```\n`{OBJECT}`"));
+}
+
+#[test]
 fn objects_alone_are_calls() {
     check(F, OBJECT, CALL);
     check(
@@ -176,7 +198,8 @@ fn all_else_stays_text() {
         check_text(F, &format!("```json\n{text}\n``` and on"));
         check_text(F, &format!("Well: {text}"));
     }
-    check_text(F, &format!("`{OBJECT}`"));
+    check_text(F, &format!("Well: `{OBJECT}`"));
+    check_text(F, &format!("``{OBJECT}``"));
     check_text(F, &format!("call({OBJECT})"));
     check_text(
         F,

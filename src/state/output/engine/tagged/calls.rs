@@ -81,14 +81,11 @@ impl TaggedEngine {
             Lexeme::Char(c) if c.is_whitespace() => Opened::Expecting(expect),
             Lexeme::Char(c) => match (expect, &self.calls) {
                 // Models that were trained on tags write objects as well.
-                (Expect::Function | Expect::KeyedCall, Some((syntax, tools))) if c == '{' => {
-                    let closers = Closers::default();
-                    Opened::call(LooseReader::new(c, syntax.loose, closers, tools))
+                (Expect::Function | Expect::KeyedCall, Some(_)) if c == '{' => {
+                    self.open_loosely(c, Closers::default())
                 }
                 (Expect::KeyedCall, Some((_, tools))) => Opened::call(KeyedReader::new(c, tools)),
-                (Expect::Loose(closers), Some((syntax, tools))) => {
-                    Opened::call(LooseReader::new(c, syntax.loose, closers, tools))
-                }
+                (Expect::Loose(closers), Some(_)) => self.open_loosely(c, closers),
                 _ => expect.with(c),
             },
             Lexeme::Tag(tag) => match (tag.tag, expect, &self.calls) {
@@ -119,6 +116,14 @@ impl TaggedEngine {
             }
         }
         Fate::Held
+    }
+
+    fn open_loosely(&self, c: char, closers: Closers) -> Opened {
+        let Some((syntax, tools)) = &self.calls else {
+            return Opened::Nothing;
+        };
+        let is_start = self.content.is_start();
+        Opened::call(LooseReader::new(c, syntax.loose, closers, tools, is_start))
     }
 
     pub(super) fn read_call(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
