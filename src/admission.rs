@@ -1,14 +1,14 @@
 //! How much may be inside the engine at once: requests and prompt tokens, counted by permits.
 //!
-//! A mailbox bounds nothing in actix, so the door does: a permit is taken before a request is sent to the
-//! engine and given back when its last event goes out.
+//! A mailbox bounds nothing in actix, so admission does: a permit is taken before a request is sent to the engine and
+//! given back when its last event goes out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::RequestError;
 
-/// The two limits and what is taken of them.
+/// The two limits and their use.
 #[derive(Debug)]
 pub struct Admission {
     max_requests: usize,
@@ -19,11 +19,11 @@ pub struct Admission {
     is_closed: AtomicBool,
 }
 
-/// Places for probes of hosts and servers, besides those for clients. A server uses one; a host may have mounted some.
+/// Places for probes of hosts and servers, in addition to clients'. A server uses one; a host may have mounted some.
 const MAX_PROBES: usize = 8;
 
 impl Admission {
-    /// Opens the door for at most so many requests and prompt tokens at once.
+    /// Admits at most `max_requests` requests and `max_prompt_tokens` prompt tokens at once.
     pub fn new(max_requests: usize, max_prompt_tokens: usize) -> Arc<Self> {
         Arc::new(Self {
             max_requests,
@@ -58,8 +58,8 @@ impl Admission {
         })
     }
 
-    /// Takes a permit for a probe: one of the places that are kept for them, so that neither a full queue refuses it
-    /// nor it takes what a client could have.
+    /// Takes a permit for a probe: one of the places that are kept for them, so that a full queue does not refuse it
+    /// and it takes no client's place.
     ///
     /// # Errors
     /// As [`Admission::admit`].
@@ -132,7 +132,7 @@ impl Permit {
         self.place == Place::Reserved
     }
 
-    /// Counts the request's prompt: an estimate at the door, its length once it is encoded. Replaces what was counted.
+    /// Counts the request's prompt: an estimate at admission, its length once encoded. Replaces the earlier count.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit.

@@ -3,7 +3,7 @@
 //! Loading maps files, so the bundled ones are unpacked once into the user's cache and found there by later runs:
 //! one way to load a model instead of two, and an installed program needs no other files. The folder's name
 //! holds a hash of the contents; each file appears under its name only when it is whole, and is compared before use.
-//! Where no cache can be written, a private temporary folder takes its place; it is left behind.
+//! Where no cache can be written, a private temporary folder takes its place; it is not removed.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -67,7 +67,7 @@ fn cache_dirs() -> Vec<PathBuf> {
     let xdg = folder("XDG_CACHE_HOME").filter(|dir| dir.is_absolute());
     let home = folder("HOME").map(|home| home.join(".cache"));
     let user = xdg.or(home).map(|cache| cache.join("souffleur"));
-    // Others can write to the temporary folder too: a name that nobody can guess, and files that nobody else reads.
+    // Others can write to the temporary folder too: an unguessable name, and files that only their owner can read.
     let private = format!("souffleur-{}", uuid::Uuid::new_v4());
     user.into_iter()
         .chain([std::env::temp_dir().join(private)])

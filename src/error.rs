@@ -33,8 +33,8 @@ enum FieldErrorKind {
 }
 
 impl FieldError {
-    /// A field with a value that it cannot have. The reason is a sentence that names the value, the limit and what to
-    /// do.
+    /// A field with a value that it cannot have. The reason is a sentence that names the value, the limit and the
+    /// remedy.
     pub fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self {
             field: field.into(),
@@ -43,7 +43,7 @@ impl FieldError {
         }
     }
 
-    /// A field that asks for what this engine does not have yet.
+    /// A field that requests a feature that this engine does not have yet.
     pub fn not_yet(field: impl Into<String>) -> Self {
         let field = field.into();
         let reason = format!("{field} is not supported yet: leave it out or send null");
@@ -54,7 +54,7 @@ impl FieldError {
         }
     }
 
-    /// The same reason, told of the field that holds this one.
+    /// The same reason, for the field that holds this one.
     pub fn within(self, field: impl Into<String>) -> Self {
         let field = field.into();
         Self { field, ..self }
@@ -97,7 +97,7 @@ impl fmt::Display for PromptTokens {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The request contradicts itself or a limit; the text names the value, the limit and what to do.
+    /// The request contradicts itself or a limit; the text names the value, the limit and the remedy.
     #[error("{0}")]
     Invalid(String),
     /// One field has a value that it cannot have.
@@ -133,7 +133,7 @@ pub enum RequestError {
     /// Even alone on the device the sequence does not fit.
     #[error("out of memory even after retracting all other requests: raise --max-total-tokens")]
     OutOfMemory,
-    /// An engine that has requests was asked for something that needs one without.
+    /// An operation that needs an engine without requests, on one that has some.
     #[error(
         "{running} requests run and {waiting} wait, the cache is flushed when there are none: try again then"
     )]
@@ -265,12 +265,12 @@ pub enum LoadError {
         /// The reason.
         source: std::io::Error,
     },
-    /// A file does not hold what its format asks for.
+    /// A file violates its format.
     #[error("{}: {reason}", file.display())]
     Format {
         /// The file.
         file: PathBuf,
-        /// The fault, with key, value and what was expected.
+        /// The fault, with key, value and expectation.
         reason: String,
     },
     /// The architecture is not implemented.
@@ -280,7 +280,7 @@ pub enum LoadError {
         file: PathBuf,
         /// The name that was found.
         found: String,
-        /// The names that there are, comma separated.
+        /// The supported names, comma separated.
         supported: String,
     },
     /// A tensor is missing.
@@ -330,7 +330,7 @@ pub enum LoadError {
 pub struct ConfigError {
     /// The key or flag.
     pub key: String,
-    /// The value, the limit and what to do.
+    /// The value, the limit and the remedy.
     pub reason: String,
 }
 

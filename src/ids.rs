@@ -48,8 +48,8 @@ numeric_id! {
     SeqId(u64)
 }
 numeric_id! {
-    /// One request as the Tokenizer took it in. Tells two requests apart that have one [`RequestId`], the second begun when
-    /// the first had just ended. Never reused while the engine lives.
+    /// One request as the Tokenizer took it in. Distinguishes two requests with one [`RequestId`], the second begun
+    /// when the first had just ended. Never reused while the engine lives.
     IntakeId(u64)
 }
 numeric_id! {
@@ -72,8 +72,8 @@ numeric_id! {
 }
 
 impl IntakeId {
-    /// Set in the numbers of probes. The number is what the scheduler and its log have of a request from its intake on:
-    /// a log is replayed with it.
+    /// Set in the numbers of probes. The scheduler and its log know a request by its number from the intake on: a log
+    /// is replayed with it.
     const PROBE: u64 = 1 << 63;
 
     /// The same number, as that of a probe: it counts among no client's requests.

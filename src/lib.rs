@@ -37,7 +37,7 @@
 //!
 //! # For hosts
 //!
-//! - [`engine`]: starts an engine, on a thread of its own or on an Arbiter of the host's; the handle
+//! - [`engine`]: starts an engine, on its own thread or on an Arbiter of the host's; the handle
 //! - [`request`], [`sink`], [`admission`]: the values that go in and come out, and how many requests may be inside
 //! - `hub` (the feature `hub`): downloads models that a configuration names by their ids on the Hugging Face hub
 //! - [`bundled`]: the model inside this library, on which an engine with the default configuration starts
@@ -45,20 +45,20 @@
 //! - `server` (the feature `server`): the HTTP and WebSocket routes, for the host's own actix-web app
 //! - [`actors`]: the actors and every message between them; [`actors::prefix_index`] is the cache without a model
 //! - [`state`]: the pure data structures that the actors own, some of which travel in messages
-//! - [`grammar`]: compiles what an output must be into grammars (structured output)
-//! - [`executor`]: the trait of what runs steps, for an executor of the host's own
+//! - [`grammar`]: compiles constraints on an output into grammars (structured output)
+//! - [`executor`]: the trait that runs steps, for executors of hosts
 //! - [`record`]: the message log, and its replay
 //! - [`ids`]: the newtypes of all ids
 //!
-//! The features `server`, `cli` (the binary, with `server` and `hub`), `hub` and `cuda` are on by default; what remains without
-//! them is the engine on the CPU. In a dev build of a host the kernels are not optimised unless its `Cargo.toml` says so:
-//! `[profile.dev.package.souffleur]` with `opt-level = 3` (`docs/embedding.md`).
+//! The features `server`, `cli` (the binary, with `server` and `hub`), `hub` and `cuda` are on by default; without them
+//! the engine on the CPU remains. In a dev build of a host the kernels are not optimised unless its `Cargo.toml` says
+//! so: `[profile.dev.package.souffleur]` with `opt-level = 3` (`docs/embedding.md`).
 //!
 //! The library installs no metrics recorder, log subscriber, panic hook or signal handler.
 //!
 //! All else is public for the binary and the tests only, hidden from this documentation, and may change at any time.
 
-// What a feature that is left out alone would use.
+// Code that only a disabled feature would use.
 #![cfg_attr(
     not(all(feature = "server", feature = "cli", feature = "cuda")),
     allow(dead_code, unused_imports)

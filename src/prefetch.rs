@@ -1,4 +1,4 @@
-//! A hint to the processor, for what is read or written soon.
+//! A prefetch hint to the processor.
 
 // The one `unsafe` that the states use: an instruction that reads nothing.
 #![allow(unsafe_code)]

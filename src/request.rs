@@ -39,9 +39,9 @@ pub struct GenerateRequest {
     /// The cache namespace: prefixes are shared only inside one.
     pub namespace: Namespace,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
-    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
+    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` uses it.
     pub priority: Option<i64>,
-    /// How long it may wait and run; the engine's own limits hold besides.
+    /// How long it may wait and run; the engine's own limits hold as well.
     pub timeouts: RequestTimeouts,
     /// The client reads token by token: only a label of metrics, deltas flow either way.
     pub is_streaming: bool,
@@ -169,9 +169,9 @@ impl From<ChatPrompt> for Prompt {
     }
 }
 
-/// The first messages of a conversation as an engine computed them before: a prompt and what was generated after it. Its
-/// tokens are taken as they were, so that they are found in the cache whatever the template makes of the answer in them.
-/// Where the template writes the first messages otherwise than it did alone, the whole conversation is rendered instead.
+/// The first messages of a conversation as an engine computed them before: a prompt and the output after it. Its tokens
+/// are taken unchanged, so that the cache finds them however the template renders the answer in them. Where the
+/// template writes the first messages otherwise than it did alone, the whole conversation is rendered instead.
 #[derive(Clone, Debug)]
 pub struct KnownTurns {
     /// How many messages they are. They were rendered with the tools and the template's variables of this conversation.
@@ -187,7 +187,7 @@ pub struct KnownTurns {
 pub struct OutputParsing {
     /// The tools that may be called; `None`: calls are left in the text.
     pub tools: Option<Arc<ToolUse>>,
-    /// Reasoning is told apart from the text.
+    /// Reasoning is separated from the text.
     pub separates_reasoning: bool,
 }
 
@@ -198,7 +198,7 @@ pub enum Event {
     Delta(Delta),
     /// The request ended by itself.
     Finished(Box<Finished>),
-    /// The request was cancelled; what was generated stays as delivered.
+    /// The request was cancelled; the delivered output stays.
     Cancelled(Box<Finished>),
     /// The request was refused or failed.
     Failed(RequestError),
@@ -214,22 +214,22 @@ impl Event {
 /// New text and tokens of one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Text that can no longer change; may lag behind `tokens`. Empty if the request's output is taken apart.
+    /// Final text; may trail `tokens`. Empty if the request's output is taken apart.
     pub text: String,
     /// The text of a request whose output is taken apart.
     pub pieces: Vec<OutputPiece>,
     /// New output tokens.
     pub tokens: Vec<u32>,
-    /// One entry for each of `tokens` if log probabilities were wished for.
+    /// One entry for each of `tokens` if log probabilities were requested.
     pub output_logprobs: Vec<TokenLogprobs>,
-    /// One entry for each prompt token from the wish's start on (the first has none), in one or more deltas.
+    /// One entry for each prompt token from the requested start on (the first has none), in one or more deltas.
     pub input_logprobs: Vec<TokenLogprobs>,
     /// Counts so far.
     pub usage: Usage,
 }
 
 impl Delta {
-    /// About how many bytes it takes, to bound what waits for a slow reader.
+    /// About how many bytes it takes, to bound the backlog of a slow reader.
     pub fn bytes(&self) -> usize {
         let logprobs = self.output_logprobs.iter().chain(&self.input_logprobs);
         let each = |at: &TokenLogprobs| {
@@ -262,7 +262,7 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens generated.
     pub completion_tokens: u32,
-    /// Those of them that are reasoning, of a request whose reasoning is told apart.
+    /// Reasoning tokens among them, of a request whose reasoning is separated.
     pub reasoning_tokens: u32,
     /// Prompt tokens whose K/V came from the cache when the request was first admitted.
     pub cached_tokens: u32,
@@ -298,8 +298,8 @@ pub struct Finished {
     pub timings: Option<Timings>,
     /// The prompt's tokens; none if the request was cancelled before they were known.
     pub prompt: Arc<[u32]>,
-    /// The embedding of the prompt, if the request asked for it and was not cancelled: one value for each of the hidden size,
-    /// of length 1.
+    /// The embedding of the prompt, if the request wanted it and was not cancelled: one value for each of the hidden
+    /// size, of length 1.
     pub embedding: Option<Arc<[f32]>>,
 }
 

@@ -20,7 +20,7 @@ use crate::request::{Delta, Event};
 pub struct TokenEvent {
     /// The request.
     pub rid: RequestId,
-    /// Its news.
+    /// The event.
     pub event: Event,
 }
 
@@ -100,7 +100,7 @@ impl EventSink {
     /// Lets the request in: one that came without a permit takes it now.
     ///
     /// # Errors
-    /// [`RequestError::Overloaded`] at a limit, [`RequestError::ShuttingDown`] once the door is closed.
+    /// [`RequestError::Overloaded`] at a limit, [`RequestError::ShuttingDown`] once admission is closed.
     pub(crate) fn admit(
         &mut self,
         admission: &Arc<Admission>,
@@ -130,7 +130,7 @@ impl EventSink {
         self.permit.as_ref().is_some_and(Permit::is_probe)
     }
 
-    /// Sends a delta behind whatever waits already.
+    /// Sends a delta after the backlog.
     pub fn send(&mut self, delta: Delta) -> Delivery {
         match &self.target {
             None => Delivery::Gone,
@@ -158,7 +158,7 @@ impl EventSink {
         }
     }
 
-    /// Sends the terminal event, with the backlog in front of its own delta.
+    /// Sends the terminal event, with the backlog before its own delta.
     pub fn finish(mut self, event: Event) {
         self.terminate(event);
     }
@@ -166,7 +166,7 @@ impl EventSink {
     fn terminate(&mut self, event: Event) {
         let backlog = std::mem::take(&mut self.backlog);
         let event = with_backlog(event, backlog);
-        // A client that has heard of the end finds the door open.
+        // A client that has received the end finds a free place.
         self.permit = None;
         match self.target.take() {
             None => (),

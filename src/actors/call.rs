@@ -1,6 +1,6 @@
-//! Requests that came together: each of their prompts is here once, however many samples are wanted of it.
+//! Requests that came together: each of their prompts is here once, for any number of samples.
 //!
-//! It is made where the requests come from: to look at a large prompt takes time that the Tokenizer has not.
+//! The sender of the requests makes it: examining a large prompt would delay the Tokenizer.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::request::{CancelFlag, GenerateRequest, OutputParsing, Prompt, ToolCho
 use crate::sink::EventSink;
 use crate::state::grammar::Constraint;
 
-/// The weight of a grammar beside that of its prompt, as bytes of text: compiling one takes some milliseconds.
+/// Weight that a grammar adds to its prompt's, in bytes of text: compiling one takes some milliseconds.
 const GRAMMAR_WEIGHT: usize = 16 << 10;
 
 /// One request and the way back to its client.
@@ -40,12 +40,12 @@ pub(crate) struct Prompts {
     of_request: Vec<usize>,
 }
 
-/// A prompt and what it takes to encode it.
+/// A prompt and the cost of encoding it.
 #[derive(Debug)]
 pub(crate) struct Weighed {
     pub(crate) prompt: Prompt,
     pub(crate) form: OutputForm,
-    /// Bytes of text and values of JSON that are read to encode it, and what its grammar weighs; none for token ids.
+    /// Bytes of text and values of JSON that are read to encode it, plus its grammar's weight; none for token ids.
     pub(crate) weight: usize,
     estimated_tokens: usize,
 }
@@ -124,7 +124,7 @@ impl OutputForm {
     }
 }
 
-/// Where a prompt and the form of its outputs lie in memory.
+/// Memory addresses of a prompt and of the form of its outputs.
 #[derive(PartialEq, Eq, Hash)]
 struct Address {
     prompt: *const (),

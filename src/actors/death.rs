@@ -1,4 +1,4 @@
-//! The end of an actor: asked for, or told to the Watchdog as a death.
+//! The end of an actor: an ordered stop, or a death that is reported to the Watchdog.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::state::pool::pages::PoolLedger;
 #[rtype(result = "()")]
 pub struct StopActor;
 
-/// Tells the Watchdog when it is dropped without having been disarmed, and does nothing else: of an actor or a thread that
-/// others outlive.
+/// Reports a death to the Watchdog when dropped without having been disarmed, and does nothing else: for an actor or
+/// thread that the others outlive.
 pub struct Obituary {
     actor: &'static str,
     generation: u64,
@@ -35,7 +35,7 @@ impl Obituary {
         self.to = None;
     }
 
-    /// Tells the death now: of a thread that ended elsewhere.
+    /// Reports the death now, for a thread that ended elsewhere.
     pub fn tell(&mut self, panicked: bool) {
         if let Some(to) = self.to.take() {
             to.do_send(ActorDied {
@@ -76,7 +76,7 @@ impl DeathNote {
         }
     }
 
-    /// A note that nobody reads, for actors wired by a host or a test.
+    /// A note without a reader, for actors wired by a host or a test.
     pub fn unread(actor: &'static str, ledger: Arc<PoolLedger>) -> Self {
         let obituary = Obituary {
             actor,

@@ -1,7 +1,7 @@
 //! The Executor: a front on the control Arbiter and the OS thread that owns weights, KV buffers and sampler.
 //!
-//! A token is sampled on that thread, behind [`crate::executor::Executor`]. The channel in between holds two
-//! steps, and the scheduler never has more than two under way, so the front never waits.
+//! That thread samples tokens through [`crate::executor::Executor`]. The channel to it holds two steps, and the
+//! scheduler never has more than two in flight, so the front never waits.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -23,7 +23,7 @@ use crate::state::step::{PIPELINE_DEPTH, StepOutput, StepPlan};
 /// Steps between the front and the thread.
 const QUEUED_STEPS: usize = 2;
 
-/// How long the thread waits for a step before it asks the device whether the one under way has ended.
+/// How long the thread waits for a step before it asks the device whether the one in flight has ended.
 const GLANCE: Duration = Duration::from_micros(20);
 
 /// The front.
@@ -45,14 +45,14 @@ struct LineOut {
     ended: Receiver<SeqId>,
 }
 
-/// A thread that has loaded its executor and waits to be told whom to answer.
+/// A thread that has loaded its executor and waits for the mailbox of its answers.
 pub struct ExecutorThread {
     line: LineIn,
     answers: Sender<Answers>,
     thread: JoinHandle<()>,
 }
 
-/// Whom the thread answers, and who hears of its death.
+/// The receivers of the thread's answers and of its death.
 struct Answers {
     done: Mailbox<StepDone>,
     note: DeathNote,
@@ -82,7 +82,7 @@ impl ExecutorThread {
                     Ok(executor) => executor,
                     Err(error) => return drop(loaded.send(Err(error))),
                 };
-                // Nobody waits any more when the engine was dropped meanwhile.
+                // The receiver is gone if the engine was dropped meanwhile.
                 let _ = loaded.send(Ok(()));
                 if let Ok(answers) = wired.recv() {
                     let line = LineOut {
@@ -102,9 +102,9 @@ impl ExecutorThread {
         ))
     }
 
-    /// Tells the thread whom to answer; returns the front's ends of the channels and the thread to join.
+    /// Gives the thread the mailbox for its answers; returns the front's ends of the channels and the thread to join.
     pub fn connect(self, done: Mailbox<StepDone>, note: DeathNote) -> (LineIn, JoinHandle<()>) {
-        // A thread that died has told its death note already.
+        // A thread that died has sent its death note already.
         let _ = self.answers.send(Answers { done, note });
         (self.line, self.thread)
     }
@@ -228,7 +228,7 @@ impl StepLine {
         }
     }
 
-    /// Answers the oldest step. A step launched behind another one begins when that one ends.
+    /// Answers the oldest step. A step launched while another one runs begins when that one ends.
     fn finish(&mut self) {
         let Some(oldest) = self.under_way.pop_front() else {
             return;
@@ -274,7 +274,7 @@ impl Handler<Posted<RunStep>> for Executor {
     fn handle(&mut self, posted: Posted<RunStep>, ctx: &mut Context<Self>) {
         let (step, _timer) = posted.open();
         if self.line.steps.try_send(step).is_err() {
-            // The thread is gone (its own note has told) or a third step came: either way the unit is broken.
+            // The thread is gone (and has sent its note) or a third step came: either way the unit is broken.
             tracing::error!("the executor thread takes no step");
             ctx.terminate();
         }
@@ -287,7 +287,7 @@ impl Handler<Posted<SequencesEnded>> for Executor {
     fn handle(&mut self, posted: Posted<SequencesEnded>, _: &mut Context<Self>) {
         let (SequencesEnded { seqs }, _timer) = posted.open();
         for seq in seqs {
-            // A thread that is gone has told its death note.
+            // A thread that is gone has sent its death note.
             let _ = self.line.ended.send(seq);
         }
     }

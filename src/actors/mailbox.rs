@@ -1,7 +1,7 @@
-//! The envelope of messages between actors: it counts what waits in a mailbox and times what is handled.
+//! The envelope of messages between actors: it counts the messages in a mailbox and times their handling.
 //!
-//! actix cannot tell how long a mailbox is, so each message carries a guard that counts it in when it is posted and
-//! out when it is opened, or dropped unopened with its actor.
+//! actix does not expose the length of a mailbox, so each message carries a guard that counts it in when it is posted
+//! and out when it is opened, or dropped unopened with its actor.
 
 use std::sync::Arc;
 use std::time::Instant;

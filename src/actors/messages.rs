@@ -32,7 +32,7 @@ pub use crate::sink::TokenEvent;
 
 /// Host or server -> Tokenizer, once per call: one request, or several that belong together. Each ends with exactly one
 /// terminal event in its sink, and they are submitted in their order. A prompt that several requests share is rendered
-/// and encoded once. A request whose sink holds no admission permit takes one, or fails with what is taken.
+/// and encoded once. A request whose sink holds no admission permit takes one, or fails with the exhausted limit.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Generate {
@@ -57,7 +57,7 @@ impl Generate {
         Self::weighed(asked, prompts)
     }
 
-    /// As [`Generate::call`], when the prompts were looked at already.
+    /// As [`Generate::call`], when the prompts were examined already.
     pub(crate) fn weighed(asked: Vec<Asked>, prompts: Prompts) -> Self {
         Self {
             asked,
@@ -76,7 +76,7 @@ impl Generate {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct TokensReady {
-    /// One entry for each request with news, in batch order.
+    /// One entry for each request that advanced, in batch order.
     pub batch: Vec<RequestTokens>,
     /// For the diagnosis of misses: admissions and evictions since the last such message, in their order.
     pub prefixes: Vec<PrefixEvent>,
@@ -135,7 +135,7 @@ impl Message for Box<StepPlanned> {
     type Result = ();
 }
 
-/// KvStore -> Scheduler: what the store says, in whatever order.
+/// KvStore -> Scheduler: the store's reports, in any order.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub enum StoreNews {
@@ -145,19 +145,19 @@ pub enum StoreNews {
     Found {
         /// The sequence that asked.
         seq: SeqId,
-        /// The part of the prompt that there is.
+        /// The part of the prompt that the store has.
         found: PrefixFound,
     },
     /// Answers [`StoreOrder::Fetch`], likewise.
     Fetched {
         /// The run.
         ticket: Ticket,
-        /// Blocks that came, from the first that was asked for.
+        /// Blocks that came, from the first requested one.
         blocks: usize,
-        /// Why they are fewer than were asked for.
+        /// Why they are fewer than requested.
         miss: Option<StoredMiss>,
     },
-    /// Answers [`StoreOrder::Write`], whatever became of it.
+    /// Answers [`StoreOrder::Write`], on success and failure.
     Written {
         /// The save.
         ticket: Ticket,
@@ -210,13 +210,13 @@ pub struct UnpinPrefix {
     pub pin: u64,
 }
 
-/// Host or server -> Scheduler, one per conversation that goes on: keeps a cached prefix until it is unpinned, `ttl_s` has
-/// passed, or its memory is needed. Bounded in number and by a share of the pool: the oldest give way, and all of them
-/// before a request waits, is retracted, preempted or refused for want of memory.
+/// Host or server -> Scheduler, one per conversation that continues: keeps a cached prefix until it is unpinned,
+/// `ttl_s` has passed, or its memory is needed. Bounded in number and by a share of the pool: the oldest give way, and
+/// all of them before a request waits, is retracted, preempted or refused for want of memory.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct PinSoftly {
-    /// Names the pin; `EngineHandle::pin_softly` gives each one of its own.
+    /// Names the pin; `EngineHandle::pin_softly` gives each a different one.
     pub name: u64,
     /// A pin that is given back for it.
     pub replaces: Option<u64>,
@@ -236,7 +236,7 @@ pub struct UnpinSoftly {
     pub name: u64,
 }
 
-/// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan goes on with `PlanStep`.
+/// RadixCache -> Scheduler, answers `ProbePrefixes`. The plan continues with `PlanStep`.
 pub use crate::state::plan::probe::PrefixesProbed;
 
 impl Message for Box<PrefixesProbed> {
@@ -257,7 +257,7 @@ pub struct SetPolicy {
 /// Answers `SetPolicy`: the policies from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PoliciesSet {
-    /// Order of the waiting queue; `fcfs` if what was asked for needs a prefix cache and there is none.
+    /// Order of the waiting queue; `fcfs` if the requested one needs a prefix cache and there is none.
     pub schedule_policy: &'static str,
     /// Which cached prefix is evicted first; `none` without a prefix cache.
     pub radix_eviction_policy: &'static str,
@@ -269,8 +269,8 @@ pub struct PoliciesSet {
 #[rtype(result = "Result<CacheFlushed, RequestError>")]
 pub struct FlushCache;
 
-/// Host or server -> Scheduler, rare: begins or ends a pause. Steps under way end; no other is planned until the end of the
-/// pause. Requests that come in meanwhile wait. A unit that is built anew during a pause is paused.
+/// Host or server -> Scheduler, rare: begins or ends a pause. Steps in flight end; no other is planned until the end of
+/// the pause. Requests that come in meanwhile wait. A unit that is built anew during a pause is paused.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SetPaused {
@@ -288,7 +288,7 @@ pub struct GetStats;
 #[rtype(result = "EngineLoad")]
 pub struct GetLoad;
 
-/// Engine -> Tokenizer -> Scheduler, at shutdown: answers when nothing is left of what was sent before it.
+/// Engine -> Tokenizer -> Scheduler, at shutdown: answers once all requests that were sent before it have ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Drain;
@@ -332,7 +332,7 @@ impl Message for Box<ReservePages> {
 
 // To the Executor.
 
-/// Scheduler -> Executor, once per step, at most two under way. Answered by `StepDone`.
+/// Scheduler -> Executor, once per step, at most two in flight. Answered by `StepDone`.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct RunStep {
@@ -342,8 +342,8 @@ pub struct RunStep {
     pub spent: Option<Vec<RowResult>>,
 }
 
-/// Scheduler -> Executor: sequences that have ended while steps with a decode of theirs were under way. The steps that have
-/// not begun leave them out.
+/// Scheduler -> Executor: sequences that have ended while steps with a decode of theirs were in flight. The steps that
+/// have not begun leave them out.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct SequencesEnded {
@@ -372,9 +372,9 @@ pub struct ActorDied {
 pub struct HostSettings {
     /// No step is planned.
     pub paused: bool,
-    /// The scheduling policy that was asked for last; `None` for the configured one.
+    /// The scheduling policy that was requested last; `None` for the configured one.
     pub schedule_policy: Option<String>,
-    /// The eviction policy that was asked for last; `None` for the configured one.
+    /// The eviction policy that was requested last; `None` for the configured one.
     pub radix_eviction_policy: Option<String>,
 }
 
@@ -395,19 +395,18 @@ impl std::fmt::Debug for StepDone {
     }
 }
 
-/// The addresses that one request crosses, as recipients: nobody knows who is behind them.
+/// The addresses that one request crosses, as recipients, which hide the actors.
 ///
-/// They are those of the actors that live now. When one of these dies all are built anew, and old doors are shut for
-/// good: a request that is sent through them fails with `engine_down`, what is asked with `send` gets
-/// `MailboxError::Closed`, and what is only told (a cancel) meets nobody, since nothing of that life is left. New ones
-/// come from `EngineHandle::doors`.
+/// They are the addresses of the current actors. When one of these dies all are built anew, and old doors are closed: a
+/// request that is sent through them fails with `engine_down`, `send` returns `MailboxError::Closed`, and a one-way
+/// message (a cancel) is dropped, since no request of that life is left. New ones come from `EngineHandle::doors`.
 #[derive(Clone)]
 pub struct Doors {
     /// The Tokenizer.
     pub generate: Recipient<Generate>,
     /// The Scheduler.
     pub cancel: Recipient<CancelRequest>,
-    /// The Tokenizer, which passes it on behind the requests sent before.
+    /// The Tokenizer, which passes it on after the requests sent before.
     pub cancel_all: Recipient<CancelAll>,
     /// The RadixCache.
     pub peek: Recipient<PeekPrefix>,
@@ -431,12 +430,12 @@ pub struct Doors {
     pub load: Recipient<GetLoad>,
     /// The Tokenizer.
     pub prefix_report: Recipient<GetPrefixReport>,
-    /// The Tokenizer, which passes it on behind the requests sent before.
+    /// The Tokenizer, which passes it on after the requests sent before.
     pub drain: Recipient<Drain>,
 }
 
 impl Doors {
-    /// False once the actors behind them have stopped: take new ones.
+    /// False once their actors have stopped: take new ones.
     pub fn are_open(&self) -> bool {
         self.generate.connected()
     }
@@ -454,7 +453,7 @@ pub struct StoreOrders {
     pub prefill_tokens_per_s: Option<f64>,
 }
 
-/// The store's thread -> KvStore: what it has to say.
+/// The store's thread -> KvStore: an answer of the store.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct StoreAnswered(pub Answer);

@@ -1,4 +1,4 @@
-//! The five actors, the KvStore where there is one, and the watchdog. See [`messages`] for who says what to whom.
+//! The five actors, the KvStore where there is one, and the watchdog. See [`messages`] for senders and receivers.
 //!
 //! ```text
 //!  Generate ──► Tokenizer ── Submit, StopFound ──► Scheduler ── TokensReady ──► Tokenizer ──► client

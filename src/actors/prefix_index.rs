@@ -1,8 +1,8 @@
 //! The RadixCache and the Allocator without an engine: an account of who holds which prefix.
 //!
-//! An actor of the host's own stands in the Scheduler's place. It sends plans and hears [`StepPlanned`]; it owns the
-//! pages and locks that it was granted and hands them back in the settlements of a later plan. Plans run one at a
-//! time: the next is sent after the last was answered.
+//! An actor of the host replaces the Scheduler. It sends plans and receives [`StepPlanned`]; it owns the pages and
+//! locks that it was granted and hands them back in the settlements of a later plan. Plans run one at a time: the next
+//! is sent after the last was answered.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ use crate::state::pool::pools::Pools;
 pub struct IndexCapacity {
     /// Pages, granted and cached ones together.
     pub pages: u32,
-    /// Sequences that hold pages of their own at once.
+    /// Maximum number of sequences that hold private pages at once.
     pub rows: u32,
-    /// Tokens a page: prefixes are told apart by whole pages.
+    /// Tokens a page: prefixes differ by whole pages.
     pub page_size: PageSize,
 }
 

@@ -13,7 +13,7 @@ use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::control::plan_step;
 use crate::state::control::probe_prefixes;
 
-/// While the publisher of events has to catch up, it is asked so often whether it has.
+/// Poll interval while the publisher of events has to catch up.
 const FEED_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The actor around the tree.
@@ -22,7 +22,7 @@ pub struct RadixCache {
     allocator: Mailbox<Box<ReservePages>>,
     /// The Scheduler, which asks; a host that plans by itself does not.
     scheduler: Option<Mailbox<Box<PrefixesProbed>>>,
-    /// Where the changes of the tree go, if anybody is told of them.
+    /// Receiver of the tree's changes, if they are published.
     feed: Option<ChangeFeed>,
     /// The feed is called again without a plan.
     feeds_later: bool,
@@ -56,7 +56,7 @@ impl RadixCache {
         }
     }
 
-    /// The actor, with a way for what changes in its tree.
+    /// The actor, with a feed for the changes of its tree.
     pub fn feeding(mut self, feed: Option<ChangeFeed>) -> Self {
         if feed.is_some() {
             self.cache.note_changes();

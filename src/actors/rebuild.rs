@@ -14,7 +14,7 @@ pub struct RebuildRules {
 }
 
 impl RebuildRules {
-    /// The wait after so many attempts that failed; `None` after the last.
+    /// The wait after `failed` attempts; `None` after the last.
     pub fn wait_after(&self, failed: usize) -> Option<Duration> {
         if failed >= self.attempts {
             return None;

@@ -25,7 +25,7 @@ use crate::record::{LogSink, RecordedScheduler};
 use crate::state::control::{ControlSetup, ControlStates};
 use crate::state::pool::pages::PoolLedger;
 
-/// Stack of threads that render templates, encode prompts and read what requests ask for: libraries recurse there.
+/// Stack of threads that render templates, encode prompts and parse requests: libraries recurse there.
 const TOKENIZER_STACK_BYTES: usize = 16 << 20;
 
 /// The runtime of the Tokenizer's Arbiter, whose blocking threads have large stacks.
@@ -44,7 +44,7 @@ pub struct Blueprint {
     pub control: ControlSetup,
     /// Where every unit writes its part of the message log, if one is kept.
     pub record: Option<Arc<LogSink>>,
-    /// Where every unit's tree says what changes in it, if that is published.
+    /// Publisher of the changes of every unit's tree, if they are published.
     pub kv_events: Option<KvEventPublisher>,
     /// The Tokenizer's settings.
     pub tokenizer: TokenizerSettings,
@@ -66,12 +66,12 @@ impl Blueprint {
     }
 }
 
-/// Whom a unit tells what outlives it.
+/// Recipients of the state that outlives a unit.
 #[derive(Clone)]
 pub struct Survivor {
     /// Hears who has died.
     pub died: Recipient<ActorDied>,
-    /// Keeps what hosts set.
+    /// Keeps the hosts' settings.
     pub keeper: Recipient<HostSettings>,
 }
 
@@ -80,7 +80,7 @@ pub struct Unit {
     generation: u64,
     doors: Doors,
     stop: Vec<Recipient<StopActor>>,
-    /// Stops last: what the others still order is done.
+    /// Stops last, after the others' last orders.
     store: Option<Recipient<StopActor>>,
     /// `None` once somebody waits for it.
     executor_thread: Option<JoinHandle<()>>,
@@ -89,8 +89,8 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Loads the executor and wires the actors: the control actors on the calling Arbiter, the Tokenizer on one of its
-    /// own, since encoding a long prompt must not delay a step. The unit begins with what hosts had `set` before.
+    /// Loads the executor and wires the actors: the control actors on the calling Arbiter, the Tokenizer on another
+    /// one, since encoding a long prompt must not delay a step. `set` is the hosts' earlier settings.
     ///
     /// # Errors
     /// The report of the executor's loading.
@@ -119,8 +119,8 @@ impl Unit {
         self.doors.clone()
     }
 
-    /// Stops the actors behind everything that was sent to them before, and waits until the executor thread has ended.
-    /// Requests inside get their terminal event from their sinks.
+    /// Stops the actors after all messages that were sent to them before, and waits until the executor thread has
+    /// ended. Requests inside get their terminal event from their sinks.
     pub async fn stop(mut self) {
         self.ledger.close();
         let stopping: Vec<_> = self
@@ -135,7 +135,7 @@ impl Unit {
         let (executor, tokenizer) = (self.executor_thread.take(), self.tokenizer_arbiter.take());
         let (joined, is_joined) = oneshot::channel();
         std::thread::spawn(move || {
-            // A thread that panicked has told its death note.
+            // A thread that panicked has sent its death note.
             let _ = executor.map(JoinHandle::join);
             if let Some(arbiter) = tokenizer {
                 arbiter.stop();
@@ -145,7 +145,7 @@ impl Unit {
         });
         let _ = is_joined.await;
         if let Some(store) = self.store.take() {
-            // Its death is nobody else's.
+            // Its death ends no other actor.
             let _ = store.send(StopActor).await;
         }
     }

@@ -1,8 +1,8 @@
 //! The Watchdog: when an actor or the executor thread dies, it ends the whole unit and builds a new one.
 //!
 //! After a half-done handler neither pages nor the tree can be trusted, so the actors live and die together. Every
-//! request inside gets one `Failed(engine_down)`: its sink sends it when it is dropped with the Tokenizer. Building that
-//! fails is tried again after growing waits; then the Watchdog gives up and says so, since only the host can help.
+//! request inside gets one `Failed(engine_down)`: its sink sends it when it is dropped with the Tokenizer. Building
+//! that fails is tried again after growing waits; then the Watchdog reports failure, since only the host can help.
 
 use std::sync::{Arc, RwLock};
 
@@ -34,7 +34,7 @@ pub const DISPENSABLE: [&str; 2] = ["kv_store", "kv_store_thread"];
 /// Generation of an engine's first unit.
 pub const FIRST_GENERATION: u64 = 1;
 
-/// The doors of the unit that lives now; `None` while there is none.
+/// The doors of the current unit; `None` while there is none.
 pub type DoorSlot = Arc<RwLock<Option<Doors>>>;
 
 /// Why the engine gave up; `None` while there is hope.
@@ -52,7 +52,7 @@ pub struct Watchdog {
     unit: Option<Unit>,
     /// The generation of the unit that is open or will be opened next: older deaths mean nothing.
     generation: u64,
-    /// What hosts have set: the next unit begins with it.
+    /// The hosts' settings: the next unit begins with them.
     set: HostSettings,
     /// A member of the unit died before the unit was opened.
     died_early: Option<ActorDied>,
@@ -65,10 +65,10 @@ pub struct Watchdog {
     next_attempt: Option<SpawnHandle>,
     failure: watch::Sender<Option<Arc<str>>>,
     is_stopping: bool,
-    /// Those who wait for the stop.
+    /// Senders that are notified of the stop.
     waiting: Vec<oneshot::Sender<()>>,
     metrics: DeathMetrics,
-    /// Dropped with the watchdog: whoever holds the other end learns of its stop.
+    /// Dropped with the watchdog: the holder of the other end learns of its stop.
     _stopped: oneshot::Sender<()>,
 }
 
@@ -94,7 +94,7 @@ impl Watchdog {
         }
     }
 
-    /// Tells when this watchdog has given up.
+    /// Becomes ready when this watchdog has stopped trying.
     pub fn failure(&self) -> FailureWatch {
         self.failure.subscribe()
     }
@@ -122,7 +122,7 @@ impl Watchdog {
     /// Builds the next unit once `dead`, if there is still something of it, has stopped.
     fn rebuild(&mut self, dead: Option<Unit>, ctx: &mut Context<Self>) {
         self.is_busy = true;
-        // Deaths that follow from this one are told with the old number.
+        // Deaths that follow from this one are reported with the old number.
         self.generation += 1;
         let (blueprint, generation) = (self.blueprint.clone(), self.generation);
         let stopped = async move {
@@ -201,13 +201,13 @@ impl Watchdog {
         }));
     }
 
-    /// Stops, if it is to stop and nothing is under way.
+    /// Stops, if it is to stop and no task is in flight.
     fn leave(&mut self, ctx: &mut Context<Self>) {
         if !self.is_stopping || self.is_busy {
             return;
         }
         for waiting in self.waiting.drain(..) {
-            // Whoever asked may have given up.
+            // The waiting side may be gone.
             let _ = waiting.send(());
         }
         ctx.stop();

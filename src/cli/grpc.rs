@@ -18,8 +18,8 @@ pub struct GrpcServing {
 }
 
 impl GrpcServing {
-    /// Waits until the answers under way have been read, and not for ever. To be called once the engine has stopped,
-    /// which ends them.
+    /// Waits until the answers in flight have been read, up to a limit. To be called once the engine has stopped, which
+    /// ends them.
     pub async fn ended(self) {
         let Some(mut server) = self.server else {
             return;
@@ -60,7 +60,7 @@ impl GrpcDoor {
         })
     }
 
-    /// Serves beside HTTP until the state drains.
+    /// Serves alongside HTTP until the state drains.
     pub fn serve(self, state: &Data<AppState>) -> GrpcServing {
         let Some(listener) = self.listener else {
             return GrpcServing::default();

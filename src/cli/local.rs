@@ -32,8 +32,8 @@ pub fn with_model(mut config: EngineConfig) -> Result<EngineConfig, Failure> {
     Ok(hub::localise(config, &mut progress::download_bar())?)
 }
 
-/// A path with the shape of a model: itself, or what was downloaded of the model that it is the id of. Weights are not, if
-/// they are in files of their own.
+/// A path with the shape of a model: itself, or the downloaded files of the model with that id. Weights are not
+/// downloaded if they are in separate files.
 pub fn shape_of(path: &Path, revision: Option<&str>) -> Result<PathBuf, Failure> {
     let Some(model) = HubModel::of_path(path) else {
         return Ok(path.to_owned());
@@ -58,8 +58,8 @@ pub fn with_text(config: EngineConfig) -> Result<EngineConfig, Failure> {
     with_model(config)
 }
 
-/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `look` sees what is
-/// known before the weights are loaded, and may refuse it.
+/// Loads the model and starts the engine, with a bar on a terminal. Blocks until it is ready; `look` sees the parts
+/// before the weights are loaded, and may refuse them.
 pub fn start(
     config: EngineConfig,
     look: impl FnOnce(&EngineParts) -> Result<(), Failure>,

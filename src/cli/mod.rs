@@ -133,7 +133,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
     }
 }
 
-/// Loads the settings and starts the log, in this order: what is logged is a setting.
+/// Loads the settings and starts the log, in this order: the log's filter is a setting.
 fn settings(flags: &AllFlags) -> Result<Settings, Failure> {
     let environment = std::env::vars_os().filter_map(|(name, value)| {
         Some((

@@ -42,7 +42,7 @@ fn show_tokenizer(text: Result<(), StartError>) {
     }
 }
 
-/// Prints what the model's layers keep, and how many tensors of which element types its files hold.
+/// Prints the model's layers by their caches, and the number of its tensors by element type.
 fn show_files(config: &EngineConfig, model: &ModelInfo) -> Result<(), Failure> {
     let opened = Checkpoint::open(&config.model_path, config.dtype.named(), config.load_format);
     let checkpoint = opened.map_err(Failure::failed)?;

@@ -61,7 +61,7 @@ pub fn download_bar() -> impl FnMut(Transfer<'_>) {
     }
 }
 
-/// Shows what is being done; nothing when stderr is no terminal.
+/// Shows the current work; nothing when stderr is no terminal.
 pub fn spinner() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");

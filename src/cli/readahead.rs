@@ -1,4 +1,4 @@
-//! The program's own pages, asked for before they are needed.
+//! Readahead of the program's own pages.
 
 /// More than is ever loaded of the program: debug information, which comes after that, need not be read.
 #[cfg(target_os = "linux")]
@@ -7,7 +7,7 @@ const LOADED_BYTES: std::num::NonZeroU64 = std::num::NonZeroU64::new(32 << 20).e
 /// Has the system read the program's file while the program begins. Without that, a start whose program is not in the
 /// page cache waits for one page after another, some 90 times, and a slow disk makes seconds of it.
 pub fn start() {
-    // Whatever fails here, a thread that the system refuses too: without it a start is slower, not wrong.
+    // Any failure here, also a refused thread, makes a start slower, not wrong.
     #[cfg(target_os = "linux")]
     let _ = std::thread::Builder::new().spawn(|| {
         use rustix::fs::{Advice, fadvise};

@@ -1,4 +1,4 @@
-//! `souffleur serve`: an engine behind HTTP and WebSocket, until a signal.
+//! `souffleur serve`: an engine served over HTTP and WebSocket, until a signal.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -108,7 +108,7 @@ async fn serve(
     outcome.and(served)
 }
 
-/// Downloading and loading block, so they have a thread of their own; the server answers 503 meanwhile.
+/// Downloading and loading block, so they run on a separate thread; the server answers 503 meanwhile.
 fn start_on_thread(config: EngineConfig) -> Starting {
     let (started, receiver) = oneshot::channel();
     std::thread::spawn(move || {
@@ -123,8 +123,8 @@ fn start_on_thread(config: EngineConfig) -> Starting {
     receiver
 }
 
-/// Waits until the engine has failed for good: the process must not stay then, since whatever supervises it would take
-/// it for a server.
+/// Waits until the engine has failed for good: the process must end then, since a supervisor would take it for a
+/// server.
 async fn failure(slot: &EngineSlot) -> Arc<str> {
     match slot.engine() {
         Some(engine) => engine.failed().await,

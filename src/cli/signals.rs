@@ -1,4 +1,4 @@
-//! Signals: those that ask this process to stop, and those that must not end it.
+//! Signals that stop this process, and signals that must not end it.
 
 use std::io;
 use std::process;
@@ -58,7 +58,7 @@ pub fn survive_full_files() -> io::Result<()> {
     Ok(())
 }
 
-/// SIGHUP for a server: a terminal that is gone, or a service manager that asks for a reload.
+/// SIGHUP for a server: a terminal that is gone, or a service manager that requests a reload.
 #[cfg(unix)]
 pub struct HangUps(Signal);
 

@@ -17,11 +17,11 @@ pub fn percentile(samples: &[f64], percent: f64) -> Option<f64> {
 /// The middle of repeated samples, and how far they spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Quartiles {
-    /// A quarter of the samples lies below.
+    /// The 25th percentile.
     pub lower: f64,
-    /// Half of the samples lies below.
+    /// The 50th percentile.
     pub median: f64,
-    /// Three quarters of the samples lie below.
+    /// The 75th percentile.
     pub upper: f64,
 }
 
@@ -43,9 +43,9 @@ pub struct Summary {
     pub mean: f64,
     /// The median.
     pub p50: f64,
-    /// 90 % lie below.
+    /// The 90th percentile.
     pub p90: f64,
-    /// 99 % lie below.
+    /// The 99th percentile.
     pub p99: f64,
 }
 

@@ -14,8 +14,8 @@ use super::failure::Failure;
 use crate::cli::settings::log::LogConfig;
 
 /// Messages that actix logs as errors though a client made them, by target and beginning: requests that are no HTTP,
-/// broken WebSocket frames. The client is told; anybody could fill the log with them. `actix_http=trace` shows the first
-/// kind.
+/// broken WebSocket frames. The client gets an answer; any client could fill the log with them. `actix_http=trace`
+/// shows the first kind.
 const CLIENT_ERRORS: [(&str, &str); 2] = [
     ("actix_http::h1::dispatcher", "stream error: "),
     ("actix_http::ws::codec", "Unfinished fragment "),
@@ -29,7 +29,7 @@ pub fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let stderr = std::io::stderr;
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
     let lines = lines.with_ansi(stderr().is_terminal());
-    // The layer would report a write that failed (a full file, a closed pipe) by `eprintln!`, which panics when stderr is what failed.
+    // The layer would report a failed write (full file, closed pipe) by `eprintln!`, which panics when stderr fails.
     let lines = lines.log_internal_errors(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     let started = subscriber.with(WithoutClientErrors).try_init();

@@ -1,4 +1,4 @@
-//! The exporter of traces, in builds that have one. Elsewhere the configuration asks for none.
+//! The exporter of traces, in builds that have one. Elsewhere the configuration requests none.
 
 use souffleur::server::{AppState, ServerConfig};
 
@@ -17,7 +17,7 @@ const FLUSH_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 #[derive(Clone, Default)]
 pub struct Tracing(Option<Exporter>);
 
-/// Starts the exporter that the configuration asks for.
+/// Starts the configured exporter.
 pub fn start(config: &ServerConfig) -> Result<Tracing, Failure> {
     match config.traces_requests() {
         true => exporter(config).map(|exporter| Tracing(Some(exporter))),
@@ -50,7 +50,7 @@ impl Tracing {
         }
     }
 
-    /// Sends what waits, for a while.
+    /// Sends the queued spans, for a limited time.
     pub fn end(&self) {
         #[cfg(feature = "otlp")]
         if let Some(exporter) = &self.0

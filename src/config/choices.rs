@@ -52,7 +52,7 @@ pub enum KvWritePolicy {
     /// All.
     #[default]
     WriteThrough,
-    /// Those that two prompts or outputs went through.
+    /// Prefixes that two prompts or outputs went through.
     WriteThroughSelective,
 }
 
@@ -170,7 +170,7 @@ impl From<Device> for String {
 }
 
 impl DtypeChoice {
-    /// The type that was asked for; `None` for that of the weights.
+    /// The requested type; `None` for that of the weights.
     pub fn named(self) -> Option<Dtype> {
         match self {
             Self::Auto => None,
@@ -182,7 +182,7 @@ impl DtypeChoice {
 }
 
 impl KvCacheDtype {
-    /// The type that was asked for; `None` for that of the weights.
+    /// The requested type; `None` for that of the weights.
     pub fn named(self) -> Option<KvDtype> {
         match self {
             Self::Auto => None,

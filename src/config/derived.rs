@@ -17,8 +17,8 @@ use crate::state::request_limits::RequestLimits;
 use crate::state::scheduler::BatchRules;
 use crate::state::scheduler::policy::PriorityOrder;
 
-/// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with
-/// a new request. More than these at once are turned away whatever their priority.
+/// Requests let in beyond `max_queued_requests` where priorities decide, so that a full queue can be compared with a
+/// new request. Requests beyond these are rejected at any priority.
 const PRIORITY_DOOR_REQUESTS: usize = 64;
 
 impl EngineConfig {
@@ -37,7 +37,7 @@ impl EngineConfig {
     /// The eviction policy with its parameters; `None` without a prefix cache.
     ///
     /// # Errors
-    /// Names the policies, or the parameters, that there are.
+    /// Names the supported policies or parameters.
     pub fn eviction_policy(&self) -> Result<Option<EvictionPolicy>, ConfigError> {
         let name = &self.radix_eviction_policy;
         let policy = EvictionPolicy::from_name(name).map_err(|unknown| ConfigError {
@@ -57,7 +57,7 @@ impl EngineConfig {
     /// How the changes of the prefix cache are published; `None` where they are not.
     ///
     /// # Errors
-    /// Says what is wrong with the object, or that there is no cache.
+    /// Describes the fault in the object, or that there is no cache.
     pub fn kv_events(&self) -> Result<Option<KvEventsConfig>, ConfigError> {
         let refused = |reason| ConfigError {
             key: "kv_events_config".to_owned(),
@@ -77,7 +77,7 @@ impl EngineConfig {
         }
     }
 
-    /// Double sparsity as it is asked for; `None` where it is off.
+    /// Double sparsity as configured; `None` where it is off.
     pub fn double_sparsity(&self) -> Option<SparsityWish> {
         self.enable_double_sparsity.then(|| SparsityWish {
             file: self.ds_channel_config_path.clone().unwrap_or_default(),
@@ -108,7 +108,7 @@ impl EngineConfig {
         Some(size - size % self.page_size as usize)
     }
 
-    /// How prefills and decodes share the steps, and what priorities do.
+    /// How prefills and decodes share the steps, and the rules of priorities.
     pub fn batch_rules(&self) -> BatchRules {
         let threshold = self.priority_scheduling_preemption_threshold;
         let rules = PriorityRules {
@@ -125,7 +125,7 @@ impl EngineConfig {
         }
     }
 
-    /// Requests that the door lets in at once.
+    /// Maximum number of requests that are admitted at once.
     pub fn door_requests(&self) -> usize {
         match self.enable_priority_scheduling {
             true => self

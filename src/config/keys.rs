@@ -29,7 +29,7 @@ pub struct Key {
 /// How a flag is shown in the help. Its name is the key's.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
-    /// The heading that it stands under.
+    /// The heading of its section.
     pub heading: &'static str,
     /// The placeholder of its value: `TOKENS` in `--page-size <TOKENS>`. The key in capitals when absent.
     pub value_name: Option<&'static str>,
@@ -164,7 +164,7 @@ macro_rules! keys {
         }
 
         impl $section {
-            /// Checks the keys that have bounds of their own.
+            /// Checks the keys that have bounds.
             fn validate_ranges(&self) -> Result<(), $crate::error::ConfigError> {
                 $($($crate::config::keys::check_range(stringify!($key), self.$key, $range)?;)?)+
                 Ok(())

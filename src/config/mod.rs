@@ -1,7 +1,7 @@
 //! The engine's configuration: names and defaults as SGLang has them, units in the docs.
 //!
-//! A key stands here, in [`EngineConfig`], with its doc, its default and its bounds; the binary makes its flag and its
-//! environment variable of that. `config/default.toml` says why a default is what it is.
+//! [`EngineConfig`] declares a key with its doc, its default and its bounds; the binary derives its flag and its
+//! environment variable from them. `config/default.toml` gives the reasons for the defaults.
 
 mod choices;
 mod derived;

@@ -1,4 +1,4 @@
-//! The limits of the engine's keys: those of a single key stand with it, those that depend on others are checked here.
+//! The limits of the engine's keys that depend on several of them; limits of a single key are declared with it.
 
 use super::choices::KvCacheDtype;
 use super::keys::out_of_range;
@@ -95,7 +95,7 @@ impl EngineConfig {
         self.check_formats(named)
     }
 
-    /// Checks that one output can follow both formats: those that the parsers' keys name or, for `auto`, the model's.
+    /// Checks that one output can follow both formats: those of the parsers' keys or, for `auto`, the model's.
     ///
     /// # Errors
     /// Names a key that is not `auto`, and both values.

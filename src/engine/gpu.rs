@@ -23,8 +23,8 @@ use crate::kernels::dtype::Dtype as Stored;
 use crate::state::pool::kv_layout::KvDtype;
 use crate::store::block_tokens;
 
-/// The memory that is left alone beside all that is known: graphs, the code of kernels, lists of samplers, what allocations are
-/// rounded up by. SGLang leaves as much.
+/// Memory reserved for unplanned use: graphs, kernel code, lists of samplers, rounding of allocations. SGLang reserves
+/// as much.
 const HEADROOM_BYTES: u64 = 512 << 20;
 
 /// A GPU that was opened for an engine.
@@ -72,7 +72,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The memory that there is to divide where `rows` requests run at once.
+    /// The memory to divide where `rows` requests run at once.
     ///
     /// # Errors
     /// The model's elements have no kernels.
@@ -144,7 +144,7 @@ impl Gpu {
         ))
     }
 
-    /// What makes the executor, on its own thread.
+    /// The factory of the executor, called on its thread.
     ///
     /// # Errors
     /// The model's elements have no kernels.
@@ -166,7 +166,7 @@ impl Gpu {
         options.plan = Some(memory.clone());
         options.eos_token_ids = eos_token_ids.into();
         let dir = config.model_path.clone();
-        // Opened for the plan, and taken by the first executor: one made after a failure gets a context of its own.
+        // Opened for the plan, and taken by the first executor: one made after a failure gets a new context.
         let opened = Mutex::new(Some(self.device));
         Ok(Arc::new(move || -> Result<Box<dyn Executor>, LoadError> {
             let taken = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -223,7 +223,7 @@ fn options(
     context_tokens: usize,
     (n_pages, max_rows): (usize, usize),
 ) -> Result<CudaOptions, LoadError> {
-    // Positions and slots are `u32`; what is larger must not overflow sizes.
+    // Positions and slots are `u32`; larger values must not overflow sizes.
     let in_u32 = |n: usize| n.min(u32::MAX as usize);
     let prefill_tokens = in_u32(config.chunk_tokens().unwrap_or(config.max_prefill_tokens));
     let max_rows = in_u32(max_rows);
@@ -278,7 +278,7 @@ fn load(
     Ok(Box::new(executor))
 }
 
-/// Says that there is a driver, where `auto` leaves it alone.
+/// Logs that there is a driver, where `auto` does not use it.
 pub(super) fn notice_unused() {
     if let Some(version) = driver::installed() {
         tracing::info!(

@@ -76,7 +76,7 @@ impl EngineHandle {
     /// Sends a request. The stream ends with exactly one terminal event.
     ///
     /// # Errors
-    /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at the door, [`RequestError::EngineDown`] while
+    /// [`RequestError::Overloaded`] or [`RequestError::ShuttingDown`] at admission, [`RequestError::EngineDown`] while
     /// the engine is being rebuilt; everything else arrives as the terminal event.
     pub fn generate(&self, request: GenerateRequest) -> Result<Generation, RequestError> {
         let mut generations = self.generate_all(vec![request])?;
@@ -92,7 +92,7 @@ impl EngineHandle {
         Ok(generations.pop().expect("one request makes one generation"))
     }
 
-    /// Sends requests that belong together: all of them, or none. Each is one for the limits at the door; a prompt that
+    /// Sends requests that belong together: all of them, or none. Each is one for the admission limits; a prompt that
     /// several of them share is encoded once.
     ///
     /// # Errors
@@ -124,9 +124,9 @@ impl EngineHandle {
         Ok(generations)
     }
 
-    /// Sends a request whose events go to an actor of the host's own. Its mailbox is not bounded: it keeps up or
-    /// cancels. The request is cancelled when the actor has stopped, so hold an address of it: an actor that nobody
-    /// else knows may stop before it has handled the last event.
+    /// Sends a request whose events go to an actor of the host. Its mailbox is not bounded: it keeps up or cancels. The
+    /// request is cancelled when the actor has stopped, so hold its address: an actor without addresses may stop before
+    /// it has handled the last event.
     ///
     /// # Errors
     /// As [`EngineHandle::generate`].
@@ -151,7 +151,7 @@ impl EngineHandle {
         mut sink: impl FnMut(RequestId, Permit, Canceller) -> EventSink,
     ) -> Result<(), RequestError> {
         let prompts = Prompts::of(requests.iter());
-        // All permits before the first request: it might end, and make room, before the last comes to the door.
+        // All permits before the first request: it might end, and make room, before the last is admitted.
         let admit_all = || {
             let permits = (0..requests.len()).map(|request| {
                 let mut permit = admit(&self.inner.admission)?;
@@ -220,8 +220,7 @@ impl EngineHandle {
     /// that wait and that run stay. A rebuilt engine keeps the policies that were set last.
     ///
     /// # Errors
-    /// [`RequestError::Invalid`] names the policies that there are; nothing has changed then.
-    /// [`RequestError::EngineDown`].
+    /// [`RequestError::Invalid`] names the supported policies; nothing has changed then. [`RequestError::EngineDown`].
     pub async fn set_policy(&self, policies: SetPolicy) -> Result<PoliciesSet, RequestError> {
         self.doors()?
             .set_policy
@@ -230,7 +229,7 @@ impl EngineHandle {
             .map_err(down)?
     }
 
-    /// Forgets every cached prefix, but for pinned ones, and says what that freed.
+    /// Forgets every cached prefix, except pinned ones, and returns the freed counts.
     ///
     /// # Errors
     /// [`RequestError::Busy`] while a request runs or waits; nothing has changed then. [`RequestError::EngineDown`].
@@ -238,8 +237,8 @@ impl EngineHandle {
         self.doors()?.flush.send(FlushCache).await.map_err(down)?
     }
 
-    /// Begins a pause, or ends it. In a pause no step is planned: requests inside and those that come in wait, with all
-    /// that they hold, and their time limits go on. An engine that is rebuilt during a pause is paused.
+    /// Begins a pause, or ends it. In a pause no step is planned: requests inside and new ones wait, keep their memory,
+    /// and their time limits still run. An engine that is rebuilt during a pause is paused.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -259,7 +258,7 @@ impl EngineHandle {
         self.doors()?.stats.send(GetStats).await.map_err(down)
     }
 
-    /// Queues, pools and counters, with rates and with the tokens that wait: what a gateway shares requests out by.
+    /// Queues, pools and counters, with rates and waiting tokens, for a gateway that balances load.
     ///
     /// # Errors
     /// [`RequestError::EngineDown`].
@@ -308,13 +307,13 @@ impl EngineHandle {
         self.inner.text.as_ref()
     }
 
-    /// Where the engine publishes what its cache holds; `None` if it does not.
+    /// Where the engine publishes the events of its cache; `None` if it does not.
     pub fn kv_events(&self) -> Option<&KvEventsInfo> {
         self.inner.kv_events.as_ref().map(|outlet| &outlet.info)
     }
 
-    /// The events of the cache behind the batch of this number; behind 0, those of all batches that are kept. Where
-    /// batches behind it are gone, the first one says that everything is cleared, and the oldest that is kept follows.
+    /// The events of the cache after the batch of this number; after 0, the events of all kept batches. Where later
+    /// batches are gone, the first one clears everything, and the oldest kept batch follows.
     ///
     /// # Errors
     /// The engine publishes nothing, or has as many readers as may be.
@@ -323,7 +322,7 @@ impl EngineHandle {
         outlet.ok_or(SubscribeError::Off)?.door.subscribe(after)
     }
 
-    /// Log probabilities that hosts should keep of one answer at most; a prompt that asks for more is refused.
+    /// Maximum log probabilities that hosts should keep of one answer; a prompt that requests more is refused.
     pub fn max_logprob_entries(&self) -> usize {
         self.inner.max_logprob_entries
     }
@@ -376,21 +375,21 @@ impl EngineHandle {
         !self.inner.admission.is_closed() && self.is_alive()
     }
 
-    /// Takes no more requests from now on; what is inside goes on.
+    /// Refuses new requests from now on; requests inside continue.
     pub fn close_admission(&self) {
         self.inner.admission.close();
     }
 
     /// Takes no more requests, waits until those inside have ended or `deadline` has passed, cancels the rest and
     /// stops the actors and their threads. Needs a tokio runtime with a timer. A step that takes longer than a few
-    /// seconds more is left behind: its thread ends with it.
+    /// seconds more is abandoned: its thread ends with it.
     pub async fn shutdown(&self, deadline: Duration) {
         self.close_admission();
         if let Ok(doors) = self.doors() {
             let drained = tokio::time::timeout(deadline, doors.drain.send(Drain)).await;
             if drained.is_err() {
                 doors.cancel_all.do_send(CancelAll);
-                // Whoever has not ended by then gets its terminal event when the unit stops.
+                // Requests that have not ended by then get their terminal event when the unit stops.
                 let _ = tokio::time::timeout(CANCEL_GRACE, doors.drain.send(Drain)).await;
             }
         }
@@ -449,7 +448,7 @@ impl Canceller {
     }
 }
 
-/// One request under way. Dropping it before its terminal event cancels the request.
+/// One request in flight. Dropping it before its terminal event cancels the request.
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     canceller: Canceller,
@@ -462,7 +461,7 @@ impl Generation {
         self.canceller.rid()
     }
 
-    /// A handle that cancels the request from elsewhere, even before the engine has looked at it.
+    /// A handle that cancels the request from elsewhere, even before the engine has handled it.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
     }

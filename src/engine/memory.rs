@@ -11,7 +11,7 @@ use crate::executor::memory_plan::{
 use crate::model::config::ModelConfig;
 use crate::state::pool::kv_layout::KvLayout;
 
-/// The longest sequence: the model's, or a shorter one that is asked for.
+/// The longest sequence: the model's, or a shorter configured one.
 pub(super) fn context_length(
     config: &EngineConfig,
     model: &CpuDescription,
@@ -71,9 +71,9 @@ pub(super) fn memory_plan(
     Ok(plan)
 }
 
-/// The memory of layers where those with windows have pages of their own: in models that see further than the window, with
-/// chunked prefill, since a chunk's tokens are all in window pages at once, and without a KV store, whose blocks hold all
-/// layers of their tokens.
+/// The memory layout with separate pages for layers with windows: in models that see further than the window, with
+/// chunked prefill, since a chunk's tokens are all in window pages at once, and without a KV store, whose blocks hold
+/// all layers of their tokens.
 pub(crate) fn windowed(
     config: &EngineConfig,
     model: &ModelConfig,
@@ -86,7 +86,7 @@ pub(crate) fn windowed(
     (is_shorter && !keeps_all).then_some(windowed)
 }
 
-/// The wish for window pages of a layout, if it has any.
+/// The request for the window pages of a layout, if it has any.
 pub(crate) fn window_wish(config: &EngineConfig, layout: &KvLayout) -> Option<WindowWish> {
     Some(WindowWish {
         kv_bytes_per_token: layout.window_bytes_per_token(),

@@ -64,8 +64,8 @@ use handle::Inner;
 pub struct Engine;
 
 impl Engine {
-    /// Loads the model and starts the engine on a thread and an actix System of its own. Blocks until it is ready;
-    /// needs no runtime in the caller.
+    /// Loads the model and starts the engine on its own thread and actix System. Blocks until it is ready; needs no
+    /// runtime in the caller.
     ///
     /// # Errors
     /// A configuration or model that cannot be used, before any KV memory is taken.
@@ -74,7 +74,7 @@ impl Engine {
         Self::start_with(config, parts)
     }
 
-    /// As [`Engine::start`], with parts that the caller made: a progress bar, an executor of its own.
+    /// As [`Engine::start`], with parts that the caller made, such as a progress bar or another executor.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// Loads the model and starts the actors on an Arbiter of the host's System. Files are read on other threads: the
-    /// Arbiter goes on meanwhile, and may be the one that waits for this.
+    /// Arbiter keeps running, and may be the one that waits for this.
     ///
     /// # Errors
     /// As [`Engine::start`]; [`StartError::Thread`] when the Arbiter has stopped.
@@ -204,14 +204,14 @@ impl Prepared {
     }
 }
 
-/// Does `work` on a thread of its own, whatever runtime the caller has.
+/// Does `work` on a new thread, with any runtime in the caller.
 async fn on_a_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {
     let (done, is_done) = oneshot::channel();
     let thread = std::thread::Builder::new().name("souffleur-start".to_owned());
     let spawned = thread.spawn(move || {
-        // The host may have given up waiting.
+        // The host may no longer wait.
         let _ = done.send(work());
     });
     spawned.map_err(|error| StartError::Thread(error.to_string()))?;

@@ -60,7 +60,7 @@ pub struct ModelInfo {
     pub max_running_requests: usize,
     /// Size of the vocabulary (rows of the output head).
     pub vocab_size: usize,
-    /// Values in a vector that stands in the place of a token; `None` for an executor that takes none.
+    /// Values in a vector that replaces a token; `None` for an executor that takes none.
     pub hidden_size: Option<usize>,
     /// The length above which the executor rotates a sequence as long ones, prompt and longest output together; `None` where
     /// all rotate alike.
@@ -75,7 +75,7 @@ pub struct ModelInfo {
     pub kv_cache_dtype: Option<&'static str>,
     /// The kernels of attention; `None` for such an executor.
     pub attention_backend: Option<&'static str>,
-    /// The CPU's kernel path and what decided for it; `None` on a GPU and for such an executor.
+    /// The CPU's kernel path and the reason for it; `None` on a GPU and for such an executor.
     pub kernel_path: Option<Arc<str>>,
     /// The parameters of double sparsity, which keys and values depend on like on the model; `None` where it is off.
     pub double_sparsity: Option<Arc<str>>,
@@ -113,7 +113,7 @@ impl EngineParts {
             None => Some(kernel_path()?),
         };
         let seen = see_weights(config);
-        // Beside the rest: looking for a library takes some milliseconds.
+        // In parallel: looking for a library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
         let mut model = cpu::describe(
             dir,
@@ -399,7 +399,7 @@ fn cpu_executor(
     })
 }
 
-/// The message log, if one is asked for.
+/// The message log, if one is configured.
 fn record(
     config: &EngineConfig,
     info: &ModelInfo,

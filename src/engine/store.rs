@@ -1,4 +1,4 @@
-//! The KV store of an engine: whether there can be one, how large it is, and what its blocks depend on.
+//! The KV store of an engine: whether there can be one, its size, and the identity of its blocks.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const MIN_DEFAULT_HOST_BYTES: u64 = 512 << 20;
 const SAVED_BYTES_PER_STEP: u64 = 4 << 20;
 /// Bytes that a step saves which does nothing else: some milliseconds, for which a request that comes in waits.
 const SAVED_BYTES_AT_REST: u64 = 16 << 20;
-/// Bytes that are loaded for a request at a time, if a block is no larger: whoever decodes waits for the copy.
+/// Bytes that are loaded for a request at a time, if a block is no larger: decoding requests wait for the copy.
 const LOADED_BYTES_PER_STEP: u64 = 128 << 20;
 /// Where hashes of weights are kept, in the store's folder.
 const KEPT_HASHES: &str = "weights";
@@ -45,7 +45,7 @@ const KEPT_HASHES: &str = "weights";
 /// The weights of a model, as they are before anything of it is read; `None` where they are made up, and without a store.
 pub(super) type SeenWeights = Result<Option<Arc<WeightFiles>>, LoadError>;
 
-/// Looks at the weights that a store will name its blocks by: what is loaded later is these, or there is no store.
+/// Notes the weights that will name a store's blocks: the engine loads these later, or there is no store.
 pub(super) fn see_weights(config: &EngineConfig) -> SeenWeights {
     if config.kv_disk_path.is_none() || config.load_format == LoadFormat::Dummy {
         return Ok(None);
@@ -54,10 +54,10 @@ pub(super) fn see_weights(config: &EngineConfig) -> SeenWeights {
     Ok(Some(Arc::new(WeightFiles::look(files))))
 }
 
-/// The store that a configuration asks for; `None` where it asks for none. `seen` is what [`see_weights`] saw.
+/// The configured store; `None` without one. `seen` is the result of [`see_weights`].
 ///
 /// # Errors
-/// The layer of the model that keeps something which is not stored, and buffers that hold too few blocks.
+/// A layer of the model whose cache cannot be stored, and buffers that hold too few blocks.
 pub(super) fn store_setup(
     config: &EngineConfig,
     model: &CpuDescription,
@@ -77,7 +77,7 @@ pub(super) fn store_setup(
         path: path.clone(),
         disk_bytes: config.kv_disk_bytes,
         host_bytes: match memory.budget.store_bytes {
-            // They are a GPU's, beside whose pool no memory of the host is planned.
+            // They are a GPU's, whose plan includes no memory of the host.
             0 => {
                 let available = available_bytes().map_err(StartError::from)?;
                 host_bytes_of(config, memory.kv_bytes, available)
@@ -130,7 +130,7 @@ pub(crate) struct StoreShape {
     pub prefetch_timeout: PrefetchTimeout,
 }
 
-/// The shape of the store that a configuration asks for, beside a KV pool of so many bytes in this layout.
+/// The shape of the configured store, with a KV pool of `kv_bytes` bytes in this layout.
 ///
 /// # Errors
 /// Those of [`store_setup`].
@@ -180,7 +180,7 @@ fn write_share(config: &EngineConfig) -> f64 {
     config.kv_write_share * threads(config.threads) as f64
 }
 
-/// Memory for buffers that the memory plan keeps free, of so many bytes; 0 without a store.
+/// Bytes that the memory plan keeps free for buffers, of `available_bytes`; 0 without a store.
 pub(super) fn buffer_bytes(config: &EngineConfig, available_bytes: u64) -> u64 {
     match config.kv_disk_path {
         Some(_) => host_bytes(config, available_bytes / POOL_SHARE),
@@ -188,13 +188,13 @@ pub(super) fn buffer_bytes(config: &EngineConfig, available_bytes: u64) -> u64 {
     }
 }
 
-/// Memory for buffers, beside a KV pool of so many bytes.
+/// Memory for buffers, with a KV pool of `kv_bytes` bytes.
 fn host_bytes(config: &EngineConfig, kv_bytes: u64) -> u64 {
     let default = (kv_bytes / HOST_SHARE).max(MIN_DEFAULT_HOST_BYTES);
     config.kv_host_bytes.unwrap_or(default)
 }
 
-/// As [`host_bytes`], on a host that has so many: by default a part of them at most, as the pool that is not there may take.
+/// As [`host_bytes`], on a host with `available_bytes`: by default at most the share that a pool in it would get.
 fn host_bytes_of(
     config: &EngineConfig,
     kv_bytes: u64,
@@ -260,8 +260,8 @@ fn geometry(layout: &KvLayout, page_tokens: usize) -> Result<Geometry, String> {
     })
 }
 
-/// The kernels of the CPU, and what their blocks are. Those of a GPU have the same planes, in each the heads of a token side
-/// by side and not the tokens of a head; no block of one is found by the other.
+/// The kernels of the CPU, which determine the layout of blocks. A GPU's blocks have the same planes, but token-major
+/// instead of head-major; neither finds blocks of the other.
 fn cpu_kernels() -> String {
     let isa = Isa::chosen().map_or_else(|error| error, |isa| isa.name().to_owned());
     format!("cpu {isa} {KERNEL_EPOCH}")
@@ -292,8 +292,8 @@ fn weight_files(model_path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     ModelLocation::find(model_path)?.weight_files()
 }
 
-/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new. The engine has loaded them by now: if
-/// they are still what they were before, they are what it loaded.
+/// Adds the hash of the weights, which takes a second for a gigabyte when a file is new. The engine has loaded them by
+/// now: if they are unchanged since `seen`, it loaded these.
 fn identify(
     parts: FingerprintParts,
     (seen, model_path): (&WeightFiles, &Path),
@@ -320,7 +320,7 @@ mod tests {
     use crate::engine::parts::EngineParts;
     use crate::engine::progress::Progress;
 
-    /// A model in a folder of its own, whose files can be replaced.
+    /// A copy of a model, whose files can be replaced.
     fn model(folder: &Path) -> PathBuf {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
         let copied = folder.join("model");
@@ -371,7 +371,7 @@ mod tests {
         let print = identified(&parts)
             .expect("nothing has changed")
             .fingerprint();
-        // The same bytes in another file: at this moment nobody knows which of both an engine has.
+        // The same bytes in another file: at this moment it is unknown which of both an engine has.
         let weights = weight_files(&config.model_path).expect("there are weights");
         let (weights, copy) = (&weights[0], folder.path().join("copy"));
         fs::copy(weights, &copy).expect("a writable folder");

@@ -1,4 +1,4 @@
-//! The text side of a model, wherever it lies.
+//! The tokenizer, chat template and sampling defaults of a model, from a folder or a GGUF file.
 
 use std::path::Path;
 
@@ -41,8 +41,8 @@ impl TextSide {
     }
 }
 
-/// The vocabulary and the chat template of a GGUF file. A `tokenizer.json` beside it stands in where it has none, or one that
-/// is not supported.
+/// The vocabulary and the chat template of a GGUF file. A `tokenizer.json` next to it replaces a vocabulary that is
+/// absent or not supported.
 fn text_of_gguf(file: &Path, gguf: &Gguf) -> Result<TextModel, LoadError> {
     let own = gguf.vocabulary()?;
     let own = own.map(|fields| TextModel::from_vocabulary(file, fields));

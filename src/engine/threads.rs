@@ -2,7 +2,7 @@
 
 use crate::kernels::cpu::default_threads;
 
-/// How many there are: those that are configured, or as many as suit the machine.
+/// The number of threads: the configured one, or the machine's default.
 pub(super) fn threads(configured: usize) -> usize {
     if configured > 0 {
         return configured;

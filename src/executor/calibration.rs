@@ -13,7 +13,7 @@ use crate::model::sparsity::{ChannelRanks, ChannelType, LayersToLabel, SparsityW
 
 /// Tokens in a step.
 const CHUNK_TOKENS: usize = 512;
-/// One query in so many is looked at for the recall: each sorts all tokens before it.
+/// Recall is measured on one query in this many, since each sorts all tokens before it.
 const RECALL_EVERY: usize = 61;
 
 /// The model and the tokens that it is calibrated with.
@@ -31,7 +31,7 @@ pub struct CalibrationRequest {
     pub threads: usize,
     /// The text.
     pub tokens: Vec<u32>,
-    /// Tokens of each piece into which it is cut, at most what the model was made for; each is seen from its own beginning.
+    /// Tokens of each piece of the text, at most the model's context length; each piece starts with an empty context.
     pub piece_tokens: usize,
     /// File of channels to write.
     pub output: PathBuf,

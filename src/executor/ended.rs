@@ -75,7 +75,7 @@ impl EndedRows {
         }
     }
 
-    /// Notes what ends with these results: by a token, by its grammar, or by an error.
+    /// Notes the rows that end with these results: by a token, by their grammar, or by an error.
     pub fn note(&mut self, results: &[RowResult]) {
         for result in results {
             if self.ends(result) {

@@ -1,10 +1,10 @@
 //! An executor without a model, for tests and for hosts that want to try the engine's machinery.
 //!
-//! Its "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is
-//! freed too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole
-//! context is checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is
-//! copied at another position, from another sequence or before anything wrote it ends the step. Where layers have windows,
-//! the hash stands in a second table too, and each step looks at all of it that its queries see.
+//! Its "K/V" of a position is a hash of all tokens up to it, read back through the page table, so a page that is freed
+//! too early, remapped wrongly or written twice changes the tokens that come out; with `verify` the whole context is
+//! checked at every step. A state, for engines whose model keeps some, is the same hash in a slot: one that is copied
+//! at another position, from another sequence or before it was written ends the step. Where layers have windows, a
+//! second table holds the hash too, and each step reads all of it that its queries see.
 
 mod blocks;
 mod hashes;
@@ -32,7 +32,7 @@ use crate::state::step::{
 
 /// Bytes of a token in a block of the fake executor, and of a state.
 pub const FAKE_TOKEN_BYTES: usize = size_of::<u64>();
-/// By how much the logit of the token that is said lies above the highest of the others.
+/// Margin of the chosen token's logit over the highest of the others.
 const SAID_AHEAD: f32 = 4.0;
 
 /// How a fake executor behaves.
@@ -90,7 +90,7 @@ impl FakeRow {
     /// The token after the first `known` ones, whose hash is given.
     fn say(&self, known: usize, hash: u64, vocab_size: u32) -> u32 {
         match &self.answer {
-            // It ends with EOS, which is said again by those who go on.
+            // It ends with EOS, which rows that continue repeat.
             Some(answer) => {
                 answer[known
                     .saturating_sub(self.prompt_tokens)
@@ -116,7 +116,7 @@ impl FakeExecutor {
         }
     }
 
-    /// The same for a model some of whose layers see so many tokens, with so many pages for these.
+    /// The same for a model some of whose layers have a sliding window, with pages for these.
     pub fn with_windows(self, limits: WindowLimits) -> Self {
         Self {
             windows: Some(FakeWindows::new(limits, self.options.page_size)),
@@ -124,7 +124,7 @@ impl FakeExecutor {
         }
     }
 
-    /// An executor whose rows say what a script answers.
+    /// An executor whose rows answer by a script.
     pub(super) fn with_script(options: FakeOptions, script: Script) -> Self {
         Self {
             script: Some(script),
@@ -438,7 +438,7 @@ fn allowed(token: u32, grammar: Option<&mut RowGrammar>) -> u32 {
     next.unwrap_or(token)
 }
 
-/// The tokens that a fake executor generates behind a prompt, without any cache: what every schedule must give.
+/// The tokens that a fake executor generates after a prompt, without any cache: every schedule must give these.
 pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u32) -> Vec<u32> {
     let mut hash = prompt.iter().fold(0, |hash, token| mix(hash, *token));
     let mut output = Vec::with_capacity(n_tokens);

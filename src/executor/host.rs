@@ -8,8 +8,8 @@ use crate::state::tiers::BlockKind;
 
 /// Buffers of blocks, on the executor's side. No call waits or does I/O.
 pub trait BlockPort: Send {
-    /// Calls `gather` with a free buffer of a kind and keeps what that writes under `ticket`, for the store to write or to
-    /// drop when it is told. False, without a call, when no buffer is free, and after it where the store ended meanwhile.
+    /// Calls `gather` with a free buffer of a kind and keeps its content under `ticket`, for the store to write or to
+    /// drop on command. False, without a call, when no buffer is free, and after it where the store ended meanwhile.
     fn save(&mut self, ticket: Ticket, kind: BlockKind, gather: &mut dyn FnMut(&mut [u8])) -> bool;
 
     /// Calls `scatter` with each part of a run that was fetched, and frees its buffers. False, without a call, when not all
@@ -21,38 +21,38 @@ pub trait BlockPort: Send {
         scatter: &mut dyn FnMut(LoadedPart<'_>),
     ) -> bool;
 
-    /// A step begins to compute, or has ended: whoever shares the processor with it may hold back meanwhile.
+    /// A step begins to compute, or has ended: other threads on the same processor may hold back meanwhile.
     fn computes(&mut self, _is_computing: bool) {}
 
-    /// Takes a free buffer of a kind, for a device that fills it by itself: [`HostBuffer::keep`] ends what [`Self::save`]
-    /// does in one call. `None` when no buffer is free, or the port hands out none.
+    /// Takes a free buffer of a kind, for a device that fills it by itself: [`HostBuffer::keep`] then completes the
+    /// work of [`Self::save`]. `None` when no buffer is free, or the port hands out none.
     fn take_buffer(&mut self, _kind: BlockKind) -> Option<Box<dyn HostBuffer>> {
         None
     }
 
-    /// Takes the first blocks of a run that was fetched, for a device that reads them by itself; dropping them frees their
-    /// buffers. `None` when not so many are there, or the port hands out none.
+    /// Takes the first `n_blocks` of a run that was fetched, for a device that reads them by itself; dropping them
+    /// frees their buffers. `None` when fewer are there, or the port hands out none.
     fn take_run(&mut self, _ticket: Ticket, _n_blocks: usize) -> Option<Vec<Box<dyn HostBuffer>>> {
         None
     }
 }
 
-/// A buffer of the store in the hands of a device, whose copies go on behind the calls that begin them.
+/// A buffer of the store in the hands of a device, whose copies outlast the calls that begin them.
 pub trait HostBuffer: Send {
-    /// Its bytes. They lie where they are for as long as [`Self::owner`] is held, whoever has the buffer.
+    /// Its bytes. Their address is fixed for as long as [`Self::owner`] is held, even after the buffer is dropped.
     fn bytes_mut(&mut self) -> &mut [u8];
 
-    /// The pages that it has for itself, for a device that pins memory by the page: they begin where [`Self::bytes_mut`] does,
-    /// end behind it, and nobody else has a byte of them.
+    /// The whole pages of the buffer, for a device that pins memory by the page: they begin where [`Self::bytes_mut`]
+    /// does, end after it, and hold no other data.
     fn pages_mut(&mut self) -> &mut [u8];
 
     /// The owner of the memory of all buffers of its kind.
     fn owner(&self) -> Arc<dyn Any + Send + Sync>;
 
-    /// Keeps what it holds under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.
+    /// Keeps its content under `ticket`, as [`BlockPort::save`] does. False where the store ended meanwhile.
     fn keep(self: Box<Self>, ticket: Ticket) -> bool;
 
-    /// Gives up its memory, which a device that has failed may still use: nobody touches or frees it any more, and the store
+    /// Leaks its memory, which a failed device may still use: the memory is never touched or freed again, and the store
     /// can make another buffer.
     fn abandon(self: Box<Self>);
 }

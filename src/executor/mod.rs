@@ -34,12 +34,12 @@ use crate::state::step::{RowResult, StepOutput, StepPlan};
 
 /// Runs steps: owns the weights, the KV buffers, the page table and the sampler.
 ///
-/// Steps are handed in by [`Executor::launch`], in the order of their ids. An executor whose device works by itself returns
-/// [`Launch::UnderWay`] and is handed the next step before [`Executor::finish`] asks for the result of this one; one
-/// that computes on the calling thread has only [`Executor::run`] to write.
+/// [`Executor::launch`] takes steps in the order of their ids. An executor whose device works by itself returns
+/// [`Launch::UnderWay`] and gets the next step before [`Executor::finish`] returns the result of this one; one that
+/// computes on the calling thread implements only [`Executor::run`].
 pub trait Executor: Send {
     /// Runs one step to its end and returns one result for each row of the plan, in the plan's order. No step may be
-    /// under way.
+    /// in flight.
     ///
     /// # Errors
     /// [`StepError::Rejected`] when nothing was launched: no KV was written and the rows may be planned
@@ -48,11 +48,11 @@ pub trait Executor: Send {
 
     /// Begins a step, and returns its output if that ends it.
     ///
-    /// At most [`PIPELINE_DEPTH`](crate::state::step::PIPELINE_DEPTH) steps are under way at once. Rows, pages and
-    /// tokens of a step may depend on the steps under way: the device runs them in order.
+    /// At most [`PIPELINE_DEPTH`](crate::state::step::PIPELINE_DEPTH) steps are in flight at once. Rows, pages and
+    /// tokens of a step may depend on the steps in flight: the device runs them in order.
     ///
     /// # Errors
-    /// As [`Executor::run`]. The steps under way are not affected by a plan that is rejected.
+    /// As [`Executor::run`]. The steps in flight are not affected by a plan that is rejected.
     fn launch(&mut self, plan: &StepPlan) -> Result<Launch, StepError> {
         self.run(plan).map(Launch::Done)
     }
@@ -62,10 +62,10 @@ pub trait Executor: Send {
         true
     }
 
-    /// Waits for the oldest step under way and returns its output.
+    /// Waits for the oldest step in flight and returns its output.
     ///
     /// # Errors
-    /// [`StepError::Lost`], also when no step is under way.
+    /// [`StepError::Lost`], also when no step is in flight.
     fn finish(&mut self) -> Result<StepOutput, StepError> {
         Err(StepError::Lost("no step is under way".to_owned()))
     }
@@ -76,7 +76,7 @@ pub trait Executor: Send {
     }
 }
 
-/// How a step stands after its launch.
+/// The state of a step after its launch.
 #[derive(Debug)]
 pub enum Launch {
     /// It has ended.

@@ -1,4 +1,4 @@
-//! Decoding behind a context of noise: what a step costs there, without the prefill.
+//! Decoding after a context of noise: the cost of a step there, without the prefill.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,11 +46,11 @@ pub struct NoiseRequest {
     pub sparsity: Option<ModelSparsity>,
 }
 
-/// A model behind noise.
+/// A model with a context of noise.
 pub struct NoiseContext {
     executor: CpuExecutor,
     prefix: Arc<[PageId]>,
-    /// Pages behind the prefix.
+    /// Pages after the prefix.
     own: Vec<PageId>,
     prompt: Arc<[u32]>,
     decoded_tokens: usize,
@@ -96,7 +96,7 @@ impl NoiseContext {
         self.prompt.len()
     }
 
-    /// Decodes as many tokens as were asked for and tells how long that took; `is_dense` lets all queries see all keys.
+    /// Decodes `decoded_tokens` tokens and returns the time taken; `is_dense` lets all queries see all keys.
     ///
     /// # Errors
     /// Any [`StepError`].

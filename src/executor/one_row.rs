@@ -1,11 +1,11 @@
-//! Options of an executor that nobody but one caller uses, for one sequence after the other.
+//! Options of an executor with a single caller, for one sequence at a time.
 
 use crate::executor::cpu::CpuOptions;
 use crate::kernels::cpu::Numa;
 use crate::model::loader::LoadFormat;
 
 impl CpuOptions {
-    /// A row and `n_pages` pages of one token for it, in the types of the model's file, and nothing beside.
+    /// A row and `n_pages` pages of one token for it, in the types of the model's file, and nothing else.
     pub(super) fn for_one_row(n_pages: usize, threads: usize) -> Self {
         Self {
             dtype: None,

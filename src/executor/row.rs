@@ -20,14 +20,14 @@ pub(super) struct Row {
     pub(super) pool: Option<PoolSum>,
     /// Pages of the page table that are the row's.
     pub(super) n_pages: usize,
-    /// Window pages of its own page table, where layers have windows, and the index of the first one that is named.
+    /// Window pages of the row's window table, where layers have windows, and the index of the first mapped one.
     pub(super) n_windows: usize,
     pub(super) first_window: usize,
     /// Tokens that the steps launched since the row started sample.
     pub(super) sampled_tokens: usize,
     /// Positions whose K/V is stored once the steps launched so far have run: all below this.
     pub(super) computed: usize,
-    /// The state that its layers go on with, where some keep one.
+    /// The live state of its layers, where some keep one.
     pub(super) live: Option<StateSlot>,
     /// It rotates as long ones do.
     pub(super) is_long: bool,

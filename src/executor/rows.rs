@@ -1,7 +1,7 @@
 //! An executor's knowledge of its rows, from plans alone.
 //!
-//! Everything here moves on when a step is launched: with one step ahead, the tokens that earlier steps sample are
-//! counted before anyone has read them.
+//! All state here advances when a step is launched: with one step in flight, the tokens that earlier steps sample are
+//! counted before they have been read.
 
 use std::ops::Range;
 
@@ -37,20 +37,20 @@ impl Rows {
         }
     }
 
-    /// Lets plans copy blocks of so many tokens to and from a store.
+    /// Lets plans copy blocks of `block_tokens` tokens to and from a store.
     pub(super) fn allow_copies(&mut self, block_tokens: usize) {
         self.limits.block_tokens = Some(block_tokens);
     }
 
-    /// Notes that a step was lost. What the rows hold is unknown: even the token that a row goes on with may never have been
-    /// sampled, and a kernel that takes whatever lies there for one reads anywhere.
+    /// Notes that a step was lost. The contents of the rows are unknown: even a row's next input token may never have
+    /// been sampled, and a kernel that reads garbage as a token reads out of bounds.
     pub(super) fn lose(&mut self) {
         let ids = (0..).map(RowId::new);
         let used = ids.zip(&self.rows).filter(|(_, row)| row.is_some());
         self.lost.extend(used.map(|(id, _)| id));
     }
 
-    /// Refuses a plan that contradicts itself or the rows, or goes on with rows that were lost; nothing has changed then.
+    /// Refuses a plan that contradicts itself or the rows, or continues lost rows; a refusal changes nothing.
     pub(super) fn check(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         if let Some(row) = self.lost_row(plan) {
             return Err(StepError::Lost(format!(
@@ -60,7 +60,7 @@ impl Rows {
         check::check(plan, &self.rows, &self.limits, &mut self.scratch).map_err(StepError::Rejected)
     }
 
-    /// A row that a plan goes on with and that was lost.
+    /// A lost row that a plan continues.
     fn lost_row(&self, plan: &StepPlan) -> Option<RowId> {
         if self.lost.is_empty() {
             return None;
@@ -144,8 +144,8 @@ impl Rows {
         row.pool = None;
     }
 
-    /// The vectors among what a row computes, whose first token has this index in the step. With the last of them the row
-    /// lets go of its prompt: none is computed twice.
+    /// The vectors among the tokens that a row computes, the first of which has this index in the step. The row drops
+    /// its prompt with the last of them, since each is computed once.
     pub(super) fn take_vectors(&mut self, work: &StepRow, first_token: usize) -> Option<VectorRun> {
         let RowWork::Prefill { positions } = &work.work else {
             return None;
@@ -163,12 +163,12 @@ impl Rows {
         })
     }
 
-    /// Counts what is copied to a row.
+    /// Counts the loaded tokens of a row as computed.
     pub(super) fn load(&mut self, load: &BlockLoad) {
         self.row_mut(load.row).computed = load.positions.end as usize;
     }
 
-    /// Counts what the step computes and samples.
+    /// Counts the tokens that the step computes and samples.
     pub(super) fn advance(&mut self, work: &StepRow) {
         let row = self.row_mut(work.row);
         row.computed = row.computed.max(work.work.positions().end as usize);

@@ -1,4 +1,4 @@
-//! What the rows of a scripted executor say.
+//! The answers of a scripted executor's rows.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! An executor whose rows say what a script answers to their prompts: for tests of everything around a model that needs
-//! certain words, such as calls of tools.
+//! An executor whose rows answer prompts by a script: for tests of everything around a model that needs certain words,
+//! such as tool calls.
 //!
-//! In all else it is the [fake executor](crate::executor::fake): it keeps and checks the K/V of its rows, and a row that
-//! was retracted goes on where it was. Log probabilities are made up, and the same in every run: the token that is said
+//! In all else it is the [fake executor](crate::executor::fake): it keeps and checks the K/V of its rows, and a row
+//! that was retracted resumes where it was. Log probabilities are made up, and the same in every run: the chosen token
 //! is the most likely one.
 
 use crate::error::StepError;
@@ -17,7 +17,7 @@ pub struct ScriptedExecutor {
 }
 
 impl ScriptedExecutor {
-    /// An executor with an empty pool. The script's tokens must lie in the vocabulary of the options.
+    /// An executor with an empty pool. The script's tokens must be in the vocabulary of the options.
     pub fn new(options: FakeOptions, script: Script) -> Self {
         Self {
             inner: FakeExecutor::with_script(options, script),
@@ -67,7 +67,7 @@ mod tests {
         output.rows.pop().expect("the row has a result")
     }
 
-    /// Starts the row with prompt and output, and says what follows.
+    /// Starts the row with prompt and output, and returns the next result.
     fn start(executor: &mut ScriptedExecutor, tokens: &[u32], prompt_tokens: u32) -> RowResult {
         let n_tokens = tokens.len() as u32;
         let start = RowStart {

@@ -20,7 +20,7 @@ pub(super) struct Wanted {
     pub(super) pools: bool,
 }
 
-/// The next part of what is wanted, from `first` on: all of one kind, and of `most` at most. `None` at the end.
+/// The next part of `wanted`, from `first` on: all of one kind, and at most `most`. `None` at the end.
 pub(super) fn part(wanted: &[Wanted], first: usize, most: usize) -> Option<Range<usize>> {
     let kind = wanted.get(first)?.pools;
     let rest = wanted[first..].iter().take(most);
@@ -28,8 +28,8 @@ pub(super) fn part(wanted: &[Wanted], first: usize, most: usize) -> Option<Range
     Some(first..first + len)
 }
 
-/// Finds the logits and states that a plan asks for. `order` has the indices of the plan's rows as their tokens stand side by
-/// side in the step; what is found is in the order of these.
+/// Finds the logits and states that a plan needs. `order` has the indices of the plan's rows in the order of their
+/// tokens in the step; the results have the same order.
 pub(super) fn find_wanted(
     plan: &StepPlan,
     order: impl IntoIterator<Item = usize>,

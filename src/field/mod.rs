@@ -1,8 +1,8 @@
 //! Reading the fields of a request: one reader for bodies, for messages of a WebSocket, and for hosts that read
 //! [`SamplingParams`](crate::state::sampling::SamplingParams) by serde.
 //!
-//! A value that a field cannot have is told as a [`FieldError`]: the field as data, and a sentence that names the value,
-//! the limit and what to do. Nothing is kept of a value beyond what its field may hold.
+//! An invalid value is reported as a [`FieldError`]: the field as data, and a sentence that names the value, the limit
+//! and the remedy. Nothing is kept of a value beyond what its field may hold.
 
 mod shallow;
 mod tree;

@@ -1,4 +1,4 @@
-//! JSON values as far as a parameter needs them: what is in a list or an object beyond that is read, and never built.
+//! JSON values as far as a parameter needs them: deeper contents of a list or an object are read, and never built.
 
 use std::fmt;
 
@@ -14,15 +14,15 @@ pub(crate) enum Shallow {
     Number(Number),
     Text(String),
     List {
-        /// As many as were to be kept, without what is inside of them.
+        /// As many as were to be kept, without their contents.
         items: Vec<Shallow>,
         /// How many there are.
         len: usize,
-        /// Every item asks for nothing.
+        /// Every item is empty in the sense of `asks_for_nothing`.
         is_nothing: bool,
     },
     Map {
-        /// As many as were to be kept, without what is inside of them.
+        /// As many as were to be kept, without their contents.
         entries: Vec<(String, Shallow)>,
         /// How many there are.
         len: usize,
@@ -67,8 +67,8 @@ impl Shallow {
         }
     }
 
-    /// True of values that ask for nothing: null, false, empty texts and maps, and lists of nothing, which frontends
-    /// send for features they do not use.
+    /// True of values without effect: null, false, empty texts and maps, and lists of these, which frontends send for
+    /// features they do not use.
     pub(crate) fn asks_for_nothing(&self) -> bool {
         match self {
             Self::Null | Self::Bool(false) => true,
@@ -79,7 +79,7 @@ impl Shallow {
         }
     }
 
-    /// A value of a tree, without what is inside of it.
+    /// A value of a tree, without its contents.
     pub(crate) fn of(value: &serde_json::Value) -> Self {
         use serde_json::Value;
         match value {
@@ -140,7 +140,7 @@ impl<'de> Deserialize<'de> for Shallow {
     }
 }
 
-/// Reads a value of which at most so many items or entries are kept.
+/// Reads a value and keeps at most this number of its items or entries.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep(pub(crate) usize);
 
@@ -235,7 +235,7 @@ pub(crate) enum TokenIds {
     Bad { index: usize, found: Shallow },
 }
 
-/// Reads a list of token ids with room for so many at first.
+/// Reads a list of token ids with initial capacity `expected`.
 pub(crate) struct ReadTokenIds {
     pub(crate) expected: usize,
 }

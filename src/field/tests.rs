@@ -14,7 +14,7 @@ fn shallow(value: Value) -> Shallow {
     read.expect("it is JSON")
 }
 
-/// Reads `value` as the field `x`: what it is, or the reason why it is not taken.
+/// Reads `value` as the field `x`: the result, or the reason for its refusal.
 #[track_caller]
 fn check<T: Debug>(
     value: Value,

@@ -20,7 +20,7 @@ pub(crate) fn count_values(text: &[u8]) -> usize {
     count
 }
 
-/// A [`Value`] of which every part stands in the text that it was read from.
+/// A [`Value`] whose every part occurs in the text that it was read from.
 ///
 /// `Value`'s own reader takes an object of one key, by which serde_json marks its raw values, for the JSON inside of that
 /// key's text. A client who writes the key would get values past every limit that counts those of the body.

@@ -1,4 +1,4 @@
-//! Compiled grammars that were used last, and those that are being compiled.
+//! LRU cache of compiled grammars, with slots for compilations in flight.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::state::Template;
 use crate::error::RequestError;
 
-/// How long a waiting thread sleeps before it asks again whether its request was cancelled.
+/// Interval at which a waiting thread polls whether its request was cancelled.
 const NAP: Duration = Duration::from_millis(20);
 
 /// A hash of the source that a compiler was given.
@@ -15,7 +15,7 @@ pub(super) type Key = [u8; 32];
 /// A compiled grammar, or why there is none.
 pub(super) type Compiled = Result<Arc<Template>, RequestError>;
 
-/// The place of one grammar, shared by all requests that want it.
+/// The cache slot of one grammar, shared by all requests for it.
 #[derive(Default)]
 pub(super) struct Slot {
     progress: Mutex<Progress>,
@@ -24,7 +24,7 @@ pub(super) struct Slot {
 
 #[derive(Default)]
 enum Progress {
-    /// The compiler is made ready.
+    /// The compilation has not begun.
     #[default]
     Queued,
     Compiling {
@@ -33,7 +33,7 @@ enum Progress {
     Ended(Compiled),
 }
 
-/// Why nothing more is waited for.
+/// Why a wait ended without a result.
 pub(super) enum Unready {
     Cancelled,
     Late,
@@ -71,9 +71,9 @@ impl Slot {
     }
 }
 
-/// The slots that were asked for last.
+/// The most recently used slots.
 pub(super) struct Slots {
-    /// The one used last at the end.
+    /// In the order of their last use.
     used: Vec<(Key, Arc<Slot>)>,
     limit: usize,
 }
@@ -94,7 +94,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// Makes a slot in place of the one that was not used for the longest time.
+    /// Adds a slot; at the limit, evicts the least recently used one.
     pub(super) fn add(&mut self, key: Key) -> Arc<Slot> {
         if self.used.len() >= self.limit {
             self.used.remove(0);
@@ -109,7 +109,7 @@ impl Slots {
     }
 }
 
-/// Counts the compilations under way.
+/// Counts the compilations in flight.
 pub(super) struct Permits {
     taken: Mutex<usize>,
     freed: Condvar,
@@ -125,7 +125,7 @@ impl Permits {
         }
     }
 
-    /// Waits until there is one.
+    /// Waits for a free permit, at most `patience`.
     pub(super) fn take(
         self: &Arc<Self>,
         patience: Duration,
@@ -147,7 +147,7 @@ impl Permits {
     }
 }
 
-/// The right to compile, given back when it is dropped.
+/// The right to compile, released on drop.
 pub(super) struct Permit(Arc<Permits>);
 
 impl Drop for Permit {
@@ -157,7 +157,7 @@ impl Drop for Permit {
     }
 }
 
-/// Locks; what a panicking thread left is whole, since no code here can panic between two writes.
+/// Locks despite poisoning: no code here can panic between two writes, so the value is consistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! From what a request asks for to a grammar.
+//! Compiles the constraints of requests to grammars.
 
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock};
@@ -24,9 +24,9 @@ use crate::error::{FieldError, RequestError};
 use crate::model::text::TextModel;
 use crate::state::grammar::{Grammar, GrammarFailure};
 
-/// Stack of a compiling thread. llguidance recurses along references; only what is touched takes memory.
+/// Stack of a compiling thread. llguidance recurses along references; only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;
-/// Characters of an error of llguidance that are told to a client.
+/// Characters of an llguidance error that a client receives, at most.
 const TOLD_CHARS: usize = 400;
 
 /// Compiles the grammars of one model. Cheap to make: the first compilation reads the vocabulary.
@@ -46,12 +46,12 @@ struct Core {
     permits: Arc<Permits>,
 }
 
-/// How a grammar was come by.
+/// How a compilation went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompileNotes {
-    /// An equal one had been asked for before.
+    /// Cache hit: an earlier request had an equal grammar.
     pub is_cached: bool,
-    /// It was waited for until the time was over.
+    /// The wait for the grammar timed out.
     pub is_late: bool,
 }
 
@@ -84,12 +84,12 @@ impl GrammarCompiler {
         }
     }
 
-    /// Compiles what a request asks for; `None` if that constrains nothing. Blocks until it is done, the request is
-    /// cancelled or the time is over. Equal requests are compiled once.
+    /// Compiles a request's constraints; `None` if there are none. Blocks until the grammar is compiled, the request is
+    /// cancelled or the time limit passes. Equal requests are compiled once.
     ///
     /// # Errors
-    /// [`RequestError::Field`] that names what cannot be constrained, and why; [`RequestError::Overloaded`] while too
-    /// many grammars are compiled.
+    /// [`RequestError::Field`] names the unsupported constraint and the reason; [`RequestError::Overloaded`] while too
+    /// many compilations are in flight.
     pub fn compile(
         &self,
         wish: &GrammarWish,
@@ -169,7 +169,7 @@ impl Core {
         Arc::new(Gated::new(template, gate, call, self.markers(), tokens))
     }
 
-    /// The slot of a grammar that nobody had asked for a moment ago, with a thread that fills it.
+    /// The slot of a grammar after a cache miss. Starts a thread that fills it, unless the slot was added meanwhile.
     fn slot_for(
         self: &Arc<Self>,
         source: Source,
@@ -252,7 +252,7 @@ impl Core {
     }
 }
 
-/// llguidance installs a panic hook when it is first called, for good. The hook is the host's, so it is put back.
+/// llguidance replaces the panic hook on its first call. The hook belongs to the host, so this restores it.
 fn keep_panic_hook() {
     static KEPT: Once = Once::new();
     KEPT.call_once(|| {

@@ -76,7 +76,7 @@ impl Grammar for Gated {
     }
 }
 
-/// Where an output stands.
+/// The state of an output.
 struct Gate {
     inner: Arc<dyn Grammar>,
     open: Tag,
@@ -87,14 +87,14 @@ struct Gate {
 }
 
 enum At {
-    /// The output so far may be the beginning of the opening tag, or of what the grammar allows.
+    /// The output so far may be the beginning of the opening tag, or of a text that the grammar allows.
     Before {
         opened: Vec<u8>,
         inner: Option<Box<dyn GrammarState>>,
     },
     /// In the reasoning; with the last bytes of it, as many as the closing tag may have.
     Inside(Vec<u8>),
-    /// The grammar rules.
+    /// The grammar constrains the output.
     After(Box<dyn GrammarState>),
 }
 

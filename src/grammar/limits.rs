@@ -19,7 +19,7 @@ pub struct GrammarLimits {
     pub schema_depth: usize,
     /// How long a request waits for its grammar once the compiler has begun.
     pub compile_time: Duration,
-    /// Grammars that are compiled at the same time, those included that nobody waits for any more.
+    /// Compilations in flight, abandoned ones included.
     pub compiling: usize,
     /// Compiled grammars that are kept for later requests, and errors.
     pub cached: usize,
@@ -72,7 +72,7 @@ impl GrammarLimits {
     }
 }
 
-/// Tells whether a text has more bytes than it may.
+/// Refuses a text of more bytes than the limit.
 pub(super) fn check_bytes(
     field: &str,
     bytes: usize,

@@ -10,7 +10,7 @@ use crate::model::text::TextModel;
 pub(super) struct Markers {
     /// By the first letter of their names, the longest names first.
     by_letter: HashMap<char, Vec<(String, u32)>>,
-    /// The ids that free text may have, in order: those that end a sequence are left out.
+    /// The ids that free text may have, in order, without those that end a sequence.
     ids: Vec<u32>,
 }
 

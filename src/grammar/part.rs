@@ -1,4 +1,4 @@
-//! Outputs as trees of parts: what structural tags say, and what calls of tools are made of.
+//! Outputs as trees of parts, for structural tags and tool calls.
 
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ pub(super) enum Part {
         content: Box<Part>,
         ends: Vec<String>,
     },
-    /// Any text, up to the end of what is around it.
+    /// Any text, up to the end of the part around it.
     Free(Free),
     /// Free text in which tags begin.
     Triggered(Triggered),
@@ -69,7 +69,7 @@ pub(super) struct Free {
 #[derive(Clone, Debug)]
 pub(super) struct Triggered {
     pub(super) free: Free,
-    /// The beginnings of tags, and what follows each.
+    /// The beginnings of tags, and the part after each.
     pub(super) triggers: Vec<(String, Part)>,
     /// The first tag begins at once.
     pub(super) at_least_one: bool,
@@ -101,7 +101,7 @@ impl Part {
         }
     }
 
-    /// Whether it has no end of its own.
+    /// Whether it may go on until the text after it.
     pub(super) fn is_unlimited(&self) -> bool {
         match self {
             Self::Free(_) => true,

@@ -14,7 +14,7 @@ use super::regex;
 use crate::error::FieldError;
 use crate::state::grammar::JsonWhitespace;
 
-/// White space that models write of their own accord: a blank, or a line break with indentation.
+/// White space that models write unprompted: a blank, or a line break with indentation.
 const BOUNDED: &str = r"\x20|\n[\x20\t]{0,40}";
 /// The letters after a backslash in JSON strings. `\u` is left out: with it, a property could be named in two ways,
 /// and the second is not known to be taken.
@@ -23,7 +23,7 @@ const ESCAPES: &str = "nrbtf\\\"";
 /// A grammar as text.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// The field of the request that asks for it.
+    /// The field of the request that it comes from.
     pub(super) field: &'static str,
     /// The rules, `start` among them; empty if the first nested grammar is all.
     lark: String,
@@ -99,7 +99,7 @@ impl Source {
         let _ = writeln!(self.lark, "{name}: {body}");
     }
 
-    /// Tells whether it is larger than it may be.
+    /// Refuses a source larger than the limit.
     pub(super) fn check_size(&self, limits: &GrammarLimits) -> Result<(), FieldError> {
         let bytes = self.lark.len() + self.nested.iter().map(Nested::bytes).sum::<usize>();
         if bytes <= limits.source_bytes {

@@ -1,4 +1,4 @@
-//! Where one output stands in its grammar: llguidance's parser behind our traits.
+//! The state of one output in its grammar: our traits for llguidance's parser.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,13 +11,13 @@ use toktrie::{SimpleVob, TokEnv, TokTrie};
 use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use crate::state::sampling::TokenMask;
 
-/// Tokens that outputs are begun with at most.
+/// Most tokens of an opening.
 const LONGEST_OPENING: usize = 64;
 
 /// A compiled grammar: the parser before the first token.
 pub(super) struct Template {
     parser: TokenParser,
-    /// The tokens that the grammar leaves no choice about, from the first one on.
+    /// The forced tokens at the beginning of every output.
     opening: Vec<u32>,
 }
 
@@ -60,7 +60,7 @@ impl Template {
         })
     }
 
-    /// The first tokens as far as each is the only one, such as the marker before a call that must be made.
+    /// The forced first tokens, such as the marker before a required call.
     fn dictated(&self) -> Vec<u32> {
         let mut parsing = self.parsing();
         let mut opening = Vec::new();
@@ -125,11 +125,11 @@ impl Parsing {
 
     fn refuel(&mut self) {
         let refuel = Refuel(self.parser.token_env.clone());
-        // A mask of what follows a byte is not kept, unlike one of what follows.
+        // llguidance does not cache the mask after a given text, unlike the mask of the next token.
         self.parser.parser.compute_bias(&refuel, b" ");
     }
 
-    /// Whether the last token was not taken because the grammar does not allow it. llguidance has no code for this.
+    /// Whether the parser refused the last token because the grammar forbids it. llguidance has no code for this.
     fn was_refused(&self) -> bool {
         let message = self.parser.error_message().unwrap_or_default();
         let refused = ["doesn't satisfy the grammar", "out of range"];

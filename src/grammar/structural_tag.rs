@@ -13,10 +13,10 @@ use crate::error::FieldError;
 /// The field that errors name.
 const FIELD: &str = "structural_tag";
 
-/// The part that a structural tag says.
+/// Reads a structural tag as a part.
 ///
 /// # Errors
-/// Names what it lacks, or what is not supported, with its place.
+/// Names the missing or unsupported field, with its place.
 pub(super) fn read(tag: &Value, limits: &GrammarLimits) -> Result<Part, FieldError> {
     let reader = Reader { limits };
     let object = reader.object(tag, "#")?;
@@ -209,7 +209,7 @@ impl Reader<'_> {
         Ok(Part::Triggered(triggered))
     }
 
-    /// Each tag is begun by the one trigger that its begin begins with.
+    /// Assigns each tag to the one trigger that is a prefix of its begin.
     fn triggered(
         &self,
         free: Free,
@@ -311,7 +311,7 @@ impl Reader<'_> {
             .ok_or_else(|| refusal(place, "is no object"))
     }
 
-    /// Reads each element of the list `name`, at the place of its own.
+    /// Reads each element of the list `name`, with its place.
     fn each<T>(
         &self,
         object: &Map<String, Value>,

@@ -10,7 +10,7 @@ use crate::model::text::{TextModel, TokenPiece};
 const MARKER: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 /// Bytes of the longest token: the trie cannot hold longer ones.
 const LONGEST: usize = 1000;
-/// How much of a dictated text is encoded, in longest tokens.
+/// How much of a forced text is encoded, in longest tokens.
 const LOOK_AHEAD_TOKENS: usize = 8;
 
 /// The vocabulary of a model as a trie, with its encoder.
@@ -78,8 +78,7 @@ fn words(pieces: Vec<TokenPiece>, n_tokens: usize, eos: &[u32]) -> Vec<Vec<u8>> 
     words
 }
 
-/// The entry of a marker. Grammars refer to it by id; those that users write in Lark may say its name, if it is one
-/// that Lark can say.
+/// The entry of a marker. Grammars refer to it by id; users' grammars in Lark may use its name, if Lark can write it.
 fn marker(id: usize, name: &str) -> Vec<u8> {
     let inner = name
         .strip_prefix('<')
@@ -102,8 +101,7 @@ impl TokenizerEnv for Tokens {
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        // Only the first token of what is dictated is ever used before it is asked for again, and llguidance looks
-        // back over four.
+        // llguidance uses only the first token of a forced text before it asks again, and looks back over four.
         let longest = self.trie.max_token_len().max(64);
         let bytes = &bytes[..bytes.len().min(LOOK_AHEAD_TOKENS * longest)];
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
@@ -112,9 +110,8 @@ impl TokenizerEnv for Tokens {
         })
     }
 
-    /// With an encoder that it trusts llguidance writes dictated text out as far as it goes, and no limit holds for that:
-    /// sixty rules that each say the next one twice take all memory. Without one, the model chooses the tokens of such a
-    /// text.
+    /// With a canonical encoder llguidance expands forced text to its end, without a limit: sixty rules that each name
+    /// the next one twice exhaust the memory. Without one, the model chooses the tokens of such a text.
     fn tokenize_is_canonical(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! The wishes of requests for the form of their output, and the sources that say it.
+//! The output form that a request requires, and the grammar sources for it.
 
 use std::sync::Arc;
 
@@ -45,8 +45,7 @@ pub struct ReasoningGate {
     pub starts_inside: bool,
 }
 
-/// The sources that say what is wished, the best first; the next is for when one cannot be compiled. None if nothing is
-/// constrained.
+/// The grammar sources of a wish, best first; each is the fallback of the one before it. Empty without constraints.
 pub(super) fn sources(
     wish: &GrammarWish,
     markers: &Markers,
@@ -96,7 +95,7 @@ pub(super) fn sources(
     written.collect()
 }
 
-/// The part that a constraint says, and the field that errors name.
+/// The part of a constraint, and the field that errors name.
 fn of_constraint(
     constraint: &Constraint,
     limits: &GrammarLimits,

@@ -1,6 +1,6 @@
-//! What llguidance says of a grammar, in words that mean something to those who sent it.
+//! Rewrites llguidance's messages about a grammar in terms of the request.
 
-/// Parts of its messages that name its options, features and internals, and replacements.
+/// Parts of its messages that name its options, features and internals, and their replacements.
 const INSTEAD: [(&str, &str); 13] = [
     (
         "oneOf constraints are not supported",

@@ -295,7 +295,7 @@ impl Writer<'_> {
     fn run_to(&mut self, texts: &Texts, end: &str, is_first: bool) -> String {
         let spans = self.markers.spans(end);
         let (last, rest) = match spans.split_first() {
-            // The end is a text of its own, which ends as soon as it can.
+            // The end is a separate text, matched lazily.
             Some((Span::Text(text), rest)) => (Some(text.clone()), rest),
             _ => (None, spans.as_slice()),
         };

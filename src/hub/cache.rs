@@ -1,11 +1,11 @@
-//! The folder of a repository in the cache, laid out as `huggingface_hub` does: either finds what the other downloaded.
+//! The folder of a repository in the cache, laid out as `huggingface_hub` does: either finds the other's downloads.
 //!
 //! ```text
 //! models--owner--name/refs/main               the commit that the branch was at
 //! models--owner--name/blobs/<etag>            contents
-//! models--owner--name/blobs/<etag>.incomplete what has come so far
+//! models--owner--name/blobs/<etag>.incomplete the part that has come
 //! models--owner--name/snapshots/<commit>/...  links to contents, by the names in the repository
-//! .locks/models--owner--name/<etag>.lock      whoever downloads the blob holds this
+//! .locks/models--owner--name/<etag>.lock      held by the downloader of the blob
 //! ```
 
 use std::collections::BTreeSet;

@@ -81,7 +81,7 @@ pub(super) struct Part {
     pub body: Body,
 }
 
-/// Asks for things of one repository at one revision.
+/// Sends requests for one repository at one revision.
 pub(super) struct Client<'a> {
     settings: &'a HubSettings,
     agent: Agent,
@@ -261,7 +261,7 @@ impl<'a> Client<'a> {
                 endpoint,
                 has_token,
             },
-            // The hub does not tell strangers which private repositories exist.
+            // The hub hides private repositories from clients without access.
             (401 | 403, _) => HubError::NoAccess {
                 repo,
                 endpoint,
@@ -311,7 +311,7 @@ fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, Hub
     }
 }
 
-/// A location as an address of its own.
+/// A location as an absolute URL.
 fn resolved(url: &str, location: &str) -> Option<String> {
     if location.starts_with("http://") || location.starts_with("https://") {
         return Some(location.to_owned());

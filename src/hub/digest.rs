@@ -29,7 +29,7 @@ impl Etag {
     }
 }
 
-/// The hash of a file under way.
+/// The running hash of a file.
 pub(super) enum Hasher {
     Sha256(Sha256),
     GitBlob(Sha1),

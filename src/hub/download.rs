@@ -1,4 +1,4 @@
-//! One file from the hub into the cache: goes on where an earlier download stopped, and counts only when its hash is right.
+//! One file from the hub into the cache: resumes an earlier download, and counts only when its hash is right.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -24,7 +24,7 @@ pub(super) struct Downloads<'a> {
     pub commit: &'a str,
 }
 
-/// A file that is being written, and the hash of what is in it.
+/// A file that is being written, and the hash of its contents.
 struct Partial {
     file: File,
     bytes: u64,
@@ -92,7 +92,7 @@ struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Downloads what is missing, and gives the file its name if it is right. A wrong one is removed.
+    /// Downloads the missing part, and gives the file its name if it is right. A wrong one is removed.
     fn once(&mut self) -> Result<(), HubError> {
         let file = self.file;
         let mut partial = Partial::open(&self.path, file).map_err(self.io())?;
@@ -114,7 +114,7 @@ impl Fetch<'_> {
                 "the hub gives no hash of this file, only its size is checked"
             );
         }
-        // A name that is there after a power cut must stand for contents that are there too.
+        // A name that survives a power cut must have contents that survive it too.
         let blob = self.downloads.cache.blob(&file.etag);
         let named = partial
             .file
@@ -161,7 +161,7 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Appends what one answer brings.
+    /// Appends the body of one answer.
     fn append(&mut self, partial: &mut Partial) -> Result<(), HubError> {
         let file = self.file;
         let Downloads {
@@ -175,7 +175,7 @@ impl Fetch<'_> {
             // The host does not do parts: it begins again.
             partial.restart(file).map_err(self.io())?;
         }
-        // One byte more than there should be tells that it is another file.
+        // One byte too many shows that it is another file.
         let most = (file.bytes - partial.bytes).saturating_add(1);
         let body = part.body.into_with_config().limit(u64::MAX);
         let mut body = body.reader().take(most);
@@ -212,7 +212,7 @@ impl Fetch<'_> {
 }
 
 impl Partial {
-    /// Opens what has come so far, and hashes it.
+    /// Opens the part that has come, and hashes it.
     fn open(path: &Path, remote: &RemoteFile) -> io::Result<Self> {
         let mut file = File::options()
             .create(true)

@@ -1,4 +1,4 @@
-//! Why a model of the hub could not be had, and what to do about it.
+//! Why a model of the hub is not available, and the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -66,15 +66,15 @@ pub enum HubError {
     NoRevision {
         /// The repository.
         repo: RepoId,
-        /// The branch, tag or commit that was asked for.
+        /// The requested branch, tag or commit.
         revision: String,
     },
-    /// The repository does not hold what is needed.
+    /// The repository lacks needed files.
     #[error("{repo} {reason}")]
     Unsuitable {
         /// The repository.
         repo: RepoId,
-        /// The files that are missing, and those that there are.
+        /// The missing files, and the present ones.
         reason: String,
     },
     /// The hub may not be asked, and the cache does not have the model.
@@ -82,11 +82,11 @@ pub enum HubError {
     NotCached {
         /// The repository.
         repo: RepoId,
-        /// The branch, tag or commit that was asked for.
+        /// The requested branch, tag or commit.
         revision: String,
         /// The folder of the cache.
         cache: PathBuf,
-        /// Why it is not downloaded, and what to do.
+        /// Why it is not downloaded, and the remedy.
         why: String,
     },
     /// No answer came, or it broke off; trying again may help.
@@ -104,7 +104,7 @@ pub enum HubError {
         host: String,
         /// The code.
         status: u16,
-        /// The file or listing that was asked for.
+        /// The requested file or listing.
         what: String,
     },
     /// An answer that is not the hub's.
@@ -112,7 +112,7 @@ pub enum HubError {
     Protocol {
         /// The host that was asked.
         host: String,
-        /// The file or listing that was asked for.
+        /// The requested file or listing.
         what: String,
         /// The part of it that is wrong.
         reason: String,
@@ -128,7 +128,7 @@ pub enum HubError {
         bytes: u64,
         /// How much is here.
         got_bytes: u64,
-        /// How often it was asked for without anything coming.
+        /// Number of attempts without an answer.
         attempts: u32,
     },
     /// The bytes that came are not those of the file, by the hub's hash.
@@ -180,13 +180,13 @@ impl HubError {
         }
     }
 
-    /// True if the hub did not say what a revision holds: a model in the cache may still be the one that is asked for, as for
+    /// True if the hub did not list the revision: a model in the cache may still be the requested one, as for
     /// `huggingface_hub`.
     pub(super) fn leaves_open(&self) -> bool {
         !matches!(self, Self::NoRevision { .. })
     }
 
-    /// True if what was asked for cannot be used as it stands, whatever the hub says.
+    /// True if the request is unusable without any answer of the hub.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Setting { .. } | Self::BadToken { .. })
     }

@@ -12,7 +12,7 @@ use crate::model::weights::folder::{INDEX, SINGLE};
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Files that are read beside the weights, where they are there.
+/// Files that are read in addition to the weights, if present.
 const BESIDE: [&str; 6] = [
     CONFIG,
     "generation_config.json",
@@ -29,7 +29,7 @@ const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 /// GGUF files that are no language model: the projectors of vision models, statistics for quantising.
 const OTHER_GGUF: [&str; 2] = ["mmproj", "imatrix"];
-/// Endings of weights that Python unpickles, which runs what they say.
+/// Endings of weights that Python unpickles, which can run code in them.
 const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".pkl"];
 /// Names that an error lists.
 const SHOWN_NAMES: usize = 12;
@@ -56,7 +56,7 @@ impl Choice {
     pub fn is_certain(&self, model: &HubModel) -> bool {
         match (&self.weights, &model.wish) {
             (WeightFiles::None, _) | (WeightFiles::Gguf(_), Wish::File(_)) => true,
-            // Other programs may have left out what they do not read.
+            // Other programs may have left out files that they do not read.
             (WeightFiles::Single | WeightFiles::Sharded, _) => {
                 self.beside.contains(&TOKENIZER) && self.beside.contains(&TOKENIZER_CONFIG)
             }
@@ -145,7 +145,7 @@ pub(super) fn has_safetensors(names: &BTreeSet<String>) -> bool {
 /// The shards that an index names, each once.
 ///
 /// # Errors
-/// A sentence that says what is wrong with the index.
+/// A sentence that describes the fault in the index.
 pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value = serde_json::from_slice(index).map_err(|error| error.to_string())?;
     let map = index["weight_map"].as_object();

@@ -1,17 +1,17 @@
 //! Models by their id on the Hugging Face hub: `Qwen/Qwen3-0.6B`, `owner/name:Q4_K_M`, `owner/name/FILE.gguf`.
 //!
-//! A host hands its configuration to [`localise`] before it starts an engine: an id becomes the path of what was
-//! downloaded, everything else stays as it is.
+//! A host hands its configuration to [`localise`] before it starts an engine: an id becomes the path of the downloaded
+//! model; everything else stays unchanged.
 //!
-//! | part | what it does |
+//! | part | role |
 //! |---|---|
 //! | `id` | which paths are ids |
 //! | `settings` | the variables of `huggingface_hub`, and the token |
 //! | `files` | which files of a repository make a model |
 //! | `roots` | the certificates that TLS trusts |
-//! | `client` | requests, redirects, and what refusals mean |
+//! | `client` | requests, redirects, and the meaning of refusals |
 //! | `cache` | the folder that `huggingface_hub` shares |
-//! | `download`, `digest` | one file: goes on where it stopped, and is compared with its hash |
+//! | `download`, `digest` | one file: resumed where it stopped, and compared with its hash |
 //!
 //! The crate hf-hub gives the layout of the cache and no more: its downloads send the token to the host that a redirect
 //! names, do not check that a part begins where it should, and compare neither size nor hash.
@@ -45,7 +45,7 @@ pub use settings::{HubSettings, Token};
 
 const MAIN: &str = "main";
 const MAX_REVISION_BYTES: usize = 256;
-/// Attempts to read what a repository holds.
+/// Attempts to list a repository.
 const LISTING_ATTEMPTS: u32 = 3;
 
 /// How far a download is.
@@ -66,7 +66,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(Transfer<'_>);
 /// of the id. The model keeps the id as its name unless the configuration gives another.
 ///
 /// # Errors
-/// [`HubError`], in one line that says what to do.
+/// [`HubError`], in one line that names the remedy.
 pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, HubError> {
     let revision = config.revision.clone();
     let Some(model) = HubModel::of_path(&config.model_path) else {
@@ -331,7 +331,7 @@ fn cached(cache: &RepoCache, model: &HubModel, extent: Extent) -> Option<Found> 
     let is_certain = choice.is_certain(model);
     let path = match choice.weights {
         WeightFiles::None | WeightFiles::Single => snapshot,
-        // Safetensors whose index is missing: they are what is wanted, and not complete.
+        // Safetensors whose index is missing: the wanted format, but not complete.
         WeightFiles::Gguf(_) if model.wish == Wish::Model && files::has_safetensors(&there) => {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Element types of weights and of the KV pool, and what matrices are quantised to.
+//! Element types of weights and of the KV pool, and quantization types of matrices.
 
 use super::blocks::BlockType;
 use crate::state::pool::kv_layout::KvDtype;

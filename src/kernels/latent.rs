@@ -1,9 +1,9 @@
-//! Multi-head latent attention, as kernels compute it: the heads of a token share one latent vector, which stands for
-//! their keys and their values both.
+//! Multi-head latent attention, as kernels compute it: the heads of a token share one latent vector, which compresses
+//! both their keys and their values.
 //!
-//! A head's key is `keys^T latent` beside a rotated part that all heads share; its value is `values latent`. Neither is
-//! ever made of a latent (the *absorbed* form): what the keys would be multiplied with is multiplied with the latent, and
-//! what the heads attend to is a mean of latents, of which each head takes its value. So attention has one key head,
+//! A head's key is `keys^T latent` and a rotated part that all heads share; its value is `values latent`. Neither is
+//! ever computed (the *absorbed* form): the key matrices are applied to the queries, which are multiplied with the
+//! latent, and heads attend to a mean of latents, of which each head computes its value. So attention has one key head,
 //! `[latent, rotated part]`, whose first part is the value, and the same sums in a prefill as in a decode.
 
 use super::{Backend, HeadShape, Linear};
@@ -27,7 +27,7 @@ pub struct LatentShape {
 }
 
 impl LatentShape {
-    /// Attention as the latents have it.
+    /// The heads of attention over latents.
     pub fn heads(&self) -> HeadShape {
         HeadShape {
             n_heads: self.n_heads,
@@ -58,22 +58,22 @@ impl LatentShape {
 
 /// The weights of [`Backend::project_latent`] and [`Backend::attend_latent`].
 pub struct LatentWeights<B: Backend> {
-    /// The queries, or what they are made of, then latent and rotated part of the key, stacked:
+    /// The queries, or their low-rank vector, then latent and rotated part of the key, stacked:
     /// `[queries + rank + rotary_dim, hidden]`.
     pub down: Linear<B>,
-    /// Where queries are made of a vector of low rank.
+    /// Up projection of low-rank queries, if the model has them.
     pub queries: Option<LowRankQueries<B>>,
     /// Weight of the latent's norm, `[rank]`.
     pub norm: B::Vector,
     /// Added to the mean square in this norm and that of the queries.
     pub eps: f32,
-    /// For each head `[rank, plain_dim]`: from a query to what is multiplied with latents.
+    /// For each head `[rank, plain_dim]`: from a query to its absorbed form.
     pub keys: B::HeadMatrices,
     /// For each head `[value_dim, rank]`: from a mean of latents to the value.
     pub values: B::HeadMatrices,
 }
 
-/// The way from a vector of low rank to the queries.
+/// The up projection from a vector of low rank to the queries.
 pub struct LowRankQueries<B: Backend> {
     /// Weight of the vector's norm, `[query_rank]`.
     pub norm: B::Vector,

@@ -1,4 +1,4 @@
-//! Device kernels behind one trait.
+//! Device kernels: one trait for all backends.
 //!
 //! Models are written against [`Backend`]. It knows tensors, weights, layers and the rows of a step, and nothing of
 //! requests, sampling or scheduling. The values that a model hands to a backend are in [`dtype`], [`latent`], [`tensor_view`],
@@ -33,7 +33,7 @@ use crate::state::pool::kv_layout::Values;
 ///
 /// A tensor is a matrix of activations with one row for each query token of the step, row-major, in the backend's
 /// compute type. Nothing here returns data to the host, and no operation has to be complete when it returns: a device
-/// backend enqueues it. A failure is sticky and reported by the executor when it asks for the logits.
+/// backend enqueues it. A failure is sticky and reported by the executor when it reads the logits.
 ///
 /// **Batch invariance.** On the CPU each element of each result depends on its own token's row and history only, bit
 /// for bit: the order of a reduction is fixed by positions, never by the other rows of the step or the thread count.
@@ -59,15 +59,15 @@ pub trait Backend {
     /// Indices of tokens of the step.
     type TokenList: ?Sized;
 
-    /// Takes weights over from the host, several matrices of equal width stacked into one, outputs in order; `roles` says what
-    /// each is for.
+    /// Takes weights over from the host, several matrices of equal width stacked into one, outputs in order; `roles`
+    /// gives the use of each.
     ///
     /// # Shapes
     /// Each part `[outputs_i, inputs]`; the result is `[sum of outputs_i, inputs]`.
     fn matrix(&mut self, parts: &[TensorView<'_>], roles: &[MatrixRole]) -> Self::Matrix;
 
-    /// Whether weights in blocks of a type are multiplied as they are where they are for this. Where not, a loader that has
-    /// more precise values may hand these over.
+    /// Whether products of this role read weights in blocks of a type natively. If not, a loader that has more precise
+    /// values may hand these over.
     fn keeps_blocks(&self, _block: BlockType, _role: MatrixRole) -> bool {
         false
     }
@@ -124,7 +124,7 @@ pub trait Backend {
     /// Multiplies every element with a number.
     fn scale(&mut self, x: &mut Self::Tensor, factor: f32);
 
-    /// Multiplies each token's row with what its position asks for.
+    /// Multiplies each token's row with the factor of its position.
     fn scale_by_position(
         &mut self,
         x: &mut Self::Tensor,
@@ -210,7 +210,7 @@ pub trait Backend {
         reader: &Self::Matrix,
     ) -> Self::Operand;
 
-    /// Projects to queries and latents, norms the latents, rotates what positions rotate, and stores latents and rotated
+    /// Projects to queries and latents, norms the latents, rotates the rotary parts, and stores latents and rotated
     /// keys of `layer` at the step's slots.
     ///
     /// # Shapes
@@ -270,8 +270,8 @@ pub trait Backend {
     ) where
         Self: Sized;
 
-    /// Lets parts of the rows of `inputs` through gates: `g(gate, input)`, where `g` is the [`Gate`]. `reader` is multiplied
-    /// with the result.
+    /// Gates parts of the rows of `inputs`: `g(gate, input)`, where `g` is the [`Gate`]. `reader` is multiplied with
+    /// the result.
     ///
     /// # Shapes
     /// `gates: [n_tokens, width]`, `inputs: [n_tokens, n * width]`, of which the part of that number is read.
@@ -301,8 +301,8 @@ pub trait Backend {
     fn operand(&mut self, x: &Self::Tensor, reader: &Self::Matrix) -> Self::Operand;
 
     /// Projects to two gates and an input, `[b, c, x]`, and mixes each channel of `b * x` with the tokens before it:
-    /// `c * (sum of taps[j] * (b * x)[t - n_taps + 1 + j] + bias)`. Goes on with the state of `layer` of each row, which
-    /// is `b * x` of its last `n_taps - 1` tokens, and leaves its own there.
+    /// `c * (sum of taps[j] * (b * x)[t - n_taps + 1 + j] + bias)`. Continues the state of `layer` of each row, which
+    /// is `b * x` of its last `n_taps - 1` tokens, and updates it.
     ///
     /// # Shapes
     /// `x: [n_tokens, hidden]`; result `[n_tokens, channels]`.
@@ -316,8 +316,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Does the gated delta rule of [`DeltaNetWeights`], token by token, then norms and gates each head. Goes on with the
-    /// state of `layer` of each row and leaves its own there.
+    /// Applies the gated delta rule of [`DeltaNetWeights`], token by token, then norms and gates each head. Continues
+    /// the state of `layer` of each row and updates it.
     ///
     /// # Shapes
     /// `x: [n_tokens, hidden]`; result `[n_tokens, value_heads * value_dim]`.
@@ -339,8 +339,8 @@ pub trait Backend {
     where
         Self: Sized;
 
-    /// Adds to each token's row of the residual stream what its experts make of its row of `x`, each times its weight,
-    /// by ascending id: `down(g(gate(x), up(x)))`, where `g` is the experts' [`Gate`].
+    /// Adds to each token's row of the residual stream the outputs of its experts for its row of `x`, each times its
+    /// weight, by ascending id: `down(g(gate(x), up(x)))`, where `g` is the experts' [`Gate`].
     fn add_experts(
         &mut self,
         residual: &mut Self::Tensor,
@@ -349,8 +349,8 @@ pub trait Backend {
         experts: &Self::Experts,
     );
 
-    /// Adds to each token's row of the residual stream what an expert that all tokens go through makes of its row of `x`,
-    /// times the sigmoid of `x gate^T`.
+    /// Adds to each token's row of the residual stream the output of the shared expert for its row of `x`, times the
+    /// sigmoid of `x gate^T`.
     ///
     /// # Shapes
     /// `gate: [1, hidden]`.
@@ -403,7 +403,7 @@ pub struct Linear<B: Backend> {
     pub bias: Option<B::Vector>,
 }
 
-/// The function of a gate and of what it lets through.
+/// The activation function of gate and up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gate {
     /// `silu(gate) * up`.
@@ -421,7 +421,7 @@ pub enum Gate {
 
 /// A feed-forward block that only some tokens go through.
 pub struct Expert<B: Backend> {
-    /// Gate and what it lets through, stacked: `[2 * width, hidden]`.
+    /// Gate and up projections, stacked: `[2 * width, hidden]`.
     pub gate_up: Linear<B>,
     /// `[hidden, width]`.
     pub down: Linear<B>,
@@ -474,7 +474,7 @@ pub struct HeadShape {
     pub values: Values,
     /// Factor on the scores.
     pub scale: f32,
-    /// Scores beyond this bend: each becomes `cap * tanh(score / cap)`.
+    /// Soft cap of the scores: each becomes `cap * tanh(score / cap)`.
     pub score_cap: Option<f32>,
     /// How many tokens a query sees, itself included; `None` for all before it.
     pub window: Option<usize>,
@@ -491,7 +491,7 @@ impl HeadShape {
         self.n_heads * self.key_dim
     }
 
-    /// Width of what all query heads of a token attend to, in elements.
+    /// Width of the attended values of all query heads of a token, in elements.
     pub fn attended_width(&self) -> usize {
         self.n_heads * self.values.dim()
     }

@@ -24,7 +24,7 @@ pub struct RandomTensor {
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: Dtype,
-    /// Of its elements.
+    /// Seed of its elements.
     pub seed: u64,
 }
 

@@ -1,6 +1,6 @@
-//! Rotary position embedding, as kernels compute it. Which frequencies a model has is known above.
+//! Rotary position embedding, as kernels compute it. Callers choose the frequencies.
 
-/// The rotation: element pair `i` of a head turns by `position * inv_freq[i]`.
+/// The rotation: element pair `i` of a head rotates by `position * inv_freq[i]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Radians per token, one for each of `head_dim / 2` pairs `(i, i + head_dim / 2)`.
@@ -12,7 +12,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// The rotation that turns nothing.
+    /// The identity rotation.
     pub fn none() -> Self {
         Self {
             inv_freq: Vec::new(),

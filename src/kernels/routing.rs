@@ -82,7 +82,7 @@ impl Routing {
     /// Chooses the experts with the largest logits, the largest first and of equals the lower id, and their weights. A
     /// NaN counts as the least logit, and makes weights of NaN.
     ///
-    /// With a `correction` those are chosen whose score and correction are the largest in sum; weights know nothing of it.
+    /// With a `correction`, chooses the experts with the largest sums of score and correction; weights do not include it.
     ///
     /// # Shapes
     /// `logits` and `correction: [n_experts]`, `experts` and `weights: [n_used]`.

@@ -1,6 +1,6 @@
-//! Sizes of a decoder, as far as a backend makes room for them.
+//! Sizes of a decoder for which a backend allocates memory.
 
-/// Sizes of a decoder: what activations take follows from them.
+/// Sizes of a decoder, which determine the memory of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecoderShape {
     /// Width of the residual stream, in elements.
@@ -13,7 +13,7 @@ pub struct DecoderShape {
     pub attention: AttentionShape,
 }
 
-/// The heads that all attention layers of a decoder have; what differs from layer to layer is in
+/// The heads that all attention layers of a decoder have; sizes that differ from layer to layer are in
 /// [`HeadShape`](super::HeadShape).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {

@@ -43,11 +43,11 @@ impl LabelChannels {
     }
 }
 
-/// Which queries are sparse, and what they attend to.
+/// Which queries are sparse, and the keys that they attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoubleSparsity {
-    /// A query is sparse if it sees at least so many tokens, itself included: a property of its position, never of the
-    /// step that it is in.
+    /// A query is sparse if it sees at least this many tokens, itself included: a property of its position, never of
+    /// the step that it is in.
     pub threshold: usize,
     /// Tokens that each head of a sparse query attends to, its own among them.
     pub tokens: usize,

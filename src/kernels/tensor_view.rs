@@ -33,8 +33,8 @@ pub enum RowOrder {
     /// As the model numbers them.
     #[default]
     AsNumbered,
-    /// The last rows of a head, as the rotation pairs them: of `rotary_dim` rows i and i + rotary_dim / 2 stand side by
-    /// side, where the model numbers the halves one after the other.
+    /// The last rows of a head, as the rotation pairs them: of `rotary_dim` rows i and i + rotary_dim / 2 are adjacent,
+    /// where the model numbers the halves one after the other.
     Pairs {
         /// Rows in a head.
         head_dim: usize,
@@ -59,7 +59,7 @@ pub enum RowOrder {
 }
 
 impl RowOrder {
-    /// Where the file has a row.
+    /// Index of a row in the file.
     pub fn stored_row(self, row: usize) -> usize {
         match self {
             Self::AsNumbered => row,
@@ -89,7 +89,7 @@ pub struct TensorView<'a> {
     pub shape: &'a [usize],
     /// The rows, all of [`Stored::row_bytes`].
     pub bytes: &'a [u8],
-    /// The order in which they stand there.
+    /// The order of the rows in the file.
     pub order: RowOrder,
 }
 

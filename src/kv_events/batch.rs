@@ -1,55 +1,55 @@
-//! Events, put together as SGLang puts them together and cut into batches of a bounded size.
+//! Events in SGLang's grouping, cut into batches of a bounded size.
 
 use std::sync::Arc;
 
-/// A batch is closed at so many bytes, by what its events take at most: ZeroMQ's queues count messages, and whoever reads
-/// slowly should lose little with each.
+/// A batch closes at this upper bound of its encoded size: ZeroMQ's queues count messages, so that a slow reader loses
+/// little with each.
 const MAX_BATCH_BYTES: usize = 256 << 10;
-/// An id or a token as MessagePack writes it, at most.
+/// Upper bound of an id or token in MessagePack.
 const ID_BYTES: usize = 9;
 const TOKEN_BYTES: usize = 5;
-/// Names, lengths and everything else of an event.
+/// Everything else in an event: names and lengths.
 const EVENT_BYTES: usize = 192;
 
-/// Something that happened to blocks.
+/// A change of the set of cached blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Blocks that follow each other are cached from now on.
+    /// Consecutive blocks were cached.
     Stored(StoredBlocks),
-    /// Blocks are gone.
+    /// Blocks were evicted, by id.
     Removed(Vec<i64>),
-    /// Every block is gone.
+    /// The whole cache was cleared.
     Cleared,
 }
 
 /// See [`KvEvent::Stored`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredBlocks {
-    /// Of each block.
+    /// One id per block.
     pub ids: Vec<i64>,
     /// The id of the block before the first one; `None` at the beginning of a prefix.
     pub parent: Option<i64>,
-    /// Of all blocks.
+    /// The tokens of all blocks, concatenated.
     pub tokens: Vec<u32>,
     /// The salt of their namespace.
     pub cache_salt: Option<Arc<str>>,
-    /// Their namespace has a salt or an `extra_key`: prompts of the same tokens that name none do not meet them. This is
-    /// not sent over ZeroMQ.
+    /// The namespace has a salt or an `extra_key`: prompts with the same tokens but no name miss these blocks. Not sent
+    /// over ZeroMQ.
     pub is_named: bool,
 }
 
-/// Events in the order in which they happened, as batches.
+/// Batches of events, in order of occurrence.
 #[derive(Debug)]
 pub struct EventBatches {
     block_size: usize,
     full: Vec<Vec<KvEvent>>,
     open: Vec<KvEvent>,
-    /// The most bytes that the open batch takes.
+    /// Upper bound of the open batch's encoded size.
     open_bytes: usize,
 }
 
 impl EventBatches {
-    /// No events of blocks with so many tokens.
+    /// No events yet; `block_size` in tokens.
     pub fn new(block_size: usize) -> Self {
         Self {
             block_size,
@@ -59,13 +59,13 @@ impl EventBatches {
         }
     }
 
-    /// Takes all batches, the unfinished one as well.
+    /// Takes all batches, including the unfinished one.
     pub fn take(&mut self) -> Vec<Vec<KvEvent>> {
         self.close();
         std::mem::take(&mut self.full)
     }
 
-    /// Adds that blocks were stored behind `parent`, in a namespace of this salt, which has a name or none.
+    /// Adds a `Stored` event for blocks that follow `parent`, in a namespace with this salt and name flag.
     pub fn stored(
         &mut self,
         parent: Option<i64>,
@@ -87,7 +87,7 @@ impl EventBatches {
         }
     }
 
-    /// Adds that blocks are gone.
+    /// Adds a `Removed` event, or extends the last one.
     pub fn removed(&mut self, ids: impl ExactSizeIterator<Item = i64>) {
         let mut ids = ids;
         while ids.len() > 0 {
@@ -110,13 +110,13 @@ impl EventBatches {
         }
     }
 
-    /// Adds that every block is gone.
+    /// Adds a `Cleared` event.
     pub fn cleared(&mut self) {
         self.open.push(KvEvent::Cleared);
         self.open_bytes += EVENT_BYTES;
     }
 
-    /// How many items of this size the open batch takes, one at least; it is a new one if there is no room.
+    /// The number of items of this size that fit into the open batch, at least one; starts a new batch if none fits.
     fn room_for(&mut self, item_bytes: usize) -> usize {
         let room = MAX_BATCH_BYTES.saturating_sub(self.open_bytes + EVENT_BYTES);
         if room < item_bytes && !self.open.is_empty() {

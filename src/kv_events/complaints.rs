@@ -1,4 +1,4 @@
-//! Warnings about those that connect, whom nobody knows: few of them, however often there is a reason.
+//! Rate-limited warnings about unauthenticated peers.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Between two warnings.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often there was a reason to warn, and when it was last done.
+/// The time of the last warning and the number of suppressed ones since.
 #[derive(Default)]
 pub(super) struct Complaints {
     last: Cell<Option<Instant>>,
@@ -14,7 +14,7 @@ pub(super) struct Complaints {
 }
 
 impl Complaints {
-    /// Logs every reason at the level of debugging, and the first of each interval as a warning.
+    /// Logs every reason at debug level, and at most one an interval as a warning.
     pub(super) fn log(&self, what: &'static str, reason: &dyn std::fmt::Display) {
         tracing::debug!(%reason, "{what}");
         if let Some(times) = self.times(Instant::now()) {
@@ -22,7 +22,7 @@ impl Complaints {
         }
     }
 
-    /// How many reasons there were since the last warning, if another one is due.
+    /// The number of reasons since the last warning, if another one is due.
     fn times(&self, now: Instant) -> Option<u64> {
         let times = self.untold.get().saturating_add(1);
         let last = self.last.get();

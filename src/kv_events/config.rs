@@ -1,4 +1,4 @@
-//! `kv_events_config`: SGLang's JSON object, with three keys of our own.
+//! `kv_events_config`: SGLang's JSON object, extended by three keys.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,31 +8,31 @@ use serde::Deserialize;
 use crate::error::ConfigError;
 use crate::state::pool::pages::PageSize;
 
-/// Without one of their own, blocks are pages, or as many of them as make so many tokens.
+/// The default block size is the smallest multiple of the page size with at least this many tokens.
 const BLOCK_TOKENS: usize = 16;
-/// Larger blocks would be more than a prompt, and their batches more than a message.
+/// Larger blocks would exceed a prompt, and their batches a message.
 const MAX_BLOCK_TOKENS: usize = 4096;
-/// Batches kept for replays, at most; their bytes are bounded besides.
+/// Upper bound of batches kept for replays; their bytes are bounded as well.
 const MAX_BUFFER_STEPS: usize = 1 << 20;
-/// As ZeroMQ's subscriptions are compared with it for every message.
+/// Every message is compared with every subscription, so the topic stays short.
 const MAX_TOPIC_BYTES: usize = 255;
-/// Systems take a few more.
+/// `sun_path` holds slightly more.
 const MAX_IPC_PATH_BYTES: usize = 100;
-/// Hosts that stand for every address of the machine.
+/// Hosts that mean every address of the machine.
 const WILDCARDS: [&str; 3] = ["*", "::", "0.0.0.0"];
 
-/// How events are published.
+/// The configuration of the KV event publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
-    /// Where the PUB socket is.
+    /// Endpoint of the PUB socket.
     pub endpoint: Endpoint,
-    /// Where the ROUTER socket is that repeats batches.
+    /// Endpoint of the ROUTER socket for replays.
     pub replay_endpoint: Option<Endpoint>,
-    /// Batches that can be repeated, at most.
+    /// Upper bound of replayable batches.
     pub buffer_steps: usize,
-    /// Batches that wait for a slow subscriber, at most; `None` for as many as are kept.
+    /// Upper bound of batches queued for a slow subscriber; `None` for the whole ring.
     pub hwm: Option<usize>,
-    /// Changes of the tree that wait for the publisher, at most.
+    /// Upper bound of queued tree changes.
     pub max_queue_size: usize,
     /// The first frame of every message.
     pub topic: String,
@@ -44,41 +44,41 @@ pub struct KvEventsConfig {
     pub block_size: usize,
 }
 
-/// How the ids of blocks in a namespace differ from those of the same tokens elsewhere.
+/// The namespace fields that enter block ids, so that equal tokens in different namespaces get different ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdFormat {
-    /// By the `extra_key`; a salt is in the hashes of blocks already.
+    /// The `extra_key`; the block hashes already include the salt.
     #[default]
     Default,
-    /// By the `extra_key` and the salt.
+    /// The `extra_key` and the salt.
     Dynamo,
 }
 
-/// How an event is written in MessagePack.
+/// The MessagePack encoding of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// A map by names, with the event's name as `type`: SGLang's.
+    /// SGLang's: a map with the event's name as `type`.
     #[default]
     Map,
-    /// An array that begins with the event's name: for readers that know places and no names.
+    /// An array that begins with the event's name, for readers of positional fields.
     Array,
 }
 
-/// Where a socket is, in ZeroMQ's form.
+/// An endpoint in ZeroMQ's notation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `tcp://HOST:PORT`.
     Tcp {
         /// A name, an address without brackets, or `*`.
         host: String,
-        /// 0 for any that is free.
+        /// 0 for any free port.
         port: u16,
     },
     /// `ipc:///PATH`: a Unix socket.
     Ipc {
-        /// Its file, by its whole path.
+        /// The absolute path of its file.
         path: PathBuf,
     },
 }
@@ -114,7 +114,7 @@ impl Endpoint {
         Ok(Self::Tcp { host, port })
     }
 
-    /// The address that a publisher connects to; `None` where it binds.
+    /// The address to connect to; `None` where the publisher binds.
     pub fn remote(&self) -> Option<(String, u16)> {
         match self {
             Self::Tcp { host, port } if !WILDCARDS.contains(&host.as_str()) => {
@@ -134,7 +134,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The object as it is written.
+/// The JSON object before validation.
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Written {
@@ -168,7 +168,7 @@ impl Default for Written {
 }
 
 impl KvEventsConfig {
-    /// Reads the object for an engine with pages of this size; `None` where the publisher is `null`, SGLang's default.
+    /// Parses the object for an engine with pages of this size; `None` where the publisher is `null`, SGLang's default.
     ///
     /// # Errors
     /// A sentence that names the key, its value and the limit.
@@ -233,7 +233,7 @@ impl Written {
     }
 }
 
-/// What cannot be done as configured, as an error of the engine's configuration.
+/// Wraps an invalid setting or failed start as a [`ConfigError`].
 pub(super) fn refused(reason: String) -> ConfigError {
     ConfigError {
         key: "kv_events_config".to_owned(),

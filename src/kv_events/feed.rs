@@ -1,8 +1,8 @@
-//! From the tree to the publisher's thread: the changes of each plan, behind each other, as many as may wait.
+//! The bounded queue of tree changes, one list per plan, to the publisher's thread.
 //!
-//! What the publisher has no room for is lost, and with it all that comes before the publisher has read what waits. Then
-//! the cache tells again what it holds, a part after each plan, and subscribers hear first that all they know is void.
-//! While more than half of what may wait does, the cache keeps its parts, so that a large one is not lost in its turn.
+//! If the queue overflows, changes are dropped until the publisher has drained it. Then the cache reports its contents
+//! again, a part after each plan, after an event that tells subscribers to discard everything. While the queue is more
+//! than half full, the cache holds further parts back, so that a large one does not overflow it again.
 
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 
@@ -10,48 +10,48 @@ use crate::metrics::KvEventMetrics;
 use crate::state::cache::changes::CacheChange;
 use crate::state::cache::prefix_cache::PrefixCache;
 
-/// Lists of changes that wait for the publisher at once: one a plan.
+/// Capacity of the queue in lists of changes, one per plan.
 pub(super) const MAX_WAITING_NEWS: usize = 1024;
-/// Tokens that they may hold on to: 16 MiB of them, which the cache may have given up meanwhile.
+/// Token ids that queued changes may hold: 16 MiB, which the cache may already have evicted.
 const MAX_WAITING_TOKENS: usize = 4 << 20;
-/// Emptied lists with room for more changes than this are not used again.
+/// Emptied lists with a larger capacity than this are dropped, not reused.
 const MAX_SPARE_CHANGES: usize = 4096;
 
-/// Calls in a row that may leave with the cache what it has to tell. What changes meanwhile stays there, so that this
-/// bounds it; a part more then is small beside the half that is free.
+/// Consecutive calls that may leave changes in the cache. They accumulate there, and this bounds them; a further part
+/// is small compared with the free half of the queue.
 const MAX_PAUSED_CALLS: usize = 64;
 
-/// Changes of a plan.
+/// The changes of one plan.
 pub(super) struct News {
-    /// Which life of the engine's actors they are from.
+    /// The generation of the engine's actors that sent them.
     pub generation: u64,
     pub changes: Vec<CacheChange>,
-    /// Hears that they were read.
+    /// Receives the emptied list.
     pub read: Sender<Read>,
 }
 
-/// The list, emptied, of changes that were read.
+/// An emptied list of changes that the publisher has read.
 pub(super) struct Read {
     pub emptied: Vec<CacheChange>,
     pub n_changes: usize,
     pub n_tokens: usize,
 }
 
-/// The end of the way to the publisher that is at the tree.
+/// The cache's end of the queue to the publisher.
 pub struct ChangeFeed {
     generation: u64,
     news: Sender<News>,
     read: Receiver<Read>,
-    /// Goes with the news.
+    /// Cloned into each message.
     reader: Sender<Read>,
     spare: Vec<Vec<CacheChange>>,
     max_changes: usize,
-    /// Changes and tokens that were sent and not read yet.
+    /// Changes and tokens in flight.
     waiting_changes: usize,
     waiting_tokens: usize,
-    /// Calls since the last that took anything from the cache.
+    /// Calls since changes were last taken from the cache.
     paused_calls: usize,
-    /// The publisher knows less than the tree has said.
+    /// Changes were dropped, and the publisher's view is incomplete.
     has_lost: bool,
     metrics: KvEventMetrics,
 }
@@ -63,7 +63,7 @@ impl ChangeFeed {
         max_changes: usize,
         metrics: KvEventMetrics,
     ) -> Self {
-        // One list is with the publisher while as many wait as may.
+        // One list is being read while the queue is full.
         let (reader, read) = mpsc::channel(MAX_WAITING_NEWS + 1);
         Self {
             generation,
@@ -80,8 +80,8 @@ impl ChangeFeed {
         }
     }
 
-    /// Passes on what has changed since this was last called. Returns whether it is to be called again soon, without
-    /// another change: the cache has more to tell, or the publisher to catch up.
+    /// Sends the changes since the last call. Returns true if it should be called again soon without another change,
+    /// because the cache has more to report or the publisher lags.
     pub fn pass_on(&mut self, cache: &mut dyn PrefixCache) -> bool {
         self.take_back();
         if self.news.is_closed() {
@@ -108,7 +108,7 @@ impl ChangeFeed {
         self.has_lost || cache.has_more_to_tell()
     }
 
-    /// The publisher has stopped with the engine, or died: nobody hears anything any more, and nothing is to catch up.
+    /// The publisher has stopped or died: discards changes and the pending resynchronisation.
     fn forget(&mut self, cache: &mut dyn PrefixCache) {
         self.has_lost = false;
         let mut changes = self.spare.pop().unwrap_or_default();
@@ -116,7 +116,7 @@ impl ChangeFeed {
         self.keep(changes);
     }
 
-    /// Whether the cache is to tell no further part before the publisher has read more.
+    /// Whether the cache should hold its next part back until the publisher has read more.
     fn pauses(&self, cache: &dyn PrefixCache) -> bool {
         let is_behind = self.waiting_changes > self.max_changes / 2
             || self.waiting_tokens > MAX_WAITING_TOKENS / 2;
@@ -146,7 +146,7 @@ impl ChangeFeed {
                 self.waiting_tokens += n_tokens;
             }
             Err(TrySendError::Full(news)) => self.lose(news.changes),
-            // The next call finds that out too.
+            // The next call detects the closed channel, too.
             Err(TrySendError::Closed(news)) => self.keep(news.changes),
         }
     }
@@ -222,7 +222,7 @@ mod tests {
             self.pool.free(inserted.rest);
         }
 
-        /// Reads one list, and says what is in it.
+        /// Reads one list and returns its summary.
         fn read(&mut self) -> Option<String> {
             let mut news = self.news.try_recv().ok()?;
             let mut text = String::new();
@@ -252,7 +252,7 @@ mod tests {
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[1, 2, 3]);
         world.insert(&[1, 2, 4]);
-        // That it is cleared waits already, then two new nodes and a cut.
+        // The clear is already queued, then two new nodes and a split.
         assert!(!world.feed.pass_on(&mut world.tree));
         world.insert(&[5]);
         assert!(

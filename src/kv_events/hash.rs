@@ -1,4 +1,4 @@
-//! The ids of blocks, as SGLang makes them: the first bytes of a hash over the block's tokens and the block before.
+//! Block ids as in SGLang: the first bytes of a hash over the block's tokens and the previous block's hash.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::state::cache::namespace::Namespace;
 
 const SALT_PREFIX: &[u8] = b"sglang-cache-salt-v1\0";
 const NAMESPACE_PREFIX: &[u8] = b"sglang-kv-event-namespace-v1";
-/// Marks the namespaces of sequences that rotate as long ones do, which SGLang does not keep apart.
+/// Marks namespaces of sequences with long-context RoPE factors, which SGLang does not separate.
 const LONG_ROTATION: &[u8] = b"\x02souffleur-long-rotation";
 
 /// The hash of a block and of everything before it.
 pub type BlockHash = [u8; 32];
 
-/// The seed of the ids of blocks in a namespace.
+/// The inputs of block ids that are specific to a namespace.
 #[derive(Debug)]
 pub struct IdSpace {
-    /// Stands for the block before the first one.
+    /// Replaces the previous block's hash for the first block.
     prior: Option<BlockHash>,
-    /// Mixed into ids that must differ from those of the same tokens in other namespaces.
+    /// Mixed into ids that must differ from those of equal tokens in other namespaces.
     seed: Option<BlockHash>,
     cache_salt: Option<Arc<str>>,
     is_named: bool,
@@ -29,8 +29,8 @@ pub struct IdSpace {
 impl IdSpace {
     /// The space of a namespace.
     ///
-    /// SGLang mixes an `extra_key` into ids of the default format only if it names an adapter. Here it always is: two
-    /// namespaces have nodes of their own, and what leaves one must not be taken for what stays in the other.
+    /// SGLang's default format mixes an `extra_key` into ids only if it names an adapter. Here every key is mixed in:
+    /// namespaces have separate nodes, and an eviction in one must not be taken for an eviction in the other.
     pub fn new(namespace: &Namespace, format: IdFormat) -> Self {
         let salt = namespace.cache_salt();
         let mixed_salt = salt.filter(|_| format == IdFormat::Dynamo);
@@ -55,7 +55,7 @@ impl IdSpace {
         self.is_named
     }
 
-    /// The hash of a block behind another one, or at the beginning.
+    /// The hash of a block, given the previous block's hash, or `None` for the first block.
     pub fn hash(&self, before: Option<&BlockHash>, tokens: &[u32]) -> BlockHash {
         let mut hasher = Sha256::new();
         if let Some(before) = before.or(self.prior.as_ref()) {
@@ -67,7 +67,7 @@ impl IdSpace {
         hasher.finalize().into()
     }
 
-    /// The id by which events name a block.
+    /// The block's id in events.
     pub fn id(&self, block: &BlockHash) -> i64 {
         let id = first_bytes(block);
         match &self.seed {

@@ -1,4 +1,4 @@
-//! Where readers connect: a TCP port, or a Unix socket, which is a file.
+//! Listeners for subscribers: a TCP port, or a Unix socket, which has a file.
 
 use std::io;
 use std::path::Path;
@@ -16,19 +16,19 @@ pub(super) trait Connection: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection for S {}
 
-/// An endpoint that is bound, and no runtime's yet.
+/// A bound endpoint that is not yet registered with a runtime.
 pub(super) enum Bound {
     Tcp(std::net::TcpListener),
     #[cfg(unix)]
-    /// The file goes first: whoever finds one at which nobody listens takes it away and puts another there.
+    /// The file is dropped first: while the listener is open, no other process replaces the file as stale.
     Ipc(SocketFile, std::os::unix::net::UnixListener),
 }
 
 impl Bound {
-    /// Binds an endpoint. `key` is its name in the configuration.
+    /// Binds an endpoint. `key` is the setting's name in the configuration.
     ///
     /// # Errors
-    /// What the system says, with the endpoint and what to do.
+    /// The system's error, with the endpoint and a remedy.
     pub fn bind(key: &str, endpoint: &Endpoint) -> Result<Self, ConfigError> {
         let bound = match endpoint {
             Endpoint::Tcp { host, port } => bind_port(host, *port),
@@ -45,7 +45,7 @@ impl Bound {
         })
     }
 
-    /// The port; `None` of a file.
+    /// The TCP port; `None` for a Unix socket.
     pub fn port(&self) -> Option<u16> {
         match self {
             Self::Tcp(listener) => Some(listener.local_addr().ok()?.port()),
@@ -54,7 +54,7 @@ impl Bound {
         }
     }
 
-    /// Has the runtime that this is called in listen.
+    /// Registers the listener with the current runtime.
     pub fn listen(self) -> io::Result<Listener> {
         Ok(match self {
             Self::Tcp(listener) => Listener::Tcp(tokio::net::TcpListener::from_std(listener)?),
@@ -67,11 +67,11 @@ impl Bound {
     }
 }
 
-/// An endpoint at which connections are accepted.
+/// An endpoint that accepts connections.
 pub(super) enum Listener {
     Tcp(tokio::net::TcpListener),
     #[cfg(unix)]
-    /// The file goes first here, too.
+    /// The file is dropped first, as in [`Bound::Ipc`].
     Ipc {
         _file: SocketFile,
         listener: tokio::net::UnixListener,
@@ -85,7 +85,7 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
                 if let Err(error) = presence::set_up(&stream) {
-                    // It is gone already, as whoever serves it will find.
+                    // The connection is already closed; its task will find out.
                     tracing::debug!(%error, "a connection takes no options");
                 }
                 Box::new(stream)
@@ -103,7 +103,7 @@ fn bind_port(host: &str, port: u16) -> io::Result<Bound> {
     Ok(Bound::Tcp(listener))
 }
 
-/// The file of a socket, which is removed just before nobody listens any more, unless it is another one by then.
+/// A socket's file. It is removed just before its listener closes, unless another file has taken its path.
 #[cfg(unix)]
 #[derive(Debug)]
 pub(super) struct SocketFile {
@@ -115,7 +115,7 @@ pub(super) struct SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if identity(&self.path).ok() == Some(self.identity) {
-            // An error leaves a file at which nobody listens, which whoever binds it next replaces.
+            // An error leaves a stale file, which the next bind replaces.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -128,14 +128,14 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// Binds a file that only this user can connect to. One that an engine has left behind is replaced.
+/// Binds a file with mode 0600, replacing a stale file of an earlier engine.
 #[cfg(unix)]
 fn bind_file(path: &Path) -> io::Result<Bound> {
     use std::os::unix::fs::PermissionsExt;
 
     use socket2::{Domain, SockAddr, Socket, Type};
 
-    /// Connections that wait to be accepted.
+    /// Connections waiting for `accept`.
     const BACKLOG: i32 = 128;
     remove_stale(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -144,7 +144,7 @@ fn bind_file(path: &Path) -> io::Result<Bound> {
         path: path.to_owned(),
         identity: identity(path)?,
     };
-    // Nobody can connect before it listens.
+    // No connection is possible before `listen`.
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
@@ -159,7 +159,7 @@ fn bind_file(_: &Path) -> io::Result<Bound> {
     ))
 }
 
-/// Removes a socket at which nobody listens. Its engine may be stopping, and remove it first.
+/// Removes a socket file without a listener. Its engine may be stopping and remove it first.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> io::Result<()> {
     match try_remove_stale(path) {
@@ -180,7 +180,7 @@ fn try_remove_stale(path: &Path) -> io::Result<()> {
         return in_use("there is a file that is no socket");
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A listener that accepts nobody must not keep this waiting.
+    // A listener with a full backlog must not block this probe.
     probe.set_nonblocking(true)?;
     match probe.connect(&SockAddr::unix(path)?) {
         Ok(()) => in_use("somebody listens there"),
@@ -235,7 +235,7 @@ mod tests {
         drop(UnixListener::bind(&path).expect("nothing is there"));
         assert!(path.exists(), "nobody has removed it");
         let bound = bind(&path).expect("it is stale");
-        // Another file in its place is not this listener's.
+        // The listener keeps another file at its path.
         fs::remove_file(&path).expect("it is there");
         fs::write(&path, "notes").expect("it can be written");
         drop(bound);

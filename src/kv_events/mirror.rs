@@ -1,6 +1,6 @@
-//! The blocks of a prefix cache, by its nodes: changes go in, events come out.
+//! The blocks of a prefix cache, by tree node: consumes changes, produces events.
 //!
-//! A block belongs to the node of its last token. With blocks of several pages it may begin in a node further up, and is
+//! A block belongs to the node of its last token. If blocks span several pages, a block may begin in an ancestor; it is
 //! stored as long as its path is.
 
 use std::borrow::Cow;
@@ -12,14 +12,14 @@ use super::hash::{BlockHash, IdSpace};
 use crate::state::cache::changes::{Above, CacheChange};
 use crate::state::pool::pages::PageSize;
 
-/// An account of the nodes that hold blocks.
+/// The blocks of each node.
 ///
 /// It takes 32 bytes a block, about 150 a node and, with blocks of several pages, 4 a token.
 #[derive(Debug)]
 pub struct BlockMirror {
     block_size: usize,
     format: IdFormat,
-    /// Nodes may be cut inside a block, so that their tokens are needed to hash what comes behind the cut.
+    /// Nodes may be split inside a block, and rehashing the blocks after the split needs their tokens.
     keeps_tokens: bool,
     nodes: Vec<Option<Node>>,
 }
@@ -31,7 +31,7 @@ struct Node {
     before: Option<BlockHash>,
     /// Tokens of the path between that block and the node: fewer than a block.
     head: Vec<u32>,
-    /// Empty where nodes end with blocks.
+    /// Empty where all nodes end at block boundaries.
     tokens: Vec<u32>,
     blocks: Vec<BlockHash>,
 }
@@ -42,7 +42,7 @@ impl Node {
         self.blocks.last().copied().or(self.before)
     }
 
-    /// Tokens of the path behind that block.
+    /// Tokens of the path after that block.
     fn tail(&self, block_size: usize) -> Vec<u32> {
         let in_blocks = self.blocks.len() * block_size;
         match in_blocks.checked_sub(self.head.len()) {
@@ -53,7 +53,7 @@ impl Node {
 }
 
 impl BlockMirror {
-    /// An account of a cache that holds nothing.
+    /// The mirror of an empty cache.
     pub fn new(page_size: PageSize, block_size: usize, format: IdFormat) -> Self {
         Self {
             block_size,
@@ -63,13 +63,13 @@ impl BlockMirror {
         }
     }
 
-    /// Number of blocks that are stored.
+    /// Number of stored blocks.
     pub fn n_blocks(&self) -> usize {
         let nodes = self.nodes.iter().flatten();
         nodes.map(|node| node.blocks.len()).sum()
     }
 
-    /// Takes a change, and adds what it means for blocks to `events`.
+    /// Applies a change, and appends the resulting block events to `events`.
     pub fn apply(&mut self, change: &CacheChange, events: &mut EventBatches) {
         match change {
             CacheChange::Stored {
@@ -220,7 +220,7 @@ mod tests {
         let mut mirror = BlockMirror::new(page(1), 4, IdFormat::Default);
         let first = events(&mut mirror, &[store(0, None, &[1, 2, 3, 4, 5, 6])]);
         assert_eq!(shapes(&first), ["[1, 2, 3, 4] below root"]);
-        // The tokens 5 and 6 are of both blocks below.
+        // The tokens 5 and 6 are part of both blocks.
         let second = events(
             &mut mirror,
             &[store(1, Some(0), &[7, 8, 9]), store(2, Some(0), &[70, 80])],
@@ -241,7 +241,7 @@ mod tests {
         );
     }
 
-    /// However a path is cut, what comes behind each cut is hashed as if nothing had been cut.
+    /// Wherever a path is split, blocks after the split get the ids of the unsplit path.
     #[test]
     fn cuts_say_nothing_and_change_no_id() {
         let tokens: Vec<u32> = (1..=24).collect();
@@ -269,7 +269,7 @@ mod tests {
                     let cuts = [store(0, None, &tokens), cut, second];
                     assert_eq!(events(&mut mirror, &cuts), all);
                     assert_eq!(mirror.n_blocks(), 24 / block);
-                    // A branch off each part: its blocks are those of a path that was never cut.
+                    // A branch at each split has the blocks of an unsplit path.
                     let (short, long) = (at.min(again), at.max(again));
                     let nodes = match again < at {
                         true => [(3, short), (7, long), (0, 24)],

@@ -1,15 +1,15 @@
-//! Events of the prefix cache for routers and indexers outside: which blocks of tokens are cached and which are gone, over
-//! ZeroMQ, as SGLang publishes them.
+//! Events of the prefix cache for external routers and indexers: blocks stored and removed, over ZeroMQ, as SGLang
+//! publishes them.
 //!
-//! - [`feed`]: changes of the tree's nodes go to the publisher's thread, in the order of the plans
-//! - [`mirror`]: the blocks of nodes; changes of nodes become events, with ids from [`hash`](mod@hash)
+//! - [`feed`]: sends the tree's node changes to the publisher's thread, in plan order
+//! - [`mirror`]: the blocks of each node; turns node changes into events, with ids from [`hash`](mod@hash)
 //! - [`batch`], [`wire`]: events as batches, batches as MessagePack
-//! - [`ring`]: the last batches; `sockets` and `zmtp`: where and how they are read
-//! - [`subscription`]: readers in this process, for whom [`read`] makes events of batches again
+//! - [`ring`]: the last batches; `sockets` and `zmtp`: serve them
+//! - [`subscription`]: subscribers in this process, for whom [`read`] decodes batches into events
 //!
-//! Whoever applies the events in order knows the blocks of the tree, no more and no less. A block that is stored has its K/V
-//! in the pages of the tree. Where layers have windows or keep states, that does not mean that a prompt can go on behind it:
-//! what these layers need there may be gone, which says nothing, as no other block is worth less for it.
+//! A client that applies the events in order knows exactly the blocks of the tree. A stored block has its K/V in the
+//! tree's pages. A prompt may still be unable to resume after it: layers with windows or states may have lost their
+//! data at that point. No event reports this, as it devalues no other block.
 
 pub mod batch;
 mod complaints;

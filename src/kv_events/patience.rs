@@ -1,4 +1,4 @@
-//! How long peers are waited for, and how much they may say at once.
+//! Timeouts for peers, and the bound of one message from them.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use tokio::time::timeout;
 
 use super::zmtp::ZmtpError;
 
-/// One that has batches repeated and reads nothing for so long loses its connection: whoever asks reads.
+/// A replay client that reads nothing for this long is disconnected.
 pub(super) const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
-/// Whoever asks for nothing for so long, or subscribes to nothing that is published here, loses its connection: those
-/// that are gone without a word must not keep others out. ZeroMQ connects again by itself.
+/// A peer without a request or a matching subscription for this long is disconnected, so that dead peers do not exhaust
+/// the connections. ZeroMQ reconnects by itself.
 pub(super) const IDLE_PATIENCE: Duration = Duration::from_secs(120);
-/// Bytes of a topic, or of what else a peer says at once.
+/// Upper bound of a topic or any other frame from a peer.
 pub(super) const MAX_WORD_BYTES: usize = 512;
 
-/// Writes all of this, unless the peer reads nothing for too long.
+/// Writes all bytes, or fails if the peer does not read them within `patience`.
 pub(super) async fn write(
     writer: &mut (impl AsyncWrite + Unpin),
     bytes: &[u8],

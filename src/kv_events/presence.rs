@@ -1,7 +1,7 @@
-//! Whether a peer is still there: one whose machine or network has gone says nothing, not even that it goes.
+//! Detection of dead peers: a peer whose machine or network failed closes no connection.
 //!
-//! The kernel probes idle TCP connections. A peer that speaks version 3.1 of the protocol is asked besides, since something
-//! between may answer the kernel in its place.
+//! The kernel probes idle TCP connections. Peers of protocol version 3.1 also get PINGs, since a proxy may answer the
+//! kernel's probes in their place.
 
 use std::io;
 use std::pin::pin;
@@ -14,18 +14,18 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::zmtp::{self, Frame, ZmtpError};
 
-/// A connection on which nothing came for so long is probed, and again so often.
+/// TCP keepalive: idle time before the first probe, and the probe interval.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_EVERY: Duration = Duration::from_secs(10);
-/// Probes, and bytes that were sent, may go unanswered for so long.
+/// `TCP_USER_TIMEOUT`: how long probes and sent bytes may stay unacknowledged.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 const PROBE_PATIENCE: Duration = Duration::from_secs(60);
-/// A peer that has said nothing for so long is asked whether it is there.
+/// A peer that is silent for this long gets a PING.
 const ASK_AFTER: Duration = Duration::from_secs(30);
-/// How long its answer may take since something was last written to it, which it may be reading.
+/// Time for its PONG after the last write to it, which it may still be reading.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(90);
 
-/// Has the kernel send what is written at once, and look whether the peer is there.
+/// Sets `TCP_NODELAY`, keepalive and, on Linux, the user timeout.
 pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
@@ -36,10 +36,10 @@ pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads the next frame. If none comes, `ask` has the peer asked whether it is there; without an answer it is not.
+/// Reads the next frame. After [`ASK_AFTER`] without one, `ask` requests a PING; a peer that does not answer is dead.
 ///
-/// `written_at` says when the question, or something behind it, was last written; `None` as long as the question waits
-/// behind other things, whose writer has a patience of its own.
+/// `written_at` is the time of the last write since the PING; `None` while the PING is queued after other writes, which
+/// have their own timeout.
 ///
 /// # Errors
 /// [`ZmtpError::Silent`], and those of [`zmtp::read_frame`].
@@ -59,7 +59,7 @@ pub(super) async fn next_frame(
         if let Ok(frame) = timeout_at(since + ANSWER_PATIENCE, &mut heard).await {
             return frame;
         }
-        // A peer that has had more written to it since then has read something.
+        // If more was written to the peer since then, it has read something.
         if written_at().is_some_and(|last| last <= since) {
             return Err(ZmtpError::Silent);
         }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!((asked - begun).as_secs(), ASK_AFTER.as_secs());
         let patience = ASK_AFTER + ANSWER_PATIENCE;
         assert_eq!(begun.elapsed().as_secs(), patience.as_secs());
-        // A part of a frame that came before the question is not lost with it.
+        // The reader keeps a partial frame that arrived before the PING.
         peer.write_all(&[0]).await.expect("there is room");
         let heard = async {
             let asked = Cell::new(None);

@@ -1,7 +1,7 @@
-//! The thread that mirrors the tree and publishes what becomes of its blocks.
+//! The thread that mirrors the tree and publishes its block events.
 //!
-//! It belongs to the engine and outlives its actors: the tree of a new unit begins with a [`CacheChange::Cleared`], and what
-//! is still under way from the one before is dropped.
+//! It belongs to the engine and outlives its actors: the tree of a new generation begins with a
+//! [`CacheChange::Cleared`], and changes in flight from the previous generation are dropped.
 //!
 //! [`CacheChange::Cleared`]: crate::state::cache::changes::CacheChange::Cleared
 
@@ -29,55 +29,55 @@ use crate::error::ConfigError;
 use crate::metrics::{DeathMetrics, KvEventMetrics};
 use crate::state::pool::pages::PageSize;
 
-/// The name by which the thread's death is counted.
+/// The thread's name in the death metric.
 const NAME: &str = "kv_events";
-/// Nothing that the thread does takes long; it is not waited for beyond this.
+/// No operation of the thread takes long; drop waits no longer than this.
 const STOPPING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The publisher of an engine. It stops when this is dropped.
+/// The publisher of an engine. Dropping it stops the thread.
 pub struct KvEventPublisher {
     news: mpsc::Sender<News>,
     max_changes: usize,
     metrics: KvEventMetrics,
     outlet: KvEventsOutlet,
     stop: Option<oneshot::Sender<()>>,
-    /// Closed when the thread has ended.
+    /// Disconnected when the thread has ended.
     ended: crossbeam_channel::Receiver<io::Result<()>>,
 }
 
-/// Where and how an engine publishes, as SGLang's `/server_info` says it.
+/// The publisher's endpoints and parameters, as SGLang's `/server_info` reports them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KvEventsInfo {
     /// Always `zmq`.
     pub publisher: &'static str,
-    /// As configured; `*` stands for every address of the machine. Of a Unix socket the whole endpoint.
+    /// The configured host, where `*` means every address of the machine; the whole endpoint for a Unix socket.
     pub endpoint_host: String,
-    /// The port of the PUB socket; 0 of a Unix socket.
+    /// The port of the PUB socket; 0 for a Unix socket.
     pub endpoint_port_base: u16,
     /// The first frame of every message.
     pub topic: String,
     /// Tokens a block.
     pub block_size: usize,
-    /// Ranks of data parallelism: one.
+    /// Data-parallel ranks: always 1.
     pub dp_size: usize,
-    /// The port of the ROUTER socket, if it has one.
+    /// The port of the ROUTER socket, if it is a TCP socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_endpoint_port_base: Option<u16>,
-    /// The whole address of one that is a Unix socket.
+    /// The whole address of the ROUTER socket, if it is a Unix socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_endpoint: Option<String>,
 }
 
-/// The ways to read what an engine publishes.
+/// Access to the published events.
 #[derive(Clone, Debug)]
 pub struct KvEventsOutlet {
-    /// The sockets.
+    /// The sockets' addresses.
     pub info: KvEventsInfo,
     /// For readers in this process.
     pub door: ReaderDoor,
 }
 
-/// What the thread takes along.
+/// The thread's inputs.
 struct Work {
     config: KvEventsConfig,
     page_size: PageSize,
@@ -93,7 +93,7 @@ impl KvEventPublisher {
     /// Opens the sockets and starts the thread.
     ///
     /// # Errors
-    /// An address that cannot be bound, or what the system says to a thread.
+    /// The endpoint cannot be bound, or the thread or its runtime cannot be started.
     pub fn start(config: KvEventsConfig, page_size: PageSize) -> Result<Self, ConfigError> {
         let subscribers = match config.endpoint.remote() {
             None => Some(Bound::bind("endpoint", &config.endpoint)?),
@@ -138,13 +138,13 @@ impl KvEventPublisher {
         let deaths = DeathMetrics::register(&[NAME]);
         let spawned = thread.spawn(move || {
             let watch = DeathWatch(Some(deaths));
-            // Here, since a runtime must not be dropped where another one runs.
+            // Created here, since a runtime must not be dropped inside another runtime.
             let runtime = Builder::new_current_thread().enable_all().build();
             match runtime {
                 Ok(runtime) => {
                     let _ = running.send(Ok(()));
                     run(&runtime, work, watch);
-                    // The look-up of a name may take longer than anybody waits.
+                    // A DNS lookup may outlast every timeout.
                     runtime.shutdown_background();
                 }
                 Err(error) => {
@@ -175,8 +175,7 @@ impl KvEventPublisher {
         })
     }
 
-    /// The way to the publisher for the tree of a unit of actors. What comes from units before it is dropped once
-    /// something comes by this way.
+    /// The feed for the tree of one generation of actors. Its first change invalidates feeds of earlier generations.
     pub fn feed(&self, generation: u64) -> ChangeFeed {
         ChangeFeed::new(
             generation,
@@ -186,12 +185,12 @@ impl KvEventPublisher {
         )
     }
 
-    /// Where and how it publishes.
+    /// The publisher's endpoints and parameters.
     pub fn info(&self) -> &KvEventsInfo {
         &self.outlet.info
     }
 
-    /// The ways to read what it publishes, which may outlive it.
+    /// Access to the published events; may outlive the publisher.
     pub fn outlet(&self) -> &KvEventsOutlet {
         &self.outlet
     }
@@ -207,7 +206,7 @@ impl Drop for KvEventPublisher {
     }
 }
 
-/// Counts the thread's death and says it, unless it was told that there is none.
+/// Counts and logs the thread's death, unless disarmed.
 struct DeathWatch(Option<DeathMetrics>);
 
 impl DeathWatch {
@@ -266,7 +265,7 @@ async fn publish(work: Work) -> io::Result<()> {
         complaints: Default::default(),
         metrics,
     });
-    // None of these ends before the thread does.
+    // These tasks run until the thread ends.
     let mut serving = JoinSet::new();
     match subscribers {
         Some(bound) => {
@@ -294,12 +293,12 @@ async fn publish(work: Work) -> io::Result<()> {
         };
         let Some(next) = next else { return Ok(()) };
         account.take(next, &sockets);
-        // Those who read are served between two plans.
+        // Lets the socket tasks run between two plans.
         yield_now().await;
     }
 }
 
-/// What is known of the tree.
+/// The publisher's view of the tree.
 struct Account {
     config: KvEventsConfig,
     page_size: PageSize,
@@ -341,7 +340,7 @@ impl Account {
         for batch in self.events.take() {
             self.publish(&batch, sockets);
         }
-        // Whoever fed this may be gone.
+        // The feed may be gone.
         let _ = read.try_send(Read {
             emptied: changes,
             n_changes,
@@ -371,7 +370,7 @@ impl Account {
     }
 }
 
-/// The events whose blocks are in a named namespace, by their places.
+/// Indices of the events whose blocks are in a named namespace.
 pub(super) fn named(batch: &[KvEvent]) -> Vec<u32> {
     let is_named = |event: &KvEvent| match event {
         KvEvent::Stored(blocks) => blocks.is_named,
@@ -425,7 +424,7 @@ mod tests {
         let (read, _to_read) = mpsc::channel(1);
         let news = News {
             generation: 1,
-            // A node that it was never told of, which the tree never says.
+            // An unknown node, which no tree reports: the publisher panics.
             changes: vec![CacheChange::Split {
                 upper: 0,
                 lower: 7,

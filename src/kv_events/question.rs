@@ -1,4 +1,4 @@
-//! Questions for batches, as the ROUTER socket is asked them.
+//! Replay requests at the ROUTER socket.
 
 use std::future::Future;
 use std::io;
@@ -9,29 +9,29 @@ use tokio::time::timeout;
 use super::patience::{IDLE_PATIENCE, MAX_WORD_BYTES, REPLAY_PATIENCE, write};
 use super::zmtp::{self, ZmtpError};
 
-/// Frames of a question: an empty one and a number, and what devices between add.
+/// Frames of a request: an empty delimiter, a number, and identities that intermediate devices add.
 const MAX_QUESTION_FRAMES: usize = 8;
 
-/// A wish to have batches repeated.
+/// A request to replay batches.
 pub(super) struct Question {
-    /// Comes before every answer: one empty frame.
+    /// The prefix of every answer: usually one empty frame.
     envelope: Vec<Vec<u8>>,
-    /// The number of the first one.
+    /// The number of the first requested batch.
     pub first: u64,
 }
 
 impl Question {
-    /// The frames of an answer with these.
+    /// The frames of an answer: the envelope, then `frames`.
     pub fn answer<'a>(&'a self, frames: &[&'a [u8]]) -> Vec<&'a [u8]> {
         let envelope = self.envelope.iter().map(Vec::as_slice);
         envelope.chain(frames.iter().copied()).collect()
     }
 }
 
-/// Reads the next question; `None` if the peer has gone. It may ask whether anybody is there instead, and is answered.
+/// Reads the next request; `None` if the peer has closed. Answers PINGs meanwhile.
 ///
 /// # Errors
-/// What is no question, none for too long, and what the system says.
+/// A malformed request, no request within [`IDLE_PATIENCE`], or an I/O error.
 pub(super) async fn read_question(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -67,7 +67,7 @@ pub(super) async fn read_question(
     }
 }
 
-/// What somebody says who must say something.
+/// Fails if `heard` does not finish within [`IDLE_PATIENCE`].
 async fn unless_idle<T>(heard: impl Future<Output = Result<T, ZmtpError>>) -> Result<T, ZmtpError> {
     let heard = timeout(IDLE_PATIENCE, heard).await;
     heard.map_err(|_| ZmtpError::Idle)?

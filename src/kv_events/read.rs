@@ -1,4 +1,4 @@
-//! Batches read back from MessagePack, for readers in this process.
+//! Decodes batches from MessagePack, for readers in this process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 use super::batch::{KvEvent, StoredBlocks};
 use super::wire::{CLEARED, REMOVED, STORED};
 
-/// Reads what [`encode`] has written, in either encoding: the time in seconds since 1970, and the events. In arrays there
-/// are no salts, and in neither a sign of an `extra_key`: blocks are taken for named by their salts.
+/// Decodes the output of [`encode`] in either encoding: the time in seconds since 1970, and the events. Arrays carry no
+/// salts, and neither encoding carries an `extra_key`: `is_named` is true only for blocks with a salt.
 ///
 /// # Errors
-/// Bytes that are no such batch.
+/// The bytes are not such a batch.
 ///
 /// [`encode`]: super::wire::encode
 pub fn decode(payload: &[u8]) -> Result<(f64, Vec<KvEvent>), rmp_serde::decode::Error> {

@@ -1,28 +1,28 @@
-//! The last batches, for subscribers that read slowly and for those that ask for what they missed.
+//! The last batches, for slow subscribers and for replays.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Batches take so many bytes together, at most.
+/// Upper bound of the bytes of all batches.
 const MAX_BYTES: usize = 64 << 20;
 
-/// How many batches are kept, and for whom.
+/// Numbers of batches kept for replays and for subscribers.
 #[derive(Clone, Copy, Debug)]
 pub struct RingLimits {
-    /// Batches that can be repeated.
+    /// Upper bound of replayable batches.
     pub replayed: usize,
-    /// Batches that wait for a subscriber; `None` for as many as there are.
+    /// Upper bound of batches queued for a subscriber; `None` for all in the ring.
     pub waiting: Option<usize>,
 }
 
-/// A batch as it is sent.
+/// An encoded batch.
 #[derive(Debug)]
 pub struct Batch {
-    /// Its number: the first is 0, and none is left out.
+    /// Sequence number, from 0 without gaps.
     pub seq: u64,
     /// MessagePack.
     pub payload: Vec<u8>,
-    /// The events, by their places in the batch, whose blocks are in a named namespace: the payload does not always say it.
+    /// Indices of the events whose blocks are in a named namespace; the payload does not always show it.
     pub named: Vec<u32>,
 }
 
@@ -32,7 +32,7 @@ impl Batch {
     }
 }
 
-/// The last batches. All subscribers read from here, so that slow ones take no memory of their own.
+/// The last batches. All subscribers read from here, so that slow ones need no queues.
 #[derive(Debug)]
 pub struct Ring {
     limits: RingLimits,
@@ -44,7 +44,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Nothing yet.
+    /// An empty ring.
     pub fn new(limits: RingLimits) -> Self {
         Self {
             limits,
@@ -55,7 +55,7 @@ impl Ring {
         }
     }
 
-    /// Adds a batch; the oldest go that there is no room for.
+    /// Appends a batch and drops the oldest ones over the limits.
     pub fn push(&mut self, payload: Vec<u8>, named: Vec<u32>) {
         let batch = Batch {
             seq: self.next,
@@ -78,17 +78,17 @@ impl Ring {
         self.next
     }
 
-    /// The oldest batch that a subscriber gets who has read none of those that are kept.
+    /// The oldest batch for a subscriber that has read none.
     pub fn first_waiting(&self) -> u64 {
         self.first_of(self.limits.waiting.unwrap_or(usize::MAX))
     }
 
-    /// The oldest batch that is repeated.
+    /// The oldest batch that can be replayed.
     pub fn first_replayed(&self) -> u64 {
         self.first_of(self.limits.replayed)
     }
 
-    /// A batch, if it is kept.
+    /// The batch with this number, if it is still in the ring.
     pub fn get(&self, seq: u64) -> Option<Arc<Batch>> {
         let first = self.next - self.batches.len() as u64;
         let index = usize::try_from(seq.checked_sub(first)?).ok()?;

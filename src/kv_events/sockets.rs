@@ -1,8 +1,7 @@
-//! The two sockets of a publisher: PUB, at which subscribers hear of new batches, and ROUTER, at which those that missed
-//! some have them repeated.
+//! The publisher's two sockets: PUB, which sends new batches to subscribers, and ROUTER, which replays missed ones.
 //!
-//! Everything runs on the publisher's thread. A connection holds one message at a time; what waits for it is in the
-//! [`Ring`], which all of them share.
+//! Everything runs on the publisher's thread. A connection holds one message at a time; further batches wait in the
+//! [`Ring`], which all connections share.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -24,35 +23,35 @@ use super::ring::{Batch, Ring};
 use super::zmtp::{self, Frame, PeerVersion, SocketType, SubscriberWord, ZmtpError};
 use crate::metrics::{KvEventMetrics, SubscriberCount};
 
-/// Connections of one socket at once; further ones are closed.
+/// Upper bound of connections per socket; further ones are closed.
 const MAX_CONNECTIONS: usize = 64;
-/// A peer has so long to say what it is.
+/// Timeout of the handshake.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
-/// A subscriber that reads nothing for so long loses its connection; ZeroMQ connects again by itself.
+/// A subscriber that reads nothing for this long is disconnected; ZeroMQ reconnects by itself.
 const SUBSCRIBER_PATIENCE: Duration = Duration::from_secs(60);
-/// Topics of a subscriber.
+/// Upper bound of topics per subscriber.
 const MAX_TOPICS: usize = 64;
-/// The number in the answer behind the last batch.
+/// The number in the answer after the last batch.
 const END_OF_REPLAY: i64 = -1;
-/// Waits before a connection is tried again, which double.
+/// Reconnect delays, with exponential backoff.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(10);
-/// Out of file descriptors, most likely.
+/// Delay after a failed `accept`, most likely out of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(500);
 
 /// State that all connections share.
 pub(super) struct Sockets {
     pub topic: String,
     pub ring: RefCell<Ring>,
-    /// The number of the next batch, for those who wait for it.
+    /// The number of the next batch, for tasks waiting for it.
     pub published: watch::Sender<u64>,
-    /// About those that connect.
+    /// Warnings about peers.
     pub complaints: Complaints,
     pub metrics: KvEventMetrics,
 }
 
 impl Sockets {
-    /// Adds a batch with these events of named namespaces, and wakes those who wait for it.
+    /// Appends a batch, with the indices of its events in named namespaces, and wakes waiting tasks.
     pub(super) fn publish(&self, payload: Vec<u8>, named: Vec<u32>) {
         let mut ring = self.ring.borrow_mut();
         ring.push(payload, named);
@@ -65,19 +64,19 @@ impl Sockets {
     }
 }
 
-/// Serves subscribers that connect to `listener`, for ever.
+/// Serves subscribers that connect to `listener`, forever.
 pub(super) async fn accept_subscribers(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_subscriber(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
 
-/// Serves those that ask for batches again, for ever.
+/// Serves replay requests, forever.
 pub(super) async fn accept_questions(listener: Listener, sockets: Rc<Sockets>) {
     let serve = |stream| serve_replays(stream, sockets.clone());
     accept(listener, &sockets, serve).await;
 }
 
-/// Connects to a subscriber that has bound its socket, again and again.
+/// Connects to a subscriber that has bound its socket, and reconnects forever.
 pub(super) async fn connect_to_subscriber((host, port): (String, u16), sockets: Rc<Sockets>) {
     let mut wait = FIRST_RETRY;
     loop {
@@ -143,7 +142,7 @@ fn note_end(ended: Result<(), ZmtpError>, complaints: &Complaints) {
     }
 }
 
-/// The halves of a connection, and what the peer speaks.
+/// The halves of a connection, and the peer's version.
 type Opened<S> = (ReadHalf<S>, WriteHalf<S>, PeerVersion);
 
 async fn open<S>(stream: S, socket: SocketType) -> Result<Opened<S>, ZmtpError>
@@ -158,23 +157,23 @@ where
     Ok((reader, writer, version))
 }
 
-/// What a subscriber has said so far.
+/// A subscriber's state: its topics and its pending messages.
 #[derive(Default)]
 struct Wishes {
     topics: RefCell<Vec<Vec<u8>>>,
-    /// The batch that it gets next, if any of its topics is ours.
+    /// The number of its next batch, if one of its topics matches.
     next: Cell<Option<u64>>,
     /// The answer to its last PING.
     pong: Cell<Option<Vec<u8>>>,
-    /// It is to be asked whether it is there, and the question is not written yet.
+    /// A PING is due and not written yet.
     ping: Cell<bool>,
-    /// The time when something was last written to it.
+    /// The time of the last write.
     written_at: Cell<Option<Instant>>,
     changed: Notify,
 }
 
 impl Wishes {
-    /// The time since which an answer may be under way; `None` if the question is not.
+    /// The time of the last write since the PING; `None` while the PING is pending.
     fn asked_at(&self) -> Option<Instant> {
         self.written_at.get().filter(|_| !self.ping.get())
     }
@@ -202,7 +201,7 @@ async fn hear_wishes(
     loop {
         let heard = hear(reader, version, wishes);
         let frame = match wishes.next.get() {
-            // It may have nothing more to say.
+            // A subscriber may stay silent.
             Some(_) => heard.await?,
             None => timeout_at(idle_since + IDLE_PATIENCE, heard)
                 .await
@@ -238,7 +237,7 @@ async fn hear_wishes(
     }
 }
 
-/// What a subscriber says next. One that can answer is asked whether it is there once it has been silent for a while.
+/// The subscriber's next frame. A silent peer of version 3.1 gets a PING.
 async fn hear(
     reader: &mut (impl AsyncRead + Unpin),
     version: PeerVersion,
@@ -295,7 +294,7 @@ async fn write_to(
     Ok(())
 }
 
-/// The next batch for a subscriber, who does not get those that are gone or too many.
+/// The next batch for a subscriber, skipping batches that were dropped or exceed its HWM.
 fn next_batch(wishes: &Wishes, sockets: &Sockets) -> Option<Arc<Batch>> {
     let next = wishes.next.get()?;
     let ring = sockets.ring.borrow();

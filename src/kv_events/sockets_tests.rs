@@ -1,4 +1,4 @@
-//! Subscribers that say nothing, in virtual time.
+//! Silent subscribers, in virtual time.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
@@ -22,7 +22,7 @@ fn sockets() -> Rc<Sockets> {
     })
 }
 
-/// Says what it is, in this minor version of the protocol, and what it wants.
+/// Greets in this minor version of the protocol, then sends the subscriptions.
 async fn introduce(peer: &mut DuplexStream, minor: u8, wishes: &[u8]) {
     let mut said = vec![0; 64];
     (said[0], said[9]) = (0xff, 0x7f);
@@ -39,7 +39,7 @@ async fn introduce(peer: &mut DuplexStream, minor: u8, wishes: &[u8]) {
     peer.read_exact(&mut ready).await.expect("it is ready");
 }
 
-/// Answers so many questions whether it is there. Returns how many came.
+/// Answers up to `most` PINGs. Returns how many arrived.
 async fn answer(peer: &mut DuplexStream, most: usize) -> usize {
     let mut question = vec![0; PING.len()];
     let mut n_asked = 0;
@@ -53,7 +53,7 @@ async fn answer(peer: &mut DuplexStream, most: usize) -> usize {
     n_asked
 }
 
-/// Serves a subscriber that answers so many questions. Returns why its connection ended, when, and how many came.
+/// Serves a subscriber that answers up to `most` PINGs. Returns its final error, the time, and the number of PINGs.
 async fn serve(minor: u8, wishes: &[u8], most: usize) -> (ZmtpError, Duration, usize) {
     let (ours, mut peer) = duplex(1 << 12);
     let begun = Instant::now();
@@ -114,12 +114,12 @@ async fn a_subscriber_that_reads_slowly_but_steadily_stays() {
     let sockets = sockets();
     let peer = async {
         introduce(&mut peer, 1, b"\0\x03\x01kv").await;
-        // Time passes when its wish has been read.
+        // Virtual time passes once its subscription is read.
         sleep(Duration::from_secs(1)).await;
         for _ in 0..100 {
             sockets.publish(vec![0; 8 << 10], Vec::new());
         }
-        // A question comes behind eight batches, which take it longer than an answer may.
+        // A PING follows eight batches, which take the peer longer to read than the PONG timeout.
         let (mut n_read, mut n_asked) = (0, 0);
         while n_read < 30 {
             let frame = zmtp::read_frame(&mut peer, 16 << 10).await;

@@ -1,10 +1,10 @@
-//! Readers in this process: the batches that subscribers of the PUB socket get, from the same buffer, as events.
+//! Subscriptions in this process: the batches of the PUB socket, from the same ring, decoded into events.
 //!
-//! A reader sees batches numbered without a gap, and names the last number that it has seen when it comes back. Numbers
-//! begin at the publisher's start, in microseconds since 1970: those of an earlier life of the engine are smaller than any
-//! batch that is kept, and are told apart by that. Where batches are lost, one that clears everything takes their place, so
-//! that a reader's numbers fall behind the publisher's. If it comes back with such a number, it gets some batches a second
-//! time, which leaves it where the batches end in any case.
+//! A reader sees batch numbers without gaps, and resumes after the last number that it saw. Numbers begin at the
+//! publisher's start time, in microseconds since 1970: numbers of an earlier run of the engine are smaller than any
+//! kept batch, and recognised by that. One clear event replaces lost batches, so that a reader's numbers lag the
+//! publisher's. When it resumes with such a number, it gets some batches a second time, and still ends in the same
+//! state.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use super::ring::{Batch, Ring};
 use super::sockets::Sockets;
 use crate::metrics::SubscriberCount;
 
-/// Readers at once.
+/// Upper bound of concurrent readers.
 const MAX_READERS: usize = 64;
-/// Batches on their way to a reader; all others wait in the buffer.
+/// Batches in flight to a reader; later ones wait in the ring.
 const BATCHES_UNDER_WAY: usize = 2;
-/// A reader that takes nothing for so long loses its place, though whatever reads for it may never be asked again.
+/// A reader that takes nothing for this long is dropped, even if its receiver is never polled again.
 const READER_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The way to an engine's publisher, for readers in its process.
+/// Subscribes to an engine's publisher from within its process.
 #[derive(Clone, Debug)]
 pub struct ReaderDoor {
     readers: mpsc::Sender<Reader>,
@@ -35,13 +35,13 @@ pub struct ReaderDoor {
     first_number: u64,
 }
 
-/// The reason why somebody cannot subscribe.
+/// Why a subscription is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubscribeError {
-    /// The engine was configured to publish nothing.
+    /// The engine was configured without KV events.
     #[error("KV events are off: start the engine with kv_events_config {{\"publisher\": \"zmq\"}}")]
     Off,
-    /// There are as many readers as may be.
+    /// The limit of concurrent readers is reached.
     #[error(
         "{} readers of KV events are there, which is the limit: end another one first",
         MAX_READERS
@@ -53,7 +53,7 @@ pub enum SubscribeError {
 }
 
 impl ReaderDoor {
-    /// The door, and the end at which the publisher's thread takes readers in.
+    /// The handle, and the publisher's receiver of new readers.
     pub(super) fn new() -> (Self, mpsc::Receiver<Reader>) {
         let (readers, coming) = mpsc::channel(MAX_READERS);
         let door = Self {
@@ -64,10 +64,10 @@ impl ReaderDoor {
         (door, coming)
     }
 
-    /// The batches behind the one of this number; all that are kept behind 0.
+    /// Subscribes to the batches after this number; 0 for all kept batches.
     ///
     /// # Errors
-    /// There are too many readers, or the publisher has stopped.
+    /// The limit of readers is reached, or the publisher has stopped.
     pub fn subscribe(&self, after: u64) -> Result<KvEventSubscription, SubscribeError> {
         let place = self.places.clone().try_acquire_owned();
         let place = place.map_err(|_| SubscribeError::TooMany)?;
@@ -89,37 +89,37 @@ impl ReaderDoor {
         })
     }
 
-    /// The publisher's own number of the batch behind one of this number; `None` for the oldest that is kept.
+    /// The publisher's sequence number after this batch number; `None` for the oldest kept batch.
     fn seq_behind(&self, after: u64) -> Option<u64> {
         let seq = after.checked_sub(self.first_number);
         match (after, seq) {
             (0, _) => None,
             (_, Some(seq)) => Some(seq.saturating_add(1)),
-            // An earlier life's are as lost as those that never were.
+            // Batches of an earlier run are lost, as are unknown numbers.
             (_, None) => Some(u64::MAX),
         }
     }
 }
 
-/// A reader as the publisher's thread knows it.
+/// The publisher's end of a subscription.
 #[derive(Debug)]
 pub(super) struct Reader {
-    /// The batch that it is told next; `None` for the oldest that is kept.
+    /// The next batch to send; `None` for the oldest kept batch.
     next: Option<u64>,
     told: mpsc::Sender<Told>,
-    /// Held here, since whoever holds the other end may do nothing with it any more.
+    /// Held here, since the receiver may never be polled or dropped.
     _place: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
 enum Told {
     Batch(Arc<Batch>),
-    /// Batches before the next one are gone.
+    /// Batches before the next one were lost.
     Lost,
 }
 
 impl Reader {
-    /// The next thing to tell, if there is any.
+    /// The next message to send, if any.
     fn next_told(&mut self, ring: &Ring) -> Option<Told> {
         let oldest = ring.first_waiting().min(ring.first_replayed());
         let next = self.next.unwrap_or(oldest);
@@ -132,14 +132,14 @@ impl Reader {
         Some(Told::Batch(batch))
     }
 
-    /// Whether it has taken this in time.
+    /// Sends a message; false if the reader did not take it in time.
     async fn tell(&self, told: Told) -> bool {
         let sent = timeout(READER_PATIENCE, self.told.send(told)).await;
         matches!(sent, Ok(Ok(())))
     }
 }
 
-/// Serves readers of this process, for ever.
+/// Serves readers of this process, forever.
 pub(super) async fn serve_readers(mut coming: mpsc::Receiver<Reader>, sockets: Rc<Sockets>) {
     while let Some(reader) = coming.recv().await {
         spawn_local(tell(reader, sockets.clone()));
@@ -165,29 +165,28 @@ async fn tell(mut reader: Reader, sockets: Rc<Sockets>) {
     }
 }
 
-/// A batch as a reader sees it.
+/// A decoded batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NumberedEvents {
-    /// One more than that of the batch before.
+    /// The number of the previous batch plus one.
     pub number: u64,
     /// Seconds since 1970.
     pub time_s: f64,
-    /// In the order in which they happened.
+    /// In order of occurrence.
     pub events: Vec<KvEvent>,
 }
 
-/// The events of an engine's cache, from a subscription on. It ends when this is dropped, or not read for a minute.
+/// The events of an engine's cache. The subscription ends when it is dropped, or not read for a minute.
 #[derive(Debug)]
 pub struct KvEventSubscription {
     heard: mpsc::Receiver<Told>,
     first_number: u64,
-    /// The number that was last seen; 0 for none.
+    /// The last number seen; 0 for none.
     last: u64,
 }
 
 impl KvEventSubscription {
-    /// The next batch, as soon as there is one; `None` once the publisher has stopped, or has waited too long for this
-    /// reader.
+    /// Waits for the next batch; `None` once the publisher has stopped or dropped this slow reader.
     pub async fn next(&mut self) -> Option<NumberedEvents> {
         let told = self.heard.recv().await?;
         let seq = match &told {
@@ -210,7 +209,7 @@ impl KvEventSubscription {
     }
 }
 
-/// The time and the events of a batch, with what its payload leaves out.
+/// Decodes a batch, and restores `is_named`, which its payload omits.
 fn events_of(batch: &Batch) -> Option<(f64, Vec<KvEvent>)> {
     let (time_s, mut events) = read::decode(&batch.payload).ok()?;
     for place in &batch.named {
@@ -244,7 +243,7 @@ mod tests {
 
     const FIRST: u64 = 1000;
 
-    /// A ring with the last two of so many batches.
+    /// A ring that was given `n_batches` batches and keeps the last two.
     fn ring(n_batches: i64) -> Ring {
         let mut ring = Ring::new(RingLimits {
             replayed: 2,
@@ -257,7 +256,7 @@ mod tests {
         ring
     }
 
-    /// The batches that a reader gets: their numbers, and the blocks in them or none for a clear.
+    /// The batches that a reader gets: their numbers, and their block, or `None` for a clear.
     fn read(after: u64, rings: &[Ring]) -> Vec<(u64, Option<i64>)> {
         let (mut door, mut coming) = ReaderDoor::new();
         door.first_number = FIRST;
@@ -301,11 +300,11 @@ mod tests {
     #[test]
     fn lost_batches_are_a_clear_and_the_numbers_have_no_gap() {
         let from = |last: u64| [(last + 1, None), (last + 2, Some(3)), (last + 3, Some(4))];
-        // Gone; of an engine before this one; of one whose clock was ahead.
+        // A lost batch; one of an earlier run; one of a run whose clock was ahead.
         for last in [1001, 1, 999, 2000] {
             assert_eq!(read(last, &[ring(5)]), from(last), "{last}");
         }
-        // A reader that is too slow, and comes back after that.
+        // A slow reader, which then resumes.
         let seen = read(0, &[ring(1), ring(5)]);
         let expected = [
             (1000, Some(0)),
@@ -334,7 +333,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_stops_reading_loses_its_place() {
         let (door, mut coming) = ReaderDoor::new();
-        // The clear and the two batches that are kept are one more than may be under way.
+        // The clear and the two kept batches exceed the limit in flight by one.
         let mut subscription = door.subscribe(1).expect("there is room");
         let reader = coming.try_recv().expect("it has come");
         assert_eq!(door.places.available_permits(), MAX_READERS - 1);
@@ -349,7 +348,7 @@ mod tests {
         tell(reader, Rc::new(sockets)).await;
         assert_eq!(begun.elapsed().as_secs(), READER_PATIENCE.as_secs());
         assert_eq!(door.places.available_permits(), MAX_READERS);
-        // It may come back behind what it has read.
+        // Batches in flight can still be read.
         for number in [2, 3] {
             let batch = subscription.next().await.expect("it was under way");
             assert_eq!(batch.number, number);
@@ -368,7 +367,7 @@ mod tests {
                 is_named,
             })
         };
-        // As of an `extra_key`, which no encoding has a place for.
+        // Named as by an `extra_key`, which neither encoding carries.
         let events = vec![
             stored(1, false),
             stored(2, true),

@@ -1,4 +1,4 @@
-//! A publisher with real sockets, and peers that speak ZeroMQ's protocol byte by byte.
+//! A publisher with real sockets, and peers that speak ZMTP byte by byte.
 
 #[path = "../../tests/common/zmq_peer.rs"]
 mod zmq_peer;
@@ -22,7 +22,7 @@ use crate::state::pool::pages::{PageSize, PoolLedger};
 
 const PAGE: u32 = 16;
 
-/// A publisher, and a tree that feeds it.
+/// A publisher and the tree that feeds it.
 struct World {
     publisher: KvEventPublisher,
     feed: ChangeFeed,
@@ -155,7 +155,7 @@ fn a_subscriber_hears_what_happens_and_whoever_missed_it_has_it_repeated() {
     assert_eq!(kinds(&asker.ask(2)), named(&all[2..]));
     assert!(asker.ask(4).is_empty());
     assert!(asker.ask(u64::MAX).is_empty());
-    // It heard nothing so far, but what it subscribes to now is for it.
+    // It got nothing so far; now it subscribes to a matching topic.
     other.subscribe("kv");
     world.insert(&tokens(500, 16));
     let next = [other.read_message()];
@@ -177,7 +177,7 @@ async fn a_reader_in_the_process_hears_the_same_until_the_publisher_ends() {
         panic!("{stored:?}");
     };
     assert_eq!((&blocks.tokens, blocks.ids.len()), (&tokens(1, 32), 2));
-    // A second one, which has seen the first batch already.
+    // A second subscription, which has seen the first batch.
     let mut again = door.subscribe(clear.number).expect("there is room");
     assert_eq!(again.next().await, Some(stored));
     drop(world.publisher);
@@ -203,7 +203,7 @@ fn as_many_steps_are_repeated_as_are_configured() {
     assert_eq!(seqs, [4, 5, 6]);
 }
 
-/// More than any socket's buffers take, of batches that the reader does not read.
+/// The unread batches exceed any socket's buffers.
 #[test]
 fn a_slow_subscriber_loses_the_oldest_and_goes_on_behind_the_gap() {
     const BATCHES: u32 = 120;
@@ -215,9 +215,9 @@ fn a_slow_subscriber_loses_the_oldest_and_goes_on_behind_the_gap() {
     let mut asker = world.asker();
     world.pass_on();
     for number in 0..BATCHES {
-        // Ids of five bytes each as they are written.
+        // Encoded ids take five bytes each.
         world.insert(&tokens(100_000 + 50_000 * number, 40_000));
-        // One after the other, so that none is lost on the way to the publisher.
+        // One at a time, so that the feed drops none.
         while asker.ask(u64::from(number) + 1).is_empty() {}
     }
     let last = i64::from(BATCHES);
@@ -339,7 +339,7 @@ fn an_address_that_is_taken_is_named() {
     ] {
         assert!(refused.contains(part), "{refused} lacks {part}");
     }
-    // Its end frees both ports.
+    // Dropping it frees both ports.
     drop(world);
     assert!(TcpListener::bind(("0.0.0.0", port)).is_ok());
 }
@@ -374,7 +374,7 @@ fn sockets_may_be_files() {
     said.extend(b"\0\x03\x01kv\x04\x07\x04PING\0\x0a");
     let mut peer = UnixStream::connect(&events).expect("it listens");
     peer.write_all(&said).expect("it reads");
-    // A greeting, what it is, and the answer, behind which the subscription is known.
+    // The greeting, READY and PONG; after the PONG the subscription is active.
     let mut heard = Vec::new();
     while !heard.ends_with(b"\x04\x05\x04PONG") {
         let mut byte = [0];

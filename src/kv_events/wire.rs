@@ -1,27 +1,26 @@
 //! Batches as MessagePack.
 //!
-//! A batch is an array of three, its time in seconds, its events and the rank, whatever its events are
-//! ([`Encoding`]): maps by names as SGLang writes them, or arrays by places, which older versions of vLLM wrote and llm-d
-//! reads.
+//! A batch is an array of three: its time in seconds, its events and the rank. Events ([`Encoding`]) are maps, as
+//! SGLang writes them, or arrays, which older versions of vLLM wrote and llm-d reads.
 
 use serde::ser::{Serialize, SerializeSeq, Serializer};
 
 use super::batch::{KvEvent, StoredBlocks};
 use super::config::Encoding;
 
-/// The name of the pool that a model computes in, whatever device that is: readers know `GPU` as the nearest memory.
+/// The medium of the model's KV pool on any device: readers know `GPU` as the nearest memory.
 const MEDIUM: &str = "GPU";
-/// One rank of data parallelism.
+/// The data-parallel rank.
 const DP_RANK: u32 = 0;
 
 pub(super) const STORED: &str = "BlockStored";
 pub(super) const REMOVED: &str = "BlockRemoved";
 pub(super) const CLEARED: &str = "AllBlocksCleared";
 
-/// Writes a batch that was made at `time_s`, in seconds since 1970.
+/// Encodes a batch made at `time_s`, in seconds since 1970.
 ///
 /// # Panics
-/// Never: a vector takes everything that is written to it.
+/// Never: writes to a vector do not fail.
 pub fn encode(events: &[KvEvent], time_s: f64, block_size: usize, encoding: Encoding) -> Vec<u8> {
     let events = Events {
         events,
@@ -57,7 +56,7 @@ impl Serialize for Events<'_> {
     }
 }
 
-/// An event by names. What is absent is left out, but for what SGLang always writes.
+/// An event as a map. Absent fields are omitted, except SGLang's mandatory ones.
 #[derive(serde::Serialize)]
 #[serde(untagged)]
 enum Named<'a> {
@@ -105,7 +104,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Name, blocks, block before, tokens, tokens a block, number of an adapter, medium, its name, further keys.
+/// Name, blocks, parent block, tokens, tokens per block, adapter id, medium, adapter name, extra keys.
 type Placed<'a> = (
     &'static str,
     &'a [i64],
@@ -173,7 +172,7 @@ mod tests {
     #[test]
     fn arrays_have_the_places_that_readers_know() {
         let expected = concat!(
-            // The time; three events, of which the first has nine places.
+            // The time; three events, of which the first has nine fields.
             "93cb41d954fc4020000093",
             "99ab426c6f636b53746f726564",
             "92d3cf97adeedb59e05bcf4ebfa8a1f3c34151",
@@ -199,7 +198,7 @@ mod tests {
             is_named: true,
         });
         let text = hex(&[event], Encoding::Map);
-        // Eight fields; the block before is a small number; the salt is the last one, before the rank.
+        // Eight fields; the parent block is a small number; the salt is the last one, before the rank.
         assert!(text.starts_with("93cb41d954fc402000009188"), "{text}");
         assert!(text.contains("5f68617368ff"), "{text}");
         assert!(text.contains("94ce00011170cd012cccc805"), "{text}");

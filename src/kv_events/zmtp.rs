@@ -1,8 +1,8 @@
-//! ZeroMQ's protocol, ZMTP 3.1 without security (RFC 37; peers of 3.0 are served, too), as far as a PUB and a ROUTER socket need it that answers
-//! on the connection it was asked on.
+//! ZMTP 3.1 without security (RFC 37; also serves peers of 3.0), as far as PUB and a ROUTER that answers on the
+//! requesting connection need it.
 //!
-//! The crates that speak it keep a queue of messages for every subscriber, whose bytes nobody bounds, and take frames of
-//! any size. Here a connection is a reader and a writer, and whoever uses them decides what waits.
+//! Existing crates keep a queue of messages without a byte limit for every subscriber, and accept frames of any size.
+//! Here a connection is a reader and a writer, and the caller decides what to queue.
 
 use std::io;
 
@@ -14,37 +14,37 @@ const MECHANISM: &[u8; 20] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// The commands of a handshake are short, but their metadata may hold anything.
+/// Handshake commands are short, but their metadata may hold anything.
 const MAX_READY_BYTES: usize = 4096;
-/// What a PING may want to see again.
+/// Upper bound of a PING's context, which the PONG repeats.
 const MAX_PING_BYTES: usize = 16;
 
-/// The end of a connection.
+/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ZmtpError {
-    /// It broke.
+    /// I/O error.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The peer says what no ZeroMQ socket of a fitting type says.
+    /// The peer violates the protocol or its limits.
     #[error("the peer {0}")]
     Peer(&'static str),
-    /// The peer has let too much time pass.
+    /// The peer did not read or write in time.
     #[error("the peer was silent for too long")]
     Late,
-    /// The peer does not answer.
+    /// The peer did not answer a PING.
     #[error("the peer did not say that it is there")]
     Silent,
-    /// The peer wants nothing.
+    /// The peer requested nothing for too long.
     #[error("the peer asked for nothing for too long")]
     Idle,
 }
 
-/// The types of sockets that are served.
+/// The served socket types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketType {
-    /// Sends to whoever subscribes.
+    /// Sends to subscribers.
     Pub,
-    /// Answers whoever asks.
+    /// Answers requests.
     Router,
 }
 
@@ -64,41 +64,41 @@ impl SocketType {
     }
 }
 
-/// A frame as it was read.
+/// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// It is for the protocol, and no part of a message.
+    /// A protocol command, not part of a message.
     pub is_command: bool,
     /// Further frames of the message follow.
     pub has_more: bool,
-    /// Its bytes.
+    /// Payload.
     pub body: Vec<u8>,
 }
 
-/// What a subscriber says.
+/// A subscriber's message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SubscriberWord<'a> {
-    /// It wants messages that begin so.
+    /// Subscribes to messages with this prefix.
     Subscribe(&'a [u8]),
-    /// It does not want them any more.
+    /// Cancels a subscription.
     Cancel(&'a [u8]),
-    /// It wants to know whether anybody is there: the answer.
+    /// A PING; holds the encoded PONG.
     Ping(Vec<u8>),
 }
 
-/// The version that a peer speaks.
+/// The peer's protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerVersion {
-    /// It need not know what a PING is.
+    /// It may not know PING.
     V3_0,
     /// It answers PINGs.
     V3_1,
 }
 
-/// Agrees with the peer on the protocol and on what the sockets are. Returns what the peer speaks.
+/// Exchanges greetings and READY commands. Returns the peer's version.
 ///
 /// # Errors
-/// [`ZmtpError::Peer`], if the peer speaks another version, wants security, or is no socket to talk to.
+/// [`ZmtpError::Peer`], if the peer speaks another version, requires security, or has an incompatible socket type.
 pub async fn handshake(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -119,7 +119,7 @@ pub async fn handshake(
 /// Reads a frame of at most `limit` bytes.
 ///
 /// # Errors
-/// [`ZmtpError::Peer`], if it is longer or is none.
+/// [`ZmtpError::Peer`], if the frame is longer or malformed.
 pub async fn read_frame(
     reader: &mut (impl AsyncRead + Unpin),
     limit: usize,
@@ -144,7 +144,7 @@ pub async fn read_frame(
     })
 }
 
-/// A message of these frames, as it is written.
+/// Encodes a message of these frames.
 pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     let n_bytes: usize = frames.iter().map(|frame| 9 + frame.len()).sum();
     let mut bytes = Vec::with_capacity(n_bytes);
@@ -158,7 +158,7 @@ pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// What a frame from a subscriber says, if it is anything to a publisher.
+/// Parses a frame from a subscriber; `None` if a publisher ignores it.
 pub fn subscriber_word(frame: &Frame) -> Option<SubscriberWord<'_>> {
     let body = &frame.body[..];
     if !frame.is_command {
@@ -178,7 +178,7 @@ pub fn subscriber_word(frame: &Frame) -> Option<SubscriberWord<'_>> {
     }
 }
 
-/// The answer to a frame, if that is a PING.
+/// The PONG to a PING frame; `None` for other frames.
 pub fn answer_to_ping(frame: &Frame) -> Option<Vec<u8>> {
     let (name, rest) = command(&frame.body)?;
     match frame.is_command && name == b"PING" {
@@ -187,14 +187,14 @@ pub fn answer_to_ping(frame: &Frame) -> Option<Vec<u8>> {
     }
 }
 
-/// Asks whether the peer is there. It may take the connection for lost if it hears nothing for as long as it likes.
+/// A PING with a TTL of 0, which sets no timeout at the peer.
 pub fn ping() -> Vec<u8> {
     let mut bytes = Vec::new();
     push_frame(&mut bytes, COMMAND, b"\x04PING\0\0");
     bytes
 }
 
-/// Whether a frame says no more than that the peer is there.
+/// Whether a frame is a PONG.
 pub fn is_pong(frame: &Frame) -> bool {
     frame.is_command && command(&frame.body).is_some_and(|(name, _)| name == b"PONG")
 }
@@ -237,7 +237,7 @@ fn ready(socket: SocketType) -> Vec<u8> {
     bytes
 }
 
-/// The type of socket that a READY names.
+/// The socket type in a READY command.
 fn peer_type(body: &[u8]) -> Option<&[u8]> {
     let (name, mut rest) = command(body)?;
     if name != b"READY" {
@@ -255,7 +255,7 @@ fn peer_type(body: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// The name of a command, and what comes behind it.
+/// A command's name and its body.
 fn command(body: &[u8]) -> Option<(&[u8], &[u8])> {
     with_length(body)
 }
@@ -265,7 +265,7 @@ fn with_length(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(*n_bytes))
 }
 
-/// A PING has a time to live and then something to be said again.
+/// The PONG to a PING's body, which is a TTL and a context to repeat.
 fn pong(ping: &[u8]) -> Option<Vec<u8>> {
     let (_, context) = ping.split_first_chunk::<2>()?;
     let context = &context[..context.len().min(MAX_PING_BYTES)];

@@ -1,4 +1,4 @@
-//! What peers say, as bytes.
+//! Peers' messages as bytes.
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn the_type_of_a_peer_is_found_among_its_metadata() {
     assert!(SocketType::Router.goes_with(b"DEALER") && !SocketType::Router.goes_with(b""));
 }
 
-/// A run of the handshake against recorded bytes.
+/// Runs the handshake against recorded bytes.
 fn shake(peer: &[u8], socket: SocketType) -> Result<PeerVersion, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     let runtime = runtime.expect("it needs nothing");
@@ -92,7 +92,7 @@ fn shake(peer: &[u8], socket: SocketType) -> Result<PeerVersion, String> {
 
 #[test]
 fn peers_of_other_protocols_are_told_apart() {
-    // As libzmq 4.3 greets, which sends a length in the signature.
+    // The greeting of libzmq 4.3, which puts a length into the signature.
     let mut subscriber = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".to_vec();
     subscriber.resize(GREETING_BYTES, 0);
     let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB";

@@ -30,7 +30,7 @@ pub struct Family {
     pub buckets: &'static [f64],
 }
 
-/// Tells the recorder that is installed now what each metric says.
+/// Describes each metric to the recorder that is installed now.
 pub fn describe_all() {
     for family in families() {
         match family.kind {
@@ -41,7 +41,7 @@ pub fn describe_all() {
     }
 }
 
-/// The buckets of each histogram: whoever builds a recorder sets them, or gets summaries.
+/// The buckets of each histogram: the builder of a recorder sets them, or gets summaries.
 pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     let histograms = families().filter(|family| family.kind == Kind::Histogram);
     histograms.map(|family| (family.name, family.buckets))
@@ -480,7 +480,7 @@ const GRAMMAR_SECONDS: [f64; 17] = [
     0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 240.0,
 ];
 
-/// From one hop between actors (under a microsecond) to what would hold up a decode step.
+/// From one hop between actors (under a microsecond) to a delay of a decode step.
 const HANDLER_SECONDS: [f64; 14] = [
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1,
 ];

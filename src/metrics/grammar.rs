@@ -25,7 +25,7 @@ pub enum GrammarEnd {
     Cached,
     /// It was compiled.
     Compiled,
-    /// It was refused, or nobody waited for it any more.
+    /// It was refused, or all its requests were cancelled.
     Aborted,
     /// Its time was over.
     Late,

@@ -67,7 +67,7 @@ impl KvEventMetrics {
         }
     }
 
-    /// Counts a batch with so many blocks stored and removed.
+    /// Counts a batch with `stored` and `removed` blocks, and its `clears`.
     pub fn published(&self, stored: usize, removed: usize, clears: usize) {
         self.batches.increment(1);
         self.stored.increment(stored as u64);

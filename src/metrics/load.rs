@@ -1,4 +1,4 @@
-//! The load of an engine, for those that share requests out among several.
+//! The load of an engine, for balancers of several.
 
 use crate::state::scheduler::pending::PendingTokens;
 use crate::state::scheduler::stats::EngineStats;

@@ -10,9 +10,9 @@ struct Lines<'a> {
 
 /// The same page with its families by name, and the samples of counters and gauges by their labels.
 ///
-/// Recorders keep series in hash maps, so a page comes in another order each time: nobody can compare two of them, and
-/// they compress badly. The samples of a histogram belong together and keep their order. A page that describes nothing is
-/// left as it is.
+/// Recorders keep series in hash maps, so a page comes in another order each time: two of them cannot be compared, and
+/// they compress badly. The samples of a histogram belong together and keep their order. A page that describes nothing
+/// is left unchanged.
 pub fn in_order(page: &str) -> String {
     if !page.lines().any(|line| described(line).is_some()) {
         return page.to_owned();

@@ -4,7 +4,7 @@ use metrics::{Counter, counter};
 
 use crate::state::cache::prefix_history::{Cause, PrefixReport};
 
-/// Admissions by the cause of what the cache did not have.
+/// Admissions by the cause of their cache miss.
 pub struct PrefixMetrics {
     causes: Vec<(Cause, Counter, Counter)>,
 }

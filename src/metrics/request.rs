@@ -110,7 +110,7 @@ impl RequestMetrics {
         }
     }
 
-    /// Counts a request that came through the door.
+    /// Counts an admitted request.
     pub fn received(&self, is_streaming: bool) {
         self.of(is_streaming).received.increment(1);
     }
@@ -187,7 +187,7 @@ impl RequestMetrics {
         self.encoded_bytes.increment(bytes as u64);
     }
 
-    /// The counter behind [`RequestMetrics::encoded_prompt_bytes`], for another thread.
+    /// The counter of [`RequestMetrics::encoded_prompt_bytes`], for another thread.
     pub fn encoded_bytes(&self) -> Counter {
         self.encoded_bytes.clone()
     }

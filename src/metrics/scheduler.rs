@@ -12,7 +12,7 @@ use crate::state::scheduler::stats::EngineStats;
 const THROUGHPUT_WINDOW_SECONDS: f64 = 1.0;
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
-/// Queues, pool, steps and what went wrong. Owned by one actor.
+/// Queues, pool, steps and errors. Owned by one actor.
 pub struct SchedulerMetrics {
     requests: RequestGauges,
     pool: PoolGauges,
@@ -29,7 +29,7 @@ pub struct StepTokens {
     pub prefilled: u64,
     /// Rows that fed a token of their output.
     pub decoded: u64,
-    /// Output tokens that requests got: also those that a prefill samples, and none after the end of an output.
+    /// Output tokens that requests got: also from prefills, and none after the end of an output.
     pub delivered: u64,
 }
 
@@ -63,7 +63,7 @@ impl SchedulerMetrics {
     /// Binds the handles to the recorder that is installed now.
     pub fn register(model_name: &str) -> Self {
         let labels = scheduler_labels(model_name);
-        // Queues that this engine does not have, and that dashboards ask for.
+        // Queues that this engine does not have, and that dashboards query.
         gauge!("sglang:num_paused_reqs", labels.clone()).set(0.0);
         Self {
             requests: RequestGauges::register(&labels),
@@ -119,7 +119,7 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Records what a request waited from its intake to its first admission.
+    /// Records a request's time from its intake to its first admission.
     pub fn queue_time(&self, seconds: f64) {
         self.queue_seconds.record(seconds);
     }
@@ -325,7 +325,7 @@ struct StepMetrics {
     overhead_seconds: Histogram,
     throughput: Gauge,
     last_throughput: Cell<f64>,
-    /// No request was inside after the last plan: what the executor waits now is no overhead.
+    /// No request was inside after the last plan: the executor's wait now is no overhead.
     is_idle: Cell<bool>,
     window_seconds: Cell<f64>,
     window_tokens: Cell<u64>,

@@ -1,4 +1,4 @@
-//! Counts of what the KV store brought and took.
+//! Counters of the KV store's reads and writes.
 
 use metrics::{Counter, Gauge, counter, gauge};
 

@@ -22,7 +22,7 @@ pub struct AttentionSpec {
     pub qk_norm: bool,
     /// Every value head is normed, without a weight.
     pub v_norm: bool,
-    /// Every query head has a score without a value.
+    /// Every query head has an attention sink: a score without a value.
     pub sinks: bool,
     /// The output is normed before it is added to the residual stream.
     pub post_norm: bool,
@@ -54,7 +54,7 @@ pub struct Attention<B: Backend> {
     layer: usize,
     heads: HeadShape,
     input: Input<B>,
-    /// Positions rotate queries and keys.
+    /// RoPE rotates queries and keys.
     rotates: bool,
     query_scale: Option<PositionScale>,
     residual_scale: Option<f32>,
@@ -62,7 +62,7 @@ pub struct Attention<B: Backend> {
     gate: Option<Linear<B>>,
     sinks: Option<B::Vector>,
     o: Linear<B>,
-    /// Norms what it adds.
+    /// Norm of the output before the residual add.
     post_norm: Option<Norm<B>>,
 }
 

@@ -22,7 +22,7 @@ use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::StateMixer;
 use crate::model::{Model, Reads};
 
-/// A decoder whose layers norm what they read: attention, then a gated MLP.
+/// A pre-norm decoder: each layer is a token mixer, then a gated MLP or experts.
 pub struct Decoder<B: Backend> {
     ends: Ends<B>,
     layers: Vec<Layer<B>>,
@@ -34,8 +34,8 @@ impl<B: Backend> Decoder<B> {
         loader: &mut Loader<'_, B>,
         spec: fn(&ModelConfig, usize) -> LayerSpec,
     ) -> Result<Self, LoadError> {
-        // First: the embedding's bytes in the file, often the most of all tensors, are in memory until it is packed, and
-        // there is little beside them yet.
+        // First: the embedding, often the largest tensor, stays in memory as stored until it is packed, while little
+        // else is loaded.
         let ends = Ends::load(loader)?;
         let layers = (0..loader.config().num_hidden_layers).map(|layer| {
             let spec = spec(loader.config(), layer);
@@ -51,7 +51,7 @@ impl<B: Backend> Decoder<B> {
 impl<B: Backend> Model<B> for Decoder<B> {
     fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor {
         let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
-        // Layers that keep nothing of their own have no use for tokens that are not read.
+        // After the last layer that keeps KV or a state, layers compute only the tokens that are read.
         let keeps = |layer: &Layer<B>| layer.keeps_something();
         let Some(last) = self.layers.iter().rposition(keeps) else {
             return x;
@@ -118,7 +118,7 @@ pub enum FeedForwardSpec {
         /// Its projections add a bias.
         bias: bool,
     },
-    /// A gated MLP between two norms: that of its input has a name of its own, as the usual one norms what attention adds.
+    /// A gated MLP between two norms; its input norm has another name, as the usual one norms attention's output.
     NormedMlp,
     /// Experts, as the configuration has them in some or all layers; a gated MLP in the others.
     Experts,
@@ -139,9 +139,9 @@ struct Layer<B: Backend> {
     mixer: Mixer<B>,
     feed_forward_norm: Norm<B>,
     feed_forward: FeedForward<B>,
-    /// The part that it adds of its inputs, and the function of the gate on them.
+    /// The module that adds the per-layer input, and the function of its gate.
     input: Option<(LayerInput<B>, Gate)>,
-    /// Factor on the residual stream behind it.
+    /// Factor on the residual stream after the layer.
     factor: Option<f32>,
 }
 
@@ -160,7 +160,7 @@ impl<B: Backend> Mixer<B> {
         })
     }
 
-    /// Stores what later tokens read of the residual stream `x`, normed, and returns what goes on from there.
+    /// Norms the residual stream `x`, stores its KV or state, and returns the queries or the mixer's output.
     fn mix(
         &self,
         backend: &mut B,
@@ -185,7 +185,7 @@ impl<B: Backend> Mixer<B> {
         }
     }
 
-    /// Adds the rest to the residual stream `x`.
+    /// Adds the mixer's result to the residual stream `x`.
     fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &Mixed<B>, batch: &B::Batch) {
         match self {
             Self::Attention(attention) => attention.add(backend, x, mixed, batch),
@@ -228,7 +228,7 @@ impl<B: Backend> FeedForward<B> {
         })
     }
 
-    /// Adds what becomes of `x`, normed, to it.
+    /// Adds the block's output for `x`, normed, to `x`.
     fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
         match self {
             Self::Mlp(mlp) => {
@@ -266,7 +266,7 @@ impl<B: Backend> Layer<B> {
         })
     }
 
-    /// Whether it keeps something of a sequence.
+    /// Whether it keeps KV or a state of a sequence.
     fn keeps_something(&self) -> bool {
         match &self.mixer {
             Mixer::Attention(attention) => attention.keeps_kv(),
@@ -274,7 +274,7 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Stores what the layer keeps of the residual stream `x`, and returns what goes on from there.
+    /// Stores the layer's KV or state of the residual stream `x`, and returns the queries or the mixer's output.
     fn mix(
         &self,
         backend: &mut B,
@@ -286,7 +286,7 @@ impl<B: Backend> Layer<B> {
             .mix(backend, &self.input_norm, x, rotations, batch)
     }
 
-    /// Adds the rest of the layer to `x`, with the tokens' inputs of all layers if there are some.
+    /// Adds the rest of the layer to `x`, with the per-layer inputs if there are some.
     fn add(
         &self,
         backend: &mut B,

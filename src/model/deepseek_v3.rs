@@ -1,7 +1,7 @@
 //! DeepSeek-V3: DeepSeek-V2's layers with another router.
 //!
-//! arXiv 2412.19437. Experts are scored by sigmoids. To choose, each score is corrected by a number of its expert, and
-//! groups count by the sum of their best two; what the chosen weigh is made of the plain scores.
+//! arXiv 2412.19437. Experts are scored by sigmoids. For the choice, each expert's correction bias is added to its
+//! score, and groups rank by the sum of their best two; the weights of the chosen use the plain scores.
 
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;

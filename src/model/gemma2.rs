@@ -1,7 +1,7 @@
-//! Gemma 2: norms before and behind each block, capped scores, every other layer within a window.
+//! Gemma 2: norms before and after each block, softcapped scores and logits, every other layer within a window.
 //!
-//! arXiv 2408.00118. Norms are written as how far they are from one, embeddings are multiplied with the square root of
-//! the width, the MLP's gate is a gelu. Scores and logits bend towards caps.
+//! arXiv 2408.00118. Norm weights are stored minus one, embeddings are multiplied by the square root of the width, the
+//! MLP's gate is GELU. A softcap is `cap * tanh(x / cap)`.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

@@ -1,6 +1,6 @@
-//! Gemma 3: Gemma 2 with norms on the heads of q and k in the place of caps, five layers within a window for each without.
+//! Gemma 3: Gemma 2 with QK norm instead of softcaps, five layers within a window for each without.
 //!
-//! arXiv 2503.19786. Layers with windows rotate by a base of their own, the others by a longer one.
+//! arXiv 2503.19786. Layers with windows have a separate RoPE base, the others a longer one.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

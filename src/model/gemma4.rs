@@ -1,9 +1,9 @@
-//! Gemma 4: Gemma 3 with heads of two sizes and values that are normed, then what its sizes have each.
+//! Gemma 4: Gemma 3 with heads of two sizes and normed values, then parts that only some model sizes have.
 //!
-//! Layers without windows have wider heads, of which a quarter rotates, and in larger models no projection to values: those
-//! are keys before their norm. In smaller ones the last layers read the keys and values of layers before them, and every
-//! layer gets something of the tokens themselves ([`crate::model::layer_inputs`]). One has experts beside its MLPs
-//! ([`crate::model::side_experts`]). Every layer ends with a factor on the residual stream. Norms are written as they are.
+//! Layers without windows have wider heads, partial rotary embeddings (a quarter), and in larger models no projection
+//! to values: these are the keys before their norm. In smaller ones the last layers read the keys and values of earlier
+//! layers, and all have per-layer inputs ([`crate::model::layer_inputs`]). One model has experts in parallel with its
+//! MLPs ([`crate::model::side_experts`]). Layers end with a factor on the residual stream. Norm weights are plain.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

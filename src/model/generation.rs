@@ -20,12 +20,12 @@ pub(crate) const MIN_P: RangeInclusive<f64> = 0.0..=1.0;
 /// Limits of [`GenerationConfig::repetition_penalty`].
 pub(crate) const PENALTY: RangeInclusive<f64> = f64::MIN_POSITIVE..=2.0;
 
-/// The contents of the file; `None` where it says nothing.
+/// The contents of the file; `None` for absent keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Tokens that end a text.
     pub eos_token_ids: Option<Vec<u32>>,
-    /// Softmax temperature; 0 when the file asks for greedy decoding.
+    /// Softmax temperature; 0 for greedy decoding.
     pub temperature: Option<f32>,
     /// Nucleus: least probability mass kept; 0 keeps the most likely token.
     pub top_p: Option<f32>,
@@ -71,8 +71,8 @@ pub(crate) fn every_token_below_one(top_k: f64) -> i32 {
     if top_k < 1.0 { -1 } else { top_k as i32 }
 }
 
-/// Tokens that end an output, ascending: those that `config.json` and `generation_config.json` name; the tokenizer's if
-/// these name none. Those that stop at them and those that must not sample them are handed this one list.
+/// Tokens that end an output, ascending, from `config.json` and `generation_config.json`; the tokenizer's if these name
+/// none. The stop check and the mask against early ends share this one list.
 ///
 /// A token beyond the vocabulary can never be sampled: it is left out, with a warning.
 pub fn eos_token_ids(

@@ -1,4 +1,4 @@
-//! A JSON file read as hostile input: bounded in size, and every complaint names file, key, value and limit.
+//! A JSON file read as hostile input: bounded in size, and every error names file, key, value and limit.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -69,7 +69,7 @@ impl JsonFile {
         &self.object
     }
 
-    /// True when the key stands in the file, even as `null`.
+    /// True when the file has the key, even as `null`.
     pub fn has(&self, key: &str) -> bool {
         self.object.contains_key(key)
     }
@@ -92,7 +92,7 @@ impl JsonFile {
         }
     }
 
-    /// This object with the entries of the one under a key in front of its own; a `null` there hides nothing.
+    /// This object, with its entries overridden by those of the object under a key; a `null` there overrides nothing.
     pub fn with_nested(&self, key: &str) -> Result<Self, LoadError> {
         let mut object = self.object.clone();
         if let Some(nested) = self.object(key)? {
@@ -203,7 +203,7 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, "a token id or a list of token ids"))
     }
 
-    /// A list of whole numbers from 0 on, for a complaint called `what`.
+    /// A list of whole numbers from 0 on, which errors call `what`.
     pub fn numbers(&self, key: &str, what: &str) -> Result<Option<Vec<usize>>, LoadError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -217,18 +217,18 @@ impl JsonFile {
             .ok_or_else(|| self.expected(key, value, format!("a list of {what}")))
     }
 
-    /// The complaint that `key` holds something else than `wish`.
+    /// The error of a `key` whose value is not a `wish`.
     pub fn expected(&self, key: &str, got: &Value, wish: impl Display) -> LoadError {
         self.error(key, format!("is {}, expected {wish}", quote(got)))
     }
 
-    /// A complaint about `key`.
+    /// An error about `key`.
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
         format_error(&self.file, format!("{}{key} {reason}", self.within))
     }
 }
 
-/// The wish for a number within limits.
+/// The description of a number within limits, for errors.
 pub(crate) fn number_within(limits: &RangeInclusive<f64>) -> String {
     let (start, end) = (Plain(limits.start()), Plain(limits.end()));
     match *limits.start() == f64::MIN_POSITIVE {
@@ -237,7 +237,7 @@ pub(crate) fn number_within(limits: &RangeInclusive<f64>) -> String {
     }
 }
 
-/// A complaint about a whole file.
+/// An error about a whole file.
 pub(crate) fn format_error(file: &Path, reason: impl Into<String>) -> LoadError {
     LoadError::Format {
         file: file.to_owned(),

@@ -1,4 +1,4 @@
-//! Multi-head latent attention: what families with it share.
+//! Multi-head latent attention (MLA), as families share it.
 //!
 //! DeepSeek-V2, arXiv 2405.04434, section 2.1. A token leaves one latent vector and one rotated key part, which all heads
 //! read; [`kernels::latent`](crate::kernels::latent) says how. Queries may be made of a vector of low rank.
@@ -97,8 +97,7 @@ impl<B: Backend> LatentAttention<B> {
     }
 }
 
-/// Where the ways from latents to the keys and the values of a head are: in one tensor, those to keys before those to
-/// values, or in two.
+/// The places of a head's up projections from latents to keys and to values: in one tensor, keys first, or in two.
 fn head_rows<'a>(latent: &LatentConfig, [keys, values]: [&'a str; 2]) -> [HeadRows<'a>; 2] {
     let (rank, plain, value) = (latent.rank, latent.plain_dim, latent.value_dim);
     let rows = |name, rows, width| HeadRows {

@@ -1,7 +1,7 @@
-//! Inputs that every layer gets of the tokens themselves, as Gemma 4 has them.
+//! Per-layer inputs, looked up by token, as in Gemma 4.
 //!
-//! A second table holds a part for each layer and token. To it is added a projection of the embedding, each layer's part
-//! normed. A layer lets its part through a gate that reads the residual stream, and adds what becomes of it.
+//! A second table holds a part for each layer and token; a projection of the embedding, normed for each layer, is added
+//! to it. A layer gates its part by the residual stream, projects and norms it, and adds the result to the stream.
 
 use crate::error::LoadError;
 use crate::kernels::{Backend, Gate, Linear};

@@ -1,5 +1,5 @@
 //! LFM2: most layers are gated short convolutions, whose state is their input of a few tokens; the others are those of
-//! Qwen3, under names of their own. The last layer may be a convolution: its state needs every token.
+//! Qwen3, under other names. The last layer may be a convolution: its state needs every token.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

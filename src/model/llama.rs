@@ -1,4 +1,4 @@
-//! Llama 2 and 3, and what copies them.
+//! Llama 2 and 3, and models of the same architecture.
 //!
 //! Biases as configured, on attention and MLP separately. Llama 3.1's longer context is in the rotation's frequencies
 //! ([`crate::model::rope`]), not here.

@@ -8,7 +8,7 @@ use crate::model::json_file::format_error;
 use crate::model::weights::folder::{self, INDEX, SINGLE};
 use crate::model::weights::quantised::scheme;
 
-/// The file that says how weights are encoded, beside the files of tools that quantise.
+/// The file that describes the encoding of weights, in addition to the files of quantisation tools.
 const CONFIG: &str = "config.json";
 
 /// Where a model is.
@@ -21,8 +21,8 @@ pub enum ModelLocation {
 }
 
 impl ModelLocation {
-    /// Finds out what a path names. A file is a GGUF file; a folder without safetensors stands for the one GGUF model in it,
-    /// if it has one.
+    /// Resolves a path. A file is a GGUF file; a folder without safetensors resolves to the one GGUF model in it, if it
+    /// has one.
     ///
     /// # Errors
     /// The folder holds several GGUF models, or cannot be read.
@@ -40,7 +40,7 @@ impl ModelLocation {
         })
     }
 
-    /// The files that weights come from, and those that say how they are encoded.
+    /// The files of the weights, and the files that describe their encoding.
     ///
     /// # Errors
     /// The folder's index cannot be read, or there are no weights.

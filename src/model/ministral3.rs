@@ -1,7 +1,7 @@
 //! Ministral 3: Mistral with YaRN, whose queries grow with their positions.
 //!
 //! A rotated query is multiplied by `1 + beta * ln(1 + floor(position / original context))`, as in Llama 4: attention
-//! over many keys stays as sharp as over few. Keys are not, so that the cache holds what any later query may read.
+//! over many keys stays as sharp as over few. Keys are not scaled, so cached keys are valid for every later query.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

@@ -1,7 +1,7 @@
 //! Mistral: Llama without biases, and with a sliding window in every layer where the configuration has one.
 //!
-//! A query at position p sees the keys at positions above `p - window`. Whether keys that left the window keep their pages
-//! is the executor's business.
+//! A query at position p sees the keys at positions above `p - window`. The executor decides whether keys that left the
+//! window keep their pages.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

@@ -1,8 +1,8 @@
-//! Models: configuration, weights, tokenizer, forward pass. [`location`] says what a model's path names.
+//! Models: configuration, weights, tokenizer, forward pass. [`location`] resolves a model's path.
 //!
 //! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`gemma2`], [`gemma3`], [`gemma4`], [`glm4_moe_lite`],
 //! [`gpt_oss`], [`granite`], [`lfm2`], [`llama`], [`ministral3`], [`mistral`], [`mixtral`], [`phi3`], [`qwen2`], [`qwen3`],
-//! [`qwen3_5`], [`qwen3_moe`], [`smollm3`]) says what its layers are made of; the parts that families share are in [`blocks`],
+//! [`qwen3_5`], [`qwen3_moe`], [`smollm3`]) describes its layers; the parts that families share are in [`blocks`],
 //! [`attention`], [`latent`], [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is
 //! written against [`Backend`] and knows nothing of devices, requests or steps.
 
@@ -51,13 +51,13 @@ use crate::kernels::Backend;
 use crate::model::config::Architecture;
 use crate::model::loader::Loader;
 
-/// The tokens of a step that logits are wanted of. The last layer stores keys and values of the others, and no more.
+/// The tokens of a step whose logits are needed. The last layer only stores the keys and values of the others.
 pub struct Reads<'a, B: Backend> {
     /// Number of tokens.
     pub n_tokens: usize,
     /// Which tokens of the step.
     pub tokens: &'a B::TokenList,
-    /// The same tokens as a batch of their own, in the list's order.
+    /// The same tokens as a separate batch, in the list's order.
     pub batch: &'a B::Batch,
 }
 
@@ -69,13 +69,13 @@ pub trait Model<B: Backend>: Send {
     /// Result: the residual stream after the last layer, `[n_tokens, hidden]`, or of the tokens in `reads` only.
     fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor;
 
-    /// Projects the rows `tokens` of what [`Self::forward`] returned to the vocabulary.
+    /// Projects the rows `tokens` of a result of [`Self::forward`] to the vocabulary.
     ///
     /// # Shapes
     /// Result: `[number of tokens, vocab]`, f32.
     fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor;
 
-    /// Norms the rows `tokens` of what [`Self::forward`] returned, as they are projected to the vocabulary.
+    /// Norms the rows `tokens` of a result of [`Self::forward`], as before the projection to the vocabulary.
     ///
     /// # Shapes
     /// Result: `[number of tokens, hidden]`.

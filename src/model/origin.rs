@@ -1,7 +1,7 @@
-//! Whether a model's files are still those that it was loaded from.
+//! Detects that a model's files were replaced after it was loaded.
 //!
-//! A rebuild after a death loads the model again, under the name that clients know. What lies at its path then may be another
-//! model, or one that is being copied there; its bits would be served as those of the first.
+//! A rebuild after an engine's death loads the model again, under the name that clients know. By then its path may hold
+//! another model, or one that is being copied there, whose bits clients would take for those of the first.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ use crate::error::LoadError;
 
 /// Bytes at the beginning of a file that are hashed: tensors' names and shapes, and in most models the first weights.
 const HEADER_BYTES: u64 = 1 << 20;
-/// The file that says what a model is.
+/// The file with a model's configuration.
 const CONFIG: &str = "config.json";
 
 /// The files of a model, as they were at one moment.
@@ -29,7 +29,7 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Looks at the files that weights come from, and at those that say what they are.
+    /// Records the files of the weights, and the files that describe them.
     ///
     /// # Errors
     /// [`LoadError::Io`] of a file that cannot be read; as [`ModelLocation::find`].
@@ -53,11 +53,11 @@ impl ModelFiles {
         })
     }
 
-    /// Looks again.
+    /// Compares the files with the record.
     ///
     /// # Errors
-    /// [`LoadError::Replaced`] names the first file that is another one, and how it differs. Otherwise as [`Self::look`]: a file
-    /// that is gone is no other one, and may come back.
+    /// [`LoadError::Replaced`] names the first replaced file and the difference. Otherwise as [`Self::look`]: a missing
+    /// file does not count as replaced, and may come back.
     pub fn check(&self) -> Result<(), LoadError> {
         let replaced = |file: &Path, what: String| {
             let file = file.to_owned();
@@ -84,7 +84,7 @@ impl ModelFiles {
     }
 }
 
-/// What tells a file from another one in its place.
+/// The properties that distinguish a file from its replacement.
 #[derive(Debug, PartialEq, Eq)]
 struct Facts {
     bytes: u64,

@@ -1,10 +1,10 @@
-//! Phi-3, Phi-3.5 and Phi-4-mini: Mistral with two fused projections and rotations of their own.
+//! Phi-3, Phi-3.5 and Phi-4-mini: Mistral with two fused projections and other rotations.
 //!
-//! Queries, keys and values come from one matrix in the files, and gates with what they let through from another; both are
-//! taken apart where tensors are named ([`crate::model::weights`]). Phi-4-mini rotates only the first elements of a head.
-//! Long contexts have other frequencies than short ones (LongRoPE, arXiv 2402.13753): which of the two a sequence takes
-//! is fixed when it begins ([`RopeConfig::long_above`](crate::model::rope::RopeConfig::long_above)). A window, where one
-//! is configured, is in every layer.
+//! Files fuse the projections to queries, keys and values in one matrix, and gate and up in another;
+//! [`crate::model::weights`] splits both. Phi-4-mini has partial rotary embeddings. Long contexts have other
+//! frequencies than short ones (LongRoPE, arXiv 2402.13753): which of the two a sequence takes is fixed when it begins
+//! ([`RopeConfig::long_above`](crate::model::rope::RopeConfig::long_above)). A window, where one is configured, is in
+//! every layer.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

@@ -1,5 +1,5 @@
-//! Qwen3.5, with experts or without, and Qwen3-Next: three layers of gated delta nets, then one of attention, whose heads
-//! rotate only their first elements and whose result goes through a gate. Norms are written as what is added to 1.
+//! Qwen3.5, with experts or without, and Qwen3-Next: three layers of gated delta nets, then one of attention, with
+//! partial rotary embeddings and an output gate. Norm weights are stored minus one.
 
 use crate::model::attention::AttentionSpec;
 use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};

@@ -1,11 +1,11 @@
-//! A router and its experts, in whatever place of a layer a family has them.
+//! A router and its experts, for any place in a layer.
 
 use crate::error::LoadError;
 use crate::kernels::{Backend, Expert, Router};
 use crate::model::config::experts::ExpertsConfig;
 use crate::model::loader::Loader;
 
-/// A router and its experts, each a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over those that it chooses.
+/// A router and its experts, each a gated MLP: `sum of weight * down(g(gate(x), up(x)))` over the chosen ones.
 pub struct RoutedExperts<B: Backend> {
     router: Router<B>,
     experts: B::Experts,
@@ -35,7 +35,7 @@ impl<B: Backend> RoutedExperts<B> {
         })
     }
 
-    /// Adds what the experts make of `rows`, as the router chooses them by `routed`.
+    /// Adds the experts' output for `rows` to `sum`; the router chooses by `routed`.
     pub fn add(&self, backend: &mut B, sum: &mut B::Tensor, routed: &B::Tensor, rows: &B::Tensor) {
         let routes = backend.route(routed, &self.router);
         backend.add_experts(sum, rows, routes, &self.experts);

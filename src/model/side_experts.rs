@@ -1,4 +1,4 @@
-//! Experts beside an MLP that every token goes through, each between norms of its own, as Gemma 4 has them.
+//! Experts in parallel with an MLP, each between separate norms, as in Gemma 4.
 
 use crate::error::LoadError;
 use crate::kernels::Backend;
@@ -7,7 +7,7 @@ use crate::model::config::experts::ExpertsConfig;
 use crate::model::loader::Loader;
 use crate::model::routed_experts::RoutedExperts;
 
-/// The experts of a layer, and the norms around them and behind the MLP.
+/// The experts of a layer, and the norms around them and after the MLP.
 pub struct SideExperts<B: Backend> {
     mlp_norm: Norm<B>,
     router_norm: Norm<B>,
@@ -35,7 +35,7 @@ impl<B: Backend> SideExperts<B> {
         })
     }
 
-    /// The sum of `mlp`, what the MLP makes of the residual stream `x`, and what the experts make of it, both normed.
+    /// The sum of `mlp`, the MLP's output for the residual stream `x`, and the experts' output for it, both normed.
     pub fn sum(&self, backend: &mut B, x: &B::Tensor, mlp: &B::Tensor) -> B::Tensor {
         let mut sum = backend.zeros_like(x);
         self.mlp_norm.add(backend, &mut sum, mlp);

@@ -1,4 +1,4 @@
-//! The parts of hybrids: layers that keep a state instead of keys and values, and the gated expert beside the others.
+//! The parts of hybrids: layers that keep a state instead of keys and values, and the gated shared expert.
 
 use crate::error::LoadError;
 use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
@@ -6,7 +6,7 @@ use crate::kernels::{Backend, Expert, Linear};
 use crate::model::config::recurrent::{Recurrence, delta_inputs};
 use crate::model::loader::Loader;
 
-/// A layer's way of looking at other tokens through a state.
+/// The token mixer of a layer with a state.
 pub struct StateMixer<B: Backend> {
     layer: usize,
     weights: Weights<B>,
@@ -77,7 +77,7 @@ impl<B: Backend> StateMixer<B> {
         }
     }
 
-    /// Takes the states of all rows through `normed`, and returns what they give.
+    /// Advances the states of all rows by `normed`, and returns their output.
     pub fn mix(&self, backend: &mut B, normed: &B::Operand, batch: &B::Batch) -> B::Tensor {
         match &self.weights {
             Weights::GatedConv(conv) => backend.gated_conv(normed, conv, self.layer, batch),
@@ -85,17 +85,17 @@ impl<B: Backend> StateMixer<B> {
         }
     }
 
-    /// Adds what the states gave to the residual stream `x`.
+    /// Projects the states' output `mixed` and adds it to the residual stream `x`.
     pub fn add(&self, backend: &mut B, x: &mut B::Tensor, mixed: &B::Tensor) {
         let mixed = backend.operand(mixed, &self.out.weight);
         backend.project_add(x, &mixed, &self.out);
     }
 }
 
-/// The gate of an expert, and the expert.
+/// The gate of a shared expert, and the expert.
 pub type GatedExpert<B> = (Linear<B>, Expert<B>);
 
-/// Loads the expert of a layer that all tokens go through, and its gate, where the model has one.
+/// Loads the gated shared expert of a layer, where the model has one.
 pub fn load_gated_expert<B: Backend>(
     loader: &mut Loader<'_, B>,
     layer: usize,

@@ -1,12 +1,12 @@
-//! Where two values of one type differ, by the names of their fields.
+//! Finds the first differing field of two values of one type.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// Characters of a value that a report shows.
+/// Upper bound of the characters of a value in a report.
 const SHOWN_CHARS: usize = 120;
 
-/// One place where two values differ.
+/// A differing field of two values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldDifference {
     /// The path to it, as `rows[3].seq`; empty for the whole value.
@@ -17,7 +17,7 @@ pub struct FieldDifference {
     pub replayed: String,
 }
 
-/// The first place where the two differ; `None` when their fields are all the same.
+/// The first differing field; `None` when all fields are equal.
 pub fn first_difference<T: Serialize>(recorded: &T, replayed: &T) -> Option<FieldDifference> {
     let value = |of: &T| serde_json::to_value(of).unwrap_or(Value::Null);
     let mut path = String::new();

@@ -1,4 +1,4 @@
-//! The records of a log: calls into the scheduler's state, and the outcome of each.
+//! The records of a log: calls of the scheduler's state, and their outcomes.
 
 mod step;
 mod submit;
@@ -16,205 +16,205 @@ use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::pooling::Pooling;
 use crate::state::scheduler::submission::Submission;
 
-/// One record. A call is written before it is made, so that one that panics is in the log; its outcome follows.
+/// One record. A call is written before it is made, so that the log contains one that panics; its outcome follows.
 ///
-/// New variants go to the end: the place is the encoding.
+/// New variants go to the end: the index is the encoding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Entry {
-    /// A unit begins: its states are new.
+    /// A unit starts with fresh states.
     Start {
-        /// Which unit of the engine.
+        /// The unit's generation.
         generation: u64,
     },
-    /// A request came in.
+    /// A request arrived.
     Submit(Box<SubmitEntry>),
     /// A request was cancelled.
     Cancel {
         /// The id.
         rid: RequestId,
-        /// Whose flag came with it.
+        /// The request that the flag belongs to.
         flag: FlagOf,
     },
-    /// Everything was cancelled.
+    /// All requests were cancelled.
     CancelAll,
     /// A stop string was found.
     StopFound {
         /// The request.
         rid: RequestId,
-        /// Output tokens that count.
+        /// Number of output tokens before the stop.
         kept: u64,
     },
     /// A step ended.
     StepDone {
         /// The step.
         step: StepId,
-        /// The output that it brought.
+        /// The step's output.
         result: Result<StepRows, StepError>,
     },
-    /// A prefix was to be kept.
+    /// A request to pin a prefix.
     Pin {
-        /// Where it is shared.
+        /// The prefix's namespace.
         namespace: NamespaceEntry,
         /// The prefix.
         tokens: Arc<[u32]>,
-        /// Until when.
+        /// Expiry time.
         expires_s: u64,
     },
-    /// A pin was given back.
+    /// A pin was released.
     Unpin {
         /// The pin.
         pin: u64,
     },
-    /// Pins expired: looking for them changes nothing otherwise, and is not written.
+    /// Pins expired. A check that expires none is not written.
     ExpirePins {
         /// The scheduler's clock.
         now_s: u64,
     },
     /// Tree and pools answered the open plan.
     Planned(Box<PlannedDigest>),
-    /// The state was asked what to send.
+    /// The state was asked for its next message.
     Next,
-    /// Requests whose raised flag the call before saw.
+    /// Requests whose cancel flag the previous call found raised.
     CancelsSeen(Vec<IntakeId>),
-    /// The message that the call before said to send.
+    /// The message that the previous call returned.
     Outcome(Box<NextDigest>),
     /// News were taken, to be sent to the Tokenizer.
     News(NewsDigest),
-    /// The tree answered what the policy asked.
+    /// The tree answered the policy's probe.
     Probed(Box<ProbedDigest>),
-    /// Another order of the queue was asked for.
+    /// The scheduling policy was changed.
     SetPolicy {
         /// The policy.
         name: String,
     },
-    /// Another order of eviction was asked for.
+    /// The eviction policy was changed.
     SetEvictionPolicy {
         /// The policy.
         name: String,
     },
-    /// Requests with time limits were looked through.
+    /// Requests were checked for expired timeouts.
     ExpireRequests {
         /// The scheduler's clock.
         now_s: f64,
     },
-    /// The cache was to be emptied.
+    /// A request to flush the cache.
     FlushCache,
-    /// A request came in whose output begins with these tokens.
+    /// A request arrived whose output begins with these tokens.
     SubmitOpened(Box<SubmitEntry>, Arc<[u32]>),
-    /// A request came in to a model whose layers keep states.
+    /// A request arrived for a model whose layers keep states.
     SubmitAnchored {
         /// The request.
         request: Box<SubmitEntry>,
         /// Its output begins with these tokens.
         opening: Arc<[u32]>,
-        /// Other prompts are likely to leave its own at these positions.
+        /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
     },
-    /// A pause began or ended.
+    /// Generation was paused or resumed.
     SetPaused {
-        /// It began.
+        /// True if paused.
         paused: bool,
     },
-    /// A request came in that bypasses the cache: its prompt is vectors, of which only the number matters to the states.
+    /// A request arrived that bypasses the cache: its prompt is vectors, and the states depend only on their number.
     SubmitBypassing {
         /// The request.
         request: Box<SubmitEntry>,
         /// Its output begins with these tokens.
         opening: Arc<[u32]>,
-        /// Other prompts are likely to leave its own at these positions.
+        /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
     },
-    /// A request came in for the embedding of its prompt.
+    /// An embedding request arrived.
     SubmitPooling {
         /// The request.
         request: Box<SubmitEntry>,
-        /// Which states the embedding is made of.
+        /// The pooling of its hidden states.
         pooling: Pooling,
         /// Its prompt is vectors.
         bypasses_cache: bool,
-        /// Other prompts are likely to leave its own at these positions.
+        /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
     },
-    /// A prefix was to be kept until its memory is needed.
+    /// A request to pin a prefix until its memory is needed.
     PinSoftly {
-        /// Names the pin.
+        /// The pin's name.
         name: u64,
-        /// A pin that was given back for it.
+        /// The pin that this one replaces.
         replaces: Option<u64>,
-        /// Where it is shared.
+        /// The prefix's namespace.
         namespace: NamespaceEntry,
         /// The prefix.
         tokens: Arc<[u32]>,
-        /// Until when.
+        /// Expiry time.
         expires_s: u64,
     },
-    /// A soft pin was given back.
+    /// A soft pin was released.
     UnpinSoftly {
         /// The pin.
         name: u64,
     },
-    /// A request came in whose sequence rotates as long ones do.
+    /// A request arrived whose sequence uses long-context RoPE factors.
     SubmitLong {
         /// The request.
         request: Box<SubmitEntry>,
         /// Its output begins with these tokens.
         opening: Arc<[u32]>,
-        /// Other prompts are likely to leave its own at these positions.
+        /// Positions at which other prompts are likely to diverge.
         anchors: Arc<[u32]>,
-        /// Which states the embedding that it wants is made of.
+        /// The pooling of its hidden states, if it is an embedding request.
         pooling: Option<Pooling>,
         /// Its prompt is vectors.
         bypasses_cache: bool,
     },
-    /// The KV store began to serve, or ended.
+    /// The KV store became available, or stopped.
     StoreServes {
-        /// It began.
+        /// True if available.
         serves: bool,
     },
-    /// The KV store told how much it has of a prompt.
+    /// The KV store answered a lookup of a prompt.
     Found {
-        /// Whose prompt.
+        /// The prompt's sequence.
         seq: Seq,
-        /// Blocks that it has.
+        /// Number of stored blocks.
         blocks: u64,
-        /// Of these, blocks that pay to be fetched.
+        /// Number of blocks worth fetching.
         worth: u64,
     },
     /// A fetch from the KV store ended.
     Fetched {
         /// The fetch.
         ticket: Ticket,
-        /// Blocks that it brought.
+        /// Number of fetched blocks.
         blocks: u64,
     },
-    /// The KV store was done with blocks that were saved.
+    /// The KV store finished writing blocks.
     Written {
         /// The saves.
         tickets: Vec<Ticket>,
-        /// It has them now.
+        /// False if it did not keep them.
         kept: bool,
     },
-    /// The KV store told how much it has of a prompt, and why it has no more.
+    /// The KV store answered a lookup, with the reason for the miss after the last block.
     FoundShort {
-        /// Whose prompt.
+        /// The prompt's sequence.
         seq: Seq,
-        /// Blocks that it has.
+        /// Number of stored blocks.
         blocks: u64,
-        /// Of these, blocks that pay to be fetched.
+        /// Number of blocks worth fetching.
         worth: u64,
-        /// Why there are no more.
+        /// The reason for the miss.
         miss: StoredMiss,
     },
     /// A fetch from the KV store ended before its last block.
     FetchedShort {
         /// The fetch.
         ticket: Ticket,
-        /// Blocks that it brought.
+        /// Number of fetched blocks.
         blocks: u64,
-        /// Why there are no more.
+        /// The reason for the miss.
         miss: StoredMiss,
     },
-    /// A step that prefilled took so long, which bounds the next ones.
+    /// The duration of a step with prefill, which bounds later ones.
     StepTook {
         /// The step.
         step: StepId,
@@ -224,7 +224,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// A request that comes in.
+    /// The entry of a request's submission.
     pub(super) fn submit(request: &Submission) -> Self {
         let entry = Box::new(SubmitEntry::from(request));
         if request.namespace.has_long_rotation() {
@@ -264,7 +264,7 @@ impl Entry {
         }
     }
 
-    /// The message that brought it, as `actors::messages` calls it.
+    /// The message that caused the call, by its name in `actors::messages`.
     pub fn message(&self) -> &'static str {
         match self {
             Self::Start { .. } => "start of a unit",
@@ -302,7 +302,7 @@ impl Entry {
         }
     }
 
-    /// True for what came from outside; the rest was asked or answered inside.
+    /// True for inputs from outside; false for requests and answers between the states.
     pub fn is_input(&self) -> bool {
         !matches!(
             self,
@@ -316,13 +316,13 @@ impl Entry {
     }
 }
 
-/// Which request a flag belongs to.
+/// The request that a cancel flag belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FlagOf {
-    /// No flag came: whichever request has the id is meant.
+    /// No flag was given: applies to any request with the id.
     Nobody,
-    /// The request that has the id.
+    /// The request in flight with the id.
     Holder,
-    /// Another one, which had the id before.
+    /// An earlier request with the same id.
     Another,
 }

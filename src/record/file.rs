@@ -5,8 +5,8 @@
 //! block   kind u8 | raw bytes u32 | stored bytes u32 | CRC-32 u32 of all this and what follows | stored
 //! ```
 //!
-//! Numbers are little-endian; entries are postcard, one behind the other, deflated block by block. A file that was cut
-//! off is whole up to its last whole block. Lengths are checked against limits before anything is allocated for them.
+//! Numbers are little-endian; entries are concatenated postcard, deflated block by block. A truncated file is readable
+//! up to its last whole block. Lengths are checked against limits before memory is allocated for them.
 
 use std::io::{self, Read, Write};
 
@@ -19,18 +19,18 @@ use crate::record::entry::Entry;
 use crate::state::control::ControlSetup;
 
 const MAGIC: [u8; 8] = *b"SOUFLOG\x01";
-/// Grows with every change of the entries that an older reader would not understand.
+/// Incremented when an older reader would misread the entries.
 pub const FORMAT_VERSION: u32 = 2;
-/// Bytes of entries in one block at most.
+/// Upper bound of a block's bytes of entries.
 pub const MAX_BLOCK_BYTES: usize = 16 << 20;
-/// Bytes of the header at most.
+/// Upper bound of the header's bytes.
 const MAX_HEADER_BYTES: usize = 1 << 20;
-/// Kind, raw bytes, stored bytes; and the checksum behind them.
+/// Kind, raw bytes, stored bytes; the checksum follows.
 const SUMMED_BYTES: usize = 9;
 const FRAME_BYTES: usize = SUMMED_BYTES + 4;
-/// Bytes of the last block.
+/// Bytes of the final block.
 pub const END_BYTES: usize = FRAME_BYTES + 9;
-/// Deflate's fastest: the writer shares the cores with the model.
+/// Deflate's fastest level: the writer shares the cores with the model.
 const COMPRESSION: u32 = 1;
 
 /// The beginning of a log.
@@ -40,16 +40,15 @@ pub struct Header {
     pub format_version: u32,
     /// Version of the engine that wrote it.
     pub engine_version: String,
-    /// How its states began.
+    /// The initial configuration of its states.
     pub control: ControlSetup,
-    /// The parameters of double sparsity, on which the keys and values of its engine depend beside the model; `None` where
-    /// all keys were read.
+    /// The parameters of double sparsity, on which its KV depends, in addition to the model; `None` for full attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub double_sparsity: Option<String>,
 }
 
 impl Header {
-    /// The header of a log that this engine writes, if it reads all keys.
+    /// The header of a new log without double sparsity.
     pub fn new(control: &ControlSetup) -> Self {
         Self {
             format_version: FORMAT_VERSION,
@@ -65,18 +64,18 @@ impl Header {
 pub enum LogEnd {
     /// The engine stopped.
     Closed,
-    /// It reached its greatest size.
+    /// It reached its size limit.
     SizeLimit,
-    /// It has no end: the writer was cut off.
+    /// It is truncated: the writer was killed.
     CutOff,
 }
 
-/// One step through a log.
+/// An item of a log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// A record.
     Entry(Entry),
-    /// The writer could not follow: a unit's last entries are missing.
+    /// The writer was too slow: the unit's last entries are missing.
     Gap,
 }
 
@@ -86,25 +85,25 @@ pub enum LogError {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It does not begin as a log does.
+    /// The magic number is missing.
     #[error("is no message log: it does not begin with SOUFLOG and its version")]
     NoLog,
-    /// An older or a newer engine wrote it.
+    /// A different version of the engine wrote it.
     #[error(
         "has format {found}, this engine reads format {FORMAT_VERSION}: replay it with {engine}"
     )]
     Format {
-        /// Its version.
+        /// Its format version.
         found: u32,
-        /// The version that wrote it, as far as it says so.
+        /// The engine version that wrote it, if known.
         engine: String,
     },
-    /// It does not hold what its format asks for.
+    /// Its contents violate the format.
     #[error("is damaged at byte {at}: {reason}")]
     Damaged {
-        /// Where the block begins.
+        /// Offset of the block.
         at: u64,
-        /// The fault.
+        /// The violation.
         reason: String,
     },
 }
@@ -142,7 +141,7 @@ fn framed(kind: Kind, n_raw: u32, stored: &[u8]) -> Vec<u8> {
     block
 }
 
-/// The first bytes of a file.
+/// Encodes the magic number and the header.
 pub fn opening(header: &Header) -> io::Result<Vec<u8>> {
     let json = serde_json::to_vec(header)?;
     let mut bytes = MAGIC.to_vec();
@@ -150,7 +149,7 @@ pub fn opening(header: &Header) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A block of entries, packed.
+/// Encodes a block of entries.
 pub fn block(raw: &[u8]) -> io::Result<Vec<u8>> {
     let mut packer = DeflateEncoder::new(Vec::new(), Compression::new(COMPRESSION));
     packer.write_all(raw)?;
@@ -158,12 +157,12 @@ pub fn block(raw: &[u8]) -> io::Result<Vec<u8>> {
     Ok(framed(Kind::Entries, raw.len() as u32, &stored))
 }
 
-/// The mark of missing entries: a log that is cut off has no end that counts them.
+/// Encodes the gap marker: a truncated log has no end block that counts missing entries.
 pub fn gap() -> Vec<u8> {
     framed(Kind::Gap, 0, &[])
 }
 
-/// The end of a file: why, and how many entries are missing in it.
+/// Encodes the end block: the reason, and the number of missing entries.
 pub fn end(ending: LogEnd, n_dropped: u64) -> Vec<u8> {
     let mut stored = vec![u8::from(ending == LogEnd::SizeLimit)];
     stored.extend(n_dropped.to_le_bytes());
@@ -174,10 +173,10 @@ pub fn end(ending: LogEnd, n_dropped: u64) -> Vec<u8> {
 pub struct LogReader<R> {
     source: R,
     header: Header,
-    /// The block that is being read, and how much of it has been.
+    /// The current block, and the read position in it.
     block: Vec<u8>,
     at: usize,
-    /// Where the block begins, and where the next one does.
+    /// Offsets of this block and the next.
     block_at: u64,
     next_at: u64,
     ended: Option<(LogEnd, u64)>,
@@ -193,7 +192,7 @@ impl<R: Read> LogReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// A file that is no log, or one of another format.
+    /// The file is not a log, or has another format version.
     pub fn open(mut source: R) -> Result<Self, LogError> {
         let mut magic = [0; MAGIC.len()];
         source.read_exact(&mut magic).map_err(|_| LogError::NoLog)?;
@@ -212,7 +211,7 @@ impl<R: Read> LogReader<R> {
         let json: serde_json::Value = serde_json::from_slice(&frame.stored)
             .map_err(|error| damaged(format!("header: {error}")))?;
         check_version(&json)?;
-        // The checksum is right: a header of this format that lacks something is another engine's.
+        // The checksum is correct: an incomplete header of this format is from another engine.
         let header = serde_json::from_value(json)
             .map_err(|error| damaged(format!("the header is not of this engine: {error}")))?;
         Ok(Self {
@@ -231,7 +230,7 @@ impl<R: Read> LogReader<R> {
         &self.header
     }
 
-    /// Why it ended, once [`next`](Self::next) has said `None`, and how many entries are missing in it.
+    /// The reason of its end and the number of missing entries, after [`next`](Self::next) has returned `None`.
     pub fn ending(&self) -> (LogEnd, u64) {
         self.ended.unwrap_or((LogEnd::CutOff, 0))
     }
@@ -239,7 +238,7 @@ impl<R: Read> LogReader<R> {
     /// The next record; `None` at the end.
     ///
     /// # Errors
-    /// A file that does not hold what its format asks for.
+    /// The contents violate the format.
     #[allow(clippy::should_implement_trait)] // it may fail
     pub fn next(&mut self) -> Result<Option<Record>, LogError> {
         loop {
@@ -325,7 +324,7 @@ fn check_version(header: &serde_json::Value) -> Result<(), LogError> {
     })
 }
 
-/// The next block; `None` where the file ends, be it inside one.
+/// The next block; `None` at the end of the file, even inside a block.
 fn read_frame(
     source: &mut impl Read,
     at: &mut u64,
@@ -345,7 +344,7 @@ fn read_frame(
     let (n_raw, n_stored, sum) = (number(1) as usize, number(5) as usize, number(SUMMED_BYTES));
     let kind = Kind::of(frame[0]);
     let kind = kind.ok_or_else(|| damaged(format!("a block of kind {}", frame[0])))?;
-    // Deflate adds a few bytes to what it cannot pack.
+    // Deflate adds a few bytes to incompressible data.
     if n_raw > limit || n_stored > limit + limit / 8 {
         return Err(damaged(format!(
             "a block of {n_raw} bytes in {n_stored}, limit is {limit}"

@@ -1,18 +1,18 @@
-//! The message log: what enters the control plane, in the order in which the Scheduler's state takes it, and what comes
-//! out, so that a decision can be replayed on another machine.
+//! The message log: the inputs and outcomes of the Scheduler's state, in its order, so that another machine can replay
+//! a decision.
 //!
-//! - [`scheduler`]: the only way by which the actor reaches its state; one method for each input, which writes it
-//! - [`entry`] and [`digest`]: what is written
+//! - [`scheduler`]: the actor's only access to its state; one method per input, which writes it
+//! - [`entry`] and [`digest`]: the records
 //! - [`file`](mod@file): blocks with length and checksum; [`sink`]: the thread that writes them
-//! - [`replay`](mod@replay): the same states on what was written, compared call by call
+//! - [`replay`](mod@replay): runs the states on a log and compares them call by call
 //!
-//! Nothing random and no clock is inside the states, so the calls decide everything. Three inputs come in no message: when a
-//! raised cancel flag was seen ([`entry::Entry::CancelsSeen`]), the clock that pins expire by ([`entry::Entry::ExpirePins`]), and
-//! how long steps took, where they are bounded by time ([`entry::Entry::StepTook`]). The tree and the pools have no inputs but the plans, one at a time, so that they need
-//! no entries: a replay runs them at the call that brought their answer.
+//! The states use no randomness and no clock, so the calls determine everything. Three inputs have no message: raised
+//! cancel flags ([`entry::Entry::CancelsSeen`]), the clock for expiring pins ([`entry::Entry::ExpirePins`]), and step
+//! durations that bound steps ([`entry::Entry::StepTook`]). Tree and pools have no inputs but the plans, one at a time,
+//! and need no entries: a replay runs a plan at its answer's entry.
 //!
-//! **A new input of the state** is a method in [`scheduler`] (the actor has no other way to it), a variant of
-//! [`entry::Entry`], and an arm in [`replay`](mod@replay); the compiler asks for the last two.
+//! **A new input of the state** is a method in [`scheduler`] (the actor has no other access), a variant of
+//! [`entry::Entry`], and an arm in [`replay`](mod@replay); the compiler checks the last two.
 
 pub mod diff;
 pub mod digest;

@@ -1,7 +1,7 @@
-//! The scheduler's state behind a door that writes down who comes in.
+//! A wrapper of the scheduler's state that records its inputs.
 //!
-//! The actor holds a [`RecordedScheduler`] and no state: what only looks goes through [`Deref`], what changes anything
-//! is a method here. Without a log each costs one branch.
+//! The actor holds a [`RecordedScheduler`] and no state: reads go through [`Deref`], every change is a method here.
+//! Without a log each costs one branch.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::state::step::{RowResult, StepOutput};
 
 /// See the module.
 pub struct RecordedScheduler {
-    /// Dropped first: what it still holds is written while the state is whole.
+    /// Dropped first: it flushes its buffer while the state is whole.
     recorder: Option<Recorder>,
     state: Scheduler,
 }
@@ -53,7 +53,7 @@ impl Plans for RecordedScheduler {
 }
 
 impl RecordedScheduler {
-    /// A state that nothing was done with yet, and where to write what will be.
+    /// Wraps a fresh state, and records its calls if there is a recorder.
     pub fn new(state: Scheduler, recorder: Option<Recorder>) -> Self {
         Self { recorder, state }
     }
@@ -95,7 +95,7 @@ impl RecordedScheduler {
         self.state.stop_found(rid, kept);
     }
 
-    /// See [`Scheduler::step_took`]. Written only where something depends on it.
+    /// See [`Scheduler::step_took`]. Written only where decisions depend on it.
     pub fn step_took(&mut self, step: StepId, micros: u64) {
         if self.state.wants_time_of(step) {
             self.write(|_| Entry::StepTook { step, micros });
@@ -260,7 +260,7 @@ impl RecordedScheduler {
         self.state.blocks_written(tickets, kept);
     }
 
-    /// See [`Scheduler::take_store_orders`]. Decides nothing, and is not written: steps and news show what comes of it.
+    /// See [`Scheduler::take_store_orders`]. Decides nothing, and is not written: steps and news show its effects.
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
         self.state.take_store_orders()
     }
@@ -340,7 +340,7 @@ impl RecordedScheduler {
         self.state.take_prefix_events()
     }
 
-    /// Hands what was written so far to the writer's thread.
+    /// Sends the buffered entries to the writer's thread.
     pub fn flush(&mut self) {
         if let Some(recorder) = &mut self.recorder {
             recorder.flush();

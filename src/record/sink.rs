@@ -1,8 +1,8 @@
-//! From the scheduler to the disk without a wait: entries are encoded into a buffer, full buffers go through a bounded
-//! channel to a thread that packs and writes them.
+//! Non-blocking writes from the scheduler to the disk: entries are encoded into a buffer, and full buffers go through a
+//! bounded channel to a thread that compresses and writes them.
 //!
-//! When the disk does not follow, what is new is dropped and counted, and the log is marked: a replay cannot go on
-//! behind a gap. The scheduler never waits.
+//! When the disk is too slow, new entries are dropped and counted, and the log is marked: a replay cannot continue
+//! after a gap. The scheduler never waits.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,29 +16,29 @@ use crossbeam_channel::{Receiver, Sender};
 use crate::record::entry::Entry;
 use crate::record::file::{self, END_BYTES, Header, LogEnd, MAX_BLOCK_BYTES};
 
-/// Bytes of entries that make a block.
+/// Buffered bytes of entries that trigger a block.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Bytes that wait for the writer at most.
+/// Upper bound of the bytes queued for the writer.
 const MAX_WAITING_BYTES: usize = 32 << 20;
-/// Blocks that wait for the writer at most.
+/// Upper bound of the blocks queued for the writer.
 const MAX_WAITING_BLOCKS: usize = 1024;
-/// How long a stopping engine waits for a disk that hangs.
+/// Upper bound of a stopping engine's wait for a hanging disk.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The words between the recorders and the writer's thread.
+/// Shared by the recorders and the writer's thread.
 #[derive(Debug, Default)]
 struct Shared {
-    /// Nothing more will be written.
+    /// No more entries will be written.
     is_closed: AtomicBool,
     waiting_bytes: AtomicUsize,
     n_dropped: AtomicU64,
-    /// Units that lost entries.
+    /// Number of units that lost entries.
     n_gaps: AtomicU64,
 }
 
-/// An open log. It ends when this and its recorders are dropped.
+/// An open log. The log is closed when this and its recorders are dropped.
 pub struct LogSink {
-    /// `None` once it is being closed.
+    /// `None` while it is closing.
     blocks: Option<Sender<Vec<u8>>>,
     shared: Arc<Shared>,
     /// Disconnected when the writer's thread has ended.
@@ -46,19 +46,19 @@ pub struct LogSink {
 }
 
 impl LogSink {
-    /// Makes the file, readable by its owner only, and starts the writer's thread. A log that is there already is kept
-    /// as `FILE.old`.
+    /// Creates the file, readable by its owner only, and starts the writer's thread. An existing log is renamed to
+    /// `FILE.old`.
     ///
     /// # Errors
-    /// The system's words, or that `path` is no regular file.
+    /// The system's error, or that `path` is not a regular file.
     pub fn create(path: &Path, max_bytes: u64, header: &Header) -> io::Result<Arc<Self>> {
         Self::start(create_file(path)?, max_bytes, header)
     }
 
-    /// Writes a log to anything.
+    /// Writes a log to any writer.
     ///
     /// # Errors
-    /// The system's words to the first write, or to the start of a thread.
+    /// The system's error from the first write or the start of the thread.
     pub fn start(
         mut to: impl Write + Send + 'static,
         max_bytes: u64,
@@ -80,7 +80,7 @@ impl LogSink {
         std::thread::Builder::new()
             .name("souffleur-record".to_owned())
             .spawn(move || {
-                // Dropped when the thread ends, whichever way it goes.
+                // Dropped when the thread ends, even by a panic.
                 let _writing: Sender<()> = writing;
                 if let Err(error) = writer.run(&to_write) {
                     writer.shared.is_closed.store(true, Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl LogSink {
         }))
     }
 
-    /// A recorder for one unit; what it writes begins with the start of the unit.
+    /// A recorder for one unit; its first entry is the start of the unit.
     pub fn recorder(self: &Arc<Self>, generation: u64) -> Recorder {
         let mut recorder = Recorder {
             sink: self.clone(),
@@ -106,12 +106,12 @@ impl LogSink {
         recorder
     }
 
-    /// Entries that were dropped because the disk did not follow.
+    /// Number of entries dropped because the disk was too slow.
     pub fn dropped(&self) -> u64 {
         self.shared.n_dropped.load(Ordering::Relaxed)
     }
 
-    /// False when too much waits already.
+    /// Returns false when the queue is full.
     fn send(&self, raw: Vec<u8>) -> bool {
         let n_bytes = raw.len();
         let waiting = &self.shared.waiting_bytes;
@@ -161,12 +161,12 @@ pub struct Recorder {
     sink: Arc<LogSink>,
     raw: Vec<u8>,
     n_entries: u32,
-    /// Entries of this unit were dropped: those behind them mean nothing.
+    /// Entries of this unit were dropped: later ones are useless.
     is_broken: bool,
 }
 
 impl Recorder {
-    /// False when nothing more will be written: entries need not be made.
+    /// False when nothing more will be written, so that callers can skip building entries.
     pub fn is_open(&self) -> bool {
         !self.sink.shared.is_closed.load(Ordering::Relaxed)
     }
@@ -191,7 +191,7 @@ impl Recorder {
         }
     }
 
-    /// Hands the buffer over.
+    /// Sends the buffer to the writer's thread.
     pub fn flush(&mut self) {
         if self.raw.is_empty() {
             return;
@@ -205,7 +205,7 @@ impl Recorder {
 
     fn lose(&mut self) {
         if !self.is_open() {
-            // The log has ended as it was to: nothing of it is missing.
+            // The log has ended as intended: no entry is missing.
             self.raw = Vec::new();
             return;
         }
@@ -261,7 +261,7 @@ impl<W: Write> Writer<W> {
         self.end(LogEnd::Closed)
     }
 
-    /// What is dropped is newer than what waited, so the mark goes behind all of it.
+    /// Dropped entries are newer than queued ones, so the marker follows the whole queue.
     fn mark_gaps(&mut self) -> io::Result<()> {
         let n_gaps = self.shared.n_gaps.load(Ordering::Relaxed);
         let gap = file::gap();

@@ -1,8 +1,8 @@
-//! The memory of log probabilities that were asked for and not yet taken by their clients: one budget for all answers.
+//! The memory of log probabilities that clients requested and have not yet read: one budget for all answers.
 //!
-//! A prompt's log probabilities are known to come before the request begins, and they outlive it: they wait in channels,
-//! are written as JSON, and leave as slowly as the client reads. So a call is charged at the door and holds the charge
-//! until its answer is gone.
+//! A prompt's log probabilities are known to come before the request begins, and they outlive it: they wait in
+//! channels, are written as JSON, and leave as slowly as the client reads. So a call is charged at admission and holds
+//! the charge until its answer is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::error::ApiError;
 use crate::request::{GenerateRequest, Prompt};
 
-/// Bytes that a position of a prompt takes, besides its entries.
+/// Bytes that a position of a prompt takes, without its entries.
 const POSITION_BYTES: usize = 128;
 /// Bytes that an entry takes in memory and as JSON.
 const ENTRY_BYTES: usize = 40;
@@ -57,7 +57,7 @@ impl AnswerBudget {
         self.charge_bytes(bytes.fold(0, usize::saturating_add))
     }
 
-    /// Charges an answer of at most so many bytes; `None` if it has none.
+    /// Charges an answer of at most `bytes` bytes; `None` if it has none.
     ///
     /// # Errors
     /// As [`AnswerBudget::charge`].

@@ -6,7 +6,7 @@ use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-/// A key of which nothing is kept but its hash: whatever prints the configuration cannot give it away.
+/// A key of which only the hash is kept: printing the configuration cannot reveal it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey([u8; 32]);
 
@@ -47,7 +47,7 @@ impl Serialize for ApiKey {
 
 impl<'de> Deserialize<'de> for ApiKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Taken as it comes: serde's own error would show what is no string.
+        // Read as any value: serde's own error would show a value that is no string.
         let value = serde_json::Value::deserialize(deserializer)?;
         let key = value
             .as_str()

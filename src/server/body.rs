@@ -45,7 +45,7 @@ impl FromRequest for JsonBody {
     }
 }
 
-/// Charges what arrives, as it arrives: a promised length costs nothing.
+/// Charges bytes as they arrive: a promised length costs nothing.
 async fn read(
     mut payload: Payload,
     limit_bytes: usize,

@@ -48,7 +48,7 @@ pub(super) struct BodyCharge {
 }
 
 impl BodyCharge {
-    /// Takes so many bytes more.
+    /// Takes `bytes` more bytes.
     ///
     /// # Errors
     /// 503 if others have them, 413 if they are more than the budget has for one body.
@@ -71,7 +71,7 @@ impl BodyCharge {
         BodyBudget(self.shares.clone()).open()
     }
 
-    /// Gives back what is more than so many bytes.
+    /// Gives back all but `bytes` bytes.
     pub(super) fn shrink_to(&mut self, bytes: usize) {
         let small = self.small.min(bytes);
         let large = self.large.min(bytes - small);
@@ -103,7 +103,7 @@ impl Drop for BodyCharge {
 
 /// The charges for a call's body while the call is served.
 pub(super) struct Charges {
-    /// For what the prompt is made of, until it is encoded.
+    /// For the parts of the prompt, until it is encoded.
     pub(super) prompt: BodyCharge,
     /// For the tools and constraints of the call, which live as long as its requests.
     pub(super) request: BodyCharge,

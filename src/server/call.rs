@@ -36,7 +36,7 @@ pub(super) struct VectorLimits {
 }
 
 impl VectorLimits {
-    /// Those of an engine. The exact limit of a prompt's length is its Tokenizer's: this one bounds what is read.
+    /// Those of an engine. The exact limit of a prompt's length is its Tokenizer's: this one bounds the reading.
     pub(super) fn of(engine: &EngineHandle) -> Option<Self> {
         let model = engine.model();
         let most = model.context_length.min(model.max_total_tokens);
@@ -44,7 +44,7 @@ impl VectorLimits {
     }
 }
 
-/// Requests that a WebSocket may have under way, and those that are not yet.
+/// Requests that a WebSocket may have in flight, and free places among them.
 #[derive(Clone, Copy)]
 pub(super) struct WebSocketRoom {
     pub(super) free: usize,
@@ -160,7 +160,7 @@ pub(super) fn sample_id(rid: &RequestId, index: u32, n: u32) -> RequestId {
     }
 }
 
-/// Refuses calls of too many samples before anything is made for them; `field` is the one that asks for them.
+/// Refuses calls of too many samples before anything is made for them; `field` is the one with their number.
 pub(super) fn check_size(
     field: &str,
     prompts: usize,

@@ -8,12 +8,12 @@ use super::api_key::ApiKey;
 use crate::config::keys::{Flag, Form, KeyType, keys, out_of_range};
 use crate::error::ConfigError;
 
-/// Each is a thread with a runtime of its own.
+/// Each is a thread with its own runtime.
 const MAX_WORKERS: usize = 256;
-/// Each is a request with a stream of its own.
+/// Each is a request with its own stream.
 const MAX_BATCH_REQUESTS: usize = 1 << 16;
 
-/// Each has an entry in an index, whatever its size.
+/// Each has an entry in an index, at any size.
 const MAX_RESPONSES: usize = 1 << 20;
 
 /// Each has an entry in an index.

@@ -1,4 +1,4 @@
-//! Questions about single requests, for whoever runs the server.
+//! Reports on single requests, for the server's operator.
 
 use actix_web::web::{Data, Path};
 use actix_web::{HttpRequest, HttpResponse};

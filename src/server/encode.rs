@@ -24,8 +24,8 @@ pub(super) fn tokenizer(engine: &EngineHandle) -> Result<Arc<TextModel>, ApiErro
     text.ok_or_else(|| ApiError::invalid("the engine runs without a tokenizer"))
 }
 
-/// Does `work` with the tokenizer when it is its turn. `charges` are held until it has ended, whether or not anybody still
-/// waits for it.
+/// Does `work` with the tokenizer when it is its turn. `charges` are held until it has ended, even if its caller is
+/// gone.
 ///
 /// # Errors
 /// Those of the work; the engine is not there, or has no tokenizer.
@@ -46,7 +46,7 @@ pub(super) async fn with_tokenizer<T: Send + 'static>(
     Ok(work.await.map_err(|_| lost())??)
 }
 
-/// The tokens of a text, without those that begin a prompt if it goes on from another. Its body is charged to the caller.
+/// The tokens of a text, without a prompt's leading ones if it continues another. Its body is charged to the caller.
 ///
 /// # Errors
 /// Those of encoding; it has more tokens than the model takes.

@@ -5,12 +5,12 @@ use utoipa::openapi::path::{HttpMethod, Operation};
 
 use super::openapi::facts::Facts;
 
-/// The key that a method asks for.
+/// The key that a method requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Everybody.
+    /// Every client.
     Open,
-    /// Those who have the key, if there is one.
+    /// Clients with the key, if there is one.
     Key,
     /// The admin, if there is one.
     Admin,
@@ -35,7 +35,7 @@ impl Endpoint {
         (self.mount)(cfg);
     }
 
-    /// One that asks for the key.
+    /// An endpoint that requires the key.
     pub(super) fn new(
         path: &'static str,
         methods: Vec<(HttpMethod, Operate)>,

@@ -1,4 +1,4 @@
-//! The table of all routes: where each handler is mounted, and what the document says of it.
+//! The table of all routes: each handler's path, and its part of the document.
 
 use actix_web::dev::Handler;
 use actix_web::middleware::from_fn;

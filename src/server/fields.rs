@@ -1,4 +1,4 @@
-//! The fields of a JSON object, each of which is parsed when it is asked for and read by [`Field`].
+//! The fields of a JSON object, each of which is parsed on demand and read by [`Field`].
 
 use actix_web::web::Bytes;
 use rustc_hash::FxHashMap;
@@ -19,11 +19,11 @@ const MAX_FIELDS: usize = 1024;
 const TEXT_COPIES: usize = 2;
 /// Bytes that a token id takes while its list is read and shared.
 const TOKEN_BYTES: usize = 2 * size_of::<u32>();
-/// Bytes that a JSON value takes at most besides its text, as an entry of an object.
+/// Maximum bytes that a JSON value takes in addition to its text, as an entry of an object.
 const VALUE_BYTES: usize = 256;
 
-/// The fields of a JSON object that were not read yet. A null field counts as absent. Nothing is parsed before it is
-/// asked for, and what nobody asks for never is.
+/// The fields of a JSON object that were not read yet. A null field counts as absent. A field is parsed when it is
+/// taken; others never are.
 pub(super) struct Fields {
     fields: FxHashMap<String, Raw>,
     max_values: usize,
@@ -32,15 +32,15 @@ pub(super) struct Fields {
     /// Those of them that the prompt is made of.
     prompt_values: usize,
     charge: BodyCharge,
-    /// The charge for what is kept as long as the request.
+    /// The charge for values that are kept as long as the request.
     request_charge: BodyCharge,
 }
 
 impl Fields {
-    /// Finds the fields of an object. `charge` has the body's bytes already, and goes with what is made of them.
+    /// Finds the fields of an object. `charge` has the body's bytes already, and moves to the values made of them.
     ///
     /// # Errors
-    /// Says where the text stops being JSON, or what it is instead of an object; 503 without memory for it.
+    /// The place where the text stops being JSON, or its type if it is no object; 503 without memory for it.
     pub(super) fn read(
         body: Bytes,
         mut charge: BodyCharge,
@@ -94,7 +94,7 @@ impl Fields {
         self.fields.remove(name).filter(|raw| !raw.is_null())
     }
 
-    /// Takes a field out without what is in its lists and objects.
+    /// Takes a field out without the contents of its lists and objects.
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Shallow>, ApiError> {
         self.take_raw(name).map(|raw| raw.shallow(name)).transpose()
     }
@@ -138,7 +138,7 @@ impl Fields {
         raw.parse_tree(name)
     }
 
-    /// Charges what JSON takes that is kept as long as the request.
+    /// Charges the memory of JSON that is kept as long as the request.
     pub(super) fn charge_request(&mut self, raw: &Raw) -> Result<(), ApiError> {
         let bytes = raw.bytes().len() + raw.count_values() * VALUE_BYTES;
         self.request_charge.grow(bytes)
@@ -188,7 +188,7 @@ impl Fields {
         self.fields.keys().cloned().collect()
     }
 
-    /// The first name in the alphabet of a field that asks for something.
+    /// The alphabetically first name of a field with effect.
     pub(super) fn first_asked(&self) -> Option<String> {
         let asked = self
             .fields
@@ -282,7 +282,7 @@ impl Fields {
         self.take_as(name, |field| field.seconds())
     }
 
-    /// Takes a field out as what `read` makes of it.
+    /// Takes a field out, converted by `read`.
     fn take_as<T>(
         &mut self,
         name: &str,
@@ -294,7 +294,7 @@ impl Fields {
         }
     }
 
-    /// The charges of what was read with all that is in it: that outlives the fields and the body's text.
+    /// The charges of values that were read in full: these outlive the fields and the body's text.
     pub(super) fn into_charges(self) -> Charges {
         let mut prompt = self.charge;
         prompt.shrink_to(self.prompt_values * VALUE_BYTES);
@@ -304,7 +304,7 @@ impl Fields {
         }
     }
 
-    /// Refuses each of `names` that asks for something.
+    /// Refuses each of `names` with effect.
     pub(super) fn refuse(&mut self, names: &[&str]) -> Result<(), ApiError> {
         for name in names {
             let asks = self

@@ -1,18 +1,18 @@
-//! Fields of other engines and services that no endpoint here reads: those that are refused, and those that are ignored.
+//! Fields of other engines and services that no endpoint here reads: refused ones and ignored ones.
 //!
-//! A field that would change the answer is refused by its name, unless it has the value that it has where it is not sent.
-//! Both lists are those of docs/api.md, and a test walks the fields that OpenAI, Anthropic, vLLM, SGLang and llama.cpp
-//! document: each one is read, refused or ignored.
+//! A field that would change the answer is refused by its name, unless it has its default value. Both lists are those
+//! of docs/api.md, and a test walks the fields that OpenAI, Anthropic, vLLM, SGLang and llama.cpp document: each one is
+//! read, refused or ignored.
 
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::field::Shallow;
 use crate::state::sampling;
 
-/// A field, and the values besides null and an empty text that ask for nothing: with false, unless true is one of them.
+/// A field, and its values without effect in addition to null and an empty text: false is one, unless true is.
 type Refused = (&'static str, &'static [Off]);
 
-/// A value that asks for nothing.
+/// A value without effect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Off {
     /// A number.
@@ -92,7 +92,7 @@ fn off_values(name: &str) -> Option<&'static [Off]> {
     }
 }
 
-/// True of a value that is none of those that ask for nothing.
+/// True of a value with effect.
 fn asks(value: &Shallow, off: &[Off]) -> bool {
     let is_off = match value {
         Shallow::Null => true,

@@ -87,7 +87,7 @@ fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("responses have string keys only")
 }
 
-/// Streams what each request has given so far.
+/// Streams each request's output so far.
 struct Cumulative {
     rids: Vec<RequestId>,
     shapes: Vec<Shape>,

@@ -43,11 +43,11 @@ pub(super) async fn ready(state: Data<AppState>) -> Result<HttpResponse, ApiErro
     Ok(HttpResponse::Ok().json(json!({ "status": "ready" })))
 }
 
-/// Checks that new requests are taken, for those who choose where to send them: `/ready`, and gRPC's health checks, which
-/// gateways make. Unlike `/health`, it fails during a rebuild.
+/// Checks that the engine takes new requests, for load balancers: `/ready`, and gRPC's health checks, which gateways
+/// make. Unlike `/health`, it fails during a rebuild.
 ///
 /// # Errors
-/// Says why none is taken: the engine is loaded, rebuilt or over, or the server shuts down.
+/// The reason why it takes none: the engine is loading, rebuilding or has ended, or the server shuts down.
 pub(super) fn check_ready(state: &AppState) -> Result<(), ApiError> {
     let engine = &state.serving()?.engine;
     if engine.is_ready() {

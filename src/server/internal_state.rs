@@ -1,4 +1,4 @@
-//! `POST /set_internal_state`: SGLang's way to change what can be changed while a server runs.
+//! `POST /set_internal_state`: SGLang's way to change settings while a server runs.
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
@@ -16,8 +16,8 @@ use crate::actors::messages::SetPolicy;
 
 const ARGS: &str = "server_args";
 
-/// Sets what of `server_args` can be set: the scheduling policy and the eviction policy. With any other key nothing is, and
-/// the answer says so, as SGLang's does.
+/// Sets the changeable keys of `server_args`: the scheduling policy and the eviction policy. With any other key it sets
+/// nothing, and the answer says so, as SGLang's does.
 pub(super) async fn set(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let mut fields = body.0;
     if fields.peek(ARGS).is_none() {

@@ -50,7 +50,7 @@ fn judge(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     }
 }
 
-/// Refuses what only an admin may do to those who do not show the admin's key. Without such a key everybody may.
+/// Refuses admin operations to clients that do not show the admin's key. Without such a key every client may.
 pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     match config.admin_api_key.is_none() || is_admin(headers, config) {
         true => Ok(()),
@@ -87,7 +87,7 @@ pub(super) fn judge_admin_bearer(
     }
 }
 
-/// True where the admin's key is shown. Nobody is an admin where there is none.
+/// True where the admin's key is shown. False where there is none.
 pub(super) fn is_admin(headers: &HeaderMap, config: &ServerConfig) -> bool {
     let key = config.admin_api_key.as_ref();
     key.is_some_and(|key| shows(headers, key))
@@ -102,7 +102,7 @@ fn shows(headers: &HeaderMap, key: &ApiKey) -> bool {
     shown.any(|shown| key.is(shown))
 }
 
-/// The text behind the scheme, whose name may be written in any case.
+/// The text after the scheme, whose name may be written in any case.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, key) = header.split_at_checked(7)?;
     let key = key.trim_ascii();

@@ -23,7 +23,7 @@ pub(super) struct Lane {
     generation: Generation,
     /// Log probabilities that may be kept of the whole call.
     max_logprob_entries: usize,
-    /// The memory of what the prompt is made of, until the first news: by then it is encoded.
+    /// The memory of the prompt's parts, until the first event: by then it is encoded.
     prompt_charge: Option<Arc<BodyCharge>>,
     /// The memory of the call's tools and constraints.
     _request_charge: Option<Arc<BodyCharge>>,
@@ -69,7 +69,7 @@ impl Lane {
         lanes.first()?.answer.clone()
     }
 
-    /// The lanes with what the body of their call is charged for.
+    /// The lanes with the charges of their call's body.
     pub(super) fn with_charges(lanes: Vec<Self>, charges: Charges) -> Vec<Self> {
         let (prompt, request) = (Arc::new(charges.prompt), Arc::new(charges.request));
         let charged = |lane| Self {
@@ -93,7 +93,7 @@ impl Lane {
         event
     }
 
-    /// Keeps what comes until the end. `kept` counts the log probabilities of all lanes of the call.
+    /// Collects events until the end. `kept` counts the log probabilities of all lanes of the call.
     async fn finish(mut self, kept: &Cell<usize>) -> Result<Transcript, RequestError> {
         let mut transcript = Transcript::default();
         while transcript.end.is_none() {

@@ -1,4 +1,4 @@
-//! `GET /v1/loads`, `/loads` and `/get_load`: what gateways ask before they choose an engine.
+//! `GET /v1/loads`, `/loads` and `/get_load`: the loads that gateways query before they choose an engine.
 
 use std::time::SystemTime;
 
@@ -22,7 +22,7 @@ use crate::metrics::EngineLoad;
 const RANK: &str = "0";
 const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
 
-/// The parts that a gateway may ask for.
+/// The parts that a gateway may request.
 #[derive(Deserialize)]
 pub(super) struct Wish {
     include: Option<String>,
@@ -31,8 +31,8 @@ pub(super) struct Wish {
 }
 
 impl Wish {
-    /// A section is wanted by its name, by `all`, or where none is named. Names that nobody knows are those of other
-    /// versions, and no error.
+    /// A section is wanted by its name, by `all`, or where none is named. Unknown names belong to other versions, and
+    /// are no error.
     fn includes(&self, section: &str) -> bool {
         let named = self.include.as_deref().unwrap_or_default();
         let mut names = named.split(',').map(str::trim);
@@ -147,7 +147,7 @@ fn total_tokens(load: &EngineLoad) -> usize {
     load.stats.used_tokens() + load.pending.waiting
 }
 
-/// Answers `GET /v1/loads`, as SGLang's and as smg asks for it, and `GET /loads`.
+/// Answers `GET /v1/loads`, in SGLang's form as smg requests it, and `GET /loads`.
 pub(super) async fn loads(
     state: Data<AppState>,
     wish: Query<Wish>,

@@ -78,7 +78,7 @@ pub use error::ApiError;
 pub use state::{AppState, EngineSlot, RenderMetrics};
 pub use traces::{CallEnd, CallStart, Outcome, RequestTrace, Trace, Traces, Wish};
 
-/// Mounts all endpoints. Those that probes and Prometheus ask need no key. Pages of other sites and hosts that are not
+/// Mounts all endpoints. The ones for probes and Prometheus need no key. Pages of other sites and hosts that are not
 /// the server's own are refused on all of them, as the state's configuration says.
 ///
 /// The app or scope needs a `web::Data<AppState>`, and its `HttpServer` needs `h1_allow_half_closed(false)`: with

@@ -1,4 +1,4 @@
-//! How endpoints are mounted: who may ask, what a request passes before its handler, and which methods there are.
+//! How endpoints are mounted: their access, the checks before their handlers, and their methods.
 
 use actix_web::dev::Handler;
 use actix_web::middleware::from_fn;
@@ -57,7 +57,7 @@ where
     cfg.service(resource.wrap(from_fn(track::track)));
 }
 
-/// As [`post`], for what changes the server for everybody: it asks for the admin's key, if the server has one.
+/// As [`post`], for operations that affect every client: it requires the admin's key, if the server has one.
 pub(super) fn post_admin<F, A>(cfg: &mut web::ServiceConfig, path: &str, handler: F)
 where
     F: Handler<A>,
@@ -87,8 +87,8 @@ where
     );
 }
 
-/// Mounts what asks for the key, if the server has one. The wrap that comes last sees a request first: what is refused
-/// is tracked too, preflights need no key, and a page may read why its key was refused.
+/// Mounts an endpoint that requires the key, if the server has one. The last wrap sees a request first: refused
+/// requests are tracked too, preflights need no key, and a page may read why its key was refused.
 pub(super) fn closed(cfg: &mut web::ServiceConfig, resource: actix_web::Resource) {
     let resource = resource.wrap(from_fn(key::check)).wrap(guard::cors());
     let resource = resource.wrap(from_fn(guard::check));

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use crate::engine::Canceller;
 
-/// The cancellers of each request under way. Workers share them: requests are aborted on other connections than their own.
+/// The cancellers of each request in flight. Workers share them: a request can be aborted on any connection.
 #[derive(Clone, Default)]
 pub(super) struct OpenRequests(Arc<Mutex<Entries>>);
 
@@ -31,7 +31,7 @@ impl OpenRequests {
         }
     }
 
-    /// Cancels what `name` stands for and returns how many requests that were.
+    /// Cancels the requests that `name` matches and returns their number.
     pub(super) fn cancel(&self, name: &str) -> usize {
         self.cancel_if(|rid| stands_for(name, rid))
     }

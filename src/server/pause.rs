@@ -20,7 +20,7 @@ pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     let cancels = match fields.string("mode")?.as_deref() {
         None | Some("abort") => true,
         Some("in_place") => false,
-        // It frees the memory of weights for others, which nobody could use here: weights do not change.
+        // It frees the memory of weights for others, which has no use here: weights do not change.
         Some("retract") => {
             let text = "mode \"retract\" is not supported: send abort or in_place";
             return Err(ApiError::field("mode", text));
@@ -39,7 +39,7 @@ pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     Ok(done("generation is paused"))
 }
 
-/// Goes on with what was paused.
+/// Ends a pause.
 pub(super) async fn go_on(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     state.loaded()?.engine.set_paused(false).await?;
     Ok(done("generation goes on"))

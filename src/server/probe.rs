@@ -1,7 +1,7 @@
-//! The one probe that all who ask `/health_generate` share.
+//! The one probe that all clients of `/health_generate` share.
 //!
-//! However many ask, and leave before the answer: one request is in the engine at most, on a place that is kept for it,
-//! and its outcome stands for a while.
+//! However many clients ask, and leave before the answer: at most one request is in the engine, on a reserved place,
+//! and its outcome is valid for a while.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use crate::error::RequestError;
 use crate::ids::RequestId;
 use crate::request::{Event, GenerateRequest, Prompt};
 
-/// How long an outcome answers those who ask after it.
+/// How long an outcome answers later clients.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The last probe, which may still be under way.
+/// The last probe, which may still be in flight.
 #[derive(Default)]
 pub(super) struct Probe(Mutex<Option<Pending>>);
 
@@ -30,8 +30,8 @@ struct Ended {
 }
 
 impl Probe {
-    /// Waits for the outcome of the probe under way, of the last one while that is fresh, or of a new one, which may take
-    /// `timeout_s`.
+    /// Waits for the outcome of the probe in flight, of the last one while that is fresh, or of a new one, which may
+    /// take `timeout_s`.
     pub(super) async fn outcome(
         &self,
         engine: &EngineHandle,
@@ -63,7 +63,7 @@ impl Probe {
 fn stands(pending: &Pending) -> bool {
     match pending.borrow().as_ref() {
         Some(ended) => ended.at.elapsed() < FRESH,
-        // An error means that its worker stopped: nobody is left who would end it.
+        // An error means that its worker stopped: the probe will never end.
         None => pending.has_changed().is_ok(),
     }
 }

@@ -1,4 +1,4 @@
-//! Pieces of a body's JSON that are not parsed yet. Each is parsed once it is known what it has to be.
+//! Pieces of a body's JSON that are not parsed yet. Each is parsed once its expected type is known.
 
 use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
@@ -30,7 +30,7 @@ impl Raw {
         Self(Bytes::copy_from_slice(json))
     }
 
-    /// JSON that stands in a text. It may be none at all: parsing tells.
+    /// JSON inside of a text, not checked: parsing finds errors.
     pub(super) fn in_text(text: &str) -> Self {
         Self(Bytes::copy_from_slice(text.trim().as_bytes()))
     }
@@ -60,8 +60,8 @@ impl Raw {
             .find(|byte| !byte.is_ascii_whitespace())
     }
 
-    /// True of null, false, an empty text and an empty list, which clients send for what they do not use. An empty object
-    /// may be a value, such as the schema that accepts everything.
+    /// True of null, false, an empty text and an empty list, which clients send for unused fields. An empty object may
+    /// be a value, such as the schema that accepts everything.
     pub(super) fn asks_for_nothing(&self) -> bool {
         matches!(self.0.as_ref(), b"null" | b"false" | b"\"\"")
             || self.first_of_list() == Some(b']')
@@ -92,7 +92,7 @@ impl Raw {
         self.parse(name).map(|Tree(tree)| tree)
     }
 
-    /// Parses it into what `seed` makes of it.
+    /// Parses it with `seed`.
     ///
     /// # Errors
     /// As [`Raw::parse`].

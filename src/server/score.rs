@@ -1,4 +1,4 @@
-//! `POST /v1/score`: how likely some tokens are behind a query and each of some items, as SGLang has it.
+//! `POST /v1/score`: the probability of each label token after a query and each of some items, as in SGLang.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ pub(super) async fn score(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     Ok(whole::json(answer.to_string().into_bytes(), charge))
 }
 
-/// The probabilities of the labels behind one item, in their order.
+/// The probabilities of the labels after one item, in their order.
 fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> {
     let first = transcript.output_logprobs.first();
     let first = first.ok_or_else(|| ApiError::aborted("the request was cancelled"))?;
@@ -83,7 +83,7 @@ fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> 
     let shares: Vec<f64> = match softmax {
         false => logprobs.map(f64::exp).collect(),
         true => {
-            // Behind the largest, so that not all of them vanish.
+            // Relative to the largest, so that not all of them underflow.
             let largest = logprobs.clone().fold(f64::NEG_INFINITY, f64::max);
             let shares: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
             let sum: f64 = shares.iter().sum();

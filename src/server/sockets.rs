@@ -1,6 +1,6 @@
-//! Listening, as actix-web's `HttpServer` does it, with a time limit on what clients do not take.
+//! Listening, as actix-web's `HttpServer` does it, with a time limit on bytes that clients do not read.
 //!
-//! The HTTP/1 dispatcher waits for a blocked write without end, and asks a body for nothing meanwhile: neither a body
+//! The HTTP/1 dispatcher waits for a blocked write without end, and does not poll the body meanwhile: neither a body
 //! nor a handler can notice. So the limit is put on the connection, between the dispatcher and the socket.
 
 use std::fmt;

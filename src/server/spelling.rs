@@ -40,8 +40,8 @@ fn raw_bytes(token: &str) -> Option<Vec<u8>> {
     token.chars().map(byte_level).collect()
 }
 
-/// The byte that a character of a byte-level vocabulary stands for: printable bytes stand for themselves, the
-/// others are numbered from U+0100 on.
+/// The byte of a character of a byte-level vocabulary: printable bytes map to themselves, the others are numbered from
+/// U+0100 on.
 fn byte_level(character: char) -> Option<u8> {
     let is_printable = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(character).checked_sub(0x100) {
@@ -69,7 +69,7 @@ impl Spelling {
         }
     }
 
-    /// The bytes that stand in a text: none of a special token.
+    /// The bytes of a token in a text: none of a special token.
     pub(super) fn text_bytes(&self, token: u32) -> Vec<u8> {
         match &self.0 {
             Some(spelling) if !spelling.is_special(token) => spelling.bytes(token),
@@ -104,7 +104,7 @@ impl Spelling {
     }
 }
 
-/// Spells bytes that need not be whole characters: as they are, or else escaped behind `prefix`.
+/// Spells bytes that need not be whole characters: unchanged, or else escaped after `prefix`.
 pub(super) fn spell(bytes: Vec<u8>, prefix: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| {
         let escaped = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));

@@ -20,12 +20,12 @@ use super::transcript::News;
 use super::whole::{aside, charged_pieces, lost, next_piece};
 use crate::error::RequestError;
 
-/// Turns the news of the lanes into the JSON of one endpoint.
+/// Renders the events of the lanes as the JSON of one endpoint.
 pub(super) trait Render: Unpin + 'static {
     /// The event before everything else.
     fn start(&mut self, _out: &mut Chunks) {}
 
-    /// One lane's news.
+    /// One lane's delta or end.
     fn news(&mut self, index: usize, news: News, out: &mut Chunks);
 
     /// How many log probabilities it keeps for later events.
@@ -43,7 +43,7 @@ pub(super) trait Render: Unpin + 'static {
         });
     }
 
-    /// True of a failure that is an event of the stream even before all other news; others are told by a status.
+    /// True of a failure that is an event of the stream even before all other events; others become a status.
     fn begins_with(&self, _failure: &RequestError) -> bool {
         false
     }
@@ -123,7 +123,7 @@ impl Chunks {
         write_named(self.end(), name, json);
     }
 
-    /// Adds what ends a stream.
+    /// Adds the end of a stream.
     pub(super) fn done(&mut self) {
         self.text(b"data: [DONE]\n\n");
     }
@@ -176,7 +176,7 @@ fn stream_head() -> HttpResponseBuilder {
 /// Answers with the events of `lanes`.
 ///
 /// # Errors
-/// The first event's, if that is a failure that the stream does not tell. Later failures end the stream with an error
+/// The first event's, if that is a failure that is no event of the stream. Later failures end the stream with an error
 /// event, and the other lanes with it.
 pub(super) async fn respond(
     lanes: Vec<Lane>,
@@ -200,7 +200,7 @@ pub(super) async fn respond(
         has_ended: false,
     };
     body.render.start(&mut body.ready);
-    // A request that waits long in the queue begins its stream anyway: proxies give up on silent responses.
+    // A request that waits long in the queue begins its stream anyway: proxies drop silent responses.
     if let Ok(first) = rt::time::timeout(keep_alive, body.events.next()).await
         && let Some((index, event)) = first
     {
@@ -214,12 +214,12 @@ pub(super) async fn respond(
 }
 
 struct SseBody<R> {
-    /// The memory of what is written, until it has left.
+    /// The memory of the written bytes, until they have left.
     _charge: Option<AnswerCharge>,
     events: SelectAll<Events<usize>>,
     render: R,
     max_logprob_entries: usize,
-    /// News that are not rendered yet: parts of one event.
+    /// Pieces of one event that are not rendered yet.
     pieces: VecDeque<(usize, News)>,
     /// A part was rendered: the worker's other clients come before the next one.
     owes_turn: bool,
@@ -258,7 +258,7 @@ impl<R: Render> SseBody<R> {
         self.render.close(&mut self.ready);
     }
 
-    /// Turns what is ready into bytes; `None` if nothing is.
+    /// Turns the rendered events into bytes; `None` if there are none.
     fn poll_leaving(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         loop {
             if let Some(bytes) = next_piece(&mut self.leaving) {

@@ -1,4 +1,4 @@
-//! The things that the workers of one server share: its configuration, the engine once it is loaded, the requests under way.
+//! State that the workers of one server share: its configuration, the engine once it is loaded, the requests in flight.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -44,7 +44,7 @@ impl EngineSlot {
         let _ = self.0.set(Ok(Loaded { engine, spelling }));
     }
 
-    /// Says why there will be no engine: clients are told.
+    /// Sets why there will be no engine: clients get the reason.
     pub fn fail(&self, reason: impl Into<String>) {
         let _ = self.0.set(Err(reason.into()));
     }
@@ -63,7 +63,7 @@ impl EngineSlot {
     }
 }
 
-/// One server's state, behind `web::Data`.
+/// One server's state, shared as `web::Data`.
 pub struct AppState {
     config: ServerConfig,
     slot: EngineSlot,
@@ -189,7 +189,7 @@ impl AppState {
         &self.sessions
     }
 
-    /// Turns of those who want to know how many tokens a prompt has.
+    /// Turns of requests that count a prompt's tokens.
     pub(super) fn counting(&self) -> &Semaphore {
         &self.counting
     }

@@ -188,7 +188,7 @@ fn each_of<T>(
     }
 }
 
-/// A chat template writes special tokens itself: without a wish, only plain prompts get them.
+/// A chat template writes special tokens itself: by default, only plain prompts get them.
 fn encode(
     text: &TextModel,
     prompt: &Prompt,

@@ -1,7 +1,7 @@
-//! The maker of traces of requests, as hosts can bring it along; the feature `otlp` has one.
+//! The trait for traces of requests, which hosts can implement; the feature `otlp` has an implementation.
 //!
-//! All is told when it has happened, on the server's workers, with the moments that were noted on the way: neither the
-//! scheduler nor the executor knows of it. An implementation must not block.
+//! Calls come after the events, on the server's workers, with the noted times: neither the scheduler nor the executor
+//! knows of them. An implementation must not block.
 
 use std::net::SocketAddr;
 use std::time::Instant;

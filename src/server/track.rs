@@ -16,7 +16,7 @@ use metrics::{Gauge, counter, gauge};
 
 use super::exchange::{Ended, Exchange, X_REQUEST_ID};
 
-/// Counts one request and gives its answer an id. Its body counts as part of it, so a stream is under way until its end.
+/// Counts one request and gives its answer an id. Its body is part of it, so a stream is in flight until its end.
 pub(super) async fn track(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -62,7 +62,7 @@ pub(super) async fn track(
     }
 }
 
-/// The pattern with `{id}` in place of `{id:.*}`: what a name may look like says nothing on a metrics page.
+/// The pattern with `{id}` in place of `{id:.*}`: the form of a name is of no use on a metrics page.
 pub(super) fn label(pattern: &str) -> String {
     let mut label = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -104,7 +104,7 @@ impl Drop for Active {
     }
 }
 
-/// Until the last byte is with the connection, or nobody wants it: then it tells the exchange.
+/// Lives until the last byte is with the connection, or the body is dropped: then it reports to the exchange.
 struct Open {
     exchange: Arc<Exchange>,
     ended: Ended,
@@ -147,7 +147,7 @@ impl Drop for Open {
     }
 }
 
-/// Its fields are dropped in this order: what works for the body has ended before the exchange does.
+/// Its fields are dropped in this order: the body's work has ended before the exchange does.
 struct Tracked {
     body: BoxBody,
     open: Open,
@@ -170,7 +170,7 @@ impl MessageBody for Tracked {
         match &polled {
             Poll::Ready(Some(Ok(bytes))) => {
                 ended.bytes += bytes.len() as u64;
-                // Nobody asks for more when all of a known size is there.
+                // There is no further poll when all bytes of a known size are there.
                 ended.is_whole = size == BodySize::Sized(bytes.len() as u64);
             }
             Poll::Ready(None) => ended.is_whole = true,

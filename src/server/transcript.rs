@@ -64,8 +64,8 @@ impl News {
         entries(&self.delta.input_logprobs) + entries(&self.delta.output_logprobs)
     }
 
-    /// Hands on the same news in pieces, none with more log probabilities than are written at a stretch. Text and end
-    /// come with the last.
+    /// Hands on the same content in pieces, each with a bounded number of log probabilities. Text and end come with the
+    /// last.
     pub(super) fn in_pieces(mut self, mut hand_on: impl FnMut(Self)) {
         if self.logprob_entries() > MAX_PIECE_ENTRIES {
             let usage = self.delta.usage;
@@ -92,7 +92,7 @@ impl News {
         hand_on(self);
     }
 
-    /// True if it tells nothing but log probabilities of the prompt, or nothing.
+    /// True if it has only log probabilities of the prompt, or nothing.
     pub(super) fn is_of_the_prompt(&self) -> bool {
         let delta = &self.delta;
         delta.text.is_empty()
@@ -130,7 +130,7 @@ fn split(places: Vec<TokenLogprobs>) -> impl Iterator<Item = Vec<TokenLogprobs>>
     })
 }
 
-/// The sum of a request's news.
+/// The sum of a request's deltas and end.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
     pub(super) text: String,
@@ -143,7 +143,7 @@ pub(super) struct Transcript {
 }
 
 impl Transcript {
-    /// Adds news.
+    /// Adds a delta or end.
     pub(super) fn push(&mut self, news: News) {
         let News { delta, end } = news;
         self.text.push_str(&delta.text);
@@ -164,7 +164,7 @@ impl Transcript {
         self.text.len() + pieces + TOKEN_JSON_BYTES * self.tokens.len() + ENTRY_JSON_BYTES * entries
     }
 
-    /// All news in one.
+    /// Everything as one delta with the end.
     pub(super) fn into_news(self) -> News {
         let Self {
             text,

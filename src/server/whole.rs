@@ -56,7 +56,7 @@ pub(super) fn charged_pieces(bytes: Vec<u8>, charge: Option<AnswerCharge>) -> im
     }
 }
 
-/// A body that leaves in pieces: the next request on a connection is looked at when its client has taken most of it.
+/// A body that leaves in pieces: the next request on a connection is handled when its client has taken most of it.
 pub(super) fn in_pieces(bytes: impl Into<Bytes>) -> impl MessageBody {
     Pieces {
         bytes: bytes.into(),
@@ -69,7 +69,7 @@ pub(super) fn aside(write: impl FnOnce() -> Vec<u8> + Send + 'static) -> JoinHan
     spawn_blocking(write)
 }
 
-/// The error for an answer whose writing was given up, at the runtime's end.
+/// The error for an answer whose writing was aborted, at the runtime's end.
 pub(super) fn lost() -> ApiError {
     RequestError::EngineDown("the answer was lost while it was written".to_owned()).into()
 }

@@ -1,11 +1,11 @@
 //! The words for a prompt that is too long.
 //!
-//! Agents shorten a conversation when an error says that it is too long, and tell that by the words of the API that they
-//! speak: a code or a status is not enough for most of them. docs/api.md lists who looks for which words.
+//! Agents shorten a conversation when an error says that it is too long, and detect that by the words of their API: a
+//! code or a status is not enough for most of them. docs/api.md lists the agents and their words.
 
 use crate::error::{PromptTokens, RequestError};
 
-/// The API in whose words an error is told.
+/// The API in whose words an error is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// OpenAI's completions, and every endpoint without words of another API.
@@ -26,7 +26,7 @@ pub(super) struct Overflow {
 }
 
 impl Overflow {
-    /// The overflow that an error tells of, if it does.
+    /// The overflow that an error reports, if any.
     pub(super) fn of(error: &RequestError) -> Option<Self> {
         match error {
             RequestError::PromptTooLong {

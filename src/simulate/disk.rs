@@ -1,4 +1,4 @@
-//! The KV store of a simulated engine: what its blocks are, how large it may be, how fast its disk and the way there are.
+//! The KV store of a simulated engine: its blocks, its size, and the speed of its disk and of the link to it.
 
 use crate::config::EngineConfig;
 use crate::engine::ModelInfo;
@@ -26,8 +26,8 @@ pub struct StoreModel {
 }
 
 impl StoreModel {
-    /// The store of `devices` devices of a kind with this model, `None` where the configuration names no folder for one.
-    /// Nothing is written there. `info` is what the engine knows of the model under the same configuration.
+    /// The store of `devices` devices of a kind with this model, `None` where the configuration names no folder for
+    /// one. Nothing is written there. `info` is the engine's description of the model under the same configuration.
     ///
     /// # Errors
     /// A device whose disk is not described, blocks that cannot be stored, bounds that hold none of them.
@@ -85,7 +85,7 @@ impl StoreModel {
         self.shape.geometry.payload_bytes(kind) as u64
     }
 
-    /// The same with what the disk keeps besides.
+    /// The same with the record's overhead on disk.
     pub fn record_bytes(&self, kind: BlockKind) -> u64 {
         self.shape.geometry.record_bytes(kind)
     }

@@ -1,8 +1,8 @@
-//! The states of an engine in virtual time: what the actors' handlers do, without actors.
+//! The states of an engine in virtual time: the work of the actors' handlers, without actors.
 //!
-//! A plan and its messages take no time, as they take none of an executor that has a step queued; a step takes what
-//! the roofline says. So step N+1 is planned the moment step N begins, exactly as in the engine, and whoever comes
-//! meanwhile is in step N+2.
+//! A plan and its messages take no time, as they take none of an executor that has a step queued; a step takes the
+//! roofline's time. So step N+1 is planned the moment step N begins, exactly as in the engine, and requests that come
+//! meanwhile are in step N+2.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::state::scheduler::submission::Submission;
 use crate::state::step::{RowWork, StepOutput, StepPlan};
 use crate::state::tiers::PrefillRate;
 
-/// The engine that is simulated, besides the load.
+/// The simulated engine, without the load.
 pub struct Simulation<'a> {
     /// How the engine is configured.
     pub config: &'a EngineConfig,
@@ -160,7 +160,7 @@ impl<'a> VirtualEngine<'a> {
         std::mem::replace(&mut self.outcome, Outcome::new(0))
     }
 
-    /// Lets in whoever has come, as far as the doors' limits allow; the others wait outside, in order.
+    /// Admits the requests that have come, up to the admission limits; the others wait outside, in order.
     fn let_in(&mut self, requests: &[TraceRequest]) {
         while requests
             .get(self.inside.arrived)
@@ -290,7 +290,7 @@ impl<'a> VirtualEngine<'a> {
         }
     }
 
-    /// The first step under way begins now.
+    /// The first step in flight begins now.
     fn time_step(&mut self) {
         if let Some(plan) = self.steps.front() {
             let roofline = self.simulation.roofline;
@@ -335,7 +335,7 @@ impl<'a> VirtualEngine<'a> {
         self.hear();
     }
 
-    /// Writes down what happened to the requests.
+    /// Records the events of the requests.
     fn hear(&mut self) {
         self.states.scheduler.take_first_admissions();
         for news in self.states.scheduler.take_news() {

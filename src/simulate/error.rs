@@ -24,7 +24,7 @@ pub enum SimulateError {
         line: u64,
         /// The column or key.
         field: String,
-        /// Its value, and what was expected.
+        /// Its value, and the expectation.
         reason: String,
     },
     /// A value cannot be used.
@@ -44,7 +44,7 @@ pub enum SimulateError {
     /// The engine's parts cannot be made.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A bug: requests are inside, no step is under way and nothing is planned.
+    /// A bug: requests are inside, no step is in flight and none is planned.
     #[error("the scheduler stands still with {inside} requests inside at {now_s:.3} s")]
     Stuck {
         /// Requests inside.
@@ -66,7 +66,7 @@ impl SimulateError {
     }
 }
 
-/// Where in a trace something stands, for the errors.
+/// A position in a trace, for the errors.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub file: &'a Path,

@@ -61,9 +61,9 @@ pub struct Hardware {
     pub bandwidth_efficiency: f64,
     /// Part of the peak FLOP/s that kernels reach: an assumption too.
     pub flops_efficiency: f64,
-    /// The time of a step besides its bytes and FLOPs, in microseconds: launches, sampling. An assumption too.
+    /// The time of a step in addition to its bytes and FLOPs, in microseconds: launches, sampling. An assumption too.
     pub step_overhead_us: f64,
-    /// Share of the memory for weights and KV pool, if none is asked for; the engine's default without it.
+    /// Share of the memory for weights and KV pool, if none is configured; the engine's default without it.
     pub mem_fraction_static: Option<f64>,
 }
 
@@ -71,7 +71,7 @@ pub struct Hardware {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tflops {
-    /// Of 32-bit floats (or what stands for them in the matrix units).
+    /// Of 32-bit floats (or their replacement in the matrix units).
     pub float32: f64,
     /// Of 16-bit floats of either kind.
     pub float16: f64,

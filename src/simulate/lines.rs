@@ -33,7 +33,7 @@ pub(super) fn read_line(
     }
 }
 
-/// A line feed, or a carriage return, with or without a line feed behind it.
+/// A line feed, or a carriage return, with or without a line feed after it.
 pub(super) fn ends_line(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }

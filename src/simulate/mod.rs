@@ -4,12 +4,12 @@
 //! Nothing here imports actix, tokio or a clock, so an hour of load on hardware that is not here takes seconds. The
 //! engine's own code is simulated; the duration of a step is modelled ([`roofline`]), and nothing else.
 //!
-//! - [`trace`], [`read`], [`synthetic`]: which requests come, and when
+//! - [`trace`], [`read`], [`synthetic`]: the requests and their times
 //! - [`hardware`], [`shape`], [`roofline`], [`pool`]: how long a step takes, and how much K/V fits
 //! - [`disk`], [`store`]: the KV store, whose disk takes its time
 //! - [`engine`]: the states in virtual time
 //! - [`replay`]: prompts alone, one after another, for hit rates by capacity
-//! - [`outcome`]: what became of every request
+//! - [`outcome`]: the fate of every request
 
 mod azure;
 mod counts;

@@ -1,5 +1,5 @@
 //! Mooncake traces: a JSON object a line with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, one for
-//! each block of 512 prompt tokens; equal ids stand for equal blocks.
+//! each block of 512 prompt tokens; equal ids mean equal blocks.
 
 use std::io::BufRead;
 

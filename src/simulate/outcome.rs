@@ -54,7 +54,7 @@ pub struct Moment {
     pub at_s: f64,
     /// Tokens of the pool that requests use, cached ones and their own.
     pub used_tokens: usize,
-    /// Tokens of the pool that hold K/V, what could be evicted included.
+    /// Tokens of the pool that hold K/V, evictable ones included.
     pub held_tokens: usize,
     /// Requests that prefill or decode.
     pub running_requests: usize,
@@ -120,7 +120,7 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Notes what the engine is like from `moment` on; times never go back.
+    /// Notes the engine's state from `moment` on; times never go back.
     pub(super) fn note(&mut self, moment: Moment) {
         while moment.at_s >= self.interval_s * MAX_MOMENTS as f64 {
             self.halve();
@@ -171,7 +171,7 @@ pub struct Outcome {
     pub largest_batch: usize,
     /// Nodes evicted from the tree.
     pub evicted_nodes: u64,
-    /// Requests that found the doors closed: as many or as large prompts inside as may be. They wait outside.
+    /// Requests that were not admitted: as many or as large prompts inside as may be. They wait outside.
     pub waited_outside: usize,
     /// The engine's own counters at the end.
     pub stats: EngineStats,

@@ -85,7 +85,7 @@ pub fn model_info(
         max_rows: u32::MAX,
     };
     if given.is_some() {
-        // A capacity that is asked for is simulated, whatever the device has.
+        // A given capacity is simulated on any device.
         wish.mem_fraction_static = None;
         budget.free_before_bytes = u64::MAX / 2;
     }

@@ -1,4 +1,4 @@
-//! Traces from files: the format is told by the first byte, gzip by its magic number.
+//! Traces from files: the first byte identifies the format, the magic number gzip.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};

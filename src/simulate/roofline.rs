@@ -2,11 +2,11 @@
 //! weights and once for attention, and an overhead.
 //!
 //! - weights: every matrix is read once a step (the output head only if a row samples); two operations a weight and
-//!   token. Looking an embedding up costs nothing. A token computes with its own experts only, and a step reads as many of
-//!   them as its tokens would choose if all were as likely.
+//!   token. Looking an embedding up costs nothing. A token computes with its own experts only, and a step reads as many
+//!   of them as its tokens would choose if all were equally likely.
 //! - attention: a row's K/V is read once and the new one written; two operations a key's element and query, and two a
-//!   value's. A layer that keeps a state reads and writes it once for each row, and once more where it is copied: when a
-//!   row begins from the cache, and where a step leaves a copy. Its operations count beside those of attention.
+//!   value's. A layer that keeps a state reads and writes it once for each row, and once more where it is copied: when
+//!   a row begins from the cache, and where a step leaves a copy. Its operations are added to attention's.
 //! - double sparsity: a query with a long context reads all labels and the K/V of the tokens that its heads choose, each head
 //!   its own.
 //! - tensor parallelism divides bytes and FLOPs evenly and adds two all-reduces a layer.

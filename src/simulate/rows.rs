@@ -15,7 +15,7 @@ pub(super) fn prefilled_alone(plan: &StepPlan) -> Option<usize> {
     tokens.sum()
 }
 
-/// A row that goes on, with a token if it samples one.
+/// A row that continues, with a token if it samples one.
 pub(super) fn row_result(row: &StepRow) -> RowResult {
     RowResult {
         seq: row.seq,
@@ -30,7 +30,7 @@ pub(super) fn row_result(row: &StepRow) -> RowResult {
     }
 }
 
-/// No prompt has it, and no other output either: what a trace's prompts repeat of earlier outputs is in their blocks.
+/// No prompt has it, and no other output either: a trace's prompts contain earlier outputs in their blocks.
 fn output_token(seq: SeqId) -> u32 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     PROMPT_VOCAB | (seq.get().wrapping_mul(ODD) >> 33) as u32

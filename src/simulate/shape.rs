@@ -1,4 +1,4 @@
-//! The shape of a model: a `config.json`, or one of those that are compiled in.
+//! The shape of a model: a `config.json`, or a compiled-in one.
 
 use std::path::Path;
 

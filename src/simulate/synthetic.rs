@@ -1,4 +1,4 @@
-//! Synthetic load: when requests come, how long they are, what they share.
+//! Synthetic load: the times, lengths and shared prefixes of requests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ pub struct SyntheticLoad {
     pub rate: f64,
     /// How arrivals are spread.
     pub arrivals: Arrivals,
-    /// Prompt tokens behind a shared prefix, or in all.
+    /// Prompt tokens after a shared prefix, or in all.
     pub input_tokens: Lengths,
     /// Output tokens.
     pub output_tokens: Lengths,

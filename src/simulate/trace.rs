@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::SimulateError;
 
-/// Tokens that a block of a trace stands for.
+/// Tokens of a block of a trace.
 pub const BLOCK_TOKENS: usize = 512;
 /// Longest prompt and output, in tokens.
 pub const MAX_TOKENS: u32 = 1 << 24;
@@ -36,7 +36,7 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// Appends a run; one that goes on where the last one ended becomes part of it.
+    /// Appends a run; one that begins where the last one ended extends it.
     pub fn push(&mut self, segment: Segment) {
         self.len += segment.tokens;
         if let Some(last) = self.segments.last_mut() {
@@ -56,7 +56,7 @@ impl Prompt {
         self.len as usize
     }
 
-    /// Makes the tokens. Two blocks differ in every position, so prompts share what their leading blocks share and
+    /// Makes the tokens. Two blocks differ in every position, so prompts share the tokens of equal leading blocks and
     /// not a token more.
     pub fn tokens(&self) -> Arc<[u32]> {
         let mut tokens = Vec::with_capacity(self.len());
@@ -151,8 +151,8 @@ impl Trace {
         self
     }
 
-    /// The trace `times` times, one after another, each with blocks of its own: as many requests and tokens, at the same
-    /// rate, that share nothing with the time before.
+    /// The trace `times` times, one after another, each with new blocks: as many requests and tokens, at the same rate,
+    /// that share nothing with earlier repetitions.
     ///
     /// # Errors
     /// More requests or blocks than there may be.
@@ -201,7 +201,7 @@ impl Blocks {
         Some(block)
     }
 
-    /// The first of so many blocks that nobody else has; `None` when there are too many.
+    /// The first of `blocks` unused blocks; `None` when there are too many.
     pub(super) fn fresh(&mut self, blocks: u32) -> Option<u32> {
         let first = self.count;
         self.count = first
@@ -215,7 +215,7 @@ impl Blocks {
     }
 }
 
-/// Blocks that so many tokens take.
+/// Blocks that `tokens` tokens take.
 pub(super) fn blocks_for(tokens: u32) -> u32 {
     tokens.div_ceil(BLOCK_TOKENS as u32)
 }

@@ -1,8 +1,8 @@
-//! The control states together: how they begin, and how a plan goes from one to the next.
+//! The control states: their construction, and the passage of plans between them.
 //!
-//! An engine's actors, a replay, a simulation, a bench and the tests begin with the same [`ControlSetup`]. Without actors,
-//! plans go by [`ControlStates::advance`], or leg by leg by [`ControlStates::carry`]; an actor runs the legs of its own
-//! state, which are exported here.
+//! An engine's actors, replays, simulations, benches and tests all start from a [`ControlSetup`]. Without actors, plans
+//! run by [`ControlStates::advance`], or leg by leg by [`ControlStates::carry`]; an actor runs the legs of its state
+//! with the functions exported here.
 
 use std::sync::Arc;
 
@@ -23,18 +23,18 @@ use crate::state::step::StepPlan;
 pub use crate::state::plan::plan_step::plan_step;
 pub use crate::state::plan::probe::probe_prefixes;
 
-/// Everything that decides what the control states do with what comes in. A message log begins with it.
+/// The configuration of the control states, which determines their decisions. A message log begins with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ControlSetup {
-    /// Bounds of the scheduler, of the pools too.
+    /// Limits of the scheduler and the pools.
     pub limits: SchedulerLimits,
-    /// Order of the waiting queue, a name that [`schedule_policy`] knows.
+    /// The scheduling policy, a name for [`schedule_policy`].
     pub schedule_policy: String,
-    /// The cache tells where prompts leave it. Decides nothing.
+    /// The cache reports miss points. Affects no decision.
     pub diagnoses_misses: bool,
 }
 
-/// The states of one unit, which begin with nothing inside. `S` is the Scheduler's own, or something around it.
+/// The states of one unit, initially empty. `S` is the Scheduler's state or a wrapper.
 pub struct ControlStates<S = Scheduler> {
     /// The Scheduler's.
     pub scheduler: S,
@@ -42,13 +42,13 @@ pub struct ControlStates<S = Scheduler> {
     pub cache: Box<dyn PrefixCache>,
     /// The Allocator's.
     pub pools: Pools,
-    /// Where they count what is lost.
+    /// The ledger of lost resources.
     pub ledger: Arc<PoolLedger>,
-    /// Nodes of the tree that the plans so far have evicted.
+    /// Number of tree nodes evicted so far.
     pub evicted_nodes: u64,
 }
 
-/// The initiator of plans: a [`Scheduler`], or something around one.
+/// The initiator of plans: a [`Scheduler`] or a wrapper.
 pub trait Plans {
     /// See [`Scheduler::next`].
     fn next(&mut self) -> Next;
@@ -72,7 +72,7 @@ impl Plans for Scheduler {
     }
 }
 
-/// A plan under way between the states.
+/// A plan in flight between the states.
 #[derive(Debug)]
 pub enum Leg {
     /// To the tree.
@@ -88,7 +88,7 @@ pub enum Leg {
 }
 
 impl TryFrom<Next> for Leg {
-    /// No plan goes out: [`Next::Nothing`] or [`Next::RunStep`].
+    /// Not a plan: [`Next::Nothing`] or [`Next::RunStep`].
     type Error = Next;
 
     fn try_from(next: Next) -> Result<Self, Next> {
@@ -101,17 +101,17 @@ impl TryFrom<Next> for Leg {
     }
 }
 
-/// The outcome of a leg.
+/// The result of a leg.
 #[derive(Debug)]
 pub enum Carried {
-    /// The plan goes on to another state.
+    /// The plan's next leg.
     On(Leg),
-    /// The plan came back to the scheduler, which says what comes next.
+    /// The plan has returned to the scheduler, which decided its next message.
     Back(Next),
 }
 
 impl Carried {
-    /// The plan, if it goes on.
+    /// The next leg, if any.
     pub fn on(self) -> Option<Leg> {
         match self {
             Self::On(leg) => Some(leg),
@@ -119,7 +119,7 @@ impl Carried {
         }
     }
 
-    /// The word of the scheduler, if the plan came back.
+    /// The scheduler's message, if the plan has returned.
     pub fn back(self) -> Option<Next> {
         match self {
             Self::On(_) => None,
@@ -129,7 +129,7 @@ impl Carried {
 }
 
 impl<S: Plans> ControlStates<S> {
-    /// Plans until there is a step to run; `None` once the scheduler waits for something to happen.
+    /// Plans until there is a step to run; `None` once the scheduler waits for an event.
     pub fn advance(&mut self) -> Option<Box<StepPlan>> {
         loop {
             let mut next = self.scheduler.next();
@@ -140,14 +140,14 @@ impl<S: Plans> ControlStates<S> {
                 next = match Leg::try_from(next) {
                     Ok(leg) => self.carry_back(leg),
                     Err(Next::RunStep(step)) => return Some(step),
-                    // `Nothing` here closes the plan; there may be another one to open all the same.
+                    // `Nothing` here closes this plan; the scheduler may open another one.
                     Err(_) => break,
                 }
             }
         }
     }
 
-    /// Runs a plan through all states until it is back, as [`ControlStates::carry`] does leg by leg.
+    /// Runs a plan through all its legs, as [`ControlStates::carry`] does one by one.
     fn carry_back(&mut self, leg: Leg) -> Next {
         match leg {
             Leg::ProbePrefixes(probe) => {
@@ -174,7 +174,7 @@ impl<S: Plans> ControlStates<S> {
         reserve
     }
 
-    /// Hands a plan to the state that it is for.
+    /// Runs a plan's next leg.
     pub fn carry(&mut self, leg: Leg) -> Carried {
         match leg {
             Leg::ProbePrefixes(probe) => {
@@ -196,7 +196,7 @@ impl<S: Plans> ControlStates<S> {
 }
 
 impl<S> ControlStates<S> {
-    /// The same states with something around the scheduler.
+    /// Wraps the scheduler.
     pub fn with_scheduler<T>(self, wrap: impl FnOnce(S) -> T) -> ControlStates<T> {
         ControlStates {
             scheduler: wrap(self.scheduler),
@@ -209,10 +209,10 @@ impl<S> ControlStates<S> {
 }
 
 impl ControlSetup {
-    /// Makes the states.
+    /// Builds the states.
     ///
     /// # Errors
-    /// Names a policy that is not known, or a pool that is too large for its ids.
+    /// Unknown policy, or a pool too large for its ids.
     pub fn build(&self) -> Result<ControlStates, ConfigError> {
         let policy = schedule_policy(&self.schedule_policy).map_err(|reason| ConfigError {
             key: "schedule_policy".to_owned(),
@@ -221,10 +221,10 @@ impl ControlSetup {
         self.build_with(policy)
     }
 
-    /// Makes the states with a policy of the caller's own.
+    /// Builds the states with a custom policy.
     ///
     /// # Errors
-    /// Names a pool that is too large for its ids.
+    /// A pool too large for its ids.
     pub fn build_with(
         &self,
         policy: Box<dyn SchedulePolicy>,

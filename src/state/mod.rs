@@ -1,12 +1,12 @@
-//! The pure core: prefix caches, pools, planner, scheduler, sampler, detokenizer.
+//! The functional core: prefix caches, pools, planner, scheduler, sampler, detokenizer.
 //!
-//! **Nothing here imports actix, tokio, metrics or I/O, and nothing reads a clock**: time comes in as a value, so
-//! every structure is property-tested, replayed and simulated as it is.
+//! **Nothing here imports actix, tokio, metrics or I/O, and nothing reads a clock**: time is a parameter, so that every
+//! structure can be property-tested, replayed and simulated.
 //!
-//! Each room imports only those before it: [`request_limits`], [`prompt_vectors`], [`pooling`] (embeddings), [`pool`]
-//! (memory), [`cache`] (prefixes), [`tiers`] (prefixes beyond memory), [`sampling`], [`grammar`] (what may be sampled), [`detok`] (text out of tokens),
-//! [`output`] (calls and reasoning out of text), [`answer`] (both together), [`step`] (the work of an executor), [`plan`]
-//! (the transaction between scheduler, cache and pools), [`scheduler`], [`control`] (scheduler, cache and pools together).
+//! Each module imports only earlier ones: [`request_limits`], [`prompt_vectors`], [`pooling`] (embeddings), [`pool`]
+//! (memory), [`cache`] (prefixes), [`tiers`] (the KV store), [`sampling`], [`grammar`] (constraints), [`detok`]
+//! (detokenizer), [`output`] (parsers of calls and reasoning), [`answer`] (both), [`step`] (an executor's work),
+//! [`plan`] (transactions between scheduler, cache and pools), [`scheduler`], [`control`] (scheduler, cache and pools).
 
 pub mod answer;
 pub mod cache;

@@ -1,22 +1,22 @@
-//! The embedding of a prompt: the last layer's normed states of its tokens, made one vector of length 1.
+//! Pooling of a prompt's embedding: its tokens' final normalised hidden states, reduced to one unit vector.
 
 use std::sync::Arc;
 
-/// Which states an embedding is made of.
+/// The pooling method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Pooling {
-    /// That of the last token.
+    /// The last token's state.
     #[default]
     Last,
-    /// The mean of all.
+    /// The mean of all tokens' states.
     Mean,
 }
 
 impl Pooling {
-    /// The names of all, as clients write them.
+    /// The names in requests.
     pub const NAMES: [&'static str; 2] = ["last", "mean"];
 
-    /// Finds one by its name.
+    /// Looks up a method by name.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "last" => Some(Self::Last),
@@ -26,7 +26,7 @@ impl Pooling {
     }
 }
 
-/// The states of a prompt so far. They are added by position, so that the sum does not depend on how the prompt was cut.
+/// Running sum of a prompt's states, added by position, so that the result does not depend on chunk boundaries.
 #[derive(Debug)]
 pub struct PoolSum {
     pooling: Pooling,
@@ -34,7 +34,7 @@ pub struct PoolSum {
 }
 
 impl PoolSum {
-    /// That of no token.
+    /// An empty sum.
     pub fn new(pooling: Pooling) -> Self {
         Self {
             pooling,
@@ -42,7 +42,7 @@ impl PoolSum {
         }
     }
 
-    /// Which states it takes.
+    /// The pooling method.
     pub fn pooling(&self) -> Pooling {
         self.pooling
     }
@@ -58,7 +58,7 @@ impl PoolSum {
         }
     }
 
-    /// The sum at length 1, which is the mean at length 1; `None` if it has no direction: it is zero, or not finite.
+    /// The normalised sum, which is also the normalised mean; `None` if it is zero or not finite.
     pub fn embedding(&self) -> Option<Arc<[f32]>> {
         let length = self
             .sum

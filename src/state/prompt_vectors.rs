@@ -1,7 +1,7 @@
-//! A prompt that is given as vectors: each stands in the place of a token's embedding.
+//! Prompts given as vectors, each of which replaces a token's embedding.
 //!
-//! No two such prompts can be told to begin alike, so their K/V neither comes from the cache nor goes there. Where tokens
-//! are counted, a vector counts as one; where a token has to be named, [`PLACEHOLDER_TOKEN`] stands.
+//! The prefix cache cannot match such prompts, so their K/V neither comes from the cache nor enters it. A vector counts
+//! as one token; its token id is [`PLACEHOLDER_TOKEN`].
 
 use std::fmt;
 use std::ops::Range;
@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use crate::error::FieldError;
 
-/// The token that stands for each vector of a prompt.
+/// The token id of every vector of a prompt.
 pub const PLACEHOLDER_TOKEN: u32 = 0;
 
-/// The field of requests that brings them.
+/// The request field with the vectors.
 const FIELD: &str = "input_embeds";
 
-/// Vectors of one width, one for each position of a prompt. Each value is finite.
+/// Vectors of equal width, one per position of a prompt. All values are finite.
 #[derive(PartialEq)]
 pub struct PromptVectors {
     width: usize,
@@ -23,10 +23,10 @@ pub struct PromptVectors {
 }
 
 impl PromptVectors {
-    /// Takes vectors that lie one behind the other.
+    /// Takes concatenated vectors.
     ///
     /// # Errors
-    /// [`FieldError`] on `input_embeds` if there is none, if the last one is cut short, or if a value is not finite.
+    /// [`FieldError`] on `input_embeds` if there is none, if the last one is incomplete, or if a value is not finite.
     pub fn new(width: usize, values: Vec<f32>) -> Result<Self, FieldError> {
         if width == 0 || values.is_empty() {
             let text = format!("{FIELD} has no values: send at least one vector");
@@ -60,12 +60,12 @@ impl PromptVectors {
         self.values.is_empty()
     }
 
-    /// Values in a vector.
+    /// Values per vector.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// The values of some vectors, one vector behind the other.
+    /// The values of some vectors, concatenated.
     ///
     /// # Panics
     /// If there are fewer vectors.
@@ -73,12 +73,12 @@ impl PromptVectors {
         &self.values[vectors.start * self.width..vectors.end * self.width]
     }
 
-    /// Tokens to count in their place.
+    /// One placeholder token per vector.
     pub fn placeholders(&self) -> Arc<[u32]> {
         std::iter::repeat_n(PLACEHOLDER_TOKEN, self.len()).collect()
     }
 
-    /// Checks that a model can read them.
+    /// Checks the vectors' width against the model's.
     ///
     /// # Errors
     /// Names both widths.
@@ -102,19 +102,19 @@ impl fmt::Debug for PromptVectors {
     }
 }
 
-/// Vectors of a prompt in the place of tokens of a step.
+/// Vectors that replace tokens of a step.
 #[derive(Clone, Debug)]
 pub struct VectorRun {
-    /// Index in the step of the first token.
+    /// Index of the first replaced token in the step.
     pub first_token: usize,
     /// The prompt.
     pub prompt: Arc<PromptVectors>,
-    /// Its vectors, for as many tokens.
+    /// The range of its vectors, one per token.
     pub vectors: Range<usize>,
 }
 
 impl VectorRun {
-    /// Their values.
+    /// The vectors' values, concatenated.
     pub fn values(&self) -> &[f32] {
         self.prompt.values(self.vectors.clone())
     }

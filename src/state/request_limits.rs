@@ -1,24 +1,24 @@
-//! How long the lists and names of one request may be.
+//! Limits on the lists and names of a request.
 
-/// Limits of a request's parameters. The defaults are those of the configuration's keys of the same names.
+/// Limits of a request's parameters. The defaults are those of the configuration keys with the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Most stop strings.
+    /// Upper bound of stop strings.
     pub max_stop_strings: usize,
-    /// Longest stop string, in bytes.
+    /// Upper bound of a stop string's bytes.
     pub max_stop_bytes: usize,
-    /// Most stop token ids.
+    /// Upper bound of stop token ids.
     pub max_stop_token_ids: usize,
-    /// Most tokens with a bias.
+    /// Upper bound of tokens with a bias.
     pub max_logit_bias: usize,
-    /// Most alternatives a position, for top log probabilities and for chosen tokens alike.
+    /// Upper bound of alternatives per position, for top log probabilities and for requested tokens alike.
     pub max_logprobs: usize,
-    /// Longest `extra_key` and longest `cache_salt`, in bytes.
+    /// Upper bound of the bytes of `extra_key` and of `cache_salt`.
     pub max_extra_key_bytes: usize,
 }
 
 impl RequestLimits {
-    /// No limits: for what is trusted, or checked later.
+    /// No limits: for trusted input, or input checked later.
     pub const NONE: Self = Self {
         max_stop_strings: usize::MAX,
         max_stop_bytes: usize::MAX,

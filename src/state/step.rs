@@ -1,4 +1,4 @@
-//! A step as data: the plan that the scheduler makes and an executor runs, and the results that come back.
+//! Steps as data: the scheduler's plan for an executor, and the results.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::state::pooling::Pooling;
 use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::{LogprobWish, RowLogprobs, Sampled, SamplingParams};
 
-/// Steps that are planned and not yet done, at most: the one that the device works on and its successor.
+/// Upper bound of planned and unfinished steps: the one on the device and its successor.
 pub const PIPELINE_DEPTH: usize = 2;
 
 /// One forward pass over prefill chunks and decodes.
@@ -20,18 +20,18 @@ pub const PIPELINE_DEPTH: usize = 2;
 pub struct StepPlan {
     /// The step.
     pub step: StepId,
-    /// Rows that start (or start again after a retraction) with this step; applied before `table`.
+    /// Rows that start (or restart after a retraction) with this step; applied before `table`.
     pub starts: Vec<RowStart>,
-    /// Edits of the page table, in order; applied before `rows`.
+    /// Page-table edits, in order; applied before `rows`.
     pub table: Vec<TableDelta>,
-    /// The work, one entry for each sequence.
+    /// The work, one entry per sequence.
     pub rows: Vec<StepRow>,
-    /// Copies between KV memory and the store's buffers, before `rows`; `None` for a step without any.
+    /// Copies between KV memory and the store's buffers, made before `rows`; `None` without any.
     pub copies: Option<Box<BlockCopies>>,
 }
 
 impl StepPlan {
-    /// Query tokens: prefilled and decoded.
+    /// Number of query tokens: prefilled and decoded.
     pub fn query_tokens(&self) -> (usize, usize) {
         let rows = self.rows.iter();
         rows.fold((0, 0), |(prefill, decode), row| match &row.work {
@@ -41,10 +41,10 @@ impl StepPlan {
     }
 }
 
-/// Copies of blocks of K/V. A block is a fixed number of tokens of a sequence, from a multiple of that number on.
+/// Copies of K/V blocks. A block is a fixed number of tokens of a sequence, aligned to that number.
 ///
-/// Saves come first, so they see what was in the pages before this step; loads follow, and then the rows. Nothing else
-/// reads or writes KV memory, so a page may be granted anew in the step that saves it.
+/// Saves run first, so they see the pages as of the previous step; loads follow, then the rows. Nothing else accesses
+/// KV memory, so a page may be reallocated in the step that saves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockCopies {
     /// From pages to buffers.
@@ -54,48 +54,48 @@ pub struct BlockCopies {
 }
 
 impl BlockCopies {
-    /// True when nothing is to be done.
+    /// True without copies.
     pub fn is_empty(&self) -> bool {
         self.saves.is_empty() && self.loads.is_empty()
     }
 }
 
-/// A copy of something cached, which earlier steps have written.
+/// A copy from the cache of data that earlier steps have written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSave {
-    /// Names the copy: the store keeps nothing before it is told to.
+    /// The copy's ticket: the store keeps it only when ordered to.
     pub ticket: Ticket,
     /// The source of the copy.
     pub from: BlockSource,
 }
 
-/// A part of the cache that goes into one buffer.
+/// A part of the cache that fills one buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockSource {
-    /// The keys and values of a block's tokens, on these pages, in order.
+    /// K/V of a block's tokens, on these pages, in order.
     Pages(SmallVec<[PageId; 4]>),
     /// The state after a block's last token.
     State(StateSlot),
 }
 
-/// A run of blocks that was fetched for a row.
+/// Fetched blocks for a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockLoad {
-    /// Names the run.
+    /// The fetch's ticket.
     pub ticket: Ticket,
-    /// The row, which begins with this step.
+    /// The row, which starts with this step.
     pub row: RowId,
-    /// Tokens at the beginning of the run that the row has from the cache already: fewer than the run has.
+    /// Leading tokens of the blocks that the row already has from the cache: fewer than the blocks hold.
     pub skip_tokens: u32,
-    /// The positions behind its prefix whose K/V is copied to the row's own pages, and counts as computed.
+    /// The positions after its prefix whose K/V is copied to the row's private pages; they count as computed.
     pub positions: Range<u32>,
-    /// Where the state after them is copied to: the row's own slot, and one more if it is to stay there. None where no layer
-    /// keeps a state.
+    /// Destinations of the state after them: the row's own slot, and another one if a copy is to stay. Empty where no
+    /// layer keeps a state.
     pub states: SmallVec<[StateSlot; 2]>,
 }
 
 impl BlockLoad {
-    /// Which positions come from which block of the run.
+    /// Splits the positions by block.
     pub fn parts(&self, block_tokens: usize) -> LoadParts {
         LoadParts {
             begins: (self.positions.start - self.skip_tokens) as usize,
@@ -108,24 +108,24 @@ impl BlockLoad {
 /// The positions of a [`BlockLoad`], block by block.
 #[derive(Clone, Debug)]
 pub struct LoadParts {
-    /// The position that the run begins with.
+    /// The first position of the fetched blocks.
     begins: usize,
     positions: Range<usize>,
     block_tokens: usize,
 }
 
 impl LoadParts {
-    /// Blocks of the run that are read, or skipped before one that is.
+    /// Number of blocks up to the last one that is read.
     pub fn len(&self) -> usize {
         (self.positions.end - self.begins).div_ceil(self.block_tokens)
     }
 
-    /// True for a load of nothing, which no plan has.
+    /// True without positions, which no plan contains.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The positions that come from block `index` of the run; `None` if there are none.
+    /// The positions from the fetched block `index`; `None` if there are none.
     pub fn of(&self, index: usize) -> Option<Range<usize>> {
         let first = self.begins + index * self.block_tokens;
         let start = first.max(self.positions.start);
@@ -134,7 +134,7 @@ impl LoadParts {
     }
 }
 
-/// A sequence takes a row of the page table: the row's page list, sampler state and tokens begin anew.
+/// A sequence takes a row of the page table: resets the row's page list, sampler state and tokens.
 #[derive(Clone, Debug)]
 pub struct RowStart {
     /// The row.
@@ -143,19 +143,19 @@ pub struct RowStart {
     pub seq: SeqId,
     /// Prompt, then the output so far (not empty after a retraction).
     pub tokens: Arc<[u32]>,
-    /// How many of `tokens` are prompt: the rest counts as output for penalties and `min_new_tokens`.
+    /// Number of prompt tokens in `tokens`: the rest counts as output for penalties and `min_new_tokens`.
     pub prompt_tokens: u32,
-    /// How to sample; `sampling_seed` is set.
+    /// Sampling parameters; `sampling_seed` is set.
     pub sampling: Arc<SamplingParams>,
     /// The grammar of the output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Vectors in the place of the prompt's tokens, which are placeholders then.
+    /// Vectors that replace the prompt's tokens, which are placeholders.
     pub vectors: Option<Arc<PromptVectors>>,
-    /// The embedding of the prompt is wanted, with the result of its last token.
+    /// Requests the prompt's embedding, with the result of its last token.
     pub pooling: Option<Pooling>,
     /// Cached pages that hold the K/V of the first `prefix.len() * page_size` tokens.
     pub prefix: PageRun,
-    /// The state that goes on after `prefix`; `None` where no layer keeps one.
+    /// The state that continues after `prefix`; `None` where no layer keeps one.
     pub state: Option<StateStart>,
 }
 
@@ -170,13 +170,13 @@ impl RowStart {
     }
 }
 
-/// The state of a row from its start on.
+/// A row's initial state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateStart {
     /// The slot that the row's steps read and write.
     pub live: StateSlot,
-    /// The state after the prefix, which is copied to `live` before anything is computed; `None` for a row without a
-    /// prefix, whose slot is zeroed: what it held is another sequence's.
+    /// The state after the prefix, which is copied to `live` before the row computes; `None` for a row without a
+    /// prefix, whose slot is zeroed, since it holds another sequence's state.
     pub from: Option<StateSlot>,
 }
 
@@ -196,30 +196,30 @@ pub enum TableDelta {
         row: RowId,
         /// Index of the first page overwritten.
         from: u32,
-        /// The pages to use from now on; apart, since most edits are the other kind.
+        /// The new pages; boxed, since most edits are appends.
         pages: Box<PageRun>,
     },
-    /// Appends window pages to a row, where layers have windows: each page comes with one.
+    /// Appends window pages to a row of a model with window layers: one per page.
     AppendWindows {
         /// The row.
         row: RowId,
         /// The pages, in sequence order.
         pages: SmallVec<[PageId; 2]>,
     },
-    /// Overwrites the window pages of a row from page index `from` on. A row that starts has the dummy page for each page
-    /// of its prefix, until this names those that it sees.
+    /// Overwrites the window pages of a row from page index `from` on. A row starts with the dummy page for each page
+    /// of its prefix, until this edit maps the visible ones.
     Windows {
         /// The row.
         row: RowId,
         /// Index of the first page overwritten.
         from: u32,
-        /// The cached pages to use from now on.
+        /// The cached pages that replace them.
         pages: Box<PageRun>,
     },
 }
 
 impl TableDelta {
-    /// The row that is edited.
+    /// The edited row.
     pub fn row(&self) -> RowId {
         match self {
             Self::Append { row, .. }
@@ -239,20 +239,20 @@ pub struct StepRow {
     pub seq: SeqId,
     /// The tokens that go through the model.
     pub work: RowWork,
-    /// Samples the token that follows; false for all but the last chunk of a prefill.
+    /// Samples the next token; false for all but the last chunk of a prefill.
     pub sample: bool,
-    /// Which log probabilities to return.
+    /// The log probabilities to return.
     pub logprobs: Option<Arc<LogprobWish>>,
-    /// Copies of the row's state on the way through `work`, by position.
+    /// Copies of the row's state during `work`, by position.
     pub saves: SmallVec<[StateSave; 1]>,
 }
 
 /// A copy of a row's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSave {
-    /// How many tokens the state has seen: more than before the row's work, at most as many as after it.
+    /// Number of tokens in the state: more than before the row's work, at most as many as after it.
     pub position: u32,
-    /// The slot that is overwritten.
+    /// The destination slot.
     pub slot: StateSlot,
 }
 
@@ -261,12 +261,12 @@ pub struct StateSave {
 pub enum RowWork {
     /// Computes and stores K/V for these positions of the row's tokens (given by [`RowStart::tokens`]).
     Prefill {
-        /// Token positions, in the sequence.
+        /// Token positions in the sequence.
         positions: Range<u32>,
     },
-    /// Feeds the row's last sampled token, which stands at this position.
+    /// Feeds the row's last sampled token at this position.
     Decode {
-        /// Tokens of the sequence whose K/V is stored already.
+        /// Number of tokens of the sequence with stored K/V.
         position: u32,
     },
 }
@@ -291,7 +291,7 @@ pub struct StepOutput {
 }
 
 impl StepOutput {
-    /// Rows that were fed nothing, since their sequences had ended when the step began.
+    /// Number of rows without input, since their sequences had ended before the step began.
     pub fn n_skipped(&self) -> usize {
         let skipped = self.rows.iter().filter(|row| row.accepted == 0);
         skipped.count()
@@ -303,33 +303,33 @@ impl StepOutput {
 pub struct RowResult {
     /// The sequence.
     pub seq: SeqId,
-    /// Sampled tokens: none for a chunk that does not end its prefill, one otherwise (more with speculation).
+    /// Sampled tokens: none for a chunk that does not end its prefill, otherwise one (more with speculation).
     pub tokens: SmallVec<[u32; 2]>,
-    /// Query tokens whose K/V stays valid (with speculation fewer than were fed); 0 for a row that was fed nothing, since its
-    /// sequence had ended when the step began.
+    /// Query tokens whose K/V stays valid (with speculation fewer than were fed); 0 for a row without input, since its
+    /// sequence had ended before the step began.
     pub accepted: u32,
-    /// Log probabilities, if wished for.
+    /// Log probabilities, if requested.
     pub logprobs: Option<Box<RowLogprobs>>,
-    /// Whether the row can go on.
+    /// Whether the row can continue.
     pub verdict: RowVerdict,
 }
 
-/// The findings of a step about a row besides its tokens.
+/// A step's finding about a row, in addition to its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowVerdict {
-    /// Nothing keeps it from going on.
+    /// It can continue.
     #[default]
     Open,
-    /// The logits held a NaN: the sampled token means nothing.
+    /// The logits contained NaN: the sampled token is undefined.
     NanLogits,
-    /// Its grammar is complete with the sampled token: nothing may follow.
+    /// The sampled token completes its grammar: no token may follow.
     GrammarDone,
-    /// Its output cannot follow its grammar any further; a token that was sampled means nothing.
+    /// Its output violates its grammar; a sampled token is undefined.
     GrammarFailed(GrammarFailure),
 }
 
 impl RowVerdict {
-    /// The verdict on a row that sampled, by a grammar that this also takes the token to.
+    /// The verdict on a sampled row; also commits the token to its grammar.
     pub fn of(sampled: Sampled, grammar: Option<&mut RowGrammar>) -> Self {
         let standing = grammar.map_or(Ok(GrammarProgress::Open), |grammar| {
             if grammar.standing().is_ok() {

@@ -1,5 +1,5 @@
-//! Buffers for blocks in memory: a fixed number of each kind, made when they are first needed, or before if there is time,
-//! and kept.
+//! Buffers for blocks in memory: a fixed number of each kind, made on first use, or ahead of it if there is time, and
+//! kept.
 
 use std::any::Any;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::state::tiers::BlockKind;
 use crate::store::pages::PageBuffer;
 use crate::store::{Geometry, Plane, StepBeat, StoreError};
 
-/// Smaller buffers are made when they are needed: their memory is soon there.
+/// Smaller buffers are made on demand: their memory is available soon enough.
 const MIN_AHEAD_BYTES: usize = 1 << 20;
 
 /// The use of a buffer.
@@ -26,7 +26,7 @@ pub enum BlockUse {
     Ready,
 }
 
-/// How many buffers there are. When nobody takes or gives one, `free + saving + fetching + ready == total`.
+/// Numbers of buffers. While none is taken or returned, `free + saving + fetching + ready == total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
     /// Can be taken.
@@ -46,14 +46,14 @@ struct PoolState {
     planes: Arc<[Plane]>,
     payload_bytes: usize,
     total: usize,
-    /// Buffers that exist, but for those that were abandoned.
+    /// Buffers that exist, without the abandoned ones.
     made: AtomicUsize,
     uses: [AtomicUsize; 3],
     give: Sender<PageBuffer>,
     free: Receiver<PageBuffer>,
-    /// Tells the I/O thread that a fetch may go on.
+    /// Notifies the I/O thread that a fetch may continue.
     freed: Sender<()>,
-    /// The log has it that there is no memory.
+    /// The lack of memory is logged already.
     has_said: AtomicBool,
 }
 
@@ -86,7 +86,7 @@ impl PoolState {
 pub struct BlockPool(Arc<PoolState>);
 
 impl BlockPool {
-    /// A pool of `total` buffers for a kind's planes. Whenever a buffer comes back, `freed` is told, if it has room.
+    /// A pool of `total` buffers for a kind's planes. Each returned buffer sends to `freed`, if that has room.
     pub fn new(kind: BlockKind, planes: Arc<[Plane]>, total: usize, freed: Sender<()>) -> Self {
         let (give, free) = crossbeam_channel::bounded(total);
         Self(Arc::new(PoolState {
@@ -103,7 +103,7 @@ impl BlockPool {
         }))
     }
 
-    /// Takes a buffer; its content is whatever was there. `None` where none is free, or the system has no memory for one.
+    /// Takes a buffer; its content is arbitrary. `None` where none is free, or the system has no memory for one.
     pub fn take(&self, usage: BlockUse) -> Option<HostBlock> {
         let pool = &self.0;
         let bytes = pool.free.try_recv().ok().or_else(|| self.make())?;
@@ -129,8 +129,8 @@ impl BlockPool {
         bytes
     }
 
-    /// Makes a buffer before anybody needs it: memory that is touched for the first time holds up whoever does. False if
-    /// all are made, or are small, or there is no memory.
+    /// Makes a buffer ahead of its use: the first touch of its memory delays the thread that does it. False if all are
+    /// made, or are small, or there is no memory.
     fn make_ahead(&self) -> bool {
         let pool = &self.0;
         if pool.payload_bytes < MIN_AHEAD_BYTES || pool.made.load(Ordering::Acquire) >= pool.total {
@@ -139,13 +139,13 @@ impl BlockPool {
         let Some(mut bytes) = pool.memory() else {
             return false;
         };
-        // Pages come without memory behind them.
+        // First touch: the system backs pages with memory only then.
         bytes.fill(1);
-        // The channel has room for every buffer that there is.
+        // The channel has room for every buffer.
         pool.count_one_more() && pool.give.try_send(bytes).is_ok()
     }
 
-    /// How many there are of what.
+    /// The number of buffers in each use.
     pub fn counts(&self) -> BlockCounts {
         let pool = &self.0;
         let of = |usage: BlockUse| pool.uses[usage as usize].load(Ordering::Acquire);
@@ -163,7 +163,7 @@ impl BlockPool {
         self.0.kind
     }
 
-    /// Whether a buffer is one of its own.
+    /// Whether a buffer belongs to this pool.
     pub fn has_made(&self, block: &HostBlock) -> bool {
         Arc::ptr_eq(&self.0, &block.pool.0)
     }
@@ -190,17 +190,17 @@ pub struct HostBlock {
 }
 
 impl HostBlock {
-    /// What it holds.
+    /// The kind of its content.
     pub fn kind(&self) -> BlockKind {
         self.pool.kind()
     }
 
-    /// Its planes, one behind the other.
+    /// Its planes, in order.
     pub fn planes(&self) -> &Arc<[Plane]> {
         self.pool.planes()
     }
 
-    /// All bytes: the planes one behind the other, nothing between.
+    /// All bytes: the planes in order, without gaps.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -210,17 +210,17 @@ impl HostBlock {
         &mut self.bytes
     }
 
-    /// The pages that it has for itself: its bytes, and what is behind them up to the end of a page. It begins at one.
+    /// Its private pages: its bytes, from the start of a page, and the padding after them up to the end of one.
     pub fn pages_mut(&mut self) -> &mut [u8] {
         self.bytes.pages_mut()
     }
 
-    /// What keeps its memory: while it is held, the bytes of every buffer of the pool lie where they are.
+    /// The owner of its memory: while it is held, the bytes of every buffer of the pool stay in place.
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
         self.pool.0.clone()
     }
 
-    /// Gives up its memory, which somebody may still use who cannot be stopped: it is lost, and the pool makes another buffer.
+    /// Leaks its memory, which a reader or writer that cannot be stopped may still use: the pool makes another buffer.
     pub fn abandon(mut self) {
         self.is_abandoned = true;
     }
@@ -250,7 +250,7 @@ impl HostBlock {
         self.usage
     }
 
-    /// Counts it as used for something else.
+    /// Changes its use, and the counts with it.
     pub fn set_usage(&mut self, usage: BlockUse) {
         let uses = &self.pool.0.uses;
         uses[usage as usize].fetch_add(1, Ordering::AcqRel);
@@ -268,7 +268,7 @@ impl Drop for HostBlock {
             bytes.leak();
             pool.made.fetch_sub(1, Ordering::AcqRel);
         } else {
-            // The channel has room for every buffer that there is.
+            // The channel has room for every buffer.
             let _ = pool.give.try_send(bytes);
         }
         let _ = pool.freed.try_send(());
@@ -282,14 +282,14 @@ impl fmt::Debug for HostBlock {
     }
 }
 
-/// The pools of an engine: one for each kind that there is.
+/// The pools of an engine: one for each kind in use.
 #[derive(Clone, Debug)]
 pub struct BlockPools {
     pools: [Option<BlockPool>; 3],
     beat: StepBeat,
 }
 
-/// States take one part in so many of the memory for buffers.
+/// States take one part in this many of the memory for buffers.
 const STATE_SHARE: u64 = 4;
 /// The least number of buffers of a kind: one is saved while another one is loaded.
 const MIN_BUFFERS: u64 = 2;
@@ -339,12 +339,12 @@ impl BlockPools {
         })
     }
 
-    /// Whether the engine computes that has the other end of the buffers.
+    /// Whether the engine at the other end of the buffers computes.
     pub fn beat(&self) -> &StepBeat {
         &self.beat
     }
 
-    /// Makes a buffer before anybody needs it. False if there is none to make.
+    /// Makes a buffer ahead of its use. False if there is none to make.
     pub fn make_ahead(&self) -> bool {
         self.pools.iter().flatten().any(BlockPool::make_ahead)
     }

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use crate::store::BlockKind;
 
-/// Where a store is and how much it may take.
+/// Location and limits of a store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {
-    /// The folder of all fingerprints; made if it is not there.
+    /// The folder of all fingerprints; created if it is missing.
     pub path: PathBuf,
-    /// Bytes on the disk at most, of all fingerprints together.
+    /// Upper bound on bytes on the disk, of all fingerprints together.
     pub disk_bytes: u64,
-    /// Bytes of buffers in memory at most.
+    /// Upper bound on bytes of buffers in memory.
     pub host_bytes: u64,
     /// How long a fetch may take.
     pub prefetch_timeout: PrefetchTimeout,
-    /// Writes leave the kernel's page cache once they are on the disk. Without this, those of an engine that is idle stay as
-    /// long as nobody needs the memory, and a restart reads them from there.
+    /// Writes leave the kernel's page cache once they are on the disk. Without this, writes of an idle engine stay
+    /// until the memory is needed, and a restart reads them from there.
     pub drop_behind: bool,
     /// How much of one core writing may take while the engine computes: between 0 and 1.
     pub write_share: f64,
@@ -26,9 +26,9 @@ pub struct StoreConfig {
 /// How long a fetch may take: SGLang's `prefetch_timeout_base` and `prefetch_timeout_per_ki_token`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefetchTimeout {
-    /// However little is fetched.
+    /// For a fetch of any size.
     pub base: Duration,
-    /// Besides, for 1,024 tokens.
+    /// In addition, for each 1,024 tokens.
     pub per_ki_token: Duration,
 }
 
@@ -36,7 +36,7 @@ impl PrefetchTimeout {
     /// The longest timeout.
     pub const MAX: Duration = Duration::from_secs(600);
 
-    /// The timeout of so many tokens.
+    /// The timeout of a fetch of `tokens` tokens.
     pub fn of(&self, tokens: usize) -> Duration {
         let seconds = self.per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
         let all = self.base.as_secs_f64() + seconds;
@@ -66,7 +66,7 @@ pub enum StoreError {
         host_bytes: u64,
         /// One block of each kind.
         needed_bytes: u64,
-        /// The least that does.
+        /// The least that suffices.
         limit_bytes: u64,
     },
     /// The records do not fit.
@@ -82,7 +82,7 @@ pub enum StoreError {
         /// Its size on the disk.
         record_bytes: u64,
     },
-    /// There would be no block.
+    /// Blocks would be empty.
     #[error("no layer of the model keeps keys and values of all tokens: leave kv_disk_path out")]
     NoBlocks,
     /// The thread does not start.

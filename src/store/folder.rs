@@ -1,4 +1,4 @@
-//! The folder of a fingerprint, the secret beside it, and the folders of others.
+//! The folder of a fingerprint, the secret next to it, and the folders of others.
 
 use std::fmt::Write;
 use std::io;
@@ -18,11 +18,11 @@ const LOCK: &str = "lock";
 
 /// An open folder, which no other engine uses.
 pub(super) struct Folder {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Where the others are.
+    /// The parent of all folders.
     root: PathBuf,
-    /// Whose it is.
+    /// Its fingerprint.
     pub fingerprint: Fingerprint,
     /// Names its blocks.
     pub keys: Keys,
@@ -31,11 +31,11 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder, or makes it. Whatever in it was written with another secret is removed. `None` where another
+    /// Opens the folder, or makes it. Removes its content if that was written with another secret. `None` where another
     /// engine uses it.
     ///
     /// # Errors
-    /// A sentence with what the system says.
+    /// A sentence with the system's error.
     pub fn open(
         files: &dyn Files,
         root: &Path,
@@ -73,13 +73,13 @@ impl Folder {
         }))
     }
 
-    /// Where the log is.
+    /// The path of the log.
     pub fn log(&self) -> PathBuf {
         self.path.join("index.log")
     }
 
-    /// Folders of other fingerprints, those written last at the end, with their bytes. Those of another secret, which
-    /// nobody can use, come first.
+    /// Folders of other fingerprints with their bytes, the most recently written last. Folders of another secret, which
+    /// no engine can use, come first.
     pub fn others(&self, files: &dyn Files) -> Vec<Other> {
         let names = files.list(&self.root).unwrap_or_default();
         let is_print = |name: &String| {
@@ -126,7 +126,7 @@ impl Other {
     }
 }
 
-/// The parts and what the store itself puts into a fingerprint: how it writes, and what a block is made of.
+/// The parts with the store's additions to a fingerprint: its format, and the planes of a block.
 fn with_format(parts: FingerprintParts, geometry: &Geometry) -> FingerprintParts {
     let Geometry {
         block_tokens,
@@ -160,7 +160,7 @@ fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
     let found = files.read(&path, SECRET_BYTES).map(drop);
     match found.map_err(|error| error.kind()) {
         Err(io::ErrorKind::NotFound) => files.create(&path, &bytes)?,
-        // It is there, and is none.
+        // There is a file, but no valid secret.
         Ok(()) | Err(io::ErrorKind::FileTooLarge) => files.replace(&path, &bytes)?,
         Err(kind) => return Err(kind.into()),
     }
@@ -173,7 +173,7 @@ fn secret_line(secret: &Secret) -> String {
     format!("secret check: {}\n", hex(&secret.check()))
 }
 
-/// The text that tells people what a folder holds, and the store whether it is its own.
+/// The text that describes a folder to people, and identifies it to the store.
 fn meta(fingerprint: &Fingerprint, secret_line: &str, parts: &FingerprintParts) -> String {
     let mut text = format!("fingerprint: {}\n{secret_line}", hex(&fingerprint.0));
     for (name, value) in parts.parts() {

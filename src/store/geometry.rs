@@ -6,7 +6,7 @@ use crate::state::tiers::{BlockKind, Needs};
 use crate::store::pages::in_whole_pages;
 use crate::store::record::RecordSize;
 
-/// One buffer of one layer, for all tokens of a block: what is written and checked as a whole.
+/// One buffer of one layer, for all tokens of a block: the unit of checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
     /// The layer.
@@ -22,9 +22,9 @@ pub struct Plane {
 pub struct Geometry {
     /// Tokens of a block.
     pub block_tokens: usize,
-    /// What a sequence needs to go on behind a block.
+    /// The records that a sequence needs to resume after a block.
     pub needs: Needs,
-    /// The planes of each kind, by [`BlockKind::index`], empty for a kind that there is not.
+    /// The planes of each kind, by [`BlockKind::index`], empty for an absent kind.
     pub planes: [Arc<[Plane]>; 3],
 }
 
@@ -34,7 +34,7 @@ impl Geometry {
         &self.planes[kind.index()]
     }
 
-    /// Bytes of a kind's payload: its planes one behind the other.
+    /// Bytes of a kind's payload: its planes without gaps.
     pub fn payload_bytes(&self, kind: BlockKind) -> usize {
         self.planes(kind).iter().map(|plane| plane.bytes).sum()
     }
@@ -49,7 +49,7 @@ impl Geometry {
         RecordSize::new(self, kind).slot()
     }
 
-    /// The kinds that there are.
+    /// The kinds in use.
     pub fn kinds(&self) -> impl Iterator<Item = BlockKind> + '_ {
         let all = BlockKind::ALL.into_iter();
         all.filter(|kind| !self.planes(*kind).is_empty())

@@ -1,4 +1,4 @@
-//! Blocks that the store had, and why it has them no more: for the diagnosis of misses only.
+//! Blocks that the store dropped, and the reasons: for the diagnosis of misses only.
 
 use rustc_hash::FxHashMap;
 
@@ -24,7 +24,7 @@ impl Gone {
         self.young.insert(key, why);
     }
 
-    /// Why a block that is not there is not, if it was dropped lately.
+    /// Why a missing block was dropped, if it was dropped recently.
     pub fn why(&self, key: BlockKey) -> Option<StoredMiss> {
         let generations = [&self.young, &self.old];
         generations.iter().find_map(|part| part.get(&key)).copied()

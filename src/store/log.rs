@@ -1,7 +1,7 @@
-//! `index.log`: what is in which slot, appended as it happens, so that a start need not read every header.
+//! `index.log`: the record in each slot, appended at every change, so that a start need not read every header.
 //!
-//! The log may be wrong in any way: what it says of a record is checked against the record's header when that is read.
-//! Entries have one size and a CRC-32 each. A log with any bad entry, a cut one at its end included, is not used.
+//! The log may be wrong in any way: a read of a record checks its entry against the record's header. Entries have one
+//! size and a CRC-32 each. A log with any bad entry, a cut one at its end included, is not used.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,7 @@ pub(super) const ENTRY_BYTES: usize = 96;
 const MAGIC: &[u8; 8] = b"SFKVLOG1";
 /// Longest log that is read.
 const MAX_LOG_BYTES: u64 = 1 << 30;
-/// Entries by which a log may be longer than what it says, before it is written anew.
+/// Stale entries that a log may have, beyond as many as records, before it is rewritten.
 const SLACK_ENTRIES: u64 = 1 << 14;
 
 /// The content of an entry.
@@ -24,7 +24,7 @@ const SLACK_ENTRIES: u64 = 1 << 14;
 pub(super) enum LogEntry {
     /// A record is in a slot.
     Put(StoredBlock),
-    /// A record is no more.
+    /// A record was dropped.
     Drop(BlockKey, BlockKind),
     /// A block was used.
     Touch(BlockKey, u64),
@@ -39,7 +39,7 @@ pub(super) struct IndexLog {
 }
 
 impl IndexLog {
-    /// Writes a log of what there is in the place of the one that may be there.
+    /// Writes a log of `records`, in place of any that is there.
     pub fn create(
         files: &dyn Files,
         path: &Path,
@@ -67,7 +67,7 @@ impl IndexLog {
         }
     }
 
-    /// Appends. If that fails, the file is removed and the log closed: half a log would say what is not so.
+    /// Appends. If that fails, removes the file and closes the log: half a log would be wrong.
     pub fn append(&mut self, files: &dyn Files, entry: &LogEntry) {
         let Some(file) = &self.file else {
             return;
@@ -83,7 +83,7 @@ impl IndexLog {
         }
     }
 
-    /// True if it should be written anew: most of what it says is no more so.
+    /// True if it should be rewritten: most of its entries are stale.
     pub fn is_due(&self, n_records: usize) -> bool {
         self.is_open() && self.n_entries > 2 * n_records as u64 + SLACK_ENTRIES
     }
@@ -107,7 +107,7 @@ impl IndexLog {
     }
 }
 
-/// What a log says is there. `None` if there is no log, or one that cannot be believed.
+/// The records of a log. `None` if there is no log, or an invalid one.
 pub(super) fn read(
     files: &dyn Files,
     path: &Path,
@@ -129,7 +129,7 @@ pub(super) fn read(
 #[derive(Default)]
 struct Replay {
     records: HashMap<(BlockKey, BlockKind), StoredBlock>,
-    /// What is in a slot: a later record takes it from an earlier one, whether or not the log says that that is gone.
+    /// The record of each slot: a later one replaces an earlier one, even if the log has no drop of that.
     owners: HashMap<(BlockKind, u64), BlockKey>,
 }
 
@@ -275,7 +275,7 @@ mod tests {
             LogEntry::Put(record(3, 2)),
             LogEntry::Drop(BlockKey([1; 32]), BlockKind::Kv),
             LogEntry::Touch(BlockKey([3; 32]), 77),
-            // The slot of another one, whose end is not in the log.
+            // The slot of another record, whose drop is not in the log.
             LogEntry::Put(record(4, 1)),
         ]);
         assert_eq!(read_back(&files, &path), Some(vec![touched, record(4, 1)]));

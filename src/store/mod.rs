@@ -1,12 +1,12 @@
 //! The KV store: blocks of keys, values and states in files, which outlive memory and restarts.
 //!
-//! One thread does all that touches the disk. Requests go to it through bounded channels and never wait: what does not
-//! fit is refused and counted. Its answers go to a [`Sink`]. A record that is damaged, foreign, gone or late is a miss,
+//! One thread does all disk I/O. Requests go to it through bounded channels and never wait: requests beyond the bounds
+//! are refused and counted. Its answers go to a [`Sink`]. A record that is damaged, foreign, gone or late is a miss,
 //! never an error of a request; a store that is dead, slow or full leaves the engine as it is without one.
 //!
-//! The store knows neither actors nor executors. Bytes come and go in [`HostBlock`]s, which move: from the executor that
-//! filled them to the thread that writes them, and back. What blocks are called, which of them are kept and which pay to
-//! be loaded is in `state::tiers`.
+//! The store knows neither actors nor executors. Bytes travel in [`HostBlock`]s, which move: from the executor that
+//! filled them to the thread that writes them, and back. `state::tiers` names blocks, and decides which of them are
+//! kept and which pay to be loaded.
 
 mod block;
 mod config;
@@ -50,34 +50,34 @@ use io::Urgent;
 use stats::Counts;
 use tier::TierSetup;
 
-/// How long a stopping store may write what it was given.
+/// How long a stopping store may write its commits.
 pub const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
-/// Finds, fetches, touches and cancels that wait at most.
+/// Capacity of the queue of finds, fetches, touches and cancels.
 const MAX_URGENT: usize = 4096;
-/// Commits that wait at most.
+/// Capacity of the queue of commits.
 const MAX_COMMITS: usize = 1024;
 
-/// Whether work that takes long should end.
+/// A flag that asks long work to stop.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// True once it should.
+    /// True once it is set.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Asks for it.
+    /// Sets it.
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// Says what the engine's fingerprint is made of. Called once, on the store's thread, where it may take minutes: it
-/// should look at [`Stop`] now and then. An error is a sentence, with which the store is off.
+/// Returns the parts of the engine's fingerprint. The store's thread calls it once, where it may take minutes: it
+/// should poll [`Stop`]. An error is a sentence, and turns the store off.
 pub type Identify = Box<dyn FnOnce(&Stop) -> Result<FingerprintParts, String> + Send>;
 
-/// What the handle and the thread share.
+/// State shared by the handle and the thread.
 #[derive(Debug, Default)]
 struct Shared {
     stop: Stop,
@@ -97,7 +97,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Starts the thread. Everything that the disk has to say comes to `sink`, as a [`TierState`].
+    /// Starts the thread. `sink` receives each state of the disk, as a [`TierState`].
     ///
     /// # Errors
     /// [`StoreError`], if the bounds hold nothing of this geometry or the thread does not start.
@@ -154,7 +154,7 @@ impl Store {
         })
     }
 
-    /// Asks which blocks there are.
+    /// Requests a lookup of blocks.
     ///
     /// # Errors
     /// [`Refusal`]; then no answer comes.
@@ -162,7 +162,7 @@ impl Store {
         self.send_urgent(Urgent::Find(find))
     }
 
-    /// Asks for blocks in memory.
+    /// Requests blocks in memory.
     ///
     /// # Errors
     /// [`Refusal`]; then no answer comes.
@@ -170,7 +170,7 @@ impl Store {
         self.send_urgent(Urgent::Fetch(fetch))
     }
 
-    /// Gives a block to be written.
+    /// Hands over a block to be written.
     ///
     /// # Errors
     /// [`Refusal`]; then no answer comes, and the buffer is free again.
@@ -179,7 +179,7 @@ impl Store {
         self.send(commits, commit)
     }
 
-    /// Says that a block was used, and with it all before it: they go later than others.
+    /// Marks a block as used, and with it all before it: they are evicted later than others.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -187,7 +187,7 @@ impl Store {
         self.send_urgent(Urgent::Touch(key))
     }
 
-    /// Ends a fetch. Its answer still comes: [`Answer::Late`], unless it was on its way.
+    /// Ends a fetch. Its answer still comes: [`Answer::Late`], unless it was already sent.
     ///
     /// # Errors
     /// [`Refusal`]; the fetch then ends by its deadline.
@@ -200,7 +200,7 @@ impl Store {
         &self.pools
     }
 
-    /// How long a fetch of so many tokens may take.
+    /// How long a fetch of `tokens` tokens may take.
     pub fn prefetch_timeout(&self, tokens: usize) -> Duration {
         self.prefetch_timeout.of(tokens)
     }
@@ -210,8 +210,8 @@ impl Store {
         self.shared.counts.read()
     }
 
-    /// Stops: fetches are cancelled, what was committed is written, within [`DRAIN_PATIENCE`]. False if the disk did not
-    /// answer in time: the thread then ends when it does.
+    /// Stops: cancels fetches and writes commits, within [`DRAIN_PATIENCE`]. False if the disk did not answer in time:
+    /// the thread then ends when it does.
     pub fn shut_down(mut self) -> bool {
         self.stop()
     }

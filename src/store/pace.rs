@@ -1,9 +1,9 @@
-//! How much of the processor the store's thread takes while the engine computes.
+//! Limits the processor time of the store's thread while the engine computes.
 //!
-//! Compute threads wait for each other after every kernel, so whoever takes the core of one of them for a millisecond
-//! makes the step a good part of it longer. A priority does not prevent that: these threads offer their cores while they
-//! wait, and a thread of any priority that takes one up keeps it until the next tick. So writes are done in small pieces
-//! with rests between them, in proportion to the processor time that they took.
+//! Compute threads wait for each other after every kernel, so a thread that takes the core of one of them for a
+//! millisecond makes the step longer by a good part of it. A priority does not prevent that: these threads yield their
+//! cores while they wait, and a thread of any priority that gets one keeps it until the next tick. So writes are done
+//! in small pieces with rests between them, in proportion to the processor time that they took.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,21 +12,21 @@ use std::time::Duration;
 /// The longest rest: the engine may be idle long before its end.
 const MAX_REST: Duration = Duration::from_millis(500);
 
-/// Whether the engine computes: its executor says so, and the store's thread looks. Clones are the same.
+/// Whether the engine computes: its executor sets it, and the store's thread reads it. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct StepBeat(
-    /// Beginnings and ends so far: an odd number while a step is under way.
+    /// Beginnings and ends so far: an odd number while a step is in progress.
     Arc<AtomicU64>,
 );
 
 impl StepBeat {
-    /// A step begins to compute. One thread alone may say this and that it has ended.
+    /// A step begins to compute. Only one thread may call this and [`end`](Self::end).
     pub fn begin(&self) {
         let beats = self.0.load(Ordering::Relaxed);
         self.0.store(beats | 1, Ordering::Relaxed);
     }
 
-    /// It has ended. Nothing happens if none was under way.
+    /// The step has ended. Does nothing if none was in progress.
     pub fn end(&self) {
         let beats = self.0.load(Ordering::Relaxed);
         self.0
@@ -34,7 +34,7 @@ impl StepBeat {
     }
 }
 
-/// The rests of a thread beside an engine that computes.
+/// The rests of a thread while an engine computes.
 pub(super) struct Pace {
     /// Of one core.
     share: f64,
@@ -44,7 +44,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Takes no more than a share of one core, between 0 and 1, while steps are under way.
+    /// Takes no more than a share of one core, between 0 and 1, while steps are in progress.
     pub fn new(share: f64, beat: StepBeat) -> Self {
         Self {
             share: share.clamp(1e-4, 1.0),
@@ -54,7 +54,7 @@ impl Pace {
         }
     }
 
-    /// True if a step is under way, or has begun or ended since this was last asked: there is hardly any time between two
+    /// True if a step is in progress, or has begun or ended since the last call: there is hardly any time between two
     /// steps.
     pub fn is_busy(&mut self) -> bool {
         let beats = self.beat.0.load(Ordering::Relaxed);
@@ -63,12 +63,12 @@ impl Pace {
         self.was_busy
     }
 
-    /// The answer when it was last asked.
+    /// The last result of [`is_busy`](Self::is_busy).
     pub fn was_busy(&self) -> bool {
         self.was_busy
     }
 
-    /// How long to rest after work that took so much processor time.
+    /// How long to rest after work that took `spent` of processor time.
     pub fn rest_after(&mut self, spent: Duration) -> Duration {
         match self.is_busy() {
             true => spent.mul_f64(1.0 / self.share - 1.0).min(MAX_REST),
@@ -77,7 +77,7 @@ impl Pace {
     }
 }
 
-/// Processor time of the calling thread since a moment; where the system does not tell it, time.
+/// Processor time of the calling thread since its start; wall time where the system does not report it.
 pub(super) struct Stopwatch {
     #[cfg(target_os = "linux")]
     began: Duration,
@@ -96,7 +96,7 @@ impl Stopwatch {
         }
     }
 
-    /// What was spent since then.
+    /// The time since then.
     pub fn spent(&self) -> Duration {
         #[cfg(target_os = "linux")]
         return thread_time().saturating_sub(self.began);

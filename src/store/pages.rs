@@ -8,12 +8,12 @@ use memmap2::MmapMut;
 /// The unit in which memory is counted and pinned. Where the system's pages are larger, a buffer has whole ones of those.
 const PAGE_BYTES: usize = 4096;
 
-/// The memory that a buffer of so many bytes takes.
+/// The memory that a buffer of `bytes` takes.
 pub(super) const fn in_whole_pages(bytes: usize) -> usize {
     bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES)
 }
 
-/// Bytes that begin at a page and share none with anybody. By default there are none.
+/// Bytes that begin at a page and share no page with other memory. Empty by default.
 #[derive(Default)]
 pub(super) struct PageBuffer {
     pages: Option<MmapMut>,
@@ -21,10 +21,10 @@ pub(super) struct PageBuffer {
 }
 
 impl PageBuffer {
-    /// Takes memory for so many bytes, all zero; the system finds it when they are touched.
+    /// Maps `len` zeroed bytes; the system provides their memory at the first touch.
     ///
     /// # Errors
-    /// As the system says: there is no memory.
+    /// The system's error: there is no memory.
     pub(super) fn zeroed(len: usize) -> io::Result<Self> {
         let pages = MmapMut::map_anon(in_whole_pages(len))?;
         Ok(Self {
@@ -33,12 +33,12 @@ impl PageBuffer {
         })
     }
 
-    /// Keeps the memory from ever being used or freed.
+    /// Leaks the memory: it is never used or freed.
     pub(super) fn leak(self) {
         std::mem::forget(self.pages);
     }
 
-    /// The pages, from the first byte on; what lies behind the bytes is nobody's.
+    /// The pages, from the first byte on; the bytes after the buffer are padding.
     pub(super) fn pages_mut(&mut self) -> &mut [u8] {
         self.pages.as_deref_mut().unwrap_or_default()
     }

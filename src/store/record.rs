@@ -1,4 +1,4 @@
-//! A record on the disk: a header that says what it is, then its payload.
+//! A record on the disk: an identifying header, then its payload.
 //!
 //! ```text
 //! 0    magic            8 bytes   "SFKVBLK1"
@@ -15,8 +15,8 @@
 //! -4   CRC-32 of the header before it, u32 LE
 //! ```
 //!
-//! A header takes 4 KiB, or as many times that as its planes need; payloads begin at such a multiple. No tokens are in
-//! it, no salts, and nothing from which they could be told without the secret.
+//! A header takes 4 KiB, or as many times that as its planes need; payloads begin at such a multiple. It has no tokens,
+//! no salts, and nothing that reveals them without the secret.
 
 use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint};
 use crate::store::{Geometry, HostBlock, Plane};
@@ -89,7 +89,7 @@ pub(super) fn sum(plane: &[u8]) -> u32 {
     crc32fast::hash(plane)
 }
 
-/// Reads the header of a record of so many planes; `None` if it is none of this fingerprint and kind, or damaged.
+/// Reads the header of a record of these planes; `None` if it is not of this fingerprint and kind, or damaged.
 pub(super) fn read_header(
     bytes: &[u8],
     size: &RecordSize,
@@ -123,7 +123,7 @@ pub(super) fn read_header(
     })
 }
 
-/// True if a payload is what the header that was read with it was written for.
+/// True if a payload matches the checksums in the header that was read with it.
 pub(super) fn is_intact(header: &[u8], block: &HostBlock) -> bool {
     let sums = header.get(FIXED_BYTES..).unwrap_or_default();
     let sums = sums.chunks_exact(CRC_BYTES);

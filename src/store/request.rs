@@ -11,37 +11,37 @@ use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::tiers::{BlockPlace, Keys};
 use crate::store::HostBlock;
 
-/// Asks which blocks of a prompt the store has. Answered by [`Answer::Found`].
+/// Looks up the blocks of a prompt that the store has. Answered by [`Answer::Found`].
 #[derive(Clone)]
 pub struct Find {
-    /// The sequence that asks.
+    /// The requesting sequence.
     pub seq: SeqId,
-    /// Whose blocks.
+    /// The namespace of the blocks.
     pub namespace: Namespace,
     /// The prompt.
     pub tokens: Arc<[u32]>,
-    /// Blocks that nobody needs from the store, since the tree has them.
+    /// Blocks that the tree has, so that the store's are not needed.
     pub from: usize,
-    /// How fast the executor prefills at that depth, in tokens a second; `None` before it has.
+    /// The executor's rate of prefills at that depth, in tokens a second; `None` before it has one.
     pub prefill_tokens_per_s: Option<f64>,
 }
 
-/// Asks for blocks in memory. Answered by [`Answer::Fetched`] or [`Answer::Late`], once, by the deadline.
+/// Requests blocks in memory. Answered by [`Answer::Fetched`] or [`Answer::Late`], once, by the deadline.
 #[derive(Clone)]
 pub struct Fetch {
-    /// The sequence that asks.
+    /// The requesting sequence.
     pub seq: SeqId,
     /// The load that the blocks are for.
     pub ticket: Ticket,
     /// The blocks of the prompt, as [`Answer::Found`] gave them.
     pub path: Arc<[BlockPlace]>,
-    /// Those that are wanted. Fewer may come: memory is short, or they are gone. Then ask for the rest.
+    /// The requested blocks. Fewer may come: memory is short, or they are gone. Then request the rest.
     pub blocks: Range<usize>,
     /// How long the answer may take.
     pub timeout: Duration,
 }
 
-/// Gives a filled block to be written. Answered by [`Answer::Committed`].
+/// Hands over a filled block to be written. Answered by [`Answer::Committed`].
 #[derive(Debug)]
 pub struct Commit {
     /// The save that the block is from.
@@ -52,23 +52,23 @@ pub struct Commit {
     pub block: HostBlock,
 }
 
-/// Why a request was not taken. Nothing will be answered to it.
+/// Why a request was refused. It gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The store does not serve: it is starting, or off.
     #[error("the KV store does not serve yet, or no more")]
     NotServing,
-    /// As many requests as may wait are waiting.
+    /// The queue of requests is full.
     #[error("the queue of the KV store is full")]
     Full,
 }
 
-/// Where a store stands.
+/// The state of a store.
 #[derive(Clone, Debug)]
 pub enum TierState {
     /// The fingerprint is not known yet: weights are being read.
     Identifying,
-    /// The disk is read for what is there.
+    /// The records on the disk are being found.
     Recovering,
     /// It finds, fetches and saves.
     Serving {
@@ -86,45 +86,45 @@ pub enum TierState {
     },
 }
 
-/// Answers and news of the I/O thread. Answers to requests come once each, in any order.
+/// Answers and changes of state of the I/O thread. Answers to requests come once each, in any order.
 pub enum Answer {
-    /// The store has come to another state; the first is [`TierState::Identifying`].
+    /// The store has entered another state; the first is [`TierState::Identifying`].
     State(TierState),
     /// The answer to [`Find`].
     Found {
-        /// The sequence that asked.
+        /// The requesting sequence.
         seq: SeqId,
         /// The whole blocks of the prompt, for [`Fetch`]: only as many as are in the store.
         path: Arc<[BlockPlace]>,
-        /// Blocks from the prompt's beginning behind which the sequence can go on: the length of `path`, or less where
+        /// Blocks from the prompt's beginning after which the sequence can resume: the length of `path`, or less where
         /// states or windows are missing.
         blocks: usize,
-        /// As many of them as pay to be loaded behind `from`: `blocks`, or 0 where computing is faster.
+        /// As many of them as pay to be loaded after `from`: `blocks`, or 0 where computing is faster.
         worth: usize,
-        /// Why the next block is not there, if it was lately.
+        /// Why the next block is missing, if it was there recently.
         miss: Option<StoredMiss>,
     },
     /// Blocks in memory.
     Fetched {
-        /// The sequence that asked.
+        /// The requesting sequence.
         seq: SeqId,
         /// The load.
         ticket: Ticket,
-        /// What there is.
+        /// The blocks that came.
         loaded: Loaded,
-        /// Why it is less than was asked for.
+        /// Why it is less than requested.
         short: Option<Short>,
     },
     /// Nothing came.
     Late {
-        /// The sequence that asked.
+        /// The requesting sequence.
         seq: SeqId,
         /// The load, which is over.
         ticket: Ticket,
         /// Why.
         reason: Short,
     },
-    /// The outcome of a block that was to be written.
+    /// The outcome of a commit, by its save.
     Committed {
         /// The save.
         ticket: Ticket,
@@ -133,10 +133,10 @@ pub enum Answer {
     },
 }
 
-/// Blocks whose bytes are checked. Dropping it gives the buffers back.
+/// Blocks whose bytes are checked. Dropping it returns the buffers.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// Which blocks of the path: from the first that was asked for, at least one.
+    /// Which blocks of the path: from the first requested one on, at least one.
     pub blocks: Range<usize>,
     /// Their keys and values, in order.
     pub kv: Vec<HostBlock>,
@@ -149,7 +149,7 @@ pub struct Loaded {
     pub state: Option<HostBlock>,
 }
 
-/// Why a fetch brought less than was asked for, or nothing.
+/// Why a fetch brought less than requested, or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Short {
     /// The deadline.
@@ -158,14 +158,14 @@ pub enum Short {
     Memory,
     /// A record was damaged or could not be read.
     Damaged,
-    /// A record has given way to others since it was found.
+    /// A record was evicted since it was found.
     Evicted,
     /// The caller has cancelled it, or the store ends.
     Cancelled,
 }
 
 impl Short {
-    /// What it means to the request whose blocks are missing.
+    /// The reason of the miss, for the request whose blocks are missing.
     pub fn miss(self) -> StoredMiss {
         match self {
             Self::Damaged => StoredMiss::Damaged,
@@ -204,7 +204,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The store has the block: what follows on it can be written.
+    /// The store has the block: its successors can be written.
     pub fn is_kept(self) -> bool {
         matches!(self, Self::Written | Self::Known)
     }
@@ -222,7 +222,7 @@ impl Outcome {
     }
 }
 
-/// Where answers go: called on the I/O thread, it must not wait.
+/// The receiver of answers: called on the I/O thread, it must not wait.
 pub type Sink = Box<dyn Fn(Answer) + Send>;
 
 impl fmt::Debug for Find {

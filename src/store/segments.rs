@@ -1,4 +1,4 @@
-//! The slots of a kind: equal places in files of 1 GiB at most, which hold a record each.
+//! The slots of a kind: equal parts of files of 1 GiB at most, which hold a record each.
 //!
 //! A slot is live (a record is in it), dirty (it is free, and its old bytes take room on the disk) or clean (it is free
 //! and takes none, or not yet).
@@ -19,12 +19,12 @@ const MAX_NUMBER: u64 = u32::MAX as u64;
 /// Files that are open at a time.
 const MAX_OPEN: usize = 64;
 
-/// The way of a payload to the disk.
+/// How a payload is written to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Through the kernel's cache, where it is found again.
+    /// Through the kernel's page cache, where reads find it again.
     Cached,
-    /// Past it, which takes less of the processor.
+    /// Bypassing it, which takes less processor time.
     PastCache,
 }
 
@@ -34,21 +34,21 @@ pub(super) struct Segments {
     kind: BlockKind,
     size: RecordSize,
     slots_per_file: u64,
-    /// The last used at the end.
+    /// The most recently used last.
     open: Vec<(u64, Arc<dyn DataFile>)>,
     /// Slots in files, by file, as they were found.
     found: BTreeMap<u64, u64>,
     n_live: u64,
     dirty: BTreeSet<u64>,
     clean: BTreeSet<u64>,
-    /// Behind the last slot that is not clean. Those of files that were removed are not used again.
+    /// One past the last slot that is not clean. Slots of removed files before it are not used again.
     end: u64,
     /// Slots written since the last sync.
     unsynced: Vec<u64>,
 }
 
 impl Segments {
-    /// The slots of a kind in a folder: what its files hold is not known yet.
+    /// The slots of a kind in a folder: the content of its files is not known yet.
     pub fn open(
         files: &dyn Files,
         folder: &Path,
@@ -82,7 +82,7 @@ impl Segments {
         Ok(segments)
     }
 
-    /// The slots that files were found to have, in order.
+    /// The slots that were found in files, in order.
     pub fn found(&self) -> impl Iterator<Item = u64> + '_ {
         let ranges = self.found.iter().map(|(file, slots)| {
             let first = file * self.slots_per_file;
@@ -97,7 +97,7 @@ impl Segments {
         slots.is_some_and(|slots| slot % self.slots_per_file < *slots)
     }
 
-    /// Says which of the slots that were found are live. Files without any are removed, the ends of others cut off.
+    /// Marks the live slots among those found. Removes files without any, and truncates the others after the last one.
     pub fn settle(&mut self, files: &dyn Files, live: &BTreeSet<u64>) -> io::Result<()> {
         self.n_live = live.len() as u64;
         self.end = live.last().map_or(0, |slot| slot + 1);
@@ -144,7 +144,7 @@ impl Segments {
         &self.size
     }
 
-    /// A free slot that takes no more room than it does already.
+    /// A free slot that takes up its room on the disk already.
     pub fn take_dirty(&mut self) -> Option<u64> {
         let slot = self.dirty.pop_first()?;
         self.n_live += 1;
@@ -166,7 +166,7 @@ impl Segments {
         self.dirty.insert(slot);
     }
 
-    /// Gives the room of one dirty slot back to the file system. `Ok(false)` where there is none.
+    /// Returns the room of one dirty slot to the file system. `Ok(false)` where there is none.
     pub fn punch(&mut self, files: &dyn Files) -> io::Result<bool> {
         let Some(slot) = self.dirty.last().copied() else {
             return Ok(false);
@@ -179,15 +179,15 @@ impl Segments {
         Ok(true)
     }
 
-    /// Begins a record: writes nothing where the old header was. The payload comes next, in parts, then the header. A
-    /// record that is cut off anywhere, or whose parts come to the disk in another order, is none by its checksums.
+    /// Begins a record: overwrites the old header with zeros. The payload comes next, in parts, then the header. A
+    /// record that is cut off anywhere, or whose parts come to the disk in another order, is invalid by its checksums.
     pub fn erase(&mut self, files: &dyn Files, slot: u64) -> io::Result<()> {
         let (number, offset) = self.place(slot);
         let nothing = vec![0; self.size.header];
         self.file(files, number)?.write_at(&nothing, offset)
     }
 
-    /// Writes a part of a payload that begins behind so many bytes of it.
+    /// Writes a part of a payload, which begins `at` bytes into it.
     pub fn write_part(
         &mut self,
         files: &dyn Files,
@@ -204,7 +204,7 @@ impl Segments {
         }
     }
 
-    /// Writes the header, with which a record is whole.
+    /// Writes the header, which completes a record.
     pub fn write_header(&mut self, files: &dyn Files, slot: u64, header: &[u8]) -> io::Result<()> {
         let (number, offset) = self.place(slot);
         self.file(files, number)?.write_at(header, offset)?;
@@ -217,7 +217,7 @@ impl Segments {
         self.reader(files, slot)?.header()
     }
 
-    /// Reads a slot, on whichever thread has this.
+    /// A reader of a slot, for any thread.
     pub fn reader(&mut self, files: &dyn Files, slot: u64) -> io::Result<SlotReader> {
         let (number, offset) = self.place(slot);
         let size = self.size;
@@ -225,12 +225,12 @@ impl Segments {
         Ok(SlotReader { file, offset, size })
     }
 
-    /// Has the kernel read a slot before it is asked for.
+    /// Makes the kernel read a slot ahead of its use.
     pub fn read_ahead(&mut self, files: &dyn Files, slot: u64) {
         self.advise(files, slot, Advice::WillNeed);
     }
 
-    /// Waits until everything written is on the disk; then `drop_behind` has the kernel forget it.
+    /// Waits until everything written is on the disk; with `drop_behind`, then drops it from the kernel's page cache.
     pub fn sync(&mut self, files: &dyn Files, drop_behind: bool) -> io::Result<()> {
         let written = std::mem::take(&mut self.unsynced);
         let numbers = written.iter().map(|slot| slot / self.slots_per_file);
@@ -253,7 +253,7 @@ impl Segments {
         }
     }
 
-    /// The file of a slot, and where it begins.
+    /// The file of a slot, and its offset there.
     fn place(&self, slot: u64) -> (u64, u64) {
         let number = slot / self.slots_per_file;
         (number, slot % self.slots_per_file * self.size.slot())

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a store has done and holds.
+        /// Counts of a store's operations and sizes.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct StoreStats {
             $($(#[$doc])* pub $name: u64,)*
@@ -30,13 +30,13 @@ macro_rules! counts {
 counts! {
     /// Records on the disk now.
     records,
-    /// Bytes that they take, with what waits to be used again.
+    /// Bytes that they take, with slots that wait for reuse.
     disk_bytes,
     /// Bytes of the folders of other fingerprints, when last looked at.
     foreign_bytes,
-    /// Requests that were refused since the store did not serve.
+    /// Requests that were refused because the store did not serve.
     refused_not_serving,
-    /// Requests that were refused since a queue was full.
+    /// Requests that were refused because a queue was full.
     refused_full,
     /// Records written.
     written,
@@ -46,17 +46,17 @@ counts! {
     read,
     /// Their payloads in bytes.
     read_bytes,
-    /// Commits of what was there already.
+    /// Commits of records that were there already.
     known,
-    /// Commits of what nobody could find.
+    /// Commits of records that no lookup could find.
     orphans,
     /// Commits without room.
     no_space,
     /// Writes that failed.
     failed_writes,
-    /// Reads that failed or found something else than was written.
+    /// Reads that failed or found other bytes than were written.
     damaged,
-    /// Records that gave way to others.
+    /// Records that were evicted.
     evicted,
     /// Fetches that brought nothing.
     late,
@@ -78,7 +78,7 @@ impl Count {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Says what it is now.
+    /// Sets it.
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
     }

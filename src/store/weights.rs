@@ -1,8 +1,8 @@
-//! The hash of a model's files, which is part of an engine's fingerprint: other weights under the same name are others.
+//! The hash of a model's files, which is part of an engine's fingerprint: it tells weights of one name apart.
 //!
-//! Hashing takes about a second a gigabyte. What a file hashed to is kept beside the store, under everything by which
-//! the file system tells that it is still the same file. By the same it tells whether what is hashed is what was loaded:
-//! files are looked at before anything of them is read, and a hash counts only if they are still those then.
+//! Hashing takes about a second a gigabyte. Hashes are kept next to the store, by all file attributes that identify an
+//! unchanged file. These also show whether the hashed files are the loaded ones: they are recorded before anything of
+//! the files is read, and a hash counts only if they are still the same then.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,9 +13,9 @@ use sha2::{Digest, Sha256};
 use crate::store::Stop;
 use crate::store::files::{Files, SystemFiles};
 
-/// Bytes that are hashed before [`Stop`] is looked at.
+/// Bytes that are hashed between two checks of [`Stop`].
 const PIECE_BYTES: usize = 1 << 20;
-/// Hashes that are kept at most: the oldest go.
+/// Upper bound on kept hashes: the oldest are dropped.
 const MAX_KEPT: usize = 1024;
 /// Longest file of kept hashes that is read.
 const MAX_KEPT_BYTES: u64 = 1 << 20;
@@ -31,7 +31,7 @@ pub enum DigestError {
         /// The system's reason.
         error: io::Error,
     },
-    /// A file is not the one that was loaded any more.
+    /// A file is no longer the one that was loaded.
     #[error(
         "{} has changed since it began to be loaded, so which weights the engine has is not known: start it again",
         path.display()
@@ -50,7 +50,7 @@ pub enum DigestError {
 pub struct WeightFiles(Vec<(PathBuf, Option<String>)>);
 
 impl WeightFiles {
-    /// Looks at files now: before they are loaded. What cannot be looked at is told when it is hashed.
+    /// Records the identity of files, before they are loaded. A file that cannot be read is reported when it is hashed.
     pub fn look(paths: Vec<PathBuf>) -> Self {
         let look = |path: PathBuf| {
             let found = fs::metadata(&path).ok();
@@ -66,8 +66,8 @@ impl WeightFiles {
     }
 }
 
-/// The SHA-256 of the hashes of files that are still those that were looked at, in their order. What `kept` has is taken
-/// from there, and what is new goes there; if it cannot be read or written, everything is hashed again next time.
+/// The SHA-256 of the hashes of unchanged files, in their order. Takes known hashes from `kept`, and adds new ones
+/// there; if it cannot be read or written, everything is hashed again next time.
 ///
 /// # Errors
 /// [`DigestError`].
@@ -262,7 +262,7 @@ mod tests {
         let error = hash(&seen).expect_err("one file is another");
         assert!(matches!(&error, DigestError::Changed { path } if *path == at("b")));
         assert!(error.to_string().contains("start it again"), "{error}");
-        // So it is with the same bytes in another file: nobody knows whether these were loaded.
+        // The same goes for equal bytes in another file: these may not be the ones that were loaded.
         fs::write(at("c"), "one").expect("it can be written");
         fs::rename(at("c"), at("b")).expect("same folder");
         assert!(matches!(hash(&seen), Err(DigestError::Changed { .. })));

@@ -1,7 +1,7 @@
 //! Where blocks change hands between the executor's thread and the store, by ticket.
 //!
-//! The executor never waits for the store and the store never for the executor: what one side has put down, the other takes
-//! when its message about it arrives, or nobody does and it is discarded.
+//! The executor never waits for the store and the store never for the executor: one side puts blocks down, and the
+//! other takes them when the message about them arrives, or they are discarded.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ impl BlockDesk {
         Box::new(DeskPort(self.clone()))
     }
 
-    /// A store begins, whose buffers these are; what an earlier unit has left is gone.
+    /// Begins a store with these buffers, and drops all blocks that an earlier unit has left.
     pub fn open(&self, pools: BlockPools) {
         *self.lock() = OnDesk {
             pools: Some(pools),
@@ -38,7 +38,7 @@ impl BlockDesk {
         };
     }
 
-    /// The store ends: nothing is saved any more, and what was is gone. What was fetched stays for the steps that load it.
+    /// Ends the store: steps save nothing more; drops saved blocks. Fetched blocks stay for the steps that load them.
     pub fn close(&self) {
         let mut desk = self.lock();
         let left = (desk.pools.take(), std::mem::take(&mut desk.saved));
@@ -46,17 +46,17 @@ impl BlockDesk {
         drop(left);
     }
 
-    /// Puts down what was fetched.
+    /// Puts down fetched blocks.
     pub fn put_fetched(&self, ticket: Ticket, loaded: Loaded) {
         self.lock().fetched.insert(ticket, loaded);
     }
 
-    /// Takes what a step has saved.
+    /// Takes the block that a step has saved.
     pub fn take_saved(&self, ticket: Ticket) -> Option<HostBlock> {
         self.lock().saved.remove(&ticket)
     }
 
-    /// Gives back what lies here under a ticket.
+    /// Gives back the blocks of a ticket.
     pub fn discard(&self, ticket: Ticket) {
         let mut desk = self.lock();
         let left = (desk.saved.remove(&ticket), desk.fetched.remove(&ticket));
@@ -73,7 +73,7 @@ impl BlockDesk {
         pool.and_then(|pool| pool.take(BlockUse::Saving))
     }
 
-    /// Puts down what a step has saved. False if its store has ended meanwhile: nobody would take it.
+    /// Puts down the block that a step has saved. False if its store has ended meanwhile, which leaves no taker.
     fn put_saved(&self, ticket: Ticket, block: HostBlock) -> bool {
         let mut desk = self.lock();
         let pool = desk.pools.as_ref().and_then(|pools| pools.of(block.kind()));

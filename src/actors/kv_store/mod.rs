@@ -1,7 +1,7 @@
 //! The KvStore: carries the Scheduler's orders to the store and its answers back, and answers in its place when it is late.
 //!
-//! It does no I/O and never waits: the [`Store`] has a thread of its own. Its death ends nothing but the store: the unit goes
-//! on as without one.
+//! It does no I/O and never waits: the [`Store`] has its own thread. Its death ends the store alone: the unit continues
+//! without one.
 
 mod desk;
 
@@ -38,7 +38,7 @@ pub struct StoreSetup {
     pub config: StoreConfig,
     /// The shape of its blocks.
     pub geometry: Geometry,
-    /// Says what they depend on.
+    /// Makes the identity that its blocks depend on.
     pub identify: Box<dyn Fn() -> Identify + Send + Sync>,
     /// Where the executor puts blocks and takes them from.
     pub desk: BlockDesk,
@@ -77,7 +77,7 @@ impl KvStore {
         }
     }
 
-    /// Has its own death told, and that of the store's thread.
+    /// Reports its own death, and the death of the store's thread.
     pub fn mourned(mut self, own: Obituary, thread: Obituary) -> Self {
         self.mourned = Some((own, thread));
         self
@@ -102,7 +102,7 @@ impl KvStore {
             return self.tell_found(seq, nothing_found(miss));
         }
         if self.is_late {
-            // The store's answer, for which nobody waits, tells that it answers again.
+            // No request waits for this answer: its arrival shows that the store answers again.
             return self.tell_found(seq, nothing_found(Some(StoredMiss::Late)));
         }
         let wait = self.setup.config.prefetch_timeout.base + GRACE;
@@ -148,7 +148,7 @@ impl KvStore {
         }
     }
 
-    /// Hands the store what a step has copied. What was not copied for want of a buffer is not written.
+    /// Hands the store the block that a step has copied. A block without a buffer was not copied, and is not written.
     fn write(&mut self, ticket: Ticket, place: Option<crate::state::tiers::BlockPlace>) {
         let saved = self.setup.desk.take_saved(ticket);
         let commit = saved.zip(place).map(|(block, place)| Commit {
@@ -220,7 +220,7 @@ fn nothing_found(miss: Option<StoredMiss>) -> PrefixFound {
     }
 }
 
-/// The way of the answers to the actor. Its end tells that the store's thread has ended, however it did.
+/// The way of the answers to the actor. Its drop reports that the store's thread has ended, for any reason.
 struct AnswerLine(Mailbox<StoreAnswered>);
 
 impl Drop for AnswerLine {
@@ -249,7 +249,7 @@ impl Actor for KvStore {
                 desk.open(store.pools().clone());
                 self.store = Some(store);
             }
-            // The line tells that it is off.
+            // Dropping the line reports that the store is off.
             Err(error) => tracing::error!(%error, "the KV store does not start"),
         }
         ctx.run_interval(STATS_EVERY, |actor, _| {
@@ -398,7 +398,7 @@ impl Handler<Posted<StoreAnswered>> for KvStore {
     }
 }
 
-/// Answers once what was handed to the store is written, or its patience has ended.
+/// Answers once the store has written all its commits, or its patience has ended.
 impl Handler<StopActor> for KvStore {
     type Result = ResponseFuture<()>;
 
@@ -411,7 +411,7 @@ impl Handler<StopActor> for KvStore {
             if store.is_some_and(|store| !store.shut_down()) {
                 tracing::warn!("the KV store did not end in time: its disk does not answer");
             }
-            // Whoever waited may have gone.
+            // The waiting side may have gone.
             let _ = ended.send(());
         });
         Box::pin(async move {

@@ -1,4 +1,4 @@
-//! What hosts ask of the cache and the plan: pins, policies, flushes, pauses. What they set outlives a rebuild.
+//! Orders of hosts to the cache and the plan: pins, policies, flushes, pauses. Their settings outlive a rebuild.
 
 use actix::{Context, Handler, Recipient, ResponseFuture};
 use tokio::sync::oneshot;
@@ -12,7 +12,7 @@ use crate::error::RequestError;
 use crate::state::scheduler::CacheFlushed;
 
 impl Scheduler {
-    /// Begins with what hosts had set before, and tells `keeper` of everything that they set from now on.
+    /// Begins with the settings that hosts made before, and reports every later one to `keeper`.
     pub fn keeping(mut self, set: HostSettings, keeper: Recipient<HostSettings>) -> Self {
         // They were taken before, with the same cache and the same names.
         let set_again = |what: &str, outcome: Result<(), String>| {

@@ -1,6 +1,6 @@
 //! The Scheduler: owns the queue, the running batch and the plan. It is the only initiator of plans.
 //!
-//! The decisions are [`state::scheduler::Scheduler`](crate::state::scheduler::Scheduler)'s; a handler here unpacks, calls it, and sends what comes out.
+//! [`state::scheduler::Scheduler`](crate::state::scheduler::Scheduler) decides; handlers call it and send the results.
 
 mod control;
 
@@ -30,7 +30,7 @@ const PIN_SWEEP: Duration = Duration::from_secs(1);
 /// How often requests are looked through for those whose time is over.
 const DEADLINE_SWEEP: Duration = Duration::from_millis(100);
 
-/// How often requests are looked through for those that are inside for long.
+/// Longest interval between searches for requests that are inside for long.
 const LONG_REQUEST_SWEEP: Duration = Duration::from_secs(1);
 
 /// Whom the Scheduler sends to.
@@ -43,7 +43,7 @@ pub struct Links {
     pub allocator: Mailbox<Box<ReservePages>>,
     /// Steps.
     pub executor: Mailbox<RunStep>,
-    /// Sequences that steps under way need not decode.
+    /// Sequences that steps in flight need not decode.
     pub ended: Mailbox<crate::actors::messages::SequencesEnded>,
     /// Tokens and ends.
     pub tokenizer: Mailbox<TokensReady>,
@@ -62,9 +62,9 @@ pub struct Scheduler {
     /// By number, in order.
     flushes_asked: Vec<(u64, oneshot::Sender<CacheFlushed>)>,
     drains: Vec<oneshot::Sender<()>>,
-    /// To be told with the next tokens, which come later than an admission.
+    /// Sent with the next tokens, which come later than an admission.
     admissions: Vec<(IntakeId, Instant)>,
-    /// Query tokens of the steps under way: prefilled and decoded.
+    /// Query tokens of the steps in flight: prefilled and decoded.
     step_tokens: std::collections::VecDeque<(usize, usize)>,
     prefill_rate: PrefillRate,
     /// There was work since the last step ended: the executor's wait for the next one is overhead.
@@ -74,7 +74,7 @@ pub struct Scheduler {
     log_long_requests: Option<Duration>,
     /// When requests were looked through for that, in seconds since the start.
     looked_s: f64,
-    /// What hosts have set, in this life of the unit and in those before it.
+    /// The hosts' settings, of this life of the unit and of earlier ones.
     set: HostSettings,
     /// Who keeps that for the lives after it.
     keeper: Option<Recipient<HostSettings>>,
@@ -137,7 +137,7 @@ impl Scheduler {
         }
     }
 
-    /// Sends what there is to send, until the state waits for a message. The executor is fed before clients are told.
+    /// Sends all messages that are due, until the state waits for one. The executor is fed before clients are notified.
     fn drive(&mut self) {
         loop {
             let next = self.state.next();
@@ -221,7 +221,7 @@ impl Scheduler {
         if self.state.is_idle() {
             self.had_work = false;
             for drain in self.drains.drain(..) {
-                // Whoever asked may have given up.
+                // The waiting side may be gone.
                 let _ = drain.send(());
             }
         }

@@ -85,7 +85,7 @@ impl Opening {
         Some((self.n_read - 1, asked))
     }
 
-    /// Cancels what was not read yet: the rest is among the intake's requests.
+    /// Cancels the requests that were not read yet: the others are among the intake's.
     pub(super) fn cancel_unread(&self) {
         let unread = self.unread.as_slice().iter();
         unread.for_each(|asked| asked.cancel.raise());
@@ -141,7 +141,7 @@ impl Call {
         }
     }
 
-    /// Bytes that may wait for a slow reader of one request: its part of what a call may have.
+    /// Bytes that may wait for a slow reader of one request: its share of the call's limit.
     pub(super) fn backlog_bytes(&self, settings: &TokenizerSettings) -> usize {
         let most = settings.client_backlog_bytes;
         (most / self.n_requests).max(MIN_BACKLOG_BYTES.min(most))
@@ -204,7 +204,7 @@ impl Arrival {
     }
 }
 
-/// Nobody hears it: the request ends as cancelled.
+/// Not delivered: the request ends as cancelled.
 pub(super) fn cancelled() -> RequestError {
     RequestError::Invalid("the request was cancelled".to_owned())
 }

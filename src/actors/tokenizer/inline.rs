@@ -1,7 +1,7 @@
 //! How much text the Tokenizer encodes on its own thread, where every stream's tokens wait for it.
 //!
 //! Another thread costs some ten microseconds, as much as a few words take to encode. So short calls are encoded at
-//! once while they are few; the time that this takes is bounded whatever the number of short calls.
+//! once while they are few; the time that this takes is bounded for any number of short calls.
 
 use std::time::Instant;
 

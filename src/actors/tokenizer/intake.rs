@@ -29,7 +29,7 @@ use super::lanes::{CallId, Job, Lanes, Turn};
 use super::live::{CallShare, Live};
 use super::prepare::{self, Prepared};
 
-/// How long the Tokenizer takes requests in before it looks at its mailbox again.
+/// How long the Tokenizer takes requests in before it returns to its mailbox.
 const SLICE: Duration = Duration::from_millis(1);
 /// Requests of one call that are submitted before the next call's.
 const TURN_REQUESTS: usize = 16;
@@ -49,7 +49,7 @@ pub(super) struct Intake {
     inline: InlineBudget,
     last_call: CallId,
     is_pumping: bool,
-    /// Those who wait until nothing is left.
+    /// Senders that are notified when no request is left.
     waiting: Vec<oneshot::Sender<()>>,
 }
 
@@ -74,7 +74,7 @@ impl Intake {
         self.arrived.iter().for_each(Opening::cancel_unread);
     }
 
-    /// Is told when nothing is left; at once if nothing is there.
+    /// Is notified when no request is left; at once if there is none.
     pub(super) fn emptied(&mut self) -> oneshot::Receiver<()> {
         let (emptied, is_empty) = oneshot::channel();
         self.waiting.push(emptied);
@@ -85,7 +85,7 @@ impl Intake {
     fn tell_if_empty(&mut self) {
         if self.arrived.is_empty() && self.calls.is_empty() {
             for waiting in self.waiting.drain(..) {
-                // The waiting side may have given up.
+                // The waiting side may be gone.
                 let _ = waiting.send(());
             }
         }
@@ -225,7 +225,7 @@ impl Tokenizer {
         places.map(place).collect()
     }
 
-    /// Starts what the lanes' free threads can do.
+    /// Starts work on the lanes' free threads.
     fn run_lanes(&mut self, ctx: &mut Context<Self>) {
         while let Some(turn) = self.intake.lanes.next() {
             let Turn { lane, call, jobs } = turn;

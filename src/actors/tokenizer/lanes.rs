@@ -1,4 +1,4 @@
-//! Prompts that are encoded on other threads while the Tokenizer goes on with the streams.
+//! Prompts that are encoded on other threads while the Tokenizer serves the streams.
 //!
 //! Encoding cannot be interrupted, so prompts of one size share a thread: a short one waits for short ones only. Within
 //! a lane calls take turns as if each had an equal share of the thread (weighted fair queueing): the turn that such
@@ -16,7 +16,7 @@ const LANES: [usize; 3] = [32 << 10, 512 << 10, usize::MAX];
 /// leaves two to the others.
 const GRAMMAR_LANES: std::ops::Range<usize> = LANES.len()..LANES.len() + 3;
 const N_LANES: usize = GRAMMAR_LANES.end;
-/// Short prompts of a call share a turn up to this weight: a turn costs some ten microseconds besides.
+/// Short prompts of a call share a turn up to this weight: a turn itself costs some ten microseconds.
 const TURN_BYTES: usize = 32 << 10;
 
 /// Names a call in the Tokenizer.
@@ -34,7 +34,7 @@ pub(super) struct Job {
     pub(super) cancels: Vec<CancelFlag>,
 }
 
-/// The work of a thread before it asks for more: prompts of one call.
+/// One unit of a thread's work: prompts of one call.
 pub(super) struct Turn {
     pub(super) lane: usize,
     pub(super) call: CallId,
@@ -61,7 +61,7 @@ struct Flow {
 }
 
 impl Job {
-    /// True if nobody waits for it any more.
+    /// True if all its requests are cancelled.
     pub(super) fn is_gone(&self) -> bool {
         self.cancels.iter().all(CancelFlag::is_raised)
     }
@@ -152,7 +152,7 @@ impl Lane {
         Some((call, jobs))
     }
 
-    /// Prompts that nobody waits for come first: they take no time, and what they hold becomes free.
+    /// Cancelled prompts come first: they take no time, and their memory becomes free.
     fn soonest(&self) -> Option<usize> {
         let is_gone = |flow: &Flow| flow.jobs.front().is_some_and(Job::is_gone);
         self.flows.iter().position(is_gone).or_else(|| {

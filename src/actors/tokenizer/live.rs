@@ -1,4 +1,4 @@
-//! One request under way: its text so far, its counts, its client.
+//! One request in flight: its text so far, its counts, its client.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,12 +19,12 @@ use super::TokenizerSettings;
 use super::output::{Beginning, OutputText};
 use super::prepare::no_embeddings;
 
-/// Prompt tokens that the first output token is decoded behind, so that its leading space is right.
+/// Prompt tokens that precede the first output token when it is decoded, so that its leading space is right.
 const CONTEXT_TOKENS: usize = 5;
 
-/// The fate of a request with its news.
+/// State of a request after an advance.
 pub(super) enum Step {
-    /// It goes on.
+    /// It continues.
     Goes,
     /// Its terminal event is out.
     Ended,
@@ -188,7 +188,7 @@ impl Live {
         }
     }
 
-    /// False where an embedding was asked for and the executor made none.
+    /// False where the request wants an embedding and the executor made none.
     fn has_what_it_wants(&self, reason: &FinishReason) -> bool {
         !self.wants_embedding || self.embedding.is_some() || *reason == FinishReason::Abort
     }

@@ -1,4 +1,4 @@
-//! Checks of the log probabilities that a request wishes.
+//! Checks of the requested log probabilities.
 
 use crate::error::{FieldError, RequestError};
 use crate::state::sampling::LogprobWish;
@@ -17,7 +17,7 @@ pub(super) fn refuse_input_logprobs(wish: Option<&LogprobWish>) -> Result<(), Re
     })
 }
 
-/// Refuses a wish that the prompt or the vocabulary does not have, and clips the number of alternatives.
+/// Refuses positions outside of the prompt and ids outside of the vocabulary, and clips the number of alternatives.
 pub(super) fn check_wish(
     wish: &mut LogprobWish,
     prompt_tokens: usize,
@@ -56,9 +56,8 @@ pub(super) fn check_wish(
     Ok(())
 }
 
-/// The log probabilities that a request wants of its prompt, refused if they are more than an answer may have with
-/// those that its call wants `before` it. Output tokens are not counted: most requests end long before
-/// `max_new_tokens`.
+/// The log probabilities that a request wants of its prompt, refused if they and the call's `before` it exceed the
+/// limit of an answer. Output tokens are not counted: most requests end long before `max_new_tokens`.
 pub(super) fn check_entries(
     wish: &LogprobWish,
     prompt_tokens: usize,

@@ -1,4 +1,4 @@
-//! The diagnosis of misses beside the texts: off the plan's way, and where tokens can be read.
+//! Diagnosis of misses, in the Tokenizer: outside of the planning path, and where tokens can be decoded.
 
 use std::time::Instant;
 

@@ -45,28 +45,28 @@ pub struct TokenizerSettings {
     pub formats: AnswerFormats,
     /// Compiles the grammars of outputs that follow one; `None` without a tokenizer.
     pub grammars: Option<Arc<GrammarCompiler>>,
-    /// Where prompts of chats are likely to part; `None` where no layer keeps a state, and nobody asks.
+    /// Where prompts of chats are likely to diverge; `None` where no layer keeps a state, which makes it unused.
     pub turns: Option<TurnMarks>,
     /// Rows of the output head: larger ids are refused.
     pub vocab_size: usize,
     /// Values in a vector of a prompt of vectors; `None`: there are no such prompts.
     pub hidden_size: Option<usize>,
-    /// The limits of what can ever fit.
+    /// The largest request that can ever fit.
     pub limits: IntakeLimits,
     /// The length above which a sequence rotates as long ones do, prompt and longest output together; `None`: all rotate
     /// alike.
     pub long_above: Option<usize>,
     /// Bytes of text that may wait for a slow reader.
     pub client_backlog_bytes: usize,
-    /// Log probabilities that one prompt may ask for.
+    /// Maximum number of log probabilities of one prompt.
     pub max_logprob_entries: usize,
     /// How long every request may wait and run.
     pub timeouts: RequestTimeouts,
-    /// The bounds of what is remembered of prompts and evictions; `None` diagnoses no misses.
+    /// Limits of the history of prompts and evictions; `None` diagnoses no misses.
     pub prefix_history: Option<HistoryLimits>,
     /// How long the lists and names of a request may be.
     pub request_limits: RequestLimits,
-    /// The door's counts: a request that comes without a permit takes one of it.
+    /// The admission counts: a request that comes without a permit takes one of them.
     pub admission: Arc<Admission>,
 }
 
@@ -84,11 +84,11 @@ pub struct Links {
     pub drain: Recipient<Drain>,
 }
 
-/// The actor around tokenizer, chat template and the requests under way.
+/// The actor around tokenizer, chat template and the requests in flight.
 pub struct Tokenizer {
     settings: TokenizerSettings,
     live: FxHashMap<IntakeId, Live>,
-    /// The numbers of those that are live.
+    /// Intake ids of live requests.
     intakes: FxHashMap<RequestId, IntakeId>,
     intake: Intake,
     next_intake: IntakeId,
@@ -99,7 +99,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// An actor with no request under way.
+    /// An actor with no request in flight.
     pub fn new(
         settings: TokenizerSettings,
         links: Links,
@@ -119,11 +119,11 @@ impl Tokenizer {
         }
     }
 
-    /// Passes one request's news on; returns who it is and how many output tokens are kept if a stop string was
+    /// Passes one request's tokens on; returns its id and how many output tokens are kept if a stop string was
     /// completed.
     fn pass_on(&mut self, news: RequestTokens) -> Option<(RequestId, usize)> {
         let intake = news.intake;
-        // Late news of a request whose stop string was found, or whose client is gone, are nobody's.
+        // Late tokens of a request whose stop string was found, or whose client is gone, are dropped.
         let live = self.live.get_mut(&intake)?;
         match live.advance(news, &self.settings, &self.metrics) {
             Step::Goes => None,
@@ -140,7 +140,7 @@ impl Tokenizer {
         }
     }
 
-    /// Lets a request go, and tells its name: another one may have that from now on.
+    /// Removes a request and returns its id, which another one may use from now on.
     fn forget(&mut self, intake: IntakeId) -> Option<RequestId> {
         let live = self.live.remove(&intake)?;
         self.intakes.remove(live.rid());
@@ -209,7 +209,7 @@ impl Handler<CancelAll> for Tokenizer {
 impl Handler<Drain> for Tokenizer {
     type Result = ResponseFuture<()>;
 
-    /// Passed on behind the requests that came before it, those that are being encoded too.
+    /// Passed on after all earlier requests, also those still being encoded.
     fn handle(&mut self, drain: Drain, _: &mut Context<Self>) -> Self::Result {
         let emptied = self.intake.emptied();
         let scheduler = self.links.drain.clone();

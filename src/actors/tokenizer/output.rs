@@ -32,7 +32,7 @@ impl AnswerFormats {
         }
     }
 
-    /// These formats in an engine that was told to look for no calls: requests with tools get them as text.
+    /// These formats in an engine that is configured to look for no calls: requests with tools get them as text.
     pub fn with_calls_as_text(self) -> Self {
         Self {
             calls_stay_text: true,
@@ -40,7 +40,7 @@ impl AnswerFormats {
         }
     }
 
-    /// Whether calls are text because the engine was told so, not because their format is unknown.
+    /// Whether calls are text by configuration, not because their format is unknown.
     pub(super) fn calls_stay_text(&self) -> bool {
         self.calls_stay_text
     }
@@ -56,7 +56,7 @@ impl AnswerFormats {
         sampling: &SamplingParams,
         start: OutputStart,
     ) -> AnswerForm {
-        // The prompt was looked at: it tells whether the output begins inside.
+        // The prompt has been examined: it determines whether the output begins inside.
         let reasoning = self.formats.reasoning.map(|format| match format {
             ReasoningFormat::DeepSeekR1 => ReasoningFormat::Think,
             other => other,
@@ -142,7 +142,7 @@ impl OutputText {
         }
     }
 
-    /// Puts what has become final into a delta.
+    /// Moves the final text into a delta.
     pub(super) fn take_into(&mut self, delta: &mut Delta) {
         match self {
             Self::None => (),

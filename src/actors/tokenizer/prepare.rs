@@ -21,7 +21,7 @@ use super::logprob_wishes::{check_entries, check_wish};
 const MAX_NORMALIZER_SHRINK: usize = 4;
 
 /// Refuses a prompt that is too long however well it encodes, before time and memory are spent on it: unless it is a
-/// text whose tokens can be counted, which tells its client more.
+/// text whose tokens can be counted, for a more exact error.
 pub(super) fn refuse_hopeless(
     prompt: &Prompt,
     settings: &TokenizerSettings,
@@ -62,7 +62,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Wishes for a state before the last token, so that another output of the same prompt computes that token alone. A
+    /// Requests a state before the last token, so that another output of the same prompt computes that token alone. A
     /// prompt without anchors leaves one there anyhow.
     pub(super) fn anchor_end(&mut self) {
         if !self.anchors.is_empty() {
@@ -151,7 +151,7 @@ fn check_vectors(
     }
 }
 
-/// Chats ask for a schema in their `response_format`.
+/// Chats send a schema in their `response_format`.
 fn as_asked(error: RequestError, is_chat: bool) -> RequestError {
     const IN_FORMAT: [&str; 2] = ["json_schema", "json_object"];
     match error {
@@ -162,7 +162,7 @@ fn as_asked(error: RequestError, is_chat: bool) -> RequestError {
     }
 }
 
-/// Calls in a format that nobody reads would reach the client as text.
+/// Calls in a format without a parser would reach the client as text.
 fn refuse_unreadable_calls(
     form: &OutputForm,
     settings: &TokenizerSettings,
@@ -222,7 +222,7 @@ fn compile(
     compiled
 }
 
-/// How a prompt stands to the model's reasoning.
+/// The position of a prompt's end relative to the model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// It is no chat, or the model does not reason.
@@ -233,7 +233,7 @@ enum Standing {
     InReasoning,
     /// It has closed the reasoning: the output has none.
     AfterReasoning,
-    /// It is a sequence of messages, and the output goes on with them.
+    /// It is a sequence of messages, and the output continues it.
     AmongMessages(OutputStart),
 }
 
@@ -290,7 +290,7 @@ fn render(text: &TextModel, chat: &ChatPrompt) -> Result<String, RequestError> {
     text.render_chat(&for_template(chat))
 }
 
-/// Encodes a rendered chat, behind the tokens that are known of it.
+/// Encodes a rendered chat after its known tokens.
 fn encode_chat(
     text: &TextModel,
     chat: &ChatPrompt,
@@ -338,7 +338,7 @@ fn check_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), RequestError> {
 pub(super) struct Checked(Option<SamplingParams>);
 
 impl Checked {
-    /// Checks a request's parameters and its wish, of shared lists only the first time.
+    /// Checks a request's namespace and parameters, and shared lists only the first time.
     pub(super) fn check(
         &mut self,
         request: &GenerateRequest,
@@ -379,7 +379,7 @@ fn without_lists(sampling: &SamplingParams) -> SamplingParams {
     }
 }
 
-/// Clips a checked request to what fits after its prompt, and chooses a seed if it has none. `call_entries` counts the
+/// Clips a checked request to the space after its prompt, and chooses a seed if it has none. `call_entries` counts the
 /// log probabilities of the prompts of its call.
 pub(super) fn fit(
     request: &mut GenerateRequest,

@@ -1,7 +1,7 @@
-//! Lines that the user writes: edited on a terminal, else those of stdin.
+//! Lines of the user: edited on a terminal, else read from stdin.
 //!
-//! Reading blocks, so it has a thread of its own, which reads a line each time that it is asked for one: between the
-//! questions the terminal is as usual, and Ctrl-C is a signal.
+//! Reading blocks, so a separate thread reads one line per request: between the questions the terminal is as usual, and
+//! Ctrl-C is a signal.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::mpsc;
@@ -112,7 +112,7 @@ impl Source {
     }
 }
 
-/// A line, and those that follow it as long as each ends with a backslash.
+/// A line, and the following ones as long as each ends with a backslash.
 fn edited(editor: &mut DefaultEditor) -> Line {
     let mut text = String::new();
     loop {

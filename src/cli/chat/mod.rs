@@ -1,12 +1,12 @@
 //! `souffleur chat`: a conversation in the terminal, with a model in this process or with a server.
 //!
-//! | part | what it does |
+//! | part | role |
 //! |---|---|
-//! | [`lines`] | what the user says: a line that can be edited on a terminal, else the lines of stdin |
+//! | [`lines`] | the user's input: a line that can be edited on a terminal, else the lines of stdin |
 //! | [`partner`] | who answers: an engine, or a server's `/v1/chat/completions` |
 //! | [`sampling`] | the flags of an answer |
-//! | [`screen`] | what is shown of an answer |
-//! | [`terminal`] | what an editor changes, and how it was before |
+//! | [`screen`] | display of an answer |
+//! | [`terminal`] | saves and restores the settings that an editor changes |
 
 mod lines;
 mod partner;
@@ -136,7 +136,7 @@ async fn talk(args: &ChatArgs, partner: &Partner) -> Result<(), Failure> {
         conversation.model_said(said);
         match ended {
             Ok(ending) => ending.explain(&mut screen),
-            // With a person before it, a chat goes on: the next attempt may be answered.
+            // An interactive chat continues: the next attempt may be answered.
             Err(reason) if lines.is_edited() => screen.note(&reason),
             Err(reason) => return Err(Failure::Failed(reason)),
         }
@@ -163,7 +163,7 @@ impl Ending {
     }
 }
 
-/// Shows an answer as it comes. `said` holds what came so far, also when this future is dropped.
+/// Shows an answer as it comes. `said` holds the text so far, also when this future is dropped.
 async fn speak(
     args: &ChatArgs,
     partner: &Partner,
@@ -206,8 +206,8 @@ impl Conversation {
         self.messages.push(json!({"role": "user", "content": text}));
     }
 
-    /// Keeps an answer, or what came of it. A question without any answer is forgotten: many templates want the roles to
-    /// take turns.
+    /// Keeps an answer, or the part of it that came. A question without any answer is forgotten: many templates want
+    /// the roles to take turns.
     fn model_said(&mut self, text: String) {
         match text.is_empty() {
             true => drop(self.messages.pop()),

@@ -43,7 +43,7 @@ pub enum Partner {
     },
 }
 
-/// An answer under way. Dropping it ends it.
+/// An answer in progress. Dropping it ends it.
 pub enum Answer {
     /// Of an engine.
     Engine(EngineAnswer),
@@ -60,7 +60,7 @@ impl Partner {
         }
     }
 
-    /// Asks for the next message.
+    /// Requests the next message.
     pub async fn ask(&self, messages: &[Value], flags: &AnswerFlags) -> Result<Answer, String> {
         match self {
             Self::Engine(engine) => EngineAnswer::ask(engine, messages, flags).map(Answer::Engine),

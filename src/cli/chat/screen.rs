@@ -12,7 +12,7 @@ pub struct Screen {
     has_colours: bool,
     /// The last text shown was a thought.
     is_thinking: bool,
-    /// Nobody reads any more.
+    /// The reader is gone.
     is_gone: bool,
 }
 
@@ -42,7 +42,7 @@ impl Screen {
         self.put_said(text);
     }
 
-    /// Shows a thought, if it can be told from the answer.
+    /// Shows a thought, if it can be shown apart from the answer.
     pub fn thought(&mut self, text: &str) {
         if !self.is_terminal {
             return;
@@ -79,7 +79,7 @@ impl Screen {
         self.put("\n");
     }
 
-    /// Puts what a model says, which must not steer the terminal. A file gets it as it is.
+    /// Prints a model's text, which must not control the terminal. A file gets it unchanged.
     fn put_said(&mut self, text: &str) {
         match self.is_terminal {
             true => self.put(&without_controls(text)),

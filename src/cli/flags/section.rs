@@ -29,7 +29,7 @@ impl<S: Keys> SectionFlags<S> {
         serde_json::from_value(value.clone()).ok()
     }
 
-    /// Goes on as if a flag had not been given.
+    /// Continues as if a flag had not been given.
     pub fn remove(&mut self, key: &str) {
         self.given.remove(key);
     }
@@ -103,7 +103,7 @@ fn switch(arg: Arg, default: &Value) -> Arg {
     }
 }
 
-/// A parser of text into what the section is read from.
+/// A parser of text into the value that the section reads.
 fn parser(form: Form) -> ValueParser {
     match form {
         Form::Switch => BoolishValueParser::new().map(Value::from).into(),

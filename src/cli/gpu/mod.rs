@@ -1,4 +1,4 @@
-//! `souffleur gpu`, hidden: what `scripts/gpu-check` asks of this program.
+//! `souffleur gpu`, hidden: the commands that `scripts/gpu-check` runs.
 
 mod report;
 
@@ -78,7 +78,7 @@ fn kernels(args: &DeviceArgs, tiny: bool) -> Result<(), Failure> {
     };
     let mut has_rates = false;
     let print = &mut |rates: &Rates, timing: Timing| {
-        // First: what is stopped after them has lost only what it did not measure.
+        // Written first: a run that is stopped later keeps them.
         if extent == Extent::Full && !std::mem::replace(&mut has_rates, true) {
             say_rates(rates);
         }

@@ -26,7 +26,7 @@ pub fn publish(
     Ok(())
 }
 
-/// Writes what there is so far, so that a bench which is stopped loses nothing that it measured.
+/// Writes the record so far, so that a stopped bench loses no measurements.
 pub fn keep(record: &impl Serialize, json: Option<&Path>) -> Result<(), Failure> {
     match json {
         Some(file) if is_replaceable(file) => write(file, &text(record)?),

@@ -1,4 +1,4 @@
-//! One request to a server, over a connection of its own: HTTP/1.1, within TLS where the address says so.
+//! One request to a server, over its own connection: HTTP/1.1, within TLS for an https address.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -65,7 +65,7 @@ impl Connector {
         let shaken = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|error| explained(&error))?;
         let connection = Connection(rt::spawn(async move {
-            // An error is told to the request and to the body.
+            // The request and the body report an error.
             let _ = connection.await;
         }));
         let headers = request.headers_mut();
@@ -110,7 +110,7 @@ impl Drop for Connection {
     }
 }
 
-/// The body of an answer. Dropping it closes the connection, so that the server sees that nobody reads on.
+/// The body of an answer. Dropping it closes the connection, so that the server sees that the reader is gone.
 pub struct Answer {
     body: Incoming,
     #[expect(dead_code, reason = "held for its end")]
@@ -118,7 +118,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads all of it, up to so many bytes.
+    /// Reads all of it, up to `limit_bytes`.
     ///
     /// # Errors
     /// Why there is no more.
@@ -149,7 +149,7 @@ impl Body for Answer {
     }
 }
 
-/// An error and those behind it: hyper's own words leave out the reason.
+/// An error and its sources: hyper's own text leaves out the reason.
 pub fn explained(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -122,7 +122,7 @@ impl Remote {
     }
 }
 
-/// The URL without what requests add to it, as text and in parts.
+/// The base of the URL, to which requests add a path, as text and in parts.
 fn checked(flag: &str, url: &str) -> Result<(String, Uri), Failure> {
     let unusable = |reason: &str| Failure::Usage(format!("{flag} is {url:?}, {reason}"));
     let uri: Uri = url

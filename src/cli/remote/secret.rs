@@ -1,4 +1,4 @@
-//! The key that a server asks for.
+//! The key that a server requires.
 
 use std::fmt;
 

@@ -40,7 +40,7 @@ impl Default for LogConfig {
 /// The choice of `RUST_LOG`, in the form of our own key, where a target has a level; `None` of an empty one.
 ///
 /// # Errors
-/// A warning: others read the variable too, and what we cannot read is no reason not to start.
+/// A warning: others read the variable too, and an unreadable value does not prevent a start.
 pub(super) fn of_rust_log(value: &str) -> Result<Option<String>, String> {
     if value.trim().is_empty() {
         return Ok(None);

@@ -30,7 +30,7 @@ const OTHER_VARIABLES: [&str; 5] = [
 ];
 const FLAG_SOURCE: &str = "flag";
 const ENV_SOURCE: &str = "environment";
-/// The variable by which programs in Rust choose what they log, and the name of this source.
+/// The variable with the log filter of programs in Rust, and the name of this source.
 const RUST_LOG: &str = "RUST_LOG";
 
 /// The whole configuration of the binary.
@@ -59,7 +59,7 @@ impl Settings {
         }
         let mut warnings = Vec::new();
         let environment: Vec<(String, String)> = environment.into_iter().collect();
-        // Before our own variables, whatever their order.
+        // Before our own variables, in any order.
         if let Some((_, value)) = environment.iter().find(|(name, _)| name == RUST_LOG) {
             match log::of_rust_log(value) {
                 Ok(None) => (),

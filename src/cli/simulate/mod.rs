@@ -32,7 +32,7 @@ use crate::cli::settings::Settings;
 use load::LoadArgs;
 use report::{CurvePoint, Run};
 
-/// Pool sizes of a curve, in percent of what all prompts together would keep.
+/// Pool sizes of a curve, in percent of the K/V of all prompts together.
 const CURVE_PERCENT: [usize; 5] = [1, 5, 10, 25, 50];
 
 /// The model if none is named.
@@ -144,7 +144,7 @@ fn run_prompts(
     trace: &Trace,
     is_quiet: bool,
 ) -> Result<(), Failure> {
-    // Unless a page size is asked for, a page is a block: traces say nothing of what is inside.
+    // Without a configured page size, a page is a block: traces do not describe a block's contents.
     let page_tokens = args
         .flags
         .engine

@@ -23,7 +23,7 @@ const POINTS: usize = 256;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
-/// A line: what it is, its points, its colour.
+/// A line: its label, its points, its colour.
 type Line<'a> = (&'a str, Vec<(f64, f64)>, RGBColor);
 
 /// Writes a plot to a file.
@@ -219,7 +219,7 @@ fn panel(
     Ok(())
 }
 
-/// So many that each can be seen, the largest values of those that fall together.
+/// At most `POINTS` moments, each the largest values of those it replaces.
 fn thinned(moments: &[Moment]) -> Vec<Moment> {
     let together = moments.len().div_ceil(POINTS).max(1);
     let largest = |same: &[Moment]| same.iter().copied().reduce(Moment::with);

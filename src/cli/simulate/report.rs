@@ -46,7 +46,7 @@ pub fn describe(name: &str, trace: &Trace) -> String {
     )
 }
 
-/// The load, and what was found under it.
+/// The load and its results.
 pub fn json_of(name: &str, trace: &Trace, mut body: Value) -> Value {
     body["load"] = json!({
         "name": name,

@@ -1,6 +1,6 @@
 //! Sizes as people write them.
 
-/// Letters behind a number, and by which power of two they multiply it.
+/// Suffixes of a number, and the power of two that they multiply it by.
 const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
 /// Reads a number of bytes: `8G`, `512M`, `1000000`.

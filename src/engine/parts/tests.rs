@@ -1,4 +1,4 @@
-//! Parts that go together, and those that are refused beside each other.
+//! Combinations of parts that are accepted, and combinations that are refused.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::record::file::LogReader;
 
 /// A model of Hermes' calls and of think tags.
 const AGENTS: &str = "tests/fixtures/qwen3-agents";
-/// A vocabulary that tells of no format.
+/// A vocabulary that implies no format.
 const PLAIN: &str = "tests/fixtures/models/gpt-oss";
 
 fn folder(name: &str) -> PathBuf {
@@ -48,7 +48,7 @@ fn formats(text: &TextModel, tool: &str, reasoning: &str) -> Result<OutputFormat
     answer_formats(&config, text).map(|formats| formats.formats())
 }
 
-/// Cached keys and values are those of the parameters: so are the tokens of a log, which only its header can tell.
+/// Cached keys and values are those of the parameters: so are a log's tokens, whose header records the parameters.
 #[test]
 fn a_log_begins_with_the_parameters_that_all_its_keys_and_values_depend_on() {
     let (model, dir) = (folder("tests/fixtures/models/qwen3"), tempfile::tempdir());

@@ -31,7 +31,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Checks a load, behind the table's edits, and counts what it brings as computed.
+    /// Checks a load, after the table's edits, and counts its tokens as computed.
     pub(super) fn load(&mut self, load: &BlockLoad) -> Result<(), String> {
         let block_tokens = self.block_tokens()?;
         self.take(load.ticket)?;

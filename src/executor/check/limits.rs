@@ -1,4 +1,4 @@
-//! What a plan may name.
+//! Bounds on the ids, positions and tokens of a plan.
 
 use crate::state::pool::window_pool::WindowLimits;
 

@@ -48,7 +48,7 @@ struct Check<'a> {
     tickets: &'a mut Tickets,
 }
 
-/// Checks a plan; the error says what is wrong with which row.
+/// Checks a plan; the error names the row and the fault.
 pub(super) fn check(
     plan: &StepPlan,
     rows: &[Option<Row>],

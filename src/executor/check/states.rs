@@ -8,9 +8,9 @@ use crate::state::step::{RowStart, StepRow};
 /// The slots that a plan names; kept for its memory.
 #[derive(Default)]
 pub(super) struct Slots {
-    /// Those that rows begin with.
+    /// Slots from which rows restore a state.
     read: FxHashSet<StateSlot>,
-    /// Those of rows, and those that are saved to.
+    /// Slots of running rows, and slots that receive a copy.
     written: FxHashSet<StateSlot>,
 }
 

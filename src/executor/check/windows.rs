@@ -14,7 +14,7 @@ pub(super) struct RowWindows {
 }
 
 impl RowWindows {
-    /// Those of a row that starts behind a prefix of so many pages.
+    /// The window pages of a row that starts after a prefix of `n_prefix_pages` pages.
     pub(super) fn behind(n_prefix_pages: usize, limits: &Limits) -> Self {
         let n_pages = match limits.windows {
             Some(_) => n_prefix_pages,
@@ -26,7 +26,7 @@ impl RowWindows {
         }
     }
 
-    /// Takes pages behind the others. The error is the end of a sentence about the row, here and below.
+    /// Appends pages. The error is the end of a sentence about the row, here and below.
     pub(super) fn append(&mut self, pages: &[PageId], limits: &Limits) -> Result<(), String> {
         check_pages(pages.iter().copied(), limits)?;
         self.n_pages += pages.len();
@@ -58,7 +58,7 @@ impl RowWindows {
         Ok(())
     }
 
-    /// Checks that a step can write at `first..end` and see what it sees of the tokens before.
+    /// Checks that a step can write at `first..end`, and that the window's tokens before `first` are mapped.
     pub(super) fn check(&self, first: usize, end: usize, limits: &Limits) -> Result<(), String> {
         let Some(WindowLimits { tokens, .. }) = limits.windows else {
             return Ok(());

@@ -32,7 +32,7 @@ impl CpuExecutor {
         Ok(self)
     }
 
-    /// Tells the store's end whether a step computes.
+    /// Notifies the store's end whether a step computes.
     pub(super) fn tell_host(&mut self, computes: bool) {
         if let Some(host) = &mut self.host {
             host.port.computes(computes);

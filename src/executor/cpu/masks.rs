@@ -12,8 +12,8 @@ const MASK_COST: usize = 1 << 20;
 impl CpuExecutor {
     /// Computes the masks of the rows among `wanted` that sample, on all threads.
     ///
-    /// This comes after the forward pass and not beside it: the compute threads have all cores, and a thread besides
-    /// them would hold up each of their barriers.
+    /// This runs after the forward pass, not in parallel: the compute threads occupy all cores, and an additional
+    /// thread would delay each of their barriers.
     pub(super) fn prepare_masks(&mut self, plan: &StepPlan, wanted: &[Wanted]) {
         let mut grammars: Vec<(RowId, Box<RowGrammar>)> = Vec::new();
         for wanted in wanted.iter().filter(|wanted| wanted.sample) {

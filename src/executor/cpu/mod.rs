@@ -85,7 +85,7 @@ pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 pub struct CpuExecutor {
     model: Box<dyn Model<CpuBackend>>,
     backend: CpuBackend,
-    /// The step's tokens, and those that are read; kept for their memory.
+    /// The step's tokens, and the tokens whose output is read; kept for their memory.
     batch: CpuBatch,
     read_batch: CpuBatch,
     rows: Rows,
@@ -207,7 +207,7 @@ impl CpuExecutor {
         probe: LogitsProbe<'_>,
     ) -> Result<StepOutput, StepError> {
         self.rows.check(plan)?;
-        // A step that copies alone makes room for what is written, and is not in its way.
+        // A step without rows only copies, to make room for writes, so the store need not hold back.
         let computes = !plan.rows.is_empty();
         self.tell_host(computes);
         let output = self.run_checked(plan, probe);
@@ -392,7 +392,7 @@ impl CpuExecutor {
     }
 
     fn start(&mut self, start: &RowStart) {
-        // What the row can grow to, so that no step has to make room.
+        // The longest that the row can grow, so that no step has to allocate.
         let most_tokens = start.prompt_tokens as usize + start.sampling.max_new_tokens as usize;
         let most_pages = most_tokens.div_ceil(self.page_size);
         let pages = self.backend.table_mut().row_mut(start.row);

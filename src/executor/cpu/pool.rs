@@ -6,7 +6,7 @@ use crate::model::loader::Checkpoint;
 use crate::model::sparsity::ModelSparsity;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
-/// Refuses sizes that leave nothing to grant, or ask for more than can be named.
+/// Refuses sizes that leave nothing to grant, or that exceed the range of ids.
 pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
     let CpuOptions {
         n_pages,

@@ -26,7 +26,7 @@ struct Reading {
 #[derive(Default)]
 pub(super) struct Readout {
     wanted: Vec<Wanted>,
-    /// Their tokens in the step; then rows of what the model returned.
+    /// Their tokens in the step; then rows of the model's output.
     tokens: Vec<u32>,
     /// Rows of logits whose peak is the next token, and their peaks.
     peaked: Vec<usize>,
@@ -45,7 +45,7 @@ struct Lane {
 }
 
 impl Readout {
-    /// Finds the logits that the plan asks for.
+    /// Finds the logits that the plan needs.
     pub(super) fn find(&mut self, plan: &StepPlan, rows: &Rows) {
         find_wanted(plan, 0..plan.rows.len(), rows, &mut self.wanted);
         self.tokens.clear();
@@ -214,7 +214,7 @@ impl RowSampling {
         self.mask().is_none() && self.sampler.takes_peak()
     }
 
-    /// Counts what was sampled as output, and says whether the row can go on.
+    /// Counts the sampled token as output, and returns whether the row can continue.
     fn take(&mut self, sampled: Sampled) -> RowVerdict {
         self.sampler.record(sampled.token);
         self.last_token = sampled.token;

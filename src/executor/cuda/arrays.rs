@@ -19,8 +19,8 @@ pub(super) struct StepArrays {
     pub(super) sample_works: DeviceBuffer<u32>,
     /// By row of logits.
     pub(super) sampled: DeviceBuffer<u32>,
-    /// Grows when a step asks for more, and so does the workspace. That is not among the activations, where the logits
-    /// of a graph lie without anybody holding them.
+    /// Grows when a step needs more, and so does the workspace. Neither comes from the activation arena, where a
+    /// graph's logits occupy memory that no handle reserves.
     pub(super) logprobs: DeviceBuffer<u32>,
     pub(super) logprob_space: DeviceBuffer<u8>,
 }

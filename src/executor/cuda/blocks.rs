@@ -1,12 +1,12 @@
-//! Blocks of K/V between the pool and the store's buffers, beside the steps.
+//! Copies blocks of K/V between the pool and the store's buffers, in parallel with the steps.
 //!
-//! **Saves** have a stream of their own: behind the steps that wrote a block it gathers the block's pages into memory beside
-//! the pool and copies that to the buffer, while the step computes that brought the save. Nobody may write to those pages
-//! meanwhile, so a step that gets one of them waits for the copy; that is seldom. **Loads** have another stream: it brings a
-//! block to the device as soon as there is room, and the compute stream scatters it to the pages of its row, in step order.
+//! **Saves** have their own stream: after the steps that wrote a block it gathers the block's pages into staging memory
+//! and copies that to the buffer, while the step with the save computes. Its pages must not be written meanwhile, so a
+//! step that gets one of them waits for the copy; this is rare. **Loads** have another stream, which copies a block to
+//! the device once a slot is free; the compute stream scatters it to the pages of its row, in step order.
 //!
-//! Buffers are pinned when they are first seen, one in a launch; until then, a copy is staged by the driver. Until its copies
-//! have ended a buffer belongs to its step.
+//! The first launch that meets a buffer pins it, at most one buffer for each launch; the driver stages copies of
+//! unpinned ones. A buffer belongs to its step until its copies have ended.
 
 mod held;
 mod steps;
@@ -27,7 +27,7 @@ use crate::state::tiers::BlockKind;
 
 /// Blocks that are on the device before they are scattered: one is brought while another one waits for its step.
 pub(super) const LOAD_SLOTS: usize = 4;
-/// Blocks beside the pool in all: those, and the one that is saved.
+/// Staged blocks outside of the pool: those of the ring, and the one being saved.
 const STAGED_BLOCKS: u64 = LOAD_SLOTS as u64 + 1;
 
 /// Bytes of the device that copies of blocks take.
@@ -61,9 +61,9 @@ pub(super) struct BlockCopier {
     block_tokens: usize,
     block_bytes: usize,
     saving: Arc<Stream>,
-    /// On the compute stream, behind what may have written the pages that are saved.
+    /// On the compute stream, recorded after the work that may have written the saved pages.
     written: Event,
-    /// Of those that no step has.
+    /// Events that no step uses.
     copied: Vec<Event>,
     /// One block of those saved: the stream gathers the next one when this one is copied.
     gathered: DeviceBuffer<u8>,
@@ -85,7 +85,7 @@ struct Saves {
     buffers: Held,
     tickets: Vec<Ticket>,
     pages: FxHashSet<PageId>,
-    /// Behind the last copy.
+    /// Recorded after the last copy.
     copied: Event,
 }
 
@@ -157,7 +157,7 @@ impl BlockCopier {
                     }
                 }
                 Err(error) => {
-                    // Its copy may be under way.
+                    // Its copy may be in flight.
                     begun.buffers.hold(buffer);
                     return Err(error);
                 }
@@ -174,7 +174,7 @@ impl BlockCopier {
         backend: &CudaBackend,
     ) -> Result<(), DriverError> {
         let to = self.pinned.pin(buffer, self.block_bytes);
-        // SAFETY: the pages were checked; who writes them next waits for `copied`, and the stream is behind who wrote them.
+        // SAFETY: the pages were checked; the stream waits for their last writer, and their next one for `copied`.
         unsafe { backend.gather_block(&self.saving, pages, self.gathered.ptr()) }?;
         // SAFETY: the buffer is its step's until `copied` was reached, and as long as a block.
         unsafe {
@@ -209,8 +209,8 @@ impl BlockCopier {
             unsafe { slot.bring(held.stream(), from, self.block_bytes) }?;
             compute.wait(&slot.copied)?;
             let block = (slot.device.ptr(), self.block_tokens);
-            // SAFETY: the row has the pages of these positions, which nobody else writes; the slot is filled again only when
-            // `read` was reached.
+            // SAFETY: the row owns the pages of these positions, so no other row writes them; the slot is refilled only
+            // after `read` is reached.
             unsafe { backend.scatter_block(compute, (load.row, positions), block) }?;
             compute.record(&slot.read)?;
         }
@@ -227,14 +227,14 @@ pub(super) struct LoadRing {
 
 struct LoadSlot {
     device: DeviceBuffer<u8>,
-    /// Behind the copy to `device`.
+    /// Recorded after the copy to `device`.
     copied: Event,
-    /// Behind the scatter from there: until it is reached nothing is copied there.
+    /// Recorded after the scatter from `device`: the next copy to `device` waits for it.
     read: Event,
 }
 
 impl LoadRing {
-    /// A ring for so many blocks at once.
+    /// A ring for `n_slots` blocks at once.
     pub(super) fn new(
         device: &Device,
         n_slots: usize,

@@ -1,13 +1,13 @@
 //! How long the device works at steps, and how long it waits between two decodes.
 //!
-//! Only what comes before a decode counts as waiting: a decode follows other work of the same requests at once, while a
-//! prefill may come after a time without any. Measuring never fails a step.
+//! Only time before a decode counts as waiting: a decode follows other work of the same requests at once, while a
+//! prefill may come after an idle period. Measuring never fails a step.
 
 use crate::kernels::cuda::driver::{Device, DriverError, Event, Stream};
 use crate::metrics::GpuMetrics;
 use crate::state::step::PIPELINE_DEPTH;
 
-/// The one before those under way is still needed.
+/// The one before those in flight is still needed.
 const N_LAPS: usize = PIPELINE_DEPTH + 2;
 
 /// When steps began and ended, by the device's own clock.
@@ -79,7 +79,7 @@ impl StepClock {
         }
     }
 
-    /// A step was lost: what comes next does not follow it.
+    /// A step was lost: the next one does not follow it directly.
     pub(super) fn forget(&mut self) {
         self.measured = None;
     }

@@ -34,7 +34,7 @@ impl Graphs {
         &self.buckets
     }
 
-    /// The smallest bucket that holds so many rows.
+    /// The smallest bucket that holds `n_rows` rows.
     pub(super) fn bucket(&self, n_rows: usize) -> Option<usize> {
         if n_rows == 0 {
             return None;
@@ -43,7 +43,7 @@ impl Graphs {
         self.buckets.get(found).copied()
     }
 
-    /// What was recorded for a bucket.
+    /// The graph recorded for a bucket.
     pub(super) fn get(&self, bucket: usize) -> Option<&DecodeGraph> {
         self.recorded.get(&bucket)
     }

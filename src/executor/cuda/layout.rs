@@ -1,4 +1,4 @@
-//! What a step is about, as lists for the device.
+//! The inputs of a step, as lists for the device.
 
 use crate::error::StepError;
 use crate::executor::cuda::list_buffer::{ListBuffer, Section};
@@ -17,7 +17,7 @@ use crate::state::step::{RowWork, StepPlan, TableDelta};
 pub(super) struct Layout {
     /// Every list, as uploaded.
     pub(super) lists: ListBuffer,
-    /// Indices of the plan's rows in the order of the step's tokens: those that decode first.
+    /// Indices of the plan's rows in the order of the step's tokens: decodes first.
     pub(super) order: Vec<usize>,
     /// Rows of logits that the step needs.
     pub(super) wanted: Vec<Wanted>,
@@ -46,7 +46,7 @@ pub(super) struct Lists {
     pub(super) wanted_tokens: Section<u32>,
     /// The same tokens as rows of one query each, if the last layer runs for them alone.
     pub(super) reads: Option<Section<Segment>>,
-    /// The indices of what is wanted, if some of it is states: these are not read together with logits.
+    /// The indices of `wanted`, if some of it is states: these are not read together with logits.
     pub(super) places: Section<u32>,
     /// One for each row of logits; with padding like `decode_rows`.
     pub(super) sample_works: Section<SampleWork>,
@@ -60,7 +60,7 @@ pub(super) struct Lists {
     pub(super) needs_host: bool,
 }
 
-/// What a layout depends on besides the plan.
+/// The inputs of a layout in addition to the plan.
 pub(super) struct StepShape {
     pub(super) queries_per_tile: usize,
     pub(super) vocab_size: usize,
@@ -68,7 +68,7 @@ pub(super) struct StepShape {
     pub(super) padded_rows: usize,
     /// Rows of logits that are computed at once.
     pub(super) logit_rows: usize,
-    /// Most tokens that get a last layer of their own.
+    /// Most tokens for which the last layer runs alone.
     pub(super) read_rows: usize,
 }
 
@@ -274,7 +274,7 @@ impl Layout {
         self.lists.list(works)
     }
 
-    /// Finds what is read of each row of logits. Returns the places for log probabilities and the most ranked at one.
+    /// Finds the values to read of each row of logits. Returns the places of log probabilities and the largest top.
     fn read(&mut self, plan: &StepPlan, rows: &Rows, shape: &StepShape) -> (usize, u32) {
         self.readings.clear();
         self.logprobs.clear();

@@ -1,4 +1,4 @@
-//! Lists of a step, one behind the other, as they are copied to the device.
+//! Lists of a step, contiguous, as they are copied to the device.
 
 use std::marker::PhantomData;
 
@@ -15,7 +15,7 @@ pub(super) struct ListBuffer {
     words: Vec<u32>,
 }
 
-/// Where a list lies.
+/// The position of a list in the buffer.
 pub(super) struct Section<T> {
     first_word: usize,
     len: usize,
@@ -77,7 +77,7 @@ impl<T> Section<T> {
         self.len
     }
 
-    /// Where the list lies on the device, if all of them begin at `start`.
+    /// The list's address on the device, if the buffer was copied to `start`.
     pub(super) fn at(&self, start: DevicePtr<u32>) -> DevicePtr<T> {
         start.add(self.first_word).cast()
     }

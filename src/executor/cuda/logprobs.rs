@@ -1,4 +1,4 @@
-//! Log probabilities: by kernels where they rank as many tokens as are asked for, else by the host.
+//! Log probabilities: by kernels up to the number of tokens that they can rank, else by the host.
 
 use super::CudaExecutor;
 use super::layout::Lists;

@@ -1,8 +1,8 @@
 //! Masks of rows whose output follows a grammar.
 //!
-//! The grammars stand on the host, and need the tokens of the step before. So a step with such rows runs its forward pass
-//! without a graph; while the device works on it, the host waits for the tokens of the step before, takes the grammars
-//! on and writes the masks; then the device samples. Other steps are not held up.
+//! Grammars live on the host, and need the tokens of the step before. So a step with such rows runs its forward pass
+//! without a graph; while the device computes, the host waits for the tokens of the step before, advances the grammars
+//! and writes the masks; then the device samples. Other steps are not delayed.
 
 use crate::executor::cuda::grammars::RowGrammars;
 use crate::executor::cuda::readings::SAMPLED_WORDS;
@@ -49,7 +49,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Takes the grammars on by what the steps under way sampled, and waits for that.
+    /// Advances the grammars by the tokens that the steps in flight sampled, and waits for these.
     fn take_grammars_on(&mut self) -> Result<(), DriverError> {
         for step in &mut self.under_way {
             if step.has_verdicts || !step.follows_grammars {
@@ -100,7 +100,7 @@ impl CudaExecutor {
 }
 
 impl DeviceStep {
-    /// Takes the grammars of the step's rows on by what was sampled, and keeps the verdicts.
+    /// Advances the grammars of the step's rows by the sampled tokens, and keeps the verdicts.
     pub(super) fn take_verdicts(&mut self, sampled: &[Sampled], grammars: &mut RowGrammars) {
         for (reading, sampled) in self.readings.iter().zip(sampled) {
             if !reading.sample {
@@ -110,7 +110,7 @@ impl DeviceStep {
                 token: sampled.token,
                 nan: sampled.is_nan(),
             };
-            // Another sequence, with a grammar of its own, may have the row by now.
+            // Another sequence, with another grammar, may have the row by now.
             let grammar = match reading.follows_grammar {
                 true => grammars.get_mut(reading.row),
                 false => None,

@@ -1,13 +1,13 @@
 //! The executor of one GPU.
 //!
-//! Three streams: one computes, one copies what steps need to the device, one copies results back; events order them.
-//! A step is launched without waiting for the one before. What a decode feeds, the token sampled last, is on the device
-//! already, so that the host can be a step behind; so are the page table, which plans edit, and how each row samples.
+//! Three streams: one computes, one copies the inputs of steps to the device, one copies results back; events order them.
+//! A step is launched without waiting for the one before. The token sampled last, a decode's input, is on the device
+//! already, so that the host can be a step late; so are the page table, which plans edit, and each row's sampler.
 //!
 //! Decodes run as graphs, recorded for each bucket of row counts and padded up to it with rows on the dummy page. Steps
 //! with prefills, and the rare decodes that graphs do not cover, are launched kernel by kernel.
 //!
-//! With a store, blocks of K/V have two streams more: `blocks.rs`.
+//! With a store, two more streams copy blocks of K/V: `blocks.rs`.
 
 // Launches take addresses; each says why they are good.
 #![allow(unsafe_code)]
@@ -238,8 +238,7 @@ impl CudaExecutor {
     }
 
     /// # Panics
-    /// If the context does not work any more: nothing on this thread can mend that, and whoever watches the thread
-    /// makes a new executor.
+    /// If the context is lost: this thread cannot recover it, and its supervisor makes a new executor.
     fn look_at_context(&mut self) {
         if std::mem::take(&mut self.is_suspect)
             && let Err(error) = self.device.synchronize()
@@ -298,7 +297,7 @@ impl CudaExecutor {
             .map_err(|failure| self.lose(failure))
     }
 
-    /// What ends in a graph: a token sampled from each row, and what kernels know of log probabilities.
+    /// The work that a graph includes: a token sampled from each row, and the log probabilities that kernels compute.
     fn graph_covers(&self, row: &StepRow) -> bool {
         let top = row.logprobs.as_ref().map_or(0, |wish| wish.top);
         row.sample && top.min(self.vocab_size as u32) <= MAX_TOP && !self.grammars.constrains(row)
@@ -368,7 +367,7 @@ impl Executor for CudaExecutor {
     }
 
     fn is_finished(&mut self) -> bool {
-        // A failure is told by `finish`.
+        // `finish` reports a failure.
         self.under_way.front().is_none_or(|step| {
             let is_there = self.readbacks.is_there(&step.readback);
             is_there.unwrap_or(true) && step.blocks.are_copied().unwrap_or(true)
@@ -381,7 +380,7 @@ impl Executor for CudaExecutor {
         };
         let blocks = std::mem::take(&mut step.blocks);
         let output = self.take_results(step).map_err(|error| self.lose(error))?;
-        // Before anyone hears of the step: the store is told to write what it has saved.
+        // Before the step's output is returned: notify the store of the blocks that the step has saved.
         self.end_blocks(blocks).map_err(|error| self.lose(error))?;
         Ok(output)
     }

@@ -11,7 +11,7 @@ use crate::kernels::cuda::sampling::MAX_VOCAB;
 use crate::kernels::dtype::Dtype;
 use crate::model::loader::LoadFormat;
 
-/// Rows of logits that are computed at once, if graphs do not ask for more.
+/// Rows of logits that are computed at once, if graphs do not need more.
 const LOGIT_ROWS: usize = 64;
 
 /// How a [`CudaExecutor`](super::CudaExecutor) is set up.
@@ -49,7 +49,7 @@ impl CudaOptions {
         LOGIT_ROWS.max(self.graph_rows.min(self.max_rows))
     }
 
-    /// Tokens that can have a last layer of their own: as many as one decode has memory for and one product of logits.
+    /// Tokens for which the last layer can run alone: at most the rows of one decode, and of one product of logits.
     pub(super) fn read_rows(&self) -> usize {
         self.logit_rows().min(self.max_rows)
     }
@@ -66,11 +66,11 @@ pub enum DtypeOrigin {
 
 /// The elements that a checkpoint's dtype runs in.
 ///
-/// There are no kernels for float16. A checkpoint that is stored so runs in bfloat16, which has more than its range and
-/// three bits less; who asks for float16 by name is told so.
+/// There are no kernels for float16. A float16 checkpoint runs in bfloat16, which has more range and three bits fewer;
+/// a user who names float16 gets the error below.
 ///
 /// # Errors
-/// [`LoadError::Device`] for a float16 that was asked for.
+/// [`LoadError::Device`] for a float16 that the user named.
 pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, LoadError> {
     match dtype {
         Dtype::F32 => Ok(ElementType::F32),
@@ -85,7 +85,7 @@ pub fn element_of(dtype: Dtype, origin: DtypeOrigin) -> Result<ElementType, Load
 /// Refuses sizes that the executor does not work with.
 ///
 /// # Errors
-/// [`LoadError::Device`], naming what is too small or too large.
+/// [`LoadError::Device`], naming the size that is too small or too large.
 pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<(), LoadError> {
     let sizes = [
         ("n_pages", options.n_pages),

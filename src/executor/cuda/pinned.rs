@@ -1,4 +1,4 @@
-//! The store's buffers as the device sees them: pinned, so that copies go on beside the thread that began them.
+//! The store's buffers as the device sees them: pinned, so that copies are asynchronous to the launching thread.
 
 use std::any::Any;
 use std::collections::hash_map::Entry;
@@ -9,14 +9,14 @@ use rustc_hash::FxHashMap;
 use crate::executor::host::HostBuffer;
 use crate::kernels::cuda::driver::{Device, Pinning};
 
-/// The store's buffers that were seen, by address. There are as many as the store has, and they take what it may take.
+/// The store's buffers seen so far, by address: as many as the store has, within its memory limit.
 pub(super) struct PinnedBuffers {
     by_address: FxHashMap<usize, Option<Pinning>>,
     device: Device,
-    /// Of what is pinned. Behind that, which must not be freed, and behind the device: a context that is lost gives back
-    /// nothing before it ends.
+    /// The owners of pinned memory. They drop after the pinnings, which need the memory, and after the device: a lost
+    /// context unpins nothing before it ends.
     owners: Vec<Arc<dyn Any + Send + Sync>>,
-    /// Whether the launch under way has pinned none yet.
+    /// Whether the current launch has pinned none yet.
     may_pin: bool,
     has_said: bool,
 }
@@ -37,8 +37,8 @@ impl PinnedBuffers {
         self.may_pin = true;
     }
 
-    /// Pins a buffer that was not seen before, if the launch has pinned none yet: that takes milliseconds, in which no step is
-    /// launched. Returns where its bytes lie. What is not pinned is copied all the same: the driver then copies it by parts,
+    /// Pins a buffer that is new, if the launch has pinned none yet: pinning takes milliseconds, in which no step is
+    /// launched. Returns the address of its bytes. Unpinned buffers are copied too: the driver then copies in parts,
     /// while the thread waits.
     ///
     /// # Panics
@@ -53,7 +53,7 @@ impl PinnedBuffers {
             if !self.owners.iter().any(|known| Arc::ptr_eq(known, &owner)) {
                 self.owners.push(owner);
             }
-            // SAFETY: the owner, which keeps the memory where it is, is dropped behind the pinning.
+            // SAFETY: the owner, which keeps the memory in place, is dropped after the pinning.
             let pinned = unsafe { self.device.pin(buffer.pages_mut()) };
             if let Err(error) = &pinned
                 && !std::mem::replace(&mut self.has_said, true)

@@ -37,14 +37,14 @@ pub(super) enum Logprobs {
         first_out: usize,
         /// Most likely tokens.
         top: usize,
-        /// Tokens asked for by id.
+        /// Tokens requested by id.
         n_ids: usize,
     },
     /// More tokens are to be ranked than the kernels do: the host reads the row of logits.
     Host {
         /// The prompt's next token; unknown where a token is sampled.
         token: u32,
-        /// What to rank.
+        /// The tokens to rank.
         wish: Arc<LogprobWish>,
     },
 }

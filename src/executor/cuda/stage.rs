@@ -1,7 +1,7 @@
-//! Copies to the device and back through pinned memory, on streams of their own.
+//! Copies to the device and back through pinned memory, on separate streams.
 //!
-//! Both rings have a slot more than steps can be under way, so that in steady state nobody waits for one; that a slot is
-//! free is checked by its events all the same, never assumed.
+//! Both rings have one slot more than steps can be in flight, so that in steady state no step waits for a slot; events
+//! still check that a slot is free.
 
 use std::ops::Range;
 
@@ -23,16 +23,16 @@ pub(super) struct UploadRing {
 struct UploadSlot {
     host: PinnedBuffer<u32>,
     device: DeviceBuffer<u32>,
-    /// Behind the copy from `host`: until it is reached the host does not write there.
+    /// Recorded after the copy from `host`: the host writes there only after it.
     copied: Event,
-    /// Behind the last kernel that reads `device`: until it is reached nothing is copied there.
+    /// Recorded after the last kernel that reads `device`: the next copy to `device` waits for it.
     read: Event,
 }
 
 /// Words that have been uploaded for a step.
 pub(super) struct Uploaded {
     slot: usize,
-    /// Where they lie. Work of the compute stream that is given from now on finds them there.
+    /// The words' address, valid for work that the compute stream gets from now on.
     pub(super) start: DevicePtr<u32>,
 }
 
@@ -93,7 +93,7 @@ impl UploadRing {
         }
     }
 
-    /// Tells that all work which reads the words has been given to `compute`.
+    /// Marks the point after all work on `compute` that reads the words.
     pub(super) fn release(&self, uploaded: Uploaded, compute: &Stream) -> Result<(), DriverError> {
         compute.record(&self.slots[uploaded.slot].read)
     }
@@ -121,13 +121,13 @@ struct ReadbackSlot {
     /// A copy of the results, so that the next step may write its own over them.
     device: DeviceBuffer<u32>,
     host: PinnedBuffer<u32>,
-    /// Behind the last copy to `device`.
+    /// Recorded after the last copy to `device`.
     written: Event,
-    /// Behind the copy to `host`.
+    /// Recorded after the copy to `host`.
     copied: Event,
 }
 
-/// Results of a step that are under way to the host.
+/// Results of a step that are in flight to the host.
 #[derive(Debug)]
 pub(super) struct Readback {
     slot: usize,
@@ -155,7 +155,7 @@ impl ReadbackRing {
         })
     }
 
-    /// Begins to read back parts, one behind the other, as they are after all work that `compute` was given.
+    /// Begins to read back parts, contiguously, as they are after all work that `compute` was given.
     pub(super) fn begin(
         &mut self,
         parts: &[ReadbackPart<'_>],
@@ -164,8 +164,8 @@ impl ReadbackRing {
         let index = self.next;
         self.next = (index + 1) % self.slots.len();
         let slot = &mut self.slots[index];
-        // Whoever began the last one on this slot has read it: steps are finished in order, and there is a slot for
-        // each. Its copies have ended then.
+        // The last step on this slot was read: steps finish in order, and there is a slot for each. Its copies have
+        // ended then.
         slot.copied.synchronize()?;
         let n_words: usize = parts.iter().map(|part| part.words.len()).sum();
         if slot.host.len() < n_words {

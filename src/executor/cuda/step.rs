@@ -20,7 +20,7 @@ use crate::model::Reads;
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{RowResult, StepPlan};
 
-/// Rows of logits: where they lie, and which of the step's they are.
+/// Rows of logits: their address, and their range in the step.
 pub(super) struct LogitRows {
     pub(super) logits: DevicePtr<f32>,
     pub(super) first: usize,
@@ -55,8 +55,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// A decode of the rows in [`StepArrays`](crate::executor::cuda::arrays::StepArrays), as graphs have it. Returns where the
-    /// logits lie.
+    /// A decode of the rows in [`StepArrays`](crate::executor::cuda::arrays::StepArrays), as graphs record it. Returns
+    /// the address of the logits.
     fn decode(&mut self, n_rows: usize) -> Result<DevicePtr<f32>, CudaFailure> {
         let rows = self.arrays.decode_rows.ptr().cast();
         self.begin_decode(rows, n_rows)?;
@@ -148,7 +148,7 @@ impl CudaExecutor {
             table_stride: self.backend.table_stride() as u32,
         };
         // SAFETY: rows and pages were checked, a row's pages are no more than the longest sequence has, and the lists
-        // are of the lengths told; all of it is used on this stream only.
+        // have the lengths given; all of it is used on this stream only.
         unsafe { self.kernels.edit_table(&self.compute, &params) }
     }
 
@@ -274,7 +274,7 @@ impl CudaExecutor {
         self.masked_works(works).map(Some)
     }
 
-    /// Returns the residual stream of all tokens, or of those that are read.
+    /// Returns the residual stream of all tokens, or of the tokens that are read.
     fn forward(&mut self, batch: &CudaBatch, lists: &Lists, uploaded: &Uploaded) -> Tensor {
         let n_tokens = self.layout.wanted.len();
         let tokens = TokenList {

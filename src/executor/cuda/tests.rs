@@ -1,5 +1,5 @@
-//! The executor with what orders its streams taken away, piece by piece: the emulated driver has to show that each piece
-//! is needed.
+//! Removes each synchronisation of the executor's streams in turn: the emulated driver has to show that each one is
+//! needed.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ fn options() -> CudaOptions {
 }
 
 fn executor(ordinal: usize) -> CudaExecutor {
-    // The driver has as many devices as were asked for.
+    // The driver grows to the highest ordinal that was requested.
     souffleur_cusim::Device::new(ordinal);
     let device = Device::open(ordinal).unwrap();
     // SAFETY: to the emulated driver this text is an image that has every kernel.
@@ -104,7 +104,7 @@ fn plan(step: u64) -> StepPlan {
     plan
 }
 
-/// What is taken away from each step.
+/// The synchronisation that is removed from each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Planted {
     Nothing,
@@ -207,7 +207,7 @@ fn whatever_a_step_does_not_wait_for_shows() {
             planted: Planted::ReadbackWait,
             ..AS_IT_IS
         },
-        // Results of the step under way lie where those of the step before do.
+        // Results of the step in flight overwrite those of the step before.
         Case {
             readback_slots: 1,
             ..AS_IT_IS

@@ -1,4 +1,4 @@
-//! The hashes that stand for K/V, and the numbers that are made of them.
+//! The hashes that replace K/V, and the numbers made from them.
 
 use std::ops::Range;
 

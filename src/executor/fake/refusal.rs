@@ -3,7 +3,7 @@
 use crate::error::StepError;
 use crate::ids::SeqId;
 
-/// A plan that contradicts itself or what was planned before for a sequence.
+/// Refuses a plan that contradicts itself or an earlier plan of a sequence.
 pub(super) fn rejected(seq: SeqId, why: &str) -> StepError {
     StepError::Rejected(format!("{seq} {why}"))
 }

@@ -24,8 +24,8 @@ impl FakeWindows {
         }
     }
 
-    /// Reads what queries at these positions see of the tokens before them, and writes what they leave behind. `pages` are
-    /// the row's; the dummy stands for those that are not named.
+    /// Reads the tokens before these positions that their queries see, and writes the hashes of the positions. `pages`
+    /// are the row's; unmapped ones are the dummy.
     pub(super) fn attend(
         &mut self,
         seq: SeqId,

@@ -5,7 +5,7 @@
 pub enum Place {
     /// The machine's: other programs need some too.
     Host,
-    /// That of the GPU with this number: it is there to be used.
+    /// That of the GPU with this number: no share is kept for other programs.
     Gpu(usize),
 }
 

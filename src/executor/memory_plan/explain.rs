@@ -6,7 +6,7 @@ use super::pool_size::DEFAULT_CONTEXTS;
 use super::{DEFAULT_GPU_FRACTION, DEFAULT_SHARE_PERCENT, MemoryPlan, PoolLimit};
 
 impl MemoryPlan {
-    /// Says what was decided and why, one line each.
+    /// Explains the plan's decisions and their reasons, one line each.
     pub fn explain(&self) -> Vec<String> {
         let Self { budget, wish, .. } = self;
         let free_before = budget.free_before_bytes;

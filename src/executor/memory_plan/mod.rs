@@ -54,7 +54,7 @@ pub enum PoolLimit {
 pub struct MemoryPlan {
     /// The memory that was divided.
     pub budget: MemoryBudget,
-    /// The wish.
+    /// The inputs of the plan.
     pub wish: MemoryWish,
     /// Tokens that the KV pool holds, whole pages.
     pub max_total_tokens: u64,
@@ -75,10 +75,10 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Divides the memory.
+    /// Divides the memory among weights, KV pool and reserve.
     ///
     /// # Errors
-    /// [`LoadError::Memory`] when not even one page fits, naming what would.
+    /// [`LoadError::Memory`] when not even one page fits, naming options that would.
     pub fn new(budget: MemoryBudget, wish: MemoryWish) -> Result<Self, LoadError> {
         if wish.page_size == 0 {
             return Err(LoadError::Memory(
@@ -133,14 +133,14 @@ impl MemoryPlan {
         })
     }
 
-    /// Compares what loading the weights left with what was planned.
+    /// Compares the memory free after loading the weights with the plan.
     ///
     /// # Errors
     /// [`LoadError::Memory`] when pool and reserve do not fit in `free_bytes`, with the fraction that would.
     pub fn check_loaded(&self, free_bytes: u64) -> Result<(), LoadError> {
         let Self { budget, .. } = self;
         let kept = match self.limit {
-            // Asked for: it may eat into the reserve.
+            // The user set it: it may eat into the reserve.
             PoolLimit::Fraction => 0,
             _ => budget.reserve_bytes,
         };
@@ -187,7 +187,7 @@ impl MemoryPlan {
         })
     }
 
-    /// The pages of layers with windows; `None` where none has pages of its own.
+    /// The window pages of sliding-window layers; `None` where no layer has them.
     pub fn window_limits(&self) -> Option<WindowLimits> {
         let windows = self.wish.windows.filter(|_| self.window_pages > 0)?;
         Some(WindowLimits {
@@ -196,7 +196,7 @@ impl MemoryPlan {
         })
     }
 
-    /// The `max_total_tokens` that were asked for, if `mem_fraction_static` leaves room for fewer.
+    /// The `max_total_tokens` that the user set, if `mem_fraction_static` leaves room for fewer.
     pub fn asked_in_vain(&self) -> Option<u64> {
         let asked = self.wish.max_total_tokens?;
         (self.wish.whole_pages(asked) > self.max_total_tokens).then_some(asked)
@@ -235,7 +235,7 @@ fn fraction_tokens(
     )))
 }
 
-/// Without a fraction: what fits, and by default no more than a polite part of it.
+/// Without a fraction: the tokens that fit, and by default no more than a modest share of the memory.
 fn free_choice(
     budget: &MemoryBudget,
     wish: &MemoryWish,
@@ -293,7 +293,7 @@ fn free_choice(
     Ok(candidates)
 }
 
-/// More tokens are asked for than have room.
+/// The error for a `max_total_tokens` that does not fit.
 fn does_not_fit(
     budget: &MemoryBudget,
     wish: &MemoryWish,

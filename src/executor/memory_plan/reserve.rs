@@ -1,8 +1,8 @@
-//! The memory that stays free beside weights and KV pool.
+//! The memory that weights and KV pool leave free.
 
 use crate::model::config::ModelConfig;
 
-/// Left alone beside the activations: tokenizer, tree, buffers of clients, the rest of the process.
+/// Headroom in addition to the activations: tokenizer, tree, buffers of clients, the rest of the process.
 pub(super) const HEADROOM_BYTES: u64 = 128 << 20;
 /// Activations and logits are f32.
 const ACTIVATION_BYTES: u64 = 4;
@@ -13,8 +13,8 @@ const ACTIVATION_BYTES: u64 = 4;
 /// `step_tokens` is the most query tokens of a step (`chunked_prefill_size` and decodes), `logit_rows` the most tokens
 /// whose logits are held at once.
 pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) -> u64 {
-    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product. An output
-    // that is scaled before it is added stands beside the residual.
+    // Residual, normed input and output of a block; q and attention's result, k and v; gate, up and their product. An
+    // output that is scaled before it is added needs memory in addition to the residual.
     let own_outputs = usize::from(config.residual_scale.is_some()) * config.hidden_size;
     let widths = 3 * config.hidden_size
         + own_outputs
@@ -30,7 +30,7 @@ pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) ->
         .saturating_add(HEADROOM_BYTES)
 }
 
-/// The widths of what a token has in use in attention, or in a layer with a state.
+/// Activations of a token in attention or a recurrent mixer, in elements.
 fn mixer_width(config: &ModelConfig) -> usize {
     let gates = match config.gates_attention() {
         true => config.q_width(),
@@ -41,8 +41,8 @@ fn mixer_width(config: &ModelConfig) -> usize {
     attention.max(states.map_or(0, |states| states.activations(config.hidden_size)))
 }
 
-/// The widths of what a token has in use beside that where attention is latent: queries of low rank and as they are
-/// projected, the heads' parts of them, values.
+/// Additional activations of a token in latent attention, in elements: queries of low rank and as projected, the heads'
+/// parts of them, values.
 fn latent_width(config: &ModelConfig) -> usize {
     config.latent.as_ref().map_or(0, |latent| {
         let shape = latent.shape(config);
@@ -51,8 +51,8 @@ fn latent_width(config: &ModelConfig) -> usize {
     })
 }
 
-/// The widths of what a token has in use of the inputs that layers get beside the embedding: those of all layers and, while
-/// they are made, the projection that is added; in a layer gates and their product.
+/// Activations of a token for per-layer inputs, in elements: those of all layers and, while they are made, the
+/// projection that is added; in a layer gates and their product.
 fn inputs_width(config: &ModelConfig) -> usize {
     let inputs = config.layer_inputs();
     inputs.map_or(0, |inputs| {
@@ -60,8 +60,8 @@ fn inputs_width(config: &ModelConfig) -> usize {
     })
 }
 
-/// The widths of what a token has in use in a feed-forward block: gate, up and their product; with experts those of each
-/// that it goes through, what they read, the normed input that they share, and the router's logits.
+/// Activations of a token in a feed-forward block, in elements: gate, up and their product; with experts those of each
+/// routed expert, their inputs, the shared normed input, and the router's logits.
 fn feed_forward_width(config: &ModelConfig) -> usize {
     let widths = (0..config.num_hidden_layers).map(|layer| config.intermediate_in(layer));
     let mlp = 3 * widths.max().unwrap_or(0);
@@ -72,7 +72,7 @@ fn feed_forward_width(config: &ModelConfig) -> usize {
         config.hidden_size + experts.count() + shared + experts.routing.n_used * each
     });
     match config.fourth() {
-        // They stand beside each other, and so do their results and the sum of both.
+        // Both are live at once, and so are their results and the sum of both.
         Some(_) => mlp + experts + 3 * config.hidden_size,
         None => mlp.max(experts),
     }

@@ -1,4 +1,4 @@
-//! How many states of sequences lie beside the pages of a pool.
+//! The number of recurrent states in addition to the pages of a pool.
 
 use super::wish::MemoryWish;
 
@@ -6,26 +6,26 @@ use super::wish::MemoryWish;
 const DEFAULT_ROWS: u32 = 16;
 /// States for each row at least, its own among them.
 const SLOTS_PER_ROW: u64 = 3;
-/// The share of the pool that cached states take where that is more: one part beside this many of pages.
+/// Cached states take one part of the pool for this many parts of pages, where that is more.
 const PAGE_PARTS: u64 = 4;
 /// Slots for the states of rows that belong to no sequence.
 const DUMMY_SLOTS: u64 = 1;
 
-/// The states of an engine: those of its rows and those that the cache keeps.
+/// The states of an engine: its rows' and the cache's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StateSlots {
     /// Size of a state.
     slot_bytes: u64,
     /// Requests at once.
     rows: u64,
-    /// The number that was asked for.
+    /// The number that the user set.
     asked: Option<u64>,
     /// Some are for the cache.
     caches: bool,
 }
 
 impl StateSlots {
-    /// The states that are wished for; none where layers have no states.
+    /// The states that the plan needs; `None` where layers have no states.
     pub(super) fn of(wish: &MemoryWish) -> Option<Self> {
         let slots = Self {
             slot_bytes: wish.state_bytes,
@@ -36,7 +36,7 @@ impl StateSlots {
         (wish.state_bytes > 0).then_some(slots)
     }
 
-    /// Says why the number that was asked for cannot be.
+    /// The error is the reason why the user's number is too small.
     pub(super) fn check(self) -> Result<(), String> {
         let least = self.rows.saturating_add(u64::from(self.caches));
         let cache = if self.caches {
@@ -54,7 +54,7 @@ impl StateSlots {
         }
     }
 
-    /// How many there are beside `page_bytes` of pages.
+    /// The number of states for `page_bytes` of pages.
     pub(super) fn beside(self, page_bytes: u64) -> u64 {
         if let Some(fixed) = self.fixed() {
             return fixed.saturating_add(DUMMY_SLOTS);
@@ -64,7 +64,7 @@ impl StateSlots {
         self.least().max(with_share).saturating_add(DUMMY_SLOTS)
     }
 
-    /// Their bytes beside `page_bytes` of pages.
+    /// The bytes of the states for `page_bytes` of pages.
     pub(super) fn bytes_beside(self, page_bytes: u64) -> u64 {
         self.beside(page_bytes).saturating_mul(self.slot_bytes)
     }
@@ -81,13 +81,13 @@ impl StateSlots {
         let room = without(self.rows);
         let part = self.slot_bytes.saturating_mul(PAGE_PARTS);
         let shared = room / self.slot_bytes.saturating_mul(PAGE_PARTS + 1);
-        // One more byte of pages than that would ask for one more state.
+        // One more byte of pages than that would need one more state.
         let below_next = part.saturating_mul(shared.saturating_add(1)) - 1;
         let with_share = (room - shared * self.slot_bytes).min(below_next);
         without(self.least()).min(with_share)
     }
 
-    /// Their number if it does not depend on the pages: the one that was asked for, or without a cache one for each row.
+    /// Their number if it does not depend on the pages: the user's, or without a cache one for each row.
     fn fixed(self) -> Option<u64> {
         self.asked.or((!self.caches).then_some(self.rows))
     }
@@ -97,7 +97,7 @@ impl StateSlots {
     }
 }
 
-/// Requests at once where each has a state: with so many states, one of them is left for the cache.
+/// Requests at once where each has a state: `states`, if set, leave one for the cache.
 pub(super) fn rows(asked: Option<u32>, states: Option<u64>) -> u32 {
     let left = states.map_or(DEFAULT_ROWS, |states| {
         u32::try_from(states.saturating_sub(1)).unwrap_or(DEFAULT_ROWS)
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_fifth_of_the_pool_is_for_cached_states_or_two_for_each_row() {
         let slots = |rows, slot_bytes, page_bytes| states(slot_bytes, rows).beside(page_bytes);
-        // 80 of pages and 20 of states that take 2 each: ten beside those of the rows, and the dummy.
+        // 80 of pages and 20 of states that take 2 each: ten in addition to those of the rows, and the dummy.
         assert_eq!(slots(4, 2, 80), 4 + 10 + 1);
         assert_eq!(slots(6, 2, 80), 3 * 6 + 1);
         assert_eq!(slots(5, 2, 80), 3 * 5 + 1);

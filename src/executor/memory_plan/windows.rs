@@ -1,6 +1,6 @@
-//! How many pages of layers with windows lie beside the pages of a pool.
+//! The number of window pages in addition to the pages of a pool.
 
-/// Pages beside those that a prefix keeps, of its end and of a decode behind it.
+/// Pages in addition to those that a prefix keeps: of its end, and of a decode after it.
 const LOOSE_PAGES: u64 = 8;
 
 /// The layers of a model that see no more than the last tokens.
@@ -17,7 +17,7 @@ pub struct WindowWish {
 }
 
 impl WindowWish {
-    /// Tokens in window pages beside so many in pages, both whole pages: a sequence that is alone can always go on.
+    /// Tokens in window pages for `tokens` in pages, both whole pages: a sequence that runs alone can always continue.
     pub(super) fn beside(&self, tokens: u64, page_size: u64) -> u64 {
         let least = self
             .chunk_tokens

@@ -1,8 +1,8 @@
-//! What a memory plan is to make room for.
+//! Inputs of a memory plan.
 
 use super::windows::WindowWish;
 
-/// The needs of the model and the wishes of the user.
+/// The needs of the model and the settings of the user.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryWish {
     /// K/V of one token in all layers, in bytes (the seeds' cell size), but for those with window pages.

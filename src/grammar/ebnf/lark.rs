@@ -124,8 +124,7 @@ impl Writer {
         named.into_iter().all(|rule| self.is_terminal[rule])
     }
 
-    /// The right side of a terminal. Parts of it that are more than one are terminals with names of their own, so that
-    /// nothing is nested.
+    /// The right side of a terminal. Compound parts become separate named terminals, so that nothing is nested.
     fn terminal(&mut self, expression: &Expression) -> String {
         match expression {
             Expression::Text(text) => quoted(text),

@@ -17,8 +17,8 @@ use crate::error::FieldError;
 /// The beginning of a grammar in Lark.
 const LARK: &str = "%llguidance";
 
-/// Texts, expressions, comments, marker tokens and repetitions of Lark, as llguidance's lexer tells them apart by how they
-/// begin, and what is refused between them.
+/// Lexemes of Lark (texts, expressions, comments, marker tokens, repetitions), distinguished by their beginnings as in
+/// llguidance's lexer, and the refused operators between them.
 static LEXEME: LazyLock<Regex> = LazyLock::new(|| {
     let pattern = r#"(?x)
         "(?:\\.|[^"\\\x00-\x1f\x7f])*" | /(?:\\.|[^/\\])+/ | (?:\#|//)[^\n]* | <[^<>\s]+> | ~[\ \t]*[0-9]
@@ -29,7 +29,7 @@ static LEXEME: LazyLock<Regex> = LazyLock::new(|| {
 /// Returns the grammar in Lark.
 ///
 /// # Errors
-/// Names what is not understood or supported, with its line if it has one; or the limit of bytes.
+/// Names the invalid or unsupported syntax, with its line if known; or the limit of bytes.
 pub(super) fn to_lark(
     field: &str,
     grammar: &str,
@@ -44,8 +44,8 @@ pub(super) fn to_lark(
     lark.map_err(|reason| FieldError::new(field, format!("{field}, {reason}")))
 }
 
-/// Lark as it is, unless it asks for all of several expressions at once, for all but one, or brings schemas of its own:
-/// their work multiplies, and llguidance's limits do not count it.
+/// Passes Lark through, but refuses intersections and complements of expressions, and embedded JSON schemas: their work
+/// multiplies, and llguidance's limits do not count it.
 fn checked_lark(field: &str, grammar: &str) -> Result<String, FieldError> {
     let found = LEXEME
         .captures_iter(grammar)

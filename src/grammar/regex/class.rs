@@ -72,7 +72,7 @@ pub(super) fn dot(matches_ends_of_lines: bool, dialect: Dialect) -> ClassUnicode
     })
 }
 
-/// The set of a property of Unicode, by what `\p{…}` says; `None` if it is not known.
+/// The set of a Unicode property, by the text in `\p{…}`; `None` if it is unknown.
 pub(super) fn property(name: &str) -> Option<ClassUnicode> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '=');
     match name.chars().all(is_name) {

@@ -6,7 +6,7 @@ use super::node::Node;
 use super::read::Reader;
 use super::{Dialect, class};
 
-/// What an escape stands for.
+/// The meaning of an escape.
 enum Escaped {
     /// A code point, which may be a surrogate.
     Code(u32),
@@ -38,7 +38,7 @@ impl Reader {
         self.folded(set).map(Node::Class)
     }
 
-    /// What follows an opening bracket.
+    /// Reads a class after its opening bracket.
     pub(super) fn class(&mut self) -> Result<ClassUnicode, String> {
         let is_negated = self.eat("^");
         let mut found = Vec::new();
@@ -75,7 +75,7 @@ impl Reader {
         Ok(())
     }
 
-    /// In Python the first bracket in a class stands for itself.
+    /// In Python the first bracket in a class is a literal.
     fn eat_end_of_class(&mut self, is_first: bool) -> bool {
         !is_first && self.eat("]")
     }
@@ -105,7 +105,7 @@ impl Reader {
         }))
     }
 
-    /// What follows a backslash, in a class or outside.
+    /// Reads an escape after its backslash, in a class or outside.
     fn escape(&mut self) -> Result<Escaped, String> {
         let letter = self.next().ok_or("a backslash at its end")?;
         if let Some(set) = class::escape(letter, self.dialect) {
@@ -137,7 +137,7 @@ impl Reader {
         Ok(u32::from(letter) % 32)
     }
 
-    /// `\x41`, `\u0041`, two of those that are one character in UTF-16, `\u{41}`; in Python's dialect `\x{41}` and
+    /// `\x41`, `\u0041`, two of these as a UTF-16 surrogate pair, `\u{41}`; in Python's dialect `\x{41}` and
     /// `\U00000041` too.
     fn coded(&mut self, sign: char) -> Result<u32, String> {
         let is_python = self.dialect == Dialect::Python;

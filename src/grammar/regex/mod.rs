@@ -1,8 +1,7 @@
 //! Regular expressions of requests.
 //!
-//! The compiler reads another dialect than those who write to us: its classes have operators, and it drops a backslash at
-//! the end. So expressions are read here ([`read`]) and written anew ([`write`]), with nothing in them that has two
-//! meanings.
+//! The compiler's dialect is not that of clients: its classes have operators, and it drops a backslash at the end. So
+//! this module parses expressions ([`read`]) and writes them again ([`write`]), without ambiguous syntax.
 
 mod class;
 mod escapes;
@@ -22,7 +21,7 @@ use write::Purpose;
 /// The language that an expression is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dialect {
-    /// ECMA-262's with the flag `u`, and what browsers take without it where that is no error; patterns in JSON schemas.
+    /// ECMA-262's with the flag `u`, and syntax that browsers accept without it; patterns in JSON schemas.
     Ecma,
     /// That of Python's `re` and Rust's `regex`, as far as they agree: `\d`, `\w` and `\s` are Unicode's.
     Python,
@@ -31,7 +30,7 @@ enum Dialect {
 /// Checks a pattern in a JSON schema, and returns how many bytes it has for the compiler.
 ///
 /// # Errors
-/// What cannot be promised, as a part of a sentence.
+/// The unsupported construct, as a part of a sentence.
 pub(super) fn check(pattern: &str, limits: &GrammarLimits) -> Result<usize, String> {
     check_bytes("it", pattern.len(), limits).map_err(|error| error.to_string())?;
     let quoted = read::read(pattern, Dialect::Ecma);

@@ -35,7 +35,7 @@ impl Node {
                 part => flat.push(part),
             }
         }
-        // An anchor after the same anchor says nothing.
+        // An anchor after the same anchor is redundant.
         let is_anchor = |part: &Self| matches!(part, Self::Start | Self::End);
         flat.dedup_by(|next, last| is_anchor(last) && next == last);
         match flat.len() {

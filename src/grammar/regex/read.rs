@@ -13,7 +13,7 @@ const MAX_RANGES: usize = 50_000;
 /// Letters of a name or a count between braces, at most.
 const LONGEST_NAME: usize = 100;
 
-/// What begins a group that no automaton can match, after the `(?`.
+/// Beginnings of groups that no automaton can match, after the `(?`.
 const UNKNOWN: [(&str, &str); 7] = [
     ("=", "look-ahead"),
     ("!", "look-ahead"),
@@ -44,7 +44,7 @@ pub(super) fn read(pattern: &str, dialect: Dialect) -> Result<Node, String> {
     }
 }
 
-/// What flags change.
+/// The state of the inline flags.
 #[derive(Clone, Copy, Default)]
 struct Options {
     ignores_case: bool,
@@ -119,7 +119,7 @@ impl Reader {
         Ok(Node::sequence(parts))
     }
 
-    /// What begins with this letter, which was read.
+    /// Reads the rest of an atom after its first letter.
     fn atom(&mut self, letter: char) -> Result<Node, String> {
         Ok(match letter {
             '^' => Node::Start,
@@ -161,7 +161,7 @@ impl Reader {
         Ok(set)
     }
 
-    /// What follows an opening parenthesis.
+    /// Reads a group after its opening parenthesis.
     fn group(&mut self) -> Result<Node, String> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {

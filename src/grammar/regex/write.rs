@@ -9,7 +9,7 @@ use super::node::Node;
 /// Any text.
 const ANY: &str = "(?s:.*)";
 
-/// What the expression is written for.
+/// The use of a written expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Texts as they are.
@@ -21,7 +21,7 @@ pub(super) enum Purpose {
     Quoted,
 }
 
-/// The expression of all texts that this one is found in.
+/// An expression for all texts in which this one is found.
 ///
 /// # Errors
 /// As a part of a sentence: an anchor that is neither at the beginning nor at the end.
@@ -35,7 +35,7 @@ pub(super) fn search(node: &Node, purpose: Purpose) -> Result<String, String> {
     })
 }
 
-/// The expression of all texts that this one is the whole of.
+/// An expression for all texts that this one matches in full.
 ///
 /// # Errors
 /// As [`search`].
@@ -148,7 +148,7 @@ fn edges_of(parts: &[Node], at: usize, edges: Edges) -> Edges {
     edges.of_part(is_first, is_last)
 }
 
-/// Writes a part, whose anchors say nothing new.
+/// Writes a part whose anchors are redundant.
 fn write(node: &Node, edges: Edges, purpose: Purpose, text: &mut String) -> Result<(), String> {
     match node {
         Node::Start if edges.start => {}

@@ -1,7 +1,7 @@
 //! `oneOf` whose options exclude each other, which is `anyOf`.
 //!
-//! llguidance detects this in few schemas, and never through a reference. This module proves it for what generators of
-//! schemas write: options of other types, with other constants, or objects whose required property says which they are.
+//! llguidance detects this in few schemas, and never through a reference. This module proves it for the schemas that
+//! generators write: options of different types, with different constants, or objects with a required discriminator.
 
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
@@ -145,7 +145,7 @@ impl<'a> Proof<'a> {
             || self.options_exclude(other, one, depth)
     }
 
-    /// The schemas with those that they demand besides.
+    /// The schemas, with those that they require too, by reference or `allOf`.
     fn together(&self, schemas: &[&'a Value]) -> Together<'a> {
         let mut together = Together {
             objects: Vec::new(),
@@ -294,7 +294,7 @@ impl<'a> Together<'a> {
         lists.flatten().filter_map(Value::as_str)
     }
 
-    /// The schemas that apply to a property, as far as its name tells.
+    /// The schemas that apply to a property, by its name.
     fn property(&self, name: &str) -> Vec<&'a Value> {
         let schemas = self.objects.iter().filter_map(|object| {
             let named = object.get("properties").and_then(|named| named.get(name));

@@ -1,5 +1,5 @@
-//! Formats that are written here as patterns, because llguidance's let through what validators refuse: a second 60 in
-//! any minute, a 29th of February in any year, names of hosts and mailboxes that are too long.
+//! Formats as patterns, since llguidance's accept texts that validators refuse: a second 60 in any minute, a 29th of
+//! February in any year, names of hosts and mailboxes that are too long.
 
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ const IPV4_BYTE: &str = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const HOSTNAME_LENGTH: &str = "^.{1,253}$";
 const EMAIL_LENGTH: &str = "^[^@]{1,64}@[^@]{1,253}$";
 
-/// Writes the format of a schema as patterns beside its other keywords, if it is one of these.
+/// Adds the patterns of a schema's format to its other keywords, if it is one of these formats.
 pub(super) fn spell_out(schema: &mut Map<String, Value>) {
     let format = schema.get("format").and_then(Value::as_str);
     let patterns = format.map(patterns).unwrap_or_default();

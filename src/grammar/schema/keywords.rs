@@ -1,4 +1,4 @@
-//! The keywords of JSON schema, by what is done with them.
+//! The keywords of JSON schema, by their handling.
 
 /// The kinds of values that keywords hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
-//! JSON schemas of requests: what is not supported is refused by name and place, before anything is compiled.
+//! JSON schemas of requests: unsupported keywords are refused by name and place, before anything is compiled.
 //!
-//! llguidance leaves out nothing that it knows and lacks, but tells it without the place; and it takes orders from a
-//! schema under `x-guidance`, which a request must not give.
+//! llguidance refuses keywords that it knows and lacks, but does not name the place; and it reads options from a schema
+//! under `x-guidance`, which a request must not set.
 
 mod disjoint;
 mod formats;
@@ -23,16 +23,16 @@ use numbers::Multiple;
 use place::Place;
 use refs::References;
 
-/// The properties that objects may have beside those that are named.
+/// The properties that objects may have in addition to the named ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Objects {
-    /// As the schema says; without a word, anything.
+    /// As the schema says; by default, any.
     AsWritten,
-    /// Without a word of the schema, nothing.
+    /// As the schema says; by default, none.
     Closed,
 }
 
-/// Checks a schema, and returns it without what a compiler must not see.
+/// Checks a schema, and returns it without the keywords that a compiler must not see.
 ///
 /// # Errors
 /// The first keyword that is not supported, or the limit that the schema reaches, with its place.
@@ -63,7 +63,7 @@ pub(super) fn checked(
     Ok(kept)
 }
 
-/// Whether a keyword says anything of the values of its schema.
+/// Whether a keyword constrains the values of its schema.
 pub(super) fn constrains(name: &str) -> bool {
     let is_aside = matches!(name, "$schema" | "$defs" | "definitions");
     !is_aside && keyword(name) != Keyword::Annotation
@@ -90,7 +90,7 @@ impl<'a> Check<'a> {
         kept
     }
 
-    /// Checks the schemas that are referred to and have no place among the others, and gives them one.
+    /// Checks the schemas that are referenced and not among those checked so far, and adds them as definitions.
     fn add_targets(&mut self, kept: &mut Value) -> Result<(), FieldError> {
         while let Some(target) = self.references.next_target() {
             self.base = target.base;
@@ -98,7 +98,7 @@ impl<'a> Check<'a> {
             let mut schema =
                 self.schema(target.schema, place.under("$defs").under(&target.name))?;
             if let Some(schema) = schema.as_object_mut() {
-                // What they define is defined once.
+                // Definitions inside are added once, at the root.
                 schema.retain(|name, _| !matches!(name.as_str(), "$defs" | "definitions"));
             }
             let definitions = kept.as_object_mut().map(|kept| kept.entry("$defs"));
@@ -138,7 +138,7 @@ impl<'a> Check<'a> {
         Ok(Value::Object(kept))
     }
 
-    /// The value of a keyword as a compiler may see it; `None`: not at all.
+    /// The value of a keyword as a compiler may see it; `None` to leave it out.
     fn keyword(
         &mut self,
         name: &str,
@@ -291,7 +291,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// How many different names an object has cannot be counted, except for those that must be there.
+    /// A grammar cannot count the different names in an object, except for the required ones.
     fn check_counts(
         &self,
         schema: &Map<String, Value>,

@@ -1,11 +1,11 @@
 //! Numbers of schemas that are taken exactly, and why others are refused.
 //!
-//! llguidance computes with doubles, then in 64 bits (and for multiples in 32) without a check for overflow: beyond what
-//! these hold it takes wrong numbers, or recurses without end.
+//! llguidance computes with doubles, then in 64 bits (and for multiples in 32) without a check for overflow: beyond
+//! their ranges it accepts wrong numbers, or recurses without end.
 
 use serde_json::{Map, Number, Value};
 
-/// The largest number that all integers below it are doubles.
+/// All integers up to this one are exact doubles.
 const LARGEST: u64 = 1 << 53;
 /// How far an excluded integer is moved: numbers nearer to it are out of reach.
 const NUDGE: f64 = 1e-9;
@@ -197,7 +197,7 @@ impl Multiple {
         })
     }
 
-    /// Reads what JSON writes for a number, such as `2.5e-3`.
+    /// Reads a JSON number, such as `2.5e-3`.
     fn of_digits(text: &str) -> Option<Self> {
         let (text, exponent) = match text.split_once(['e', 'E']) {
             Some((text, exponent)) => (text, exponent.parse::<i32>().ok()?),

@@ -1,9 +1,9 @@
 //! Patterns that one text must match all of.
 //!
-//! llguidance follows them together, and each multiplies the work of the others: twenty of them take seconds, sixty all
-//! memory that there is, and its limits do not count this. So it is found out before how many come together: the schemas
-//! that apply to one value are collected through references, `allOf` and the branches of `anyOf` and `oneOf`, then those
-//! that apply to its parts. The same is done for multiples, whose least common one must have few digits.
+//! llguidance follows them together, and each multiplies the work of the others: twenty of them take seconds, sixty
+//! exhaust the memory, and its limits do not count this. So this module counts beforehand how many come together: it
+//! collects the schemas that apply to one value through references, `allOf` and branches of `anyOf` and `oneOf`, then
+//! those of its parts. It does the same for multiples, whose least common one must have few digits.
 
 use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
@@ -43,7 +43,7 @@ impl Fault {
     }
 }
 
-/// Tells whether no value has to match too many patterns at once, or to be a multiple of too much.
+/// Refuses schemas in which one value would have to match too many patterns, or be a multiple of too many numbers.
 pub(super) fn check(schema: &Value) -> Result<(), Fault> {
     let found = Found::of(schema);
     let multiples_combine = found.combine && found.n_multiples > 0;
@@ -66,7 +66,7 @@ pub(super) fn check(schema: &Value) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What there is at all.
+/// The contents of the whole schema.
 #[derive(Default)]
 struct Found {
     n_patterns: usize,
@@ -193,7 +193,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The schemas with those that they demand besides. Choices that were made stay made: what is given comes first.
+    /// The schemas, then those that they refer to or list in `allOf`. The given ones keep their choices.
     fn all_of(&mut self, given: Vec<Applied<'a>>) -> Result<Vec<Applied<'a>>, Fault> {
         let mut seen: FxHashSet<usize> = FxHashSet::default();
         let mut all = Vec::with_capacity(given.len());
@@ -284,7 +284,7 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
     }
 }
 
-/// How many letters a pattern tells apart, at most.
+/// The number of letters that a pattern distinguishes, at most.
 fn letters(pattern: &str) -> u64 {
     let signs = pattern
         .chars()

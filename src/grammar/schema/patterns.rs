@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::keywords::{Keyword, keyword};
 
-/// Replaces each pattern of a schema, those that are keys too.
+/// Replaces each pattern of a schema, keys included.
 pub(in crate::grammar) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&str) -> String) {
     let object = match schema {
         Value::Object(object) => object,
@@ -28,7 +28,7 @@ pub(in crate::grammar) fn map_patterns(schema: &mut Value, map: &mut dyn FnMut(&
     }
 }
 
-/// The schemas by patterns that are written anew; two that become one keep what tells them apart.
+/// The schemas by rewritten patterns; patterns that become equal get suffixes to stay distinct.
 fn with_keys(named: Map<String, Value>, map: &mut dyn FnMut(&str) -> String) -> Map<String, Value> {
     let mut kept = Map::new();
     for (at, (pattern, schema)) in named.into_iter().enumerate() {

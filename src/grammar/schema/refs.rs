@@ -33,7 +33,7 @@ pub(super) struct References<'a> {
     /// The next number for a name that is made of the same letters.
     numbers: FxHashMap<String, usize>,
     waiting: Vec<Target<'a>>,
-    /// What has a name in the schema; found when it is first asked for.
+    /// The named parts of the schema; collected on first use.
     known: Option<Known<'a>>,
 }
 
@@ -59,7 +59,7 @@ impl<'a> References<'a> {
         }
     }
 
-    /// The next schema that was referred to, and has no place among those that are checked anyway.
+    /// The next referenced schema that is not among those checked anyway.
     pub(super) fn next_target(&mut self) -> Option<Target<'a>> {
         self.waiting.pop()
     }
@@ -138,7 +138,7 @@ impl<'a> References<'a> {
             .find_map(|address| documents.get(address.as_str()).copied())
     }
 
-    /// Whether the compiler finds a schema under this name among those that are checked anyway.
+    /// Whether the compiler finds a schema under this name among the definitions.
     fn is_plain(&self, document: &Value, fragment: &str) -> bool {
         let parts = fragment.strip_prefix("/$defs/");
         let name = parts.or_else(|| fragment.strip_prefix("/definitions/"));

@@ -1,11 +1,11 @@
-//! What schemas mean: numbers to the last digit, references, options that exclude each other.
+//! The meaning of schemas: numbers to the last digit, references, options that exclude each other.
 
 use serde_json::Value;
 
 use super::vocabularies::tiny;
 use super::{compile, compiler, schema, takes};
 
-/// Which of the texts a schema lets through, or why it is refused.
+/// Which of the texts a schema accepts, or why it is refused.
 fn taken(written: &Value, texts: &[&str]) -> Result<Vec<bool>, String> {
     let grammar = compile(&compiler(tiny()), schema(written.clone()));
     let grammar = grammar.map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! Strings that follow patterns: what an output decodes to is what the pattern finds.
+//! Strings that follow patterns: an output decodes to a text that the pattern matches.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::walk::{feed, walk};
 use super::{compile, compiler, schema, takes};
 use crate::state::grammar::GrammarProgress;
 
-/// Patterns, and what an output must not have.
+/// Patterns, and the characters that an output must not have.
 const PATTERNS: [(&str, &[char]); 12] = [
     ("^[^\"]*$", &['"']),
     (r"^[^\\]+$", &['\\']),

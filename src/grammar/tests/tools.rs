@@ -79,7 +79,7 @@ fn grammar(vocabulary: &Vocabulary, wish: &GrammarWish) -> Arc<dyn Grammar> {
     compiled.expect("calls are constrained")
 }
 
-/// A call of `seat`, one of `ping`, what is between calls, and what is around them.
+/// A call of `seat`, one of `ping`, the separator of calls, and the texts before and after them.
 fn example(format: ToolFormat, has_args: bool) -> [&'static str; 5] {
     match format {
         ToolFormat::Hermes => [

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::tokenizers::{byte_level, metaspace};
 use crate::model::text::{TextModel, TokenPiece};
 
-/// A tokenizer, and what the walks need of it.
+/// A tokenizer, and the properties that the walks need.
 pub(super) struct Vocabulary {
     pub(super) text: Arc<TextModel>,
     pub(super) eos: Vec<u32>,

@@ -1,11 +1,11 @@
-//! Random walks: an output, token by token, each drawn among those that the mask allows.
+//! Random walks: an output, token by token, each drawn from the mask.
 
 use crate::state::grammar::{Allowed, Grammar, GrammarFailure, GrammarProgress};
 use crate::state::sampling::TokenMask;
 
 use super::vocabularies::Vocabulary;
 
-/// Tokens after which a walk only closes what it has opened.
+/// Tokens after which a walk only closes open brackets and strings.
 const CLOSING: usize = 40;
 /// Tokens after which a walk has failed to end.
 const ENDLESS: usize = 1_500;
@@ -80,7 +80,7 @@ pub(super) fn walk(grammar: &dyn Grammar, vocabulary: &Vocabulary, seed: u64) ->
     walk
 }
 
-/// Walks for so many tokens at most.
+/// Walks for at most `limit` tokens.
 pub(super) fn walk_for(
     grammar: &dyn Grammar,
     vocabulary: &Vocabulary,
@@ -133,7 +133,7 @@ pub(super) fn walk_for(
     }
 }
 
-/// Draws among the tokens that are allowed, and prefers those that close something.
+/// Draws an allowed token, and prefers closing ones.
 fn draw(
     mask: &TokenMask,
     vocabulary: &Vocabulary,
@@ -155,7 +155,7 @@ fn draw(
             .iter()
             .any(|&token| mask.allows(token))
     };
-    // Where a letter may stand, a bracket is text.
+    // Where a letter is allowed, a bracket is text.
     let closers = match allows("q") {
         true => &vocabulary.text_closers,
         false => &vocabulary.closers,

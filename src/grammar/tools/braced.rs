@@ -1,7 +1,7 @@
 //! Arguments as Gemma 4 writes them: `row:4,who:<|"|>Ada<|"|>,meal:{hot:true}`.
 //!
-//! Numbers, true, false and null are JSON's. Strings stand between two tags as they are, so that everything else is taken
-//! apart, as far as a schema can be.
+//! Numbers, true, false and null are JSON's. Strings are raw texts between two tags, so every other value is taken
+//! apart, as far as its schema can be.
 
 use serde_json::Value;
 
@@ -107,8 +107,8 @@ fn text(matches: Vec<String>) -> Part {
     }
 }
 
-/// Strings with nothing but lengths and a pattern, and what JSON writes alike. Of more types than one each is taken by
-/// itself: null is no string here.
+/// Strings with nothing but lengths and a pattern, and values that JSON writes alike. Several types are taken one
+/// by one: null is no string here.
 fn whole(schema: &Value, root: &Value) -> Option<Part> {
     let schema = resolved(schema, root);
     match schema.get("type")?.as_str()? {

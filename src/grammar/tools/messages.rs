@@ -1,6 +1,6 @@
 //! Answers and calls as messages with headers, as gpt-oss writes them.
 //!
-//! A call ends the turn, so an answer has one at most. Thoughts may come before it, and where an answer need not be a
+//! A call ends the turn, so an answer has at most one. Thoughts may come before it, and where an answer need not be a
 //! call, words to the user as well. Both ways in which the model addresses a function are allowed.
 
 use super::{Arguments, Calls};
@@ -17,7 +17,7 @@ const COMMENTARY: &str = "<|channel|>commentary<|message|>";
 const END: &str = "<|end|>";
 const NEXT: &str = "<|start|>assistant";
 
-/// The error of a request whose calls stand in messages that are not there.
+/// The error of a request without messages, for a model that calls tools in messages.
 pub(super) fn alone() -> FieldError {
     FieldError::new(
         "tools",

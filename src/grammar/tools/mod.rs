@@ -1,5 +1,4 @@
-//! Calls of tools in the form in which each family writes them. A grammar here writes what
-//! [`state::output`](crate::state::output) reads.
+//! Tool calls in each family's form, which [`state::output`](crate::state::output) parses.
 
 mod braced;
 pub(super) mod messages;

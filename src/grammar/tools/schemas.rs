@@ -1,4 +1,4 @@
-//! What the schemas of calls say, for forms that do not write values as JSON.
+//! Readers of tools' schemas, for forms that do not write values as JSON.
 
 use serde_json::{Map, Value};
 
@@ -13,7 +13,7 @@ pub(super) struct Property<'a> {
     pub(super) presence: Presence,
 }
 
-/// The properties of a schema that says nothing else of an object.
+/// The properties of a schema without other constraints on an object.
 pub(super) fn properties<'a>(
     field: &str,
     schema: &'a Value,

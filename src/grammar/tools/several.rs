@@ -1,4 +1,4 @@
-//! How many calls an answer has, and where they may stand.
+//! The number and the places of calls in an answer.
 
 use super::Calls;
 use crate::error::FieldError;
@@ -9,7 +9,7 @@ use crate::state::output::{ToolChoice, loose_strict_tools, strict_openings};
 const MOST_CALLS: u32 = 16;
 
 impl Calls<'_> {
-    /// The beginnings of objects that are calls of strict tools without the format's tag, and what follows each.
+    /// The beginnings of objects that are calls of strict tools without the format's tag, and the part after each.
     pub(super) fn loose(&self) -> Result<Vec<(String, Part)>, FieldError> {
         let mut triggers = Vec::new();
         for tool in loose_strict_tools(self.tools) {
@@ -27,8 +27,8 @@ impl Calls<'_> {
         Part::Sequence(vec![call, more])
     }
 
-    /// A line break after the last of several calls. Models write one before they end an answer, and must not be taken at
-    /// their word that another call follows.
+    /// A line break after the last of several calls. Models write one before they end an answer too, so it must not
+    /// commit them to another call.
     pub(super) fn line_after(&self) -> Part {
         let nothing = Part::Sequence(Vec::new());
         match self.tools.is_single() {

@@ -1,4 +1,4 @@
-//! Values in forms of calls that do not write them as JSON: what a schema says of one is taken apart, as far as it can be.
+//! Values in forms of calls that do not write them as JSON: their schema is taken apart, as far as it can be.
 
 use serde_json::Value;
 
@@ -75,7 +75,7 @@ impl Notation {
         }
     }
 
-    /// Values of one schema, and so many of them.
+    /// An array whose items share one schema.
     fn list(&self, schema: &Value, root: &Value, depth: usize) -> Option<Part> {
         let object = schema.as_object()?;
         let known = ["type", "items", "minItems", "maxItems"];
@@ -111,7 +111,7 @@ impl Notation {
     }
 }
 
-/// A list of so many items, at least and at most.
+/// A list of `least` to `most` items.
 fn list(item: Part, separator: &str, (least, most): (u32, Option<u32>)) -> Option<Part> {
     if most.is_some_and(|most| most < least) {
         return None;

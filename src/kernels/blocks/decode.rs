@@ -8,7 +8,7 @@ use super::BlockType;
 pub const IQ4_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
-/// Twice the values of MXFP4: the scale is halved for it.
+/// Twice the values of MXFP4; the scale is halved to compensate.
 pub const MXFP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Writes the values of one block.
@@ -59,10 +59,10 @@ pub(super) fn decode(block_type: BlockType, block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Writes the codes of a block of 32 inputs that stand for themselves times the scale.
+/// Writes the codes of a block of 32 inputs whose values are a signed code times the scale.
 ///
 /// # Panics
-/// If the type's codes are not like that.
+/// If the type has other codes.
 pub(super) fn signed_codes(block_type: BlockType, block: &[u8], out: &mut [i8; 32]) {
     match block_type {
         BlockType::Q8_0 => {

@@ -1,6 +1,6 @@
-//! From values to superblocks of Q4_K and Q6_K.
+//! Encodes values as superblocks of Q4_K and Q6_K.
 //!
-//! A superblock's sub-blocks are the lanes of all loops, so that no sum crosses lanes: what is written depends on no
+//! A superblock's sub-blocks are the lanes of all loops, so that no sum crosses lanes: the output is the same on every
 //! instruction set, and a compiler can use any. Each sub-block tries a few scales around the one that just reaches its
 //! largest value, fits scale and minimum to the codes of each by least squares, and keeps the best.
 
@@ -17,13 +17,13 @@ const Q6_K_BYTES: usize = 210;
 
 /// 1.5 * 2^23: adding and subtracting it rounds to an integer, half to even.
 const MAGIC: f32 = 12_582_912.0;
-/// The steps into which Q4_K tries to cut the range of a sub-block. More than fifteen leave out its ends.
+/// The steps into which Q4_K tries to cut the range of a sub-block. More than fifteen clip its ends.
 const RANGE_STEPS: [f32; 5] = [14.0, 14.7, 15.4, 16.1, 17.0];
-/// The codes that Q6_K tries for the largest magnitude of a sub-block. Those beyond 32 cut it off.
+/// The codes that Q6_K tries for the largest magnitude of a sub-block. Codes beyond 32 clip it.
 const LARGEST_CODES: [f32; 5] = [30.0, 31.0, 32.0, 33.0, 34.0];
 
-/// Encodes a superblock. Values that are not finite, or beyond what f16 scales reach, make all of it NaN, so that what is
-/// computed from them shows it.
+/// Encodes a superblock. A value that is not finite, or beyond the range of f16 scales, makes all of it NaN, so that
+/// results computed from it show it.
 ///
 /// # Panics
 /// If the type is neither Q4_K nor Q6_K, or `out` not as long as its superblock.
@@ -88,7 +88,7 @@ fn q6_k(values: &[f32; SUPER_BLOCK], out: &mut [u8; Q6_K_BYTES]) {
     out[208..].copy_from_slice(&d.to_le_bytes());
     let mut codes = [0u32; SUPER_BLOCK];
     for j in 0..16 {
-        // Only what f16 does not resolve is cut off here.
+        // This clips only values that f16 does not resolve.
         let s = round(clamp(scale[j] * reciprocal(d.to_f32()), -127.0, 127.0));
         out[192 + j] = s as i8 as u8;
         let inverse = reciprocal(d.to_f32() * s);
@@ -264,7 +264,7 @@ fn clamp(x: f32, least: f32, largest: f32) -> f32 {
     max(min(x, largest), least)
 }
 
-/// The nearest f16 that is no zero for anything but zero.
+/// The nearest f16; zero only for zero.
 #[inline(always)]
 fn nearest(x: f32) -> f16 {
     let nearest = f16::from_f32(x);
@@ -291,13 +291,13 @@ fn reciprocal(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { 1.0 / x }
 }
 
-/// As one instruction does it: `b` if either is NaN.
+/// Matches one instruction: `b` if either is NaN.
 #[inline(always)]
 fn min(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
 }
 
-/// As one instruction does it: `b` if either is NaN.
+/// Matches one instruction: `b` if either is NaN.
 #[inline(always)]
 fn max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
@@ -411,7 +411,7 @@ mod tests {
                 assert!(recoded[..SUPER_BLOCK].iter().all(|x| x.is_finite()));
                 assert!(recoded[SUPER_BLOCK..].iter().all(|x| x.is_nan()));
             }
-            // More than an f16 scale reaches.
+            // Beyond the range of f16 scales.
             let huge = recoded(block, &[3e38; SUPER_BLOCK]);
             assert!(huge.iter().all(|x| !x.is_finite()), "{}", block.name());
         }

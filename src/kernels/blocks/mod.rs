@@ -49,13 +49,13 @@ pub enum BlockType {
     Q5K,
     /// 6 bits around zero, 16 inputs a scale.
     Q6K,
-    /// 4 bits that name a value of a table, 32 inputs a scale.
+    /// 4-bit indices into a table of values, 32 inputs a scale.
     Iq4Nl,
-    /// 4 bits that name a value of a table, 32 inputs a scale, with a scale over 256 inputs.
+    /// 4-bit indices into a table of values, 32 inputs a scale, with a scale over 256 inputs.
     Iq4Xs,
     /// 4-bit floats, 32 inputs a power of two.
     Mxfp4,
-    /// 4 bits around a zero point, 32 inputs a scale: other programs' groups, in no GGUF file.
+    /// 4 bits around a zero point, 32 inputs a scale: groups of AWQ, GPTQ and compressed-tensors, in no GGUF file.
     Affine4,
 }
 
@@ -104,7 +104,7 @@ impl BlockType {
             .find(|block| block.gguf_id() == Some(id))
     }
 
-    /// The name that llama.cpp gives it; Affine4 is a name of its own.
+    /// The name in llama.cpp; Affine4 is in this program only.
     pub fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "Q4_0",

@@ -9,7 +9,7 @@ use super::tensor::{Scratch, Shared, Tensor};
 use super::threads::ThreadPool;
 use super::tile::max_rows;
 
-/// Multiply-adds that encoding a value costs about: most of it is waiting for what another thread or none has near.
+/// Approximate cost of encoding a value, in multiply-adds: mostly waiting for another core's cache or for memory.
 const VALUE_COST: usize = 64;
 
 /// Rows as a product reads them.
@@ -22,7 +22,7 @@ pub struct PackedRows {
 }
 
 impl PackedRows {
-    /// Takes memory for rows; their content is arbitrary.
+    /// Allocates rows; their content is arbitrary.
     pub fn uninit(
         scratch: &Scratch,
         isa: Isa,
@@ -76,7 +76,7 @@ impl PackedRows {
         self.inputs
     }
 
-    /// How they are encoded.
+    /// Encoding of the rows.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
@@ -112,25 +112,25 @@ pub struct RowGroups<'a> {
     pub words: &'a [u32],
     /// The number of the first one.
     pub first: usize,
-    /// How many there are.
+    /// Number of rows.
     pub rows: usize,
     /// Words of a row.
     pub row_words: usize,
     /// How they are encoded.
     pub encoding: Encoding,
-    /// In how many groups they stand.
+    /// Number of groups.
     pub n_groups: usize,
-    /// Which rows these are, in order, if they are picked.
+    /// Indices of the rows, in order, if they are picked.
     pub picked: Option<&'a [u32]>,
 }
 
 impl<'a> RowGroups<'a> {
-    /// Whether rows stand one after the other, for tiles of AMX.
+    /// Whether rows are contiguous, for tiles of AMX.
     pub fn stands_by_rows(&self) -> bool {
         matches!(self.encoding, Encoding::Bf16Rows | Encoding::Int8Rows)
     }
 
-    /// Whether they are few enough to a group, and encoded, as strips of weights need it (`strips`).
+    /// Whether the size of groups and the encoding suit strips of weights (`strips`).
     pub fn may_meet_strips(&self) -> bool {
         let is_f32 = matches!(self.encoding, Encoding::F32 | Encoding::WideBf16);
         is_f32 && self.rows <= self.n_groups * STRIP_ROWS
@@ -158,7 +158,7 @@ impl<'a> RowGroups<'a> {
     }
 }
 
-/// Memory for the words of rows; what pads them to whole tiles is zero, which a product that writes them leaves as it is.
+/// Allocates the words of rows. Padding to whole tiles is zero, and a product that writes the rows leaves it zero.
 pub fn uninit_words(scratch: &Scratch, encoding: Encoding, rows: usize, inputs: usize) -> Tensor {
     let row_words = encoding.row_words(inputs);
     let mut words = scratch.tensor(rows, row_words);
@@ -177,7 +177,7 @@ pub fn most_group_rows(isa: Isa) -> usize {
 
 #[cfg(test)]
 impl PackedRows {
-    /// The values of all rows as they are encoded, which int8 does not say without its weights.
+    /// The values of all rows after encoding as floats; quantised rows are not supported.
     pub fn values(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.rows() * self.inputs];
         for group in 0..self.n_groups {

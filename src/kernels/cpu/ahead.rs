@@ -1,40 +1,40 @@
-//! Hints for the weights that a thread multiplies next.
+//! Prefetch hints for the weights that a thread multiplies next.
 
 use super::simd::Lanes;
 
 /// Words of a cache line.
 pub const LINE_WORDS: usize = 16;
-/// Cache lines to ask for at once: bursts of dozens were slower with 2 to 16 rows. A core keeps only so many lines under way, and a
-/// burst probably stands in the way of the weights that are multiplied.
+/// Cache lines of a prefetch burst: bursts of dozens were slower with 2 to 16 rows. A core keeps a limited number of
+/// misses in flight, and a burst probably delays the weights that are multiplied.
 const LINES_AT_ONCE: usize = 6;
 
-/// How far a tile of one panel asks ahead in the stream of weights that it reads, in steps.
+/// Prefetch distance of a tile of one panel in its stream of weights, in steps.
 const STREAM_STEPS: usize = 128;
-/// The same where a line takes few instructions: a core then foresees the stream by itself, and hints for the page after the
-/// next, which it would not read yet, took a sixth of the speed of one row of bf16, and a fifth with bytes.
+/// The distance where a line takes few instructions: there the hardware prefetcher keeps up, and hints for the page
+/// after the next, which it would not read yet, took a sixth of the speed of one row of bf16, and a fifth with bytes.
 const FORESEEN_STEPS: usize = 32;
-/// Most rows of bytes that leave a line of weights few enough instructions.
+/// Most rows of bytes at which a line of weights takes few enough instructions.
 const FORESEEN_ROWS: usize = 3;
 
-/// Whether a core foresees a stream of bytes by itself that it multiplies with so many rows, four bytes in an instruction.
+/// Whether the hardware prefetcher keeps up with a stream of bytes multiplied with `rows` rows, four bytes an instruction.
 #[inline(always)]
 pub const fn are_quads_foreseen<S: Lanes>(rows: usize) -> bool {
     S::BYTE_QUADS && S::REGISTERS == 1 && rows <= FORESEEN_ROWS
 }
 
-/// Weights to bring near while others are multiplied: a tile of few rows else waits for memory first and computes then.
+/// Weights to prefetch while others are multiplied: otherwise a tile of few rows waits for memory, then computes.
 #[derive(Clone, Copy)]
 pub enum Ahead {
-    /// Nothing to ask for.
+    /// Nothing to prefetch.
     Nothing,
-    /// The memory behind the only panel: the next tile's.
+    /// The memory after the only panel: the next tile's.
     Stream,
-    /// So many words from a pointer on, over a whole tile.
+    /// This number of words from a pointer on, over a whole tile.
     Words(*const u32, usize),
 }
 
 impl Ahead {
-    /// To ask for all of it in a tile of so many steps, evenly.
+    /// Spreads the prefetches evenly over a tile of `steps` steps.
     #[inline(always)]
     pub fn over(self, steps: usize) -> Pace {
         let (next, words) = match self {
@@ -61,11 +61,11 @@ impl Ahead {
     }
 }
 
-/// See [`Ahead::over`].
+/// The prefetch schedule of a tile, see [`Ahead::over`].
 pub struct Pace {
     next: *const u32,
     lines_left: usize,
-    /// Steps from a fetch to the next.
+    /// Steps from one burst to the next.
     pub every: usize,
     at_once: usize,
     is_stream: bool,
@@ -73,7 +73,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Asks less far ahead in a stream if a core foresees it by itself.
+    /// Shortens the prefetch distance of a stream if the hardware prefetcher keeps up.
     #[inline(always)]
     pub fn foreseen(self, is_foreseen: bool) -> Self {
         let stream_steps = match is_foreseen {
@@ -91,31 +91,31 @@ impl Pace {
         let lines = self.at_once.min(self.lines_left);
         self.lines_left -= lines;
         for _ in 0..lines {
-            // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
+            // SAFETY: only a hint; the tile's caller detected the instruction set.
             unsafe { S::prefetch(self.next) };
             self.next = self.next.wrapping_add(LINE_WORDS);
         }
     }
 
-    /// Asks for lines that are needed later, a share of a block of `lines` lines that is read in eight parts or two.
+    /// Prefetches lines that are needed later, a share of a block of `lines` lines that is read in eight parts or two.
     #[inline(always)]
     pub fn follow_lines<S: Lanes>(&self, block: *const u32, part: usize, lines: usize) {
         if self.is_stream {
             let each = lines.div_ceil(if lines > 32 { 8 } else { 2 });
             let first = block.wrapping_add((self.stream_steps + part * each) * LINE_WORDS);
             for line in 0..each {
-                // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
+                // SAFETY: only a hint; the tile's caller detected the instruction set.
                 unsafe { S::prefetch(first.wrapping_add(line * LINE_WORDS)) };
             }
         }
     }
 
-    /// Asks for what is needed after this step of a panel.
+    /// Prefetches the words needed after this step of a panel.
     #[inline(always)]
     pub fn follow<S: Lanes>(&self, panel: *const u32, step: usize, step_words: usize) {
         if self.is_stream {
             let later = panel.wrapping_add((step + self.stream_steps) * step_words);
-            // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
+            // SAFETY: only a hint; the tile's caller detected the instruction set.
             unsafe { S::prefetch(later) };
         }
     }

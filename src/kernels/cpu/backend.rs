@@ -1,4 +1,4 @@
-//! The operations of the backend, each in terms of the modules beside this one.
+//! The operations of the backend, implemented with its sibling modules.
 
 use super::activations::PackedRows;
 use super::experts::Experts;

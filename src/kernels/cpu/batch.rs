@@ -7,7 +7,7 @@ use crate::ids::{RowId, StateSlot};
 use crate::state::prompt_vectors::VectorRun;
 use crate::state::step::StateSave;
 
-/// The query tokens of one row in a step; they stand side by side, in ascending position.
+/// The query tokens of one row in a step; contiguous, in ascending position.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
     /// The row of the page table.
@@ -18,7 +18,7 @@ pub struct Segment {
     pub n_tokens: usize,
     /// Position of its first token in the sequence.
     pub first_position: usize,
-    /// It rotates as rows of long sequences do.
+    /// It uses the rotary frequencies of long sequences.
     pub is_long: bool,
 }
 
@@ -59,12 +59,12 @@ pub struct CpuBatch {
     saves: Vec<StateSave>,
     /// In the place of tokens.
     vectors: Vec<VectorRun>,
-    /// Tells this content from that of every other batch.
+    /// Unique to this content among all batches.
     serial: u64,
 }
 
 impl CpuBatch {
-    /// Forgets everything and keeps the memory.
+    /// Clears the batch and keeps the memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -109,7 +109,7 @@ impl CpuBatch {
         }
     }
 
-    /// Where the tokens' keys and values stand in a layer.
+    /// The slots of the tokens' keys and values in a layer.
     pub(super) fn slots_in(&self, kv: &KvPool, layer: usize) -> &[u32] {
         match kv.is_windowed(layer) {
             true => &self.window_slots,
@@ -142,7 +142,7 @@ impl CpuBatch {
         &self.vectors
     }
 
-    /// Gives the row that was added last the state that its layers go on with, and copies of it on the way, by position.
+    /// Gives the row that was added last the live state of its layers, and the copies to save, by position.
     pub fn keep_state(&mut self, live: StateSlot, saves: &[StateSave]) {
         let first_save = self.saves.len();
         self.saves.extend_from_slice(saves);

@@ -1,9 +1,9 @@
 //! Products with blocks of 32 signed bytes that share a scale: Q8_0, and Q5_0, whose codes become bytes.
 //!
-//! A panel has for each two blocks a line of scales, f16 of all outputs for the first and then for the second, and sixteen
-//! lines of codes, four inputs of an output in a word, each 128 larger than it is. Activations are signed bytes with a scale for
-//! each row and 32 inputs; what the 128 add is in a correction beside the scale. The sum of a block is an exact integer, then
-//! `acc = fma(sum, d dx, acc)`, in ascending blocks.
+//! A panel has for each two blocks a line of scales, f16 of all outputs for the first and then for the second, and
+//! sixteen lines of codes, four inputs of an output in a word, each 128 larger than it is. Activations are signed bytes
+//! with a scale for each row and 32 inputs; a correction next to the scale accounts for the 128. The sum of a block is
+//! an exact integer, then `acc = fma(sum, d dx, acc)`, in ascending blocks.
 
 use half::f16;
 
@@ -40,7 +40,7 @@ pub unsafe fn tile<S: Lanes, const M: usize, const N: usize>(
     let mut ahead = ahead.over(2 * twos).foreseen(are_quads_foreseen::<S>(M));
     let mut until_fetch = 0;
     let sums = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: all offsets stay within what the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller promised.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
         for block in 0..2 * twos {

@@ -29,7 +29,7 @@ impl Calibration {
         &self.layers
     }
 
-    /// Takes in the rotated queries of a step and the keys of the same tokens.
+    /// Adds the rotated queries of a step and the keys of the same tokens.
     pub(super) fn add(
         &mut self,
         (layer, heads): (usize, &HeadShape),

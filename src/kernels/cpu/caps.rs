@@ -1,4 +1,4 @@
-//! Caps that values bend towards.
+//! Soft-capping of scores and logits: `cap * tanh(x / cap)`.
 
 use super::element::{load_up_to, store_up_to};
 use super::rows::for_rows;
@@ -8,7 +8,7 @@ use super::threads::ThreadPool;
 
 /// Elements in an item.
 const PART: usize = 4096;
-/// Multiply-adds that an element costs about.
+/// Approximate cost of an element, in multiply-adds.
 const ELEMENT_COST: usize = 64;
 
 /// `cap * tanh(x / cap)`.
@@ -24,7 +24,7 @@ pub unsafe fn soft_cap<S: Lanes>(x: S::V, cap: f32) -> S::V {
     }
 }
 
-/// Bends all elements towards a cap.
+/// Soft-caps all elements.
 pub fn cap_all(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, cap: f32) {
     let len = x.rows() * x.width();
     let shared = Shared::new(x.values_mut());

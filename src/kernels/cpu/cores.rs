@@ -1,6 +1,6 @@
-//! Which cores this process may compute on, and on which nodes of memory they are.
+//! The cores that this process may use, and their NUMA nodes.
 
-/// A node of memory with CPUs that this process may use.
+/// A NUMA node with CPUs that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {
     /// Its logical CPUs, lowest first.
@@ -9,14 +9,14 @@ pub(super) struct Node {
     pub cores: Vec<usize>,
 }
 
-/// Returns one logical CPU of each physical core that this process may use, lowest first; nothing where the system
-/// does not tell.
+/// Returns one logical CPU of each physical core that this process may use, lowest first; empty where the system does
+/// not report them.
 pub fn allowed_cores() -> Vec<usize> {
     one_cpu_a_core(allowed_cpus(), siblings)
 }
 
-/// Returns how many threads compute by default: one a physical core, within what the process may use and the share of
-/// CPU time that its control group has.
+/// Returns the default number of compute threads: one a physical core, within the CPUs that the process may use and the
+/// CPU quota of its control group.
 pub fn default_threads() -> usize {
     let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
     match allowed_cores().len() {
@@ -25,8 +25,8 @@ pub fn default_threads() -> usize {
     }
 }
 
-/// Returns the nodes of memory that have CPUs which this process may use, in the system's order; nothing where it does not
-/// tell.
+/// Returns the NUMA nodes that have CPUs which this process may use, in the system's order; empty where the system does
+/// not report them.
 pub(super) fn allowed_nodes() -> Vec<Node> {
     let nodes = std::fs::read_to_string("/sys/devices/system/node/has_cpu").unwrap_or_default();
     let cpus_of = |node| {
@@ -36,7 +36,7 @@ pub(super) fn allowed_nodes() -> Vec<Node> {
     nodes_of(&allowed_cpus(), &nodes, cpus_of, siblings)
 }
 
-/// Binds the calling thread to some CPUs; leaves it alone if there are none. A refusal costs speed only.
+/// Sets the calling thread's affinity to some CPUs; leaves it if there are none. A refusal costs speed only.
 #[cfg(target_os = "linux")]
 pub(super) fn bind_this_thread(cpus: &[usize]) {
     use rustix::thread::CpuSet;
@@ -56,9 +56,9 @@ pub(super) fn bind_this_thread(cpus: &[usize]) {
 #[cfg(not(target_os = "linux"))]
 pub(super) fn bind_this_thread(_: &[usize]) {}
 
-/// Runs something on some CPUs, or anywhere if there are none; the calling thread may then go on where it could before.
+/// Runs a closure on some CPUs, or anywhere if there are none, then restores the calling thread's affinity.
 pub(super) fn run_on<R>(cpus: &[usize], run: impl FnOnce() -> R) -> R {
-    /// The CPUs that the thread goes back to, after a panic too.
+    /// The affinity to restore, after a panic too.
     struct Before(Vec<usize>);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -111,8 +111,7 @@ fn nodes_of(
     nodes.filter(|node| !node.cpus.is_empty()).collect()
 }
 
-/// Reads a list as the system writes it, `0-3,8`. A part that is none, or beyond what a list of CPUs may hold, counts as not
-/// there.
+/// Parses a CPU list of the system, `0-3,8`. Ignores parts that are invalid or too large for a list of CPUs.
 fn numbers(list: &str) -> Vec<usize> {
     const MOST: usize = 1 << 16;
     let ranges = list.trim().split(',').filter_map(|range| {
@@ -133,7 +132,7 @@ fn one_cpu_a_core(allowed: Vec<usize>, siblings: impl Fn(usize) -> Option<String
     let mut seen = Vec::with_capacity(allowed.len());
     let mut cores = allowed;
     cores.retain(|&cpu| {
-        // A CPU of which nothing is known counts as a core.
+        // A CPU without known siblings counts as a core.
         let core = siblings(cpu).unwrap_or_else(|| cpu.to_string());
         let is_new = !seen.contains(&core);
         seen.push(core);

@@ -205,7 +205,7 @@ pub enum Storage {
     F16(Elements<f16>),
     /// 16-bit brain floats.
     BF16(Elements<bf16>),
-    /// Signed bytes, with [`Kept::SLACK`] behind them, and their scales.
+    /// Signed bytes, followed by [`Kept::SLACK`], and their scales.
     I8(Elements<i8>, Elements<bf16>),
 }
 

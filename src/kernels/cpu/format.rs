@@ -1,9 +1,9 @@
-//! How weights and activations lie in memory for a product.
+//! Memory layout of weights and activations for a product.
 //!
-//! **Weights** stand in panels of sixteen outputs. A panel is a sequence of *steps*; a step holds the weights of one,
-//! two or four successive inputs for all sixteen outputs, one lane an output. **Activations** stand in groups of rows
-//! (see [`group_rows`]); a step of a group is one 32-bit word a row, holding the same inputs. A product walks both in
-//! one direction.
+//! **Weights** are stored in panels of sixteen outputs. A panel is a sequence of *steps*; a step holds the weights of
+//! one, two or four successive inputs for all sixteen outputs, one lane an output. **Activations** are stored in groups
+//! of rows (see [`group_rows`]); a step of a group is one 32-bit word a row, holding the same inputs. A product walks
+//! both in one direction.
 //!
 //! | format | inputs in a step | a panel's step | a row's word |
 //! |---|---|---|---|
@@ -14,8 +14,8 @@
 //! | blocks of 32 | 4 | see `block32`, `nibbles` | 4 x i8 |
 //! | K-quants | 4 | see `k_quants` | 4 x i8 |
 //!
-//! With AMX, rows of bf16 and int8 stand one after the other instead, as [`Encoding`] says: sixteen steps of a panel are a tile
-//! as it is, and so are sixteen words of each row.
+//! With AMX, rows of bf16 and int8 are contiguous instead, as [`Encoding`] says: sixteen steps of a panel are a tile as
+//! they are, and so are sixteen words of each row.
 //!
 //! int8 has a header before each [`INT8_GROUP`] inputs: a panel's is sixteen f32 scales, a row group's is each row's
 //! f32 scale, then each row's i32 correction, -128 times the sum of its quantised activations.
@@ -85,7 +85,7 @@ pub struct FormatRule {
 /// The format of weights in blocks.
 #[derive(Clone, Copy, Debug)]
 enum BlockRule {
-    /// Their own, or this where those blocks are not multiplied as they are.
+    /// The blocks' own, or this where a product does not read those blocks natively.
     KeptOr(Format),
     /// One that has all of their values, for products without rounded activations.
     Exact,
@@ -162,7 +162,7 @@ impl FormatRule {
         }
     }
 
-    /// Whether weights in such blocks are multiplied as they are.
+    /// Whether products read weights in such blocks natively, without conversion.
     pub fn keeps(self, block: BlockType) -> bool {
         Format::of_blocks(block) == Some(self.format(Stored::Blocks(block)))
     }
@@ -226,7 +226,7 @@ impl Format {
         }
     }
 
-    /// The format of weights that are stored in such blocks, if they are multiplied as they are.
+    /// The format of weights that are stored in such blocks, if products read them natively.
     pub fn of_blocks(block: BlockType) -> Option<Self> {
         match block {
             BlockType::Q8_0 | BlockType::Q5_0 => Some(Self::Block32(block)),

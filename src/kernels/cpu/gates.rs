@@ -1,4 +1,4 @@
-//! Gates: what they let through is multiplied with their sigmoid, or with their gelu.
+//! Gated activations: the up projection times sigmoid or GELU of the gate.
 
 use super::element::{load_up_to, store_up_to};
 use super::rows::for_rows;
@@ -6,7 +6,7 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 
-/// Multiply-adds that an element costs about: most of it is waiting for memory.
+/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
 
 /// Multiplies the rows of `x` with `1 / (1 + e^-gate)`, element by element, or each row with that of its only gate.
@@ -58,7 +58,7 @@ impl Kernel for Multiply<'_> {
 pub struct GatedGelu<'a> {
     /// The gates.
     pub gates: &'a [f32],
-    /// The elements that they let through, as many.
+    /// The up projection, of the same length.
     pub ups: &'a [f32],
     /// Takes the products.
     pub out: &'a mut [f32],
@@ -144,7 +144,7 @@ mod tests {
             }
             seen.push((isa, out.row(0).iter().map(|x| x.to_bits()).collect()));
         }
-        // Those that round products and sums once agree in all bits.
+        // Instruction sets that round products and sums once agree in all bits.
         let fused: Vec<_> = seen
             .iter()
             .filter(|(isa, _)| *isa != Isa::Portable)

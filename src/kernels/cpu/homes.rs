@@ -1,7 +1,7 @@
 //! First touch: the system puts a page of memory on the node of the thread that touches it first.
 //!
-//! Memory of the KV pool is touched at the start of an engine rather than by the first token of each page: a decode's few
-//! tokens are stored by one thread, which would draw the heads of all nodes to its own.
+//! Memory of the KV pool is touched at the start of an engine rather than by the first token of each page: one thread
+//! stores a decode's few tokens, and would place the heads of all nodes on its own.
 
 use std::ops::Range;
 
@@ -11,20 +11,19 @@ use super::threads::ThreadPool;
 
 /// Size of the system's pages; where they are larger, some are touched more than once.
 const PAGE_BYTES: usize = 4 << 10;
-/// Pages that are touched as one item, and stretches of memory that nobody owns.
+/// Pages of an item, and of the stretches in which unowned memory is interleaved.
 const STRETCH_PAGES: usize = 256;
-/// Multiply-adds that touching a page costs about.
+/// Approximate cost of touching a page, in multiply-adds.
 const PAGE_COST: usize = 1 << 14;
 
-/// Touches zeroed memory that begins on a page and holds planes one after the other, each divided among heads in equal parts;
-/// a page on the border of two heads goes to the one whose bytes it begins with.
+/// Touches zeroed memory that begins on a page and holds contiguous planes, each divided among heads in equal parts; a
+/// page on the border of two heads goes to the one whose bytes it begins with.
 pub fn touch(pool: &mut ThreadPool, bytes: &mut [u8], planes_and_heads: (usize, usize)) {
     let homes = homes(pool.nodes(), bytes.len(), planes_and_heads);
     touch_at(pool, bytes, &homes);
 }
 
-/// As [`touch`], of memory that holds states one after the other, in which each node owns a part; where there is a single
-/// part, it is nobody's.
+/// As [`touch`], for memory that holds contiguous states, in which each node owns a part; a single part is unowned.
 ///
 /// # Panics
 /// If the parts are not those of a state of `state_bytes`, or of other nodes.
@@ -47,7 +46,7 @@ fn touch_at(pool: &mut ThreadPool, bytes: &mut [u8], homes: &[Vec<Range<usize>>]
         for page in homes[node][stretch].clone() {
             // SAFETY: each page is one item's, and its first byte is there.
             let first = unsafe { bytes.part(page * PAGE_BYTES, 1) };
-            // The value that is written is the one that is there; a plain write of it might be left out.
+            // Writes the value that is already there; a plain write of it might be left out.
             // SAFETY: as above.
             unsafe { std::ptr::from_mut(&mut first[0]).write_volatile(0) };
         }
@@ -66,7 +65,7 @@ fn homes(
         return nobodys_homes(nodes, n_pages);
     }
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
-    // Page by page from where one begins: what is behind the last head, if anything, is the last one's.
+    // A page belongs to the head in which it begins; any bytes after the last head belong to the last head.
     let begins = |plane: usize, head: usize| {
         let byte = (n_bytes as u128 * (plane * heads + head) as u128) / (planes * heads) as u128;
         (byte as usize).div_ceil(PAGE_BYTES)
@@ -101,7 +100,7 @@ fn state_homes(
     homes
 }
 
-/// Stretches in turn: memory that nobody owns lies on all nodes alike.
+/// Interleaves stretches: unowned memory is spread over all nodes alike.
 fn nobodys_homes(nodes: &Nodes, n_pages: usize) -> PerNode<Vec<Range<usize>>> {
     let mut homes: PerNode<_> = (0..nodes.count()).map(|_| Vec::new()).collect();
     for (i, stretch) in stretches(0..n_pages).enumerate() {

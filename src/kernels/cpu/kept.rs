@@ -1,4 +1,4 @@
-//! How keys and values are written into the KV pool: rounded, or quantised in groups.
+//! Writes keys and values into the KV pool: rounded, or quantised in groups.
 
 use half::bf16;
 
@@ -10,14 +10,14 @@ use crate::state::pool::kv_layout::SCALE_GROUP;
 const VECTOR_CODES: usize = 4 * LANES;
 /// The largest code: that of a group's largest magnitude.
 const MAX_CODE: f32 = 127.0;
-/// The bits of infinity: greater magnitudes are no numbers.
+/// The bits of infinity: greater magnitudes are NaN.
 const INFINITY_BITS: u32 = 0x7f80_0000;
 
 /// A key or value's element as the KV pool keeps it.
 pub trait Kept: bytemuck::Pod + Send + Sync {
     /// Whether each [`SCALE_GROUP`] elements of a key or value share a scale.
     const SCALED: bool;
-    /// Elements behind the last slot, so that whole vectors can be read of every slot.
+    /// Elements after the last slot, so that whole vectors can be read of every slot.
     const SLACK: usize;
 
     /// Writes a key or value of a head, and its scales if it has any. The result depends on these values alone.
@@ -51,7 +51,7 @@ impl Kept for i8 {
     }
 }
 
-/// Writes the codes of a group and returns its scale: not a number if one of the values is none or is infinite.
+/// Writes the codes of a group and returns its scale: NaN if one of the values is NaN or infinite.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -29,8 +29,8 @@ pub struct KvPool {
 }
 
 impl KvPool {
-    /// Allocates what the layers keep of `n_slots` tokens, those with window pages of `n_window_slots`; the system commits
-    /// memory on first use.
+    /// Allocates the layers' memory for `n_slots` tokens, for `n_window_slots` in layers with window pages; the system
+    /// commits memory on first use.
     ///
     /// # Panics
     /// If labels are not those of the layout.
@@ -67,8 +67,8 @@ impl KvPool {
         }
     }
 
-    /// Touches all memory on the node that owns it: heads are dealt to nodes, and where there are fewer, stretches of memory.
-    /// With one node nothing happens.
+    /// Touches all memory on the node that owns it: heads are divided among nodes, or stretches of memory if heads are
+    /// fewer. A no-op with one node.
     pub fn settle(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
@@ -117,7 +117,7 @@ impl KvPool {
         self.hides_labels = hides;
     }
 
-    /// For measurements: fills everything with noise, with labels that are as their keys would be, and not of them.
+    /// For measurements: fills everything with noise; labels are independent of their keys.
     pub fn fill_with_noise(&mut self) {
         let labels = self.labels.iter_mut().flatten().map(Labels::storage_mut);
         for storage in self.layers.iter_mut().chain(labels) {

@@ -14,7 +14,7 @@ use super::threads::ThreadPool;
 use crate::ids::PageId;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_BYTES, Values};
 
-/// Where the parts of a block lie in the pool, and in the block.
+/// Offsets of the parts of a block in the pool, and in the block.
 pub struct BlockMap {
     layers: Vec<LayerMap>,
     block_tokens: usize,
@@ -143,7 +143,7 @@ impl BlockMap {
             let map = &maps[index];
             for_pieces(map, runs, tokens, |plane, in_block, in_memory, len| {
                 let memory = memories[map.layer].of(plane.memory);
-                // SAFETY: nobody writes to the pool meanwhile, and each item reads a layer of its own; parts of the block
+                // SAFETY: no thread writes to the pool meanwhile, and each item reads its own layer; parts of the block
                 // belong to one layer, head and token each.
                 unsafe {
                     let from = memory.part(in_memory, len);
@@ -173,7 +173,7 @@ impl BlockMap {
             for_pieces(map, runs, tokens, |plane, in_block, in_memory, len| {
                 let memory = memories[map.layer].of(plane.memory);
                 let from = &block[in_block..in_block + len];
-                // SAFETY: each item writes to a layer of its own, one piece after the other.
+                // SAFETY: each item writes to its own layer, one piece after the other.
                 unsafe { memory.part(in_memory, len) }.copy_from_slice(from);
             });
         });

@@ -8,7 +8,7 @@ use crate::kernels::HeadShape;
 use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
 use crate::state::pool::kv_layout::KvLayout;
 
-/// The labels of a layer, `[n_kv_heads, n_slots, channels]`: those of neighbouring slots lie side by side, so that
+/// The labels of a layer, `[n_kv_heads, n_slots, channels]`: those of neighbouring slots are contiguous, so that
 /// scoring a sequence is one stream for each head. Slot 0, of the dummy page, stays zero.
 pub struct Labels {
     layer: usize,
@@ -67,7 +67,7 @@ impl Labels {
         self.n_slots * self.channels().per_head()
     }
 
-    /// Copies the channels of the keys that stand at some slots.
+    /// Copies the channels of the keys at some slots.
     ///
     /// # Panics
     /// If keys and labels are of different types, or a slot is not there.

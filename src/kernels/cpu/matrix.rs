@@ -19,13 +19,13 @@ use crate::kernels::blocks::{BlockType, encode};
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{Stored, TensorView, widen};
 
-/// Multiply-adds that packing a weight costs about.
+/// Approximate cost of packing a weight, in multiply-adds.
 const WEIGHT_COST: usize = 4;
 /// Inputs that are converted at once, through f32.
 const CHUNK: usize = INT8_GROUP;
 
-/// A weight matrix `[outputs, inputs]` in panels, or what a node has of one. Each stacked part begins with a panel of its own;
-/// the panels of two parts of equal height alternate, so that gates and what they let through are one stream.
+/// A weight matrix `[outputs, inputs]` in panels, or a node's part of one. Each stacked part begins with its own panel;
+/// the panels of two parts of equal height alternate, so that gate and up are one stream.
 pub struct Matrix {
     /// Number of outputs.
     pub outputs: usize,
@@ -33,7 +33,7 @@ pub struct Matrix {
     pub inputs: usize,
     /// How it is encoded.
     pub format: Format,
-    /// The node of memory where it lies.
+    /// The NUMA node where it lies.
     pub node: usize,
     /// Words of a panel.
     pub panel_words: usize,
@@ -61,9 +61,9 @@ pub struct Panel {
 }
 
 impl Matrix {
-    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. Panels, or pairs of those that
-    /// alternate, are dealt to the nodes of the threads: the result is a matrix for each node, in order. With one node it is
-    /// the whole.
+    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. Panels, or alternating
+    /// pairs of panels, are divided among the nodes of the threads: the result is a matrix for each node, in order.
+    /// With one node it is the whole.
     ///
     /// # Panics
     /// If the widths differ.
@@ -327,7 +327,7 @@ impl PackPanel<'_> {
         k_quants::pack(block, &rows, self.out);
     }
 
-    /// Goes through f32.
+    /// Converts through f32.
     #[inline(always)]
     fn convert<S: Lanes>(self, dtype: Dtype) {
         let (inputs, width) = (self.source.inputs(), dtype.bytes());
@@ -387,7 +387,7 @@ fn encode<S: Lanes>(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut
         }
         Format::Int8 => {
             let mut words = [0u32; INT8_STEPS];
-            // SAFETY: both arrays hold what is read and written; `dispatch` detected the instruction set.
+            // SAFETY: both arrays cover the reads and writes; `dispatch` detected the instruction set.
             let scale = unsafe {
                 let load = |i| S::load(chunk.as_ptr().wrapping_add(i * LANES));
                 let (scale, quads): (f32, [S::W; INT8_WORDS]) =

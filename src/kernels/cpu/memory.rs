@@ -19,9 +19,9 @@ const CHUNK_BYTES: usize = 64 << 20;
 /// Where words begin: at cache lines.
 const ALIGN_BYTES: usize = 64;
 
-/// Memory that weights are put into side by side, in huge pages where the system has them: a stream over the weights
-/// then walks the page tables once every 2 MiB, and no matrix is so small that it goes without. Each node of memory has pages
-/// of its own: a page lies where it is first touched.
+/// An arena that holds weights contiguously, in huge pages where the system has them: a stream over the weights then
+/// walks the page tables once every 2 MiB, and small matrices benefit too. Each NUMA node has its own pages: first
+/// touch decides where a page lies.
 #[derive(Default)]
 pub struct WeightArena {
     nodes: PerNode<NodeArena>,
@@ -31,7 +31,7 @@ pub struct WeightArena {
 #[derive(Default)]
 struct NodeArena {
     chunk: Option<Arc<MmapRaw>>,
-    /// Bytes of the chunk that are taken, those before its first huge page among them.
+    /// Used bytes of the chunk, those before its first huge page included.
     used: usize,
 }
 
@@ -71,7 +71,7 @@ impl NodeArena {
     }
 }
 
-/// Maps a chunk of `bytes` behind its first huge page, and tells where that begins.
+/// Maps `bytes`, rounded up, from a huge page on, and returns the chunk and where that page begins.
 fn new_chunk(bytes: usize) -> (Arc<MmapRaw>, usize) {
     let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
     let map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).expect("memory for weights");
@@ -93,7 +93,7 @@ pub struct WeightWords {
 impl WeightWords {
     /// The words.
     pub fn as_slice(&self) -> &[u32] {
-        // SAFETY: the arena gave this part of the chunk, which is mapped, to nobody else; zeros are words.
+        // SAFETY: the arena gave this part of the chunk, which is mapped, to `self` only; zeros are words.
         unsafe { std::slice::from_raw_parts(self.chunk.as_ptr().add(self.start).cast(), self.len) }
     }
 
@@ -107,7 +107,7 @@ impl WeightWords {
     }
 }
 
-/// A cache line, which is also what a vector of AVX-512 holds.
+/// A cache line, as large as a vector of AVX-512.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(64))]
 struct Line([u32; 16]);

@@ -1,11 +1,11 @@
 //! The CPU backend: weights and KV in f32, f16 or bf16, activations and sums in f32.
 //!
-//! Portable code with explicit lanes (`simd`), compiled for each instruction set and chosen once at run time; a
-//! thread pool of its own (`threads`). Every reduction has an order fixed by positions.
+//! Portable code with explicit lanes (`simd`), compiled for each instruction set and chosen once at run time; its own
+//! thread pool (`threads`). Every reduction has an order fixed by positions.
 
 // Kernels hand out disjoint parts of one buffer to threads and call vector intrinsics.
 #![allow(unsafe_code)]
-// Index loops over constant bounds are what the tiles are made of.
+// Tiles are index loops over constant bounds.
 #![allow(clippy::needless_range_loop)]
 
 mod activations;
@@ -103,7 +103,7 @@ pub struct CpuSizes {
     pub threads: usize,
     /// Binds them to cores, if they are as many as the process may use: fewer are better placed by the system.
     pub pin_threads: bool,
-    /// Whether they, the weights and the pool are divided among nodes of memory; the results are the same.
+    /// Whether they, the weights and the pool are divided among NUMA nodes; the results are the same.
     pub numa: Numa,
     /// Instruction set.
     pub isa: Isa,
@@ -231,12 +231,12 @@ impl CpuBackend {
         self.attention.kv_bytes()
     }
 
-    /// From now on notes how much the channels of queries and keys matter; returns what was noted until now.
+    /// Begins to measure how much the channels of queries and keys matter; returns the measurement until now.
     pub fn calibrate(&mut self) -> Option<Calibration> {
         self.calibration.replace(Calibration::default())
     }
 
-    /// From now on counts what labels find, or no more; returns what was counted until now.
+    /// Sets the counter of the keys that labels find; `None` stops counting. Returns the previous counter.
     pub fn count_recall(&mut self, recall: Option<Recall>) -> Option<Recall> {
         std::mem::replace(&mut self.recall, recall)
     }
@@ -271,11 +271,11 @@ impl CpuBackend {
         &mut self.window_table
     }
 
-    /// Makes [`Self::save_block`] and [`Self::load_block`] copy blocks of so many tokens, which are whole pages. Returns
-    /// the bytes of a block.
+    /// Makes [`Self::save_block`] and [`Self::load_block`] copy blocks of `block_tokens` tokens, which are whole pages.
+    /// Returns the bytes of a block.
     ///
     /// # Errors
-    /// The layer that keeps something which blocks do not hold.
+    /// Names a layer with memory that blocks do not hold.
     pub fn carry_blocks(
         &mut self,
         layout: &KvLayout,
@@ -288,7 +288,7 @@ impl CpuBackend {
         Ok(bytes)
     }
 
-    /// Copies the K/V of a block's tokens, which stand on `pages`.
+    /// Copies the K/V of a block's tokens, which are on `pages`.
     ///
     /// # Panics
     /// Without [`Self::carry_blocks`]; if pages or bytes are not those of a block.

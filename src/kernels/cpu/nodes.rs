@@ -1,15 +1,15 @@
-//! The deal: which node of memory owns which outputs of a weight and which heads of the KV pool.
+//! NUMA partitioning: which node owns which outputs of a weight and which heads of the KV pool.
 //!
-//! Threads are numbered node by node, and things that lie in a row are dealt to nodes as they would be to threads: in equal
-//! parts, in order. Packing, first touch and kernels ask the same functions, so a thread finds near it what it works on.
-//! Nobody asks who owns an input: sums are never divided, so the deal changes no bit.
+//! Threads are numbered node by node, and ordered items are divided among nodes as they would be among threads: in
+//! equal parts, in order. Packing, first touch and kernels use the same functions, so a thread finds its data on its
+//! own node. Inputs have no owner: sums are never divided, so the partition changes no bit.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// Nodes of whose items a list takes no memory of its own.
+/// Most nodes for which a list is stored inline.
 const USUAL_NODES: usize = 8;
 
 /// Something for each node, in order.
@@ -18,12 +18,12 @@ pub type PerNode<T> = SmallVec<[T; USUAL_NODES]>;
 /// The nodes that threads are grouped by: one or more, each with a thread or more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nodes {
-    /// The first thread behind each node.
+    /// The first thread after each node.
     ends: Arc<[usize]>,
 }
 
 impl Nodes {
-    /// Nodes with so many threads; those without a thread are left out.
+    /// Nodes with these numbers of threads; leaves out those without a thread.
     ///
     /// # Panics
     /// If there is no thread at all.
@@ -39,7 +39,7 @@ impl Nodes {
         Self { ends }
     }
 
-    /// How many there are.
+    /// Number of nodes.
     pub fn count(&self) -> usize {
         self.ends.len()
     }
@@ -60,14 +60,14 @@ impl Nodes {
         self.ends.partition_point(|end| *end <= thread)
     }
 
-    /// Which of `count` things in a row a node owns.
+    /// The range of `count` ordered items that a node owns.
     pub fn share(&self, node: usize, count: usize) -> Range<usize> {
         let first = |thread: usize| thread * count / self.n_threads();
         let threads = self.threads(node);
         first(threads.start)..first(threads.end)
     }
 
-    /// The node that owns one of `count` things in a row.
+    /// The node that owns one of `count` ordered items.
     pub fn owner(&self, index: usize, count: usize) -> usize {
         let ends = (0..self.count()).map(|node| self.share(node, count).end);
         ends.take_while(|end| *end <= index).count()
@@ -80,7 +80,7 @@ impl Nodes {
             .collect()
     }
 
-    /// The heads that each node owns. Where one would have none, all of them in one range: they are nobody's.
+    /// The heads that each node owns. If a node would have none, a single range of all heads, which is unowned.
     pub fn heads(&self, n_heads: usize) -> PerNode<Range<usize>> {
         let shares = self.shares(n_heads);
         match shares.iter().any(Range::is_empty) {

@@ -6,7 +6,7 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 
-/// Norms each row with a weight and what is added to the mean square.
+/// Norms each row with a weight and eps, which is added to the mean square.
 pub fn norm(
     pool: &mut ThreadPool,
     isa: Isa,

@@ -1,4 +1,4 @@
-//! Encoding of a group of rows: what [`super::activations`] lays out for a product.
+//! Encodes a group of rows, in the layout of [`super::activations`].
 
 use std::ops::Range;
 
@@ -70,11 +70,11 @@ impl Kernel for PackGroup<'_> {
     }
 }
 
-/// Steps ahead of which the values of rows are asked for: picked rows begin far from each other, which no processor foresees.
+/// Prefetch distance of the rows' values, in steps: picked rows begin far from each other, without a stream to detect.
 const STEPS_AHEAD: usize = 8;
 
-/// Asks for what rows are encoded from [`STEPS_AHEAD`] after the step of `values` that begins at `first`, and before the first
-/// step for all until then. `out` is where the words of this step go, sixteen of each row.
+/// Prefetches the values that are encoded [`STEPS_AHEAD`] steps after that of `values` values at `first`, and before
+/// the first step all until then. `out` is where the words of this step go, sixteen of each row.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -109,8 +109,8 @@ pub trait Words {
     /// Sixteen words from a value on.
     ///
     /// # Safety
-    /// The row has all their values if `is_inside` says so, else those behind the last are zeros; the instruction set of `S`
-    /// was detected.
+    /// The row has all their values if `is_inside` says so, else zeros follow its last; the instruction set of `S` was
+    /// detected.
     unsafe fn load<S: Lanes>(row: &RowSource<'_>, first: usize, is_inside: bool) -> S::W;
 
     /// The words of sixteen values, the first ones of a register.
@@ -235,8 +235,8 @@ unsafe fn pack_inside<S: Lanes, W: Words, const M: usize>(
     n_steps * W::VALUES
 }
 
-/// Encodes a panel's values of the rows of a group, sixteen of each, as [`pack_words`] does with values of rows that are as
-/// long as `out` asks for.
+/// Encodes a panel's values of the rows of a group, sixteen of each, as [`pack_words`] does with values of rows of the
+/// length of `out`.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -272,7 +272,7 @@ pub unsafe fn pack_panel<S: Lanes, W: Words>(values: &[f32], rows: usize, out: &
 /// The words of sixteen values of each of `n` rows, and of the last one again.
 ///
 /// # Safety
-/// There are so many values; the instruction set of `S` was detected.
+/// Each row has sixteen values; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn words_of_panel<S: Lanes, W: Words, const M: usize>(
     values: &[f32],

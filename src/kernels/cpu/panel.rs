@@ -11,8 +11,8 @@ pub const INT8_STEPS: usize = INT8_GROUP / 4;
 
 /// Most rows in a tile.
 pub const MAX_ROWS: usize = 8;
-/// Most panels in a tile. Eight rows by three panels keep 24 of 32 registers for sums and reuse what they load
-/// enough to multiply in every cycle.
+/// Most panels in a tile. Eight rows by three panels keep 24 of 32 registers for sums and reuse their operands enough
+/// to multiply in every cycle.
 pub const MAX_PANELS: usize = 3;
 
 /// Values from a row of sums to the next: those of up to [`MAX_PANELS`] panels.

@@ -8,11 +8,11 @@ use crate::state::pool::kv_layout::{KvDtype, Values};
 
 /// Where the keys and values of a layer lie, in elements.
 ///
-/// A head's keys of neighbouring slots lie side by side, so that reading a sequence is one stream for each head:
-/// `[n_kv_heads, n_slots, key_dim]`, and the values behind them likewise if they are as wide as the keys. Values of
-/// another width lie with their keys, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no room.
+/// A head's keys of neighbouring slots are contiguous, so that reading a sequence is one stream for each head:
+/// `[n_kv_heads, n_slots, key_dim]`, followed by the values likewise if they are as wide as the keys. Values of another
+/// width follow each key, `[n_kv_heads, n_slots, key_dim + value_dim]`. Values in keys take no room.
 ///
-/// The scales of quantised elements lie apart, so that keys and values stay on whole cache lines:
+/// The scales of quantised elements are separate, so that keys and values stay on whole cache lines:
 /// `[n_kv_heads, n_slots, key scales + value scales]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Planes {
@@ -24,7 +24,7 @@ pub struct Planes {
     to_values: usize,
     /// Elements of a slot of a head.
     head_elements: usize,
-    /// Scales of a head's key, and of its values beside the key.
+    /// Scales of a head's key, and of its values unless they are in the key.
     key_scales: usize,
     value_scales: usize,
 }
@@ -91,7 +91,7 @@ impl Planes {
         self.head_elements
     }
 
-    /// How far a slot lies after the first one.
+    /// Offset of a slot from the first one.
     #[inline(always)]
     pub fn slot(&self, slot: usize) -> usize {
         slot * self.slot
@@ -122,7 +122,7 @@ impl Planes {
         first..first + self.key_scales
     }
 
-    /// The scales of the values beside a key.
+    /// The scales of the values that follow a key's.
     #[inline(always)]
     pub fn scales_of_value(&self, head: usize, slot: usize) -> Range<usize> {
         let first = self.scales_of_key(head, slot).end;

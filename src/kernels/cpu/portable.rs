@@ -219,7 +219,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn dot_codes(sums: Self::W, row: Self::W, codes: Self::W) -> Self::W {
-        // SAFETY: nothing is asked for on this path.
+        // SAFETY: the portable path requires nothing.
         unsafe { Self::dot_quads(sums, row, codes) }
     }
 
@@ -274,7 +274,7 @@ impl Lanes for Portable {
     unsafe fn zip_bf16(low: Self::W, high: Self::W) -> (Self::W, Self::W) {
         let mut out = ([0; LANES], [0; LANES]);
         for i in (0..LANES).step_by(2) {
-            // Where the words' four pairs go: two words behind each other in one vector, half of each quarter.
+            // Places of the words' four pairs: two successive words in one vector, half of each quarter.
             let (to, at) = match i % 4 {
                 0 => (&mut out.0, i),
                 _ => (&mut out.1, i - 2),

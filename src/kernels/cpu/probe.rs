@@ -1,7 +1,7 @@
-//! The best that this machine can do: how fast it reads memory, and how fast it multiplies and adds.
+//! Peak rates of this machine: memory bandwidth, and multiply-adds per second.
 //!
-//! The floors of a benchmark are made of these rates, so each is the best of a few passes: whatever else the machine
-//! does can only lower a rate. Both move with the machine's other users; measure them beside what is compared.
+//! The floors of a benchmark are made of these rates, so each is the best of a few passes: other load on the machine
+//! can only lower a rate. Both move with the machine's other users; measure them together with the compared runs.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -13,7 +13,7 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch, dispatch_integers};
 
 /// Bytes that one round of the read loop takes: eight vectors of sixteen floats.
 const BLOCK_BYTES: usize = READ_CHAINS * LANES * size_of::<f32>();
-/// Sums that are independent of each other, so that an addition's latency hides behind loads.
+/// Independent sums, so that loads hide the latency of an addition.
 const READ_CHAINS: usize = 8;
 /// How often a pass reads the buffer, and how many passes there are.
 const READS_PER_PASS: usize = 2;
@@ -231,7 +231,7 @@ impl Kernel for Sum<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) -> f32 {
-        // SAFETY: every load lies inside a block of the slice and asks for no alignment; `dispatch` detected the
+        // SAFETY: every load lies inside a block of the slice and needs no alignment; `dispatch` detected the
         // instruction set.
         unsafe {
             let mut sums = [S::splat(0.0); READ_CHAINS];
@@ -310,7 +310,7 @@ impl Kernel for Shorts {
     }
 }
 
-/// Chains of sums, as many as there are registers for; returns what the first lanes of all chains add up to.
+/// Chains of sums, as many as there are registers for; returns the total of the first lanes of all chains.
 #[inline(always)]
 fn dots<S: Lanes, const QUADS: bool>(rounds: usize) -> u32 {
     match S::REGISTERS {
@@ -380,7 +380,7 @@ mod x86 {
     /// Ones in bf16.
     const BF16_ONE: i16 = 0x3f80;
 
-    /// `rounds` times [`CHAINS`] products of 32 bf16 pairs of ones; returns what one chain and lane adds up to.
+    /// `rounds` times [`CHAINS`] products of 32 bf16 pairs of ones; returns the total of one chain and lane.
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub fn bf16_dots(rounds: usize) -> f32 {
         let ones = _mm512_set1_epi16(black_box(BF16_ONE));

@@ -102,7 +102,7 @@ pub unsafe fn pack_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize, out: 
         let out = &mut out[block * block32::ROW_WORDS * n..][..block32::ROW_WORDS * n];
         for (m, row) in rows.iter().enumerate() {
             let mut words = [0u32; LANES];
-            // SAFETY: the caller's promise; `words` holds what is written.
+            // SAFETY: the caller's promise; `words` covers the writes.
             let scale = unsafe {
                 let mut x = [S::splat(0.0); ZEROS];
                 for (i, x) in x[..2].iter_mut().enumerate() {
@@ -138,7 +138,7 @@ pub unsafe fn pack_super_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize,
     let n = rows.len();
     for block in 0..inputs.div_ceil(SUPER_BLOCK) {
         let out = &mut out[block * k_quants::ROW_WORDS * n..];
-        // SAFETY: the caller's promise; the arrays hold what is written.
+        // SAFETY: the caller's promise; the arrays cover the writes.
         unsafe {
             let mut words = [[S::splat_word(0); LANES]; WORDS];
             for (m, row) in rows.iter().enumerate() {
@@ -171,7 +171,7 @@ pub unsafe fn pack_super_blocks<S: Lanes>(rows: &[RowSource<'_>], inputs: usize,
 }
 
 /// Returns `(scale, q)` with the bytes of `q` in -127..=127, four to a word, and `scale * q` nearest to `x`; NaN and
-/// infinity give a NaN scale, so that what is computed from them shows it.
+/// infinity give a NaN scale, so that results computed from them show it.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -1,4 +1,4 @@
-//! Rows of logits on the threads: they are shared out, and tokens are chosen with the best instructions.
+//! Parallel sampling over rows of logits, SIMD-dispatched.
 
 use super::simd::{Kernel, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
@@ -7,10 +7,10 @@ use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
 
 /// Logits of one row in an item of [`CpuBackend::peaks`].
 const PART: usize = 16 << 10;
-/// Multiply-adds that the look at a logit costs about.
+/// Approximate cost of reading a logit, in multiply-adds.
 const LOGIT_COST: usize = 8;
 
-/// Reads a row: a lane, the row's index and logits, and the place of what is found.
+/// Reads a row: a lane, the row's index and logits, and the place of the result.
 pub type ReadRow<'a, L, R> = &'a (dyn Fn(&mut L, usize, &mut [f32], &mut R) + Sync);
 
 impl CpuBackend {
@@ -19,7 +19,7 @@ impl CpuBackend {
         self.pool.n_threads()
     }
 
-    /// Finds the peak of each of these rows of logits, up to `vocab_size`; `peaks` gets one for each, in order.
+    /// Finds the argmax of each of these rows of logits, up to `vocab_size`; `peaks` gets one for each, in order.
     pub fn peaks(
         &mut self,
         logits: &Tensor,
@@ -36,7 +36,7 @@ impl CpuBackend {
         self.pool.for_each(n_items, cost, &|item| {
             let (row, first) = (rows[item / n_parts], item % n_parts * PART);
             let logits = &logits.row(row)[first..vocab_size.min(first + PART)];
-            // SAFETY: each item has a place of its own.
+            // SAFETY: each item has its own place.
             let place = &mut unsafe { found.part(item, 1) }[0];
             *place = dispatch(isa, PeakOf(logits, first));
         });
@@ -48,7 +48,7 @@ impl CpuBackend {
     }
 
     /// Calls `read` once for each of the first rows of logits, as many as there are places in `found`, on any thread:
-    /// with one of `lanes`, which is the call's own meanwhile, the row's index and logits, and its place.
+    /// with one of `lanes`, which no other call holds meanwhile, the row's index and logits, and its place.
     ///
     /// # Panics
     /// If there are more places than rows, or no lane.
@@ -84,7 +84,7 @@ impl CpuBackend {
         });
     }
 
-    /// The instructions that this backend was told to use.
+    /// The instruction set of this backend.
     pub fn isa(&self) -> Isa {
         self.isa
     }

@@ -15,13 +15,13 @@ use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
 #[derive(Clone, Debug)]
 pub struct Recall {
     rules: Arc<DoubleSparsity>,
-    /// One position in so many is looked at.
+    /// One position in this many is examined.
     every: usize,
     found: u64,
     best: u64,
 }
 
-/// The keys that a query is held against.
+/// The keys that a query is compared with.
 struct Keys<'a, E> {
     keys: &'a [E],
     planes: Planes,
@@ -45,7 +45,7 @@ impl Recall {
         (self.best > 0).then(|| self.found as f64 / self.best as f64)
     }
 
-    /// Takes in the rotated queries of a step.
+    /// Counts the rotated queries of a step.
     pub(super) fn add(
         &mut self,
         (layer, heads): (usize, &HeadShape),

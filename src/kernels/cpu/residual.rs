@@ -1,4 +1,4 @@
-//! Rows that the residual stream takes up: rows that are normed, factors.
+//! Adds normed rows to the residual stream.
 
 use super::element::{load_up_to, store_up_to};
 use super::norms::norm_scale;
@@ -7,10 +7,10 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 
-/// Multiply-adds that an element costs about: most of it is waiting for memory.
+/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
 
-/// Adds rows, or parts of them as wide as the weight, normed with it and what is added to the mean square, to those of `to`.
+/// Adds rows, or parts of them as wide as the weight, normed with it and eps, to those of `to`.
 pub fn add_normed(
     pool: &mut ThreadPool,
     isa: Isa,

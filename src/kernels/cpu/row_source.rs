@@ -1,4 +1,4 @@
-//! The rows that are encoded: where their values are read, and how the words of a group's rows are put side by side.
+//! The rows to encode: reads their values, and interleaves the words of a group's rows.
 
 use super::element::load_up_to;
 use super::norms::norm_scale;
@@ -15,7 +15,7 @@ pub struct Activations<'a> {
     pub stride: usize,
     /// Which rows, in this order; `None` for all.
     pub picked: Option<&'a [u32]>,
-    /// Norms each row on the way: the norm's weight, and what is added to the mean square.
+    /// Norms each row on the way: the norm's weight, and eps.
     pub norm: Option<(&'a [f32], f32)>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// A row to encode, and what its values are multiplied with on the way.
+/// A row to encode, and the factors of its values.
 #[derive(Clone, Copy)]
 pub struct RowSource<'a> {
     pub(super) x: &'a [f32],
@@ -90,10 +90,10 @@ impl<'a> RowSource<'a> {
         Self { x, norm }
     }
 
-    /// Sixteen values from `first` on: inside the row, or with zeros behind its last.
+    /// Sixteen values from `first` on: inside the row, or with zeros after its last.
     ///
     /// # Safety
-    /// They are inside if that is said; the instruction set of `S` was detected.
+    /// They are inside the row if `is_inside`; the instruction set of `S` was detected.
     #[inline(always)]
     pub(super) unsafe fn load_either<S: Lanes>(&self, first: usize, is_inside: bool) -> S::V {
         // SAFETY: the caller's promise.
@@ -125,7 +125,7 @@ impl<'a> RowSource<'a> {
         }
     }
 
-    /// Sixteen values from `first` on; zeros behind the last.
+    /// Sixteen values from `first` on; zeros after the last.
     ///
     /// # Safety
     /// The instruction set of `S` was detected.
@@ -148,15 +148,14 @@ impl<'a> RowSource<'a> {
     }
 }
 
-/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. Words
-/// behind them in `out` may be overwritten.
+/// Writes word `i` of row `m` to `out[i * rows + m]`, sixteen words of each row or as many as `out` takes. Words after
+/// them in `out` may be overwritten.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u32]) {
-    // SAFETY: a column is stored whole, beyond its rows; `out`, or what stands in for it, has room for that behind the
-    // last one.
+    // SAFETY: a column is stored whole, beyond its rows; `out`, or its stand-in, has room for that after the last one.
     unsafe {
         if rows == EIGHT && out.len() >= LANES * EIGHT {
             let pairs = S::transpose_eight(std::array::from_fn(|i| words[i]));

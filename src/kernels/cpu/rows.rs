@@ -5,7 +5,7 @@ use super::threads::ThreadPool;
 /// Rows in an item: a barrier costs about as much as a few rows.
 const ITEM_ROWS: usize = 4;
 
-/// Multiply-adds that an element costs about: most of it is waiting for what another thread or none has near.
+/// Approximate cost of an element, in multiply-adds: mostly waiting for another core's cache or for memory.
 pub const ELEMENT_COST: usize = 64;
 
 /// Calls `row` for each row, which costs about `cost` multiply-adds.

@@ -34,7 +34,7 @@ pub fn look_up(
     out
 }
 
-/// Copies the batch's vectors into the rows of the tokens in whose place they stand.
+/// Copies the batch's vectors into the rows of the tokens that they replace.
 pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
     let width = out.width();
     for run in batch.vectors() {
@@ -43,7 +43,7 @@ pub fn place_vectors(batch: &CpuBatch, out: &mut Tensor) {
     }
 }
 
-/// The products of gates and what they are for: rows hold the gates in their first half, the rest in the second.
+/// The products of gate and up: rows hold gate in their first half, up in the second.
 pub fn gated(
     pool: &mut ThreadPool,
     isa: Isa,
@@ -113,7 +113,7 @@ impl Kernel for GatedSilu<'_> {
     fn run<S: Lanes>(self) {
         let vectors = self.gates.chunks(LANES).zip(self.ups.chunks(LANES));
         for ((gate, up), out) in vectors.zip(self.out.chunks_mut(LANES)) {
-            // SAFETY: `load_up_to` reads what is there, `padded` holds sixteen values; `dispatch` detected the
+            // SAFETY: `load_up_to` stays within its slice, `padded` holds sixteen values; `dispatch` detected the
             // instruction set.
             unsafe {
                 let gated = S::mul(silu::<S>(load_up_to::<S>(gate)), load_up_to::<S>(up));
@@ -141,7 +141,7 @@ impl Kernel for GatedClamped<'_> {
         let (limit, slope) = self.bounds;
         let vectors = self.gates.chunks(LANES).zip(self.ups.chunks(LANES));
         for ((gate, up), out) in vectors.zip(self.out.chunks_mut(LANES)) {
-            // SAFETY: `load_up_to` reads what is there, `padded` holds sixteen values; `dispatch` detected the
+            // SAFETY: `load_up_to` stays within its slice, `padded` holds sixteen values; `dispatch` detected the
             // instruction set.
             unsafe {
                 // Bounds first: then a NaN stays one.

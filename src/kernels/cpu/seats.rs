@@ -1,26 +1,26 @@
-//! Where compute threads sit: on which node of memory, and on which CPUs.
+//! Thread affinity: NUMA node and CPUs of each compute thread.
 
 use serde::{Deserialize, Serialize};
 
 use super::cores::{Node, allowed_cores, allowed_nodes};
 use super::nodes::Nodes;
 
-/// Whether threads, weights and KV memory are divided among the machine's nodes of memory (its sockets).
+/// Whether threads, weights and KV memory are divided among the machine's NUMA nodes (its sockets).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Numa {
     /// Among those whose CPUs the process may use, if there are two or more.
     #[default]
     Auto,
-    /// They are not.
+    /// Not divided.
     Off,
-    /// As on so many nodes, but at most one for each thread, whatever the machine has; the system places the threads. For
-    /// tests and benches.
+    /// Simulates this number of nodes, but at most one for each thread, on any machine; the system places the threads.
+    /// For tests and benches.
     #[serde(skip)]
     Pretended(usize),
 }
 
-/// The seats of compute threads, the caller's first.
+/// The placement of compute threads, the caller's first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seats {
     /// How they are grouped.
@@ -30,15 +30,15 @@ pub struct Seats {
 }
 
 impl Seats {
-    /// Seats that the system chooses, on as many threads of each node as `threads` says.
+    /// Leaves the placement to the system, with as many threads of each node as `threads` says.
     pub fn anywhere(threads: &[usize]) -> Self {
         let nodes = Nodes::new(threads.iter().copied());
         let cpus = vec![Vec::new(); nodes.n_threads()];
         Self { nodes, cpus }
     }
 
-    /// Seats for so many threads, of which none means one. `pins` binds each to a core, if they are as many as the process
-    /// may use: fewer are better placed by the system, among all cores or those of their node.
+    /// Places `n_threads` threads (0 means one). `pins` binds each to a core, if they are as many as the process may
+    /// use: the system places fewer better, among all cores or those of their node.
     pub fn choose(n_threads: usize, pins: bool, numa: Numa) -> Self {
         let n_threads = n_threads.max(1);
         let grouped = match numa {
@@ -63,7 +63,7 @@ impl Seats {
         seats
     }
 
-    /// Threads in proportion to the nodes' cores; nothing if they sit on one node.
+    /// Threads in proportion to the nodes' cores; `None` if they are all on one node.
     fn on_nodes(n_threads: usize, pins: bool, nodes: &[Node]) -> Option<Self> {
         let n_cores: usize = nodes.iter().map(|node| node.cores.len()).sum();
         let (mut cores, mut taken) = (0, 0);

@@ -1,4 +1,4 @@
-//! Stacked matrices of equal width, each in the format of its own weights and on a node of memory of its own.
+//! Stacked matrices of equal width, each in the format of its weights and on its own NUMA node.
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ const MAX_PARTS: usize = 4;
 /// The encodings that the products of a stack read.
 pub type Encodings = SmallVec<[Encoding; MAX_PARTS]>;
 
-/// Weights `[outputs, inputs]`, stacked in order: neighbours of one format are one matrix for each node of memory.
+/// Weights `[outputs, inputs]`, stacked in order: neighbours of one format are one matrix for each NUMA node.
 pub struct Stack {
     /// Number of outputs.
     pub outputs: usize,
@@ -29,7 +29,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. `roles` says what each is for.
+    /// Packs tensors of equal width, stacked in order, on all threads, into memory of `arena`. `roles` gives the use of each.
     ///
     /// # Panics
     /// If the widths differ.
@@ -86,7 +86,7 @@ impl Stack {
         &self.sections
     }
 
-    /// Nodes of memory that the matrices are dealt to.
+    /// NUMA nodes among which the matrices are divided.
     pub fn n_nodes(&self) -> usize {
         self.sections[self.sections.len() - 1].node + 1
     }

@@ -1,4 +1,4 @@
-//! What is multiplied in a product of rows with a strip of weights (`strips`), and the sizes of both.
+//! Operands of a product of rows with a strip of weights (`strips`), and the sizes of both.
 
 use super::panel::{PANEL, SUMS};
 
@@ -14,7 +14,7 @@ pub const STRIP_ROWS: usize = 4;
 pub struct StripProduct {
     /// Values of the rows, side by side for each input.
     pub rows: *const f32,
-    /// Where rows are read next: a hint, which four rows with a wide strip follow, and any address will do.
+    /// Where rows are read next: a prefetch hint, which four rows with a wide strip follow, and any address will do.
     pub ahead: *const f32,
     /// Weights of each input, [`SUMS`] values from one to the next.
     pub strip: *mut f32,

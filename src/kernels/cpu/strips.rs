@@ -1,10 +1,10 @@
 //! Products of many rows with weights in f32, f16 or bf16 on registers of 256 bits.
 //!
-//! The tiles of [`super::tile`] widen weights anew for each group of rows, and four rows by one panel leave a quarter of
-//! sixteen registers idle. Here the weights of up to [`MAX_PANELS`] panels are widened to f32 once for all groups of an item,
-//! so many inputs at a time that they stay in the first cache, and a group meets them in *strips*: those of three panels in two
-//! of 24 outputs, fewer in one of 16 for each. The chains of sums are the same as in a tile: they rest in memory between one
-//! part of the inputs and the next.
+//! The tiles of [`super::tile`] widen weights anew for each group of rows, and four rows by one panel leave a quarter
+//! of sixteen registers idle. Here the weights of up to [`MAX_PANELS`] panels are widened to f32 once for all groups of
+//! an item, a part of the inputs at a time, so that they stay in the first cache, and a group is multiplied with
+//! *strips*: those of three panels in two of 24 outputs, fewer in one of 16 for each. The chains of sums are the same
+//! as in a tile: memory holds them between one part of the inputs and the next.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -93,8 +93,8 @@ impl Widened {
     /// Multiplies the rows of a group with the inputs that were taken of `n_panels` panels.
     ///
     /// # Safety
-    /// The group has the inputs that were taken, of so many panels; its sums are those before unless it `begins`; the
-    /// instruction set of `S` was detected.
+    /// The group has the inputs that were taken, of `n_panels` panels; its sums are those before unless it `begins`;
+    /// the instruction set of `S` was detected.
     #[inline(always)]
     pub unsafe fn multiply<S: Lanes>(&mut self, group: GroupPart<'_>, n_panels: usize) {
         let rows = group.n;
@@ -153,7 +153,7 @@ impl StripProduct {
         }
     }
 
-    /// The products with both strips of [`MAX_PANELS`] panels; each asks for half of the rows that come next, if it asks.
+    /// The products with both strips of [`MAX_PANELS`] panels; each prefetches half of the next rows, if it prefetches.
     fn wide_strips(self) -> [Self; 2] {
         let half = self.inputs * STRIP_ROWS / 2;
         let second = Self {

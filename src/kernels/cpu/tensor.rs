@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use super::memory::Lines;
 
-/// Buffers of earlier tensors. A decoder asks for the same few sizes in every layer, so after the first layer of the
-/// largest step nothing is allocated.
+/// Buffers of earlier tensors. A decoder allocates the same few sizes in every layer, so after the first layer of the
+/// largest step they are reused.
 #[derive(Clone, Default)]
 pub struct Scratch {
     free: Arc<Mutex<Vec<Lines<f32>>>>,
@@ -126,7 +126,7 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
-    /// Where an element is; to ask for it ahead of its use.
+    /// Address of an element, to prefetch it.
     #[inline(always)]
     pub fn at(&self, index: usize) -> *const T {
         self.start.wrapping_add(index)

@@ -1,7 +1,7 @@
 //! The inner loops of a product: some rows of activations against some panels of weights.
 //!
-//! Every output is one chain of sums in ascending input order that begins at zero, in a lane of its own: its bits do
-//! not depend on which rows and panels stand beside it.
+//! Every output is one chain of sums in ascending input order that begins at zero, in its own lane: its bits do not
+//! depend on the other rows and panels.
 
 use half::f16;
 
@@ -9,7 +9,7 @@ use super::ahead::{Ahead, are_quads_foreseen};
 use super::panel::{INT8_STEPS, MAX_ROWS, PANEL, SUMS, Sums};
 use super::simd::Lanes;
 
-/// Most rows of a group with the registers of `S`, which hold some operands besides the sums.
+/// Most rows of a group with the registers of `S`, which hold some operands in addition to the sums.
 pub const fn max_rows<S: Lanes>() -> usize {
     match S::REGISTERS {
         1 => MAX_ROWS,
@@ -186,8 +186,8 @@ impl Plain for Bf16 {
     }
 }
 
-/// How far a tile of several panels asks ahead in each of them, in steps: they are in the second cache, and come from there while
-/// some hundreds of cycles pass.
+/// Prefetch distance of a tile of several panels in each of them, in steps: they are in the second cache, and come from
+/// there while some hundreds of cycles pass.
 const NEAR_STEPS: usize = 10;
 
 /// Where a tile reads the words of `M` rows.
@@ -199,7 +199,7 @@ pub trait RowWords<const M: usize>: Copy {
     unsafe fn word(&self, row: usize, word: usize) -> u32;
 }
 
-/// Rows that stand together: the words of all rows, word by word.
+/// Interleaved rows: the words of all rows, word by word.
 #[derive(Clone, Copy)]
 pub struct Together(pub *const u32);
 
@@ -211,7 +211,7 @@ impl<const M: usize> RowWords<M> for Together {
     }
 }
 
-/// Rows that stand apart, each by itself.
+/// Separate rows, each contiguous.
 #[derive(Clone, Copy)]
 pub struct Apart<const M: usize>([*const u32; M]);
 
@@ -256,7 +256,7 @@ pub unsafe fn plain<S: Lanes, F: Plain, R: RowWords<M>, const M: usize, const N:
     let mut ahead = ahead.over(steps).foreseen(is_product_a_line);
     let every = ahead.every;
     let sums = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: all offsets stay within what the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller promised.
     unsafe {
         let mut acc = [[S::splat(0.0); N]; M];
         // `wrapping_add`: plain offsets are checked in debug builds, at twice the price of the products.
@@ -318,10 +318,10 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     let row_words = if S::BYTE_QUADS { 1 } else { 2 } * INT8_STEPS;
     let sums = sums.as_mut_ptr().cast::<f32>();
     let read = |p: *const u32| -> u32 {
-        // SAFETY: within what the caller promised.
+        // SAFETY: within the ranges that the caller promised.
         unsafe { super::simd::read(p) }
     };
-    // SAFETY: all offsets stay within what the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller promised.
     unsafe {
         for m in 0..M {
             for n in 0..N {

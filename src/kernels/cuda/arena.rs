@@ -1,7 +1,7 @@
 //! Memory of activations: parts of one buffer, handed out and taken back without asking the driver.
 //!
 //! All work on activations is enqueued on one stream. A part may therefore be handed out again while kernels that use
-//! its last content have not run yet: those of its next owner come behind them.
+//! its last content have not run yet: the kernels of its next owner run after them.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -38,7 +38,7 @@ impl Arena {
         }
     }
 
-    /// The size that a part of so many bytes takes.
+    /// The size of a part with room for `bytes`.
     pub fn rounded(bytes: usize) -> usize {
         bytes.max(1).next_multiple_of(ALIGNMENT)
     }

@@ -6,7 +6,7 @@ use super::driver::{DevicePtr, KernelArg};
 #[derive(Clone, Copy, Debug)]
 pub enum Element {}
 
-/// The type that [`Element`] stands for.
+/// The type of an [`Element`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
     /// 32-bit floats.
@@ -33,7 +33,7 @@ impl ElementType {
     }
 }
 
-/// The query tokens of one row in a step; they stand side by side, in ascending position.
+/// The query tokens of one row in a step; they are contiguous, in ascending position.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Zeroable, bytemuck::Pod)]
 pub struct Segment {

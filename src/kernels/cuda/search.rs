@@ -1,4 +1,4 @@
-//! Where NVIDIA's libraries lie that are no part of the driver.
+//! Locations of NVIDIA's libraries that are not part of the driver.
 
 use std::env;
 use std::fs;

@@ -12,14 +12,14 @@ use crate::kernels::tensor_view::TensorView;
 /// Every tensor begins at a multiple of this.
 const ALIGNMENT: usize = 256;
 
-/// Elements of a tensor, or of several one behind the other. The memory is freed with the last of them.
+/// Elements of a tensor, or of several contiguous ones. The memory is freed with the last of them.
 pub struct Weights<T> {
     start: DevicePtr<T>,
     _memory: Arc<DeviceBuffer<u8>>,
 }
 
 impl<T> Weights<T> {
-    /// Where they lie.
+    /// The device address.
     pub fn ptr(&self) -> DevicePtr<T> {
         self.start
     }
@@ -34,7 +34,7 @@ pub struct WeightLoader {
 }
 
 impl WeightLoader {
-    /// A loader with memory for weights of `bytes` in `n_tensors` tensors, and pinned memory and a stream of its own.
+    /// A loader with memory for weights of `bytes` in `n_tensors` tensors, pinned memory and its own stream.
     ///
     /// # Errors
     /// Out of memory, or as the driver says.
@@ -47,7 +47,7 @@ impl WeightLoader {
         })
     }
 
-    /// Copies tensors one behind the other, in the elements asked for.
+    /// Copies tensors contiguously, converted to `element`.
     ///
     /// # Errors
     /// Out of memory, or as the driver says.
@@ -81,7 +81,7 @@ impl WeightLoader {
         })
     }
 
-    /// Copies tensors one behind the other, as f32.
+    /// Copies tensors contiguously, as f32.
     ///
     /// # Errors
     /// Out of memory, or as the driver says.
@@ -110,7 +110,7 @@ impl WeightLoader {
         self.uploader.finish()
     }
 
-    /// Finds room, in memory of its own if what was planned is full.
+    /// Finds room, in a separate allocation if the planned memory is full.
     fn take(&mut self, bytes: usize) -> Result<(Arc<DeviceBuffer<u8>>, usize), DriverError> {
         let start = self.used_bytes;
         if start + bytes > self.memory.len() {

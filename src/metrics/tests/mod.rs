@@ -23,7 +23,7 @@ fn recorder() -> PrometheusRecorder {
     builder.build_recorder()
 }
 
-/// The page after `record` ran against a recorder of its own.
+/// The page after `record` ran against a new recorder.
 fn page(record: impl FnOnce()) -> String {
     let recorder = recorder();
     metrics::with_local_recorder(&recorder, || {

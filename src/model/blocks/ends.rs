@@ -11,12 +11,12 @@ pub struct Ends<B: Backend> {
     embedding: B::Matrix,
     /// Factor on embeddings of tokens, and not on vectors of a prompt.
     embedding_scale: Option<f32>,
-    /// The weights that make inputs of all layers beside the embedding.
+    /// The weights of the per-layer inputs, if layers have some.
     inputs: Option<InputTable<B>>,
     rope: B::Rope,
-    /// That of layers with windows, where it is another one.
+    /// The rotation of layers with windows, where it differs.
     window_rope: Option<B::Rope>,
-    /// The rotation that turns nothing, where layers have no other.
+    /// The identity rotation, if some layers have no RoPE.
     no_rope: Option<B::Rope>,
     norm: Norm<B>,
     /// Factor on embeddings of tokens and on vectors of a prompt.
@@ -24,22 +24,22 @@ pub struct Ends<B: Backend> {
     logits_divisor: Option<f32>,
     /// `None` when the output projection is the embedding.
     lm_head: Option<B::Matrix>,
-    /// Logits bend towards this.
+    /// Softcap of logits: `cap * tanh(x / cap)`.
     logits_cap: Option<f32>,
 }
 
 /// The rotations of the tokens of a step.
 pub struct Rotations<B: Backend> {
-    /// Those in all layers, or in those without windows.
+    /// In all layers, or in layers without windows.
     pub all: B::Tensor,
-    /// Those in layers with windows, where they are others.
+    /// In layers with windows, where they differ.
     windowed: Option<B::Tensor>,
-    /// Those of layers that positions do not rotate, of no width, where there are such layers.
+    /// In layers without RoPE, of width 0, if there are such layers.
     none: Option<B::Tensor>,
 }
 
 impl<B: Backend> Rotations<B> {
-    /// Those in layers with a window, or with none.
+    /// The rotations in layers with this window, or with none.
     pub fn within(&self, window: Option<usize>) -> &B::Tensor {
         match &self.windowed {
             Some(windowed) if window.is_some() => windowed,
@@ -47,7 +47,7 @@ impl<B: Backend> Rotations<B> {
         }
     }
 
-    /// Those in layers that positions do not rotate.
+    /// The rotations in layers without RoPE.
     ///
     /// # Panics
     /// If the configuration has no such layer.

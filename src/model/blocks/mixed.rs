@@ -1,10 +1,10 @@
-//! What goes on from the block of a layer that mixes tokens.
+//! The output of a layer's token mixer.
 
 use crate::kernels::Backend;
 
-/// The input of the rest of a layer, once all that the layer keeps is stored.
+/// The input of the rest of a layer, after its KV or state is stored.
 pub struct Mixed<B: Backend> {
-    /// Queries, or what a state gave.
+    /// Queries, or the output of a state mixer.
     pub rows: B::Tensor,
     /// Gates on attention's result.
     pub gate: Option<B::Tensor>,
@@ -15,7 +15,7 @@ impl<B: Backend> Mixed<B> {
         Self { rows, gate: None }
     }
 
-    /// That of some tokens.
+    /// The rows of some tokens.
     pub(super) fn pick(&self, backend: &mut B, tokens: &B::TokenList) -> Self {
         Self {
             rows: backend.pick(&self.rows, tokens),

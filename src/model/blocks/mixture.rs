@@ -9,12 +9,12 @@ use crate::model::loader::Loader;
 use crate::model::routed_experts::RoutedExperts;
 use crate::model::state_mixer::{GatedExpert, load_gated_expert};
 
-/// Experts in the place of an MLP, of which a router chooses. Beside them there may be one that every token goes through.
+/// A mixture of experts in place of an MLP: routed experts, and in some models a shared one, which sees every token.
 pub struct Mixture<B: Backend> {
     experts: RoutedExperts<B>,
-    /// One that all tokens go through.
+    /// The shared expert.
     shared: Option<Mlp<B>>,
-    /// The same behind a gate.
+    /// The shared expert, where its output has a gate.
     gated: Option<GatedExpert<B>>,
 }
 
@@ -37,7 +37,7 @@ impl<B: Backend> Mixture<B> {
         })
     }
 
-    /// Adds what the experts make of the residual stream `x`, normed, to it.
+    /// Adds the experts' output for the residual stream `x`, normed, to `x`.
     pub fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
         let normed = norm.rows(backend, x);
         let shared = self.shared.as_ref().map(|shared| {

@@ -11,9 +11,9 @@ pub struct Mlp<B: Backend> {
     pub(super) gate_up: Linear<B>,
     pub(super) gate: Gate,
     pub(super) down: Linear<B>,
-    /// Norms what it adds.
+    /// Norm of the output before the residual add.
     pub(super) post_norm: Option<Norm<B>>,
-    /// The experts whose output is added to its result before that.
+    /// The experts whose output is added to its result before that norm.
     pub(super) side: Option<SideExperts<B>>,
     pub(super) residual_scale: Option<f32>,
 }
@@ -61,7 +61,7 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// The operand of the projection down.
+    /// The operand of the down projection.
     pub(super) fn gated(&self, backend: &mut B, normed: &B::Operand) -> B::Operand {
         backend.gated(normed, &self.gate_up, self.gate, &self.down.weight)
     }

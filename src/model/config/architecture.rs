@@ -1,15 +1,15 @@
-//! The families by name, and what all models of one have in common.
+//! The families by name, and the properties that all models of one share.
 
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
-/// The class of Mistral's models that also see, which are run on text.
+/// The class of Mistral's vision-language models, which run on text only.
 const MISTRAL3: &str = "Mistral3ForConditionalGeneration";
 
 /// The families that the forward pass knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama 2 and 3, and what copies them.
+    /// Llama 2 and 3, and models of the same architecture.
     Llama,
     /// Mistral: sliding window in every layer, or in none.
     Mistral,
@@ -25,7 +25,7 @@ pub enum Architecture {
     Qwen35,
     /// Qwen3.5 with experts.
     Qwen35Moe,
-    /// Qwen3-Next: what became Qwen3.5, with its inputs fused.
+    /// Qwen3-Next: the predecessor of Qwen3.5, with fused inputs.
     Qwen3Next,
     /// LFM2: short convolutions, and attention in some layers.
     Lfm2,
@@ -33,21 +33,21 @@ pub enum Architecture {
     Lfm2Moe,
     /// DeepSeek-V2: latent attention and experts.
     DeepseekV2,
-    /// DeepSeek-V3: the same, with a correction of the router's choice.
+    /// DeepSeek-V3: the same, with a correction bias in the router.
     DeepseekV3,
     /// GLM-4.7-Flash and its like: DeepSeek-V3's layers.
     Glm4MoeLite,
     /// gpt-oss: attention sinks, experts with biases and clamped gates.
     GptOss,
-    /// Gemma 2: norms around each block, caps on scores and logits.
+    /// Gemma 2: norms around each block, softcaps on scores and logits.
     Gemma2,
     /// Gemma 3: norms on each head of q and k, two rotations.
     Gemma3,
-    /// Gemma 4: heads of two sizes, inputs for each layer or experts beside the MLPs.
+    /// Gemma 4: heads of two sizes, per-layer inputs, or experts in parallel with the MLPs.
     Gemma4,
-    /// Granite: Llama with factors on what it adds up.
+    /// Granite: Llama with embedding, residual, attention and logit multipliers.
     Granite,
-    /// SmolLM3: Llama with layers that positions do not rotate.
+    /// SmolLM3: Llama with some layers without RoPE (NoPE).
     SmolLm3,
     /// Phi-3 and Phi-4-mini: fused projections, rotations for long sequences.
     Phi3,
@@ -110,7 +110,7 @@ impl Architecture {
         }
     }
 
-    /// The family of a name. Models that also see are run on text, and named as those that do not.
+    /// The family of a name. Vision-language models run on text only, as the family of their decoder.
     fn named(name: &str) -> Option<Self> {
         let on_text = |known: Self| {
             let family = known.name().strip_suffix("ForConditionalGeneration");
@@ -176,7 +176,7 @@ impl Architecture {
             })
     }
 
-    /// The family of the decoder in Mistral's models that also see.
+    /// The family of the decoder in Mistral's vision-language models.
     fn of_mistral3(json: &JsonFile) -> Result<Self, LoadError> {
         let inner = json.object("text_config")?;
         let kind = inner

@@ -1,4 +1,4 @@
-//! The experts of DeepSeek's families and of those that copy their router.
+//! The experts of DeepSeek's families and of others with the same router.
 
 use super::experts::{ExpertNames, ExpertsConfig};
 use super::limits::{EXPERTS, INTERMEDIATE};
@@ -157,7 +157,7 @@ fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Result<(), Load
     }
 }
 
-/// Reads all but the formula, which `routing` makes of the number of experts and of those that a token goes through.
+/// Reads all but the formula; `routing` makes it from the number of experts and the number per token.
 fn read(
     json: &JsonFile,
     layers: usize,
@@ -224,8 +224,8 @@ fn groups(
     Ok((groups.n_used < groups.n_groups).then_some(groups))
 }
 
-/// Groups have the same number of experts, and those that are used enough of them. The number of experts is called
-/// `count_key`; the error is the end of a sentence that begins with the name of the number of groups.
+/// Groups have equally many experts, and the used groups have enough of them. `count_key` names the number of experts;
+/// the error is the end of a sentence that begins with the name of the number of groups.
 pub(crate) fn check_groups(routing: &Routing, count_key: &str) -> Result<(), String> {
     let Routing {
         n_experts, n_used, ..

@@ -10,7 +10,7 @@ use crate::kernels::routing::{Routing, Score, WeightSum};
 use crate::model::json_file::JsonFile;
 
 impl ExpertsConfig {
-    /// Reads what a `config.json` says of experts.
+    /// Reads the experts of a `config.json`.
     pub(super) fn from_json(
         json: &JsonFile,
         architecture: Architecture,
@@ -61,7 +61,7 @@ impl ExpertsConfig {
 }
 
 /// Softmax over all experts; the weights of the chosen are divided by their sum if `norm_topk_prob`. Every
-/// `decoder_sparse_step`-th layer has experts, but for those that are listed.
+/// `decoder_sparse_step`-th layer has experts, except the listed ones.
 fn qwen3_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     let count = json
         .size(count_key(json), 0..=*EXPERTS.end())?
@@ -175,8 +175,8 @@ fn softmax(
     ))
 }
 
-/// Softmax over all experts; the weights of the chosen are divided by their sum, then each is multiplied with a number of
-/// its expert. All layers have experts, beside their MLPs.
+/// Softmax over all experts; the weights of the chosen are divided by their sum, then each is multiplied by its
+/// expert's factor. All layers have experts, in parallel with their MLPs.
 fn gemma4(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
     if !json.flag("enable_moe_block")?.unwrap_or(false) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! The experts of a model: how many, of which width, in which layers, and what their tensors are called.
+//! The experts of a model: their number, width, layers and tensor names.
 
 use crate::kernels::Gate;
 use crate::kernels::routing::{Routing, Score};
@@ -12,13 +12,13 @@ pub struct ExpertsConfig {
     pub routing: Routing,
     /// Width of an expert, in elements.
     pub width: usize,
-    /// For each layer whether it has experts, which stand where others have an MLP.
+    /// For each layer whether it has experts.
     pub layers: Vec<bool>,
     /// The names of their tensors.
     pub names: ExpertNames,
-    /// Whether each has a number that is added to its score for the choice only.
+    /// Whether the router adds a correction bias to each score, for the choice only.
     pub corrected: bool,
-    /// Width of the MLP beside them that every token goes through.
+    /// Width of the shared expert, which sees every token.
     pub shared_width: Option<usize>,
     /// Router and experts add biases.
     pub bias: bool,
@@ -77,8 +77,7 @@ impl ExpertsConfig {
         inside.is_some_and(|rest| rest.starts_with(".experts."))
     }
 
-    /// The tensors of a layer's router and experts, and those of the MLP beside them, whose projections add a `bias` or
-    /// not.
+    /// The tensors of a layer's router and experts, and of its shared expert, with biases if `bias`.
     pub(super) fn tensors(&self, layer: usize, hidden: usize, bias: bool) -> Vec<TensorSpec> {
         let names = self.names;
         let router = format!("{}.weight", names.router(layer));
@@ -138,18 +137,18 @@ impl ExpertNames {
         router: "gate",
         projections: ["w1", "w3", "w2"],
     };
-    /// As we name those of gpt-oss, whose checkpoints have them in stacks only.
+    /// Our names for those of gpt-oss, whose checkpoints have them in stacks only.
     pub const GPT_OSS: Self = Self {
         router: "router",
         ..Self::QWEN
     };
-    /// As we name those of Gemma 4, which stand beside its MLP, in stacks.
+    /// Our names for those of Gemma 4, which are stacked and in parallel with its MLP.
     pub const GEMMA4: Self = Self {
         module: "moe",
         router: "router.proj",
         ..Self::QWEN
     };
-    /// Those that checkpoints have.
+    /// The names that checkpoints use.
     pub const ALL: [Self; 3] = [Self::QWEN, Self::MIXTRAL, Self::GEMMA4];
 
     /// The module of a layer.
@@ -162,7 +161,7 @@ impl ExpertNames {
         format!("{}.{}", self.module(layer), self.router)
     }
 
-    /// The tensor of numbers that are added to scores for the choice.
+    /// The tensor of correction biases, which are added to scores for the choice.
     pub fn correction(self, layer: usize) -> String {
         format!("{}.e_score_correction_bias", self.router(layer))
     }
@@ -177,7 +176,7 @@ impl ExpertNames {
         format!("{}.router.per_expert_scale", self.module(layer))
     }
 
-    /// The MLP that every token goes through.
+    /// The shared expert.
     pub fn shared(self, layer: usize) -> String {
         format!("{}.shared_experts", self.module(layer))
     }
@@ -214,7 +213,7 @@ pub(super) fn mlp_tensors(
     specs
 }
 
-/// The key of the number of experts: both names mean the same in the families that are asked for it.
+/// The key of the number of experts: both names mean the same in the families that have it.
 pub(super) fn count_key(json: &JsonFile) -> &'static str {
     match json.value("num_local_experts").is_some() {
         true => "num_local_experts",

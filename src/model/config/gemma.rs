@@ -1,5 +1,5 @@
-//! The families of Gemma have in common: caps, norms around each block, embeddings that are scaled, a rotation for
-//! layers with windows.
+//! The common parts of Gemma's families: softcaps, norms around each block, scaled embeddings, a rotation for layers
+//! with windows.
 
 use serde_json::Value;
 
@@ -15,13 +15,13 @@ use crate::model::rope::{RopeConfig, RopeScaling, theta};
 pub(crate) const GATE: Gate = Gate::GeluTanh;
 /// The base of the rotation in layers with windows, where a configuration does not say it.
 pub(crate) const WINDOW_THETA: f64 = 1e4;
-/// That of the other layers, from Gemma 3 on.
+/// The base of the other layers, from Gemma 3 on.
 pub(crate) const FULL_THETA: f64 = 1e6;
 
-/// Query heads of a model that does not say it.
+/// Query heads by default.
 pub(super) const HEADS: usize = 8;
 
-/// The token ids of a model that does not say it: published files say less than those of others.
+/// Token ids by default: Gemma's published files omit more keys than others.
 pub(super) fn vocab_size(architecture: Architecture) -> usize {
     match architecture {
         Architecture::Gemma2 => 256_000,
@@ -30,16 +30,16 @@ pub(super) fn vocab_size(architecture: Architecture) -> usize {
     }
 }
 
-/// The part of a configuration that is a Gemma's own.
+/// The part of a configuration that only Gemma has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmaConfig {
-    /// Attention's scores bend towards this.
+    /// Softcap of attention scores: `cap * tanh(x / cap)`.
     pub score_cap: Option<f32>,
-    /// Logits bend towards this.
+    /// Softcap of logits.
     pub logits_cap: Option<f32>,
-    /// Norms are written as how far they are from one.
+    /// Norm weights are stored minus one.
     pub norms_from_one: bool,
-    /// The rotation in layers with windows, where it is another one.
+    /// The rotation in layers with windows, where it differs.
     pub window_rope: Option<RopeConfig>,
     /// The part that only Gemma 4 has.
     pub fourth: Option<Gemma4Config>,
@@ -82,7 +82,7 @@ impl GemmaConfig {
 }
 
 fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
-    // `hidden_act` stands in published files too, and its class reads the other one.
+    // Published files have `hidden_act` too; transformers reads this one.
     match json.text("hidden_activation")? {
         None | Some("gelu_pytorch_tanh") => {}
         Some(other) => {
@@ -90,7 +90,7 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
             return Err(json.error("hidden_activation", reason));
         }
     }
-    // Gemma 4 names what sees what comes after it; images are not run.
+    // Gemma 4 names the modality with bidirectional attention; images are not supported.
     const BOTH_WAYS: &str = "use_bidirectional_attention";
     match json.value(BOTH_WAYS) {
         None | Some(Value::Bool(false)) => Ok(()),
@@ -102,7 +102,7 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
     }
 }
 
-/// The factor on scores: 1/sqrt of what stands in the place of a head's size, or none.
+/// The factor on scores: 1/sqrt of `query_pre_attn_scalar`, or 1.
 pub(super) fn score_scale(json: &JsonFile, architecture: Architecture) -> Result<f32, LoadError> {
     if architecture == Architecture::Gemma4 {
         return Ok(1.0);
@@ -111,7 +111,7 @@ pub(super) fn score_scale(json: &JsonFile, architecture: Architecture) -> Result
     Ok(scalar.unwrap_or(256.0).powf(-0.5) as f32)
 }
 
-/// The factor on embeddings, before it is rounded to what the model runs in.
+/// The factor on embeddings, before rounding to the model's element type.
 pub(crate) fn embedding_scale(hidden: usize) -> f32 {
     (hidden as f64).sqrt() as f32
 }
@@ -140,7 +140,7 @@ pub(super) fn full_rope(
     RopeConfig::of_kind(json, own.as_ref(), theta, max_positions)
 }
 
-/// That of the others.
+/// The rotation of layers with windows.
 fn window_rope(json: &JsonFile, max_positions: usize) -> Result<RopeConfig, LoadError> {
     let theta = json.number("rope_local_base_freq", 1.000_001..=1e15)?;
     let own = of_kind(json, "sliding_attention")?;

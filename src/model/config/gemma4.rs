@@ -1,5 +1,5 @@
-//! Gemma 4 adds heads of two sizes, layers that read the keys and values of others, inputs for each layer, experts
-//! beside the MLP.
+//! Gemma 4 adds heads of two sizes, layers that read the keys and values of others, per-layer inputs, and experts in
+//! parallel with the MLP.
 
 use super::limits::{HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, VOCAB, check_head_dim, check_kv_heads};
 use crate::error::LoadError;
@@ -17,11 +17,11 @@ pub struct Gemma4Config {
     pub full_kv_heads: usize,
     /// Elements of a head in layers without windows.
     pub full_head_dim: usize,
-    /// In layers without windows, values are what keys are made of.
+    /// In layers without windows, the key projection gives the values too.
     pub keys_are_values: bool,
     /// The layers at the end that keep no keys and values, but read those of the last layer before them of their kind.
     pub n_sharing: usize,
-    /// The MLPs of those are twice as wide.
+    /// The MLPs of these layers are twice as wide.
     pub double_wide: bool,
     /// The inputs that every layer gets of the tokens themselves.
     pub inputs: Option<LayerInputs>,

@@ -8,13 +8,13 @@ use crate::kernels::routing::{Routing, Score};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{RopeConfig, RopeScaling, Yarn};
 
-/// The clamps of a model that says nothing of them.
+/// The default clamps.
 pub(crate) const GATE: Gate = Gate::Clamped {
     limit: 7.0,
     slope: 1.702,
 };
 
-/// The rotation of a model that says nothing of it.
+/// The default rotation.
 pub(super) fn rope(theta: f64) -> RopeConfig {
     RopeConfig {
         theta,

@@ -21,9 +21,9 @@ pub struct LatentConfig {
     pub value_dim: usize,
     /// Added to the mean square in the norms of latents and low-rank queries.
     pub eps: f32,
-    /// In checkpoints, rows that are rotated together stand side by side.
+    /// Checkpoints interleave the rows of a rotated pair.
     pub interleaved: bool,
-    /// Checkpoints hold the ways from latents to keys and to values apart, the former transposed.
+    /// Checkpoints have separate up projections from latents to keys and to values, the former transposed.
     pub split: bool,
 }
 
@@ -63,7 +63,7 @@ impl LatentConfig {
         Ok(Some(latent))
     }
 
-    /// Elements of what is stored of a token: a latent and a rotated part.
+    /// Elements stored per token: a latent and a rotated part.
     pub fn key_dim(&self) -> usize {
         self.rank + self.rotary_dim
     }

@@ -1,4 +1,4 @@
-//! What differs between a model's layers: heads, the width of the MLP, whose keys and values they read.
+//! Differences between a model's layers: heads, the width of the MLP, the source of keys and values.
 
 use super::ModelConfig;
 use super::gemma4::Gemma4Config;

@@ -1,4 +1,4 @@
-//! How large the sizes of a model may be, whichever file they are read from, and what must hold between them.
+//! Limits of a model's sizes, for all file formats, and the constraints between them.
 //!
 //! Errors are the end of a sentence that begins with the key's name.
 
@@ -46,7 +46,7 @@ pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize
     }
 }
 
-/// A head has an even number of elements: a rotation turns pairs.
+/// A head has an even number of elements: RoPE rotates pairs.
 pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     match head_dim.is_multiple_of(2) && HEAD_DIM.contains(&head_dim) {
         true => Ok(()),

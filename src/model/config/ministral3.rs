@@ -2,7 +2,7 @@
 
 use crate::model::rope::{RopeConfig, RopeScaling, Yarn};
 
-/// The rotation of a model that says nothing of it.
+/// The default rotation.
 pub(super) fn rope() -> RopeConfig {
     RopeConfig {
         theta: 1e6,

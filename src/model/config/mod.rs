@@ -1,7 +1,7 @@
 //! A model's shape, from its `config.json`: sizes, biases, windows, rotation.
 //!
-//! Keys, and the values of absent ones, follow the classes of `transformers` 5. Whatever would change the result and
-//! is not implemented is refused; nothing is guessed.
+//! Keys, and the values of absent ones, follow the classes of `transformers` 5. Unsupported keys that would change the
+//! result are refused; nothing is guessed.
 
 mod architecture;
 pub(crate) mod deepseek;
@@ -76,7 +76,7 @@ pub struct ModelConfig {
     pub num_attention_heads: usize,
     /// Key and value heads in each layer; divides `num_attention_heads`. One where attention is latent.
     pub num_key_value_heads: usize,
-    /// Elements in a head, even. Where attention is latent, only those that are rotated.
+    /// Elements in a head, even. Where attention is latent, only the rotated ones.
     pub head_dim: usize,
     /// The shape of attention where that is latent.
     pub latent: Option<LatentConfig>,
@@ -90,15 +90,15 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// The layers that keep a state instead of keys and values.
     pub recurrent: Option<RecurrentConfig>,
-    /// The first elements of a head, which rotate; even.
+    /// Rotary dimensions: the first elements of a head; even.
     pub rotary_dim: usize,
-    /// For each layer: whether positions rotate its queries and keys.
+    /// For each layer: whether RoPE rotates its queries and keys.
     pub rotated: Vec<bool>,
     /// Factor on embeddings.
     pub embedding_scale: Option<f32>,
-    /// Factor on what a block adds to the residual stream.
+    /// Factor on a block's output before the residual add.
     pub residual_scale: Option<f32>,
-    /// Factor on attention's scores, in the place of 1/sqrt of a query's elements.
+    /// Factor on attention's scores, instead of 1/sqrt of a query's elements.
     pub score_scale: Option<f32>,
     /// The divisor of logits.
     pub logits_divisor: Option<f32>,
@@ -106,7 +106,7 @@ pub struct ModelConfig {
     pub query_scale: Option<PositionScale>,
     /// The parts that only the families of Gemma have.
     pub gemma: Option<GemmaConfig>,
-    /// Every query head has a score without a value.
+    /// Every query head has an attention sink: a score without a value.
     pub sinks: bool,
     /// For each layer: how many tokens a query sees, itself included; `None` for all of them.
     pub windows: Vec<Option<usize>>,
@@ -141,7 +141,7 @@ impl ModelConfig {
 
     fn from_json(json: &JsonFile) -> Result<Self, LoadError> {
         let architecture = Architecture::read(json)?;
-        // Models that also see describe their decoder apart.
+        // Vision-language models describe their decoder separately.
         let json = &json.with_nested("text_config")?;
         refuse_unsupported(json, architecture)?;
         let hidden_size = json.required_size("hidden_size", HIDDEN)?;
@@ -288,8 +288,8 @@ impl ModelConfig {
             .max(self.max_position_embeddings)
     }
 
-    /// Factor on every attention score: that of the family, or 1/sqrt of a query's elements, and with latent attention
-    /// what YaRN adds to it.
+    /// Factor on every attention score: the family's, or 1/sqrt of a query's elements; with latent attention, times
+    /// YaRN's factor.
     pub fn attention_scale(&self) -> f32 {
         let query = |dim: usize| (dim as f32).sqrt().recip();
         if let Some(scale) = self.score_scale {
@@ -372,7 +372,7 @@ impl ModelConfig {
         }
     }
 
-    /// Whether norms are written as how far they are from one.
+    /// Whether norm weights are stored minus one.
     pub fn writes_norms_from_one(&self) -> bool {
         let states = self.recurrent.as_ref().map(|states| states.written);
         states == Some(Written::FromOne)
@@ -382,7 +382,7 @@ impl ModelConfig {
                 .is_some_and(|gemma| gemma.norms_from_one)
     }
 
-    /// Whether attention's result goes through a gate.
+    /// Whether a gate multiplies attention's result.
     pub fn gates_attention(&self) -> bool {
         self.recurrent
             .as_ref()

@@ -8,7 +8,7 @@ use crate::model::json_file::JsonFile;
 use crate::model::tensor_spec::TensorSpec;
 use crate::state::pool::kv_layout::StateHeads;
 
-/// The ends of names of matrices whose few outputs decide how much of a state stays and what is added.
+/// Name suffixes of the projections to a delta net's decay and beta, which have few outputs.
 pub(super) const GATES: [&str; 2] = [
     ".linear_attn.in_proj_a.weight",
     ".linear_attn.in_proj_b.weight",
@@ -16,7 +16,7 @@ pub(super) const GATES: [&str; 2] = [
 /// Elements of a head of a delta net.
 pub(crate) const DELTA_DIM: std::ops::RangeInclusive<usize> = 1..=1 << 10;
 
-/// The layers that keep states, and what else is particular to models that have such.
+/// The layers that keep states, and the other properties of models with such layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecurrentConfig {
     /// For each layer whether it keeps a state, where others have attention.
@@ -27,7 +27,7 @@ pub struct RecurrentConfig {
     pub written: Written,
     /// Attention's result is multiplied with the sigmoid of a gate, which the query projection gives as well.
     pub gated_attention: bool,
-    /// The width of an expert that all tokens go through, behind a gate of its own, in layers with experts.
+    /// Width of the gated shared expert, in layers with experts.
     pub shared_expert: Option<usize>,
 }
 
@@ -62,7 +62,7 @@ pub enum Written {
 }
 
 impl RecurrentConfig {
-    /// Reads what a `config.json` says of layers with states.
+    /// Reads the layers with states of a `config.json`.
     pub(super) fn from_json(
         json: &JsonFile,
         architecture: Architecture,
@@ -184,7 +184,7 @@ pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, us
     parts
 }
 
-/// Layers by their types, or by the list of those that have attention.
+/// Layers by their types, or by the list of attention layers.
 fn lfm2(json: &JsonFile, layers: usize) -> Result<RecurrentConfig, LoadError> {
     let kinds = layer_kinds(json, layers, "conv")?;
     let attention = json.numbers("full_attn_idxs", "layers")?;

@@ -16,9 +16,9 @@ pub(crate) const SLOPES: std::ops::RangeInclusive<f64> = 0.0..=1e3;
 pub(crate) struct Scales {
     /// On embeddings.
     pub embedding: Option<f32>,
-    /// On what a block adds to the residual stream.
+    /// On a block's output before the residual add.
     pub residual: Option<f32>,
-    /// On attention's scores, in the place of 1/sqrt of a query's elements.
+    /// On attention's scores, instead of 1/sqrt of a query's elements.
     pub scores: Option<f32>,
     /// The divisor of logits.
     pub logits_divisor: Option<f32>,

@@ -93,7 +93,7 @@ impl ModelConfig {
         ));
     }
 
-    /// The tensors that a layer of Gemma 4 has beside those of Gemma 3.
+    /// The tensors that a layer of Gemma 4 has in addition to those of Gemma 3.
     fn push_fourth(&self, layer: usize, specs: &mut Vec<TensorSpec>) {
         if self.fourth().is_none() {
             return;
@@ -119,7 +119,7 @@ impl ModelConfig {
         }
     }
 
-    /// The inputs that every layer gets of the tokens themselves.
+    /// The per-layer inputs, looked up by token.
     pub fn layer_inputs(&self) -> Option<LayerInputs> {
         self.fourth()?.inputs
     }
@@ -162,7 +162,7 @@ impl ModelConfig {
         specs
     }
 
-    /// The projection that values are made by.
+    /// The name of the projection to values; where keys are values, that to keys.
     pub fn value_projection(&self, layer: usize) -> &'static str {
         let of_keys = self.fourth().is_some_and(|own| own.keys_are_values);
         match of_keys && self.windows[layer].is_none() {

@@ -1,4 +1,4 @@
-//! The sliding windows of a model's layers, and which of them positions rotate.
+//! The sliding windows of a model's layers, and the layers with RoPE.
 
 use super::architecture::Architecture;
 use super::limits::{CONTEXT, LAYERS};

@@ -1,8 +1,8 @@
 //! The description of a model, from the metadata and the tensors of its file.
 //!
 //! The result is the same [`ModelConfig`] as that of a `config.json`. A file says less: biases, tied embeddings and the
-//! size of the vocabulary follow from which tensors there are. Whatever would change the result and is not implemented
-//! is refused.
+//! size of the vocabulary follow from which tensors there are. Unsupported keys that would change the result are
+//! refused.
 
 use super::Gguf;
 use super::experts::experts;
@@ -21,7 +21,7 @@ use crate::model::config::limits::{
 };
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 
-/// Values of `general.architecture` and what they are here.
+/// Values of `general.architecture` and our families for them.
 const ARCHITECTURES: [(&str, Architecture); 18] = [
     ("llama", Architecture::Llama),
     ("qwen2", Architecture::Qwen2),
@@ -60,7 +60,7 @@ const NEUTRAL: [(&str, &[f64]); 13] = [
     ("pooling_type", &[0.0]),
 ];
 
-/// Choices of other models of these architectures, and what they must be where they are named.
+/// Flags of other models of these architectures, and their required values where present.
 const CHOICES: [(&str, bool); 2] = [("attention.causal", true), ("use_parallel_residual", false)];
 
 /// Reads the configuration of an opened model.

@@ -26,7 +26,7 @@ impl<'a> Cursor<'a> {
         self.bytes.len().min(MAX_HEADER_BYTES) - self.at
     }
 
-    /// Takes bytes of `what`.
+    /// Takes `count` bytes; errors call them `what`.
     pub fn take(&mut self, count: u64, what: &str) -> Result<&'a [u8], String> {
         let count = usize::try_from(count).ok();
         match count.filter(|&count| count <= self.left()) {
@@ -67,7 +67,7 @@ impl<'a> Cursor<'a> {
         self.take(length, what)
     }
 
-    /// Takes the number of things of at least `least_bytes` each, checked against what the file can hold.
+    /// Takes the number of items of at least `least_bytes` each, checked against `limit` and the bytes left.
     pub fn count(&mut self, limit: u64, least_bytes: u64, what: &str) -> Result<usize, String> {
         let count = self.u64(what)?;
         if count > limit {

@@ -1,6 +1,6 @@
 //! The element types that a file may name, whether they can be computed with or not.
 
-/// An element type of GGUF: how elements lie in blocks.
+/// An element type of GGUF: the size of its blocks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ElementType {
     /// Its number in a file.
@@ -27,7 +27,7 @@ const fn element(
     }
 }
 
-/// All that GGUF has had and not taken back.
+/// All types of GGUF, without withdrawn ones.
 static TYPES: [ElementType; 34] = [
     element(0, "F32", 1, 4),
     element(1, "F16", 1, 2),

@@ -23,7 +23,7 @@ const NEUTRAL: [(&str, &[f64]); 6] = [
     ("interleave_moe_layer_step", &[0.0, 1.0]),
 ];
 
-/// Reads what a file says of experts; `None` where no layer has some. Those that have are the ones with a router.
+/// Reads the experts of a file; `None` where no layer has some. A layer has experts if it has a router.
 pub(super) fn experts(
     gguf: &Gguf,
     keys: &Keys<'_>,
@@ -99,7 +99,7 @@ pub(super) fn experts(
         Architecture::GptOss => softmax_of_chosen(keys, plain)?,
         _ => plain,
     };
-    // Qwen's have one of their own, with a gate.
+    // Qwen's shared expert is another one, with a gate.
     let shared = keys.size("expert_shared_count", 0..=*EXPERTS.end())?;
     let shared = shared.filter(|shared| *shared > 0 && deepseek);
     let corrections = |layer: usize| gguf.tensor(&format!("blk.{layer}.{CORRECTION}")).is_some();
@@ -135,7 +135,7 @@ fn softmax_of_chosen(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadE
     }
 }
 
-/// The formula of LFM2, whose files say that it goes by sigmoids.
+/// The formula of LFM2, whose files name sigmoids.
 fn sigmoids(keys: &Keys<'_>, routing: Routing) -> Result<Routing, LoadError> {
     const NAME: &str = "expert_gating_func";
     const SIGMOID: f64 = 2.0;

@@ -84,7 +84,7 @@ impl GgufFile {
     /// Opens one file, whether it is a whole model or a part of one.
     ///
     /// # Errors
-    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and what is wrong in it.
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and its fault.
     pub fn open(file: PathBuf) -> Result<Self, LoadError> {
         let mapped = MappedFile::open(file)?;
         Ok(Self {

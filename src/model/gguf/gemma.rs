@@ -1,4 +1,4 @@
-//! The contents of files of Gemma's families, and the consequences. Their norms are written as they are.
+//! The metadata of Gemma's families. Files store their norm weights as plain factors.
 
 use std::ops::RangeInclusive;
 
@@ -17,7 +17,7 @@ use crate::model::rope::{RopeConfig, RopeScaling};
 const SCORE_CAP: &str = "attn_logit_softcapping";
 const LOGITS_CAP: &str = "final_logit_softcapping";
 
-/// The keys of a family's caps; others must not have them.
+/// The keys of a family's softcaps; others must not have them.
 pub(super) fn caps(architecture: Architecture) -> &'static [&'static str] {
     match architecture {
         Architecture::Gemma2 => &[SCORE_CAP, LOGITS_CAP],
@@ -179,7 +179,7 @@ fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError
     }))
 }
 
-/// The factor on scores: no key says it, and llama.cpp tells it from the number of layers.
+/// The factor on scores. No key has it; like llama.cpp, this derives it from the number of layers.
 pub(super) fn score_scale(
     architecture: Architecture,
     layers: usize,

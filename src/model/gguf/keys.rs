@@ -55,7 +55,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A flag for each of so many layers, given as flags or as whole numbers. Layers after these are not looked at.
+    /// A flag for each of `layers` layers, given as flags or as whole numbers. Entries after these are ignored.
     pub fn flags(&self, name: &str, layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
         let Some(mut flags) = self.metadata.flags(&self.key(name))? else {
             return Ok(None);

@@ -6,8 +6,8 @@ use crate::error::LoadError;
 use crate::model::config::latent::LatentConfig;
 use crate::model::config::limits::{HEAD_DIM, HIDDEN, check_head_dim};
 
-/// Reads the sizes. Newer files hold the ways from latents to keys and to values apart, and name the sizes of heads
-/// beside those of what is stored of a token.
+/// Reads the sizes. Newer files have separate up projections from latents to keys and to values, and name the sizes of
+/// heads in addition to the sizes stored per token.
 pub(super) fn latent(gguf: &Gguf, keys: &Keys<'_>) -> Result<LatentConfig, LoadError> {
     let split = gguf.tensor("blk.0.attn_k_b.weight").is_some();
     let head = |name: &str| -> Result<usize, LoadError> {

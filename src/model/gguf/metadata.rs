@@ -1,4 +1,4 @@
-//! The metadata of a file: parsed once, strings and lists left where they lie.
+//! The metadata of a file: parsed once, strings and lists left in place.
 
 use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
@@ -446,13 +446,13 @@ impl<'a> Metadata<'a> {
         self.error(key, format!("is {got}, expected {wish}"))
     }
 
-    /// A complaint about `key`.
+    /// An error about `key`.
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
         format_error(self.file, format!("{} {reason}", shown(key)))
     }
 }
 
-/// A list where it lies.
+/// A list, left in place.
 struct List<'a> {
     of: Kind,
     count: usize,

@@ -1,11 +1,11 @@
-//! GGUF: a model in one file, or in a few parts of one, as llama.cpp and what is built on it use them.
+//! GGUF: a model in one file, or in a few parts of one, as llama.cpp and tools built on it use them.
 //!
-//! A file is hostile input: every count and size is checked against limits and against the bytes that there are, before
-//! memory is taken for it. Every complaint is one sentence that names the file, the key or tensor, the value, the limit
-//! and what to do. Nothing is copied: strings, lists and tensors stay in the mapped file.
+//! A file is hostile input: every count and size is checked against limits and the file's bytes before memory is
+//! allocated for it. Every error is one sentence that names the file, the key or tensor, the value, the limit and the
+//! remedy. Nothing is copied: strings, lists and tensors stay in the mapped file.
 //!
 //! [`Gguf::config`] makes the configuration that a `config.json` would give, [`Gguf::into_weights`] the weights under the
-//! names that Hugging Face's checkpoints use, [`Gguf::vocabulary`] what a tokenizer and a chat template are made of.
+//! names that Hugging Face's checkpoints use, [`Gguf::vocabulary`] the fields of a tokenizer and a chat template.
 
 mod config;
 mod cursor;
@@ -67,7 +67,7 @@ impl Gguf {
     /// Opens a model by its file, or by the first file of its parts.
     ///
     /// # Errors
-    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and what is wrong in it.
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and its fault.
     pub fn open(file: &Path) -> Result<Self, LoadError> {
         let files = split::open_all(file)?;
         let mut index = FxHashMap::default();
@@ -89,7 +89,7 @@ impl Gguf {
         self.files.iter().flat_map(GgufFile::tensors)
     }
 
-    /// Reads what a tokenizer and a chat template are made of; `None` if the file has no vocabulary.
+    /// Reads the fields of a tokenizer and a chat template; `None` if the file has no vocabulary.
     ///
     /// # Errors
     /// [`LoadError::Format`] naming key, value and limit.
@@ -105,7 +105,7 @@ impl Gguf {
         sampling::defaults(self.metadata())
     }
 
-    /// Reads what the model is.
+    /// Reads the model's configuration.
     ///
     /// # Errors
     /// [`LoadError::UnknownArchitecture`]; [`LoadError::Format`] naming key, value and limit.
@@ -113,7 +113,7 @@ impl Gguf {
         config::read(self)
     }
 
-    /// Finds each tensor that the configuration asks for.
+    /// Finds each tensor of the configuration.
     ///
     /// # Errors
     /// [`LoadError::MissingTensor`], [`LoadError::WrongShape`]; [`LoadError::Format`] for an element type without kernels
@@ -122,8 +122,8 @@ impl Gguf {
         weights::of(self, config)
     }
 
-    /// The element type that the model runs in and keeps keys and values in, if none is asked for: that of its matrices of
-    /// 16 bits, bfloat16 if both are there; float32 if all matrices are; bfloat16 if there are only blocks beside f32.
+    /// The default element type of the model and its KV: that of its 16-bit matrices, bfloat16 if it has both types;
+    /// float32 if all matrices are; bfloat16 if the others are blocks.
     ///
     /// llama.cpp keeps keys and values in float16 whatever the file's types are. Here bfloat16 is the fast path, and its
     /// range is that of the models' own training.
@@ -155,7 +155,7 @@ impl<'a> Tensor<'a> {
         self.file.data(self.info)
     }
 
-    /// A complaint about the tensor.
+    /// An error about the tensor.
     fn error(&self, reason: impl Display) -> LoadError {
         let name = metadata::shown(&self.info.name);
         format_error(self.file.path(), format!("tensor {name} {reason}"))

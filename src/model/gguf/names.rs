@@ -1,4 +1,4 @@
-//! Where the tensors of a model lie in a file: our names are those of Hugging Face's checkpoints.
+//! The places of a model's tensors in a file. Our names are those of Hugging Face's checkpoints.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ const FUSED: &str = "attn_qkv";
 
 /// The experts of a layer, stacked: gate, up, down.
 const EXPERTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-/// Gates and what they let through, in one stack.
+/// Gate and up projections, in one stack.
 const FUSED_EXPERTS: &str = "ffn_gate_up_exps";
 /// Their router.
 pub(super) const ROUTER: &str = "ffn_gate_inp";
@@ -56,7 +56,7 @@ const OTHER_NORMS: [(&str, &str); 2] = [
     ("ffn_norm.weight", "post_attention_norm.weight"),
     ("output_norm.weight", "token_embd_norm.weight"),
 ];
-/// The norm of what attention adds, in families whose feed-forward blocks have norms of their own: ours, the file's.
+/// The norm of attention's output, in families with separate norms of feed-forward blocks: ours, the file's.
 const POST_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 /// The rates of delta nets, in one tensor.
 const FUSED_RATES: &str = "ssm_ba";
@@ -189,7 +189,7 @@ pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 /// The name in a file of one of our tensors.
 ///
 /// # Panics
-/// If no configuration asks for a tensor of this name.
+/// If no configuration has a tensor of this name.
 pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
     let (norm, file) = POST_ATTENTION;
     if config.gemma.is_some()
@@ -233,7 +233,7 @@ pub(super) struct Place<'a> {
     pub whole: Vec<usize>,
     /// Which of its rows, those of all matrices counted where it holds several.
     pub rows: Range<usize>,
-    /// The order in which they stand there.
+    /// Their order there.
     pub order: RowOrder,
 }
 
@@ -348,7 +348,7 @@ fn part_of_hybrid<'a>(
     Some(place(tensor, shape.key_heads, 2 * each, first * each, each))
 }
 
-/// Finds gates and what they let through where one tensor holds both, as in files of Phi-3.
+/// Finds gate and up projections where one tensor holds both, as in files of Phi-3.
 fn half_of_mlp<'a>(
     gguf: &'a Gguf,
     config: &ModelConfig,
@@ -386,7 +386,7 @@ fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
 }
 
 /// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of these architectures do, also
-/// in layers that nothing rotates, and ours keep the halves of a head apart.
+/// in layers without RoPE, and ours keep the halves of a head apart.
 fn is_paired(architecture: Architecture, ours: &str) -> bool {
     let rotates = ["q_proj", "k_proj"].iter().any(|name| ours.contains(name));
     let paired = [

@@ -21,7 +21,7 @@ pub(super) fn layers(keys: &Keys<'_>) -> Result<usize, LoadError> {
     }
 }
 
-/// Reads what a file says of layers with states.
+/// Reads the layers with states of a file.
 pub(super) fn read(
     keys: &Keys<'_>,
     architecture: Architecture,

@@ -1,4 +1,4 @@
-//! The rotation that a file asks for: keys of its metadata, or a tensor of divisors.
+//! The rotation of a file: keys of its metadata, or a tensor of divisors.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::kernels::tensor_view::TensorView;
 use crate::model::config::limits::CONTEXT;
 use crate::model::rope::{LongRope, RopeConfig, RopeScaling, Yarn};
 
-/// The numbers that a frequency may be divided by; a very large one means that the pair does not turn.
+/// The numbers that a frequency may be divided by; a very large one means no rotation.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
 /// A tenth of YaRN's `mscale_all_dim`, or all of it: see [`weights`].
@@ -90,7 +90,7 @@ fn long_rope(
     }))
 }
 
-/// A complaint about a tensor that is there without another.
+/// An error about a tensor that is there without another.
 fn alone(gguf: &Gguf, found: &str, missing: &str) -> LoadError {
     let reason = format!("is there without {missing}: convert the model again");
     gguf.metadata().error(found, reason)

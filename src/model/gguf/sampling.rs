@@ -9,7 +9,7 @@ use crate::model::generation::{
 };
 
 /// Reads the keys under `general.sampling.` that converters make of a model's `generation_config.json`. Samplers that this engine
-/// does not have (XTC, Mirostat, an order of samplers) are left out: they are wishes, not part of the model.
+/// does not have (XTC, Mirostat, an order of samplers) are left out: they are preferences, not part of the model.
 pub(super) fn defaults(metadata: Metadata<'_>) -> Result<GenerationConfig, LoadError> {
     let read = |name: &str, limits: RangeInclusive<f64>| {
         metadata.number(&format!("general.sampling.{name}"), limits)

@@ -1,4 +1,4 @@
-//! A model in one file, or in several that are named `NAME-00001-of-00003.gguf` and lie in one folder.
+//! A model in one file, or in several files `NAME-00001-of-00003.gguf` in one folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -131,7 +131,7 @@ pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
     Ok(files)
 }
 
-/// Where a part that is named or stands for its folder is missing, the others beside it say what to download.
+/// If the file is a missing part and its folder has other parts, the error names the part to download.
 fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
     let file_name = file.file_name().and_then(|name| name.to_str());
     let Some(name) = file_name
@@ -147,7 +147,7 @@ fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
     let there: Vec<String> = there.map(|number| number.to_string()).collect();
     let (number, count) = (name.number, name.count);
     let reason = match there.as_slice() {
-        // An error of the system's says it.
+        // Opening the file gives the system's error.
         [] => return Ok(()),
         [only] => {
             format!("part {number} of {count} is not there, only part {only} is: download it too")

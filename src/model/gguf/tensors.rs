@@ -1,4 +1,4 @@
-//! The tensors of a file: name, shape, type, and which bytes they are, all checked before anything is read of them.
+//! The tensors of a file: name, shape, type and byte range, all checked before any data is read.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     /// Its type.
     pub element: &'static ElementType,
-    /// Which bytes of the file it is.
+    /// Its bytes in the file.
     pub bytes: Range<usize>,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn count(cursor: &mut Cursor<'_>) -> Result<usize, String> {
     cursor.count(MAX_TENSORS, LEAST_INFO_BYTES, "the number of tensors")
 }
 
-/// Reads `count` tensors, whose data begins behind them and ends at `file_bytes` at the latest.
+/// Reads `count` descriptions of tensors, whose data follows and ends at `file_bytes` at the latest.
 pub(super) fn read(
     cursor: &mut Cursor<'_>,
     count: usize,
@@ -108,7 +108,7 @@ fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
     })
 }
 
-/// The shape, outermost dimension first, and the bytes of a tensor whose sizes stand innermost first.
+/// The shape, outermost dimension first, and the bytes of a tensor whose sizes are listed innermost first.
 fn checked(
     name: &str,
     sizes: &[u64],

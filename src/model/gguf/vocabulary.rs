@@ -1,4 +1,4 @@
-//! The part of a file's metadata that a text side is made of.
+//! The text side of a file's metadata.
 
 use std::borrow::Cow;
 
@@ -40,7 +40,7 @@ fn key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
 }
 
-/// Reads what a tokenizer and a chat template are made of; `None` if the file has no vocabulary.
+/// Reads the fields of a tokenizer and a chat template; `None` if the file has no vocabulary.
 pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'_>>, LoadError> {
     let keys = Keys(metadata);
     let owned = |text: Option<&str>| text.map(str::to_owned);
@@ -65,8 +65,8 @@ pub(super) fn fields(metadata: Metadata<'_>) -> Result<Option<VocabularyFields<'
     }))
 }
 
-/// Reads which of so many tokens end an output. The keys for them count without a tokenizer too, which may come from
-/// elsewhere.
+/// Reads which of `vocab_size` tokens end an output. The keys for them count without a tokenizer too, which may come
+/// from elsewhere.
 pub(super) fn end_token_ids(
     metadata: Metadata<'_>,
     vocab_size: usize,
@@ -76,7 +76,7 @@ pub(super) fn end_token_ids(
     Ok(ids)
 }
 
-/// Reads only what the ends of outputs are made of.
+/// Reads only the fields that determine the ends of outputs.
 fn ends(keys: Keys<'_>) -> Result<VocabularyFields<'_>, LoadError> {
     Ok(VocabularyFields {
         tokens: keys.texts("tokens")?,

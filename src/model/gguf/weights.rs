@@ -89,14 +89,14 @@ fn same_shape(got: &[usize], expected: &[usize]) -> bool {
     filled(got) == filled(expected)
 }
 
-/// Types whose elements stand one by one, by their number in a file.
+/// Types without blocks, by their number in a file.
 const PLAIN: [(u32, &str, Dtype); 3] = [
     (0, "F32", Dtype::F32),
     (1, "F16", Dtype::F16),
     (30, "BF16", Dtype::BF16),
 ];
 
-/// How elements of this type are stored; `None` for those that have no kernels. Only matrices have blocks.
+/// How elements of this type are stored; `None` for types without kernels. Only matrices have blocks.
 fn stored(id: u32, spec: &TensorSpec) -> Option<Stored> {
     let plain = PLAIN.iter().find(|(known, ..)| *known == id);
     match (plain, spec.shape.len()) {

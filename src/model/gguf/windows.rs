@@ -1,4 +1,4 @@
-//! The sliding windows that a file describes, and the layers that positions rotate.
+//! The sliding windows that a file describes, and the layers with RoPE.
 
 use super::keys::Keys;
 use crate::error::LoadError;
@@ -40,7 +40,7 @@ pub(super) fn read(
     }
 }
 
-/// Which layers positions rotate: files of SmolLM3 do not say it, and in all models of theirs every fourth does not.
+/// Which layers have RoPE: files of SmolLM3 have no key for it, and in all of its models every fourth layer has none.
 pub(super) fn rotated(architecture: Architecture, layers: usize) -> Vec<bool> {
     match architecture {
         Architecture::SmolLm3 => every_but(4, layers),
@@ -48,7 +48,7 @@ pub(super) fn rotated(architecture: Architecture, layers: usize) -> Vec<bool> {
     }
 }
 
-/// Which layers have the window: those that a list names, or all but the last one of each period.
+/// Which layers have the window: the listed ones, or all but the last one of each period.
 fn pattern(keys: &Keys<'_>, layers: usize, usual: usize) -> Result<Vec<bool>, LoadError> {
     if keys.metadata.is_list(&keys.key(PATTERN)) {
         return Ok(keys.flags(PATTERN, layers)?.unwrap_or_default());
@@ -58,7 +58,7 @@ fn pattern(keys: &Keys<'_>, layers: usize, usual: usize) -> Result<Vec<bool>, Lo
     Ok((0..layers).map(slides).collect())
 }
 
-/// In other architectures a window says nothing of the layers that have it. One that no context is longer than changes
+/// In other architectures no key says which layers have the window. A window at least as long as the context changes
 /// nothing.
 fn refuse(keys: &Keys<'_>) -> Result<(), LoadError> {
     let context = keys.required("context_length", CONTEXT)?;

@@ -20,11 +20,11 @@ pub struct HeadRows<'a> {
     pub first: usize,
     /// How many.
     pub len: usize,
-    /// How they lie there.
+    /// Their layout there.
     pub turn: Turn,
 }
 
-/// How a matrix lies in its tensor.
+/// The layout of a matrix in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Outputs are rows.

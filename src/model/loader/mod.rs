@@ -33,22 +33,22 @@ pub enum LoadFormat {
     /// The safetensors in the model's folder, or the GGUF file.
     #[default]
     Auto,
-    /// Made up: random, of the shapes in `config.json`, which is all that the folder needs to hold, or of those that a
-    /// GGUF file has.
+    /// Random weights, of the shapes in `config.json`, the only file that the folder needs, or of the shapes in a GGUF
+    /// file.
     Dummy,
 }
 
-/// Is told how far loading is: bytes read, bytes in all.
+/// Receives the progress of loading: bytes read, bytes in all.
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// A model's files, opened and checked: every tensor is there, or will be made, in the shape that the configuration asks
-/// for.
+/// A model's files, opened and checked: every tensor of the configuration is there, or will be random, in the right
+/// shape.
 pub struct Checkpoint {
     /// The model's configuration.
     pub config: ModelConfig,
     /// Element type that matrices and KV will have.
     pub dtype: Dtype,
-    /// `None`: they are made.
+    /// `None` for random weights.
     weights: Option<Weights>,
 }
 
@@ -103,8 +103,8 @@ impl Checkpoint {
         self.config.kv_layout(dtype.unwrap_or(self.dtype.into()))
     }
 
-    /// The size of the loaded weights, in bytes: matrices in `dtype` or quantised, norms and biases in f32. `kept` tells the
-    /// size of a matrix `[outputs, inputs]` that stays in the blocks in which it is stored.
+    /// The size of the loaded weights, in bytes: matrices in `dtype` or quantised, norms and biases in f32. `kept`
+    /// returns the size of a matrix `[outputs, inputs]` that stays in the blocks in which it is stored.
     pub fn weights_bytes(
         &self,
         quantization: Option<Quantization>,
@@ -146,7 +146,7 @@ impl Checkpoint {
         in_panels.unwrap_or_else(exact)
     }
 
-    /// How a tensor lies in the files, if it is there.
+    /// How the files store a tensor, if they have it.
     pub fn stored(&self, name: &str) -> Option<Stored> {
         self.weights.as_ref()?.stored(name)
     }
@@ -302,7 +302,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(vector)
     }
 
-    /// Loads a norm's factors. Some families write how far they are from one.
+    /// Loads a norm's factors. Some families store them minus one.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
         match self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
             true => self.mapped_vector(name, &[width], |values| {
@@ -326,7 +326,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// Loads the decays of heads: the negative power of e of what is published.
+    /// Loads the decays of heads: `-exp(A_log)`, which GGUF files store as such.
     pub fn decays(&mut self, name: &str, heads: usize) -> Result<B::Vector, LoadError> {
         let recurrent = self.config().recurrent.as_ref();
         match recurrent.map(|recurrent| recurrent.written) {
@@ -405,7 +405,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.experts(experts, gate)
     }
 
-    /// Makes the rotation that the configuration asks for.
+    /// Makes the configured rotation.
     pub fn rope(&mut self) -> B::Rope {
         let config = self.config();
         let wide = config.fourth().map(|own| own.full_head_dim);
@@ -413,20 +413,20 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.rope(&config.rope.frequencies(dim))
     }
 
-    /// Makes the rotation of layers with windows, where it is another one.
+    /// Makes the rotation of layers with windows, where it differs.
     pub fn window_rope(&mut self) -> Option<B::Rope> {
         let config = self.config();
         let rope = config.gemma.as_ref()?.window_rope.as_ref()?;
         Some(self.backend.rope(&rope.frequencies(config.rotary_dim)))
     }
 
-    /// Makes the rotation that turns nothing, where positions do not rotate all layers.
+    /// Makes the identity rotation, if some layers have no RoPE.
     pub fn no_rope(&mut self) -> Option<B::Rope> {
         let has_some = self.config().rotated.contains(&false);
         has_some.then(|| self.backend.rope(&Rope::none()))
     }
 
-    /// The factor on embeddings; Gemma's is rounded to what the model runs in.
+    /// The factor on embeddings; Gemma's is rounded to the model's element type.
     pub fn embedding_scale(&self) -> Option<f32> {
         let scale = self.config().embedding_scale?;
         match self.config().gemma {
@@ -435,7 +435,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    /// A number as the model's element type has it.
+    /// A number, rounded to the model's element type.
     pub fn rounded(&self, number: f32) -> f32 {
         self.checkpoint.dtype.rounded(number)
     }

@@ -1,5 +1,4 @@
-//! LongRoPE, arXiv 2402.13753: each frequency is divided by a number of its own, of one set for short sequences and of
-//! another for long ones.
+//! LongRoPE, arXiv 2402.13753: a divisor for each frequency, in one set for short sequences and another for long ones.
 
 use std::sync::Arc;
 
@@ -46,7 +45,7 @@ impl LongRope {
         }))
     }
 
-    /// Refuses divisors that are not as many as there are pairs.
+    /// Refuses a number of divisors that is not the number of pairs.
     pub(super) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         for (key, divisors) in [("short_factor", &self.short), ("long_factor", &self.long)] {
             let (got, expected) = (divisors.len(), rotary_dim / 2);

@@ -1,6 +1,6 @@
-//! Rotary position embedding: the frequencies that a configuration asks for.
+//! Rotary position embedding: the configured frequencies.
 //!
-//! Only rotations are taken that depend on nothing but the position and what is known of a sequence when it begins
+//! A rotation may depend only on the position and on properties that a sequence has when it begins
 //! ([`RopeConfig::long_above`]): a cached key must stay valid whatever the sequence does later.
 
 mod long;
@@ -50,16 +50,16 @@ pub enum RopeScaling {
         /// Context of the training before scaling, in tokens.
         original_max_position_embeddings: usize,
     },
-    /// All are divided, and only the first pairs of a head turn.
+    /// All are divided, and only the first pairs of a head rotate.
     Proportional {
-        /// The part of them that turns.
+        /// The part of them that rotates.
         part: f64,
         /// The divisor.
         factor: f64,
     },
     /// YaRN: blends by dimension, and scales the attention.
     Yarn(Yarn),
-    /// Each is divided by a number of its own, as many as there are pairs: the form in which GGUF files hold Llama 3.1's.
+    /// Each is divided by its own number, one for each pair: the form in which GGUF files hold Llama 3.1's.
     Divided(Arc<[f32]>),
     /// LongRoPE: the same with two sets of numbers, one of them for long sequences.
     LongRope(Arc<LongRope>),
@@ -72,9 +72,9 @@ pub struct Yarn {
     pub factor: f64,
     /// Context of the training before scaling, in tokens.
     pub original_max_position_embeddings: usize,
-    /// Dimensions that turn more often than this over the original context are kept.
+    /// Dimensions that rotate more often than this over the original context are kept.
     pub beta_fast: f64,
-    /// Dimensions that turn less often than this over the original context are interpolated.
+    /// Dimensions that rotate less often than this over the original context are interpolated.
     pub beta_slow: f64,
     /// Factor on cos and sin; `None` to derive it from `factor`.
     pub attention_factor: Option<f64>,
@@ -87,8 +87,8 @@ pub struct Yarn {
 }
 
 impl RopeConfig {
-    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are that of the model, and that of
-    /// the training before scaling in families that keep it beside the parameters of the rotation, where it is not said.
+    /// Reads `rope_scaling`, else `rope_parameters`, else `rope_theta` alone. `contexts` are the model's, and the
+    /// original one before scaling in families that keep it outside of the rotation's parameters, as the default.
     pub(crate) fn from_json(
         json: &JsonFile,
         default_theta: f64,
@@ -126,7 +126,7 @@ impl RopeConfig {
         })
     }
 
-    /// Reads the rotation of one kind of layers, of which `own` says what it says.
+    /// Reads the rotation of one kind of layers from its parameters, `own`.
     pub(crate) fn of_kind(
         outer: &JsonFile,
         own: Option<&JsonFile>,
@@ -158,7 +158,7 @@ impl RopeConfig {
         })
     }
 
-    /// Refuses divisors that are not as many as there are pairs.
+    /// Refuses a number of divisors that is not the number of pairs.
     pub(crate) fn check_pairs(&self, json: &JsonFile, rotary_dim: usize) -> Result<(), LoadError> {
         match &self.scaling {
             RopeScaling::LongRope(both) => both.check_pairs(json, rotary_dim),
@@ -166,7 +166,7 @@ impl RopeConfig {
         }
     }
 
-    /// The length above which a sequence rotates as long ones do, in tokens; `None` where all rotate alike.
+    /// The length above which a sequence has the long frequencies, in tokens; `None` where all have the same.
     ///
     /// The length of a sequence is that of its prompt and of the longest output that it may have, so that it never changes:
     /// keys that are cached stay valid.
@@ -177,8 +177,8 @@ impl RopeConfig {
         }
     }
 
-    /// Whether a configuration says nothing of the rotation, but for its base. An empty `rope_parameters` asks for the
-    /// default one.
+    /// Whether a configuration has no rotation parameters except the base. An empty `rope_parameters` means the default
+    /// rotation.
     pub(crate) fn is_absent(json: &JsonFile) -> Result<bool, LoadError> {
         let scaling = json.object("rope_scaling")?;
         let is_scaled = scaling.is_some_and(|scaling| !scaling.entries().is_empty());
@@ -196,7 +196,7 @@ impl RopeConfig {
         }
     }
 
-    /// Factor on the scores of latent attention, beside that on cos and sin.
+    /// Factor on the scores of latent attention, in addition to the one on cos and sin.
     pub fn score_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => {

@@ -1,6 +1,6 @@
-//! By what channels are ranked.
+//! The ranking criterion of channels.
 
-/// By what the channels of a key are ranked.
+/// The ranking criterion of a key's channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChannelType {

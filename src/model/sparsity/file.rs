@@ -125,7 +125,7 @@ fn row_of(row: &Value, wanted: usize, dim: usize) -> Result<Vec<u16>, String> {
     Ok(channels)
 }
 
-/// The channels with the least sum of ranks; of equal ones the lower. A channel that a row leaves out ranks behind it.
+/// The channels with the least sum of ranks; of equal ones the lower. A channel missing in a row ranks last there.
 fn least_ranks(rows: &[Vec<u16>], wanted: usize, dim: usize) -> Vec<u16> {
     let mut sums = vec![0; dim];
     for row in rows {
@@ -171,8 +171,8 @@ pub fn write(file: &Path, layers: &[ChannelRanks]) -> Result<(), LoadError> {
     })
 }
 
-/// Indices from the largest value to the least. No value is NaN: they are means of absolute values, and those of a model
-/// that computes NaN rank as they stand.
+/// Indices from the largest value to the least. Values are means of absolute values, so their bits order them; NaN from
+/// a broken model is ordered by its bits too.
 fn ranking(importance: &[f64]) -> Vec<usize> {
     let mut channels: Vec<usize> = (0..importance.len()).collect();
     let bits = |channel: &usize| Reverse(importance[*channel].to_bits());

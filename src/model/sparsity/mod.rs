@@ -1,4 +1,4 @@
-//! Double sparsity as it is asked for: which layers of a model have labels, and of which channels.
+//! Double sparsity as configured: which layers of a model have labels, and of which channels.
 
 mod channel_type;
 mod file;
@@ -14,7 +14,7 @@ use crate::error::LoadError;
 use crate::kernels::sparsity::DoubleSparsity;
 use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
 
-/// The settings that are asked for.
+/// The requested settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparsityWish {
     /// The file of channels.
@@ -34,7 +34,7 @@ const DEFAULT_SHARE: usize = 4;
 /// The least that it has by default, if a key has as many: of narrow keys a share finds too few tokens.
 const LEAST_DEFAULT: usize = 32;
 
-/// The channels of a label where no number is asked for: wide keys need more of them.
+/// The channels of a label by default: wide keys need more of them.
 pub fn default_channels(key_dim: usize) -> usize {
     (key_dim / DEFAULT_SHARE).max(LEAST_DEFAULT).min(key_dim)
 }
@@ -44,8 +44,8 @@ pub fn default_channels(key_dim: usize) -> usize {
 pub struct ModelSparsity {
     /// The parameters that the kernels need.
     pub rules: Arc<DoubleSparsity>,
-    /// Names all that decides what is computed: the parameters and the file's hash. Wherever keys and values outlive their
-    /// engine this belongs to what they are found by, so the same parameters have the same name in every version.
+    /// Identifies everything that affects results: the parameters and the file's hash. It is part of the lookup keys of
+    /// KV that outlives its engine, so the same parameters have the same tag in every version.
     pub tag: Arc<str>,
 }
 

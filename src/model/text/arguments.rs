@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::jinja::{Fault, Value as TemplateValue};
 
-/// Arguments for writing: an object, or the text of those that a model wrote wrongly.
+/// Arguments for writing: an object, or the model's text where it is malformed.
 pub(super) enum Written<'a> {
     Object(TemplateValue),
     Text(&'a str),

@@ -46,7 +46,7 @@ pub(super) enum ArgumentForm {
     Text,
 }
 
-/// The content of a message that has calls and says nothing.
+/// The content of a message that has calls and no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmptyContent {
     /// An empty text.
@@ -59,9 +59,9 @@ pub(super) enum EmptyContent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Written {
     ByTemplate,
-    /// No call was written when that was tried.
+    /// The template wrote no call when probed.
     Nowhere,
-    /// The engine, behind what a message says.
+    /// The engine, after the content of a message.
     InContent(CallWriter),
 }
 
@@ -77,7 +77,7 @@ pub(super) struct CallForm {
 }
 
 impl CallForm {
-    /// Looks for what the source of a template tells.
+    /// Detects the form in the source of a template.
     pub(super) fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         let loops = ["arguments|items", "arguments.items()", "arguments|dictsort"];
@@ -109,7 +109,7 @@ impl CallForm {
         }
     }
 
-    /// Arguments that come as a text, as an object for the template; `None` for those that stay as they are.
+    /// Arguments that come as a text, as an object for the template; `None` for arguments that stay as they are.
     ///
     /// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
     pub(super) fn arguments_of(
@@ -128,7 +128,7 @@ impl CallForm {
         Ok(object.or_else(|| self.loops_over_arguments.then(nothing).flatten()))
     }
 
-    /// The same with what a try has shown.
+    /// The same with the results of a probe.
     pub(super) fn with(self, arguments: ArgumentForm, empty_content: EmptyContent) -> Self {
         Self {
             arguments,
@@ -220,7 +220,7 @@ impl Calls {
     }
 }
 
-/// Puts calls behind what a message says.
+/// Appends calls to the content of a message.
 fn write_into_content(
     message: &mut Map<String, Value>,
     calls: &[Value],
@@ -256,7 +256,7 @@ fn unprintable(fault: Fault) -> RequestError {
     ))
 }
 
-/// The same short id for the same id, wherever it stands.
+/// A short id, the same for every use of an id.
 fn short(id: &str) -> String {
     if id.len() == SHORT_ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return id.to_owned();

@@ -43,14 +43,14 @@ pub(super) struct Expected {
     pub(super) calls: CallForm,
     pub(super) thoughts: ThoughtForm,
     pub(super) tools: ToolPlace,
-    /// Instructions may come after a user's message. Only a try can tell.
+    /// Instructions may come after a user's message. Found by a probe.
     pub(super) late_system: bool,
 }
 
 /// How a template reads the thoughts of an earlier answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThoughtForm {
-    /// Beside the content.
+    /// In addition to the content.
     Beside,
     /// A message with calls has thoughts or content: it refuses both.
     InsteadOfContent,
@@ -68,7 +68,7 @@ impl ThoughtForm {
 }
 
 impl Expected {
-    /// Looks for what the source of a template tells.
+    /// Detects the form in the source of a template.
     pub(super) fn of(template: &str) -> Self {
         Self {
             content: ContentFormat::of(template),

@@ -107,7 +107,7 @@ impl TextModel {
     }
 }
 
-/// True if a token lies on both sides of a place.
+/// True if a token spans a place.
 fn straddles(piece: &Encoding, at: usize) -> bool {
     let mut tokens = piece.get_offsets().iter();
     tokens.any(|&(begin, end)| begin < at && at < end)

@@ -1,7 +1,7 @@
 //! Prompts that end inside their last message.
 //!
-//! A template writes a message whole, with what ends it. So the last message gets a mark at the end of its content, and the
-//! prompt is cut there: the content itself may be trimmed by the template, or stand in the prompt more than once.
+//! A template writes a message whole, with its end. So the last message gets a mark at the end of its content, and the
+//! prompt is cut there: the template may trim the content itself, or write it more than once.
 
 use serde_json::Value;
 

@@ -18,10 +18,10 @@ pub(super) struct TokenizerConfig {
 /// The text of the chat templates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TemplateSources {
-    /// Where they stand, for error texts.
+    /// Their file, for error texts.
     pub(super) file: PathBuf,
     pub(super) default: String,
-    /// The one to take when there are tools, if it is another one.
+    /// The one for requests with tools, if it differs.
     pub(super) tool_use: Option<String>,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<u8>, LoadError> {
     })
 }
 
-/// Returns the chat templates: a file of their own wins over the configuration.
+/// Returns the chat templates: a separate file takes precedence over the configuration.
 pub(super) fn template_sources(
     dir: &Path,
     config: &TokenizerConfig,

@@ -1,4 +1,4 @@
-//! The formats in which a model writes calls and reasoning, as its template and vocabulary tell.
+//! The formats in which a model writes calls and reasoning, detected in its template and vocabulary.
 
 use super::TextModel;
 use crate::state::output::{ReasoningFormat, ToolFormat};
@@ -7,7 +7,7 @@ use crate::state::output::{ReasoningFormat, ToolFormat};
 const DEEPSEEK_SECTION: &str = "<｜tool▁calls▁begin｜>";
 
 impl TextModel {
-    /// Returns the format of tool calls that the model's chat template asks for; `None` if it shows none that is known.
+    /// Returns the format of tool calls in the model's chat template; `None` if it has no known one.
     pub fn tool_format(&self) -> Option<ToolFormat> {
         let tool_call = ToolFormat::Hermes.opening();
         if self.writes_messages() {
@@ -47,7 +47,7 @@ impl TextModel {
                 _ => ToolFormat::Hermes,
             });
         }
-        // Llama 4's templates show calls as Python; those of Llama 3 ask for JSON with parameters.
+        // Llama 4's templates show calls as Python, those of Llama 3 as JSON with parameters.
         let asks_for_json = self.template_mentions("\"parameters\": ");
         match self.has_token(ToolFormat::Llama3.opening()) && self.template_mentions("tools") {
             true if asks_for_json => Some(ToolFormat::Llama3),

@@ -1,8 +1,8 @@
 //! Pieces that SentencePiece takes out of a text before it merges anything: its user-defined ones.
 //!
 //! `tokenizers` finds added tokens in a text before the normalizer writes U+2581 for blanks and puts one before the text, or
-//! else normalizes their names in the same way. Pieces that hold blanks fit neither: they stand in the text that the
-//! normalizer made, at its beginning with the blank put before it.
+//! else normalizes their names in the same way. Pieces that hold blanks fit neither: they occur in the normalizer's
+//! output, at its beginning with the blank put before it.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::normalizer::Range;
@@ -21,7 +21,7 @@ impl FrozenPieces {
     /// Makes them from their normalized texts and ids; of equal texts the first counts. `None` if there are none.
     ///
     /// # Errors
-    /// Why no matcher can be built, as the library tells it: they are too many or too long.
+    /// The library's error if it can build no matcher: the pieces are too many or too long.
     pub(super) fn new(pieces: &[(String, u32)]) -> Result<Option<Self>, aho_corasick::BuildError> {
         if pieces.is_empty() {
             return Ok(None);

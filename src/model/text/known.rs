@@ -1,4 +1,4 @@
-//! Conversations whose beginning was computed before: its tokens are taken as they were.
+//! Conversations whose beginning was computed before: its tokens are reused.
 
 use serde_json::Value;
 
@@ -18,9 +18,9 @@ pub struct KnownBeginning<'a> {
 }
 
 impl TextModel {
-    /// Encodes a conversation that was rendered to `rendered` behind the known tokens of its beginning. `None` if that cannot
-    /// be done: the template writes the beginning otherwise than it wrote it alone, or the answer in it did not end as the
-    /// template ends one.
+    /// Encodes a conversation that was rendered to `rendered`, with the known tokens of its beginning. `None` if these
+    /// do not fit: the template renders the beginning differently within the conversation, or the answer in it did not
+    /// end as the template ends one.
     ///
     /// # Errors
     /// As [`encode_chat`](Self::encode_chat).
@@ -76,7 +76,7 @@ impl TextModel {
         behind.trim().is_empty().then_some(behind)
     }
 
-    /// Whether tokens behind `last` are these texts. Some tokenizers begin every text with a blank of their own.
+    /// Whether tokens after `last` decode to these texts. Some tokenizers put a blank before every text.
     fn go_together(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
         let before = self.decode(&[last], false, true);
         let both = self.decode(&[&[last], tokens].concat(), false, true);

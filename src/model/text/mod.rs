@@ -89,7 +89,7 @@ pub struct SpecialTokens {
     pub eos: Option<String>,
     /// Fills rows.
     pub pad: Option<String>,
-    /// Stands for what the vocabulary lacks.
+    /// Replaces text outside of the vocabulary.
     pub unk: Option<String>,
 }
 
@@ -262,7 +262,7 @@ impl TextModel {
     }
 
     /// Returns whether the chat template writes instructions (messages of the role `system`) that come after a user's
-    /// message, where they stand; false without a template.
+    /// message in their place; false without a template.
     pub fn takes_late_system(&self, has_tools: bool) -> bool {
         let template = self.template.as_ref();
         template.is_some_and(|template| template.takes_late_system(has_tools))
@@ -273,7 +273,7 @@ impl TextModel {
         self.template.is_some()
     }
 
-    /// Returns the text of one token as it stands inside a text: special tokens by name, a leading space kept, bytes
+    /// Returns the text of one token as it appears inside a text: special tokens by name, a leading space kept, bytes
     /// of an unfinished character as U+FFFD.
     pub fn token_text(&self, id: u32) -> String {
         let alone = self.decode(&[id], false, true);

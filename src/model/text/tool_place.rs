@@ -21,7 +21,7 @@ pub(super) enum ToolPlace {
 }
 
 impl ToolPlace {
-    /// Looks for what the source of a template tells.
+    /// Detects the place in the source of a template.
     pub(super) fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
         match () {
@@ -42,7 +42,7 @@ pub(super) fn functions(tools: &TemplateValue) -> Result<TemplateValue, Fault> {
     TemplateValue::list(functions.collect())
 }
 
-/// Puts tools into the instructions, which there are then.
+/// Puts tools into the instructions, which are added if missing.
 pub(super) fn put_into_messages(
     messages: &mut Vec<Value>,
     tools: &TemplateValue,

@@ -1,11 +1,11 @@
-//! Where the turns of a chat begin, as tokens: prompts of one conversation, and of others with the same instructions,
-//! part there.
+//! The tokens that begin the turns of a chat: prompts of one conversation, and of others with the same instructions,
+//! diverge there.
 
 use serde_json::{Map, Value, json};
 
 use super::{ChatPrompt, TextModel};
 
-/// The tokens that open turns in a model's chat template, as far as they could be found out.
+/// The tokens that open turns in a model's chat template, as far as they could be detected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TurnMarks {
     /// The tokens between the instructions and the first words of the user.
@@ -34,7 +34,7 @@ impl TurnMarks {
         let reply = || {
             let before = render(vec![asks("One")], false, None)?;
             let open = added(&before, &render(vec![asks("One")], true, None)?)?;
-            // Some write an empty thought for an answer without one, some open a thought only if they are told to.
+            // Some write an empty thought for an answer without one, some open a thought only on request.
             let others = [false, true].into_iter().filter_map(|thinks| {
                 let other = render(vec![asks("One")], true, Some(thinks))?;
                 added(&before, &other)
@@ -48,9 +48,9 @@ impl TurnMarks {
         }
     }
 
-    /// The positions of a prompt at which others are likely to part from it, ascending: the end of the instructions, of
-    /// the last words of the user, and of all turns before the answer. `replies` were opened since those words, the one
-    /// that is asked for among them: what was thought in them is dropped from later prompts.
+    /// The positions at which other prompts are likely to diverge from this one, ascending: the end of the
+    /// instructions, of the user's last message, and of all turns before the answer. `replies` counts the replies since
+    /// that message, the requested one included: later prompts drop their thoughts.
     pub fn anchors(&self, prompt: &[u32], replies: usize) -> Vec<u32> {
         let starts = |mark: &[u32]| match mark.is_empty() {
             true => None,
@@ -79,8 +79,8 @@ impl TurnMarks {
     }
 }
 
-/// The tokens between the instructions and the first words of the user in a template that refuses instructions alone: what
-/// chats with other instructions and other words share there.
+/// The tokens between the instructions and the first words of the user in a template that refuses instructions alone:
+/// the tokens that chats with other instructions and other words share there.
 fn between(
     render: &dyn Fn(Vec<Value>, bool, Option<bool>) -> Option<Vec<u32>>,
 ) -> Option<Vec<u32>> {

@@ -1,4 +1,4 @@
-//! The vocabulary as bytes: what grammars need to know of tokens.
+//! The vocabulary as bytes, for grammars.
 
 use tokenizers::Tokenizer;
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizedString, PreTokenizer};
@@ -14,9 +14,9 @@ const BLANK: char = '\u{2581}';
 pub enum TokenPiece {
     /// These bytes, at least one. They need not be whole characters.
     Bytes(Vec<u8>),
-    /// A token of its own, with this name: its letters, written in a text, do not mean it.
+    /// A single token with this name: its letters, written in a text, do not mean it.
     Marker(String),
-    /// Nothing that can be told: the id is unused, or the entry is malformed.
+    /// Unknown text: the id is unused, or the entry is malformed.
     Unknown,
 }
 
@@ -117,7 +117,7 @@ pub(super) fn blanks(tokenizer: &Tokenizer) -> Option<FrozenPieces> {
 }
 
 impl Spelling {
-    /// Reads it off the decoder, or the pre-tokenizer if that says nothing.
+    /// Detects it in the decoder, or else in the pre-tokenizer.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let decoder = serde_json::to_string(&tokenizer.get_decoder()).ok()?;
         let splitter = serde_json::to_string(&tokenizer.get_pre_tokenizer()).ok()?;

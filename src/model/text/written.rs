@@ -1,4 +1,4 @@
-//! Calls as models write them, for their templates that leave out those of earlier answers.
+//! Calls as models write them, for templates that leave out the calls of earlier answers.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use crate::state::output::ToolFormat;
 pub(super) enum CallWriter {
     /// A list in Python.
     Lfm2,
-    /// A list of objects, and what closes it.
+    /// A list of objects, and the tag that closes it.
     TaggedList(&'static str),
     /// Each call an object between tags.
     Hermes,

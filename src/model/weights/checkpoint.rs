@@ -36,11 +36,11 @@ pub struct Weights {
     pub(super) entries: FxHashMap<String, Entry>,
     types: Vec<TypeCount>,
     pub(super) scheme: Option<Scheme>,
-    /// Matrices that are parts of others, in another order.
+    /// Transposed or interleaved matrices of expert stacks.
     pub(super) turned: FxHashMap<String, Turned>,
     /// Matrices that are rows of quantised ones.
     pub(super) parts: FxHashMap<String, PartOf>,
-    /// Parts of names in the files, and ours for them; where the files have names of their own.
+    /// Parts of names in the files, and ours for them, where they differ.
     pub(super) own_names: Vec<(&'static str, &'static str)>,
 }
 
@@ -133,10 +133,10 @@ impl Weights {
         })
     }
 
-    /// Gives the memory of a tensor's bytes back to the system, which reads them from the file if they are asked for
-    /// again. Without this a model that is copied while it is loaded counts twice in the resident memory.
+    /// Releases a tensor's pages to the system, which reads them from the file again on access. Without this a model
+    /// that is copied while it is loaded counts twice in the resident memory.
     pub fn release(&self, name: &str) {
-        // Two matrices may share these bytes; what is given back too early is read again.
+        // Two matrices may share these bytes; pages released too early are read again.
         for (file, range) in self.turned.get(name).into_iter().flat_map(Turned::ranges) {
             self.files[*file].release(range.clone());
         }

@@ -1,8 +1,8 @@
-//! The tensors of experts, under the names that the model asks for.
+//! The tensors of experts, under the model's names.
 //!
 //! Checkpoints name them in several ways: each expert's matrices by themselves, in either family's words, or those of all
 //! experts stacked in one tensor: `gate_up_proj` `[experts, 2 * width, hidden]`, gates first, and `down_proj`
-//! `[experts, hidden, width]`. Stacks in codes of eight bits have their scales in a tensor of their own.
+//! `[experts, hidden, width]`. Stacks in codes of eight bits have their scales in a separate tensor.
 
 use super::checkpoint::Weights;
 use super::entry::Entry;

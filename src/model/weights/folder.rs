@@ -113,7 +113,7 @@ impl Shards {
     }
 }
 
-/// The element type of a tensor in a file; `None` for those that have no kernels.
+/// The element type of a tensor in a file; `None` for types without kernels.
 fn dtype_of(dtype: safetensors::Dtype) -> Option<Dtype> {
     match dtype {
         safetensors::Dtype::F32 => Some(Dtype::F32),

@@ -33,7 +33,7 @@ impl MappedFile {
             return Err(format_error(&file, "is not a regular file"));
         }
         // SAFETY: the map is read-only and private to this type, which hands out shared byte slices bound to its own
-        // lifetime, and bytes have no invalid values. That nobody shortens the file meanwhile is asked of the user.
+        // lifetime, and bytes have no invalid values. The user must not truncate the file meanwhile.
         let map = unsafe { Mmap::map(&opened) }.map_err(io)?;
         Ok(Self { file, map })
     }
@@ -48,7 +48,7 @@ impl MappedFile {
         &self.map
     }
 
-    /// Gives the memory of bytes back to the system, which reads them from the file if they are asked for again.
+    /// Releases pages to the system, which reads them from the file again on access.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         {

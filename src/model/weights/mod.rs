@@ -1,7 +1,7 @@
-//! Weights as they lie on disk: files, mapped and checked, never copied here.
+//! Weights as stored on disk: files, mapped and checked, never copied here.
 //!
 //! A model's whole set of names, shapes and element types is checked against its configuration before anything is
-//! allocated for it. Nothing here knows what a tensor is for. The files are safetensors (`folder`) or GGUF
+//! allocated for it. Nothing here knows the use of a tensor. The files are safetensors (`folder`) or GGUF
 //! ([`crate::model::gguf`]); the names are those of Hugging Face's checkpoints.
 
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! Tensors under the names that the model asks for, where a family's files have others, and parts of fused ones.
+//! Tensors under the model's names, where a family's files have others, and parts of fused ones.
 
 use super::checkpoint::Weights;
 use super::quantised::part_of::PartOf;
@@ -7,7 +7,7 @@ use crate::kernels::tensor_view::RowOrder;
 use crate::model::config::recurrent::Recurrence;
 use crate::model::config::{Architecture, ModelConfig};
 
-/// Prefixes of the decoder in models that also see, and what they stand for.
+/// Prefixes of the decoder in vision-language models, and ours for them.
 const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
@@ -33,7 +33,7 @@ const LFM2: [(&str, &str); 12] = [
     (".feed_forward.experts.", ".mlp.experts."),
 ];
 
-/// Parts of Gemma 4's names, whose experts stand on their layers, and ours.
+/// Parts of Gemma 4's names, which have experts directly in the layer, and ours.
 const GEMMA4: [(&str, &str); 2] = [(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
 
 /// Words for the projections of experts, ours and LFM2's.
@@ -47,7 +47,7 @@ const LFM2_EXPERTS: [(&str, &str); 3] = [
 type Part<'a> = (&'a str, usize, usize);
 
 impl Weights {
-    /// Renames tensors, and takes apart those that hold rows of several.
+    /// Renames tensors, and splits fused ones.
     ///
     /// # Errors
     /// [`LoadError::WrongShape`] for a fused tensor that is not as the configuration says, [`LoadError::MissingTensor`] for
@@ -214,7 +214,7 @@ impl Weights {
             let mut entry = whole.clone();
             entry.shape = shape(rows);
             if groups == 1 {
-                // They stand side by side.
+                // They are adjacent.
                 let row_bytes = whole.range.len() / period;
                 let start = whole.range.start + first * row_bytes;
                 entry.range = start..start + rows * row_bytes;

@@ -1,4 +1,4 @@
-//! The answers of tree and pools.
+//! Digests of the answers of tree and pools.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +12,13 @@ use crate::state::plan::{
     Verdict,
 };
 
-/// Of a [`StepPlanned`]: what tree and pools decided.
+/// Digest of a [`StepPlanned`]: the decisions of tree and pools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedDigest {
     step: StepId,
-    /// Pages that were missing, if nothing was granted.
+    /// The missing pages, if nothing was granted.
     missing_pages: Option<u64>,
-    /// How many were granted something; what, shows in the step.
+    /// The number of sequences with a grant; the step shows the grants themselves.
     granted: u64,
     granted_sum: u64,
     checkpointed: Vec<CheckpointedDigest>,
@@ -27,7 +27,7 @@ pub struct PlannedDigest {
     held: Vec<Seq>,
     budget: Option<String>,
     mixed: bool,
-    /// For whom running requests give way, and who does.
+    /// The request to make room for, and its victims.
     preempt: Option<(Seq, Vec<Seq>)>,
     refused: Option<Seq>,
     evicted_tokens: u64,
@@ -36,7 +36,7 @@ pub struct PlannedDigest {
     cache: Option<(u64, u64)>,
     free_pages: u64,
     free_rows: u64,
-    /// Window pages: free, evictable, protected, and evicted by this plan; none where no layer has a window.
+    /// Window pages: free, evictable, protected, and evicted by this plan; `None` where all are zero.
     windows: Option<[u64; 4]>,
 }
 
@@ -70,7 +70,7 @@ struct AdmittedDigest {
 }
 
 impl PlannedDigest {
-    /// The step that was planned.
+    /// The planned step.
     pub fn step(&self) -> StepId {
         self.step
     }
@@ -84,7 +84,7 @@ impl From<&StepPlanned> for PlannedDigest {
             verdict,
             free_pages,
             free_rows,
-            // They show in what is granted later.
+            // Later grants show them.
             free_states: _,
             free_windows,
         } = planned;
@@ -93,7 +93,7 @@ impl From<&StepPlanned> for PlannedDigest {
             pinned,
             admitted,
             held,
-            // They show in what the store is asked for, and in the step.
+            // The store orders and the step show them.
             fetches: _,
             saves: _,
             budget,
@@ -103,9 +103,9 @@ impl From<&StepPlanned> for PlannedDigest {
             evicted_tokens,
             evicted_windows,
             evicted_nodes,
-            // For whoever diagnoses misses; what is evicted shows in what is granted later.
+            // For diagnosing misses; later grants show the evictions.
             evicted_edges: _,
-            // A flush shows in the free pages.
+            // The free pages show a flush.
             flushed_pages: _,
             cache,
         } = verdict.as_ref();
@@ -183,7 +183,7 @@ fn sum_of(grants: &[Grant], growth: &Growth) -> Sum {
     }
     let windows = growth.windows.ids().iter();
     windows.for_each(|page| sum.add(u64::from(page.get())));
-    // As a grant of a page and no row.
+    // Equivalent to a grant of one page and no row.
     for (seq, page) in growth.seqs.iter().zip(growth.pages.ids()) {
         sum.add(seq.get());
         sum.add(0);
@@ -214,7 +214,7 @@ impl From<&CheckpointedSeq> for CheckpointedDigest {
             windows: windows.as_deref().map(|windows| {
                 let CheckpointedWindows {
                     own,
-                    // They are given back by now.
+                    // They are freed by now.
                     duplicates: _,
                     remap,
                 } = windows;
@@ -239,7 +239,7 @@ impl From<&Admitted> for AdmittedDigest {
             extend_end,
             chunked,
             departure: _,
-            // The step says where its rows begin and what they save.
+            // The step has its rows' start positions and saves.
             kv_tokens: _,
             state: _,
             saves: _,
@@ -258,7 +258,7 @@ impl From<&Admitted> for AdmittedDigest {
     }
 }
 
-/// Of a [`PrefixesProbed`]: what the tree holds of the waiting requests.
+/// Digest of a [`PrefixesProbed`]: the cached prefixes of waiting requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbedDigest {
     checkpointed: Vec<CheckpointedDigest>,
@@ -281,7 +281,7 @@ impl From<&PrefixesProbed> for ProbedDigest {
             checkpointed,
             returned,
             returned_rows,
-            // They show in what is granted later.
+            // Later grants show them.
             returned_states: _,
             returned_windows: _,
             matches,

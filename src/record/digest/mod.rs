@@ -1,8 +1,8 @@
-//! Outcomes, in a form that two runs can be compared by: every id, length and number; of long lists of tokens,
-//! which the inputs decide, a sum.
+//! Digests of outcomes, to compare two runs: every id, length and number, and a checksum of long token lists, which the
+//! inputs determine.
 //!
-//! Values are taken apart field by field, so that a new field of a plan does not compile until somebody has said
-//! whether it is compared.
+//! Values are destructured field by field, so that a new field of a plan fails to compile until it is compared or
+//! explicitly ignored.
 
 mod answer;
 mod plan;
@@ -18,10 +18,10 @@ pub use answer::{PlannedDigest, ProbedDigest};
 pub use plan::{PlanDigest, ProbeDigest, ReserveDigest};
 pub use step::StepDigest;
 
-/// A [`SeqId`] in its two halves: each is small, and written in few bytes.
+/// The two halves of a [`SeqId`]: each is small and encodes in few bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seq {
-    /// Requests are numbered as they come in.
+    /// Counts requests in order of arrival.
     number: u32,
     slot: u32,
 }
@@ -41,7 +41,7 @@ impl From<Seq> for SeqId {
     }
 }
 
-/// A sum over a list of numbers that are not written themselves.
+/// A checksum of a list of numbers that are not written themselves.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum(u64);
 
@@ -59,7 +59,7 @@ impl Sum {
     }
 }
 
-/// Pages in runs of consecutive ids: first, and how many.
+/// Runs of consecutive page ids: first id and length.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRuns(Vec<(PageId, u32)>);
 
@@ -76,7 +76,7 @@ impl FromIterator<PageId> for PageRuns {
     }
 }
 
-/// Of a [`Next`].
+/// Digest of a [`Next`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NextDigest {
     /// Nothing to send.
@@ -104,7 +104,7 @@ impl From<&Next> for NextDigest {
 }
 
 impl NextDigest {
-    /// The message that would be sent.
+    /// The name of the message.
     pub fn message(&self) -> &'static str {
         match self {
             Self::Nothing => "no message",
@@ -115,7 +115,7 @@ impl NextDigest {
         }
     }
 
-    /// The step that it is about.
+    /// The step of the message, if any.
     pub fn step(&self) -> Option<StepId> {
         match self {
             Self::Nothing => None,
@@ -131,7 +131,7 @@ fn seqs(seqs: &[SeqId]) -> Vec<Seq> {
     seqs.iter().map(|seq| (*seq).into()).collect()
 }
 
-/// The news that were sent: who ended and how; of the tokens, which steps brought, a sum.
+/// Digest of the messages to the Tokenizer: ended requests and their reasons, and a checksum of the tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewsDigest {
     requests: u64,
@@ -156,7 +156,7 @@ impl From<&[RequestTokens]> for NewsDigest {
                 tokens,
                 logprobs: _,
                 cached_tokens,
-                // The steps have the loads.
+                // The steps contain the loads.
                 loaded_tokens: _,
                 num_retractions,
                 end,

@@ -1,4 +1,4 @@
-//! The scheduler's questions to tree and pools.
+//! Digests of the scheduler's requests to tree and pools.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::state::plan::{
 use crate::state::pool::pages::RowWindows;
 use crate::state::pool::state_pool::SavedState;
 
-/// Of a [`PlanStep`].
+/// Digest of a [`PlanStep`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanDigest {
     step: StepId,
@@ -32,7 +32,7 @@ pub struct PlanDigest {
 }
 
 impl PlanDigest {
-    /// The step that it is about.
+    /// The step that the request plans.
     pub fn step(&self) -> StepId {
         self.step
     }
@@ -47,7 +47,7 @@ impl From<&PlanStep> for PlanDigest {
             eviction_policy,
             returned,
             returned_rows,
-            // They show in what is granted, as the free ones do.
+            // The grants show them and the free ones.
             returned_states: _,
             returned_windows,
             max_pinned_states: _,
@@ -60,9 +60,9 @@ impl From<&PlanStep> for PlanDigest {
             free_rows,
             free_states: _,
             free_windows: _,
-            // The log's header says so.
+            // The log's header has it.
             has_windows: _,
-            // The saves show in the step.
+            // The step shows the saves.
             saves: _,
         } = request;
         let number_of = |demand: &PinDemand| demand.pin;
@@ -86,7 +86,7 @@ impl From<&PlanStep> for PlanDigest {
     }
 }
 
-/// Of a [`ProbePrefixes`].
+/// Digest of a [`ProbePrefixes`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeDigest {
     step: StepId,
@@ -97,7 +97,7 @@ pub struct ProbeDigest {
 }
 
 impl ProbeDigest {
-    /// The step that it is about.
+    /// The step that the probe precedes.
     pub fn step(&self) -> StepId {
         self.step
     }
@@ -132,7 +132,7 @@ impl From<&ProbePrefixes> for ProbeDigest {
     }
 }
 
-/// Of an [`AdmitRequest`]. The adder's reservations show in what is admitted.
+/// Digest of an [`AdmitRequest`]. The admissions show the adder's reservations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct AdmitDigest {
     candidates: Vec<Seq>,
@@ -150,11 +150,11 @@ impl From<&AdmitRequest> for AdmitDigest {
             max_new_rows,
             prefix_wait,
             mixes,
-            // The sequences that may give way show in those that do.
+            // The victims show the preemptible sequences.
             preemption: _,
             // The log's header has them.
             states: _,
-            // The requests that it lets in show in those that are admitted.
+            // The admissions show the requests that it allows.
             windows: _,
             // The log's header has it.
             block_tokens: _,
@@ -175,7 +175,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 anchors,
                 bypasses_cache,
                 kv_tokens,
-                // An input of the log; what comes of it shows in the step.
+                // An input of the log; the step shows its effect.
                 stored: _,
             } = candidate;
             sum.add(tokens.len() as u64);
@@ -186,7 +186,7 @@ impl From<&AdmitRequest> for AdmitDigest {
                 | u64::from(*bypasses_cache) << 2;
             sum.add(flags << 8 | u64::from(*waits));
             sum.add(continues_at.map_or(0, |at| at as u64 + 1));
-            // Nothing where no layer keeps a state.
+            // Empty where no layer keeps a state.
             anchors.iter().for_each(|at| sum.add(u64::from(*at)));
             if *kv_tokens > 0 {
                 sum.add(*kv_tokens as u64);
@@ -299,7 +299,7 @@ impl PublishDigest {
             written_by,
             // The submission has the anchors.
             boundaries: _,
-            // The saves show in the steps.
+            // The steps show the saves.
             stored_tokens: _,
         } = key;
         let saved = states
@@ -316,7 +316,7 @@ impl PublishDigest {
     }
 }
 
-/// Of a [`ReservePages`] that the scheduler made itself: it returns window pages at most, and its verdict is empty.
+/// Digest of a [`ReservePages`] by the scheduler itself: it returns at most window pages, and its verdict is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReserveDigest {
     step: StepId,
@@ -325,7 +325,7 @@ pub struct ReserveDigest {
 }
 
 impl ReserveDigest {
-    /// The step that it is about.
+    /// The step to reserve pages for.
     pub fn step(&self) -> StepId {
         self.step
     }

@@ -1,4 +1,4 @@
-//! The executor's orders.
+//! Digests of the executor's steps.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::state::step::{
     BlockLoad, BlockSave, BlockSource, RowStart, RowWork, StateStart, StepPlan, StepRow, TableDelta,
 };
 
-/// Of a [`StepPlan`]: all of it but the tokens and parameters, which the submissions decide.
+/// Digest of a [`StepPlan`]: everything but the tokens and parameters, which the submissions determine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepDigest {
     step: StepId,
@@ -30,7 +30,7 @@ struct StartDigest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum EditDigest {
-    /// The pages that a decode appends, at every step and for every row.
+    /// A single appended page, the common case of a decode.
     AppendOne {
         row: RowId,
         page: PageId,
@@ -44,7 +44,7 @@ enum EditDigest {
         from: u32,
         pages: PageRuns,
     },
-    /// Of window pages, as the others.
+    /// The same for window pages.
     AppendWindows {
         row: RowId,
         pages: PageRuns,
@@ -54,7 +54,7 @@ enum EditDigest {
         from: u32,
         pages: PageRuns,
     },
-    /// A block that is saved, behind the edits; these are no edits, and logs without a store know nothing of them.
+    /// A saved block, listed after the edits; not an edit, and absent from logs without a store.
     Save {
         ticket: Ticket,
         pages: PageRuns,
@@ -80,7 +80,7 @@ struct RowDigest {
     seq: Seq,
     work: WorkDigest,
     sample: bool,
-    /// Where input log probabilities are wished from, if any are wished for.
+    /// The first position with input log probabilities, if any are requested.
     logprobs: Option<Option<u32>>,
 }
 
@@ -93,7 +93,7 @@ enum WorkDigest {
     Decode {
         position: u32,
     },
-    /// With copies of the state: positions and slots.
+    /// A prefill that copies states: positions and slots.
     SavingPrefill {
         start: u32,
         end: u32,
@@ -106,7 +106,7 @@ enum WorkDigest {
 }
 
 impl StepDigest {
-    /// The step that it is about.
+    /// The id of the step.
     pub fn step(&self) -> StepId {
         self.step
     }
@@ -148,7 +148,7 @@ impl From<&RowStart> for StartDigest {
             sampling,
             // Not in the log: see `SubmitEntry`.
             grammar: _,
-            // Neither.
+            // Neither are these.
             vectors: _,
             pooling: _,
             prefix,

@@ -1,4 +1,4 @@
-//! The results of a step as they are written to a log, and read again.
+//! The log's form of step results.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,15 +8,15 @@ use crate::state::grammar::GrammarFailure;
 use crate::state::sampling::{RowLogprobs, TokenLogprobs};
 use crate::state::step::{RowResult, RowVerdict, StepOutput};
 
-/// Most prompt log probabilities that one row of a step is believed to have brought.
+/// Upper bound of the prompt log probabilities that replay accepts per row and step.
 const MAX_INPUT_LOGPROBS: u32 = 1 << 20;
 
-/// A [`StepOutput`] as it is written: of log probabilities only how many there are, since nothing is decided by them.
+/// The log's form of a [`StepOutput`]: of log probabilities only their number, since no decision depends on them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRows {
     step: StepId,
     rows: Vec<RowEntry>,
-    /// The rows' tokens, one behind the other.
+    /// The tokens of all rows, concatenated.
     tokens: Vec<u32>,
 }
 
@@ -25,12 +25,12 @@ struct RowEntry {
     seq: Seq,
     n_tokens: u32,
     accepted: u32,
-    /// Prompt tokens whose log probabilities came, if any were wished for.
+    /// Number of prompt tokens with log probabilities, if requested.
     input_logprobs: Option<u32>,
     verdict: VerdictEntry,
 }
 
-/// A [`RowVerdict`] as it is written. The first two are encoded as the boolean that stood here before there were grammars.
+/// The log's form of a [`RowVerdict`]. The first two variants encode like the boolean of older logs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum VerdictEntry {
     Open,
@@ -95,15 +95,15 @@ impl From<&StepOutput> for StepRows {
 }
 
 impl StepRows {
-    /// Tokens that the step brought.
+    /// Number of tokens that the step produced.
     pub fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The output again, with empty log probabilities.
+    /// Converts back to an output, with empty log probabilities.
     ///
     /// # Errors
-    /// Says what cannot be in a log.
+    /// The counts are inconsistent or exceed the limit.
     pub fn output(&self) -> Result<StepOutput, String> {
         let mut tokens = self.tokens.as_slice();
         let mut rows = Vec::with_capacity(self.rows.len());

@@ -1,4 +1,4 @@
-//! A request as it is written to a log, and read again.
+//! The log's form of requests.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::sampling::{LogprobWish, SamplingParams};
 use crate::state::scheduler::submission::Submission;
 
-/// A [`Namespace`] as it is written; the entry of a request tells how its sequence rotates.
+/// The log's form of a [`Namespace`]; the entry's variant says whether the sequence uses long-context RoPE factors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamespaceEntry {
     extra_key: Option<String>,
@@ -32,27 +32,27 @@ impl From<&NamespaceEntry> for Namespace {
     }
 }
 
-/// A [`Submission`] as it is written.
+/// The log's form of a [`Submission`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubmitEntry {
-    /// The client's name for it.
+    /// The client's request id.
     pub rid: RequestId,
-    /// The Tokenizer's number for it.
+    /// The Tokenizer's request number.
     pub intake: IntakeId,
     /// The prompt.
     pub prompt: Arc<[u32]>,
-    /// Where its prefix may be shared.
+    /// The namespace of its prefix.
     pub namespace: NamespaceEntry,
-    /// The sampling parameters as JSON: what has no place in the states may grow without a new format.
+    /// The sampling parameters as JSON: parameters that the states ignore need no new format.
     pub sampling_json: String,
-    /// Log probabilities wished for.
+    /// The requested log probabilities.
     pub logprobs: Option<LogprobWish>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
     /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
     pub priority: Option<i64>,
-    /// When it came in, by the scheduler's clock.
+    /// Arrival time by the scheduler's clock.
     pub submitted_s: f64,
-    /// How long it may wait and run.
+    /// Timeouts for waiting and running.
     pub timeouts: RequestTimeouts,
 }
 
@@ -65,18 +65,18 @@ impl From<&Submission> for SubmitEntry {
             namespace,
             sampling,
             logprobs,
-            // Replayed as an entry of its own.
+            // Replayed from the entry's variant.
             opening: _,
             anchors: _,
-            // Its effect shows in the tokens and verdicts of the steps.
+            // The tokens and verdicts of the steps show its effect.
             grammar: _,
-            // Read by the executor alone.
+            // Only the executor reads them.
             vectors: _,
-            // Written as an entry of its own.
+            // Written in the entry's variant.
             bypasses_cache: _,
             pooling: _,
             priority,
-            // Seen or not is written when the state looks.
+            // Written as [`Entry::CancelsSeen`] when the state reads it.
             cancel: _,
             submitted_s,
             timeouts,
@@ -96,10 +96,10 @@ impl From<&Submission> for SubmitEntry {
 }
 
 impl SubmitEntry {
-    /// The request again, with a flag that nobody has raised.
+    /// Converts back to a request, with a cancel flag that is not raised.
     ///
     /// # Errors
-    /// Says what cannot be in a log.
+    /// The entry is invalid.
     pub fn submission(
         self,
         opening: Arc<[u32]>,

@@ -1,6 +1,6 @@
-//! The same states on what was recorded, call by call, until something comes out that is not in the log.
+//! Replays a log call by call, until an outcome differs from the recorded one.
 //!
-//! A file is untrusted: what it asks for is bounded, what makes no sense is an error, and a state that panics on it is
+//! A log is untrusted: its demands are bounded, an inconsistent record is an error, and a panic of the states is
 //! reported like a difference.
 
 mod unit;
@@ -20,37 +20,37 @@ use crate::state::control::{ControlSetup, ControlStates, Leg};
 use crate::state::scheduler::Next;
 use unit::{Submitted, Unit};
 
-/// Pages of a pool that a log may ask for: about a gigabyte of bookkeeping.
+/// Upper bound of a log's pages per pool: about a gigabyte of bookkeeping.
 const MAX_PAGES: usize = 1 << 27;
-/// Rows that a log may ask for.
+/// Upper bound of a log's rows.
 const MAX_ROWS: usize = 1 << 20;
 
-/// Makes the states that a log is replayed on, given how the recorded ones began.
+/// Builds the states for a replay from the recorded configuration.
 pub type MakeStates<'a> = dyn Fn(&ControlSetup) -> Result<ControlStates, ConfigError> + 'a;
 
-/// The findings of a replay.
+/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// The beginning of the log.
+    /// The log's header.
     pub header: Header,
-    /// The numbers of what was replayed.
+    /// Numbers of replayed items.
     pub counts: Counts,
-    /// The first thing that came out otherwise.
+    /// The first differing outcome.
     pub difference: Option<Difference>,
     /// Why the log ends.
     pub ending: LogEnd,
-    /// The disk did not follow when the log was written: entries are missing where a unit's end.
+    /// The disk was too slow when the log was written: a unit's last entries are missing.
     pub has_gap: bool,
-    /// Entries that are missing there, if the log's end says so.
+    /// Number of missing entries, if the log has an end block.
     pub n_dropped: u64,
 }
 
-/// How much was replayed.
+/// Numbers of replayed items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Records.
     pub records: u64,
-    /// Records of what came from outside.
+    /// Input records.
     pub events: u64,
     /// Units of the engine.
     pub units: u64,
@@ -60,9 +60,9 @@ pub struct Counts {
     pub steps: u64,
     /// Requests.
     pub requests: u64,
-    /// Tokens of their prompts.
+    /// Prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens that steps brought.
+    /// Tokens that steps produced.
     pub output_tokens: u64,
 }
 
@@ -73,18 +73,18 @@ impl Counts {
     }
 }
 
-/// The first thing that a replay does otherwise.
+/// The first outcome that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Number of the record, from 1.
     pub record: u64,
-    /// The message that is not the same.
+    /// The name of the differing message.
     pub message: String,
-    /// The step that it is about.
+    /// The message's step, if any.
     pub step: Option<StepId>,
-    /// The message that was taken in before.
+    /// The message of the previous call.
     pub after: &'static str,
-    /// Where the two differ.
+    /// The differing field.
     pub at: FieldDifference,
 }
 
@@ -112,36 +112,36 @@ impl fmt::Display for Difference {
 /// Why a log cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The file.
+    /// The file cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// States as the log begins with cannot be made.
+    /// The states cannot be built from the header.
     #[error("the log's states cannot be made: {0}")]
     Setup(String),
-    /// The states panicked: as they did when the log was written, or because it was made up.
+    /// The states panicked: as they did when the log was written, or because the log was made up.
     #[error("record {record}, after {after}: the states panic: {text}")]
     Panicked {
         /// Its number, from 1.
         record: u64,
-        /// The message that was taken in last.
+        /// The message of the previous call.
         after: &'static str,
-        /// The words of the panic.
+        /// The panic message.
         text: String,
     },
-    /// A record that cannot be behind the ones before it.
+    /// A record that cannot follow the previous ones.
     #[error("record {record} makes no sense: {reason}")]
     Senseless {
         /// Its number, from 1.
         record: u64,
-        /// Why not.
+        /// The inconsistency.
         reason: String,
     },
 }
 
-/// Replays a log on the states that `make` makes; [`ControlSetup::build`] makes those of the engine.
+/// Replays a log on the states that `make` builds; [`ControlSetup::build`] builds the engine's.
 ///
 /// # Errors
-/// A file that is no log, is damaged, or asks for more than a log can.
+/// The file is not a log, is damaged, or exceeds a limit.
 pub fn replay(log: impl Read, make: &MakeStates<'_>) -> Result<Replayed, ReplayError> {
     let mut reader = LogReader::open(log)?;
     let header = reader.header().clone();
@@ -196,12 +196,12 @@ struct Replay<'a> {
     setup: ControlSetup,
     unit: Option<Unit>,
     counts: Counts,
-    /// The call that was made last.
+    /// The message of the last call.
     after: &'static str,
     has_gap: bool,
 }
 
-/// The outcome of a record.
+/// The result of a record.
 type Applied = Result<Option<Difference>, String>;
 
 impl Replay<'_> {
@@ -240,7 +240,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Makes the call of a record or compares what came of it. `seen` are the requests whose raised flag the call saw.
+    /// Makes a record's call or compares its outcome. `seen` are the requests whose raised flag the call saw.
     fn apply(&mut self, entry: Entry, seen: &[IntakeId]) -> Applied {
         let message = entry.message();
         if let Entry::Start { .. } = entry {
@@ -259,7 +259,7 @@ impl Replay<'_> {
             Entry::Outcome(recorded) => return self.compare_outcome(&recorded),
             Entry::News(recorded) => return self.compare_news(&recorded),
             Entry::Next => {
-                // Nothing is stored in a replay.
+                // A replay stores nothing.
                 drop(unit.states.scheduler.take_store_orders());
                 unit.said = Some(unit.states.scheduler.next());
                 return Ok(None);
@@ -315,7 +315,7 @@ impl Replay<'_> {
         Ok(None)
     }
 
-    /// Runs the open plan through tree and pools, and hands the answer to the scheduler if it is the recorded one.
+    /// Runs the open plan through tree and pools, and passes the answer to the scheduler if it equals the recorded one.
     fn planned(&mut self, recorded: &PlannedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no unit has begun")?;
         let states = &mut unit.states;
@@ -337,7 +337,7 @@ impl Replay<'_> {
         Ok(None)
     }
 
-    /// Runs what the policy asked through the tree.
+    /// Runs the policy's probe through the tree.
     fn probed(&mut self, recorded: &ProbedDigest) -> Applied {
         let unit = self.unit.as_mut().ok_or("no unit has begun")?;
         let states = &mut unit.states;

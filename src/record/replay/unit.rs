@@ -14,17 +14,17 @@ use crate::state::scheduler::Next;
 use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::tier::PrefixFound;
 
-/// Prompt tokens inside at once.
+/// Upper bound of prompt tokens in flight.
 const MAX_PROMPT_TOKENS: usize = 1 << 28;
-/// Requests inside at once.
+/// Upper bound of requests in flight.
 const MAX_REQUESTS: usize = 1 << 20;
 
-/// The states of one unit, and what is between them.
+/// The states of one unit, and the message in flight between them.
 pub(super) struct Unit {
-    /// Dropped first: whatever the others hold is no leak then.
+    /// Dropped first, so that pages held by the other fields do not count as leaks.
     pub(super) _closing: Closing,
     pub(super) states: ControlStates,
-    /// The plan that is out.
+    /// The plan in flight.
     pub(super) open: Option<Leg>,
     /// The message of the last call, until its outcome is read.
     pub(super) said: Option<Next>,
@@ -32,7 +32,7 @@ pub(super) struct Unit {
     pub(super) prompt_tokens: usize,
 }
 
-/// A request as it was submitted, in any of the forms that the log has for it.
+/// A submitted request, from any of its entry variants.
 pub(super) struct Submitted {
     pub(super) request: Box<SubmitEntry>,
     opening: Arc<[u32]>,
@@ -43,7 +43,7 @@ pub(super) struct Submitted {
 }
 
 impl Submitted {
-    /// Takes an entry that submits a request; gives any other one back.
+    /// Converts an entry that submits a request; returns any other one as `Err`.
     pub(super) fn of(entry: Entry) -> Result<Self, Entry> {
         let plain = |request| Self {
             request,
@@ -196,7 +196,7 @@ impl Unit {
         intake.into_iter().for_each(|intake| self.forget(intake));
     }
 
-    /// The calls of hosts and clocks. Whatever was refused then is refused now.
+    /// Calls of hosts and clocks. A call that was refused then is refused again.
     pub(super) fn command(&mut self, entry: Entry) -> Result<(), String> {
         let scheduler = &mut self.states.scheduler;
         match entry {
@@ -253,7 +253,7 @@ impl Unit {
     }
 }
 
-/// What the store found. Nothing is fetched in a replay: the names of the blocks are not in the log.
+/// The store's answer to a lookup. A replay fetches nothing: the log has no block names.
 fn found((blocks, worth): (u64, u64), miss: Option<StoredMiss>) -> PrefixFound {
     PrefixFound {
         path: Arc::default(),

@@ -1,4 +1,4 @@
-//! Logs that are cut, damaged or made up.
+//! Truncated, damaged and made-up logs.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn a_damaged_log_is_an_error_and_no_difference() {
         match replay_of(&damaged) {
             Err(ReplayError::Log(_)) => (),
             Err(error) => panic!("byte {place}: {error}"),
-            // A length that points behind the end.
+            // A length beyond the end.
             Ok(replayed) => assert_eq!(replayed.ending, LogEnd::CutOff, "byte {place}"),
         }
     }
@@ -89,7 +89,7 @@ fn a_call_that_says_nothing_leaves_the_open_plan_alone() {
         .expect("a plan is answered");
     let nothing = Entry::Outcome(Box::new(NextDigest::Nothing));
     entries.splice(answer..answer, [Entry::Next, nothing]);
-    // With the answer and its outcome.
+    // Including the answer and its outcome.
     entries.truncate(answer + 4);
     let replayed = replay_of(&made_up(&setup(), &entries)).expect("it can be replayed");
     assert_eq!(replayed.difference, None);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::state::pooling::Pooling;
 
-/// Scheduler, tree, pools and executor, one after the other.
+/// Scheduler, tree, pools and executor, run in turn.
 pub(super) struct Engine {
     pub(super) states: ControlStates<RecordedScheduler>,
     pub(super) executor: FakeExecutor,
@@ -88,7 +88,7 @@ impl Engine {
         self.drive();
     }
 
-    /// Where prompts part; only models with states ask.
+    /// Positions where prompts diverge; only models with states use them.
     fn anchors(&self, prompt: &[u32]) -> Arc<[u32]> {
         match self.states.pools.states.total_slots() {
             0 => Arc::default(),

@@ -1,4 +1,4 @@
-//! Logs that end at their size, and disks that are too slow.
+//! Logs that reach their size limit, and disks that are too slow.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Logs of a small engine without actors: whole ones here.
+//! Logs of a small engine without actors; complete logs here.
 
 mod damage;
 mod engine;
@@ -40,7 +40,7 @@ use engine::Engine;
 const VOCAB: u32 = 100;
 const NO_LIMIT: u64 = u64::MAX;
 
-/// A file in memory. Writes wait while somebody holds it.
+/// A file in memory. Writes block while the mutex is held.
 #[derive(Clone, Default)]
 struct Disk(Arc<Mutex<Vec<u8>>>);
 
@@ -82,7 +82,7 @@ fn setup_with(policy: &str) -> ControlSetup {
     }
 }
 
-/// The log of a script.
+/// Runs a script and returns its log.
 fn log_of(max_bytes: u64, script: impl FnOnce(&Arc<LogSink>)) -> Vec<u8> {
     log_with(&setup(), max_bytes, script)
 }
@@ -97,14 +97,14 @@ fn log_with(setup: &ControlSetup, max_bytes: u64, script: impl FnOnce(&Arc<LogSi
     bytes.clone()
 }
 
-/// Requests with shared prefixes in a pool that is too small for them, and everything else that may happen.
+/// Requests with shared prefixes in a pool that is too small for them, and every other kind of event.
 fn busy(sink: &Arc<LogSink>) {
     let engine = submit_rounds(sink, 120);
     let stats = engine.states.scheduler.stats();
     assert!(stats.retractions > 0 && stats.evicted_tokens > 0 && stats.cached_tokens > 0);
 }
 
-/// The first rounds of it: a log that can be replayed a thousand times.
+/// The first rounds of [`busy`]: a log small enough for a thousand replays.
 fn short(sink: &Arc<LogSink>) {
     drop(submit_rounds(sink, 8));
 }
@@ -127,7 +127,7 @@ fn submit_rounds_to(mut engine: Engine, n_rounds: u32) -> Engine {
                 .scheduler
                 .cancel(&rid, Some(&CancelFlag::default())),
             3 => engine.states.scheduler.stop_found(&rid, 1),
-            // The next plan sees it.
+            // The next plan reads the flag.
             4 => flag.raise(),
             5 => engine.submit_as(rid, &prompt, 2, &flag),
             6 => {
@@ -194,7 +194,7 @@ fn entries_of(log: &[u8]) -> Vec<Entry> {
     entries
 }
 
-/// A log of these entries, with everything in order but them.
+/// A well-formed log of these entries.
 fn made_up(setup: &ControlSetup, entries: &[Entry]) -> Vec<u8> {
     let mut log = file::opening(&Header::new(setup)).expect("it is plain data");
     let raw = entries.iter().fold(Vec::new(), |raw, entry| {
@@ -257,7 +257,7 @@ fn plans_with_states_are_replayed_to_the_same_slots() {
         let replayed = replay_of(&log).expect("it can be replayed");
         assert_eq!(replayed.difference, None);
         assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
-        // Another pool of states makes other plans, and the first step that shows it is named.
+        // Another state pool produces other plans, and the replay names the first step that differs.
         let fewer = |setup: &ControlSetup| {
             let mut setup = setup.clone();
             setup.limits.states = setup.limits.states.map(|states| StateLimits {
@@ -273,7 +273,7 @@ fn plans_with_states_are_replayed_to_the_same_slots() {
 
 #[test]
 fn plans_with_windows_are_replayed_to_the_same_pages() {
-    // A chunk of 24 tokens, a prefix that is kept and a decode, and a little more.
+    // Room for a chunk of 24 tokens, a pinned prefix and a decode, and some more.
     for total_pages in [60, 80, 160] {
         let mut setup = setup();
         setup.limits.windows = Some(WindowLimits {
@@ -291,7 +291,7 @@ fn plans_with_windows_are_replayed_to_the_same_pages() {
         let replayed = replay_of(&log).expect("it can be replayed");
         assert_eq!(replayed.difference, None);
         assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
-        // Another pool of windows makes other plans, and the first step that shows it is named.
+        // Another window pool produces other plans, and the replay names the first step that differs.
         let fewer = |setup: &ControlSetup| {
             let mut setup = setup.clone();
             setup.limits.windows = setup.limits.windows.map(|windows| WindowLimits {

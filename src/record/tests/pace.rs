@@ -14,14 +14,14 @@ fn steps_that_are_cut_by_time_are_replayed_without_a_clock() {
     let log = log_with(&setup, NO_LIMIT, |sink| {
         let engine = Engine::with(&setup, Some(sink.recorder(1)));
         let engine = submit_rounds_to(engine, 120);
-        // What takes longer is mixed.
+        // Longer prefills are mixed with decodes.
         assert!(engine.states.scheduler.stats().mixed_steps > 0);
     });
     let replayed = replay_of(&log).expect("it can be replayed");
     assert_eq!(replayed.difference, None);
     assert!(replayed.counts.steps > 100 && replayed.counts.requests > 120);
 
-    // Steps that took another time make other plans.
+    // Other step durations produce other plans.
     let mut entries = entries_of(&log);
     let mut n_times = 0;
     for entry in &mut entries {

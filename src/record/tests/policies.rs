@@ -1,4 +1,4 @@
-//! Logs replayed by states that decide otherwise than those that wrote them.
+//! Logs replayed by states with a different policy from the recorded one.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn another_order_of_the_queue_is_named_at_the_plan_that_it_changes() {
     assert_eq!(entry.message(), "PlanStep");
 }
 
-/// lpm as it is, or with the one comparison of its order changed from < to <=: equals no longer keep their order.
+/// lpm, or lpm with the one comparison of its order changed from < to <=: ties are no longer stable.
 struct LongestPrefix {
     is_strict: bool,
 }
@@ -57,7 +57,7 @@ impl SchedulePolicy for LongestPrefix {
             true => (1, 0),
             false => (0, -(request.matched.tokens as i64)),
         };
-        // An insertion sort: whoever is before the one in front of it moves ahead of it.
+        // Insertion sort: moves each request forward while it precedes its predecessor.
         for end in 1..waiting.len() {
             let mut place = end;
             while place > 0 {
@@ -125,7 +125,7 @@ fn other_states_are_told_from_the_recorded_ones_wherever_they_decide() {
         };
         let replayed = replay(log.as_slice(), &make).expect("it can be replayed");
         let difference = replayed.difference.expect("something is another");
-        // Where another message is sent, both are named.
+        // Where the messages differ, the report names both.
         assert!(difference.message.contains(message), "{difference}");
     };
     check(&|setup| setup.limits.chunk_tokens = Some(20), "StepPlanned");
@@ -149,7 +149,7 @@ fn other_states_are_told_from_the_recorded_ones_wherever_they_decide() {
     );
 }
 
-/// Panics when it is asked.
+/// Panics when called.
 struct Fragile;
 
 impl SchedulePolicy for Fragile {

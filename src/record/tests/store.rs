@@ -15,7 +15,7 @@ const BLOCK_TOKENS: usize = 8;
 
 type Buffers = HashMap<Ticket, Vec<Vec<u8>>>;
 
-/// What executor and store hand each other.
+/// The buffers that executor and store exchange.
 #[derive(Clone, Default)]
 struct Desk(Arc<Mutex<Buffers>>);
 
@@ -51,8 +51,8 @@ impl BlockPort for Desk {
     }
 }
 
-/// A store that answers at once, does without one block in eight, finds the last block of one fetch in three damaged, and
-/// says of one prompt in eight that it had more.
+/// A store that answers at once, lacks one block in eight, finds the last block of one fetch in three damaged, and
+/// reports for one prompt in eight that it once had more.
 #[derive(Default)]
 struct Store {
     n_writes: usize,
@@ -154,7 +154,7 @@ fn stored(sink: &Arc<LogSink>, setup: &ControlSetup) {
     assert_eq!(tier.free_buffers, tier.buffers, "{tier:?}");
 }
 
-/// Answers what there is to answer; false without anything.
+/// Answers pending orders; returns false if there are none.
 fn serve(engine: &mut Engine, store: &mut Store) -> bool {
     let mut has_served = false;
     loop {
@@ -210,7 +210,7 @@ fn a_log_with_a_store_replays_without_one() {
         )
     };
     assert!(entries.iter().any(is_short) && entries.iter().any(is_gone));
-    // Without the answers of the store, the first step that shows it is another one.
+    // Without the store's answers, the replay reports the first step that differs.
     let silent: Vec<Entry> = entries
         .into_iter()
         .map(|entry| match entry {

@@ -22,8 +22,8 @@ pub(super) fn write_message(head: &Head, transcripts: Vec<Transcript>) -> Vec<u8
     serde_json::to_vec(&message).expect("messages have string keys only")
 }
 
-/// Puts the parts of blocks together. A call without an end is left out: nothing in a message tells it from one that is to
-/// be made. So a message of nothing else has an empty text. A call that broke off is text, one with that around it.
+/// Puts the parts of blocks together. A call without an end is left out: a message cannot mark it as incomplete. So a
+/// message of nothing else has an empty text. A call that broke off is text, joined with the text around it.
 fn content(parts: Vec<Part>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let (mut text, mut call, mut is_broken) = (String::new(), None, false);

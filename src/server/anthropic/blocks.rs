@@ -115,7 +115,7 @@ impl Blocks {
         }
     }
 
-    /// Ends the answer. One without a block gets one with what there is of text.
+    /// Ends the answer. One without a block gets one with the remaining text.
     pub(super) fn finish(&mut self, out: &mut Vec<Part>) {
         if !self.has_block {
             self.open(Kind::Text, Part::OpenText, out);

@@ -25,7 +25,7 @@ use crate::server::raw::Raw;
 use crate::state::request_limits::RequestLimits;
 use crate::state::sampling::{SamplingParams, SetParam};
 
-/// The circumstances, besides its body, that the reading of a call depends on.
+/// The circumstances, other than its body, that the reading of a call depends on.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     /// The tokenizer with the chat template.
@@ -46,7 +46,7 @@ pub(super) struct Wish {
 }
 
 impl Wish {
-    /// Reads what the prompt is made of.
+    /// Reads the parts of the prompt.
     pub(super) fn read(fields: &mut Fields, place: Place<'_>) -> Result<Self, ApiError> {
         let tools = tools::read(fields)?;
         let mut template_kwargs = template_kwargs(fields)?;
@@ -69,7 +69,7 @@ impl Wish {
         })
     }
 
-    /// The prompt to be continued: a last message of the assistant goes on.
+    /// The prompt to be continued: a last message of the assistant is continued.
     fn into_prompt(self) -> Result<ChatPrompt, ApiError> {
         let continues = self.conversation.ends_with_assistant();
         if continues && self.conversation.ends_with_calls() {
@@ -110,7 +110,7 @@ pub(super) struct MessagesCall {
 }
 
 impl MessagesCall {
-    /// Reads a call. It keeps what it is charged for, as long as that is in memory.
+    /// Reads a call. It keeps its charges as long as its values are in memory.
     pub(super) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,

@@ -1,5 +1,5 @@
-//! Errors in Anthropic's form, with the id of the call, on all of its routes: those that are found before a handler is
-//! asked too.
+//! Errors in Anthropic's form, with the id of the call, on all of its routes, also errors that are found before a
+//! handler runs.
 
 use std::sync::Arc;
 

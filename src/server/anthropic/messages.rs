@@ -1,5 +1,5 @@
-//! Anthropic's messages as those of a chat: results of tools become messages of their own, calls and thoughts go to the
-//! assistant's, and instructions between the turns stay where they stand.
+//! Anthropic's messages as those of a chat: results of tools become separate messages, calls and thoughts go to the
+//! assistant's, and instructions between the turns stay in place.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
@@ -25,7 +25,7 @@ pub(super) struct Conversation {
 
 /// Reads `system` and `messages`.
 ///
-/// Instructions behind the first message are rendered there if the template takes them there, and else as words of the
+/// Instructions after the first message are rendered there if the template takes them there, and else as words of the
 /// user: moved to the front they would change the beginning of the prompt with every turn.
 pub(super) fn read(
     fields: &mut Fields,
@@ -115,7 +115,7 @@ impl Conversation {
         }
     }
 
-    /// Results come first, whatever stood before them: a template writes them right behind their calls.
+    /// Results come first, before any other block: a template writes them right after their calls.
     fn read_user(&mut self, path: &str, content: Value) -> Result<(), ApiError> {
         let blocks = match content {
             Value::String(text) => {
@@ -191,7 +191,7 @@ impl Conversation {
             match block.get("type").and_then(Value::as_str) {
                 Some("text") => text.push_str(&take_text(&mut block, &path, "text")?),
                 Some("thinking") => thoughts.push(take_text(&mut block, &path, "thinking")?),
-                // Nobody but its maker can read it.
+                // Only its maker can read it.
                 Some("redacted_thinking") => (),
                 Some("tool_use") => {
                     let input = sent.get(index).and_then(|sent| sent.field("input"));
@@ -248,7 +248,7 @@ impl Conversation {
         Ok(json!({"id": id, "type": "function", "function": function}))
     }
 
-    /// Adds instructions: to those at the beginning, or where they stand.
+    /// Adds instructions: to the ones at the beginning, or in place.
     fn push_system(&mut self, text: String) {
         let is_first = self
             .messages

@@ -55,7 +55,7 @@ impl MessageStream {
         }
     }
 
-    /// The first event tells how much of the prompt was cached: it waits until that is known.
+    /// The first event has the number of cached prompt tokens: it waits until that is known.
     fn begin(&mut self, usage: Usage, out: &mut Chunks) {
         if std::mem::replace(&mut self.has_begun, true) {
             return;

@@ -7,8 +7,8 @@ use crate::field::Cut;
 use crate::server::error::ApiError;
 use crate::server::openai::places::{must_be, object, text};
 
-/// The header that Claude Code puts before its instructions. It holds a hash of the request, so that no two prompts would
-/// share anything behind it.
+/// The header that Claude Code puts before its instructions. It holds a hash of the request, so that no two prompts
+/// would share anything after it.
 const HEADER: &str = "x-anthropic-billing-header:";
 
 /// The separator of two texts that become one.
@@ -38,7 +38,7 @@ impl HeaderFilter {
             .to_owned()
     }
 
-    /// Adds what was dropped to the metric.
+    /// Adds the dropped headers to the metric.
     pub(super) fn count(self) {
         if self.is_on {
             counter!("souffleur_changing_headers_dropped_total").increment(self.dropped);

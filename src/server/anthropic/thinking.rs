@@ -1,4 +1,4 @@
-//! Reading what a call wants of the model's thinking, and of the form of the answer.
+//! Reading a call's fields for thinking and for the form of the answer.
 
 use serde_json::{Map, Value};
 
@@ -12,9 +12,9 @@ use crate::server::raw::Raw;
 /// The place of the answer's schema.
 pub(super) const SCHEMA: &str = "output_config.format.schema";
 
-/// Reads `thinking`, tells the template what it asks for unless `template_kwargs` tell it already, and returns whether the
-/// text of thoughts is sent. A call without the field leaves it to the template. Budgets are hints: nothing ends a thought
-/// in its middle.
+/// Reads `thinking`, passes it to the template unless `template_kwargs` already do, and returns whether the text of
+/// thoughts is sent. A call without the field leaves it to the template. Budgets are hints: nothing ends a thought in
+/// its middle.
 pub(super) fn read(
     fields: &mut Fields,
     template_kwargs: &mut Map<String, Value>,
@@ -40,7 +40,7 @@ pub(super) fn read(
         template_kwargs.entry(name).or_insert(is_enabled.into());
     }
     match optional_text(&wish, NAME, "display")? {
-        // The model's thoughts are all that there is to summarise, and to tell updates of.
+        // Full thoughts replace a summary and updates.
         None | Some("summarized" | "updates") => Ok(true),
         Some("omitted") => Ok(false),
         Some(_) => {
@@ -54,7 +54,7 @@ pub(super) fn read(
     }
 }
 
-/// Reads `output_config`: tells the template of an effort, and returns the schema of the answer, if there is one.
+/// Reads `output_config`: passes an effort to the template, and returns the schema of the answer, if there is one.
 /// `output_format` is an older name of its format.
 pub(super) fn read_output(
     fields: &mut Fields,

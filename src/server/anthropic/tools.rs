@@ -32,7 +32,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<CallTools, ApiError> {
     CallTools::of(list, choice, CHOICE, parallel)
 }
 
-/// A function and the place where it stands.
+/// A function and its path in the body.
 type Placed = (String, Map<String, Value>);
 
 /// The function of an entry in OpenAI's words. Anthropic runs the tools of other types itself, or its models know them

@@ -6,8 +6,8 @@ use serde_json::value::RawValue;
 use crate::ids::RequestId;
 use crate::request::{FinishReason, Usage};
 
-/// The signature that clients are to send back with a thought. Anthropic's proves that its model had the thought; here everybody may
-/// change the conversation, and nothing is proven.
+/// The signature that clients are to send back with a thought. Anthropic's proves that its model had the thought; here
+/// any client may change the conversation, and nothing is proven.
 pub(super) const SIGNATURE: &str = "unsigned";
 
 /// The parts of its call that an answer repeats.
@@ -108,7 +108,7 @@ impl Stop {
     }
 }
 
-/// Anthropic's counts: tokens of the prompt are those that were computed, and those from the cache.
+/// Anthropic's counts: prompt tokens are split into computed and cached ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct UsageReport {
     input_tokens: u32,
@@ -129,7 +129,7 @@ impl From<Usage> for UsageReport {
         let cached_tokens = usage.cached_tokens.min(usage.prompt_tokens);
         Self {
             input_tokens: usage.prompt_tokens - cached_tokens,
-            // Everything is cached, and nobody pays for it.
+            // Everything is cached, at no charge.
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: cached_tokens,
             output_tokens: usage.completion_tokens,

@@ -1,4 +1,4 @@
-//! The fields that ask for a constraint.
+//! The fields with constraints.
 
 use super::{JsonOptions, Kind, Wish, must_be, unknown};
 use crate::field::Field;
@@ -58,7 +58,7 @@ pub(super) fn response_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Re
     Ok(())
 }
 
-/// Adds the format of OpenAI's responses: in `text`, with the schema beside its name.
+/// Adds the format of OpenAI's responses: in `text`, with the schema next to its name.
 pub(super) fn text_format(fields: &mut Fields, wishes: &mut Vec<Wish>) -> Result<(), ApiError> {
     const NAME: &str = "text.format";
     const KINDS: &str = "text, json_object or json_schema";

@@ -34,7 +34,7 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    /// 403: a page of another site asks, by what its browser says.
+    /// 403: a page of another site asks, according to its browser.
     pub(in crate::server) fn cross_site(site: &[u8]) -> Self {
         let site = excerpt(site);
         let message = format!(
@@ -110,7 +110,7 @@ impl ApiError {
     }
 }
 
-/// The beginning of what a client sent in a header, quoted and escaped.
+/// The beginning of a client's header value, quoted and escaped.
 fn excerpt(bytes: &[u8]) -> String {
     Cut(&String::from_utf8_lossy(bytes)).to_string()
 }

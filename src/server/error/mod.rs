@@ -45,7 +45,7 @@ pub(super) struct ErrorBody<'a> {
 }
 
 impl ApiError {
-    /// 400: the field, and what is wrong with it.
+    /// 400: the field, and its fault.
     pub(super) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         FieldError::new(param, message).into()
     }
@@ -162,7 +162,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", message)
     }
 
-    /// The same error in the words that clients of an API look for. An error is in OpenAI's unless it is told otherwise.
+    /// The same error in the words that clients of an API look for. Default: OpenAI's.
     pub(super) fn in_words_of(mut self, dialect: Dialect) -> Self {
         if let Some(overflow) = &self.overflow {
             self.message = overflow.told_in(dialect);

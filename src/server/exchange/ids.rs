@@ -41,7 +41,7 @@ pub(in crate::server) fn new_id() -> String {
     format!("req_{}", uuid::Uuid::new_v4().simple())
 }
 
-/// True for what can stand in a header and in a log as it is.
+/// True of text that a header and a log can hold unescaped.
 fn is_id(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.:-".contains(&byte);
     (1..=MAX_ID_BYTES).contains(&text.len()) && text.bytes().all(is_plain)

@@ -1,4 +1,4 @@
-//! A request that an exchange has in the engine, as its events tell of it.
+//! A request that an exchange has in the engine, observed through its events.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::ids::RequestId;
 use crate::request::{Event, GenerateRequest};
 use crate::server::traces::{Outcome, RequestTrace, Wish};
 
-/// Tells its exchange of its end, at the latest when it is dropped.
+/// Reports its end to its exchange, at the latest when it is dropped.
 pub(in crate::server) struct Observed(Option<Open>);
 
 struct Open {
@@ -22,7 +22,7 @@ struct Open {
 }
 
 impl Observed {
-    /// Begins with requests that are on their way to the engine, which are noted. Without an exchange there is nobody to tell.
+    /// Begins with requests that are on their way to the engine, which are noted. Does nothing without an exchange.
     pub(in crate::server) fn open_all(requests: &[GenerateRequest], model: &str) -> Vec<Self> {
         let exchange = Exchange::current();
         let opened = Instant::now();

@@ -21,11 +21,11 @@ use crate::server::transcript::{News, Transcript};
 /// Responses as they come.
 pub(super) type Responses<R> = Pin<Box<dyn Stream<Item = Result<R, Status>> + Send>>;
 
-/// One request under way. Dropped before its end, when its client leaves, it is cancelled.
+/// One request in flight. Dropped before its end, when its client leaves, it is cancelled.
 pub(super) struct Answer {
     generation: Generation,
     rid: RequestId,
-    /// News that were not told yet.
+    /// Output that was not sent yet.
     untold: Transcript,
     streams: bool,
     /// The memory of the prompt, until the first event: by then the engine has it.
@@ -86,7 +86,7 @@ impl Answer {
         Box::pin(parts.flat_map(stream::iter))
     }
 
-    /// The news since the last time, all at once for a request that does not stream. With an end they are the last.
+    /// The output since the last call, all at once for a request that does not stream. One with an end is the last.
     async fn next(&mut self) -> Result<Transcript, Status> {
         loop {
             let lost = || Status::unavailable("the request was lost");

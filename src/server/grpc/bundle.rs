@@ -41,8 +41,8 @@ const MAX_BYTES: u64 = 128 << 20;
 /// A message has so much of an archive.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Sends archives of a tokenizer. All clients at once are sent the same one, so that those that stop reading keep nothing
-/// from others.
+/// Sends archives of a tokenizer. Concurrent clients share one archive, so that clients that stop reading block no
+/// others.
 #[derive(Default)]
 pub(super) struct Bundles {
     /// The archive that is being sent to somebody. The lock is held while one is made.
@@ -68,7 +68,7 @@ impl Bundles {
         if let Some(bundle) = current.upgrade().filter(|bundle| bundle.folder == folder) {
             return Ok(bundle);
         }
-        // The lock goes along: whoever asks and leaves again does not have a second archive made beside the first.
+        // The lock moves along: a client that asks and leaves again does not cause a second archive next to the first.
         let made = spawn_blocking(move || {
             let bundle = Arc::new(Bundle::of(folder)?);
             *current = Arc::downgrade(&bundle);
@@ -100,7 +100,7 @@ impl Bundle {
         })
     }
 
-    /// The piece that begins here, and where it ends; `None` behind the last one.
+    /// The piece that begins here, and where it ends; `None` after the last one.
     fn chunk(&self, at: usize) -> Option<(GetTokenizerChunk, usize)> {
         let rest = self.bytes.get(at..).filter(|rest| !rest.is_empty())?;
         let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
@@ -190,7 +190,7 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
         };
         let is_known =
             FILES.contains(&name.as_str()) || ENDINGS.iter().any(|ending| name.ends_with(ending));
-        // Links too: a download's files lie elsewhere.
+        // Links too: a download's files are elsewhere.
         if is_known && entry.path().is_file() {
             names.push(name);
         }

@@ -69,7 +69,7 @@ impl<'a> MessageLimits<'a> {
 /// Reads a call of one request.
 ///
 /// # Errors
-/// As `/generate`; besides, more than one sample.
+/// As `/generate`; also more than one sample.
 pub(super) fn read(state: &AppState, body: Map<String, Value>) -> Result<NativeCall, ApiError> {
     let engine = &state.serving()?.engine;
     let body = serde_json::to_vec(&body).expect("the keys are strings");
@@ -96,7 +96,7 @@ pub(super) struct Asked<I> {
 }
 
 impl<I: Serialize> Asked<I> {
-    /// The body of a call of `/generate` that asks for the same.
+    /// The body of an equivalent call of `/generate`.
     pub(super) fn into_body(self) -> Map<String, Value> {
         let rid = Some(self.rid).filter(|rid| !rid.is_empty());
         object([
@@ -108,7 +108,7 @@ impl<I: Serialize> Asked<I> {
     }
 }
 
-/// Refuses what is asked for and not here.
+/// Refuses requested features that are missing here.
 pub(super) fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
     match asked.iter().find(|(_, is_asked)| *is_asked) {
         Some((field, _)) => Err(ApiError::unsupported(field)),
@@ -146,7 +146,7 @@ pub(super) fn numbers<const N: usize>(
     fields.collect()
 }
 
-/// JSON has no number for what is not finite, and would take it for an absent one.
+/// JSON has no number for infinities and NaN, and would write null.
 pub(super) fn finite(name: &str, value: f32) -> Result<Number, ApiError> {
     let number = Number::from_f64(value.into());
     number.ok_or_else(|| ApiError::field(name, format!("{name} is {value}, must be a number")))

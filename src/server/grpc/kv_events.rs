@@ -1,4 +1,4 @@
-//! The events of the cache, as smg's scheduler service tells them.
+//! The events of the cache, in the form of smg's scheduler service.
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -17,7 +17,7 @@ use crate::server::state::AppState;
 /// The only rank.
 const DP_RANK: i32 = 0;
 
-/// The batches behind the one of this number, until the server drains or the client leaves.
+/// The batches after the one of this number, until the server drains or the client leaves.
 pub(super) fn subscribe(state: &AppState, after: u64) -> Result<Responses<KvEventBatch>, Status> {
     let engine = &state.serving().map_err(status)?.engine;
     let subscription = engine.subscribe_kv_events(after).map_err(refused)?;
@@ -42,7 +42,7 @@ pub(super) fn subscribe(state: &AppState, after: u64) -> Result<Responses<KvEven
 fn refused(error: SubscribeError) -> Status {
     let text = error.to_string();
     match error {
-        // Whoever hears this does not ask again.
+        // A client with this status does not retry.
         SubscribeError::Off => Status::unimplemented(text),
         SubscribeError::TooMany => Status::resource_exhausted(text),
         SubscribeError::Stopped => Status::unavailable(text),

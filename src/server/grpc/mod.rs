@@ -1,7 +1,7 @@
 //! gRPC: the parts of SGLang's runtime service that Dynamo's sidecar calls, and of its scheduler service that smg does.
-//! Behind the feature `grpc`.
+//! Needs the feature `grpc`.
 //!
-//! Both read what they are asked as calls of `/generate`, with the same limits and errors, and have no state of their own.
+//! Both read their requests as calls of `/generate`, with the same limits and errors, and have no state.
 
 mod answer;
 mod bundle;
@@ -51,16 +51,16 @@ pub mod proto {
 const AUTHORIZATION: &str = "authorization";
 /// Connections at once; others wait. With the limits below, the messages that are being read have 1 GiB at most.
 const MAX_CONNECTIONS: usize = 32;
-/// Requests that one connection has under way at most.
+/// Maximum number of requests in flight on one connection.
 const MAX_STREAMS: u32 = 256;
 /// Those of them whose messages are being read.
 const MAX_READ_AT_ONCE: usize = 8;
-/// A message, and what is answered at once, may take so long.
+/// Time limit of a message, and of an immediate answer.
 const READING_PATIENCE: Duration = Duration::from_secs(60);
 /// Longest message: 800,000 tokens of five bytes each.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
-/// Serves on `listener` until the state drains and the answers under way have ended. Runs in the caller's runtime,
+/// Serves on `listener` until the state drains and the answers in flight have ended. Runs in the caller's runtime,
 /// which may have one thread.
 ///
 /// # Errors
@@ -112,7 +112,7 @@ fn shown<T>(request: &Request<T>) -> Option<&[u8]> {
     Some(value.to_str().ok()?.as_bytes())
 }
 
-/// Refuses requests that do not show the key of those who may change the server, where there is one.
+/// Refuses requests without the admin key, where there is one.
 fn judge_admin<T>(state: &AppState, request: &Request<T>) -> Result<(), Status> {
     key::judge_admin_bearer(shown(request), state.config()).map_err(status)
 }
@@ -138,7 +138,7 @@ async fn flush(state: &AppState) -> Result<Flushed, Status> {
     })
 }
 
-/// An error of the HTTP endpoints, as gRPC tells it.
+/// An error of the HTTP endpoints as a gRPC status.
 fn status(error: ApiError) -> Status {
     let error = error.in_words_of(Dialect::Sglang);
     let code = match error.http_status() {

@@ -283,7 +283,7 @@ fn body(
 }
 
 fn sampling(params: SamplingParams) -> Result<Map<String, Value>, ApiError> {
-    // A zero that no request can mean stands for nothing.
+    // A zero that no request can mean counts as absent.
     let unless_zero = |value: f32| Some(value).filter(|value| *value != 0.0);
     let mut bias = Map::new();
     for (token, value) in params.logit_bias {

@@ -1,6 +1,6 @@
-//! ZIP archives whose files are stored as they are, up to 4 GiB in all.
+//! ZIP archives whose files are stored uncompressed, up to 4 GiB in all.
 //!
-//! Packing them would take longer than sending them, and a crate that packs is large beside this.
+//! Compressing them would take longer than sending them, and a crate that compresses is large compared with this.
 
 const FILE_SIGNATURE: u32 = 0x0403_4b50;
 const ENTRY_SIGNATURE: u32 = 0x0201_4b50;
@@ -14,7 +14,7 @@ const STORED: u16 = 0;
 const TIME: u16 = 0;
 const DATE: u16 = (1 << 5) | 1;
 
-/// An archive under way.
+/// An archive in progress.
 #[derive(Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -34,7 +34,7 @@ impl Archive {
         self.bytes.extend(content);
 
         self.entries.extend(ENTRY_SIGNATURE.to_le_bytes());
-        // The version of the writer, beside that of the reader.
+        // The version of the writer, in addition to the reader's.
         self.entries.extend(VERSION.to_le_bytes());
         self.entries.extend(&facts);
         // No comment, on the first disk, with no attributes.

@@ -1,4 +1,4 @@
-//! The names under which a request asks for the server, and those that are the server's own.
+//! The names under which a request addresses the server, and the server's own names.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub(super) fn of(head: &RequestHead) -> impl Iterator<Item = &[u8]> {
     named.map(|host| host.as_bytes()).chain(target)
 }
 
-/// True for what no stranger can make point here: IP addresses, `localhost`, the configured host and the allowed ones.
+/// True of hosts that strangers cannot point here: IP addresses, `localhost`, the configured host and the allowed ones.
 pub(super) fn is_own(host: &[u8], config: &ServerConfig) -> bool {
     let allowed = &config.allowed_hosts;
     if allowed.iter().any(|entry| entry == "*") {

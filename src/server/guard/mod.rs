@@ -1,9 +1,8 @@
-//! The rules for web pages: browsers send the requests of any page to any address, with the rights of the person before
-//! them.
+//! The rules for web pages: browsers send the requests of any page to any address, with the rights of their user.
 //!
-//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: the one page here, `/docs`,
-//! is not one that others link to. A site that made its own name point here (DNS rebinding) is refused by that name, which `Host`
-//! holds. Clients that are no browsers send no `Origin` and ask for an address or a known name: they pass.
+//! A page of another site is refused by its `Origin` or `Sec-Fetch-Site`, on every route: other sites do not link to
+//! the one page here, `/docs`. A site that made its own name point here (DNS rebinding) is refused by that name, which
+//! `Host` holds. Clients other than browsers send no `Origin` and an address or a known name in `Host`: they pass.
 
 mod hosts;
 
@@ -24,7 +23,7 @@ const SEC_FETCH_SITE: &str = "sec-fetch-site";
 /// Seconds for which a browser may keep the answer to a preflight: two hours, the most that Chromium takes.
 const PREFLIGHT_MAX_AGE_S: usize = 7200;
 
-/// Refuses strangers, before the key is looked at.
+/// Refuses strangers, before the key is checked.
 pub(super) async fn check(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -36,7 +35,7 @@ pub(super) async fn check(
 }
 
 /// Answers preflights and lets pages read responses. It comes after [`check`], which lets only pages of the server's
-/// own and of allowed origins through: it has to look at none itself.
+/// own and of allowed origins through: it checks none itself.
 pub(super) fn cors() -> Cors {
     Cors::default()
         .allow_any_origin()

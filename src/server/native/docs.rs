@@ -54,7 +54,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .done()
 }
 
-/// Which request of a session a call goes on from.
+/// The request of a session that a call continues.
 fn session() -> Shape {
     object()
         .has(

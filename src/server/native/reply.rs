@@ -21,7 +21,7 @@ pub(in crate::server) struct Shape {
 }
 
 impl Shape {
-    /// Log probabilities as wished for, with the tokens' texts if `spelling` are given.
+    /// Log probabilities as requested, with the tokens' texts if `spelling` are given.
     pub(in crate::server) fn new(wish: Option<&LogprobWish>, spelling: Option<&Spelling>) -> Self {
         Self {
             logprobs: wish.is_some(),
@@ -79,7 +79,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// The facts of a request besides its text.
+/// The facts of a request, without its text.
 #[derive(Serialize)]
 pub(in crate::server) struct Meta<'a> {
     id: &'a RequestId,
@@ -250,7 +250,7 @@ impl Written {
     }
 }
 
-/// `[logprob, token, text]`, the text null if it was not asked for.
+/// `[logprob, token, text]`, the text null if it was not requested.
 type Triple = (Option<f32>, u32, Option<String>);
 
 fn triple(logprob: Option<f32>, token: u32, spelling: Option<&Spelling>) -> Triple {

@@ -86,7 +86,7 @@ impl Head {
     }
 }
 
-/// Answers with what comes from the lanes, as `writer` writes it.
+/// Answers with the lanes' events, as `writer` writes them.
 pub(super) async fn respond(
     state: &Arc<AppState>,
     lanes: Vec<Lane>,

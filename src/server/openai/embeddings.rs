@@ -46,7 +46,7 @@ const BASE64_BYTES: usize = 6;
 enum Encoding {
     #[default]
     Float,
-    /// The bytes of 32-bit floats, the lowest first, as OpenAI's clients ask for it.
+    /// The bytes of 32-bit floats, the lowest first, as OpenAI's clients request.
     Base64,
 }
 
@@ -219,7 +219,7 @@ impl Call {
     }
 }
 
-/// A text of nothing has an embedding of whatever the tokenizer puts in front of it.
+/// An empty text would get the embedding of the tokenizer's leading special tokens.
 fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
     let is_blank = |prompt: &Prompt| matches!(prompt, Prompt::Text(text) if text.trim().is_empty());
     match prompts.iter().position(is_blank) {

@@ -18,7 +18,7 @@ pub(super) struct LegacyLogprobs {
 }
 
 impl LegacyLogprobs {
-    /// Empty lists; `top` asks for the alternatives, the token itself among them.
+    /// Empty lists; `top` includes the alternatives, the token itself among them.
     pub(super) fn new(top: bool) -> Self {
         Self {
             tokens: Vec::new(),
@@ -52,7 +52,7 @@ impl LegacyLogprobs {
 }
 
 /// Log probabilities by token, each token once. A map of JSON values would widen them to `f64`, which writes other
-/// digits than the lists beside it.
+/// digits than the lists next to it.
 #[derive(Debug)]
 struct Alternatives(Vec<(String, f32)>);
 
@@ -143,7 +143,7 @@ pub(super) struct TextOffset {
 }
 
 impl TextOffset {
-    /// Starts behind so many characters.
+    /// Starts after `chars` characters.
     pub(super) fn behind(chars: usize) -> Self {
         Self {
             chars,

@@ -64,7 +64,7 @@ impl Common {
     ) -> Result<Self, ApiError> {
         let constraint = constraint(fields)?;
         refusals::inside_extra_body(fields)?;
-        // Whatever it names, the one model answers.
+        // The one model answers under any name.
         fields.string("model")?;
         let id = match fields.take("rid")? {
             Some(value) => read_rid(value)?,
@@ -127,7 +127,7 @@ impl Common {
     }
 }
 
-/// Reads the sampling fields; what is absent has SGLang's default.
+/// Reads the sampling fields; absent ones have SGLang's defaults.
 fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<SamplingParams, ApiError> {
     const SHARED_NAMES: [&str; 15] = [
         "temperature",
@@ -166,8 +166,8 @@ fn read_sampling(fields: &mut Fields, limits: &RequestLimits) -> Result<Sampling
     Ok(sampling)
 }
 
-/// Fills absent sampling fields with what the model's `generation_config.json` says, as SGLang and vLLM do on these
-/// endpoints (and only there: `/generate` is explicit).
+/// Fills absent sampling fields from the model's `generation_config.json`, as SGLang and vLLM do on these endpoints
+/// (and only there: `/generate` is explicit).
 fn apply_model_defaults(fields: &mut Fields, defaults: &GenerationConfig) {
     fields.default_to("temperature", defaults.temperature.map(Value::from));
     fields.default_to("top_p", defaults.top_p.map(Value::from));

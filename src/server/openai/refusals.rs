@@ -1,4 +1,4 @@
-//! Features that a call may ask for in OpenAI's terms and does not get yet.
+//! Features of OpenAI's API that are not supported yet.
 
 use crate::field::{Keep, Shallow};
 use crate::server::error::ApiError;
@@ -7,7 +7,7 @@ use crate::server::foreign;
 use crate::server::raw::Raw;
 use crate::state::sampling;
 
-/// Refuses modalities other than text, which is what there is anyway.
+/// Refuses modalities other than text, the only one.
 pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "modalities";
     let Some(raw) = fields.take_raw(NAME) else {
@@ -21,7 +21,7 @@ pub(super) fn modalities(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-/// Refuses what changes the answer also where a client without OpenAI's library leaves its `extra_body` as it is.
+/// Refuses fields with effect also inside of `extra_body`, which clients without OpenAI's library send unmerged.
 pub(super) fn inside_extra_body(fields: &mut Fields) -> Result<(), ApiError> {
     const NAME: &str = "extra_body";
     match fields.take_raw(NAME).filter(Raw::is_object) {

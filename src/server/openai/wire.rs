@@ -19,7 +19,7 @@ pub(super) struct Response<'a, C> {
 }
 
 impl<C> Response<'_, C> {
-    /// The response with what else SGLang tells, if that was asked for.
+    /// The response with SGLang's extension, if requested.
     pub(super) fn extended(self, sglext: Option<Extension>) -> Self {
         Self { sglext, ..self }
     }
@@ -32,7 +32,7 @@ pub(super) struct Extension {
 }
 
 impl Extension {
-    /// The cached tokens of a call, which SGLang tells for the first of its choices.
+    /// The cached tokens of a call, which SGLang reports for the first of its choices.
     pub(super) fn of_cached_tokens(usages: &[Usage]) -> Self {
         let usage = usages.first().copied().unwrap_or_default();
         Self {

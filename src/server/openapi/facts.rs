@@ -21,7 +21,7 @@ pub(in crate::server) struct Facts {
 }
 
 impl Facts {
-    /// Those of a server; before its model is loaded, with the defaults of what comes with it.
+    /// A server's facts; before its model is loaded, with defaults for the model's.
     pub(in crate::server) fn of(state: &AppState) -> Self {
         let config = state.config();
         let engine = state.slot().engine();

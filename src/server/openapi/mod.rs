@@ -1,7 +1,7 @@
-//! `GET /openapi.json`: what the server takes and answers, as OpenAPI 3.1, and a page that shows it.
+//! `GET /openapi.json`: the server's requests and answers as OpenAPI 3.1, and a page that shows it.
 //!
-//! Each operation is described beside its handler, with the constants that its handler reads by; routes and document come
-//! from one table (`endpoints`). Limits and defaults that can be configured are those of this server.
+//! Each operation is described next to its handler, with the handler's constants; routes and document come from one
+//! table (`endpoints`). Limits and defaults that can be configured are those of this server.
 
 mod components;
 pub(super) mod facts;
@@ -121,7 +121,7 @@ fn with_keys(
         .build()
 }
 
-/// Adds what is asked of every request before its handler sees it.
+/// Adds the checks that every request passes before its handler.
 fn guard(operation: &mut Operation, endpoint: &Endpoint, facts: &Facts) {
     let mut refuses = |status: &str, about: &str| {
         let response = failure(endpoint.error, about);

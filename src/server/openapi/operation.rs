@@ -86,7 +86,7 @@ impl Describe {
         self
     }
 
-    /// A parameter behind the path.
+    /// A parameter of the query.
     pub(in crate::server) fn query(mut self, name: &str, shape: Shape, about: &str) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
@@ -148,7 +148,7 @@ impl Describe {
         self
     }
 
-    /// It answers 304 to those who have its answer already.
+    /// It answers 304 to clients that have its answer already.
     pub(in crate::server) fn may_not_change(mut self) -> Self {
         let response = ResponseBuilder::new().description("nothing has changed");
         self.operation = self.operation.response("304", response.build());

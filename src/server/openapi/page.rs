@@ -1,4 +1,4 @@
-//! `GET /docs`: the document as a page, by Swagger UI. Its files are in the binary, and it asks nobody but this server.
+//! `GET /docs`: the document as a page, by Swagger UI. Its files are in the binary, and it contacts this server only.
 
 use std::io::Read;
 

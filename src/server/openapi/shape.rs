@@ -1,5 +1,5 @@
-//! Schemas of what endpoints read and write. Those of fields that are read say what [`Field`](crate::field::Field) and
-//! [`Fields`](crate::server::fields::Fields) take.
+//! Schemas of the endpoints' input and output. An input field's schema matches the checks of
+//! [`Field`](crate::field::Field) and [`Fields`](crate::server::fields::Fields).
 
 use serde_json::{Map, Number, Value};
 use utoipa::openapi::schema::{
@@ -55,7 +55,7 @@ pub(in crate::server) fn whole() -> Shape {
     plain(Type::Integer)
 }
 
-/// A count, or a limit of tokens: what is beyond every limit is cut to it.
+/// A count, or a limit of tokens: larger values are cut to the limit.
 pub(in crate::server) fn count() -> Shape {
     whole().at_least(0)
 }
@@ -134,7 +134,7 @@ impl Shape {
         self
     }
 
-    /// With the value that an absent field stands for.
+    /// With the default of an absent field.
     pub(in crate::server) fn or(mut self, default: impl Into<Value>) -> Self {
         let default = Some(default.into());
         match &mut self.0 {
@@ -159,7 +159,7 @@ impl Shape {
         self.edit(|object| object.exclusive_minimum = Some(bound.into_number()))
     }
 
-    /// A string of at least so many characters, or a list of at least so many items.
+    /// A string of more than `length` characters, or a list of more than `length` items.
     pub(in crate::server) fn longer_than(self, length: usize) -> Self {
         let least = Some(length + 1);
         self.edit_lengths(
@@ -168,8 +168,8 @@ impl Shape {
         )
     }
 
-    /// A string of at most so many characters, or a list of at most so many items. Strings whose bytes are limited have no
-    /// more characters.
+    /// A string of at most `length` characters, or a list of at most `length` items. Strings whose bytes are limited
+    /// have no more characters.
     pub(in crate::server) fn up_to(self, length: usize) -> Self {
         let most = Some(length);
         self.edit_lengths(
@@ -178,7 +178,7 @@ impl Shape {
         )
     }
 
-    /// An object of at most so many fields.
+    /// An object of at most `most` fields.
     pub(in crate::server) fn fields_up_to(self, most: usize) -> Self {
         self.edit(|object| object.max_properties = Some(most))
     }
@@ -320,7 +320,7 @@ impl ObjectShape {
         self
     }
 
-    /// With what absent fields stand for, where `defaults` names it.
+    /// With the defaults of absent fields, where `defaults` has them.
     pub(in crate::server) fn with_defaults(mut self, defaults: &Map<String, Value>) -> Self {
         for (name, shape) in &mut self.fields {
             if let Some(default) = defaults.get(name).filter(|value| !value.is_null()) {

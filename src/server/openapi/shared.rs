@@ -21,7 +21,7 @@ pub(in crate::server) fn prompts(facts: &Facts) -> Shape {
     ])
 }
 
-/// Anything, which is not looked at.
+/// Any value, unchecked.
 pub(in crate::server) fn ignored() -> Shape {
     anything().about("accepted and ignored")
 }

@@ -41,7 +41,7 @@ fn documented() -> BTreeMap<String, BTreeSet<String>> {
         .collect()
 }
 
-/// The patterns that the app matches, out of what its map of resources prints.
+/// The patterns that the app matches, parsed from its printed map of resources.
 fn patterns(printed: &str) -> BTreeSet<String> {
     let parts = printed.split("patterns: Single(\"").skip(1);
     let patterns = parts.filter_map(|part| part.split_once("\")").map(|(pattern, _)| pattern));
@@ -92,7 +92,7 @@ async fn routes_and_document_agree_in_paths_and_methods() {
     }
 }
 
-/// Every object of the document that refers to a schema, and the schemas that there are.
+/// Every object of the document that refers to a schema, and all schemas.
 #[test]
 fn all_schemas_that_are_referred_to_are_there_and_used() {
     fn collect(value: &Value, found: &mut BTreeSet<String>) {

@@ -1,4 +1,4 @@
-//! The exporter's HTTP client: ureq, which blocks the exporter's own thread and nobody else.
+//! The exporter's HTTP client: ureq, which blocks the exporter's own thread only.
 
 use std::future::{Future, ready};
 use std::io::Read;

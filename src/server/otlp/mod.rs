@@ -1,8 +1,8 @@
-//! Traces for an OpenTelemetry collector, as protobuf over HTTP. Behind the feature `otlp`.
+//! Traces for an OpenTelemetry collector, as protobuf over HTTP. Needs the feature `otlp`.
 //!
-//! Spans go through a bounded queue to a thread of the exporter's: where the collector is slow or away, spans are lost,
-//! and no request waits. The variables of OpenTelemetry's specification hold: `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`
-//! and `_TIMEOUT`, `OTEL_BSP_*`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
+//! Spans go through a bounded queue to a thread of the exporter's: where the collector is slow or absent, spans are
+//! lost, and no request waits. The variables of OpenTelemetry's specification hold: `OTEL_EXPORTER_OTLP_ENDPOINT`,
+//! `_HEADERS` and `_TIMEOUT`, `OTEL_BSP_*`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
 
 mod client;
 mod spans;
@@ -36,7 +36,7 @@ impl Otlp {
     /// machine.
     ///
     /// # Errors
-    /// The fault in the endpoint or in a variable. Nobody is asked at the endpoint yet.
+    /// The fault in the endpoint or in a variable. The endpoint gets no request yet.
     pub fn start(endpoint: Option<&str>) -> Result<Self, String> {
         let exporter = SpanExporter::builder().with_http();
         let exporter = exporter
@@ -57,7 +57,7 @@ impl Otlp {
         Ok(Self { provider, tracer })
     }
 
-    /// Sends what waits, for at most `limit`, and takes no more. Blocks.
+    /// Sends the queued spans, for at most `limit`, and takes no more. Blocks.
     ///
     /// # Errors
     /// The time was over. (A collector that refuses spans, or is not there, is in the log.)

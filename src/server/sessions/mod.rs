@@ -1,8 +1,8 @@
 //! Sessions as SGLang has them: `POST /open_session`, `POST /close_session`, and `session_params` of `POST /generate` and of
 //! `/v1/ws/generate`.
 //!
-//! A session keeps the tokens of its requests, so that a later one sends only what is new. Their K/V is in the prefix cache
-//! like everybody's.
+//! A session keeps the tokens of its requests, so that a later one sends only its new tokens. Their K/V is in the
+//! prefix cache like every request's.
 
 mod params;
 pub(super) mod store;
@@ -45,7 +45,7 @@ pub(super) async fn open(state: Data<AppState>, body: JsonBody) -> Result<HttpRe
         let text = "capacity_of_str_len is 0, must be at least 1: a session holds tokens";
         return Err(ApiError::field(CAPACITY, text));
     }
-    // It tells SGLang to keep the K/V in the session, which the prefix cache does here.
+    // SGLang keeps the K/V in the session then, which the prefix cache does here.
     fields.flag("streaming")?;
     let opening = store::Opening {
         id: session_id(&mut fields)?,
@@ -84,7 +84,7 @@ fn timeout(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
     Ok(seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
-/// Sends the requests of a call to the engine. If it names a session, its only request goes behind the earlier ones there.
+/// Sends the requests of a call to the engine. If it names a session, its only request follows the earlier ones there.
 ///
 /// # Errors
 /// Those of the engine; the call is a batch, its prompt is of another kind, or the session cannot take it.

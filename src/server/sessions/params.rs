@@ -1,4 +1,4 @@
-//! `session_params` of a request: which session, and what of it the request goes on from.
+//! `session_params` of a request: the session, and the part of it that the request continues.
 
 use crate::field::check_bytes;
 use crate::ids::RequestId;
@@ -6,16 +6,16 @@ use crate::server::call::{MAX_RID_BYTES, read_rid};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 
-/// How a request stands to the others of its session.
+/// The position of a request in its session.
 #[derive(Clone, Debug, Default)]
 pub(in crate::server) struct SessionParams {
     /// The session.
     pub(super) id: String,
-    /// The request that it goes on from; `None` for the first.
+    /// The request that it continues; `None` for the first.
     pub(super) rid: Option<RequestId>,
-    /// How many of the tokens so far are kept: from the front, or without so many at the end. `None` and 0 keep all.
+    /// Tokens so far that are kept from the front, or, if negative, dropped from the end. `None` and 0 keep all.
     pub(super) offset: Option<i64>,
-    /// Requests that went on from that one before are forgotten.
+    /// Earlier continuations of that request are forgotten.
     pub(super) replace: bool,
     /// The output of that request is left out.
     pub(super) drop_previous_output: bool,
@@ -25,7 +25,7 @@ impl SessionParams {
     /// Takes them out of a call, if it has some.
     ///
     /// # Errors
-    /// Names what is wrong.
+    /// Names the fault.
     pub(in crate::server) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         const NAME: &str = "session_params";
         let Some(raw) = fields.take_raw(NAME).filter(|raw| !raw.asks_for_nothing()) else {
@@ -46,7 +46,7 @@ impl SessionParams {
         }))
     }
 
-    /// How many of so many tokens are kept.
+    /// How many of `tokens` are kept.
     pub(super) fn kept_of(&self, tokens: usize) -> usize {
         match self.offset {
             None | Some(0) => tokens,
@@ -60,7 +60,7 @@ impl SessionParams {
         }
     }
 
-    /// It goes on from another request.
+    /// It continues another request.
     pub(super) fn is_continuation(&self) -> bool {
         self.rid.is_some()
     }

@@ -12,9 +12,9 @@ use crate::ids::RequestId;
 use crate::server::config::ServerConfig;
 use crate::server::error::ApiError;
 
-/// Bytes that a request takes besides its tokens.
+/// Bytes that a request takes in addition to its tokens.
 const TURN_BYTES: usize = 512;
-/// Bytes that an open session takes besides its requests.
+/// Bytes that an open session takes in addition to its requests.
 const SESSION_BYTES: usize = 1024;
 
 const PARAMS: &str = "session_params";
@@ -37,7 +37,7 @@ struct Open {
     next_turn: u64,
 }
 
-/// A client's wishes for a new session.
+/// A client's parameters for a new session.
 pub(super) struct Opening {
     pub(super) id: Option<String>,
     /// Tokens of its longest request, prompt and output.
@@ -49,12 +49,12 @@ pub(super) struct Opening {
 /// The tokens and names that a request brings.
 pub(super) struct New {
     pub(super) tokens: Vec<u32>,
-    /// The token that begins a prompt, and does not stand behind others.
+    /// The token that begins a prompt, and never follows others.
     pub(super) bos: Option<u32>,
 }
 
 impl New {
-    /// The tokens that stand behind so many.
+    /// The tokens to append to `kept` earlier ones.
     fn behind(&self, kept: usize) -> &[u32] {
         match self.tokens.split_first() {
             Some((first, rest)) if kept > 0 && Some(*first) == self.bos => rest,
@@ -134,13 +134,13 @@ impl SessionStore {
         Ok(id)
     }
 
-    /// Closes a session, and cancels what runs in it. Returns whether it was open.
+    /// Closes a session, and cancels its running requests. Returns whether it was open.
     pub(super) fn close(&self, id: &str) -> bool {
         self.lock().close(id)
     }
 
-    /// Starts a request with the prompt that it has behind its session's earlier ones, and gives it its place among them.
-    /// `start` hands it to the engine, and returns whatever its caller wants, and what cancels it.
+    /// Starts a request with its prompt after its session's earlier ones, and adds it to them. `start` hands it to the
+    /// engine, and returns a value for the caller and the request's canceller.
     ///
     /// # Errors
     /// There is no such session or request, or there is one of this name already; the session or the memory of all is full;
@@ -250,14 +250,14 @@ impl Open {
         }
     }
 
-    /// Forgets requests, with all that went on from them.
+    /// Forgets requests, with all their continuations.
     fn remove_all(&mut self, session: &str, rids: Vec<RequestId>) {
         for (_, turn) in self.take_all(session, rids) {
             self.forget(turn);
         }
     }
 
-    /// Takes requests out, with all that went on from them.
+    /// Takes requests out, with all their continuations.
     fn take_all(&mut self, session: &str, mut rids: Vec<RequestId>) -> Vec<(RequestId, Turn)> {
         let mut taken = Vec::new();
         let Some(found) = self.sessions.get_mut(session) else {
@@ -273,7 +273,7 @@ impl Open {
         taken
     }
 
-    /// The tokens of a request behind those that it goes on from.
+    /// The tokens of a request after the ones that it continues.
     fn prompt(
         &mut self,
         params: &SessionParams,
@@ -332,8 +332,8 @@ impl Open {
         Ok(prompt)
     }
 
-    /// Takes out what a request replaces: all that there is, or what went on from its parent. Requests of it that run are
-    /// cancelled, and so is the parent.
+    /// Takes out the requests that a request replaces: all of them, or the continuations of its parent. Running ones
+    /// are cancelled, and so is the parent.
     fn replace(&mut self, params: &SessionParams) -> Vec<(RequestId, Turn)> {
         let Some(session) = self.sessions.get_mut(&params.id) else {
             return Vec::new();
@@ -358,7 +358,7 @@ impl Open {
     }
 }
 
-/// The place of a request that runs in its session; dropped before the request has ended, it is given up.
+/// The place of a request that runs in its session; dropped before the request has ended, it is freed.
 pub(in crate::server) struct SessionTurn {
     store: SessionStore,
     session: String,

@@ -41,7 +41,7 @@ pub(super) enum CloseReason {
     Protocol,
     /// The client sent text that is not UTF-8.
     NotUtf8,
-    /// A request was refused for overload and nothing else is under way, or other bodies have the memory.
+    /// A request was refused for overload and no other request is in flight, or other bodies have the memory.
     Overload,
     /// The server is shutting down and the last request ended.
     Drain,
@@ -62,7 +62,7 @@ impl CloseReason {
         }
     }
 
-    /// The code that the client is told; none where it closed the connection itself and its own is echoed, or is gone.
+    /// The code for the client; none where it closed the connection itself and its own is echoed, or is gone.
     fn close_code(self) -> Option<CloseCode> {
         match self {
             Self::Disconnect => None,
@@ -106,7 +106,7 @@ impl From<Refusal> for CloseReason {
 
 /// The conversation on a connection.
 pub(super) trait Talk {
-    /// The key that events of a request are told apart by.
+    /// The key that identifies the request of an event.
     type Key: Clone + 'static;
 
     /// Requests of this connection that have not ended.
@@ -125,7 +125,7 @@ pub(super) trait Talk {
         connection: &mut Connection<Self::Key>,
     ) -> Result<(), CloseReason>;
 
-    /// A request has news.
+    /// A request has an event.
     async fn on_event(
         &mut self,
         connection: &mut Connection<Self::Key>,
@@ -165,7 +165,7 @@ impl<K: Clone + 'static> Connection<K> {
         }
     }
 
-    /// Serves the connection until it ends, then cancels what is under way on it.
+    /// Serves the connection until it ends, then cancels its requests in flight.
     pub(super) async fn run(mut self, mut talk: impl Talk<Key = K>) {
         let active = gauge!("souffleur_websocket_connections_active");
         active.increment(1.0);
@@ -247,7 +247,7 @@ impl<K: Clone + 'static> Connection<K> {
         in_time(self.send_timeout, self.wire.send(message)).await
     }
 
-    /// Tells the client why the connection ends, or echoes the close frame that it sent.
+    /// Sends the client the reason for the end, or echoes its close frame.
     async fn close(&mut self, why: CloseReason) -> tungstenite::Result<()> {
         let Some(code) = why.close_code() else {
             return self.wire.flush().await;

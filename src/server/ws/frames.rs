@@ -97,7 +97,7 @@ struct PongFrame {
     op: &'static str,
 }
 
-/// The frames for a request's news: what is new, then the end if it ended.
+/// The frames for a delta or end: the new output, then the end if it ended.
 pub(super) fn news(rid: &RequestId, shape: &Shape, news: News) -> Vec<String> {
     let News { delta, end } = news;
     let usage = delta.usage;

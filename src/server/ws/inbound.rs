@@ -1,9 +1,9 @@
-//! A client's bytes on their way to the WebSocket library, which looks at a frame when all of it is in memory.
+//! A client's bytes on their way to the WebSocket library, which checks a frame when all of it is in memory.
 //!
-//! Here a frame's header is looked at as soon as it arrives: nothing goes on of a frame that is too large alone or with
-//! the message's earlier fragments, and what has arrived of an unfinished message is charged to the budget of all
-//! bodies. A long frame goes on as fragments, so that the library holds little besides the message, gives that back
-//! afterwards, and sees while a text arrives that it is not UTF-8.
+//! Here a frame's header is checked as soon as it arrives: no byte is passed on of a frame that is too large alone or
+//! with the message's earlier fragments, and the arrived part of an unfinished message is charged to the budget of all
+//! bodies. A long frame is passed on as fragments, so that the library holds little more than the message, frees it
+//! afterwards, and detects early that a text is not UTF-8.
 
 use std::io::Cursor;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ use crate::server::error::ApiError;
 const MAX_HEADER_BYTES: usize = 14;
 /// Bytes of the longest control frame, as the standard has it.
 const MAX_CONTROL_BYTES: u64 = 125;
-/// Bytes of the longest fragment that goes on: a multiple of the mask's length, so that the mask stays as it is.
+/// Bytes of the longest fragment that is passed on: a multiple of the mask's length, so that the mask stays aligned.
 const FRAGMENT_BYTES: u64 = 16 << 10;
 
-/// Why a client's bytes do not go on.
+/// Why a client's bytes are not passed on.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
     /// A frame that the standard forbids, or one above the limit.
@@ -54,7 +54,7 @@ pub(super) struct Inbound {
     message_bytes: u64,
     /// The current frame is part of a message, not a control frame.
     is_data: bool,
-    /// The memory of what has arrived of the unfinished message.
+    /// The memory of the arrived part of the unfinished message.
     charge: BodyCharge,
 }
 
@@ -74,7 +74,7 @@ impl Inbound {
         }
     }
 
-    /// The bytes of `chunk` that go on, and why not all of them do.
+    /// The bytes of `chunk` that are passed on, and why not all of them are.
     pub(super) fn admit(&mut self, mut chunk: &[u8]) -> (Vec<u8>, Option<Refusal>) {
         if let Some(began) = self.began
             && began.elapsed() > self.message_timeout
@@ -112,7 +112,7 @@ impl Inbound {
         }
     }
 
-    /// A whole message goes on to its reader, who charges what reading it takes.
+    /// A whole message goes to its reader, which charges the memory of reading it.
     fn end_frame(&mut self) {
         if self.message_bytes == 0 {
             self.charge.shrink_to(0);
@@ -213,7 +213,7 @@ mod tests {
         bytes
     }
 
-    /// Admits `stream` in chunks of `chunk_bytes`: what goes on, and the refusal.
+    /// Admits `stream` in chunks of `chunk_bytes`: the passed bytes, and the refusal.
     fn admit(stream: &[u8], chunk_bytes: usize) -> (Vec<u8>, Option<Error>) {
         let charge = BodyBudget::new(8 * LIMIT).open();
         let mut inbound = Inbound::new(LIMIT, PATIENCE, charge);

@@ -22,14 +22,14 @@ use crate::server::transcript::News;
 pub(super) struct Named {
     canceller: Canceller,
     shape: Shape,
-    /// The memory of what is sent, until it has left.
+    /// The memory of the sent bytes, until they have left.
     _charge: Option<AnswerCharge>,
     /// Its place in its session, and its output so far.
     in_session: RefCell<Option<(SessionTurn, Vec<u32>)>>,
 }
 
 impl Named {
-    /// Tells the session what is new.
+    /// Adds new output to the session.
     fn note(&self, news: &News) {
         let mut in_session = self.in_session.borrow_mut();
         if let Some((_, output)) = &mut *in_session {

@@ -25,7 +25,7 @@ const READ_BYTES: usize = 4 << 10;
 /// Messages of one client, in both directions. Every write is flushed before the next one, so one message waits at most.
 pub(super) type Wire = WebSocketStream<Join<Input, DuplexStream>>;
 
-/// The client's bytes; an error that holds a [`Refusal`](super::inbound::Refusal) refuses what comes next.
+/// The client's bytes; an error that holds a [`Refusal`](super::inbound::Refusal) refuses the bytes after them.
 type Input = StreamReader<LocalBoxStream<'static, io::Result<Bytes>>, Bytes>;
 
 /// Answers the handshake of a client whose bytes `inbound` admits and whose messages may have `limit_bytes`.

@@ -1,4 +1,4 @@
-//! Attention: the layers of a model that keep K/V, by what a query and a token cost in them.
+//! Attention: the layers of a model that keep K/V, by the cost of a query and a token in them.
 
 use super::storage::Sparsity;
 use crate::model::config::ModelConfig;
@@ -19,7 +19,7 @@ pub(super) struct Layers {
 pub(super) struct SparseLayers {
     /// The first position of such a query.
     first: f64,
-    /// Tokens that a query attends to, and those that all its heads choose if none chooses what another does.
+    /// Tokens that a query attends to, and tokens that all its heads choose if their choices are disjoint.
     tokens: f64,
     tokens_of_heads: f64,
     /// Operations of one query and label, and the bytes of one token's labels, in all layers.

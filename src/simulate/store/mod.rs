@@ -1,9 +1,9 @@
 //! The KV store in virtual time: the index, the names and the cost rule of [`crate::state::tiers`], and a disk that takes
 //! its time.
 //!
-//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. The
-//! store's blocks are told at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes
-//! its bytes at the disk's rate.
+//! As in the store, the disk does one thing at a time: a fetch to its end, and a write where no fetch waits. Finds are
+//! answered at once, from memory. A fetch takes the disk's latency once; a block that is read or written takes its
+//! bytes at the disk's rate.
 
 mod work;
 
@@ -35,7 +35,7 @@ pub struct StoreOutcome {
     pub written: u64,
     /// Blocks and states that were there when they were to be written.
     pub known: u64,
-    /// Blocks and states that nobody would have found, and were not written.
+    /// Blocks and states that could not have been found, and were not written.
     pub orphans: u64,
     /// Blocks and states for which no other could go.
     pub no_space: u64,
@@ -167,7 +167,7 @@ impl<'a> VirtualStore<'a> {
         }
     }
 
-    /// Does what is done by now, and begins what comes next.
+    /// Completes the jobs that are due, and begins the next one.
     pub fn advance(&mut self, now_s: f64) {
         loop {
             match self.under_way.take() {
@@ -187,7 +187,7 @@ impl<'a> VirtualStore<'a> {
         }
     }
 
-    /// Takes what was answered since it was last taken.
+    /// Takes the answers since the last call.
     pub fn take_answers(&mut self) -> Vec<StoreAnswer> {
         std::mem::take(&mut self.answers)
     }

@@ -1,4 +1,4 @@
-//! The disk's time worked out by hand; what it holds against a naive store.
+//! The disk's time compared with manual calculations; its contents compared with a naive store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn tokens(letters: &[u8]) -> Arc<[u32]> {
 struct Bench<'a> {
     store: VirtualStore<'a>,
     n_tickets: u64,
-    /// When what was answered.
+    /// Answers with their times.
     fetched: Vec<(f64, Ticket, usize)>,
     written: Vec<(f64, Ticket)>,
 }
@@ -141,7 +141,7 @@ fn a_fetch_waits_for_the_write_under_way_and_goes_before_the_others() {
     let ticket = bench.fetch(&path, 0..1, 0.015);
     bench.run_until(1.0);
     let written: Vec<f64> = bench.written.iter().map(|(at, _)| *at).collect();
-    // The second block is done at 20 ms. Then the fetch takes its half and its one, and the third block goes on.
+    // The second block is done at 20 ms. Then the fetch takes its half and its one, and the third block follows.
     check_times(&written, &[0.010, 0.020, 0.0315]);
     check_times(&[bench.fetched[0].0], &[0.0215]);
     assert_eq!((bench.fetched[0].1, bench.fetched[0].2), (ticket, 1));

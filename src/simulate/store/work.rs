@@ -7,9 +7,9 @@ use super::{StoreAnswer, VirtualStore};
 use crate::ids::Ticket;
 use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Stored};
 
-/// Fetches leave one in so many of the buffers to saves, and one at least.
+/// Fetches leave one in `SAVES_SHARE` buffers to saves, and one at least.
 const SAVES_SHARE: usize = 4;
-/// A fetch takes one in so many of those that are for fetches, or waits until it can.
+/// A fetch takes one in `ROUND_SHARE` of the fetches' buffers, or waits until it can.
 const ROUND_SHARE: usize = 4;
 /// Records at most, as the store has it.
 const MAX_RECORDS: usize = 1 << 20;
@@ -217,7 +217,7 @@ impl VirtualStore<'_> {
         BlockKind::ALL.into_iter().map(of).sum()
     }
 
-    /// Takes out what gives way to a record. False if that would be what it follows.
+    /// Evicts records to make room for a new one. False if that would evict the one it follows.
     fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> bool {
         let kept: BlockKey = match kind {
             BlockKind::Kv => place.parent,

@@ -1,17 +1,17 @@
-//! Stop strings in the text of an answer.
+//! Stop strings in an answer's text.
 
 use std::sync::Arc;
 
 use crate::state::detok::{StopMatcher, StopTable};
 
-/// The search for stop strings in a text, and the end of that text that may be the start of one.
+/// The search for stop strings, and the end of the text that may begin one.
 #[derive(Debug)]
 pub(super) struct ContentStops {
     table: Arc<StopTable>,
     matcher: StopMatcher,
     held: String,
     keeps_stop: bool,
-    /// The search as it goes on in whitespace that may still be dropped, and how many bytes of it were read.
+    /// The search continued into held whitespace that may still be dropped, and the number of its bytes read.
     ahead: Option<(StopMatcher, usize)>,
 }
 
@@ -30,8 +30,8 @@ impl ContentStops {
         self.table.is_empty()
     }
 
-    /// Returns whether a stop string ends in `more`, whitespace that is held after all text so far. Text that was held at the last
-    /// call begins it, unless text has come since.
+    /// Returns whether a stop string ends in `more`, the whitespace held after all text so far. Unless text came since
+    /// the last call, `more` begins with that call's whitespace.
     pub(super) fn end_in(&mut self, more: &str) -> bool {
         if more.is_empty() {
             self.ahead = None;
@@ -44,7 +44,7 @@ impl ContentStops {
         ahead.find(new).is_some()
     }
 
-    /// Adds text. Returns what is final, and the stop string that ends it, if one does.
+    /// Adds text. Returns the final text, and the stop string that ends it, if any.
     pub(super) fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.ahead = None;
         let before = self.held.len();
@@ -63,7 +63,7 @@ impl ContentStops {
         (std::mem::take(&mut self.held), Some(matched))
     }
 
-    /// Gives out what was held, and begins anew.
+    /// Returns the held text, and restarts the search.
     pub(super) fn flush(&mut self) -> String {
         self.ahead = None;
         self.matcher = StopMatcher::new(self.table.clone());

@@ -1,7 +1,7 @@
-//! From tokens to the pieces of an answer: text, reasoning and tool calls, while the tokens come.
+//! Streaming from tokens to pieces of an answer: text, reasoning and tool calls.
 //!
-//! Tokens that are markers of the model's formats go to the [`OutputEngine`] by their ids; all others become text first.
-//! Stop strings are looked for in the answer's own text, not in its reasoning nor in its calls.
+//! Marker tokens of the model's formats go to the [`OutputEngine`] by id; all others are detokenized first. Stop
+//! strings apply to the answer's text, not to its reasoning or calls.
 
 mod content;
 
@@ -15,31 +15,31 @@ use crate::state::output::{
 use crate::state::sampling::SamplingParams;
 use content::ContentStops;
 
-/// How the output of one request is taken apart.
+/// How to parse the output of a request.
 #[derive(Clone, Debug)]
 pub struct AnswerForm {
-    /// The formats in which the model writes; what the request does not want taken apart has none.
+    /// The model's output formats; `None` where the request disables parsing.
     pub formats: OutputFormats,
-    /// The markers of these formats, hidden as the request wants special tokens hidden.
+    /// The formats' marker tokens, hidden if the request skips special tokens.
     pub markers: Arc<Markers>,
-    /// The tools that may be called.
+    /// The callable tools.
     pub tools: Option<Arc<ToolUse>>,
-    /// The place that the prompt leaves the output at.
+    /// The parser state after the prompt.
     pub start: OutputStart,
-    /// Calls are looked for in the model's format only.
+    /// Parses calls only in the model's format.
     pub in_format_only: bool,
 }
 
-/// The pieces of one output and the search for its stop strings.
+/// The pieces of an output, and the search for stop strings.
 #[derive(Debug)]
 pub struct AnswerStream {
     text: TextStream,
     engine: OutputEngine,
     markers: Arc<Markers>,
     stops: ContentStops,
-    /// Pieces that the engine has just found.
+    /// Pieces that the engine found last.
     found: Vec<OutputPiece>,
-    /// Pieces that were not taken yet.
+    /// Pieces not taken yet.
     pieces: Vec<OutputPiece>,
     reasoning_tokens: u32,
     output_tokens: usize,
@@ -47,8 +47,8 @@ pub struct AnswerStream {
 }
 
 impl AnswerStream {
-    /// Starts the answer of a request with these parameters, the table of its stop strings and the last few tokens of its
-    /// prompt, as [`TextStream::with_stops`].
+    /// Starts the answer of a request with these parameters, the table of its stop strings and the last few tokens of
+    /// its prompt, as in [`TextStream::with_stops`].
     pub fn new(
         params: &SamplingParams,
         stops: Arc<StopTable>,
@@ -80,7 +80,7 @@ impl AnswerStream {
         }
     }
 
-    /// Adds the next output token. Returns the stop string that it completes, if it does; after that, tokens are ignored.
+    /// Adds the next output token. Returns the stop string that it completes, if any; later tokens are ignored.
     pub fn push(&mut self, token: u32, tokenizer: &dyn TokenText) -> Option<StopMatch> {
         if self.has_stopped {
             return None;
@@ -110,8 +110,8 @@ impl AnswerStream {
         })
     }
 
-    /// Counts the token that ended the output, which has no part in the text, as [`TextStream::leave_out`]. A call may end
-    /// with it.
+    /// Counts the token that ended the output, which contributes no text, as in [`TextStream::leave_out`]. It may end a
+    /// call.
     pub fn leave_out(&mut self, token: u32) {
         if self.has_stopped {
             return;
@@ -126,12 +126,12 @@ impl AnswerStream {
         }
     }
 
-    /// Takes the pieces that have become final since the last call.
+    /// Takes the pieces finalised since the last call.
     pub fn take(&mut self) -> Vec<OutputPiece> {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Takes everything that is left, with what was held back. Call it once, when no token can follow.
+    /// Takes everything left, including held text. Call it once, after the last token.
     pub fn finish(&mut self, ending: OutputEnding) -> Vec<OutputPiece> {
         if !self.has_stopped {
             let text = self.text.finish();
@@ -148,28 +148,28 @@ impl AnswerStream {
         self.take()
     }
 
-    /// Returns whether the request should end: it may call one tool only, and has.
+    /// Returns whether the request should end: it may call only one tool, and has done so.
     pub fn wants_end(&self) -> bool {
         self.engine.wants_end()
     }
 
-    /// Returns how many tokens were reasoning, its markers among them.
+    /// Returns the number of reasoning tokens, including markers.
     pub fn reasoning_tokens(&self) -> u32 {
         self.reasoning_tokens
     }
 
-    /// Returns how many output tokens were counted, up to a stop string.
+    /// Returns the number of output tokens, up to a stop string.
     pub fn output_tokens(&self) -> usize {
         self.output_tokens
     }
 
-    /// Reads text, up to a stop string, which is returned.
+    /// Parses text up to a stop string, which it returns.
     fn push_text(&mut self, text: &str) -> Option<String> {
         if self.stops.is_empty() {
             self.engine.push_text(text, &mut self.found);
             return self.settle();
         }
-        // Character by character: whitespace that completes a stop string ends the answer before what drops it can come.
+        // By character: whitespace that completes a stop string must end the answer before later text drops it.
         let mut bytes = [0; 4];
         text.chars().find_map(|c| {
             (self.engine).push_text(c.encode_utf8(&mut bytes), &mut self.found);
@@ -177,7 +177,7 @@ impl AnswerStream {
         })
     }
 
-    /// Passes on the whitespace that the engine holds if it completes a stop string, which is returned.
+    /// Passes the engine's held whitespace on if it completes a stop string, which it returns.
     fn settle_held(&mut self) -> Option<String> {
         if !self.stops.end_in(self.engine.held_whitespace()) {
             return None;
@@ -186,7 +186,7 @@ impl AnswerStream {
         self.settle()
     }
 
-    /// Passes on what the engine found, up to a stop string, which is returned.
+    /// Passes the engine's pieces on, up to a stop string, which it returns.
     fn settle(&mut self) -> Option<String> {
         let mut found = std::mem::take(&mut self.found);
         let mut stop = None;
@@ -208,7 +208,7 @@ impl AnswerStream {
         stop
     }
 
-    /// A stop string does not go on beyond a call or reasoning.
+    /// No stop string spans a call or reasoning.
     fn flush_content(&mut self) {
         let held = self.stops.flush();
         self.push_content(held);

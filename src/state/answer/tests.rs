@@ -6,7 +6,7 @@ const CLOSE: u32 = 257;
 const THINK: u32 = 258;
 const THOUGHT: u32 = 259;
 
-/// Bytes, and four tokens that are markers.
+/// One token per byte, and four marker tokens.
 struct Bytes;
 
 fn marker(token: u32) -> Option<&'static str> {
@@ -32,7 +32,7 @@ impl TokenText for Bytes {
     }
 }
 
-/// The tokens of a text: its markers are one token each.
+/// The tokens of a text: each marker is one token.
 fn tokens(text: &str) -> Vec<u32> {
     let mut tokens = Vec::new();
     let mut rest = text;

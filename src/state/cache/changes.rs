@@ -1,6 +1,6 @@
-//! How the nodes of a prefix cache change, told in order to whoever keeps an account of what is cached.
+//! Changes of a prefix cache's nodes, in order, for observers that track the cache's content.
 //!
-//! Applied one after the other, from an empty account on, the changes give the nodes that the cache has.
+//! Applied in order to an empty set, the changes give the nodes of the cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ pub enum CacheChange {
         /// Whole pages.
         tokens: NodeTokens,
     },
-    /// A node was cut in two. Nothing is cached more or less.
+    /// A node was cut in two. The cached tokens stay the same.
     Split {
-        /// Has the first tokens from now on, and stands where the node stood.
+        /// Has the first tokens from now on, and takes the node's place.
         upper: u32,
-        /// The node: has the others, and everything that was below.
+        /// The node: keeps the other tokens and all that was below.
         lower: u32,
         /// How many tokens are the upper one's, in whole pages.
         at: usize,
     },
-    /// A node without others below it is gone, with all that it held.
+    /// A leaf was removed with its tokens.
     Removed {
         /// The node.
         node: u32,
     },
-    /// Every node is gone, or is told again from here on.
+    /// Every node is gone, or is reported again from here on.
     Cleared,
 }
 
 impl CacheChange {
-    /// How many tokens the change holds on to.
+    /// Tokens that the change keeps in memory.
     pub fn n_tokens(&self) -> usize {
         match self {
             Self::Stored { tokens, .. } => tokens.get().len(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct NodeUse {
     /// When a match or an insert last passed through the node.
     pub last_access: u64,
-    /// When the node came to be. The upper half of a split is new, the lower half keeps its time.
+    /// When the node was created. The upper half of a split is new, the lower half keeps its time.
     pub created: u64,
     /// How many requests inserted a key that contains the node.
     pub hits: u32,
@@ -178,7 +178,7 @@ impl EvictionPolicy {
         POLICIES.iter().map(|policy| policy.name)
     }
 
-    /// The policy with other parameters; those of other policies do nothing.
+    /// The policy with other parameters; parameters of other policies have no effect.
     pub fn with_parameters(self, parameters: EvictionParameters) -> Self {
         Self { parameters, ..self }
     }
@@ -240,12 +240,12 @@ impl fmt::Debug for EvictionPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown eviction policy {name:?}, choose one of {}", names_in_a_row())]
 pub struct UnknownPolicy {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
 }
 
 impl UnknownPolicy {
-    /// The error without its subject, for whoever names the key.
+    /// The error without its subject, for callers that name the key.
     pub fn reason(&self) -> String {
         format!("is {:?}, must be one of {}", self.name, names_in_a_row())
     }

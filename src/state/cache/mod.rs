@@ -1,5 +1,5 @@
-//! Prefix caches: the trait, the radix tree and the cache that keeps nothing, eviction orders, namespaces, the record of
-//! evictions that explains misses, and the changes of nodes for accounts that others keep.
+//! Prefix caches: the trait, the radix tree and the cache that keeps nothing, eviction orders, namespaces, the record
+//! of evictions that explains misses, and node changes for observers.
 
 pub mod changes;
 pub mod eviction;

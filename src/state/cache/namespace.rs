@@ -8,8 +8,8 @@ use crate::state::request_limits::RequestLimits;
 
 /// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
 ///
-/// Keys and values depend on more, such as the weights and double sparsity's parameters, which is the same for the whole life
-/// of an engine and in no key. Where they outlive one it belongs to what they are found by.
+/// Keys and values also depend on the weights, double sparsity's parameters and the like, which are constant for the
+/// life of an engine and in no key. Where K/V outlives the engine, they belong to its lookup key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Namespace {
     extra_key: Option<Arc<str>>,
@@ -18,7 +18,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace. An empty salt is the same as none; an empty extra key is a key of its own.
+    /// Makes a namespace. An empty salt is the same as none; an empty extra key differs from none.
     pub fn new(extra_key: Option<&str>, cache_salt: Option<&str>) -> Self {
         let cache_salt = cache_salt.filter(|salt| !salt.is_empty());
         Self {
@@ -28,8 +28,8 @@ impl Namespace {
         }
     }
 
-    /// The same of sequences that rotate as long ones do, or of all others: keys of one rotation are none of the other.
-    /// Most models have one rotation for both.
+    /// The same namespace for sequences with the long rotation, or for all others: cached keys of one rotation are
+    /// invalid for the other. Most models have one rotation for both.
     pub fn with_long_rotation(self, long_rotation: bool) -> Self {
         Self {
             long_rotation,
@@ -37,12 +37,12 @@ impl Namespace {
         }
     }
 
-    /// True for sequences that rotate as long ones do.
+    /// True for sequences with the long rotation.
     pub fn has_long_rotation(&self) -> bool {
         self.long_rotation
     }
 
-    /// The namespaces of both rotations, for those who know a prefix and not the sequences that have it.
+    /// The namespaces of both rotations, for callers that know a prefix but not its sequences.
     pub fn of_both_rotations(&self) -> [Self; 2] {
         [false, true].map(|is_long| self.clone().with_long_rotation(is_long))
     }
@@ -67,7 +67,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// True for the namespace of requests that ask for none.
+    /// True for the namespace of requests that name none.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

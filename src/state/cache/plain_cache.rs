@@ -8,7 +8,7 @@ use crate::state::cache::prefix_cache::{
 use crate::state::cache::prefix_history::Departure;
 use crate::state::pool::pages::{EvictedPages, NodeLock, PageRun, PageSize, Pages};
 
-/// A [`PrefixCache`] without a cache: every page stays its sequence's own.
+/// A [`PrefixCache`] without a cache: every page stays private to its sequence.
 #[derive(Debug)]
 pub struct PlainCache {
     page_size: PageSize,
@@ -24,7 +24,7 @@ impl PlainCache {
         }
     }
 
-    /// Makes it tell that it is the reason of every miss.
+    /// Makes it report itself as the cause of every miss.
     pub fn with_diagnostics(self) -> Self {
         Self {
             has_diagnostics: true,

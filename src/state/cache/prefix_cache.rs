@@ -1,4 +1,4 @@
-//! The RadixCache actor's demands on a prefix cache, and the values that go in and out.
+//! The interface of a prefix cache to the RadixCache actor, with its arguments and results.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub trait PrefixCache: Send {
     /// Mutates: touches the matched path, may split a node, takes a lock. Nothing need be locked before.
     fn lock_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> LockedPrefix;
 
-    /// Gives a lock back. Nodes that it alone protected become evictable.
+    /// Releases a lock. Nodes that it alone protected become evictable.
     ///
     /// Mutates lock counts only: no touch. A lock on the root does nothing.
     fn unlock(&mut self, lock: NodeLock);
@@ -35,7 +35,7 @@ pub trait PrefixCache: Send {
     fn touch_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> usize;
 
     /// Touches each key in turn as [`touch_prefix`](Self::touch_prefix) does and returns, for each, its length and the
-    /// nodes from the top down to where it ended, as they stand after the last key. A cache without nodes names none.
+    /// nodes from the top down to its end, as they are after the last key. A cache without nodes names none.
     fn touch_paths(
         &mut self,
         keys: &mut dyn Iterator<Item = (&Namespace, &[u32])>,
@@ -50,14 +50,14 @@ pub trait PrefixCache: Send {
     /// Returns how much of `tokens` is cached. Mutates nothing: no touch, no split, no lock.
     fn peek(&self, namespace: &Namespace, tokens: &[u32]) -> usize;
 
-    /// Publishes what a sequence has computed and moves its lock to the end of it.
+    /// Publishes the computed tokens of a sequence and moves its lock to their end.
     ///
     /// Mutates: touches, splits, adds nodes, moves the lock. `checkpoint.lock` must protect the sequence's
     /// first `protected_pages` pages. Nothing is evicted.
     ///
     /// # Panics
-    /// If `protected_pages` and `private` together do not reach to the end of the page-floored tokens, or the
-    /// lock does not protect what it should (caller bugs).
+    /// If `protected_pages` and `private` together do not reach to the end of the page-floored tokens, or the lock does
+    /// not protect the former (caller bugs).
     fn checkpoint(&mut self, checkpoint: Checkpoint<'_>) -> Checkpointed;
 
     /// Evicts whole unlocked leaves in the policy's order until at least `tokens` are freed or none is left; a
@@ -66,14 +66,14 @@ pub trait PrefixCache: Send {
     /// Mutates: removes nodes. Locked paths are never touched.
     fn evict(&mut self, tokens: usize) -> EvictedPages;
 
-    /// The tokens of nodes that were evicted, or cleared, since this was last asked, from a cache that diagnoses misses.
+    /// The tokens of nodes that were evicted, or cleared, since the last call, from a cache that diagnoses misses.
     fn take_evicted_edges(&mut self) -> Vec<EvictedEdge> {
         Vec::new()
     }
 
-    /// Says for a prompt that was just matched and locked how the cache goes on where the prompt leaves it. `matched` is
-    /// how many of its tokens come from the cache, and how many have K/V there. `None` from a cache that is not asked to
-    /// diagnose misses. Mutates nothing.
+    /// Describes the cache at the miss point of a prompt that was just matched and locked. `matched` counts its tokens
+    /// that come from the cache, and those that have K/V there. `None` if the cache does not diagnose misses. Mutates
+    /// nothing.
     fn departure(
         &self,
         _namespace: &Namespace,
@@ -85,16 +85,16 @@ pub trait PrefixCache: Send {
         None
     }
 
-    /// Has the cache note how its nodes change, for [`take_changes`](Self::take_changes): first that it is cleared, then all
-    /// that it holds, a part at each asking, and every change besides. Asked again, it begins anew. A cache without nodes
-    /// notes nothing.
+    /// Makes the cache record node changes for [`take_changes`](Self::take_changes): first a `Cleared`, then all nodes
+    /// that it holds, a part per call, together with every new change. Another call starts over. A cache without nodes
+    /// records nothing.
     fn note_changes(&mut self) {}
 
-    /// Appends the changes since this was last asked, in the order in which they happened. Whoever has them noted asks for
-    /// them after every plan: they are kept until then.
+    /// Appends the changes since the last call, in the order in which they happened. A caller that has them recorded
+    /// must take them after every plan: the cache keeps them until then.
     fn take_changes(&mut self, _into: &mut Vec<CacheChange>) {}
 
-    /// Whether [`take_changes`](Self::take_changes) has yet to tell a part of what the cache holds.
+    /// Whether [`take_changes`](Self::take_changes) has yet to report a part of the cache's nodes.
     fn has_more_to_tell(&self) -> bool {
         false
     }
@@ -104,30 +104,30 @@ pub trait PrefixCache: Send {
         false
     }
 
-    /// The state at the end of a prefix that was just locked, for a row that may begin with it.
+    /// The state at the end of a prefix that was just locked, for a row that may start from it.
     ///
     /// Mutates: it is not dropped before [`forget_used_states`](Self::forget_used_states).
     fn hold_state(&mut self, _lock: &NodeLock) -> Option<StateSlot> {
         None
     }
 
-    /// No row begins with the state that was [held](Self::hold_state) after all.
+    /// No row starts from the state that was [held](Self::hold_state) after all.
     fn forget_held_state(&mut self, _lock: &NodeLock) {}
 
-    /// A row begins with the state that was [held](Self::hold_state). `anchors` are positions at which other prompts are
-    /// likely to part from the row's. All states of the plan are held by now.
+    /// A row starts from the state that was [held](Self::hold_state). `anchors` are positions at which other prompts
+    /// are likely to diverge from the row's. All states of the plan are held by now.
     ///
     /// Mutates: the state is young now, and so are those of the prefix at the anchors, which are not dropped for a copy
     /// before [`forget_used_states`](Self::forget_used_states).
     fn use_state(&mut self, _lock: &NodeLock, _anchors: &[u32]) {}
 
-    /// The plan is made: states that rows begin with may be dropped, since a later step overwrites them later.
+    /// The plan is made: states that rows start from may be dropped, since only a later step overwrites them.
     fn forget_used_states(&mut self) {}
 
     /// Keeps the state at the end of a pinned prefix, if no more than `most` are kept for pins then.
     fn pin_state(&mut self, _lock: &NodeLock, _most: usize) {}
 
-    /// Undoes [`pin_state`](Self::pin_state), before the lock is given back.
+    /// Undoes [`pin_state`](Self::pin_state), before the lock is released.
     fn unpin_state(&mut self, _lock: &NodeLock) {}
 
     /// How many states [`thin_states`](Self::thin_states) could drop.
@@ -143,7 +143,7 @@ pub trait PrefixCache: Send {
         0
     }
 
-    /// The states that left the cache since this was last asked.
+    /// The states that left the cache since the last call.
     fn take_freed_states(&mut self) -> Vec<OwnedState> {
         Vec::new()
     }
@@ -164,7 +164,7 @@ pub trait PrefixCache: Send {
     /// Drops at least `n_pages` window pages, or as many as no lock keeps; the pages that they belong to stay.
     fn evict_windows(&mut self, _n_pages: usize) {}
 
-    /// The window pages that left the cache since this was last asked.
+    /// The window pages that left the cache since the last call.
     fn take_freed_windows(&mut self) -> WindowPages {
         WindowPages::empty()
     }
@@ -172,11 +172,10 @@ pub trait PrefixCache: Send {
     /// Calls `visit` with every cached window page, in no order: for accounts in tests and dumps.
     fn for_each_window_page(&self, _visit: &mut dyn FnMut(PageId)) {}
 
-    /// Takes cached blocks that the store does not have, those of a path from its beginning on, and the states at their ends.
-    /// They count as stored from then on. None from a cache that is not asked to keep account of it.
+    /// Takes cached blocks that the store does not have, each path's in order from its start, and the states at their
+    /// ends. They count as stored from then on. Empty if the cache does not track the store's blocks.
     ///
-    /// Mutates nothing else: no touch, no split, no lock. Pages may be evicted and states dropped by the plan that this is a
-    /// part of.
+    /// Mutates nothing else: no touch, no split, no lock. The same plan may still evict the pages and drop the states.
     fn take_unsaved(&mut self, _demand: SaveDemand) -> Vec<UnsavedBlock> {
         Vec::new()
     }
@@ -187,8 +186,8 @@ pub trait PrefixCache: Send {
     }
 
     /// Empties the cache and returns its pages. Locked paths stay: to flush everything, call it when
-    /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then tells the first
-    /// pages of what it held.
+    /// [`protected_size`](Self::protected_size) is 0. [`take_evicted_edges`](Self::take_evicted_edges) then returns the
+    /// first pages that it held.
     fn clear(&mut self) -> Pages;
 
     /// Tokens that [`evict`](Self::evict) could free.
@@ -216,7 +215,7 @@ pub trait PrefixCache: Send {
     /// Calls `visit` with every cached page, in no order: for page-by-page accounts in tests and dumps.
     fn for_each_page(&self, visit: &mut dyn FnMut(PageId));
 
-    /// Walks everything and compares it with what is kept incrementally. O(size of the cache).
+    /// Walks everything and compares it with the incremental counts. O(size of the cache).
     ///
     /// # Errors
     /// A sentence that names the first thing that is wrong.
@@ -230,33 +229,33 @@ pub struct SaveDemand {
     pub blocks: usize,
     /// States at most.
     pub states: usize,
-    /// What becomes of the account of what the store has.
+    /// Change of the account of the store's blocks.
     pub account: SaveAccount,
 }
 
 /// A change of a cache's account of the store's blocks, before it takes any block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveAccount {
-    /// Goes on with it.
+    /// Keeps it.
     #[default]
     Keep,
-    /// Begins anew, as if the store had nothing: it did without a block that counts as stored, and whatever follows on such a
-    /// block is refused. Paths are queued again when they are published the next time.
+    /// Starts over, as if the store were empty: it skipped a block that counts as stored, and it refuses all blocks
+    /// after such a block. Paths are queued again at their next publication.
     Forget,
-    /// Gives it up, and the queue: the store has ended. Nothing is queued until a demand begins anew.
+    /// Drops it and the queue, because the store has stopped. Nothing is queued until a demand starts over.
     End,
 }
 
 /// A block of a cached path that the store does not have, or the state at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnsavedBlock {
-    /// Where the path may be shared.
+    /// The namespace that shares the path.
     pub namespace: Namespace,
     /// Tokens of the path, to the end of the block or beyond.
     pub tokens: Arc<[u32]>,
     /// How many blocks are before it.
     pub block: u32,
-    /// Where it lies.
+    /// Its pages or its state.
     pub part: UnsavedPart,
 }
 
@@ -274,7 +273,7 @@ pub enum UnsavedPart {
 pub struct SaveCounts {
     /// Paths that wait for their blocks to be taken.
     pub queued: usize,
-    /// Tokens that were gone before they were taken, and those of paths for which the queue had no room.
+    /// Tokens that were evicted before they were taken, and tokens of paths that the full queue rejected.
     pub dropped_tokens: u64,
 }
 
@@ -282,34 +281,34 @@ pub struct SaveCounts {
 #[derive(Debug, Default)]
 #[must_use]
 pub struct LockedPrefix {
-    /// Keeps `pages` where they are. To be handed back; on the root when nothing matched.
+    /// Keeps `pages` where they are. Must be released; on the root when nothing matched.
     pub lock: NodeLock,
     /// The pages of the prefix.
     pub pages: PageRun,
-    /// Of these, the window pages that whoever goes on sees, where layers have windows.
+    /// Of these, the window pages that a sequence resuming there sees, where layers have windows.
     pub windows: WindowRun,
     /// Length of the prefix in tokens, a multiple of the page size.
     pub tokens: usize,
-    /// How many tokens have K/V in the cache: more than `tokens` where there is no state to go on with, or window pages
-    /// are missing.
+    /// How many tokens have K/V in the cache: more than `tokens` where there is no state to resume from, or window
+    /// pages are missing.
     pub kv_tokens: usize,
 }
 
 /// The states that may be dropped for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinning {
-    /// All that no pin keeps: those that later plans can have.
+    /// All states without a pin: those that later plans can have.
     Later,
-    /// Of these, those that no row of the plan begins with: for a row's own.
+    /// Of these, states that no row of the plan starts from: for a row's private state.
     Any,
-    /// Of these, those at which no prompt of the plan has an anchor: for a copy.
+    /// Of these, states at which no prompt of the plan has an anchor: for a copy.
     Unnamed,
-    /// Of these, only those of the grid.
+    /// Of these, only states of the grid.
     Grid,
 }
 
 impl Thinning {
-    /// Whether a state is among them that was saved for this reason, and that a prompt of the plan names or not.
+    /// Whether it includes a state that was saved for `reason`, and that a prompt of the plan names or not.
     pub fn takes(self, reason: SaveReason, is_named: bool) -> bool {
         match self {
             Self::Later | Self::Any => true,
@@ -322,7 +321,7 @@ impl Thinning {
 /// The tokens and pages that a sequence publishes.
 #[derive(Debug)]
 pub struct Checkpoint<'a> {
-    /// The namespace of those that may reuse it.
+    /// The namespace that may reuse it.
     pub namespace: &'a Namespace,
     /// Every token whose KV is written or will be by the steps already queued; not cut to pages.
     pub tokens: &'a [u32],
@@ -332,7 +331,7 @@ pub struct Checkpoint<'a> {
     pub prompt_tokens: usize,
     /// Pages of the sequence that the cache owns already, under `lock`.
     pub protected_pages: usize,
-    /// The pages behind the protected ones. May be more than the tokens need.
+    /// The pages after the protected ones. May be more than the tokens need.
     pub private: Pages,
     /// Protects the first `protected_pages` pages.
     pub lock: NodeLock,
@@ -340,13 +339,13 @@ pub struct Checkpoint<'a> {
     pub inserted_tokens: usize,
     /// The request's priority; the prompt is published one higher.
     pub priority: i64,
-    /// States of the sequence within `tokens`, for a cache that keeps them. Those that it does not take are
+    /// States of the sequence within `tokens`, for a cache that keeps them. The rest are
     /// [freed](PrefixCache::take_freed_states).
     pub states: Vec<SavedState>,
-    /// The window pages behind those that the cache owns, as far as the sequence has not given them back; `None` where
-    /// layers have no windows.
+    /// The window pages after the cache's, without those that the sequence has released; `None` where layers have no
+    /// windows.
     pub windows: Option<Box<RowWindows>>,
-    /// Positions at which other prompts are likely to leave this one, for the window pages before them.
+    /// Positions at which other prompts are likely to diverge from this one, for the window pages before them.
     pub boundaries: &'a [usize],
     /// How many of `tokens`' first tokens the store has, in whole blocks; 0 without a store.
     pub stored_tokens: usize,
@@ -358,7 +357,7 @@ pub struct Checkpoint<'a> {
 pub struct Checkpointed {
     /// Protects the first `protected_pages` pages; replaces the lock that went in.
     pub lock: NodeLock,
-    /// The sequence's own pages: the partly filled last one and what is allocated behind it.
+    /// Pages private to the sequence: the partly filled last one and those allocated after it.
     pub private: Pages,
     /// Pages whose content the cache held already: computed twice, to be freed once.
     pub duplicates: Pages,
@@ -375,7 +374,7 @@ pub struct Checkpointed {
 /// The window pages of a sequence after a [`Checkpoint`].
 #[derive(Debug, Default)]
 pub struct CheckpointedWindows {
-    /// The pages that stay the sequence's own.
+    /// The pages that stay private to the sequence.
     pub own: RowWindows,
     /// Pages whose content the cache held already.
     pub duplicates: WindowPages,

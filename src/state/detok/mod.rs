@@ -1,8 +1,7 @@
-//! From tokens to text, while the tokens come: what is given out never changes afterwards.
+//! Streaming detokenizer: returned text never changes afterwards.
 //!
-//! Two things hold text back. A character may need the bytes of tokens to come (`window`), and the end of the text
-//! may be the start of a stop string (`stops`). Both are bounded, and a token costs the same at any length of the
-//! output.
+//! Text is held back for two reasons. A character may need the bytes of later tokens (`window`), and the end of the
+//! text may begin a stop string (`stops`). Both are bounded, and a token's cost is independent of the output's length.
 
 mod stops;
 mod window;
@@ -13,10 +12,10 @@ use crate::state::sampling::SamplingParams;
 pub use stops::{Found, StopMatcher, StopTable};
 use window::DecodeWindow;
 
-/// The source of tokens' text: the tokenizer, or a table in a test.
+/// Decodes tokens: the tokenizer, or a table in a test.
 pub trait TokenText {
-    /// Returns the text of the tokens as one string, as the tokenizer decodes a whole output: bytes that are no
-    /// UTF-8 become U+FFFD, unknown ids become nothing.
+    /// Returns the tokens' text as one string, as the tokenizer decodes a whole output: invalid UTF-8 becomes U+FFFD,
+    /// unknown ids decode to nothing.
     fn decode(
         &self,
         tokens: &[u32],
@@ -25,12 +24,12 @@ pub trait TokenText {
     ) -> String;
 }
 
-/// The text of one output and the search for its stop strings.
+/// The text of an output, and the search for its stop strings.
 #[derive(Clone, Debug)]
 pub struct TextStream {
     window: DecodeWindow,
     stops: StopMatcher,
-    /// Text that was not taken yet; its last `held_bytes` may be the start of a stop string.
+    /// Text not taken yet; its last `held_bytes` may begin a stop string.
     text: String,
     held_bytes: usize,
     output_tokens: usize,
@@ -38,7 +37,7 @@ pub struct TextStream {
     stopped: bool,
 }
 
-/// A stop string completed.
+/// A completed stop string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopMatch {
     /// Output tokens up to and including the one that completed the stop string.
@@ -50,15 +49,15 @@ pub struct StopMatch {
 impl TextStream {
     /// Starts the text of an output.
     ///
-    /// `context` are the last few tokens of the prompt (SGLang takes 5): they are not part of the text, but with
-    /// them a first token such as `▁Paris` of a SentencePiece vocabulary keeps its space. Without context the text is
-    /// exactly what decoding the output alone gives.
+    /// `context` are the last few tokens of the prompt (SGLang takes 5): they add no text, but with them a first token
+    /// such as `▁Paris` of a SentencePiece vocabulary keeps its space. Without context the text equals the decoded
+    /// output.
     pub fn new(params: &SamplingParams, context: &[u32], tokenizer: &dyn TokenText) -> Self {
         let stops = Arc::new(StopTable::new(&params.stop));
         Self::with_stops(params, stops, context, tokenizer)
     }
 
-    /// As [`new`](Self::new), with the table of `params.stop` that several outputs share.
+    /// As [`new`](Self::new), with a table of `params.stop` shared by several outputs.
     pub fn with_stops(
         params: &SamplingParams,
         stops: Arc<StopTable>,
@@ -76,12 +75,10 @@ impl TextStream {
         }
     }
 
-    /// Adds the next output token. Returns the stop string that it completes, if it does; after that, tokens are
-    /// ignored.
+    /// Adds the next output token. Returns the stop string that it completes, if any; later tokens are ignored.
     ///
-    /// Of several stop strings the one that ends first counts, and of those the longest: as if the text had come
-    /// byte by byte, whatever the tokens are. The text ends before the stop string, or with it under
-    /// `no_stop_trim`.
+    /// Of several stop strings the one that ends first wins, and of those the longest: as if the text came byte by
+    /// byte, independent of tokens. The text ends before the stop string, or after it with `no_stop_trim`.
     pub fn push(&mut self, token: u32, tokenizer: &dyn TokenText) -> Option<StopMatch> {
         if self.stopped {
             return None;
@@ -108,20 +105,20 @@ impl TextStream {
         })
     }
 
-    /// Counts an output token that has no part in the text: the EOS or stop token that ended the output, unless
-    /// `no_stop_trim` keeps it (then [`push`](Self::push) it).
+    /// Counts an output token without text: the EOS or stop token that ended the output, unless `no_stop_trim` keeps it
+    /// (then [`push`](Self::push) it).
     pub fn leave_out(&mut self) {
         self.output_tokens += usize::from(!self.stopped);
     }
 
-    /// Takes the text that has become final since the last call.
+    /// Takes the text finalised since the last call.
     pub fn take_text(&mut self) -> String {
         let held = self.text.split_off(self.text.len() - self.held_bytes);
         std::mem::replace(&mut self.text, held)
     }
 
-    /// Takes the text so far, with what was held back: what follows does not go on from it. The next token keeps the
-    /// context of the tokens before.
+    /// Takes the text so far, including held text: later text does not continue it. The next token keeps the context of
+    /// earlier tokens.
     pub fn cut(&mut self) -> String {
         let tail = self.window.flush();
         self.text.push_str(&tail);
@@ -129,7 +126,7 @@ impl TextStream {
         std::mem::take(&mut self.text)
     }
 
-    /// Takes everything that is left, with what was held back. Call it once, when no token can follow.
+    /// Takes everything left, including held text. Call it once, after the last token.
     pub fn finish(&mut self) -> String {
         if !self.stopped {
             let tail = self.window.flush();
@@ -140,7 +137,7 @@ impl TextStream {
         std::mem::take(&mut self.text)
     }
 
-    /// Returns how many output tokens were counted, up to a stop string.
+    /// Returns the number of output tokens, up to a stop string.
     pub fn output_tokens(&self) -> usize {
         self.output_tokens
     }

@@ -1,9 +1,9 @@
-//! Stop strings, found in a text that comes in pieces.
+//! Incremental search for stop strings.
 
 use std::sync::Arc;
 
-/// A list of stop strings with one Knuth-Morris-Pratt automaton each, so that a byte costs the same however the text
-/// and the stop strings repeat themselves. Requests with the same list share it.
+/// One Knuth-Morris-Pratt automaton per stop string, so that the cost per byte is independent of repetitions in text
+/// and stop strings. Requests with the same list share the table.
 #[derive(Debug, Default)]
 pub struct StopTable {
     stops: Vec<Stop>,
@@ -16,29 +16,29 @@ struct Stop {
     borders: Vec<u16>,
 }
 
-/// The search of one text for the stop strings of a table.
+/// The search of one text.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     table: Arc<StopTable>,
-    /// For each stop string, the length of its longest prefix that ends the text so far; less than its whole length.
+    /// For each stop string, the length of its longest proper prefix that ends the text so far.
     matched_bytes: Box<[u16]>,
 }
 
-/// A stop string in a piece of text.
+/// A stop string found in a piece of text.
 pub struct Found {
-    /// Which one.
+    /// Its index in the list.
     pub index: usize,
-    /// Bytes of the piece through the end of the stop string.
+    /// The end of the stop string in the piece, in bytes.
     pub end: usize,
 }
 
 impl StopTable {
-    /// Returns whether there are no stop strings.
+    /// Returns true without stop strings.
     pub fn is_empty(&self) -> bool {
         self.stops.is_empty()
     }
 
-    /// The table of a list. Empty strings never match.
+    /// Builds the table of a list. Empty strings never match.
     ///
     /// # Panics
     /// If a string has more than 65,535 bytes: `SamplingParams::validate` allows far fewer.
@@ -51,7 +51,7 @@ impl StopTable {
 }
 
 impl StopMatcher {
-    /// Begins a text.
+    /// Starts the search of a text.
     pub fn new(table: Arc<StopTable>) -> Self {
         Self {
             matched_bytes: vec![0; table.stops.len()].into(),
@@ -59,8 +59,8 @@ impl StopMatcher {
         }
     }
 
-    /// Reads the next piece of the text up to the first byte that completes a stop string, the longest of several.
-    /// That ends the search: what comes after a match is not to be read.
+    /// Searches the next piece up to the first byte that completes a stop string; the longest of several wins. A match
+    /// ends the search: do not call it again.
     pub fn find(&mut self, piece: &str) -> Option<Found> {
         let stops = self.table.stops.as_slice();
         if stops.is_empty() {
@@ -82,12 +82,12 @@ impl StopMatcher {
         None
     }
 
-    /// Returns how many bytes at the end of the text may belong to a stop string.
+    /// Returns the number of bytes at the end of the text that may begin a stop string.
     pub fn partial_bytes(&self) -> usize {
         self.matched_bytes.iter().copied().max().unwrap_or(0).into()
     }
 
-    /// Returns a stop string.
+    /// Returns the stop string with this index.
     pub fn string(&self, index: usize) -> &str {
         &self.table.stops[index].string
     }
@@ -119,7 +119,7 @@ impl Stop {
         self.string.len()
     }
 
-    /// Reads a byte after `matched` bytes of the string and returns whether it completes the string.
+    /// Reads a byte after `matched` bytes of the string; returns whether it completes the string.
     fn read(&self, byte: u8, matched: &mut u16) -> bool {
         let bytes = self.string.as_bytes();
         let mut at = usize::from(*matched);

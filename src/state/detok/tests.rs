@@ -4,12 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A vocabulary as a table, with the two ways in which tokenizers decode.
+/// A table as vocabulary, with both decoding conventions of tokenizers.
 struct Table {
     pieces: Vec<Vec<u8>>,
-    /// `▁` is a space, dropped at the start of the text.
+    /// `▁` decodes to a space, which is dropped at the start of the text.
     metaspace: bool,
-    /// Ids without text when special tokens are skipped.
+    /// Ids without text if special tokens are skipped.
     specials: Vec<u32>,
     decoded_tokens: Cell<usize>,
 }
@@ -49,7 +49,7 @@ impl Table {
         }
     }
 
-    /// One more id than there are pieces: unknown ids have no text.
+    /// One id more than the table has: unknown ids have no text.
     fn ids(&self) -> std::ops::RangeInclusive<u32> {
         0..=self.pieces.len() as u32
     }
@@ -73,7 +73,7 @@ impl TokenText for Table {
     }
 }
 
-/// SentencePiece with byte fallback, which judges each run of byte tokens as a whole.
+/// SentencePiece with byte fallback, which validates each run of byte tokens as a whole.
 struct ByteFallback;
 
 impl TokenText for ByteFallback {
@@ -99,7 +99,7 @@ fn stop_at(stop: &[&str]) -> SamplingParams {
     }
 }
 
-/// Feeds the tokens; returns the text after each of them, the rest at the end, and the match.
+/// Feeds the tokens; returns the text after each token, the rest at the end, and the match.
 fn stream(
     params: &SamplingParams,
     table: &dyn TokenText,
@@ -264,7 +264,7 @@ fn repetitive_stop_strings_cost_one_pass() {
     assert_eq!((rest.len(), found), (1023, None));
 }
 
-/// The match by definition: the first byte of the text at which some stop string ends, and the longest of those.
+/// The match by definition: the first byte of the text where a stop string ends, and the longest such string.
 fn naive_match(text: &str, stops: &[String]) -> Option<(usize, String)> {
     (1..=text.len()).find_map(|end| {
         let ending = stops

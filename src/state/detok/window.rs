@@ -1,26 +1,26 @@
-//! The last few tokens, decoded together: enough to know the text of the next one.
+//! A sliding window of the last tokens, decoded together with the next one.
 //!
-//! A token has no text of its own. SentencePiece drops the space of whatever comes first, and a character may be
-//! spread over up to four byte tokens. So the window keeps some tokens whose text is out already, decodes them with
-//! the new one, and what is longer than before is new.
+//! A single token has no fixed text: SentencePiece drops the space of the first token, and a character may be split
+//! into up to four byte tokens. The window keeps tokens whose text was already emitted, and decodes them with the new
+//! token; the additional text is new.
 
 use super::TokenText;
 use crate::state::sampling::SamplingParams;
 
-/// A character takes at most 4 bytes, so at most 3 replacement characters can still become one.
+/// A character has at most 4 bytes, so at most 3 replacement characters can still become one.
 const MAX_HELD_REPLACEMENTS: usize = 3;
 
-/// Tokens without a clean end before the window is cut: only invalid bytes make it grow so far.
+/// Upper bound of tokens without a clean end before the window is cut: only invalid bytes reach it.
 const MAX_WINDOW_TOKENS: usize = 32;
 
 #[derive(Clone, Debug)]
 pub(super) struct DecodeWindow {
     skip_special_tokens: bool,
     spaces_between_special_tokens: bool,
-    /// `tokens[..settled]` ended in a whole character, and all their text is out.
+    /// `tokens[..settled]` end in a whole character, and their text was emitted.
     tokens: Vec<u32>,
     settled: usize,
-    /// The text of `tokens`, of which `emitted_bytes` are out.
+    /// The text of `tokens`, of which `emitted_bytes` were emitted.
     decoded: String,
     emitted_bytes: usize,
 }
@@ -40,7 +40,7 @@ impl DecodeWindow {
         window
     }
 
-    /// Adds a token and returns the text that became certain with it.
+    /// Adds a token and returns the text that it makes final.
     pub(super) fn push(&mut self, token: u32, tokenizer: &dyn TokenText) -> String {
         self.tokens.push(token);
         let mut decoded = self.decode(&self.tokens, tokenizer);
@@ -49,7 +49,7 @@ impl DecodeWindow {
             return String::new();
         }
         if !decoded.starts_with(&self.decoded[..self.emitted_bytes]) {
-            // A run of byte tokens that turns invalid takes back the characters before. They are out: go on behind.
+            // A byte run that turns invalid changes emitted characters. They cannot be taken back: restart after them.
             self.restart_with(token);
             decoded = self.decode(&self.tokens, tokenizer);
         }
@@ -66,7 +66,7 @@ impl DecodeWindow {
         }
     }
 
-    /// Gives out what was held back.
+    /// Emits the held text.
     pub(super) fn flush(&mut self) -> String {
         self.emit_until(self.decoded.len())
     }
@@ -79,7 +79,7 @@ impl DecodeWindow {
         )
     }
 
-    /// Tells a token without text (skipped, unknown) from one whose text shows only with the next one.
+    /// Distinguishes a token without text (skipped, unknown) from one whose text needs the next token.
     fn adds_nothing(&self, token: u32, tokenizer: &dyn TokenText) -> bool {
         let ends_whole = !self.decoded.is_empty() && held_bytes(&self.decoded) == 0;
         ends_whole || self.decode(&[token, token], tokenizer).is_empty()
@@ -91,7 +91,7 @@ impl DecodeWindow {
         self.decoded[start..self.emitted_bytes].to_owned()
     }
 
-    /// Drops the tokens up to the last clean end: those behind it are enough to anchor the next one to.
+    /// Drops the tokens before the last clean end: the later ones suffice as context.
     fn forget_settled(&mut self, tokenizer: &dyn TokenText) {
         let tail = self.decode(&self.tokens[self.settled..], tokenizer);
         self.tokens.drain(..self.settled);
@@ -100,7 +100,7 @@ impl DecodeWindow {
         self.decoded = tail;
     }
 
-    /// Shortens a window that is all invalid bytes, where it falls apart into two texts; else gives up on its end.
+    /// Cuts a window of invalid bytes at a position where both parts decode separately; else emits its end.
     fn cut(&mut self, tokenizer: &dyn TokenText) -> String {
         for at in (self.tokens.len() - 2 * MAX_HELD_REPLACEMENTS..self.tokens.len()).rev() {
             let left = self.decode(&self.tokens[..at], tokenizer);
@@ -130,7 +130,7 @@ impl DecodeWindow {
     }
 }
 
-/// Returns the bytes at the end of a text that may be the start of a character.
+/// Returns the number of bytes at the end of a text that may begin a character.
 fn held_bytes(text: &str) -> usize {
     let replacements = text
         .chars()

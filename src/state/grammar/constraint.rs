@@ -1,42 +1,42 @@
-//! Constraints on an output, as requests state them.
+//! Output constraints of requests.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-/// The text that an output must be.
+/// A constraint on the output text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Constraint {
     /// Any JSON object.
     JsonObject(JsonWhitespace),
-    /// A JSON value that the schema accepts.
+    /// A JSON value that is valid under the schema.
     JsonSchema {
         /// The schema.
         schema: Arc<Value>,
-        /// The white space between its values.
+        /// The white space between tokens of the JSON.
         whitespace: JsonWhitespace,
-        /// Objects have no properties but those that the schema names, as in OpenAI's strict mode.
+        /// Objects have only the properties that the schema names, as in OpenAI's strict mode.
         is_strict: bool,
     },
-    /// A text that the regular expression matches from its first to its last character.
+    /// A text that the regular expression matches entirely.
     Regex(Arc<str>),
     /// A text that the grammar derives: EBNF with the start rule `root`, or Lark after a first line `%llguidance {}`.
     Ebnf(Arc<str>),
     /// One of these texts.
     Choice(Arc<[String]>),
-    /// Free text in which tags of a kind, once they have begun, are followed by structured text and an end: SGLang's
-    /// `structural_tag`, in its old form (`structures`, `triggers`) or its new one (`format`).
+    /// Free text in which certain opening tags start structured text with an end tag: SGLang's `structural_tag`, in its
+    /// old form (`structures`, `triggers`) or its new one (`format`).
     StructuralTag(Arc<Value>),
 }
 
-/// The white space between the values of constrained JSON. Without a limit small models write blanks for ever.
+/// White space in constrained JSON. Without a limit small models emit blanks forever.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum JsonWhitespace {
-    /// As models write it of their own accord: one blank, or a line break and at most 40 characters of indentation.
+    /// Typical of models: one blank, or a line break and at most 40 characters of indentation.
     #[default]
     Bounded,
-    /// None at all.
+    /// None.
     Compact,
-    /// Any that the regular expression matches.
+    /// Any white space that the regular expression matches.
     Pattern(Arc<str>),
 }

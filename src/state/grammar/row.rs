@@ -1,14 +1,14 @@
-//! The grammar of one row of an executor.
+//! The grammar state of one executor row.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::{Allowed, Grammar, GrammarFailure, GrammarProgress, GrammarState};
 use crate::state::sampling::TokenMask;
 
-/// The state and the mask of a row whose output follows a grammar.
+/// The grammar state and token mask of a row.
 #[derive(Debug)]
 pub struct RowGrammar {
-    /// Never waited for: it is only used by whoever may change the row, and a mutex lets others look at the rest.
+    /// Never contended: only the row's owner uses it; the mutex makes the row `Sync`.
     state: Mutex<Box<dyn GrammarState>>,
     mask: TokenMask,
     allowed: Allowed,
@@ -16,7 +16,7 @@ pub struct RowGrammar {
 }
 
 impl RowGrammar {
-    /// A row that stands after `output` (empty for a new sequence).
+    /// The state after `output` (empty for a new sequence).
     pub fn new(grammar: &dyn Grammar, vocab_size: usize, output: &[u32]) -> Self {
         let mut row = Self {
             state: Mutex::new(grammar.begin()),
@@ -30,7 +30,7 @@ impl RowGrammar {
         row
     }
 
-    /// Computes the mask of the next token; [`Self::mask`] has it then.
+    /// Computes the mask of the next token, for [`Self::mask`].
     pub fn prepare(&mut self) {
         self.allowed = Allowed::All;
         if self.standing != Ok(GrammarProgress::Open) {
@@ -54,7 +54,7 @@ impl RowGrammar {
         }
     }
 
-    /// Takes the token that was sampled.
+    /// Takes the sampled token.
     pub fn commit(&mut self, token: u32) {
         if self.standing == Ok(GrammarProgress::Open) {
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -62,10 +62,10 @@ impl RowGrammar {
         }
     }
 
-    /// Returns where the output stands; a failure stays.
+    /// Returns the progress of the output; a failure is permanent.
     ///
     /// # Errors
-    /// Why it cannot go on.
+    /// The reason why it cannot continue.
     pub fn standing(&self) -> Result<GrammarProgress, GrammarFailure> {
         self.standing
     }

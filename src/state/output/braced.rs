@@ -1,4 +1,4 @@
-//! Reads a call of Gemma 4: `call:seat{row:4,who:<|"|>Ada<|"|>}`. Keys and words stand as they are, strings between two
+//! Parses a call of Gemma 4: `call:seat{row:4,who:<|"|>Ada<|"|>}`. Keys and words are unquoted, strings are between two
 //! tags.
 
 use super::call::{CallOutput, CallReader, Step};
@@ -8,16 +8,16 @@ use super::named::{MAX_NAME_BYTES, is_name};
 use super::python::atom;
 use super::syntax::{Tag, TagSet};
 
-/// The text before the name, without its first letter.
+/// The label before the name, without its first letter.
 const LABEL: &str = "all:";
-/// A longer number or word is none.
+/// A longer number or word is invalid.
 const MAX_WORD_BYTES: usize = 4096;
 
-/// Reads the call from the first character of its label to its last bracket, and writes its arguments as JSON.
+/// Parses the call from the first character of its label to its last bracket, and writes its arguments as JSON.
 #[derive(Debug)]
 pub(super) struct BracedReader {
     at: At,
-    /// The name, a key or a word that is being read.
+    /// The current name, key or word.
     word: String,
     open: Vec<Container>,
 }
@@ -39,25 +39,25 @@ enum At {
     /// The rest of the label.
     Label(&'static str),
     Function,
-    /// A key, or the end of the map.
+    /// Expects a key, or the end of the map.
     Key,
-    /// In a key without quotes.
+    /// In an unquoted key.
     BareKey,
     QuotedKey,
     Colon,
-    /// The value of a key.
+    /// Expects the value of a key.
     Value,
-    /// An item, or the end of the list.
+    /// Expects an item, or the end of the list.
     Item,
     /// In a number or word.
     Word,
     Text,
-    /// A comma, or the end of what is around.
+    /// Expects a comma, or the end of the container.
     Comma,
 }
 
 impl BracedReader {
-    /// Begins a call, if the character can.
+    /// Starts a call, if the character can begin one.
     pub(super) fn new(first: char) -> Option<Self> {
         (first == 'c').then_some(Self {
             at: At::Label(LABEL),
@@ -110,7 +110,7 @@ impl BracedReader {
         Step::More
     }
 
-    /// The kind of place at the beginning of the innermost container, or behind a comma in it.
+    /// The state at the start of the innermost container, or after a comma in it.
     fn next_item(&self) -> At {
         match self.open.last().map(|open| open.kind) {
             Some(Kind::List) => At::Item,
@@ -136,7 +136,7 @@ impl BracedReader {
         }
     }
 
-    /// Writes what separates an item from the one before.
+    /// Writes the separator before an item.
     fn separate(&mut self, out: &mut CallOutput) {
         if let Some(open) = self.open.last_mut()
             && std::mem::replace(&mut open.has_items, true)
@@ -158,7 +158,7 @@ impl BracedReader {
         Step::More
     }
 
-    /// Begins a value, which is an item of a list or stands behind a key.
+    /// Starts a value, which is a list item or follows a key.
     fn begin_value(&mut self, c: char, out: &mut CallOutput) -> Step {
         if matches!(c, ',' | ':' | '}' | ']') {
             return Step::Broken;

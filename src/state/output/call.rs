@@ -1,60 +1,59 @@
-//! The trait that the readers of calls share. A reader reads one call, from its first character to its last.
+//! The trait of call readers. A reader parses one call, from its first character to its last.
 
 use super::closers::Closers;
 use super::syntax::{Tag, TagSet};
 
-/// Reads one call in one notation.
+/// Parses one call in one notation.
 pub(super) trait CallReader: Send + std::fmt::Debug {
-    /// Returns the tags that mean something here, and are therefore recognised in the text.
+    /// Returns the tags that are recognised in the current state.
     fn tags(&self) -> TagSet;
 
-    /// Returns whether every character would be taken as it is here, as in a string; then so is a tag that means
-    /// nothing.
+    /// Returns whether every character is taken literally now, as in a string; then other tags are text as well.
     fn is_in_text(&self) -> bool;
 
-    /// Reads a character.
+    /// Consumes a character.
     fn read(&mut self, c: char, out: &mut CallOutput) -> Step;
 
-    /// Reads one of the tags of [`tags`](Self::tags).
+    /// Consumes one of the tags of [`tags`](Self::tags).
     fn read_tag(&mut self, tag: Tag, out: &mut CallOutput) -> Step;
 
-    /// Returns what closes the complete call, and is dropped if it is there.
+    /// Returns the optional closers of the complete call, which are dropped.
     fn closers(&self) -> Closers {
         Closers::default()
     }
 
-    /// Returns how many characters were read since a call that is complete and has not gone out: what follows it tells
-    /// whether what stands before it belongs to it.
+    /// Returns the number of characters since a complete call that was not emitted: the input after it decides whether
+    /// the bracket before it belongs to it.
     fn n_after_call(&self) -> Option<usize> {
         None
     }
 
-    /// Returns the name that was read and has not gone out, where no tag tells that it is that of a call.
+    /// Returns the parsed name before it is emitted, where no tag marks a call.
     fn called(&self) -> Option<&str> {
         None
     }
 }
 
-/// The place of a character or tag in a call.
+/// The effect of a character or tag on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It belongs to the call, which goes on.
+    /// Consumed; the call continues.
     More,
-    /// It completes the call.
+    /// Consumed; completes the call.
     Done,
-    /// The call was complete before it.
+    /// Not consumed; the call was complete before it.
     DoneBefore,
-    /// It was not read: the reader is in another state now, in which it is to be looked at again.
+    /// Not consumed; the reader has changed its state and must read it again.
     Again,
-    /// It belongs to no call.
+    /// Not part of any call.
     Broken,
 }
 
-/// The name and the arguments that a reader gives out.
+/// The name and the arguments that a reader emits.
 #[derive(Debug, Default)]
 pub(super) struct CallOutput {
-    /// The name, when the call is certain.
+    /// The name, once the call is certain.
     pub(super) name: Option<String>,
-    /// The next part of the arguments, not before the name.
+    /// The next part of the arguments, never before the name.
     pub(super) arguments: String,
 }

@@ -1,11 +1,11 @@
-//! What may stand after a call, and is dropped with it.
+//! Optional text after a call, which is dropped with it.
 
-/// The fence of Markdown.
+/// Markdown's fence.
 pub(super) const FENCE: &str = "```";
-/// The delimiter of a code span of Markdown.
+/// Markdown's delimiter of a code span.
 pub(super) const TICK: &str = "`";
 
-/// The texts that close what was opened before a call, as far as they have not come. Each may be missing.
+/// The pending closers of openings before a call. Each is optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Closers {
     /// The bracket of a list, in which more calls may follow.
@@ -14,14 +14,14 @@ pub(super) struct Closers {
     pub(super) tag: Option<&'static str>,
     /// The fence.
     pub(super) fence: bool,
-    /// The tick of a code span.
+    /// The backtick of a code span.
     pub(super) tick: bool,
     /// More calls may follow without a list.
     pub(super) more: bool,
 }
 
 impl Closers {
-    /// A fence around one call.
+    /// The closer of a fence around one call.
     pub(super) const OF_FENCE: Self = Self {
         list: false,
         tag: None,
@@ -30,7 +30,7 @@ impl Closers {
         more: false,
     };
 
-    /// Returns whether there is nothing to be closed.
+    /// Returns whether no closer is pending.
     pub(super) fn is_empty(self) -> bool {
         self == Self::default()
     }
@@ -56,12 +56,12 @@ impl Closers {
         }
     }
 
-    /// Returns whether a fence is all that is open.
+    /// Returns whether only a fence is open.
     pub(super) fn is_fence_alone(self) -> bool {
         self.fence && !self.list && self.tag.is_none()
     }
 
-    /// Returns whether another call may follow, which a comma may part from the one before.
+    /// Returns whether another call may follow, optionally after a comma.
     pub(super) fn takes_more(self) -> bool {
         self.list || self.more
     }

@@ -1,29 +1,29 @@
-//! Blocks of code in the content, in which an object is no call.
+//! Detects code blocks in the content, where an object is not a call.
 
-/// The content so far, as far as it tells where a call may begin without a tag.
+/// The parts of the content's state that decide where a call may begin without a tag.
 #[derive(Debug)]
 pub(super) struct Code {
     is_inside: bool,
-    /// A fence was opened before a call, with which it was dropped, and has not been closed.
+    /// An open fence was dropped together with the call after it.
     is_unseen: bool,
     line: Line,
-    /// How many ticks came one after the other.
+    /// Number of consecutive backticks.
     ticks: u8,
     last: Option<char>,
 }
 
-/// The line that is being read.
+/// The state of the current line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
-    /// Nothing but blanks, and ticks that are no fence yet.
+    /// Only blanks, and backticks that are not a fence yet.
     Blank,
-    /// A fence that closes the unseen one if it names no language.
+    /// A fence that closes the unseen one unless a language follows.
     MayClose,
     /// A fence at the beginning, which opened a block.
     Fence,
-    /// A fence after other text, and nothing after it but what may be a language.
+    /// A fence after other text, followed only by characters of a language name.
     LateFence,
-    /// The same and more, which is code up to the next fence or the end of the line.
+    /// The same with other text: code up to the next fence or the end of the line.
     Span,
     Text,
 }
@@ -39,8 +39,8 @@ impl Code {
         }
     }
 
-    /// Reads a character of the content. A fence at the beginning of a line begins a block or ends it. One after other
-    /// text begins a block if nothing but a language follows it in the line.
+    /// Reads a character of the content. A fence at the beginning of a line opens or closes a block. A fence after
+    /// other text opens a block if only a language follows it in the line.
     pub(super) fn read(&mut self, c: char) {
         self.last = Some(c);
         if c == '`' {
@@ -90,25 +90,25 @@ impl Code {
         }
     }
 
-    /// Begins a new line.
+    /// Starts a new line.
     pub(super) fn after_call(&mut self) {
         self.line = Line::Blank;
         self.ticks = 0;
         self.last = None;
     }
 
-    /// The same in a fence that was dropped with the call.
+    /// Starts a new line inside a fence that was dropped with the call.
     pub(super) fn after_call_in_fence(&mut self) {
         self.after_call();
         self.is_unseen = true;
     }
 
-    /// Lets a call begin next, whatever stands before it in its line.
+    /// Allows a call to begin next, whatever precedes it in its line.
     pub(super) fn part(&mut self) {
         self.last = None;
     }
 
-    /// Returns whether a call without a tag may begin with this character: not inside of a block, of a word or of quotes.
+    /// Returns whether a call without a tag may begin with this character: outside blocks, words and quotes.
     pub(super) fn allows(&self, c: char) -> bool {
         let is_apart = |last: char| {
             last.is_whitespace() || matches!(last, ':' | ';' | '>' | '}' | '.' | '!' | '?' | ')')
@@ -122,7 +122,7 @@ impl Code {
     }
 }
 
-/// Whether a character may belong to the language that a fence names.
+/// Whether a character may belong to a fence's language name.
 fn may_name_language(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-' | '+' | '#' | '.')
 }

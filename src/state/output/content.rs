@@ -1,19 +1,19 @@
-//! The whitespace of content: which of it goes out, and when.
+//! Whitespace of content: which of it is emitted, and when.
 
-/// Whitespace at the start of the content that is held at most; more of it is text.
+/// Upper bound of held whitespace at the start of the content; more of it is text.
 const MAX_HELD_SPACES: usize = 1 << 16;
 
-/// A stretch of content, from the start of the output, the end of reasoning or the end of a call to the next call.
+/// A stretch of content: from the start of the output, the end of reasoning or the end of a call to the next call.
 #[derive(Debug)]
 pub(super) struct Content {
     after: After,
-    /// Whitespace that has not gone out: all of it while there is nothing else, then only newlines.
+    /// Whitespace not emitted yet: all of it at the start, later only newlines.
     held: String,
-    /// Nothing but whitespace came so far.
+    /// Only whitespace so far.
     is_blank: bool,
 }
 
-/// Where a stretch of content begins.
+/// What precedes a stretch of content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     Start,
@@ -34,7 +34,7 @@ impl Content {
         self.is_blank
     }
 
-    /// Returns whether nothing but whitespace came since a call.
+    /// Returns whether only whitespace followed the last call.
     pub(super) fn is_after_call(&self) -> bool {
         self.is_blank && self.after == After::Call
     }
@@ -44,7 +44,7 @@ impl Content {
         self.is_blank && self.after != After::Call
     }
 
-    /// Reads a character and appends to `text` what goes out.
+    /// Reads a character and appends the text to emit to `text`.
     pub(super) fn read(&mut self, c: char, text: &mut String) {
         let is_held = match self.is_blank {
             true => c.is_whitespace(),
@@ -73,14 +73,14 @@ impl Content {
         self.held.clear();
     }
 
-    /// Drops the whitespace before an end tag, if there is nothing else.
+    /// Drops the whitespace before an end tag, unless there is other text.
     pub(super) fn drop_blank(&mut self) {
         if self.is_blank {
             self.held.clear();
         }
     }
 
-    /// Returns what remains if the output ends here.
+    /// Returns the remaining text if the output ends here.
     pub(super) fn held(&self) -> &str {
         match self.is_blank && self.after == After::Call {
             true => "",
@@ -88,7 +88,7 @@ impl Content {
         }
     }
 
-    /// Takes what remains at the end of the output.
+    /// Takes the remaining text at the end of the output.
     pub(super) fn finish(&mut self) -> String {
         let held = self.held().to_owned();
         self.held.clear();

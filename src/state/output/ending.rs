@@ -1,10 +1,10 @@
-//! The way in which an output ended.
+//! How an output ended.
 
-/// Whether the model ended an output, or something else did.
+/// Whether the output is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputEnding {
-    /// The model did, or a stop string or a grammar: there is nothing more to it.
+    /// Ended by the model, a stop string or a grammar: the output is complete.
     Whole,
-    /// Its length did, or a cancellation: more would have come.
+    /// Ended by its length or a cancellation: the output is truncated.
     Cut,
 }

@@ -1,14 +1,13 @@
-//! Backslashes: what stands between quotes, decoded; and JSON's own way to write it.
+//! Backslash escapes: decodes quoted strings, and writes JSON strings.
 
-/// The language whose escapes are read.
+/// The language of the escapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Json,
     Python,
 }
 
-/// Decodes the inside of a string, one character at a time. Whatever is no escape remains as it is; halves of
-/// surrogate pairs become U+FFFD.
+/// Decodes the inside of a string by character. Invalid escapes remain unchanged; unpaired surrogates become U+FFFD.
 #[derive(Debug)]
 pub(super) struct Unescape {
     dialect: Dialect,
@@ -25,11 +24,11 @@ enum At {
     Octal { left: u8, value: u32 },
 }
 
-/// Whether a character was read.
+/// Whether a character was consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     Taken,
-    /// It ended the escape before it, and is to be looked at again.
+    /// Not consumed: it ended the previous escape, and must be read again.
     Again,
 }
 
@@ -42,7 +41,7 @@ impl Unescape {
         }
     }
 
-    /// Returns whether the next character stands for itself, so that a quote ends the string.
+    /// Returns whether the next character is literal, so that a quote ends the string.
     pub(super) fn is_plain(&self) -> bool {
         self.at == At::Plain
     }
@@ -74,7 +73,7 @@ impl Unescape {
         Read::Taken
     }
 
-    /// Writes what the end of the string leaves of a surrogate pair.
+    /// Ends the string, and writes a pending surrogate.
     pub(super) fn finish(&mut self, to: &mut String) {
         to.extend(self.high.take().map(|_| char::REPLACEMENT_CHARACTER));
     }
@@ -122,7 +121,7 @@ impl Unescape {
         }
     }
 
-    /// Ends an escape that lacks digits.
+    /// Ends an escape with missing digits.
     fn cut(&mut self, to: &mut String) -> Read {
         self.at = At::Plain;
         self.finish(to);
@@ -150,7 +149,7 @@ impl Unescape {
     }
 }
 
-/// Writes a character as it stands in a JSON string.
+/// Writes a character inside a JSON string.
 pub(super) fn write_json_char(c: char, to: &mut String) {
     let short = match c {
         '"' => "\\\"",

@@ -1,9 +1,9 @@
-//! The formats, by their names.
+//! The output formats, by name.
 
 use super::start::OutputStart;
 use super::syntax::{self, Tag, ThinkSyntax, ToolSyntax};
 
-/// How a model writes its calls of tools.
+/// A model's format of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ToolFormat {
     /// A JSON object between `<tool_call>` and `</tool_call>`: Hermes, Qwen2.5, Qwen3.
@@ -18,8 +18,8 @@ pub enum ToolFormat {
     Mistral,
     /// A list of calls in Python or of JSON objects between `<|tool_call_start|>` and `<|tool_call_end|>`: LFM2.
     Lfm2,
-    /// A name, and `<arg_key>` and `<arg_value>` on lines of their own, between `<tool_call>` and `</tool_call>`:
-    /// GLM 4.5 and 4.6.
+    /// A name, then `<arg_key>` and `<arg_value>` on separate lines, between `<tool_call>` and `</tool_call>`: GLM 4.5
+    /// and 4.6.
     Glm45,
     /// The same without lines: GLM 4.7.
     Glm47,
@@ -37,12 +37,12 @@ pub enum ToolFormat {
     Phi4Mini,
 }
 
-/// How a model writes its thoughts.
+/// A model's format of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReasoningFormat {
     /// `<think>` and `</think>`.
     Think,
-    /// The same, and every output begins inside.
+    /// The same, and every output starts in reasoning.
     DeepSeekR1,
     /// `[THINK]` and `[/THINK]`.
     MistralThink,
@@ -55,9 +55,9 @@ pub enum ReasoningFormat {
 /// The formats of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputFormats {
-    /// How it writes its calls; `None`: calls are text.
+    /// The format of calls; `None`: calls are text.
     pub tool: Option<ToolFormat>,
-    /// How it writes its thoughts; `None`: thoughts are text.
+    /// The format of reasoning; `None`: reasoning is text.
     pub reasoning: Option<ReasoningFormat>,
 }
 
@@ -82,7 +82,7 @@ const TOOL_NAMES: [(&str, ToolFormat); 17] = [
     ("qwen3_coder", ToolFormat::Qwen3Coder),
 ];
 
-/// SGLang's names for `--reasoning-parser`, those whose tags are ours.
+/// SGLang's names for `--reasoning-parser`, as far as the tags are supported.
 const REASONING_NAMES: [(&str, ReasoningFormat); 9] = [
     ("deepseek-r1", ReasoningFormat::DeepSeekR1),
     ("deepseek-v3", ReasoningFormat::Think),
@@ -107,14 +107,14 @@ impl ToolFormat {
         TOOL_NAMES.iter().map(|(name, _)| *name)
     }
 
-    /// Returns its name, the last one if it has several.
+    /// Returns its name, the last one of several.
     pub fn name(self) -> &'static str {
         let mut names = TOOL_NAMES.iter().rev();
         let found = names.find(|(_, format)| *format == self);
         found.map_or("", |(name, _)| name)
     }
 
-    /// Returns the tag that opens calls, also where it is optional.
+    /// Returns the tag that opens calls, even where it is optional.
     pub fn opening(self) -> &'static str {
         self.tag(Tag::ToolOpen).unwrap_or_default()
     }
@@ -138,9 +138,9 @@ impl ToolFormat {
             Self::Pythonic => &syntax::PYTHONIC,
             Self::Mistral => &syntax::MISTRAL,
             Self::Lfm2 => &syntax::LFM2,
-            // Tags tell where a name ends, with or without lines.
+            // Tags delimit the name, with or without lines.
             Self::Glm45 | Self::Glm47 => &syntax::GLM,
-            // The text after the separator tells which of the two it is.
+            // The text after the separator distinguishes the two.
             Self::DeepSeekV3 | Self::DeepSeekV31 => &syntax::DEEPSEEK,
             Self::GptOss => &syntax::HARMONY,
             Self::Gemma4 => &syntax::GEMMA4,
@@ -162,7 +162,7 @@ impl ReasoningFormat {
         REASONING_NAMES.iter().map(|(name, _)| *name)
     }
 
-    /// Returns its name, the last one if it has several.
+    /// Returns its name, the last one of several.
     pub fn name(self) -> &'static str {
         let mut names = REASONING_NAMES.iter().rev();
         let found = names.find(|(_, format)| *format == self);
@@ -179,8 +179,8 @@ impl ReasoningFormat {
         self.syntax().end
     }
 
-    /// Returns whether an output begins inside of reasoning that the rendered prompt has opened: the prompt ends with
-    /// the tag, but for white space. Tags that stand elsewhere may be a user's own words.
+    /// Returns whether the rendered prompt has opened reasoning, so that the output starts in it: the prompt ends with
+    /// the tag, ignoring white space. Tags elsewhere may be a user's text.
     pub fn is_open_after(self, prompt: &str) -> bool {
         prompt.trim_end().ends_with(self.opening())
     }
@@ -194,7 +194,7 @@ impl ReasoningFormat {
         }
     }
 
-    /// Every output begins inside, whatever the prompt says.
+    /// Every output starts in reasoning, whatever the prompt is.
     pub(super) fn starts_inside(self) -> bool {
         self == Self::DeepSeekR1
     }
@@ -207,7 +207,7 @@ impl OutputFormats {
         self.tool == Some(ToolFormat::GptOss) || self.reasoning == Some(ReasoningFormat::GptOss)
     }
 
-    /// Returns whether one output can follow both formats: messages in channels and tags exclude each other.
+    /// Returns whether one output can use both formats: messages in channels and tags exclude each other.
     pub fn go_together(self) -> bool {
         match (self.tool, self.reasoning) {
             (Some(tool), Some(reasoning)) => {
@@ -217,7 +217,7 @@ impl OutputFormats {
         }
     }
 
-    /// Returns where an output begins that follows the rendered prompt.
+    /// Returns the parser state after the rendered prompt.
     pub fn start_after(self, prompt: &str) -> OutputStart {
         match self.reasoning {
             _ if self.is_in_channels() => OutputStart::among_messages(prompt),

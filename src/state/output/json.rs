@@ -1,11 +1,11 @@
-//! Follows a JSON value to its end without changing it.
+//! Incremental JSON validation: follows a value to its end.
 
 use super::escape::{Dialect, Read, Unescape, write_json_char};
 
-/// How deep the brackets of a value may be nested.
+/// Upper bound of a value's nesting depth.
 pub const MAX_DEPTH: u32 = 128;
 
-/// Follows a JSON value to its end, and finds the first character with which it is none.
+/// Follows a JSON value to its end, and finds the first invalid character.
 #[derive(Debug)]
 pub(super) struct ValueScanner {
     kind: Kind,
@@ -21,11 +21,11 @@ enum Kind {
     Brackets,
     /// Ends with its quote.
     Text,
-    /// A number or a word: ends before what belongs to neither.
+    /// A number or a word: ends before the first other character.
     Word,
 }
 
-/// What comes next.
+/// The expected input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Value,
@@ -44,16 +44,16 @@ enum At {
     },
 }
 
-/// Where a string is.
+/// The state of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escape {
     None,
     Backslash,
-    /// The number of digits that are left.
+    /// Number of missing digits.
     Hex(u8),
 }
 
-/// Where a number or a word is.
+/// The state of a number or a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     /// The rest of `true`, `false` or `null`.
@@ -68,21 +68,21 @@ enum Word {
     ExponentDigits,
 }
 
-/// The place of a character in a value.
+/// The effect of a character on a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// It belongs to the value, which goes on.
+    /// Consumed; the value continues.
     More,
-    /// It completes the value.
+    /// Consumed; completes the value.
     Done,
-    /// The value was complete before it.
+    /// Not consumed; the value was complete before it.
     DoneBefore,
-    /// It cannot stand there.
+    /// Invalid.
     Broken,
 }
 
 impl ValueScanner {
-    /// Begins a value with its first character, if that can begin one.
+    /// Starts a value with its first character, if that can begin one.
     pub(super) fn new(first: char) -> Option<Self> {
         let (kind, depth, at) = match first {
             '{' => (Kind::Brackets, 1, At::FirstKey),
@@ -106,8 +106,8 @@ impl ValueScanner {
         self.kind == Kind::Word
     }
 
-    /// Reads a character after the first and writes it, if it is a part of the value. Models write line breaks and tabs into
-    /// strings as they are: these are escaped.
+    /// Reads a character after the first and writes it, if it belongs to the value. Models write raw line breaks and
+    /// tabs into strings: these are escaped.
     pub(super) fn read_into(&mut self, c: char, to: &mut String) -> Scan {
         let is_bare = self.is_in_string() && c < ' ';
         let scan = self.read(c);
@@ -119,7 +119,7 @@ impl ValueScanner {
         scan
     }
 
-    /// Reads a character after the first. A control character may stand in a string.
+    /// Reads a character after the first. Control characters are allowed in strings.
     pub(super) fn read(&mut self, c: char) -> Scan {
         match self.at {
             At::Text { is_key, escape } => self.read_text(is_key, escape, c),
@@ -142,7 +142,7 @@ impl ValueScanner {
         Scan::More
     }
 
-    /// Begins a value inside of another one.
+    /// Starts a nested value.
     fn begin(&mut self, c: char) -> Scan {
         let at = match c {
             '"' => At::text(false),
@@ -232,7 +232,7 @@ impl Word {
         })
     }
 
-    /// The place after another character, if it belongs to the word.
+    /// The state after another character, if it belongs to the word.
     fn with(self, c: char) -> Option<Self> {
         Some(match (self, c) {
             (Self::Literal(left), _) => Self::Literal(left.strip_prefix(c)?),
@@ -249,7 +249,7 @@ impl Word {
         })
     }
 
-    /// Whether it may end here.
+    /// Whether the word may end here.
     fn is_whole(self) -> bool {
         match self {
             Self::Literal(left) => left.is_empty(),
@@ -267,18 +267,17 @@ enum InString {
     Escaped,
 }
 
-/// Tells early that a text is no JSON, because two values follow each other with nothing between them. Brackets are not
-/// looked at.
+/// Detects early that a text is not JSON: two values follow each other without a separator. Brackets are not matched.
 #[derive(Debug, Default)]
 pub(super) struct Separation {
     string: InString,
-    /// A value ended, and nothing parts the next one from it.
+    /// After a value, before a separator.
     is_after_value: bool,
     is_in_word: bool,
 }
 
 impl Separation {
-    /// Reads the next character, from the first on; returns false if it cannot stand there.
+    /// Reads the next character, from the first on; returns false if it is invalid.
     pub(super) fn read(&mut self, c: char) -> bool {
         match (self.string, c) {
             (InString::Escaped, _) => self.string = InString::Yes,
@@ -335,7 +334,7 @@ pub(super) fn string() -> Unescape {
 mod tests {
     use super::*;
 
-    /// Reads a text from its first character on, up to the step that is not `More`.
+    /// Scans a text from its first character up to the first step other than `More`.
     fn scan(text: &str) -> (Scan, &str) {
         let mut chars = text.chars();
         let first = chars.next().and_then(ValueScanner::new);

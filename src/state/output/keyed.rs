@@ -1,4 +1,4 @@
-//! Reads a call of GLM: `seat`, `<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`, with lines between them or without.
+//! Parses a call of GLM: `seat`, `<arg_key>row</arg_key>`, `<arg_value>4</arg_value>`, with or without line breaks.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::tools::ToolUse;
 
 const VALUE_CLOSE: &str = "</arg_value>";
 
-/// Reads the call from the first character of its name up to `</tool_call>`.
+/// Parses the call from the first character of its name up to `</tool_call>`.
 ///
-/// `</arg_value>` ends a value only if another key or the end of the call follows. A name alone is a call only if a tool
-/// has it: nothing else tells it from a word.
+/// `</arg_value>` ends a value only before another key or the end of the call. A name alone is a call only if a tool
+/// has it: otherwise it may be any word.
 #[derive(Debug)]
 pub(super) struct KeyedReader {
     at: At,
@@ -33,7 +33,7 @@ enum At {
 }
 
 impl KeyedReader {
-    /// Begins a name, if the character can.
+    /// Starts a name, if the character can begin one.
     pub(super) fn new(first: char, tools: &Arc<ToolUse>) -> Option<Self> {
         let mut parameters = Parameters::new(tools.clone(), EdgeNewlines::OfValue);
         parameters.function.push(first);

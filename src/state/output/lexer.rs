@@ -1,4 +1,4 @@
-//! Cuts the input into characters and tags, as far as the input read so far decides.
+//! Splits the input into characters and tags, as far as the input so far decides.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use super::format::OutputFormats;
 use super::markers::Markers;
 use super::syntax::{Tag, TagSet};
 
-/// The smallest part of the input.
+/// The smallest unit of the input.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Char(char),
-    /// A marker token, by its place in [`Markers`].
+    /// A marker token, by its index in [`Markers`].
     Token(u8),
 }
 
-/// The unit that the engine reads.
+/// The unit of the parser.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lexeme {
     Char(char),
@@ -25,7 +25,7 @@ pub(super) enum Lexeme {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FoundTag {
     pub(super) tag: Tag,
-    /// The text of the tag where it means nothing.
+    /// The tag's text where it is not recognised.
     pub(super) text: &'static str,
     pub(super) is_token: bool,
 }
@@ -37,18 +37,18 @@ pub(super) enum Input {
     Ended,
 }
 
-/// The input that has not been read, and the tags to be recognised in its text.
+/// Unread input, and the tags to recognise in its text.
 #[derive(Debug)]
 pub(super) struct Lexer {
     markers: Arc<Markers>,
-    /// The tags that are no tokens.
+    /// Tags without a token.
     written: Vec<(Tag, &'static str)>,
     items: VecDeque<Item>,
 }
 
-/// How a tag compares with the items at the front.
+/// The comparison of a tag with the next items.
 enum Match {
-    /// With so many items.
+    /// Equal to this many items.
     Whole(usize),
     /// The items end before the tag does.
     Partial,
@@ -75,13 +75,13 @@ impl Lexer {
         self.items.extend(index.map(Item::Token));
     }
 
-    /// Returns the tag that a token is.
+    /// Returns the tag of a marker token.
     pub(super) fn tag_of(&self, token: u32) -> Option<Tag> {
         let index = self.markers.index_of(token)?;
         self.markers.at(index).map(|marker| marker.tag)
     }
 
-    /// Puts items back in front of those that have not been read.
+    /// Puts items back before the unread ones.
     pub(super) fn put_back(&mut self, items: &[Item]) {
         for &item in items.iter().rev() {
             self.items.push_front(item);
@@ -92,7 +92,7 @@ impl Lexer {
         self.items.clear();
     }
 
-    /// Returns what comes next and how many items it takes, or nothing while more input decides.
+    /// Returns the next lexeme and its number of items; `None` while more input decides.
     pub(super) fn peek(&self, enabled: TagSet, input: Input) -> Option<(Lexeme, usize)> {
         let first = match *self.items.front()? {
             Item::Token(index) => return Some((self.token(index), 1)),
@@ -117,13 +117,13 @@ impl Lexer {
         Some((Lexeme::Char(first), 1))
     }
 
-    /// Removes the next items and gives them to `to`.
+    /// Removes the next items and passes them to `to`.
     pub(super) fn take(&mut self, n_items: usize, to: impl FnMut(Item)) {
         let n_items = n_items.min(self.items.len());
         self.items.drain(..n_items).for_each(to);
     }
 
-    /// Returns the text of an item that means nothing.
+    /// Returns the text of an unrecognised item.
     pub(super) fn text_of(&self, item: Item, to: &mut String) {
         match item {
             Item::Char(c) => to.push(c),
@@ -147,7 +147,7 @@ impl Lexer {
         marker.map_or("", |marker| marker.visible_text())
     }
 
-    /// Compares a tag with the items at the front.
+    /// Compares a tag with the next items.
     fn compare(&self, text: &str) -> Match {
         let mut items = self.items.iter();
         let mut n_items = 0;

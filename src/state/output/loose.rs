@@ -1,5 +1,5 @@
-//! Reads a call that a model writes without the tag of its format: a JSON object in a fence or a code span of Markdown,
-//! between tags of other formats, or alone.
+//! Parses a call without the tag of the model's format: a JSON object in a Markdown fence or code span, between tags of
+//! other formats, or alone.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use super::object::ObjectReader;
 use super::syntax::{Loose, Tag, TagSet};
 use super::tools::{Tool, ToolUse};
 
-/// The languages that a fence around a call names.
+/// The languages of fences around calls.
 const LANGUAGES: [&str; 3] = ["", "json", "xml"];
-/// Tags around a call, and what closes them.
+/// Tags around calls, and their end tags.
 const TAGS: [(&str, &str); 7] = [
     ("function_call", "</function_call>"),
     ("tool", "</tool>"),
@@ -25,21 +25,21 @@ const TAGS: [(&str, &str); 7] = [
 ];
 const FUNCTION_CLOSE: &str = "</function>";
 
-/// Reads from the first character of the object, or of its fence, tag or list.
+/// Parses from the first character of the object, or of its fence, tag or list.
 ///
-/// Nothing tells that the object is a call but that it names a tool and has nothing else than a call has. So nothing goes
-/// out before all of it was read and found to be JSON.
+/// The object is a call only if it names a tool and has no other keys than a call. So nothing is emitted before all of
+/// it was read and validated as JSON.
 #[derive(Debug)]
 pub(super) struct LooseReader {
     tools: Arc<ToolUse>,
     takes: Loose,
     at: At,
-    /// A fence with its language, or a tag, as far as it was read.
+    /// The partial fence with its language, or the partial tag.
     word: String,
     closers: Closers,
-    /// Nothing but blanks stands before it in the content.
+    /// Only blanks precede it in the content.
     is_start: bool,
-    /// The list was opened here, and nothing is around it.
+    /// This call opened the list, without a fence or tag around it.
     is_lone_list: bool,
     found: CallOutput,
     /// The object up to its arguments.
@@ -52,18 +52,18 @@ enum At {
     Fence,
     /// In a tag, after its bracket.
     Tag,
-    /// Before the object, or a tag or a bracket around it.
+    /// Before the object, or its tag or bracket.
     Before,
-    /// Before the arguments of a function that a tag names.
+    /// Before the arguments of a function named in a tag.
     BeforeArguments,
     Object(ObjectReader),
     Arguments(ValueScanner),
-    /// After the first object of a list that nothing is around, and how many blanks and commas came since.
+    /// After the first object of a bare list; counts the blanks and commas since.
     AfterObject(usize),
 }
 
 impl LooseReader {
-    /// Begins with a character, if a call can.
+    /// Starts with this character, if a call can begin with it.
     pub(super) fn new(
         first: char,
         takes: Loose,
@@ -90,7 +90,7 @@ impl LooseReader {
                 reader.word.push('`');
                 reader.at = At::Fence;
             }
-            // The engine passes the bracket of a tag only in formats that take tags.
+            // The engine passes the bracket of a tag only in formats that accept tags.
             '[' | '<' if !is_next => {
                 reader.read_before(first);
             }
@@ -149,7 +149,7 @@ impl LooseReader {
         Step::More
     }
 
-    /// Whether neither a tag nor a list was opened.
+    /// Whether neither a tag nor a list is open.
     fn is_bare(&self) -> bool {
         self.closers.tag.is_none() && !self.closers.list
     }
@@ -182,7 +182,7 @@ impl LooseReader {
                 .any(|begin| begin.starts_with(word) || word.starts_with(begin))
     }
 
-    /// Whether the object may call the tool that it names, which is certain to have arguments now.
+    /// Whether the object may call the tool with this name; now the object certainly has arguments.
     fn may_call(&self, name: &str) -> bool {
         if self.tools.tool(name).is_some_and(|tool| !tool.strict) {
             return true;
@@ -249,12 +249,12 @@ impl LooseReader {
     }
 }
 
-/// Most strict tools that are called without a tag. A grammar looks for each in all text, which costs time and memory.
+/// Upper bound of strict tools callable without a tag. The grammar searches all text for each, at a cost.
 const MAX_STRICT: usize = 8;
 
-/// Returns the texts with which an object may begin that calls a strict tool, up to its arguments, each with its end: as
-/// one line, or as a line for each key. A grammar knows these; an object with other blanks is text, because nothing
-/// tells that its arguments follow the schema.
+/// Returns the two accepted beginnings of an object that calls a strict tool, up to its arguments, each with its end:
+/// on one line, or one line per key. The grammar knows only these; an object with other blanks is text, because its
+/// arguments may violate the schema.
 pub fn strict_openings(name: &str) -> [(String, &'static str); 2] {
     let name = serde_json::Value::from(name);
     [
@@ -263,17 +263,17 @@ pub fn strict_openings(name: &str) -> [(String, &'static str); 2] {
     ]
 }
 
-/// Returns the strict tools that are called without a tag: all of them, or none if they are many.
+/// Returns the strict tools callable without a tag: all, or none if there are more than `MAX_STRICT`.
 pub fn loose_strict_tools(tools: &ToolUse) -> impl Iterator<Item = &Tool> {
     let strict = || tools.tools.iter().filter(|tool| tool.strict);
     let are_few = strict().nth(MAX_STRICT).is_none();
     strict().filter(move |_| are_few)
 }
 
-/// The beginnings of tags that name a function.
+/// The beginnings of tags that contain a function name.
 const FUNCTIONS: [&str; 2] = ["function=", "function name=\""];
 
-/// The name of the function that a tag names.
+/// The function name in a tag.
 fn function(tag: &str) -> Option<&str> {
     match tag.strip_prefix(FUNCTIONS[0]) {
         Some(name) => Some(name),
@@ -296,7 +296,7 @@ fn is_object(arguments: &str) -> bool {
 impl CallReader for LooseReader {
     fn tags(&self) -> TagSet {
         match self.at {
-            // The tag of the format inside of a fence.
+            // The tag of the model's format inside a fence.
             At::Before if self.closers.fence && self.is_bare() => TagSet::of(&[Tag::ToolOpen]),
             _ => TagSet::NONE,
         }

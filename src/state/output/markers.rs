@@ -1,4 +1,4 @@
-//! The markers that are single tokens of a vocabulary.
+//! Markers that are single tokens of the vocabulary.
 
 use super::format::OutputFormats;
 use super::syntax::Tag;
@@ -19,7 +19,7 @@ pub(super) struct MarkerToken {
 }
 
 impl Markers {
-    /// Looks the markers of the formats up with `find`, which returns the id of an added token by its text.
+    /// Looks up the formats' markers with `find`, which returns the id of an added token by its text.
     pub fn new(formats: OutputFormats, find: impl Fn(&str) -> Option<u32>) -> Self {
         let token = |(tag, text)| {
             let id = find(text)?;
@@ -35,8 +35,8 @@ impl Markers {
         }
     }
 
-    /// Gives no text to the tokens for which `is_hidden` is true, where they are no markers: these are the special
-    /// tokens, for requests that skip them.
+    /// Removes the text of tokens for which `is_hidden` is true, where they are not recognised: special tokens of
+    /// requests that skip them.
     #[must_use]
     pub fn hiding(mut self, is_hidden: impl Fn(u32) -> bool) -> Self {
         for token in &mut self.tokens {
@@ -45,7 +45,7 @@ impl Markers {
         self
     }
 
-    /// Returns whether a token is to be given to the engine by its id instead of as text.
+    /// Returns whether the engine takes the token by id instead of as text.
     pub fn is_marker(&self, token: u32) -> bool {
         self.tokens.iter().any(|marker| marker.id == token)
     }
@@ -64,7 +64,7 @@ impl Markers {
 }
 
 impl MarkerToken {
-    /// Returns what the token is where it is no marker.
+    /// Returns the token's text where it is not recognised.
     pub(super) fn visible_text(self) -> &'static str {
         match self.is_hidden {
             true => "",

@@ -1,72 +1,71 @@
-//! Calls of tools and reasoning, found in an output while it comes.
+//! Streaming parser for tool calls and reasoning in an output.
 //!
-//! A model writes its calls of tools and its thoughts into the same stream as its answer, each family in a format of
-//! its own. The [`OutputEngine`] reads that stream and gives out [`OutputPiece`]s. **The pieces, merged, depend on the
-//! whole output only, never on how it was cut**: the engine reads one character at a time, and decides on nothing
-//! before it has read all of what decides.
+//! A model writes tool calls and reasoning into the same stream as its answer, in a format specific to its family. The
+//! [`OutputEngine`] parses that stream into [`OutputPiece`]s. **The merged pieces depend only on the whole output, not
+//! on its chunks**: the engine reads one character at a time, and decides only once it has read all relevant input.
 //!
 //! # Input
-//! The input is an ordered sequence of text and of marker tokens. A marker (`<think>`, `<tool_call>`) that is one token
-//! of the vocabulary counts only as that token; its letters as plain text are content. A marker without a token of
-//! its own is recognised in the text. [`Markers`] says which is which. A marker token that means nothing where it
-//! stands is text, and none if special tokens are hidden.
+//! The input is an ordered sequence of text and marker tokens. A marker (`<think>`, `<tool_call>`) that is one token of
+//! the vocabulary counts only as that token; its letters as plain text are content. A marker without a token is
+//! recognised in the text. [`Markers`] distinguishes the two. A marker token in a place where it has no meaning is
+//! text, or is dropped if special tokens are hidden.
 //!
-//! # What is given out when
-//! Text goes out at once, except for what may still be the start of a marker, and whitespace that may still be
-//! dropped. An opening of a call is held until the name and the first character of the arguments have been read; then
-//! the name goes out, and the arguments follow as they come.
+//! # When pieces are emitted
+//! Text is emitted at once, except for a possible beginning of a marker, and whitespace that may still be dropped. The
+//! opening of a call is held until the name and the first character of the arguments have been read; then the name is
+//! emitted, and the arguments stream.
 //!
-//! - **JSON arguments are given out unchanged**, byte by byte, up to the first character with which they are no JSON
-//!   object. Arguments that are a JSON string are decoded; missing arguments, `null` and `""` are `{}`.
-//! - **Arguments in other notations become JSON.** A parameter of Qwen3-Coder takes the type that the tool's schema
-//!   gives it: a string streams, other values are held until they are complete and are strings if they do not parse.
-//!   Values of Python (the pythonic format) are translated as they come.
-//! - **A call is complete** ([`OutputPiece::CallEnd`]) when its last bracket has been read, whether or not the end tag
-//!   follows. If what surrounds complete arguments is broken (a missing `}`), the call is complete all the same, as
-//!   soon as something follows that does not belong. A call that the end of the output cuts has no end.
-//! - **A name that no tool has** is a call as well: only the client can tell what to do with it.
+//! - **JSON arguments are emitted unchanged**, byte by byte, up to the first character that makes the JSON object
+//!   invalid. Arguments that are a JSON string are decoded; missing arguments, `null` and `""` are `{}`.
+//! - **Arguments in other notations become JSON.** A parameter of Qwen3-Coder takes its type from the tool's schema: a
+//!   string streams, other values are held until they are complete and are strings if they do not parse. Values of
+//!   Python (the pythonic format) are translated while they stream.
+//! - **A call is complete** ([`OutputPiece::CallEnd`]) after its last bracket, with or without the end tag. If the
+//!   object around complete arguments is broken (a missing `}`), the call is still complete at the first character that
+//!   does not belong to it. A truncated call has no end.
+//! - **A call with an unknown name** is still a call: the client decides how to handle it.
 //!
 //! # Calls without the tag of the format
-//! Models write calls in other forms than their templates ask for. A JSON object in the content that names a tool is a
-//! call, alone, in a fence of Markdown, in a list, or between tags that llama.cpp's parser of the same name knows. Nothing else
-//! tells that it is one, so it is held until it is whole and was found to be JSON, and it has nothing but what a call
-//! has. It is none inside of a block of code of another language, in reasoning, and where the answer must follow a
-//! constraint. The object of a strict tool must begin as a grammar knows it ([`strict_openings`]).
+//! Models also write calls in other forms than their templates specify. A JSON object in the content that names a tool
+//! is a call: alone, in a Markdown fence, in a list, or between tags that llama.cpp's parser of the same name knows. It
+//! is held until it is whole and valid JSON, and it must have only the keys of a call. Objects in code blocks of other
+//! languages, in reasoning, and in answers under a constraint are not calls. The object of a strict tool must begin in
+//! a form that the grammar knows ([`strict_openings`]).
 //!
-//! # What is not a call
-//! An opening that turns out not to be one, before its name has gone out, is text: its tag is emitted unchanged, and
-//! reading resumes right after that tag. So is an opening in an output that ended by itself; one in an output that was
-//! cut ([`OutputEnding::Cut`]), or that must call, is dropped, and so is the beginning of a tag after a call.
+//! # Openings that are not calls
+//! An opening that turns out to be invalid before its name was emitted is text: its tag is emitted unchanged, and
+//! parsing resumes right after that tag. The same holds for an opening at the end of a complete output. If the output
+//! was truncated ([`OutputEnding::Cut`]) or must call, the opening is dropped, as is the beginning of a tag after a
+//! call.
 //!
-//! A call whose arguments break off (a character that no JSON has there, a marker outside of a string, the end of an
-//! output that ended by itself) is none either, and its name has gone out: it remains without an end, and
-//! [`OutputPiece::CallBroken`] tells its text, for answers that are sent whole. Text goes on at the character that broke
-//! it. The end tag of a call is dropped after a call, and is text after an opening that was text and after a call that
-//! broke off. An end tag of nothing is text as letters and nothing as a token.
+//! A call whose arguments become invalid (an illegal character, a marker outside a string, the end of a complete
+//! output) is not a call either, but its name was emitted: it has no end, and [`OutputPiece::CallBroken`] has its text,
+//! for non-streaming answers. Text resumes at the offending character. The end tag of a call is dropped after a call,
+//! and is text after an opening that was text and after a broken call. An unmatched end tag is text as letters and is
+//! dropped as a token.
 //!
-//! Where something that is no call follows in a list, or after its calls, the bracket of the list is text before it.
+//! Where an item that is not a call follows in a list, or after its calls, the list's bracket is emitted before it.
 //!
 //! # Messages with headers
-//! The outputs of gpt-oss are messages. A header names the channel of each: `analysis` is reasoning, `final` and
-//! `commentary` are content, and a recipient that is a function makes it a call. Headers of messages are not given out.
-//! A header that breaks off is text, its tag included; one that the end of the output cuts is dropped. Two messages of
-//! one kind are parted by the end of a line. A call without arguments is complete when its message ends, also where the
-//! token that ends it ends the output.
+//! The outputs of gpt-oss are messages. The channel in each header selects the part: `analysis` is reasoning, `final`
+//! and `commentary` are content, and a function as recipient makes a call. Headers are not emitted. An invalid header
+//! is text, including its tag; a truncated one is dropped. A newline separates two messages of one kind. A call without
+//! arguments is complete when its message ends, even if the token that ends it ends the output.
 //!
 //! # Reasoning
-//! The start tag is understood at the start of the content, where nothing but whitespace came before it (since the
-//! start of the output, the last reasoning or the last call), and at the start of the reasoning, where it is dropped.
-//! Elsewhere it is text. The end tag may never come; then all is reasoning. An end tag in the content is dropped,
-//! unless its start tag was text. A call ends the reasoning.
+//! The start tag is recognised at the start of the content, if only whitespace precedes it (since the start of the
+//! output, the last reasoning or the last call), and at the start of the reasoning, where it is dropped. Elsewhere it
+//! is text. Without an end tag, the whole rest is reasoning. An end tag in the content is dropped, unless its start tag
+//! was text. A call ends the reasoning.
 //!
 //! # Whitespace
-//! Newlines at both ends of reasoning are dropped, and those between reasoning and content: chat templates put them
-//! back. So are newlines right before a call, and whitespace between a call and an end tag. Content between two calls,
-//! before the first or after the last, that is only whitespace is dropped. All other whitespace is kept.
+//! Newlines at both ends of reasoning are dropped, as are those between reasoning and content: chat templates restore
+//! them. So are newlines right before a call, and whitespace between a call and an end tag. Whitespace-only content
+//! between two calls, before the first or after the last is dropped. All other whitespace is kept.
 //!
 //! # Bounds
-//! Held input has a limit ([`MAX_HELD_CHARS`], [`MAX_VALUE_BYTES`]): beyond it, an opening is text, and a value is a
-//! string. Nesting ends at [`MAX_DEPTH`]. The time is linear in the length of the output.
+//! Held input is limited ([`MAX_HELD_CHARS`], [`MAX_VALUE_BYTES`]): beyond the limit, an opening is text, and a value
+//! is a string. Nesting is limited by [`MAX_DEPTH`]. The time is linear in the length of the output.
 
 mod braced;
 mod call;

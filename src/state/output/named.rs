@@ -1,19 +1,19 @@
-//! Reads a call that is a name and a JSON object, with tags of their own between them: `seat[ARGS]{"row":4}`.
+//! Parses a call of a name and a JSON object, with tags between them: `seat[ARGS]{"row":4}`.
 
 use super::call::{CallOutput, CallReader, Step};
 use super::json::{Scan, ValueScanner};
 use super::syntax::{Tag, TagSet};
 
-/// A longer name, or id of a call, is none.
+/// A longer name or call id is invalid.
 pub(super) const MAX_NAME_BYTES: usize = 256;
 
-/// Whether a character belongs to the name of a function.
+/// Whether a character may be part of a function name.
 pub(super) fn is_name(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/')
 }
 
-/// Reads the call from the first character of its name. An id between `[CALL_ID]` and `[ARGS]` is dropped, and `[ARGS]`
-/// may be missing.
+/// Parses the call from the first character of its name. An id between `[CALL_ID]` and `[ARGS]` is dropped, and
+/// `[ARGS]` is optional.
 #[derive(Debug)]
 pub(super) struct NamedReader {
     at: At,
@@ -31,7 +31,7 @@ enum At {
 }
 
 impl NamedReader {
-    /// Begins a name, if the character can.
+    /// Starts a name, if the character can begin one.
     pub(super) fn new(first: char) -> Option<Self> {
         let begins = first.is_alphanumeric() || first == '_';
         begins.then(|| Self {

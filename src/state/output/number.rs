@@ -1,6 +1,6 @@
 //! Numbers of JSON and Python.
 
-/// Returns a number in JSON's notation: as it is if it is JSON, else translated from Python's (`1_000`, `0x1f`, `.5`,
+/// Returns a number in JSON's notation: unchanged if it is JSON, else translated from Python's (`1_000`, `0x1f`, `.5`,
 /// `+3`, `007`).
 pub(super) fn to_json(text: &str) -> Option<String> {
     if is_json(text) {

@@ -1,4 +1,4 @@
-//! Reads a call that is a JSON object with a name and arguments.
+//! Parses a call given as a JSON object with a name and arguments.
 
 use std::sync::Arc;
 
@@ -8,29 +8,29 @@ use super::json::{self, Scan, ValueScanner};
 use super::syntax::{Surroundings, Tag, TagSet};
 use super::tools::ToolUse;
 
-/// A key that is longer than this means nothing.
+/// A longer key is ignored.
 const MAX_KEY_BYTES: usize = 64;
 
-/// Reads the object after its opening bracket. The arguments may come before the name; then they are held.
+/// Parses the object after its opening bracket. Arguments before the name are held.
 #[derive(Debug)]
 pub(super) struct ObjectReader {
     surroundings: Surroundings,
     at: At,
-    /// The key, name or word that is being read.
+    /// The current key, name or word.
     text: String,
     name: Option<String>,
     is_started: bool,
-    /// Arguments that came before the name.
+    /// Arguments before the name.
     early: String,
     arguments: Arguments,
     quoted: Quoted,
-    /// The tools of which the call must name one, where nothing else tells that it is a call.
+    /// The tools, one of which the call must name if no tag marks it.
     tools: Option<Arc<ToolUse>>,
-    /// The call is in an object inside of this one.
+    /// The call is in an object inside this one.
     is_nested: bool,
 }
 
-/// How much of the arguments was read.
+/// The state of the arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arguments {
     None,
@@ -38,7 +38,7 @@ enum Arguments {
     Complete,
 }
 
-/// How much of arguments inside of a string was read.
+/// The state of arguments inside a string.
 #[derive(Debug)]
 enum Quoted {
     Blank,
@@ -54,11 +54,11 @@ enum At {
     Colon(Field),
     Value(Field),
     Name(Unescape),
-    /// Arguments as they are.
+    /// Raw arguments.
     Scanned(ValueScanner),
-    /// Arguments inside of a string.
+    /// Arguments inside a string.
     Quoted(Unescape),
-    /// The value of a key that means nothing.
+    /// The value of an ignored key.
     Skipped(ValueScanner),
     AfterValue,
 }
@@ -67,7 +67,7 @@ enum At {
 enum Field {
     Name,
     Arguments,
-    /// The call itself, where the object is around it.
+    /// A nested object with the call itself.
     Call,
     Other,
 }
@@ -96,7 +96,7 @@ impl ObjectReader {
         }
     }
 
-    /// The step at something that does not belong. Complete arguments make the call complete.
+    /// The step at an invalid character. Complete arguments make the call complete.
     fn broken(&self) -> Step {
         match self.is_started && self.arguments == Arguments::Complete {
             true => Step::DoneBefore,
@@ -104,7 +104,7 @@ impl ObjectReader {
         }
     }
 
-    /// Gives out the name, and the arguments that came before it.
+    /// Emits the name, and the arguments held before it.
     fn start(&mut self, out: &mut CallOutput) {
         if let Some(name) = self.name.take() {
             self.is_started = true;
@@ -113,7 +113,7 @@ impl ObjectReader {
         }
     }
 
-    /// The first of each key counts.
+    /// The first of duplicate keys counts.
     fn field(&self) -> Field {
         let is_named = self.is_started || self.name.is_some();
         match self.text.as_str() {
@@ -182,7 +182,7 @@ impl ObjectReader {
         ValueScanner::new(c).map_or(At::AfterValue, At::Scanned)
     }
 
-    /// Where arguments go.
+    /// The destination of arguments.
     fn give<'a>(&'a mut self, out: &'a mut CallOutput) -> &'a mut String {
         match self.is_started {
             true => &mut out.arguments,
@@ -211,7 +211,7 @@ impl ObjectReader {
         self.at = At::AfterValue;
     }
 
-    /// Reads a character of arguments inside of a string, which are an object or blank.
+    /// Reads a character of arguments inside a string, which are an object or blank.
     fn read_quoted(&mut self, c: char, out: &mut CallOutput) -> Step {
         let At::Quoted(unescape) = &mut self.at else {
             return Step::Broken;

@@ -1,4 +1,4 @@
-//! The arguments of a call whose parameters stand between tags, written as JSON while they come.
+//! The arguments of a call with parameters between tags, streamed as JSON.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use super::escape::{write_json_char, write_json_string};
 use super::schema::Types;
 use super::tools::ToolUse;
 
-/// A value that is to be typed is held up to this length, and is a string if it is longer.
+/// Typed values are held up to this length; longer ones are strings.
 pub const MAX_VALUE_BYTES: usize = 1 << 20;
 
-/// Whitespace after the end tag of a value that is held at most; then the tag was part of the value.
+/// Upper bound of held whitespace after the end tag of a value; beyond it, the tag is part of the value.
 const MAX_TAIL_BYTES: usize = 1 << 12;
 
 /// The newlines right after the start tag and right before the end tag of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EdgeNewlines {
-    /// One at each end belongs to the form.
+    /// One at each end belongs to the format.
     OfForm,
     /// They belong to the value.
     OfValue,
@@ -26,22 +26,22 @@ pub(super) enum EdgeNewlines {
 #[derive(Debug)]
 pub(super) struct Parameters {
     tools: Arc<ToolUse>,
-    /// The name of the function, also after it has gone out.
+    /// The name of the function, kept after it was emitted.
     pub(super) function: String,
     has_any: bool,
-    /// The names that were read.
+    /// The parameter names so far.
     names: Vec<String>,
     value: Value,
     edges: EdgeNewlines,
 }
 
-/// The value that is being read.
+/// The current value.
 #[derive(Debug)]
 struct Value {
     types: Types,
-    /// A value that is to be typed.
+    /// A typed value so far.
     held: String,
-    /// A newline that is dropped if the value ends here.
+    /// A held newline, dropped if the value ends here.
     newline: bool,
     is_empty: bool,
 }
@@ -58,17 +58,17 @@ impl Parameters {
         }
     }
 
-    /// Returns whether a parameter was read, so that the call has gone out.
+    /// Returns whether there is a parameter, so that the call was emitted.
     pub(super) fn has_any(&self) -> bool {
         self.has_any
     }
 
-    /// Returns whether the request has a tool with the name of the function.
+    /// Returns whether the request has a tool with this name.
     pub(super) fn is_declared(&self) -> bool {
         self.tools.tool(&self.function).is_some()
     }
 
-    /// Returns whether the function has a parameter that was not read.
+    /// Returns whether the function has this parameter and the call lacks it.
     pub(super) fn lacks(&self, name: &str) -> bool {
         let tool = self.tools.tool(&self.function);
         let schema = tool.and_then(|tool| tool.parameters.as_ref());
@@ -77,7 +77,7 @@ impl Parameters {
         has && !self.names.iter().any(|known| known == name)
     }
 
-    /// Begins the value of a parameter, unless the parameter has no name.
+    /// Starts the value of a parameter; returns false if the name is empty.
     pub(super) fn begin(&mut self, name: &str, out: &mut CallOutput) -> bool {
         let name = name.trim();
         if name.is_empty() {
@@ -128,7 +128,7 @@ impl Parameters {
     }
 }
 
-/// The end tag of a value and the whitespace since then, until it is certain that the value has ended.
+/// The end tag of a value and the whitespace since then, until the value has certainly ended.
 #[derive(Debug)]
 pub(super) struct Tail(String);
 
@@ -137,7 +137,7 @@ impl Tail {
         Self(tag.to_owned())
     }
 
-    /// Reads a character that is whitespace. Anything else tells that the tag was part of the value.
+    /// Takes a whitespace character. Any other character makes the tag part of the value.
     pub(super) fn takes(&mut self, c: char) -> bool {
         let takes = c.is_whitespace() && self.0.len() < MAX_TAIL_BYTES;
         self.0.extend(takes.then_some(c));

@@ -1,31 +1,31 @@
-//! The pieces that an output consists of.
+//! The pieces of an output.
 
-/// One piece of an output, in order. Calls never interleave: what follows a [`CallStart`](Self::CallStart) up to the
-/// next piece that is no [`CallArguments`](Self::CallArguments) belongs to that call.
+/// One piece of an output, in order. Calls never interleave: [`CallArguments`](Self::CallArguments) belong to the
+/// [`CallStart`](Self::CallStart) before them, up to the next piece of another kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputPiece {
     /// Content.
     Text(String),
-    /// Thoughts.
+    /// Reasoning.
     Reasoning(String),
-    /// A call begins.
+    /// The start of a call.
     CallStart {
-        /// The name of the function, whole.
+        /// The complete name of the function.
         name: String,
     },
-    /// The next part of the arguments of the call, which are JSON.
+    /// The next part of the call's JSON arguments.
     CallArguments(String),
-    /// The call is complete. A call that was cut or that broke off has none.
+    /// The call is complete. A truncated or broken call has no such piece.
     CallEnd,
-    /// The call broke off, and is none. Whole answers have its text in place of it; in streams it remains without an end.
+    /// The call is invalid. Non-streaming answers contain its text instead; in streams it has no end.
     CallBroken {
-        /// All of the call as far as it was read, its markers among it.
+        /// The whole text of the call so far, including its markers.
         text: String,
     },
 }
 
 impl OutputPiece {
-    /// About how many bytes it takes.
+    /// Approximate size in bytes.
     pub fn bytes(&self) -> usize {
         let text = match self {
             Self::Text(text) | Self::Reasoning(text) | Self::CallArguments(text) => text.len(),
@@ -37,7 +37,7 @@ impl OutputPiece {
     }
 }
 
-/// Appends a piece, as a part of the last one if both are text, reasoning or arguments.
+/// Appends a piece; merges it with the last one if both are text, reasoning or arguments.
 pub fn push_piece(pieces: &mut Vec<OutputPiece>, piece: OutputPiece) {
     match piece {
         OutputPiece::Text(text) => push_text(pieces, &text),

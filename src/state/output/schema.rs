@@ -1,4 +1,4 @@
-//! The types that a tool's schema gives to a parameter, and values of text typed by them.
+//! Parameter types from a tool's schema, and conversion of text values to them.
 
 use serde_json::Value;
 
@@ -7,11 +7,11 @@ use super::number;
 use super::python;
 use super::tools::Tool;
 
-/// How many parts of a schema are looked at for one parameter.
+/// Upper bound of schema parts visited per parameter.
 const MAX_VISITS: u32 = 256;
 const MAX_DEPTH: u32 = 16;
 
-/// The types that a value may have.
+/// The allowed types of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Types(u8);
 
@@ -26,7 +26,7 @@ const STRING: u8 = 1 << 6;
 impl Types {
     pub(super) const STRING: Self = Self(STRING);
 
-    /// Returns the types of a tool's parameter; a string if the schema says nothing.
+    /// Returns the types of a tool's parameter; a string if the schema has none.
     pub(super) fn of_parameter(tool: &Tool, name: &str) -> Self {
         let Some(schema) = &tool.parameters else {
             return Self::STRING;
@@ -47,7 +47,7 @@ impl Types {
         }
     }
 
-    /// Returns whether a value is a string whatever it is.
+    /// Returns whether every value is a string.
     pub(super) fn is_string(self) -> bool {
         self == Self::STRING
     }
@@ -89,7 +89,7 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
-/// The types found so far in the parts of a schema.
+/// The types found so far in a schema.
 struct Collected<'a> {
     root: &'a Value,
     types: u8,
@@ -97,7 +97,7 @@ struct Collected<'a> {
 }
 
 impl Collected<'_> {
-    /// Adds the types of a part of the schema, at most `depth` parts deep.
+    /// Adds the types of a part of the schema, at most `depth` levels deep.
     fn visit(&mut self, schema: &Value, depth: u32) {
         if depth == 0 || self.visits == 0 {
             return;

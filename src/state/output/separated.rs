@@ -1,7 +1,7 @@
-//! Reads a call of DeepSeek: a name and a JSON object with a tag of their own between them.
+//! Parses a call of DeepSeek: a name and a JSON object with a separator tag between them.
 //!
-//! V3.1 writes the name before the tag and the object after it. V3 writes a word before the tag, and after it the name, a
-//! line break, and the object in a fence of Markdown. The character after the tag tells which it is.
+//! V3.1 writes the name before the tag and the object after it. V3 writes a word before the tag, and after it the name,
+//! a line break, and the object in a Markdown fence. The character after the tag distinguishes the two.
 
 use super::call::{CallOutput, CallReader, Step};
 use super::closers::{Closers, FENCE};
@@ -11,13 +11,13 @@ use super::syntax::{Tag, TagSet};
 
 const FENCE_OF_JSON: &str = "```json";
 
-/// Reads the call from the first character after its opening tag.
+/// Parses the call from the first character after its opening tag.
 #[derive(Debug)]
 pub(super) struct SeparatedReader {
     at: At,
     /// The name, or the word before the separator.
     name: String,
-    /// The fence before the arguments, as far as there is one.
+    /// The fence before the arguments, as far as it was read.
     fence: String,
 }
 
@@ -32,7 +32,7 @@ enum At {
 }
 
 impl SeparatedReader {
-    /// Begins a name, if the character can.
+    /// Starts a name, if the character can begin one.
     pub(super) fn new(first: char) -> Option<Self> {
         is_name(first).then(|| Self {
             at: At::BeforeSeparator,

@@ -1,12 +1,12 @@
-//! The place that a prompt leaves its output at.
+//! The parser state after a prompt.
 
-/// The place at which an output begins.
+/// Where an output begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputStart {
     /// In the content.
     #[default]
     Content,
-    /// Inside of reasoning.
+    /// In reasoning.
     Reasoning,
     /// In the header of a message, after its role.
     Header,
@@ -15,7 +15,7 @@ pub enum OutputStart {
 }
 
 impl OutputStart {
-    /// The place that a prompt of messages leaves an output at: its last tag tells.
+    /// The parser state after a prompt of messages, from its last tag.
     pub(super) fn among_messages(prompt: &str) -> Self {
         const START: &str = "<|start|>";
         const BODY: &str = "<|message|>";

@@ -1,8 +1,8 @@
-//! The formats as tables: their tags, and what may follow what.
+//! The formats as tables: their tags, and the grammar of calls.
 
 use super::closers::Closers;
 
-/// The part that a tag plays.
+/// The role of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Tag {
@@ -33,7 +33,7 @@ pub(super) enum Tag {
     Quote,
 }
 
-/// Some tags.
+/// A set of tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TagSet(u32);
 
@@ -59,20 +59,20 @@ impl TagSet {
     }
 }
 
-/// The format of calls.
+/// A format of calls.
 #[derive(Debug)]
 pub(super) struct ToolSyntax {
     pub(super) tags: &'static [(Tag, &'static str)],
-    /// The form that must follow the opening tag.
+    /// The form that follows the opening tag.
     pub(super) after_open: Expect,
-    /// The character that opens calls at the start of the content without a tag, and what it begins.
+    /// The character that opens calls without a tag at the start of the content, and the form that it begins.
     pub(super) bare: Option<(char, Expect)>,
-    /// The calls that are understood besides.
+    /// Other calls that are recognised.
     pub(super) loose: Loose,
 }
 
 impl ToolSyntax {
-    /// The form that must follow this tag, which opens calls.
+    /// The form that follows this tag, which opens calls.
     pub(super) fn after(&self, opening: Tag) -> Expect {
         match opening {
             Tag::SectionOpen => Expect::SectionItem,
@@ -81,23 +81,23 @@ impl ToolSyntax {
     }
 }
 
-/// The format of reasoning.
+/// A format of reasoning.
 #[derive(Debug)]
 pub(super) struct ThinkSyntax {
     pub(super) start: &'static str,
     pub(super) end: &'static str,
-    /// The text before the thoughts themselves.
+    /// The label before the reasoning.
     pub(super) label: &'static str,
 }
 
-/// The form that must come next in an opening, after whitespace.
+/// The form expected next in an opening, after whitespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expect {
     /// A call as a JSON object.
     Object(Surroundings),
     /// `<function=`.
     Function,
-    /// A name, and tags around its arguments.
+    /// A name, then tagged arguments.
     KeyedCall,
     /// A label, a name, and arguments in braces.
     BracedCall,
@@ -105,47 +105,47 @@ pub(super) enum Expect {
     PythonCall,
     /// The same, or a call as a JSON object.
     PythonCallOrObject,
-    /// The tag that opens the first call of a section, or else the call itself.
+    /// The tag that opens the first call of a section, or the call itself.
     SectionItem,
-    /// A name, the tag that separates it, and a JSON object.
+    /// A name, the separator tag, and a JSON object.
     SeparatedCall,
     /// The bracket that opens a list.
     ListOpen(&'static CallList),
-    /// The first call of a list whose bracket has been read.
+    /// The first call of a list, after its bracket.
     ListItem(&'static CallList),
-    /// A list, or else a name and its arguments.
+    /// A list, or a name and its arguments.
     ListOrName(&'static CallList),
-    /// A list, or else one of its calls alone.
+    /// A list, or a single call of it.
     ListOrItem(&'static CallList),
-    /// A call that is not of the format, and the closers that an earlier call left open.
+    /// A call outside the format, and the closers that an earlier call left pending.
     Loose(Closers),
 }
 
-/// Whether an opening tag says that a JSON object is a call.
+/// How certainly a JSON object after an opening is a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Surroundings {
-    /// It does.
+    /// A tag marks it as a call.
     Tagged,
-    /// There is none: only the form of a call makes a call, which is a name followed by an object of arguments.
+    /// No tag: only the form makes it a call, which is a name followed by an object of arguments.
     Bare,
-    /// There is none, or one that says little: only the name of a tool makes a call.
+    /// No tag, or an ambiguous one: only the name of a tool makes it a call.
     Named,
 }
 
-/// The calls that a model may write besides those of its format.
+/// Recognised calls outside the model's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loose {
     /// JSON objects that name a tool, alone or in a fence.
     Objects,
-    /// The same, also between tags of other formats.
+    /// The same, and between tags of other formats.
     ObjectsAndTags,
 }
 
-/// Calls after one opening.
+/// A list of calls after one opening.
 #[derive(Debug)]
 pub(super) struct CallList {
     pub(super) separator: char,
-    /// The bracket that ends the list.
+    /// The bracket that closes the list.
     pub(super) end: Option<char>,
     pub(super) item: Expect,
 }
@@ -225,7 +225,7 @@ pub(super) static MISTRAL: ToolSyntax = ToolSyntax {
     loose: Loose::Objects,
 };
 
-/// Granite 3.1 has the tag of Hermes in place of a token.
+/// Granite 3.1 has the tag of Hermes instead of a token.
 pub(super) static GRANITE: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::ToolOpen, "<|tool_call|>"),
@@ -238,7 +238,7 @@ pub(super) static GRANITE: ToolSyntax = ToolSyntax {
     loose: Loose::Objects,
 };
 
-/// A template that asks for `functools` is in use for this model as well.
+/// A template that requests `functools` is in use for this model as well.
 pub(super) static PHI4_MINI: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::ToolOpen, "<|tool_call|>"),
@@ -250,7 +250,7 @@ pub(super) static PHI4_MINI: ToolSyntax = ToolSyntax {
     loose: Loose::Objects,
 };
 
-/// Objects and calls in Python have the same brackets around them.
+/// Objects and Python calls share the list's brackets.
 const MIXED_CALLS: CallList = CallList {
     item: Expect::PythonCallOrObject,
     ..PYTHON_CALLS
@@ -283,7 +283,7 @@ pub(super) static GLM: ToolSyntax = ToolSyntax {
 pub(super) static DEEPSEEK: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::SectionOpen, "<｜tool▁calls▁begin｜>"),
-        // Small models that were trained on outputs write these.
+        // Small distilled models write these.
         (Tag::SectionOpen, "<｜tool_calls_begin｜>"),
         (Tag::SectionOpen, "<｜tool calls begin｜>"),
         (Tag::SectionOpen, "<｜tool\\_calls\\_begin｜>"),
@@ -298,7 +298,7 @@ pub(super) static DEEPSEEK: ToolSyntax = ToolSyntax {
     loose: Loose::Objects,
 };
 
-/// The messages of gpt-oss, which an engine of their own reads: calls and reasoning are kinds of them.
+/// The messages of gpt-oss, which have a separate engine: calls and reasoning are kinds of messages.
 pub(super) static HARMONY: ToolSyntax = ToolSyntax {
     tags: &[
         (Tag::MessageStart, "<|start|>"),

@@ -1,14 +1,14 @@
-//! The newlines at both ends of reasoning and the label before it, which are dropped.
+//! Drops the newlines at both ends of reasoning and the label before it.
 
 /// One stretch of reasoning.
 #[derive(Debug)]
 pub(super) struct Thinking {
-    /// Newlines that have not gone out.
+    /// Number of held newlines.
     held_newlines: usize,
-    /// Nothing but newlines came so far.
+    /// Only newlines so far.
     is_blank: bool,
-    /// The label, and how many bytes of it came so far, of which nothing goes out where no more comes; `None` where
-    /// something else did.
+    /// The label, and the number of its bytes read, which are dropped at the end of the output; `None` after other
+    /// text.
     label: Option<(&'static str, usize)>,
 }
 
@@ -25,7 +25,7 @@ impl Thinking {
         self.is_blank
     }
 
-    /// Reads a character and appends to `text` what goes out.
+    /// Reads a character and appends the text to emit to `text`.
     pub(super) fn read(&mut self, c: char, text: &mut String) {
         let Some((label, n)) = self.label else {
             self.read_thought(c, text);
@@ -36,7 +36,7 @@ impl Thinking {
             self.label = (n < label.len()).then_some((label, n));
             return;
         }
-        // A text that began like the label is none.
+        // A text that only began like the label.
         self.label = None;
         label[..n].chars().for_each(|c| self.read_thought(c, text));
         self.read_thought(c, text);

@@ -1,4 +1,4 @@
-//! The tools that a request declares.
+//! The tools of a request.
 
 use serde_json::Value;
 
@@ -9,19 +9,19 @@ pub struct Tool {
     pub name: String,
     /// A description for the model.
     pub description: Option<String>,
-    /// The JSON schema of its arguments; `None` if it takes none.
+    /// The JSON schema of its arguments; `None` if it has none.
     pub parameters: Option<Value>,
-    /// The arguments are to follow the schema in every case.
+    /// The arguments must always follow the schema.
     pub strict: bool,
 }
 
-/// Which tools the model is to call.
+/// Which tools the model may or must call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// Any, or none.
     #[default]
     Auto,
-    /// Any of the listed ones, or none. The prompt shows more, which must not be called.
+    /// Any of the listed ones, or none. The prompt shows others, which must not be called.
     Allowed,
     /// At least one.
     Required,
@@ -29,20 +29,20 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// The use of tools in one request. A request whose choice is "none" has no `ToolUse`.
+/// The tools of a request, and how to use them. A request whose choice is "none" has no `ToolUse`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolUse {
     /// The tools, in the order of the request.
     pub tools: Vec<Tool>,
     /// Which of them to call.
     pub choice: ToolChoice,
-    /// An answer may have more than one call.
+    /// An answer may have several calls.
     pub parallel: bool,
 }
 
 impl ToolUse {
-    /// Returns whether an answer may have one call only: no others in parallel, or a tool that is named, which is called
-    /// once.
+    /// Returns whether an answer may have only one call: parallel calls are off, or the choice names a tool, which is
+    /// called once.
     pub fn is_single(&self) -> bool {
         !self.parallel || matches!(self.choice, ToolChoice::Named(_))
     }

@@ -1,4 +1,4 @@
-//! Reads a call of Qwen3-Coder: `<function=seat>`, `<parameter=row>`, `4`, `</parameter>`, `</function>`.
+//! Parses a call of Qwen3-Coder: `<function=seat>`, `<parameter=row>`, `4`, `</parameter>`, `</function>`.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ const PARAMETER_OPEN: &str = "<parameter=";
 const PARAMETER_CLOSE: &str = "</parameter>";
 const FUNCTION_CLOSE: &str = "</function>";
 
-/// Reads the call after `<function=`.
+/// Parses the call after `<function=`.
 ///
-/// `</parameter>` ends a value only if another parameter or the end of the function follows. One newline at each end of
-/// a value is dropped. Where `</parameter>` is missing, a line that begins a parameter which the tool has and the call
-/// lacks ends the value, and so do the ends of function and call.
+/// `</parameter>` ends a value only before another parameter or the end of the function. One newline at each end of a
+/// value is dropped. Without `</parameter>`, a value ends at a line that begins a parameter which the tool has and the
+/// call lacks, and at the ends of function and call.
 #[derive(Debug)]
 pub(super) struct XmlReader {
     at: At,
     parameters: Parameters,
     /// The name of a parameter.
     name: String,
-    /// The value that is read is at the beginning of a line.
+    /// The value is at the beginning of a line.
     is_at_line: bool,
 }
 
@@ -84,8 +84,8 @@ impl XmlReader {
         Step::More
     }
 
-    /// Reads the name of what may be the next parameter, where the end of the value is missing. It is one if the tool has
-    /// it and it was not given.
+    /// Reads a possible name of the next parameter after a value without an end. It counts if the tool has it and the
+    /// call lacks it.
     fn read_next(&mut self, c: char, out: &mut CallOutput) -> Step {
         let At::Next(text) = &mut self.at else {
             return Step::Broken;
@@ -105,7 +105,7 @@ impl XmlReader {
         self.take_back(text.chars(), out)
     }
 
-    /// Makes what looked like the end of a value a part of it. The next character is to be looked at again.
+    /// Appends a false end of a value to the value. The next character must be read again.
     fn take_back(&mut self, text: impl Iterator<Item = char>, out: &mut CallOutput) -> Step {
         text.for_each(|c| self.parameters.read(c, out));
         self.at = At::Value;

@@ -1,4 +1,4 @@
-//! The requests that a step may admit, and what a store has of them.
+//! The requests that a step may admit, with the stored parts of their prefixes.
 
 use std::sync::Arc;
 
@@ -6,33 +6,33 @@ use crate::ids::{SeqId, Ticket};
 use crate::state::cache::namespace::Namespace;
 use crate::state::plan::preemption::Rank;
 
-/// The part of a candidate's prefix that the store has, and how far it is on its way.
+/// The part of a candidate's prefix that the store has, and the progress of its fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoredPrefix {
-    /// None, or none that is worth it.
+    /// None, or too little to be worth a fetch.
     #[default]
     None,
-    /// So many tokens, which can be fetched.
+    /// It can be fetched.
     Found {
-        /// From the beginning on.
+        /// Its length, from the beginning of the prefix.
         tokens: usize,
     },
-    /// Some of it is on its way.
+    /// A part of it is being fetched.
     Fetching,
-    /// Some of it is in memory.
+    /// A part of it is in memory.
     Ready {
         /// Names the run of blocks.
         ticket: Ticket,
         /// The first token of the run.
         from: usize,
-        /// Behind its last token.
+        /// The end of the run, exclusive.
         to: usize,
-        /// Behind the last token of what can be fetched in further rounds: `to`, if there is no more.
+        /// The end of the tokens that further rounds can fetch: `to`, if there are no more.
         until: usize,
     },
 }
 
-/// A run of blocks that an admitted sequence begins with, behind the prefix that the tree has.
+/// A run of blocks that an admitted sequence starts with, after the tree's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadGrant {
     /// Names the run.
@@ -41,7 +41,7 @@ pub struct LoadGrant {
     pub begins: usize,
     /// Where the loaded K/V ends and the extent begins: whole pages.
     pub to: usize,
-    /// More is fetched and loaded behind it in a further round: nothing is computed before.
+    /// A further round fetches and loads more after it: nothing is computed before.
     pub goes_on: bool,
 }
 
@@ -54,12 +54,12 @@ pub struct FetchWish {
     pub cached_tokens: usize,
 }
 
-/// One waiting request, or the one whose prefill goes on.
+/// One waiting request, or the one whose prefill continues.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// The sequence.
     pub seq: SeqId,
-    /// Where its prefix may be shared.
+    /// The namespace that shares its prefix.
     pub namespace: Namespace,
     /// Prompt and output so far.
     pub tokens: Arc<[u32]>,
@@ -71,14 +71,14 @@ pub struct Candidate {
     pub ignore_eos: bool,
     /// How many plans it was held back for a prefix in flight.
     pub waits: u8,
-    /// Its place by priority.
+    /// Its rank by priority.
     pub rank: Rank,
-    /// It keeps a step to itself.
+    /// No decode runs in its step.
     pub wants_logprobs: bool,
     /// For the chunked one: tokens whose K/V it has (cached, written or under way).
     pub continues_at: Option<usize>,
-    /// Positions that other prompts are likely to leave this one at, ascending: ends of turns, and one beyond the prompt's
-    /// end if other outputs of it are asked for.
+    /// Positions at which other prompts are likely to diverge from this one, ascending: ends of turns, and one beyond
+    /// the prompt's end if other outputs of it are requested.
     pub anchors: Arc<[u32]>,
     /// Its K/V neither comes from the cache nor goes there: its tokens are placeholders.
     pub bypasses_cache: bool,
@@ -89,7 +89,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Other outputs of the prompt are asked for: they go on from a state before its last token.
+    /// Other outputs of the prompt are requested: they resume from a state before its last token.
     pub(super) fn has_siblings(&self) -> bool {
         let last = self.anchors.last();
         last.is_some_and(|anchor| *anchor as usize > self.tokens.len())

@@ -1,7 +1,7 @@
-//! Which requests end when, for an engine that caches nothing and requests that ignore EOS.
+//! The ends of requests that ignore EOS, for an engine without a cache.
 //!
-//! Such requests end exactly when they said they would, so the free memory at each end can be foreseen instead of
-//! reserving everything at once (SGLang's `add_one_req_ignore_eos`).
+//! Such requests end exactly at their limits, so the free memory at each end can be foreseen instead of reserving
+//! everything at once (SGLang's `add_one_req_ignore_eos`).
 
 /// Tokens that stay free for each request that is still running at an end.
 const RESERVE_TOKENS: f64 = 1.0;
@@ -9,7 +9,7 @@ const RESERVE_TOKENS: f64 = 1.0;
 /// The ends of the running and admitted requests.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionOrder {
-    /// Soonest first, once somebody asked: most steps have no such request.
+    /// Soonest first, once sorted by [`fits`](Self::fits): most steps have no such request.
     ends: Vec<End>,
     is_sorted: bool,
 }

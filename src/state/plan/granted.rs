@@ -5,7 +5,7 @@ use crate::ids::{RowId, SeqId, StepId};
 use crate::state::pool::pages::{Pages, WindowPages};
 use crate::state::pool::state_pool::OwnedState;
 
-/// Third leg: what the pools granted.
+/// Third leg: the pools' grants.
 #[derive(Debug)]
 pub struct StepPlanned {
     /// The step being planned.
@@ -27,21 +27,21 @@ pub struct StepPlanned {
 /// Whether everything could be granted.
 #[derive(Debug)]
 pub enum Reservation {
-    /// Everything asked for.
+    /// Everything requested.
     Granted {
         /// In the order of the demands.
         grants: Vec<Grant>,
-        /// For those that grow.
+        /// For sequences that grow.
         growth: Growth,
     },
-    /// Nothing was granted; what was returned is kept.
+    /// Nothing was granted; the pools keep the returned holdings.
     Short {
         /// Pages that were missing.
         missing_pages: usize,
     },
 }
 
-/// One more page for each of some sequences: a batch that decodes asks for nothing else, step after step.
+/// One more page for each of some sequences: a batch that decodes needs nothing else, step after step.
 #[derive(Debug)]
 pub struct Growth {
     /// The sequences.
@@ -59,9 +59,9 @@ pub struct Grant {
     pub seq: SeqId,
     /// New pages, in sequence order.
     pub pages: Pages,
-    /// Its row, if it asked for one.
+    /// Its row, if it requested one.
     pub row: Option<RowId>,
-    /// Its states: the row's own first, if it begins.
+    /// Its states: first the row's private one, if the row is new.
     pub states: Vec<OwnedState>,
     /// As many window pages as pages, where layers have windows.
     pub windows: WindowPages,

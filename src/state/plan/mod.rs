@@ -1,7 +1,7 @@
-//! The planning transaction as data: what the scheduler asks, what the tree answers, what the pools grant.
+//! The planning transaction as data: the scheduler's request, the tree's verdict, the pools' grants.
 //!
-//! One plan runs Scheduler -> RadixCache -> Allocator -> Scheduler. Each value here is one leg of it; pages,
-//! rows and locks move inside and are owned by whoever holds the value.
+//! One plan runs Scheduler -> RadixCache -> Allocator -> Scheduler. Each value here is one leg of it; its holder owns
+//! the pages, rows and locks inside.
 
 mod candidate;
 pub mod completion_order;
@@ -35,19 +35,19 @@ use crate::state::plan::window_budget::WindowBudget;
 use crate::state::pool::pages::{EvictedPages, Pages, WindowPages};
 use crate::state::pool::state_pool::OwnedState;
 
-/// First leg: what the scheduler wants for one step.
+/// First leg: the scheduler's request for one step.
 #[derive(Debug)]
 pub struct PlanStep {
     /// The step being planned.
     pub step: StepId,
     /// The holdings that earlier steps left to be settled, before anything is matched.
     pub settle: Vec<Settle>,
-    /// Forgets every cached prefix after the settling: a step was lost, or a host asked for it. What a lock protects
-    /// stays; after a lost step nothing may be locked.
+    /// Forgets every cached prefix after the settling: a step was lost, or a host requested it. Locked prefixes stay;
+    /// after a lost step nothing may be locked.
     pub flush: bool,
     /// Evicts by this policy from now on.
     pub eviction_policy: Option<EvictionPolicy>,
-    /// Pages that the plan's own probe gave back already.
+    /// Pages that the plan's own probe returned already.
     pub returned: Pages,
     /// Rows likewise.
     pub returned_rows: Vec<RowId>,
@@ -57,15 +57,15 @@ pub struct PlanStep {
     pub returned_windows: WindowPages,
     /// Locks prefixes for hosts.
     pub pins: Vec<PinDemand>,
-    /// States that pins keep, at most.
+    /// Upper bound on states kept by pins.
     pub max_pinned_states: usize,
-    /// Prefixes to make young, the youngest last.
+    /// Prefixes to touch, the youngest last.
     pub touch: Vec<ProbeKey>,
     /// Candidates for a prefill, if any may be admitted.
     pub admit: Option<AdmitRequest>,
-    /// The decode to run when nothing is admitted, or beside what is ([`AdmitRequest::mixes`]).
+    /// The decode to run when nothing is admitted, or together with the admitted prefills ([`AdmitRequest::mixes`]).
     pub else_decode: Option<DecodeDemand>,
-    /// Tokens to evict besides (after a retraction, to keep clear of the next one).
+    /// Tokens that must be free in any case (after a retraction, to avoid the next one).
     pub evict_tokens: usize,
     /// Pages in the free list; exact, since only the plan chain changes it.
     pub free_pages: usize,
@@ -81,12 +81,12 @@ pub struct PlanStep {
     pub saves: Option<SaveBudget>,
 }
 
-/// How many cached blocks a step may save, by what it does besides: copies hold up whoever decodes in it.
+/// How many cached blocks a step may save, by its other work: copies delay the sequences that decode in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveBudget {
-    /// Blocks, whatever the step does. Besides, as many as hold the tokens that it prefills.
+    /// Blocks of every step; a prefill adds as many as hold its tokens.
     pub base: usize,
-    /// Blocks of a step that does nothing else.
+    /// Further blocks of an otherwise idle step.
     pub at_rest: usize,
     /// Blocks in all.
     pub most: usize,
@@ -94,12 +94,12 @@ pub struct SaveBudget {
     pub most_states: usize,
     /// Tokens of a block.
     pub block_tokens: usize,
-    /// What becomes of the account of what the store has.
+    /// Change of the account of the store's blocks.
     pub account: SaveAccount,
 }
 
 impl PlanStep {
-    /// A plan that asks for nothing, for pools with so many free pages and rows.
+    /// A plan without demands, for pools with this many free pages and rows.
     pub fn empty(step: StepId, free_pages: usize, free_rows: usize) -> Self {
         Self {
             step,
@@ -137,14 +137,14 @@ pub struct AdmitRequest {
     pub max_new_rows: usize,
     /// Holds candidates whose prefix is being prefilled at this moment (`protocol`: in-flight prefix).
     pub prefix_wait: bool,
-    /// The decode rides along if its pages are there besides, and no candidate that is admitted wants log
+    /// The decode runs in the same step if there are pages for it as well, and no admitted candidate wants log
     /// probabilities.
     pub mixes: bool,
-    /// The sequences that may give way to a candidate for which there is no row or no memory.
+    /// The sequences that may be preempted for a candidate that lacks a row or memory.
     pub preemption: Option<Preemption>,
     /// Rows need a state each, and leave copies by these rules; `None` where no layer keeps any.
     pub states: Option<StateRules>,
-    /// Every page comes with a window page, which these are counted by; `None` where no layer has a window.
+    /// Every page comes with a window page, which this budget counts; `None` where no layer has a window.
     pub windows: Option<WindowBudget>,
     /// Tokens of a block, which the store must have beyond the tree for a candidate to wait for them; 0 without a store.
     pub block_tokens: usize,
@@ -166,28 +166,28 @@ pub struct Demand {
     pub pages: u32,
     /// Needs a row as well.
     pub row: bool,
-    /// States: the row's own, if it begins, and copies.
+    /// States: the row's private one, if the row is new, and copies.
     pub states: u32,
 }
 
-/// Second leg: everything given back, everything asked for, and the tree's verdict to carry through.
+/// Second leg: all returns, all demands, and the tree's verdict to carry through.
 #[derive(Debug)]
 pub struct ReservePages {
     /// The step being planned.
     pub step: StepId,
-    /// Pages given back: duplicates, tails.
+    /// Pages returned: duplicates, tails.
     pub returned: Pages,
     /// Pages evicted.
     pub evicted: EvictedPages,
-    /// Rows given back.
+    /// Rows returned.
     pub returned_rows: Vec<RowId>,
-    /// States given back or dropped from the cache.
+    /// States returned or dropped from the cache.
     pub returned_states: Vec<OwnedState>,
-    /// Window pages given back or dropped from the cache.
+    /// Window pages returned or dropped from the cache.
     pub returned_windows: WindowPages,
     /// The demands: all of them are granted, or nothing.
     pub demands: Vec<Demand>,
-    /// Sequences that need one more page each, behind the demands.
+    /// Sequences that need one more page each, after the demands.
     pub growing: Vec<SeqId>,
     /// The tree's verdict.
     pub verdict: Box<Verdict>,

@@ -1,10 +1,10 @@
-//! Priorities: whose turn comes first, and which running requests give way to a waiting one.
+//! Priorities: the order of service, and preemption of running requests for a waiting one.
 
 use std::cmp::Reverse;
 
 use crate::ids::SeqId;
 
-/// A request's place by priority: greater is served sooner. A missing priority is the worst there is.
+/// A request's rank by priority: greater is served sooner. A missing priority ranks last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(Option<i64>);
 
@@ -17,7 +17,7 @@ impl Rank {
         }
     }
 
-    /// How far this rank lies above another one; a missing priority lies below every other by any threshold.
+    /// How far this rank is above another one; a missing priority is below every other by any threshold.
     fn above(self, other: Self) -> i64 {
         match (self.0, other.0) {
             (Some(own), Some(other)) => own.saturating_sub(other),
@@ -28,14 +28,14 @@ impl Rank {
     }
 }
 
-/// How priorities are used, where they are.
+/// The rules of priority scheduling, where it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PriorityRules {
     /// Small numbers are served sooner.
     pub low_values_first: bool,
-    /// A running request gives way to one whose priority is better by more than this; `None`: nobody gives way.
+    /// A running request is preempted for one whose priority is better by more than this; `None` disables preemption.
     pub preemption_threshold: Option<i64>,
-    /// Most requests inside: beyond that the worst of those that wait is turned away, or the one that comes.
+    /// Most requests in the engine: beyond that the scheduler rejects the worst waiting request, or the new one.
     pub max_requests: usize,
 }
 
@@ -46,14 +46,14 @@ impl PriorityRules {
     }
 }
 
-/// A running request that may give way.
+/// A running request that may be preempted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Victim {
     /// The sequence; later ones came later.
     pub seq: SeqId,
-    /// Its place by priority.
+    /// Its rank by priority.
     pub rank: Rank,
-    /// Tokens that are reserved for what it may still generate.
+    /// Tokens that are reserved for its further output.
     pub reserved_tokens: f64,
     /// The same of window pages, with those that it holds; 0 where layers have no windows.
     pub window_tokens: f64,
@@ -72,7 +72,7 @@ pub struct Deficit {
 #[derive(Clone, Debug, Default)]
 pub struct Preemption {
     threshold: i64,
-    /// The first to go first.
+    /// In order of preemption.
     running: Vec<Victim>,
 }
 
@@ -83,9 +83,9 @@ impl Preemption {
         Self { threshold, running }
     }
 
-    /// The fewest of the first ones that cover the deficit of a request of this rank, and at least one. `None` when those
-    /// that it may preempt do not suffice: then nobody is. Nobody beside it is left if it may preempt all, and its prefill
-    /// then has window pages whatever they are counted at.
+    /// The fewest victims, in order, that cover the deficit of a request of this rank, and at least one. `None` when
+    /// those that it may preempt do not suffice: then none is preempted. If it may preempt all, it runs alone, and its
+    /// prefill then has enough window pages regardless of the count.
     pub fn choose(&self, rank: Rank, deficit: Deficit) -> Option<&[Victim]> {
         let mut missing = deficit;
         for (at, victim) in self.running.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! SGLang's `PrefillAdder`: which waiting request still fits into this prefill, and how much of it.
 //!
-//! Pure arithmetic over tokens. The scheduler builds it, it travels to where the tree is, and runs there against
-//! live counters; `available` is always "free + evictable" at the moment of the question.
+//! Pure arithmetic over tokens. The scheduler builds it, and the tree's actor runs it against live counters;
+//! `available` is always "free + evictable" at the time of the call.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::state::plan::prefill_pace::{MIN_TOKENS, PrefillPace};
 /// Generated tokens are reserved up to this many (SGLang's `CLIP_MAX_NEW_TOKENS`).
 pub const CLIP_MAX_NEW_TOKENS: usize = 4096;
 
-/// Whether a further candidate may be looked at.
+/// Whether the admission may consider a further candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// Go on.
+    /// It may.
     Continue,
     /// No KV memory for more.
     NoToken,
@@ -29,7 +29,7 @@ pub enum Decision {
     Admit {
         /// End of the extent, in tokens of the sequence.
         end: usize,
-        /// The prefill goes on in a later step.
+        /// The prefill continues in a later step.
         chunked: bool,
     },
     /// Stays in the queue.
@@ -50,7 +50,7 @@ pub struct RunningReserve {
 }
 
 impl RunningReserve {
-    /// Tokens to be kept for what it may still generate: all of them, clipped, if it will not stop early.
+    /// Tokens to reserve for its further output: all of them, clipped, if it will not stop early.
     pub fn tokens(&self, new_token_ratio: f64) -> f64 {
         let ratio = if self.ignore_eos {
             1.0
@@ -73,21 +73,21 @@ pub struct PrefillAdder {
     rem_input: isize,
     /// `None` with chunked prefill off.
     rem_chunk: Option<isize>,
-    /// A prefill goes on in later steps: no other one is cut.
+    /// A prefill continues in later steps: no other one is cut.
     is_cut: bool,
     completions: CompletionOrder,
-    /// The time that is left, where steps have one.
+    /// The remaining time, where steps have a bound.
     time: Option<StepTime>,
 }
 
-/// The time of a step that keeps those who decode waiting.
+/// The time of a step, which delays the sequences that decode.
 #[derive(Clone, Debug)]
 struct StepTime {
     pace: PrefillPace,
     left_s: f64,
-    /// Somebody decodes, or will with the step after this one.
+    /// A sequence decodes, or will in the next step.
     is_bound: bool,
-    /// Something is admitted.
+    /// A candidate is admitted.
     has_begun: bool,
     other_rows: usize,
     /// Tokens that a step always has time for.
@@ -95,7 +95,7 @@ struct StepTime {
 }
 
 impl StepTime {
-    /// Tokens from position `first` on that there is time for; 0 for a piece that is too small for its step.
+    /// Tokens from position `first` on that fit into the time; 0 for a piece that is too small for its step.
     fn room(&self, first: usize) -> usize {
         if !self.is_bound {
             return usize::MAX;
@@ -125,7 +125,7 @@ pub struct PrefillLimits {
     pub max_prefill_tokens: usize,
     /// Most input tokens of a chunk; `None` with chunked prefill off.
     pub chunked_prefill_size: Option<usize>,
-    /// Decode rows that ride in the same step.
+    /// Decode rows in the same step.
     pub mixed_rows: usize,
 }
 
@@ -175,7 +175,7 @@ impl PrefillAdder {
         }
     }
 
-    /// The same for a step whose time its pace bounds; with chunked prefill off, the time has no bound.
+    /// Bounds the time of the step by its pace; with chunked prefill off, the time has no bound.
     pub fn at_pace(mut self, StepPace { pace, is_bound }: StepPace) -> Self {
         self.time = self.rem_chunk.map(|_| StepTime {
             left_s: pace.step_s(),
@@ -209,7 +209,7 @@ impl PrefillAdder {
         time.is_some_and(|time| time.is_bound && time.has_begun && time.left_s <= 0.0)
     }
 
-    /// Tokens from position `first` on that there is time for.
+    /// Tokens from position `first` on that fit into the time.
     fn timely(&self, first: usize) -> usize {
         let time = self.time.as_ref();
         time.map_or(usize::MAX, |time| time.room(first))
@@ -220,8 +220,8 @@ impl PrefillAdder {
         self.rem_chunk.map_or(usize::MAX, |rem| rem.max(0) as usize)
     }
 
-    /// Judges a candidate with `prefix` cached of `len` tokens while its prefix is locked, and reserves what it
-    /// takes if it is admitted. `is_first`: nothing is admitted in this step yet.
+    /// Judges a candidate with `prefix` cached of `len` tokens while its prefix is locked, and reserves its memory if
+    /// it is admitted. `is_first`: nothing is admitted in this step yet.
     pub fn add(
         &mut self,
         len: usize,
@@ -264,8 +264,8 @@ impl PrefillAdder {
         decision
     }
 
-    /// As [`PrefillAdder::add`], for a candidate of which nothing but the tokens from `prefix` to `loaded` is loaded in this
-    /// step: the rest of its prefix comes in further ones.
+    /// As [`PrefillAdder::add`], for a candidate that only loads its tokens from `prefix` to `loaded` in this step:
+    /// further steps load the rest of its prefix.
     pub fn add_round(
         &mut self,
         len: usize,
@@ -289,8 +289,8 @@ impl PrefillAdder {
         }
     }
 
-    /// Reserves the pages of a load of `tokens` for the request that is being chunked. Returns how many of them there are
-    /// pages for, whole pages.
+    /// Reserves the pages of a load of `tokens` for the request that is being chunked. Returns how many of them fit, in
+    /// whole pages.
     pub fn load_chunked(&mut self, tokens: usize, available: usize) -> usize {
         let room = self.rem_total(available).max(0.0) as usize;
         let loaded = tokens.min(self.floor_page(room));
@@ -298,8 +298,8 @@ impl PrefillAdder {
         loaded
     }
 
-    /// The request that is being chunked computes nothing in this step, since it waits for a load or is loaded: keeps the
-    /// memory for what it misses, and the place of the one that is cut.
+    /// The request that is being chunked computes nothing in this step, since it waits for a load or is loaded:
+    /// reserves memory for its missing tokens, and the place of the one that is cut.
     pub fn pass_chunked(&mut self, missing: usize, max_new_tokens: usize) {
         self.keep(missing);
         self.total_offset += max_new_tokens.min(CLIP_MAX_NEW_TOKENS) as f64;
@@ -313,8 +313,8 @@ impl PrefillAdder {
         self.current_offset += pages;
     }
 
-    /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine that caches nothing: its memory must
-    /// suffice at every end to come, not all at once.
+    /// As [`PrefillAdder::add`], for a request that ignores EOS on an engine without a cache: its memory must suffice
+    /// at every future end, not all at once.
     pub fn add_ignoring_eos(
         &mut self,
         len: usize,
@@ -361,8 +361,8 @@ impl PrefillAdder {
         }
     }
 
-    /// Continues the request that is being chunked: always first, never refused for memory, since only its end
-    /// frees what it holds.
+    /// Continues the request that is being chunked: always first, never refused for memory, since only its end frees
+    /// its memory.
     pub fn add_chunked(
         &mut self,
         len: usize,
@@ -399,8 +399,8 @@ impl PrefillAdder {
         }
     }
 
-    /// Tokens that preempted requests must give up for a candidate that misses `extend` tokens of its input; 0 or
-    /// less when only a row is missing.
+    /// Tokens that preempted requests must free for a candidate that misses `extend` tokens of its input; 0 or less
+    /// when only a row is missing.
     pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
         let wanted = extend + max_new_tokens.min(CLIP_MAX_NEW_TOKENS);
         wanted as f64 - self.rem_total(available)

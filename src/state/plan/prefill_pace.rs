@@ -1,9 +1,9 @@
-//! How long a prefill takes on this machine, by the steps that are done, and how much of one fits into a time.
+//! The time of a prefill on this machine, estimated from past steps, and how much of one fits into a time.
 //!
-//! A token costs more the more tokens stand before it: at most in proportion to their number, and never less. So a reading
-//! at one depth bounds the cost at every other one, and what was never measured is not underestimated. No clock is in here:
-//! durations come in as values, and the same ones give the same answers on every machine (sums, products and quotients of
-//! doubles alone).
+//! A token costs more the more tokens precede it: at most in proportion to their number, and never less. So a reading
+//! at one depth bounds the cost at every other one, and depths without a reading are not underestimated. It reads no
+//! clock: durations are inputs, and the same ones give the same answers on every machine (only sums, products and
+//! quotients of doubles).
 
 use std::ops::Range;
 
@@ -15,17 +15,17 @@ const FIRST_TOKENS: usize = 64;
 pub(crate) const MIN_TOKENS: usize = 16;
 /// Rows of a step are a multiple of this many, where there is a choice: kernels multiply rows in groups.
 const GRAIN: usize = 16;
-/// The fewest rows that are cut to a multiple of it: of fewer the rest is too large a part.
+/// The fewest rows that are cut to a multiple of it: with fewer, the rest is too large a part.
 const MIN_GROUPED: usize = 4 * GRAIN;
-/// Tokens before a query from which on its attention may cost more than all else does.
+/// Tokens before a query from which on its attention may cost more than everything else.
 const SHALLOW: usize = 1 << SHALLOW_BITS;
 const SHALLOW_BITS: u32 = 10;
 /// Two classes of depth for each power of two above [`SHALLOW`]; the last one has no end.
 const N_CLASSES: usize = 32;
-/// How much the last reading weighs.
+/// Weight of the last reading.
 const WEIGHT: f64 = 0.5;
 
-/// The prefill tokens of a step, and where they stand.
+/// The prefill tokens of a step, and the tokens before them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefillWork {
     tokens: u64,
@@ -52,7 +52,7 @@ impl PrefillWork {
         self.before += tokens * first + tokens * tokens.saturating_sub(1) / 2;
     }
 
-    /// How many tokens these are.
+    /// Number of tokens.
     pub fn tokens(self) -> usize {
         self.tokens as usize
     }
@@ -88,7 +88,7 @@ impl PrefillPace {
         }
     }
 
-    /// The longest that a step is to take, in seconds.
+    /// Target upper bound on the time of a step, in seconds.
     pub fn step_s(&self) -> f64 {
         self.step_s
     }
@@ -105,7 +105,7 @@ impl PrefillPace {
             depth,
             tokens,
         };
-        // A short prompt that says no more than other depths do would hide them.
+        // A short prompt that adds nothing to readings at other depths would hide them.
         let known = self.token_s(depth);
         let is_known = self.readings.iter().any(Option::is_some);
         let is_short = tokens.saturating_mul(2) < quotient(self.step_s, known);
@@ -130,7 +130,7 @@ impl PrefillPace {
         }
     }
 
-    /// How long these tokens of a sequence take, in seconds.
+    /// Estimated time of these tokens of a sequence, in seconds.
     pub fn seconds(&self, positions: Range<usize>) -> f64 {
         let middle = positions.start + positions.len() / 2;
         positions.len() as f64 * self.token_s(middle)
@@ -152,7 +152,7 @@ impl PrefillPace {
 }
 
 impl Reading {
-    /// The reading after a further step. A step that is small for a chunk's time says only that a token costs no more.
+    /// The reading after a further step. A step that is small for a chunk's time shows only that a token costs no more.
     fn then(self, new: Self, step_s: f64) -> Self {
         let usual = self.tokens.min(quotient(step_s, self.token_s));
         let here = self.at(new.depth);
@@ -172,7 +172,7 @@ impl Reading {
     }
 }
 
-/// Which class a depth belongs to.
+/// The class of a depth.
 fn class_of(depth: usize) -> usize {
     let depth = depth.saturating_add(SHALLOW);
     let power = depth.ilog2();
@@ -190,7 +190,7 @@ fn quotient(seconds: f64, token_s: f64) -> usize {
 mod tests {
     use super::*;
 
-    /// Time of a step on a machine where a token costs 5 ms, twice that after 8,192 tokens, and a step 50 ms besides.
+    /// Time of a step on a machine where a token costs 5 ms, twice that after 8,192 tokens, plus 50 ms a step.
     fn micros(positions: Range<usize>) -> u64 {
         let tokens = positions.len() as u64;
         let middle = (positions.start + positions.end) as u64 / 2;

@@ -1,7 +1,7 @@
 //! The cached parts of the waiting requests, for policies that order by them.
 //!
 //! A probe is the first leg of such a policy's plan: Scheduler -> RadixCache -> Scheduler, then the plan itself. It
-//! settles first, so that what the last step wrote counts, and touches what it matches, as an admission does.
+//! settles first, so that the last step's pages count, and touches its matches, as an admission does.
 
 use rustc_hash::FxHashSet;
 
@@ -17,11 +17,11 @@ use crate::state::pool::state_pool::OwnedState;
 /// Requests of which the cache holds more than this are not compared with each other (SGLang's
 /// `IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`).
 const CHECK_TOKENS: usize = 32;
-/// A request that shares so many tokens with an earlier one is deprioritised (SGLang's
+/// A request that shares this many tokens with an earlier one is deprioritised (SGLang's
 /// `IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD`).
 const DEPRIORITISE_TOKENS: usize = 32;
 
-/// The scheduler's question.
+/// The scheduler's request.
 #[derive(Debug)]
 pub struct ProbePrefixes {
     /// The step being planned.
@@ -30,11 +30,11 @@ pub struct ProbePrefixes {
     pub settle: Vec<Settle>,
     /// The waiting requests, in order of arrival, better priorities first.
     pub keys: Vec<ProbeKey>,
-    /// The facts that are wanted besides lengths.
+    /// The facts to find in addition to lengths.
     pub kind: ProbeKind,
 }
 
-/// Facts that a probe finds out besides the lengths of matches.
+/// Facts that a probe finds in addition to the lengths of matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeKind {
     /// Which requests share a prefix with an earlier one of the queue.
@@ -50,22 +50,22 @@ pub struct Matched {
     pub tokens: usize,
     /// An earlier request of the queue is going to compute a prefix of it: it is served later, from the cache.
     pub is_deprioritised: bool,
-    /// The tree's nodes from the top down to where the match ended, if the policy asks for them.
+    /// The tree's nodes from the top down to where the match ended, if the policy needs them.
     pub path: Vec<u32>,
 }
 
 /// The tree's answer.
 #[derive(Debug)]
 pub struct PrefixesProbed {
-    /// Sequences that were published and go on.
+    /// Sequences that were published and continue.
     pub checkpointed: Vec<CheckpointedSeq>,
-    /// The pages and rows that the settling gave back: they go to the pools with the plan.
+    /// Pages that the settling returned: they go to the pools with the plan.
     pub returned: Pages,
-    /// Rows given back.
+    /// Rows likewise.
     pub returned_rows: Vec<RowId>,
-    /// States given back.
+    /// States likewise.
     pub returned_states: Vec<OwnedState>,
-    /// Window pages given back.
+    /// Window pages likewise.
     pub returned_windows: WindowPages,
     /// One entry a key, in their order.
     pub matches: Vec<(SeqId, Matched)>,
@@ -99,9 +99,9 @@ pub fn probe_prefixes(cache: &mut dyn PrefixCache, request: ProbePrefixes) -> Pr
     }
 }
 
-/// The in-batch rule: of the requests that share what the cache lacks, the first is computed and the others wait
-/// for it. SGLang matches them against a scratch tree of the queue; the match is long enough exactly if an earlier
-/// key has the same first [`DEPRIORITISE_TOKENS`] tokens, so the scratch tree is a set of those.
+/// The in-batch rule: of the requests that share an uncached prefix, the first is computed and the others wait for it.
+/// SGLang matches them against a scratch tree of the queue; the match is long enough exactly if an earlier key has the
+/// same first [`DEPRIORITISE_TOKENS`] tokens, so the scratch tree is a set of those.
 fn match_in_batch(cache: &mut dyn PrefixCache, keys: &[ProbeKey]) -> Vec<Matched> {
     let mut heads: FxHashSet<(&Namespace, &[u32])> = FxHashSet::default();
     let matched = keys.iter().map(|key| {

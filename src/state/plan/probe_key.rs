@@ -1,4 +1,4 @@
-//! What a waiting request is matched by.
+//! The key by which the cache matches a waiting request.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::state::cache::namespace::Namespace;
 pub struct ProbeKey {
     /// The request.
     pub seq: SeqId,
-    /// Where its prefix may be shared.
+    /// The namespace that shares its prefix.
     pub namespace: Namespace,
     /// Prompt and output so far.
     pub tokens: Arc<[u32]>,

@@ -1,4 +1,4 @@
-//! The pools' leg of a plan: take everything back, then grant everything asked for or nothing.
+//! The pools' leg of a plan: take everything back, then grant all demands or none.
 
 use super::{Grant, Growth, Reservation, ReservePages, StepPlanned};
 use crate::state::pool::pages::WindowPages;

@@ -1,23 +1,23 @@
-//! Where rows leave copies of their states, and by which rules.
+//! Positions at which rows leave copies of their states, and the rules for them.
 
 use crate::state::pool::state_pool::{SaveReason, StateLimits};
 
-/// A place in an extent where the row's state is to be copied.
+/// A position in an extent at which the row's state is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveAt {
     /// How many tokens the state has seen: whole pages.
     pub position: usize,
-    /// Why there.
+    /// Why it is copied.
     pub reason: SaveReason,
 }
 
-/// How states are shared out.
+/// The rules by which states are allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRules {
     /// The memory.
     pub limits: StateLimits,
     /// Tokens a page.
     pub page_size: usize,
-    /// States are saved after multiples of so many tokens: whole pages, and blocks where there is a store for them.
+    /// States are saved after multiples of this many tokens: whole pages, and blocks where there is a store for them.
     pub grain: usize,
 }

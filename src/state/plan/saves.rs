@@ -1,8 +1,8 @@
-//! Where a prefill leaves copies of its state, and whether there is memory for them.
+//! Positions at which a prefill leaves copies of its state, and memory for them.
 //!
-//! A row of its own comes first: a copy is a wish, and no reason to refuse or preempt anybody. Those that a prefill makes
-//! are in the cache when the next plan is made, where rows can have them for their own; the one that follows a decode
-//! stays with its row, so the rows that could still be admitted keep a state each beside those.
+//! Rows come first: a copy is best effort, and never refuses or preempts a request. A prefill's copies are in the cache
+//! when the next plan is made, and its rows can take them over; a decode's copy stays with its row, so the plan
+//! reserves a further state for each row that could still be admitted.
 
 use smallvec::SmallVec;
 
@@ -12,15 +12,15 @@ use super::verdict::Admitted;
 use crate::state::cache::prefix_cache::{PrefixCache, Thinning};
 use crate::state::pool::state_pool::SaveReason;
 
-/// Tokens with K/V beyond the state that a prompt goes on from, for a state at their end to be worth its memory.
+/// Tokens with K/V beyond the state that a prompt resumes from, for a state at their end to be worth its memory.
 const MIN_BRANCH_TOKENS: usize = 64;
-/// Anchors of a chat that ends with the answer of a tool, at least: the ends of its instructions, of the last words of the
+/// Fewest anchors of a chat that ends with a tool result: the ends of its instructions, of the last message of the
 /// user, and of all turns.
 const ANCHORS_OF_TOOL_TURNS: usize = 3;
 
 impl StateRules {
-    /// The places of an extent that other prompts are likely to leave this one at, in order of their worth; `kv_tokens`
-    /// of the prompt had K/V when it was admitted, and other candidates wait for the places in `shared`.
+    /// The positions of an extent at which other prompts are likely to diverge from this one, in order of their worth;
+    /// `kv_tokens` of the prompt had K/V when it was admitted, and other candidates wait for the positions in `shared`.
     pub(super) fn wishes(
         &self,
         candidate: &Candidate,
@@ -32,19 +32,19 @@ impl StateRules {
         let is_branch = branch >= admitted.extend_start() + MIN_BRANCH_TOKENS;
         let last = candidate.tokens.len().saturating_sub(1);
         let anchors = candidate.anchors.iter().map(|anchor| *anchor as usize);
-        // One beyond the end stands for other outputs, which compute the last token.
+        // One beyond the end means other outputs, which compute the last token.
         let anchors = anchors.map(|anchor| match anchor > candidate.tokens.len() {
             true => last,
             false => anchor,
         });
         let at = |position: usize| Place::At(floor(position));
         let tail = (self.page_size > 1 && candidate.continues_at.is_none()).then_some(Place::Tail);
-        // Behind the answer of a tool the next prompt goes on from the reply, and hardly any from before it.
+        // After a tool result the next prompt resumes from the reply, and rarely from before it.
         let (first, second) = match candidate.n_turns() >= ANCHORS_OF_TOOL_TURNS {
             true => (tail, None),
             false => (None, tail),
         };
-        // What is loaded came from elsewhere: here it is to be had for others too.
+        // A state at the end of loaded blocks makes them usable for other rows.
         let loaded = admitted.load.map(|load| at(load.to));
         let wished = shared.iter().copied().map(at).chain(loaded);
         let wished = wished
@@ -62,7 +62,7 @@ impl StateRules {
         places
     }
 
-    /// The places of the grid in an extent.
+    /// The positions of the grid in an extent.
     pub(super) fn grid(&self, admitted: &Admitted) -> impl Iterator<Item = usize> + use<> {
         let grid = self.limits.grid_tokens.max(1);
         let first = (admitted.extend_start() / grid + 1).saturating_mul(grid);
@@ -81,21 +81,21 @@ impl StateRules {
     }
 }
 
-/// The states that are there for a plan.
+/// The states available to a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spare {
     /// Free, before anything is granted.
     pub(super) free: usize,
-    /// Asked for by rows that begin.
+    /// Needed by new rows.
     pub(super) live: usize,
-    /// Rows that none has: each may need one before a row gives its own back.
+    /// Unused rows: each may need a state before another row returns its own.
     pub(super) rows_to_come: usize,
-    /// Prefills at whose ends others are to begin: these need a state to copy beside their own.
+    /// Prefills from whose copies others will start: each needs a copy in addition to its own state.
     pub(super) awaited: usize,
 }
 
 impl Spare {
-    /// Shares states out for copies: the wishes in turn, then the grid. Drops cached ones where they are worth less.
+    /// Allocates states for copies: the wishes in turn, then the grid. Drops cached states that are worth less.
     pub(super) fn grant(
         self,
         cache: &mut dyn PrefixCache,
@@ -131,7 +131,7 @@ impl Spare {
 struct Left {
     /// Copies of any kind.
     copies: usize,
-    /// Of these, those that stay with their rows.
+    /// Of these, copies that stay with their rows.
     tails: usize,
 }
 
@@ -188,14 +188,14 @@ fn grant_grid(
     granted
 }
 
-/// Where a candidate that is admitted wishes for copies, the best place first. One that bypasses the cache has no wishes, and
-/// no copies on the grid.
+/// The copies that an admitted candidate requests, the best position first. One that bypasses the cache requests none,
+/// and gets none on the grid.
 pub(super) type Wishes = SmallVec<[Place; 4]>;
 
-/// Where a copy is to be.
+/// The position of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// After so many tokens of the prefill: whole pages.
+    /// After this many tokens: whole pages.
     At(usize),
     /// After the last whole page of the decode, which it follows from page to page.
     Tail,

@@ -1,4 +1,4 @@
-//! The parts of a plan that come before admissions: prefills are published, ends of requests taken back, prefixes pinned.
+//! The parts of a plan before admissions: publish prefills, release ended requests, pin prefixes.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use crate::state::pool::state_pool::{OwnedState, SavedState};
 /// Something to settle before the next step is planned.
 #[derive(Debug)]
 pub enum Settle {
-    /// Publishes what a prefill extent wrote (or is about to write) and keeps the sequence going.
+    /// Publishes the tokens that a prefill extent wrote (or is about to write); the sequence continues.
     Checkpoint(Box<SettleCheckpoint>),
     /// Ends a sequence's hold on memory: finished, aborted or retracted.
     Release(Box<SettleRelease>),
-    /// Gives a lock back: the prefix of an admission that was undone.
+    /// Releases a lock: the prefix of an admission that was undone.
     Unlock(NodeLock),
-    /// Gives a host's pin back.
+    /// Releases a host's pin.
     Unpin(NodeLock),
 }
 
 /// The part of a sequence that the tree should keep.
 #[derive(Debug)]
 pub struct PublishKey {
-    /// Where the prefix may be shared.
+    /// The namespace that shares the prefix.
     pub namespace: Namespace,
     /// Tokens whose K/V is written, page-floored by the tree.
     pub tokens: Arc<[u32]>,
     /// How many of `tokens` are published.
     pub len: usize,
-    /// Length of the prompt: it becomes a node of its own.
+    /// Length of the prompt: it becomes a separate node.
     pub prompt_len: usize,
     /// Tokens of this request that counted as a hit already.
     pub inserted_tokens: usize,
@@ -39,7 +39,7 @@ pub struct PublishKey {
     pub priority: i64,
     /// The step that writes the last of them.
     pub written_by: StepId,
-    /// Positions that other prompts are likely to leave this one at, where layers have windows.
+    /// Positions at which other prompts are likely to diverge from this one, where layers have windows.
     pub boundaries: SmallVec<[usize; 4]>,
     /// Tokens from the beginning on that the store has.
     pub stored_tokens: usize,
@@ -54,7 +54,7 @@ pub struct SettleCheckpoint {
     pub key: PublishKey,
     /// Pages of the sequence that the tree owns.
     pub protected_pages: usize,
-    /// The sequence's own pages behind them.
+    /// The sequence's private pages after them.
     pub private: Pages,
     /// Its lock.
     pub lock: NodeLock,
@@ -75,24 +75,24 @@ pub struct SettleRelease {
     pub key: Option<PublishKey>,
     /// Pages of the sequence that the tree owns.
     pub protected_pages: usize,
-    /// The sequence's own pages behind them.
+    /// The sequence's private pages after them.
     pub private: Pages,
     /// Its lock.
     pub lock: NodeLock,
     /// Its states within the key.
     pub states: Vec<SavedState>,
-    /// Its states besides.
+    /// Its other states.
     pub returned_states: Vec<OwnedState>,
     /// Its own window pages, where layers have windows.
     pub windows: Option<Box<RowWindows>>,
 }
 
-/// A host asks to keep a prefix in memory.
+/// A host's request to keep a prefix in memory.
 #[derive(Debug, Clone)]
 pub struct PinDemand {
     /// Number of the pin.
     pub pin: u64,
-    /// Where the prefix is shared.
+    /// The namespace that shares the prefix.
     pub namespace: Namespace,
     /// The prefix.
     pub tokens: Arc<[u32]>,

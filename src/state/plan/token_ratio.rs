@@ -1,6 +1,6 @@
-//! `new_token_ratio`: which part of the tokens that running requests may still generate is reserved.
+//! `new_token_ratio`: the reserved part of the tokens that running requests may still generate.
 //!
-//! It starts high, decays with every decode that went well, and jumps up after a retraction (SGLang's constants).
+//! It starts high, decays with every successful decode, and jumps up after a retraction (SGLang's constants).
 
 /// Initial ratio, times the conservativeness.
 const INITIAL_RATIO: f64 = 0.7;

@@ -1,4 +1,4 @@
-//! What the tree decides about a step.
+//! The tree's decisions about a step.
 
 use smallvec::SmallVec;
 
@@ -14,13 +14,13 @@ use crate::state::pool::pages::{NodeLock, PageRun, Pages, WindowRun};
 /// The tree's decisions.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Sequences that were published and go on.
+    /// Sequences that were published and continue.
     pub checkpointed: Vec<CheckpointedSeq>,
     /// Pins granted.
     pub pinned: Vec<Pinned>,
-    /// Candidates admitted, in order. Empty: the decode runs, if one was asked for.
+    /// Candidates admitted, in order. Empty: the decode runs, if one was requested.
     pub admitted: Vec<Admitted>,
-    /// The decode rides along with them.
+    /// The decode runs in the same step.
     pub mixed: bool,
     /// Nothing is admitted and nothing runs: the same step is to be planned again without these.
     pub preempt: Option<Preempt>,
@@ -34,7 +34,7 @@ pub struct Verdict {
     pub budget: Option<Budget>,
     /// The candidate at which it stopped.
     pub refused: Option<SeqId>,
-    /// Window pages evicted, beside those of nodes that went.
+    /// Window pages evicted, in addition to those of evicted nodes.
     pub evicted_windows: usize,
     /// Tokens evicted.
     pub evicted_tokens: usize,
@@ -48,12 +48,12 @@ pub struct Verdict {
     pub cache: Option<CacheCounts>,
 }
 
-/// Running requests that give way to a candidate of higher priority.
+/// Running requests to preempt for a candidate of higher priority.
 #[derive(Debug)]
 pub struct Preempt {
     /// The candidate.
     pub seq: SeqId,
-    /// The sequences that give way.
+    /// The sequences to preempt.
     pub victims: Vec<SeqId>,
 }
 
@@ -79,9 +79,9 @@ pub struct CacheCounts {
 pub struct CheckpointedSeq {
     /// The sequence.
     pub seq: SeqId,
-    /// The lock on what is published.
+    /// The lock on the published tokens.
     pub lock: NodeLock,
-    /// The sequence's own pages: the partial last one, over-allocation.
+    /// Pages private to the sequence: the partial last one, over-allocation.
     pub private: Pages,
     /// Pages of the sequence that the tree owns now.
     pub protected_pages: usize,
@@ -91,7 +91,7 @@ pub struct CheckpointedSeq {
     pub remap: PageRun,
     /// Tokens of this request that counted as a hit.
     pub inserted_tokens: usize,
-    /// Its window pages, where layers have windows; the duplicates are given back.
+    /// Its window pages, where layers have windows; the duplicates are returned.
     pub windows: Option<Box<CheckpointedWindows>>,
 }
 
@@ -110,25 +110,25 @@ pub struct Admitted {
     pub prefix_len: usize,
     /// End of the extent, in tokens.
     pub extend_end: usize,
-    /// The prefill does not end with this extent, which is empty where a load goes on.
+    /// The prefill does not end with this extent, which is empty where a load continues.
     pub chunked: bool,
-    /// The tree's view where the prompt left it, if misses are diagnosed.
+    /// The tree's view of the prompt's miss point, if misses are diagnosed.
     pub departure: Option<Box<Departure>>,
-    /// Tokens that had K/V in the cache when it was admitted: more than `prefix_len` where there was no state to go on
-    /// with.
+    /// Tokens that had K/V in the cache when it was admitted: more than `prefix_len` where there was no state to resume
+    /// from.
     pub kv_tokens: usize,
-    /// The cached state that its row begins with.
+    /// The cached state that its row starts from.
     pub state: Option<StateSlot>,
-    /// Where its extent leaves copies of its state.
+    /// The positions at which its extent leaves copies of its state.
     pub saves: SmallVec<[SaveAt; 2]>,
     /// A state is granted for copies at the ends of pages that its decode fills.
     pub keeps_tail: bool,
-    /// Blocks that are loaded behind its prefix, before the extent.
+    /// Blocks that are loaded after its prefix, before the extent.
     pub load: Option<LoadGrant>,
 }
 
 impl Admitted {
-    /// Where the extent begins: behind the prefix and what is loaded.
+    /// The start of the extent: after the prefix and the loaded blocks.
     pub fn extend_start(&self) -> usize {
         self.load.map_or(self.prefix_len, |load| load.to)
     }

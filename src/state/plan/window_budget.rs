@@ -1,5 +1,5 @@
-//! Whether a candidate still fits into the window pages: every page comes with one of these, and goes without it once
-//! nobody sees it any more.
+//! Whether a candidate still fits into the window pages: every page comes with one, which is freed once no query sees
+//! it any more.
 
 use super::prefill_adder::CLIP_MAX_NEW_TOKENS;
 use crate::state::pool::pages::Window;
@@ -8,17 +8,17 @@ use crate::state::pool::pages::Window;
 #[derive(Clone, Copy, Debug)]
 pub struct WindowBudget {
     window: Window,
-    /// The window pages that those that run may still need before their decodes give back as much as they take.
+    /// The window pages that running requests may still need before their decodes free as many as they take.
     reserved: f64,
     /// The window pages that the step's prefills take at once.
     taken: usize,
-    /// Somebody gives window pages back when it ends.
+    /// A running request frees window pages when it ends.
     has_running: bool,
 }
 
 impl WindowBudget {
-    /// Starts with the reservations of the running batch: tokens that each may still generate, and tokens of pages that
-    /// are its own.
+    /// Starts with the reservations of the running batch: tokens that each may still generate, and tokens of its
+    /// private pages.
     pub fn new(window: Window, running: impl Iterator<Item = (f64, usize)>) -> Self {
         let mut budget = Self {
             window,
@@ -33,7 +33,7 @@ impl WindowBudget {
         budget
     }
 
-    /// The window pages that a running request may still need: `to_come` tokens, as far as pages of its own with `own`
+    /// The window pages that a running request may still need: `to_come` tokens, as far as its private pages with `own`
     /// tokens leave room for them in its window.
     pub fn reserve(window: Window, to_come: f64, own: usize) -> f64 {
         let room = window.tail_tokens().saturating_sub(own);
@@ -45,8 +45,8 @@ impl WindowBudget {
         self.window
     }
 
-    /// Tokens that are missing for `extend` tokens of a prefill and what its decode needs behind them, with so many free or
-    /// evictable; 0 or less where it fits. The only one must be let in if its prefill fits.
+    /// Tokens that are missing for `extend` tokens of a prefill and the decode after it, with `available` free or
+    /// evictable; 0 or less where it fits. A request that runs alone must be admitted if its prefill fits.
     pub fn deficit(&self, extend: usize, max_new_tokens: usize, available: usize) -> f64 {
         let at_once = self.taken + self.in_pages(extend);
         if !self.has_running && self.taken == 0 {
@@ -56,7 +56,7 @@ impl WindowBudget {
         (at_once + self.window.page_size.get()) as f64 + to_come - available as f64
     }
 
-    /// Takes a prefill in.
+    /// Counts an admitted prefill.
     pub fn take(&mut self, extend: usize, max_new_tokens: usize) {
         self.taken += self.in_pages(extend);
         self.reserved += self.for_decode(max_new_tokens) as f64;

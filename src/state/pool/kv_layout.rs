@@ -1,4 +1,4 @@
-//! The memory that each layer keeps of a sequence: the pages and the tree never ask what a page holds.
+//! The memory that each layer keeps of a sequence: the pages and the tree do not depend on a page's content.
 //!
 //! Sizes follow from a [`KvLayout`], layer by layer: those of the pools, the memory plan, the simulation's traffic.
 
@@ -10,10 +10,10 @@ use std::fmt;
 
 pub use self::pages::{KvBuffer, KvDtype, PagedKv, SCALE_BYTES, SCALE_GROUP, Values};
 
-/// The parts of a state that belong to heads: they come first, one after the other. The rest is nobody's.
+/// The parts of a state that belong to heads: they come first, one after the other. The rest belongs to no head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StateHeads {
-    /// How many there are; 0 where nothing belongs to a head.
+    /// Number of heads; 0 where nothing belongs to a head.
     pub count: usize,
     /// Size of the part of each.
     pub bytes: u64,
@@ -38,7 +38,7 @@ pub enum LayerKv {
         /// The heads whose parts it begins with.
         heads: StateHeads,
     },
-    /// Nothing of its own: it reads the keys and values of the layer of this number.
+    /// Nothing: it reads the keys and values of the layer with this index.
     Shared(usize),
 }
 
@@ -117,7 +117,7 @@ impl KvLayout {
         }
     }
 
-    /// The same, where some layers also store labels: as many elements of a head's key as `labels` says of a layer.
+    /// The same with labels, whose number of elements of a head's key `labels` gives for each layer.
     pub fn with_labels(mut self, labels: impl Fn(usize) -> usize) -> Self {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             if let LayerKv::Pages(pages) = layer {
@@ -167,11 +167,11 @@ impl KvLayout {
         self.layers.iter().map(LayerKv::state_bytes).sum()
     }
 
-    /// The lengths in bytes of the parts of a block of so many tokens, in their order: the buffers of each layer in turn.
-    /// States are no part of it.
+    /// The lengths in bytes of the parts of a block of `tokens` tokens, in their order: the buffers of each layer in
+    /// turn. States are no part of it.
     ///
     /// # Errors
-    /// The layer that keeps something which is not stored.
+    /// The layer whose memory cannot be stored.
     pub fn block_planes(&self, tokens: usize) -> Result<Vec<usize>, String> {
         let mut planes = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -197,7 +197,7 @@ impl KvLayout {
         bytes.map(|bytes| bytes as usize).collect()
     }
 
-    /// How many layers keep what, in the order in which each kind comes first.
+    /// The number of layers of each kind, in order of first occurrence.
     pub fn kinds(&self) -> Vec<(usize, LayerKv)> {
         let mut kinds: Vec<(usize, LayerKv)> = Vec::new();
         for layer in &self.layers {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::ids::PageId;
 use crate::state::pool::pages::{EvictedPages, PageIds, PageSize, Pages, PoolLedger};
 
-/// Owns every page that nobody else owns. Pages are `1..=n_pages`; page 0 is the dummy of padded rows.
+/// Owns every free page. Pages are `1..=n_pages`; page 0 is the dummy of padded rows.
 ///
 /// Grants are taken from the front of the list in order; pages of more than one token come back to the front,
 /// single-token pages to the back.
@@ -21,7 +21,7 @@ pub struct PagePool {
 }
 
 impl PagePool {
-    /// Makes a pool of `n_pages` free pages. A page that is dropped instead of freed is counted in `ledger`.
+    /// Makes a pool of `n_pages` free pages. `ledger` counts pages that are dropped instead of freed.
     ///
     /// # Panics
     /// If the ledger is that of a pool with another page size.
@@ -93,7 +93,7 @@ impl PagePool {
         });
     }
 
-    /// Takes both back, in the order that they would come back in if the evicted ones stood behind the others.
+    /// Takes both back, in the order of a single list with the evicted ones last.
     pub fn free_both(&mut self, pages: Pages, evicted: EvictedPages) {
         if self.page_size == PageSize::ONE {
             self.free(pages);

@@ -6,7 +6,7 @@ use crate::ids::RowId;
 #[derive(Debug)]
 pub struct RowPool {
     free: Vec<RowId>,
-    /// Indexed by row. Grows by one whenever the row is given back, also by `clear`, and never shrinks.
+    /// Indexed by row. Grows by one whenever the row is returned, also by `clear`, and never shrinks.
     generations: Vec<u64>,
     held: Vec<bool>,
 }
@@ -43,7 +43,7 @@ impl RowPool {
         }
     }
 
-    /// Takes every row back, whoever holds it, and restores the first order.
+    /// Takes every row back, even if it is held, and restores the initial order.
     pub fn clear(&mut self) {
         let n_rows = self.total_rows() as u32;
         self.free.clear();
@@ -55,7 +55,7 @@ impl RowPool {
         }
     }
 
-    /// Tells one holder of a row from the next: what was noted with an older generation is stale.
+    /// Distinguishes successive holders of a row: data noted with an older generation is stale.
     ///
     /// # Panics
     /// If the row is not one of this pool's.

@@ -1,7 +1,7 @@
 //! The free list of state slots: the memory of layers that keep a state of fixed size for each sequence.
 //!
 //! A slot holds the states of all such layers of one sequence at one position. At any time it is free, or owned by a
-//! node of the tree, a sequence, or a message under way; [`OwnedState`] is that ownership.
+//! node of the tree, a sequence, or a message in flight; [`OwnedState`] is that ownership.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::state::pool::pages::PoolLedger;
 pub struct StateLimits {
     /// Slots that can be granted, ids `1..=total_slots`: more than there are rows.
     pub total_slots: usize,
-    /// Long prefills leave a state at each multiple of so many tokens; a multiple of the page size.
+    /// Long prefills leave a state at each multiple of this many tokens; a multiple of the page size.
     pub grid_tokens: usize,
 }
 
@@ -24,7 +24,7 @@ impl StateLimits {
     /// The least distance of states in a long prefill, in tokens.
     const MIN_GRID_TOKENS: u64 = 64;
 
-    /// Limits for states of so many bytes beside pages of so many bytes a token: in a long prefill they are so far apart
+    /// Limits for states of `state_bytes` and pages of `kv_bytes_per_token`: states of a long prefill are so far apart
     /// that they take no more memory than its pages.
     pub fn new(
         total_slots: usize,
@@ -41,7 +41,7 @@ impl StateLimits {
         }
     }
 
-    /// The same with states so many tokens apart, rounded up to whole pages; with 0 no prompt is long enough for one.
+    /// The same with states `tokens` apart, rounded up to whole pages; with 0 no prompt is long enough for one.
     pub fn with_grid(self, tokens: usize, page_tokens: usize) -> Self {
         let tokens = match tokens {
             0 => usize::MAX / 2,
@@ -54,10 +54,10 @@ impl StateLimits {
     }
 }
 
-/// One slot. Move-only: whoever holds the value must hand it back.
+/// One slot. Move-only: the holder must hand it back.
 #[must_use]
 pub struct OwnedState {
-    /// `None` once it is given away.
+    /// `None` once it is surrendered.
     slot: Option<StateSlot>,
     ledger: Arc<PoolLedger>,
 }
@@ -75,7 +75,7 @@ impl OwnedState {
         self.slot.unwrap_or(StateSlot::new(0))
     }
 
-    /// Gives the slot away: the caller now is the owner.
+    /// Transfers the slot to the caller.
     fn surrender(mut self) -> Option<StateSlot> {
         self.slot.take()
     }
@@ -95,7 +95,7 @@ impl Drop for OwnedState {
     }
 }
 
-/// A copy of a sequence's state, in memory or on its way there by a step that is planned.
+/// A copy of a sequence's state, in memory or to be written there by a planned step.
 #[derive(Debug)]
 pub struct SavedState {
     /// How many tokens it has seen: whole pages.
@@ -109,13 +109,13 @@ pub struct SavedState {
 /// Why a state is saved where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SaveReason {
-    /// Prompts of other requests are known or likely to leave this one's there.
+    /// Prompts of other requests are known or likely to diverge from this one's there.
     Boundary,
-    /// It is one of those at regular distances in long prefills.
+    /// It is one of the states at regular distances in long prefills.
     Grid,
 }
 
-/// Owns every slot that nobody else owns. Last freed, first granted.
+/// Owns every free slot. Last freed, first granted.
 #[derive(Debug)]
 pub struct StatePool {
     free: Vec<StateSlot>,
@@ -125,7 +125,7 @@ pub struct StatePool {
 }
 
 impl StatePool {
-    /// Makes a pool of `n_slots` free slots. A slot that is dropped instead of freed is counted in `ledger`.
+    /// Makes a pool of `n_slots` free slots. `ledger` counts slots that are dropped instead of freed.
     pub fn new(n_slots: u32, ledger: Arc<PoolLedger>) -> Self {
         Self {
             free: (1..=n_slots).rev().map(StateSlot::new).collect(),
@@ -135,7 +135,7 @@ impl StatePool {
         }
     }
 
-    /// Grants a slot, `None` when all are held. Its content is somebody else's.
+    /// Grants a slot, `None` when all are held. Its content is stale.
     pub fn alloc(&mut self) -> Option<OwnedState> {
         let slot = self.free.pop()?;
         self.held[slot.index()] = true;

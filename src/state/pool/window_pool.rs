@@ -27,17 +27,17 @@ impl WindowLimits {
     }
 }
 
-/// Owns every window page that nobody else owns.
+/// Owns every free window page.
 #[derive(Debug)]
 pub struct WindowPool(PagePool);
 
 impl WindowPool {
-    /// Makes a pool of `n_pages` free pages; with none, nobody is granted any.
+    /// Makes a pool of `n_pages` free pages; with none, it grants none.
     pub fn new(n_pages: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
         Self(PagePool::new(n_pages, page_size, ledger))
     }
 
-    /// Whether there are any pages, free or not: whoever is granted a page is granted one of these too.
+    /// Whether there are any pages, free or not: every granted page comes with one of these.
     pub fn is_used(&self) -> bool {
         self.0.total_pages() > 0
     }

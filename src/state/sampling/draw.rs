@@ -1,9 +1,8 @@
-//! Random numbers that depend on a seed and a position only.
+//! Counter-based random numbers: functions of only a seed and a position.
 
 /// Returns a number in [0, 1) that is a pure function of seed and output position.
 ///
-/// Counter-based: there is no state to carry, so a sequence that was retracted, moved or rebuilt draws what it
-/// would have drawn.
+/// Counter-based: without state, a sequence that was retracted, moved or rebuilt draws the same numbers.
 pub fn uniform(seed: u64, position: u64) -> f64 {
     let bits = mix(mix(seed.wrapping_add(GOLDEN)) ^ position.wrapping_mul(GOLDEN));
     (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
@@ -19,7 +18,7 @@ pub fn seed_of_sample(seed: u64, index: u32) -> u64 {
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit reaches every output bit.
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit affects every output bit.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

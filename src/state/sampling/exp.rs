@@ -1,13 +1,13 @@
-//! The exponential function of weights, in a form that compilers vectorise.
+//! A vectorisable exponential function for sampling weights.
 
 /// Returns `exp(x)` for `x` of at most 0, within 1e-15 relative, and 0 below -708 (and at NaN).
 ///
 /// Only sums, products and shifts in a fixed order: the same bits on every machine and instruction set.
 #[inline(always)]
 pub(super) fn exp_of_negative(x: f64) -> f64 {
-    /// 1.5 * 2^52: adding it rounds to an integer, which is then in the low bits.
+    /// 1.5 * 2^52: adding it rounds to an integer in the low bits.
     const ROUND: f64 = 6_755_399_441_055_744.0;
-    /// ln 2 in two parts, the first short enough for its multiples to be exact.
+    /// ln 2 in two parts, the first short enough for exact multiples.
     const LN_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
     const LN_2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
     let is_normal = x >= -708.0;
@@ -24,7 +24,7 @@ pub(super) fn exp_of_negative(x: f64) -> f64 {
     if is_normal { exp } else { 0.0 }
 }
 
-/// 1/13!, 1/12!, ..., 1, 1: at `|r|` of at most ln(2)/2 the terms left out are below 1e-17.
+/// 1/13!, 1/12!, ..., 1, 1: for `|r|` of at most ln(2)/2 the truncation error is below 1e-17.
 const TAYLOR: [f64; 14] = {
     let mut terms = [1.0; 14];
     let mut factorial = 1.0;

@@ -1,21 +1,21 @@
-//! top_k, top_p and min_p, and the draw among what they keep.
+//! top_k, top_p and min_p, and the draw among the tokens that they keep.
 
 use std::cmp::Ordering;
 
 use super::exp::exp_of_negative;
 use super::params::SamplingParams;
 
-/// Buffers of a draw, for a caller to keep: with them, drawing allocates nothing.
+/// Reusable buffers: drawing with them allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct DrawScratch {
-    /// By token, its probability times a common factor; 0 if min_p drops it.
+    /// By token, its unnormalised probability; 0 if min_p drops it.
     weights: Vec<f64>,
-    /// Tokens that top_k and top_p keep.
+    /// The tokens that top_k and top_p keep.
     ranked: Vec<(u32, f64)>,
 }
 
 impl DrawScratch {
-    /// Makes room for draws from this many tokens.
+    /// Reserves memory for this vocabulary size.
     pub fn reserve(&mut self, vocab_size: usize) {
         self.weights.clear();
         self.weights.reserve(vocab_size);
@@ -24,10 +24,10 @@ impl DrawScratch {
     }
 }
 
-/// Tokens that may be drawn, with their weights, in the order in which the draw walks them.
+/// The kept tokens and their weights, in the order of the draw.
 ///
-/// The order is by token id when top_k and top_p drop nothing, else by probability, highest first, equals by id.
-/// Weights are f64 and summed in an order that the vocabulary's size fixes, so the draw is the same on every run.
+/// The order is by token id if top_k and top_p drop nothing, else by descending probability, ties by id. Weights are
+/// f64, and their order of summation depends only on the vocabulary size, so the draw is reproducible.
 pub(super) struct Kept<'a> {
     tokens: Order<'a>,
     /// Sum of the weights.
@@ -40,9 +40,9 @@ enum Order<'a> {
     ByRank(&'a [(u32, f64)]),
 }
 
-/// Tokens whose weights are summed side by side.
+/// Tokens whose weights are summed in parallel lanes.
 const BLOCK: usize = 64;
-/// Classes of weights: a class reaches over an eighth of an octave's numbers, the last one down to 0.
+/// Weight classes: eight per octave; the last one reaches down to 0.
 const CLASSES: usize = 512;
 
 impl<'a> Kept<'a> {
@@ -56,12 +56,12 @@ impl<'a> Kept<'a> {
     ) -> Self {
         weigh(logits, max, params.temperature, &mut scratch.weights);
         let by_rank = ByRank::of(params, logits.len());
-        // top_p looks at the whole vocabulary, whatever min_p drops.
+        // top_p refers to the whole vocabulary, whatever min_p drops.
         let total = match params.has_nucleus() {
             true => total_of(&scratch.weights),
             false => f64::INFINITY,
         };
-        // The most likely token weighs 1: min_p compares with it directly.
+        // The most likely token has weight 1, so min_p is the threshold itself.
         let min_weight = f64::from(params.min_p);
         if min_weight > 0.0 {
             for weight in &mut scratch.weights {
@@ -77,7 +77,7 @@ impl<'a> Kept<'a> {
         }
     }
 
-    /// Returns the first token whose cumulated weight exceeds the fraction `draw` (in [0, 1)) of all of it.
+    /// Returns the first token whose cumulative weight exceeds the fraction `draw` (in [0, 1)) of the total.
     #[inline(always)]
     pub(super) fn pick(&self, draw: f64) -> u32 {
         let target = draw * self.mass;
@@ -97,7 +97,7 @@ impl<'a> Kept<'a> {
 
 const ALWAYS: &str = "the most likely token is always kept";
 
-/// Skips blocks that end at or below the target, then walks.
+/// Skips blocks that end at or below the target, then scans one.
 #[inline(always)]
 fn pick_by_id(weights: &[f64], target: f64) -> u32 {
     let mut before = 0.0;
@@ -115,7 +115,7 @@ fn pick_by_id(weights: &[f64], target: f64) -> u32 {
         }
         before = end;
     }
-    // Sums in another order may end a rounding below the target.
+    // By rounding, sums in another order may end below the target.
     weights
         .iter()
         .rposition(|&weight| weight > 0.0)
@@ -152,7 +152,7 @@ fn weigh(logits: &[f32], max: f32, temperature: f32, weights: &mut Vec<f64>) {
     }
 }
 
-/// A filter that ranks tokens.
+/// A filter by rank.
 struct ByRank {
     top_k: usize,
     has_nucleus: bool,
@@ -168,7 +168,7 @@ impl ByRank {
         })
     }
 
-    /// Keeps the `top_k` highest tokens, and of them each before which there is at most `mass`.
+    /// Keeps the `top_k` highest tokens, and of those each whose predecessors sum to at most `mass`.
     #[inline(always)]
     fn keep(self, mass: f64, scratch: &mut DrawScratch) -> Kept<'_> {
         let DrawScratch { weights, ranked } = scratch;
@@ -187,7 +187,7 @@ impl ByRank {
         }
     }
 
-    /// Returns the class that a filter ends in: nothing of a later one is kept.
+    /// Returns the filter's last class: it keeps no token of later classes.
     #[inline(always)]
     fn last_class(&self, weights: &[f64], mass: f64) -> usize {
         let mut classes = [(0usize, 0f64); CLASSES];
@@ -196,7 +196,7 @@ impl ByRank {
             *count += 1;
             *mass += weight;
         }
-        // Sums in rank order come out another way, by far less.
+        // Sums in rank order differ, by far less than this.
         let enough = mass * (1.0 + 1e-9);
         let mut sum = (0, 0.0);
         let is_last = |class: &(usize, f64)| {
@@ -207,14 +207,14 @@ impl ByRank {
     }
 }
 
-/// The class of a weight in (0, 1], higher weights in lower classes: its exponent and the three bits behind it.
+/// The class of a weight in (0, 1], descending: its exponent and the top three bits of its mantissa.
 #[inline(always)]
 fn class(weight: f64) -> usize {
     let bits = |weight: f64| (weight.to_bits() >> 49) as usize;
     bits(1.0).saturating_sub(bits(weight)).min(CLASSES - 1)
 }
 
-/// The least weight above 0 of a class.
+/// The smallest positive weight of a class.
 #[inline(always)]
 fn least_of(class: usize) -> f64 {
     match class < CLASSES - 1 {
@@ -223,7 +223,7 @@ fn least_of(class: usize) -> f64 {
     }
 }
 
-/// Keeps each token before which, in rank order, there is at most `mass`.
+/// Keeps each token whose predecessors in rank order sum to at most `mass`.
 fn keep_nucleus(ranked: &mut Vec<(u32, f64)>, mass: f64) {
     let mut before = 0.0;
     let is_outside = |token: &(u32, f64)| {
@@ -235,7 +235,7 @@ fn keep_nucleus(ranked: &mut Vec<(u32, f64)>, mass: f64) {
     ranked.truncate(kept.unwrap_or(ranked.len()));
 }
 
-/// Orders by weight, highest first, equals by id.
+/// Orders by descending weight, ties by id.
 fn by_rank(a: &(u32, f64), b: &(u32, f64)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }

@@ -1,25 +1,25 @@
-//! Log probabilities: which ones a request wants, what it gets, and how they come of raw logits.
+//! Log probabilities: the request's selection, the results, and their computation from raw logits.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// Which log probabilities a request wants. Names follow SGLang. Clones share the list.
+/// The log probabilities that a request selects. Names follow SGLang. Clones share the list.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LogprobWish {
-    /// Position in the prompt whose logits are the first wanted; `None` for the output's log probabilities only.
+    /// First prompt position whose logits are used; `None` for the output's log probabilities only.
     pub start: Option<u32>,
-    /// How many of the most likely tokens to return with each position.
+    /// Number of most likely tokens to return per position.
     pub top: u32,
-    /// Tokens whose log probability to return with each position.
+    /// Tokens whose log probability to return at each position.
     pub token_ids: Arc<[u32]>,
 }
 
-/// Log probabilities of one row in one step. A row whose embedding is wanted has no others: that comes with the last token
-/// of its prompt.
+/// Log probabilities of one row in one step. An embedding request has no others: its embedding comes with the last
+/// token of its prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowLogprobs {
-    /// For each prefilled position `p` at or after the wish's start with `p + 1 < prompt_tokens`: of the prompt's
-    /// token at `p + 1`, from the logits at `p`. (The first token of the wished range has none.)
+    /// For each prefilled position `p` at or after the selection's start with `p + 1 < prompt_tokens`: of the prompt's
+    /// token at `p + 1`, from the logits at `p`. (The first token of the selected range has none.)
     pub input: Vec<TokenLogprobs>,
     /// For each sampled token.
     pub output: Vec<TokenLogprobs>,
@@ -27,24 +27,23 @@ pub struct RowLogprobs {
     pub embedding: Option<Arc<[f32]>>,
 }
 
-/// The log probability of one token, and of others at its place.
+/// The log probability of one token, and of alternatives at its position.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TokenLogprobs {
     /// The token.
     pub token: u32,
     /// Its log probability in nats, before temperature and penalties; `None` for the first token of a prompt.
     pub logprob: Option<f32>,
-    /// The most likely tokens at this place, most likely first.
+    /// The most likely tokens at this position, in descending order.
     pub top: Vec<(u32, f32)>,
-    /// The tokens asked for by id.
+    /// The tokens selected by id.
     pub chosen: Vec<(u32, f32)>,
 }
 
 /// Returns the log probabilities of `token`, of the `top` most likely tokens and of the tokens `ids`.
 ///
 /// `logits` are raw: before temperature, penalties and masks. The softmax is summed in f64 in token order, so the
-/// result depends on the logits only. Equal logits rank by lower id. An id outside the vocabulary gets minus
-/// infinity.
+/// result depends only on the logits. Ties rank by lower id. An id outside the vocabulary gets minus infinity.
 pub fn token_logprobs(logits: &[f32], token: u32, top: u32, ids: &[u32]) -> TokenLogprobs {
     let log_normalizer = log_sum_exp(logits);
     let logprob = |id: u32| match logits.get(id as usize) {
@@ -71,7 +70,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     max + sum.ln()
 }
 
-/// Tokens above which sorting the vocabulary's ids is cheaper than inserting into a sorted list.
+/// Above this number of tokens, sorting the whole vocabulary is cheaper than inserting into a sorted list.
 const MAX_INSERTED: usize = 64;
 
 fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
@@ -92,7 +91,7 @@ fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
     let mut ids: Vec<u32> = Vec::with_capacity(top + 1);
     let mut least = f32::NEG_INFINITY;
     for (id, &logit) in (0u32..).zip(logits) {
-        // Equals rank behind the lower ids that are in.
+        // Ties rank after the lower ids already in the list.
         if ids.len() == top && logit <= least {
             continue;
         }
@@ -104,7 +103,7 @@ fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
     ids
 }
 
-/// Orders tokens by logit, highest first, equal ones by id. NaN ranks by its bits: any order will do.
+/// Orders tokens by descending logit, ties by id. NaN ranks by its bits: any order will do.
 fn rank(logits: &[f32], a: u32, b: u32) -> Ordering {
     let (x, y) = (logits[a as usize], logits[b as usize]);
     match x == y {

@@ -1,10 +1,10 @@
-//! Which tokens a grammar allows at one position.
+//! The mask of tokens that a grammar allows at one position.
 
-/// Tokens in a word.
+/// Tokens per word.
 const WORD_TOKENS: usize = u32::BITS as usize;
 
-/// An allow-list over the vocabulary, one bit a token: bit `t % 32` of word `t / 32`, as grammar engines and the GPU's
-/// sampler have it.
+/// An allow-list over the vocabulary, one bit per token: bit `t % 32` of word `t / 32`, the layout of grammar engines
+/// and the GPU sampler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenMask {
     words: Vec<u32>,
@@ -27,13 +27,13 @@ impl TokenMask {
         }
     }
 
-    /// Allows no token any more.
+    /// Disallows all tokens.
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// Allows exactly the tokens of these words; those beyond the vocabulary are ignored, and those that the words do not
-    /// reach are not allowed.
+    /// Allows exactly the tokens of these words; tokens outside the vocabulary are ignored, and tokens past the last
+    /// word are not allowed.
     pub fn set_words(&mut self, words: &[u32]) {
         let n_words = self.words.len().min(words.len());
         self.words[..n_words].copy_from_slice(&words[..n_words]);
@@ -44,7 +44,7 @@ impl TokenMask {
         }
     }
 
-    /// Returns the bits, `vocab_size / 32` words rounded up.
+    /// Returns the words, `vocab_size / 32` rounded up.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
@@ -74,7 +74,7 @@ impl TokenMask {
             .map(|(index, word)| ((start + index) * WORD_TOKENS) as u32 + word.trailing_zeros())
     }
 
-    /// Returns how many tokens are allowed.
+    /// Returns the number of allowed tokens.
     pub fn allowed_tokens(&self) -> usize {
         self.words
             .iter()
@@ -82,7 +82,7 @@ impl TokenMask {
             .sum()
     }
 
-    /// Returns whether a token beside these is allowed; each of them is named once.
+    /// Returns whether a token other than these is allowed; `tokens` has no duplicates.
     pub fn allows_beside(&self, tokens: &[u32]) -> bool {
         let among = tokens.iter().filter(|&&token| self.allows(token));
         self.allowed_tokens() > among.count()

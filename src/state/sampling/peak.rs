@@ -1,18 +1,18 @@
-//! The most likely token of a row of logits, or of a part of one.
+//! Argmax of a row of logits, or of a part of one.
 
-/// Values compared side by side: whole vectors of any instruction set.
+/// Values compared in parallel: a multiple of every vector width.
 const LANES: usize = 64;
-/// Values after which a part is compared with the best one: only the best part is searched for its token.
+/// Values per block: only the block with the highest value is searched for its token.
 const BLOCK: usize = 16 * LANES;
 
-/// The most likely token among some, the lowest id of equals.
+/// An argmax, the lowest id of ties.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peak {
-    /// The token; means nothing with `nan`.
+    /// The token; undefined with `nan`.
     pub token: u32,
     /// Its logit.
     pub logit: f32,
-    /// One of the logits is NaN.
+    /// A logit is NaN.
     pub nan: bool,
 }
 
@@ -27,7 +27,7 @@ impl Default for Peak {
 }
 
 impl Peak {
-    /// Returns the peak of the logits of the tokens from `first_token` on, in one pass.
+    /// Returns the argmax of the logits of tokens from `first_token` on, in one pass.
     #[inline(always)]
     pub fn of(logits: &[f32], first_token: usize) -> Self {
         let (mut start, mut max, mut nan) = (0, f32::NEG_INFINITY, false);
@@ -46,7 +46,7 @@ impl Peak {
         }
     }
 
-    /// Returns the peak of two parts, `later` with the higher ids.
+    /// Returns the argmax of two parts, `later` with the higher ids.
     #[inline]
     pub fn merge(self, later: Self) -> Self {
         let higher = match later.logit > self.logit {
@@ -60,7 +60,7 @@ impl Peak {
     }
 }
 
-/// The highest value of a block (NaN never is), and whether one is NaN.
+/// The highest value of a block (ignoring NaN), and whether one is NaN.
 #[inline(always)]
 fn highest(block: &[f32]) -> (f32, bool) {
     let mut highest = [f32::NEG_INFINITY; LANES];

@@ -1,7 +1,7 @@
-//! [`SamplingParams`] from and to JSON, as SGLang's `/generate` has them.
+//! [`SamplingParams`] from and to JSON, in the format of SGLang's `/generate`.
 //!
-//! Written by hand and not derived: errors have to name the field, null has to mean the default, and integers may
-//! come as floats.
+//! Hand-written instead of derived: errors must name the field, null must mean the default, and floats are accepted as
+//! integers.
 
 use std::fmt;
 
@@ -15,11 +15,11 @@ use crate::error::FieldError;
 use crate::field::{Cut, Field, Keep, Shallow, check_bytes, check_count};
 use crate::state::request_limits::RequestLimits;
 
-/// SGLang's parameters that constrain the answer. They are read apart from the others.
+/// SGLang's output constraints, which are parsed separately.
 pub(crate) const CONSTRAINTS: [&str; 4] = ["json_schema", "regex", "ebnf", "structural_tag"];
 
-/// SGLang's and vLLM's fields that are no sampling parameters of this engine. OpenAI's endpoints read vLLM's constraints
-/// before they refuse the others.
+/// Fields of SGLang and vLLM that this engine does not support as sampling parameters. OpenAI's endpoints read vLLM's
+/// constraints before they reject the others.
 pub(crate) const NOT_YET: [&str; 14] = [
     "stop_regex",
     "beam_width",
@@ -41,7 +41,7 @@ const FIELDS: &str = "max_new_tokens, min_new_tokens, stop, stop_token_ids, temp
     frequency_penalty, presence_penalty, repetition_penalty, logit_bias, ignore_eos, sampling_seed, n, \
     skip_special_tokens, spaces_between_special_tokens, no_stop_trim, stream_interval";
 
-/// Trusts its source: [`SamplingParams::validate`] bounds the lists.
+/// For trusted sources: [`SamplingParams::validate`] bounds the lists.
 impl<'de> Deserialize<'de> for SamplingParams {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let read = ReadParams {
@@ -53,10 +53,10 @@ impl<'de> Deserialize<'de> for SamplingParams {
     }
 }
 
-/// Reads an object of parameters, of whose lists no more is kept than they may hold.
+/// Parses an object of parameters; keeps no more list items than the limits allow.
 pub(crate) struct ReadParams<'a> {
     pub(crate) limits: &'a RequestLimits,
-    /// Names of parameters that are passed over.
+    /// Names of ignored parameters.
     pub(crate) read_elsewhere: &'a [&'a str],
 }
 
@@ -96,7 +96,7 @@ impl<'de> Visitor<'de> for ReadParams<'_> {
     }
 }
 
-/// Reads one parameter's value and sets it. Its errors are of the parameter, whichever part of the value they show.
+/// Parses and sets one parameter. Errors name the parameter, even if they show a part of the value.
 pub(crate) struct SetParam<'a> {
     pub(crate) params: &'a mut SamplingParams,
     pub(crate) name: &'a str,
@@ -133,7 +133,7 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
     }
 }
 
-/// True of a value of a parameter that is not there yet, unless it is the one that clients send who do not use it.
+/// Returns whether the value uses an unsupported parameter, instead of the value that means unused.
 fn asks(name: &str, value: &Shallow) -> bool {
     match value {
         Shallow::List { len: 0, .. } => name != "bad_words",
@@ -142,19 +142,19 @@ fn asks(name: &str, value: &Shallow) -> bool {
     }
 }
 
-/// The error for a constraint among the parameters of a host.
+/// The error for a constraint among a host's sampling parameters.
 fn of_the_request(name: &str) -> FieldError {
     let text = format!("{name} is no sampling parameter here: set the request's constraint");
     FieldError::new(name, text)
 }
 
-/// A parameter's name as an error's `param`: what is longer than a name is cut.
+/// A parameter's name for an error's `param`, truncated.
 fn short_name(name: &str) -> String {
     const MAX_CHARS: usize = 48;
     name.chars().take(MAX_CHARS).collect()
 }
 
-/// Writes the pairs as the map they are read from.
+/// Serializes the pairs as a map.
 pub(super) fn serialize_logit_bias<S: Serializer>(
     bias: &[(u32, f32)],
     serializer: S,
@@ -200,7 +200,7 @@ fn set(
             params.spaces_between_special_tokens = field.boolean()?
         }
         "no_stop_trim" => params.no_stop_trim = field.boolean()?,
-        // The texts are the same however many tokens a chunk carries.
+        // The text does not depend on the chunking.
         "stream_interval" => {
             field.positive()?;
         }
@@ -214,7 +214,7 @@ fn set(
     Ok(())
 }
 
-/// Empty strings are no stops.
+/// Drops empty stop strings.
 fn stops(value: &Shallow, limits: &RequestLimits) -> Result<Vec<String>, FieldError> {
     const NAME: &str = "stop";
     const WANTED: &str = "a string or a list of strings";
@@ -247,7 +247,7 @@ fn token_ids(field: Field<'_>, limit: usize) -> Result<Vec<u32>, FieldError> {
     items.iter().enumerate().map(id).collect()
 }
 
-/// Of a token that is named twice the last bias counts.
+/// Of duplicate tokens the last bias wins.
 fn biases(field: Field<'_>, limit: usize) -> Result<Vec<(u32, f32)>, FieldError> {
     const NAME: &str = "logit_bias";
     let entries = field.map("a map from token id to number", limit, BIAS_UNIT)?;

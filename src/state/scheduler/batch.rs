@@ -1,28 +1,28 @@
-//! The running batch: those that decode, the chunked prefill, and those that have just left.
+//! The running batch: decoding sequences, the chunked prefill, and sequences that have just ended.
 
 use super::sequence::Phase;
 use crate::ids::SeqId;
 use crate::state::plan::token_ratio::NewTokenRatio;
 
-/// Sequences that hold memory, by what they do.
+/// Sequences that hold memory, by phase.
 pub(super) struct Batch {
     running: Vec<SeqId>,
     chunked: Option<SeqId>,
     /// Prefilled by the last steps and not yet published.
     extended: Vec<SeqId>,
-    /// Ended, with memory to give back.
+    /// Ended; the next plan releases their memory.
     ended: Vec<SeqId>,
-    /// No memory or rows for a further request until one leaves.
+    /// No memory or rows for another request until a sequence ends.
     is_full: bool,
-    /// Decode steps that come before the next prefill.
+    /// Decode steps due before the next prefill.
     owed_decodes: usize,
     ratio: NewTokenRatio,
 }
 
-/// How much of a prefill the extents that are planned reach.
+/// Whether the planned extents reach the end of the prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// A chunk, and others follow.
+    /// A chunk; more follow.
     Chunk,
     /// The end of the prefill: the sequence decodes after it.
     Last,
@@ -41,7 +41,7 @@ impl Batch {
         }
     }
 
-    /// Those whose prefill is planned to its end, in the order they came in.
+    /// Sequences whose prefill is planned to its end, in order of admission.
     #[inline]
     pub(super) fn running(&self) -> &[SeqId] {
         &self.running
@@ -52,25 +52,25 @@ impl Batch {
         self.chunked
     }
 
-    /// Those that ended and hold memory until the next plan.
+    /// Ended sequences that hold memory until the next plan.
     #[inline]
     pub(super) fn ended(&self) -> &[SeqId] {
         &self.ended
     }
 
-    /// Those that decode or prefill.
+    /// Number of decoding or prefilling sequences.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.running.len() + usize::from(self.chunked.is_some())
     }
 
-    /// Nobody decodes or prefills.
+    /// No sequence decodes or prefills.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty() && self.chunked.is_none()
     }
 
-    /// Takes in a sequence of which the next step computes an extent.
+    /// Adds a sequence whose next extent is planned.
     #[inline]
     pub(super) fn extend(&mut self, seq: SeqId, extent: Extent) {
         match extent {
@@ -91,7 +91,7 @@ impl Batch {
         self.extended.push(seq);
     }
 
-    /// Notes that a sequence has ended, which makes room for others.
+    /// Moves a sequence to the ended ones, which makes room for others.
     #[inline]
     pub(super) fn end(&mut self, seq: SeqId, phase: Phase) {
         match phase {
@@ -102,7 +102,7 @@ impl Batch {
                 }
             }
             Phase::Running => {
-                // Those that end in one step stand in its order: the search is short.
+                // Sequences that end in one step do so in batch order, so the search is short.
                 if let Some(place) = self.running.iter().position(|other| *other == seq) {
                     self.running.remove(place);
                 }
@@ -112,7 +112,7 @@ impl Batch {
         self.ended.push(seq);
     }
 
-    /// Takes out a sequence that starts over.
+    /// Removes a sequence that starts over.
     #[inline]
     pub(super) fn evacuate(&mut self, seq: SeqId) {
         self.running.retain(|other| *other != seq);
@@ -122,7 +122,7 @@ impl Batch {
         self.extended.retain(|other| *other != seq);
     }
 
-    /// Takes out all that run: they start over.
+    /// Removes all running sequences: they start over.
     #[inline]
     pub(super) fn evacuate_all(&mut self) {
         self.running.clear();
@@ -140,7 +140,7 @@ impl Batch {
         std::mem::take(&mut self.ended)
     }
 
-    /// One of those that were taken gives its memory back with a later plan.
+    /// Puts back an ended sequence that releases its memory with a later plan.
     #[inline]
     pub(super) fn keep_ended(&mut self, seq: SeqId) {
         self.ended.push(seq);
@@ -161,13 +161,13 @@ impl Batch {
         self.owed_decodes
     }
 
-    /// Owes decode steps to those that sat out a prefill step.
+    /// Sets the decode steps due after a prefill step that some sequences sat out.
     #[inline]
     pub(super) fn owe_decodes(&mut self, steps: usize) {
         self.owed_decodes = steps;
     }
 
-    /// A decode step pays one of those that are owed.
+    /// Counts a decode step against the due ones.
     #[inline]
     pub(super) fn pay_decode(&mut self) {
         self.owed_decodes = self.owed_decodes.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! Requests that wait or run for longer than they may. Time comes in with the calls; no clock is read here.
+//! Timeouts of waiting and running requests. The caller passes the time; no clock is read here.
 
 use crate::error::RequestError;
 use crate::state::scheduler::sequence::{Phase, Sequence};
@@ -6,13 +6,13 @@ use crate::state::scheduler::sequence::{Phase, Sequence};
 use super::Scheduler;
 
 impl Scheduler {
-    /// False if [`expire_requests`](Self::expire_requests) would look at nobody.
+    /// False if [`expire_requests`](Self::expire_requests) would check no request.
     pub fn has_timeouts(&self) -> bool {
         self.requests.has_timeouts()
     }
 
-    /// Ends the requests whose time is over at `now_s`, on the clock of their `submitted_s`. To be called now and
-    /// then: a request runs from the first call that finds it admitted, so its limit is never cut short.
+    /// Fails the requests whose timeout has passed at `now_s`, on the clock of their `submitted_s`. Call it
+    /// periodically: a request's running time starts at the first call after its admission, so it is never cut short.
     pub fn expire_requests(&mut self, now_s: f64) {
         if !self.has_timeouts() {
             return;
@@ -32,12 +32,12 @@ impl Scheduler {
     }
 }
 
-/// A request that was retracted is running still: only its first wait is a wait in the queue.
+/// A retracted request counts as running: only its first wait is queueing time.
 fn overrun(sequence: &Sequence, now_s: f64) -> Option<RequestError> {
     let timeouts = &sequence.request.timeouts;
     let (since_s, limit_s, is_running) = match sequence.running_since_s {
         Some(since_s) => (since_s, timeouts.running_s?, true),
-        // Admitted, but not seen running yet, and retracted already.
+        // Admitted and already retracted between two calls.
         None if sequence.cached_tokens.is_some() => return None,
         None => (sequence.request.submitted_s, timeouts.waiting_s?, false),
     };

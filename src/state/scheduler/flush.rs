@@ -1,4 +1,4 @@
-//! The cache emptied for a host, by SGLang's rule: only while nothing runs and nothing waits.
+//! Flushes the cache for a host, by SGLang's rule: only while no request runs or waits.
 
 use serde::Serialize;
 
@@ -11,15 +11,15 @@ use super::{Next, Scheduler};
 /// The outcome of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheFlushed {
-    /// Tokens that were cached and are forgotten.
+    /// Tokens removed from the cache.
     pub flushed_tokens: usize,
-    /// Their pages, which are free now.
+    /// Their pages, which are now free.
     pub flushed_pages: usize,
-    /// Tokens that stay cached: those of pinned prefixes, and of a request that came in meanwhile.
+    /// Tokens that stay cached: pinned prefixes, and prefixes of requests that arrived meanwhile.
     pub kept_tokens: usize,
 }
 
-/// Flushes by number: each plan of one carries out all that were asked for before it.
+/// Numbered flushes: a plan with a flush carries out all earlier requests for one.
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
     asked: u64,
@@ -37,7 +37,7 @@ impl Flushes {
         self.asked
     }
 
-    /// Has the next plan carry out all that were asked for, and returns the number of the last one.
+    /// Assigns all requested flushes to the next plan, and returns the last one's number.
     fn plan(&mut self) -> u64 {
         self.planned = self.asked;
         self.planned
@@ -45,8 +45,8 @@ impl Flushes {
 }
 
 impl Scheduler {
-    /// Asks to forget every cached prefix that no pin keeps; soft pins keep none. The answer comes with the next plan, in
-    /// [`Scheduler::take_flushed`], under the number that is returned.
+    /// Requests the eviction of every cached prefix without a pin; soft pins do not count. [`Scheduler::take_flushed`]
+    /// returns the outcome after the next plan, under the returned number.
     ///
     /// # Errors
     /// [`RequestError::Busy`] while a request runs or waits; nothing is flushed then.
@@ -59,18 +59,18 @@ impl Scheduler {
         Ok(self.hosts.flushes_mut().ask())
     }
 
-    /// Takes the flushes that were carried out: the number of the last one of a plan, and what they did together.
+    /// Takes the completed flushes: the last number of each plan, and their joint outcome.
     pub fn take_flushed(&mut self) -> Vec<(u64, CacheFlushed)> {
         std::mem::take(&mut self.hosts.flushes_mut().done)
     }
 
-    /// Opens the plan of a flush, which admits nobody and decodes nothing.
+    /// Opens a flush plan, which admits and decodes nothing.
     pub(super) fn flush(&mut self) -> Next {
-        // Requests that came in since the flush was asked for are looked at by the plan after it.
+        // The next plan considers requests that arrived since the flush was requested.
         self.pipeline.note_change();
         let number = self.hosts.flushes_mut().plan();
         self.hosts.pins_mut().yield_all();
-        // What a sequence would publish once its steps are done is forgotten too.
+        // K/V that a sequence would publish after its steps is dropped as well.
         for &seq in self.batch.ended() {
             if self.awaits_its_state(seq) {
                 self.requests[seq].publish = false;
@@ -86,7 +86,7 @@ impl Scheduler {
         Next::PlanStep(Box::new(request))
     }
 
-    /// Notes what the plan that was answered has flushed.
+    /// Records the outcome of an answered flush plan.
     pub(super) fn take_flushed_pages(&mut self, open: &OpenPlan, flushed_pages: Option<usize>) {
         let (Some(number), Some(flushed_pages)) = (open.flush, flushed_pages) else {
             return;

@@ -1,4 +1,4 @@
-//! The wishes of hosts: prefixes kept for them, the cache emptied for them, and pauses.
+//! Requests of hosts: pinned prefixes, cache flushes, and pauses.
 
 use super::flush::Flushes;
 use super::pins::Pins;
@@ -36,13 +36,13 @@ impl Hosts {
         self.is_paused = paused;
     }
 
-    /// A flush was asked for that no plan carries out yet.
+    /// A requested flush has no plan yet.
     #[inline]
     pub(super) fn asks_for_flush(&self) -> bool {
         self.flushes.are_asked()
     }
 
-    /// The next plan may carry out the flush: pins that were asked for earlier are granted by a plan before that one.
+    /// The next plan may carry out the flush: an earlier plan grants earlier pin requests.
     #[inline]
     pub(super) fn flush_is_due(&self) -> bool {
         self.flushes.are_asked() && !self.pins.has_demands()

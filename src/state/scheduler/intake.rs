@@ -1,4 +1,4 @@
-//! Requests come in, and are told to go.
+//! Submission and cancellation of requests.
 
 use crate::error::{PromptTokens, RequestError};
 use crate::ids::{IntakeId, RequestId, SeqId};
@@ -13,7 +13,7 @@ use super::outbox::Counter;
 use super::planning::MAX_CANDIDATES;
 use super::{Computed, Scheduler};
 
-/// The limits of what can ever fit, so that an idle engine can always admit what it has let in.
+/// Limits that guarantee that an idle engine can run every accepted request.
 #[derive(Clone, Copy, Debug)]
 pub struct IntakeLimits {
     /// Longest sequence, in tokens.
@@ -25,13 +25,13 @@ pub struct IntakeLimits {
 }
 
 impl IntakeLimits {
-    /// The fewest tokens of a pool, in whole pages, that can serve a prompt of one token.
+    /// The smallest pool, in tokens of whole pages, that can serve a prompt of one token.
     pub fn min_capacity_tokens(page_size: PageSize) -> usize {
-        // A page of prompt, a page to grow into, and two tokens that an admission keeps free.
+        // A prompt page, a page to grow into, and two tokens that an admission keeps free.
         page_size.tokens_in(page_size.pages_for(2 * page_size.get() + 2))
     }
 
-    /// The most tokens that a prompt may have and still get one generated.
+    /// The longest prompt that leaves room for one generated token.
     pub fn max_prompt_tokens(&self) -> usize {
         let by_context = self.context_length.saturating_sub(2);
         let page = self.page_size.get();
@@ -42,7 +42,7 @@ impl IntakeLimits {
         by_context.min(by_pool)
     }
 
-    /// `max_new_tokens` clipped to what fits behind a prompt.
+    /// `max_new_tokens` clipped to the room after a prompt.
     ///
     /// # Errors
     /// [`RequestError::PromptTooLong`] when not even one token fits.
@@ -70,8 +70,7 @@ impl IntakeLimits {
 }
 
 impl Scheduler {
-    /// Takes a request in, at the end of the queue. A request cancelled already ends at once; so does one whose id
-    /// is in flight.
+    /// Queues a request. One that is already cancelled ends at once; one whose id is in flight is rejected.
     pub fn submit(&mut self, request: Submission) {
         self.requests.forget_cancels_seen();
         let rid = request.rid.clone();
@@ -79,7 +78,7 @@ impl Scheduler {
             let error = RequestError::DuplicateRequest(rid.as_str().to_owned());
             return self.turn_away(request, error);
         }
-        // A probe has a place of its own.
+        // A probe bypasses the queue limit.
         if !request.intake.is_probe()
             && let Err(error) = self.make_room(request.priority)
         {
@@ -105,8 +104,8 @@ impl Scheduler {
             .turn_away(request.intake, RequestEnd::Failed(error));
     }
 
-    /// Cancels a request wherever it stands. An unknown id is counted: it ended already, or its flag will be seen
-    /// when it comes in. So is a flag of another request that had the id before.
+    /// Cancels a request in any phase. An unknown id is counted: the request has ended, or intake will read its flag. A
+    /// flag of an earlier request with the same id is counted as well.
     pub fn cancel(&mut self, rid: &RequestId, flag: Option<&CancelFlag>) {
         let is_meant =
             |seq: &SeqId| flag.is_none_or(|flag| self.requests[*seq].request.cancel.is_same(flag));
@@ -116,14 +115,14 @@ impl Scheduler {
         }
     }
 
-    /// Cancels everything inside, oldest first.
+    /// Cancels all requests, oldest first.
     pub fn cancel_all(&mut self) {
         for seq in self.requests.live_by_age() {
             self.abort(seq);
         }
     }
 
-    /// The tokenizer found a stop string: the first `kept` output tokens count. It has told the client already.
+    /// Ends a request at a stop string after `kept` output tokens. The tokenizer has already informed the client.
     pub fn stop_found(&mut self, rid: &RequestId, kept: usize) {
         let Some(seq) = self.requests.holder(rid) else {
             return self.outbox.count(Counter::StaleMessages, 1);
@@ -142,7 +141,7 @@ impl Scheduler {
         self.finish(seq, end, kept, Computed::Discard);
     }
 
-    /// Ends the requests at the head of the queue whose flag was raised and whose message is still on its way.
+    /// Ends requests at the head of the queue whose flag is raised and whose cancel message is still in flight.
     pub(super) fn sweep_cancelled(&mut self) {
         let cancelled = {
             let head = self.queue.all().take(MAX_CANDIDATES);
@@ -159,14 +158,14 @@ impl Scheduler {
         }
     }
 
-    /// The requests whose raised flag the last [`submit`](Self::submit), [`next`](Self::next) or
-    /// [`prefixes_probed`](Self::prefixes_probed) came upon. A flag is raised by another thread at any time: when it was seen is an input
-    /// that comes in no message.
+    /// Requests whose raised flag the last [`submit`](Self::submit), [`next`](Self::next) or
+    /// [`prefixes_probed`](Self::prefixes_probed) found. Other threads raise flags at any time: the call that sees one
+    /// is an input without a message.
     pub fn cancels_seen(&self) -> &[IntakeId] {
         self.requests.cancels_seen()
     }
 
-    /// The request that has this id now, and its flag.
+    /// The intake number and flag of the request in flight with this id.
     pub fn in_flight(&self, rid: &RequestId) -> Option<(IntakeId, &CancelFlag)> {
         let request = &self.requests[self.requests.holder(rid)?].request;
         Some((request.intake, &request.cancel))

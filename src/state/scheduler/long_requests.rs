@@ -1,36 +1,36 @@
-//! Requests that have been inside for long, for the log: a prompt of 17,000 tokens may take minutes on two cores, and its user
-//! should see that it is under way. Time comes in with the calls; no clock is read here.
+//! Long-running requests, for the log: a prompt of 17,000 tokens may take minutes on two cores, and its user should see
+//! progress. The caller passes the time; no clock is read here.
 
 use crate::ids::RequestId;
 
 use super::Scheduler;
 use super::sequence::{Phase, Sequence};
 
-/// Requests that are shown at a time: a full queue must not fill the log.
+/// Requests listed at a time: a full queue must not fill the log.
 const MAX_SHOWN: usize = 4;
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRequest {
     /// Its id.
     pub rid: RequestId,
-    /// Seconds since its submission, in tenths.
+    /// Seconds since its submission, rounded to tenths.
     pub inside_s: f64,
     /// `waiting`, `prefilling` or `decoding`.
     pub phase: &'static str,
     /// Length of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens, of prompt and output together, whose K/V is written or planned to be.
+    /// Prompt and output tokens whose K/V is written or planned.
     pub computed_tokens: usize,
     /// Output tokens known.
     pub output_tokens: usize,
-    /// Most that it may generate.
+    /// Upper bound of its output tokens.
     pub max_new_tokens: usize,
 }
 
 impl Scheduler {
-    /// The oldest of the requests that have become `every_s` seconds older than they were, or twice as much, and so on, between two
-    /// moments on the clock of their `submitted_s`; and how many others there are. Walks through all requests.
+    /// The oldest requests whose age crossed a multiple of `every_s` between two times on the clock of their
+    /// `submitted_s`, and the number of further ones. Iterates over all requests.
     pub fn long_requests(
         &self,
         (since_s, now_s): (f64, f64),
@@ -59,7 +59,7 @@ impl LongRequest {
             phase: match sequence.phase {
                 Phase::Waiting => "waiting",
                 Phase::Chunked => "prefilling",
-                // The last chunk of its prefill is under way until there is a token.
+                // Its last prefill chunk is in flight until the first token arrives.
                 Phase::Running if sequence.output.len() <= request.opening.len() => "prefilling",
                 Phase::Running => "decoding",
             },

@@ -1,4 +1,4 @@
-//! The memory as the scheduler knows it: what the last plan told of pools and tree.
+//! The scheduler's view of memory, as of the last plan's answers from pools and tree.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::stats::EngineStats;
 use crate::state::plan::CacheCounts;
 use crate::state::pool::pages::{PageSize, PoolLedger};
 
-/// Free pages and rows, cached tokens, and what the sequences hold.
+/// Free pages and rows, cached tokens, and the sequences' holdings.
 pub(super) struct Memory {
     page_size: PageSize,
     total_pages: usize,
@@ -26,18 +26,18 @@ pub(super) struct Memory {
 /// The holdings of the sequences, as of the last plan.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Census {
-    /// Tokens of pages that belong to single sequences.
+    /// Tokens of pages private to sequences.
     pub(super) private_tokens: usize,
-    /// Tokens of those that run, prompt and output.
+    /// Prompt and output tokens of running sequences.
     pub(super) decode_tokens: usize,
     /// States of sequences.
     pub(super) states: usize,
-    /// Window pages that belong to single sequences.
+    /// Window pages private to sequences.
     pub(super) windows: usize,
 }
 
 impl Memory {
-    /// Memory in which everything is free.
+    /// Memory with everything free.
     pub(super) fn new(limits: &SchedulerLimits, ledger: Arc<PoolLedger>) -> Self {
         let total_windows = limits.windows.map_or(0, |windows| windows.total_pages);
         let total_states = limits.states.map_or(0, |states| states.total_slots);
@@ -73,7 +73,7 @@ impl Memory {
         self.cache.protected_tokens
     }
 
-    /// The pools have told what is free.
+    /// Updates the free counts from the pools.
     #[inline]
     pub(super) fn take_free(
         &mut self,
@@ -97,15 +97,14 @@ impl Memory {
         self.free_states
     }
 
-    /// The tree has told what it holds.
+    /// Updates the cache counts from the tree.
     #[inline]
     pub(super) fn take_cache(&mut self, cache: CacheCounts) {
         self.cache = cache;
     }
 
-    /// Takes the holdings of the sequences; true if every page is accounted for:
-    /// `free + evictable + protected + private == total`, and likewise every window page, and every state:
-    /// `free + cached + held == total`.
+    /// Updates the sequences' holdings. Returns true if every page is accounted for: `free + evictable + protected +
+    /// private == total`, likewise every window page, and every state: `free + cached + held == total`.
     #[inline]
     pub(super) fn take_census(&mut self, census: Census) -> bool {
         self.census = census;
@@ -123,7 +122,7 @@ impl Memory {
             && windows == self.total_windows
     }
 
-    /// `stats` with the counts of memory.
+    /// Fills in the memory fields of `stats`.
     #[inline]
     pub(super) fn tell(&self, stats: EngineStats) -> EngineStats {
         EngineStats {

@@ -1,4 +1,4 @@
-//! The facts that the diagnosis of misses is told: who left the tree where, and what was evicted, in the order it happened.
+//! Events for the diagnosis of misses: each prompt's miss point and the evictions, in order of occurrence.
 
 use crate::ids::{SeqId, StepId};
 use crate::state::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
@@ -6,13 +6,13 @@ use crate::state::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, P
 use super::Scheduler;
 
 impl Scheduler {
-    /// Takes what there is to tell. Nothing, if the cache diagnoses no misses.
+    /// Takes the pending events. None if the cache diagnoses no misses.
     pub fn take_prefix_events(&mut self) -> Vec<PrefixEvent> {
         self.outbox.take_prefix_events()
     }
 
-    /// Keeps what the tree saw until it is known what comes from the store. Only the first admission counts: it is the one
-    /// whose cached tokens the client is told.
+    /// Keeps the miss point until the store's part is known. Only the first admission counts: the client is told its
+    /// cached tokens.
     pub(super) fn note_departure(&mut self, seq: SeqId, departure: Option<Box<Departure>>) {
         let sequence = &mut self.requests[seq];
         if sequence.cached_tokens.is_none() {
@@ -20,8 +20,8 @@ impl Scheduler {
         }
     }
 
-    /// Tells where a prompt left the cache, once nothing more of it is loaded. One that ends before then has missed nothing:
-    /// none of it was computed.
+    /// Reports a prompt's miss point, once nothing more is loaded. A prompt that ends earlier has no miss: none of it
+    /// was computed.
     pub(super) fn tell_departure(&mut self, seq: SeqId) {
         let Some(departure) = &self.requests[seq].departure else {
             return;
@@ -46,7 +46,7 @@ impl Scheduler {
             .note_prefix_event(PrefixEvent::Left(Box::new(left)));
     }
 
-    /// The evictions of a plan follow its admissions.
+    /// A plan's evictions follow its admissions.
     pub(super) fn note_evictions(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
         if !edges.is_empty() {
             self.outbox
@@ -54,7 +54,7 @@ impl Scheduler {
         }
     }
 
-    /// Told even if nothing is diagnosed: whoever listens must know that the cache was emptied.
+    /// Reported even without diagnosis: listeners must know about a flush.
     pub(super) fn note_flush(&mut self, step: StepId, edges: Vec<EvictedEdge>) {
         self.outbox
             .note_prefix_event(PrefixEvent::Flushed { step, edges });

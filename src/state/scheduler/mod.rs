@@ -1,29 +1,29 @@
-//! The scheduler as a pure state machine: requests and step results go in, plans and news come out.
+//! The scheduler as a pure state machine: consumes requests and step results, produces plans and news.
 //!
-//! It is the only initiator, with at most one plan open and at most two steps under way. Step N+1 is planned while
-//! N runs, so it knows lengths, never the tokens of the step before. The handlers of the actor only carry its values.
+//! It is the only initiator, with at most one plan open and at most two steps in flight. Step N+1 is planned while N
+//! runs, so that plans know lengths, but no tokens of the previous step. The actor's handlers only pass values.
 //!
-//! Its parts own their order, each in a file: requests (everybody inside), queue and order (who waits, in which order),
-//! batch (who runs), memory (what pools and tree have told), pipeline (the open plan, the steps under way), hosts (pins,
+//! Its parts, each in a file, own their state: requests (live ones), queue and order (the waiting queue), batch
+//! (running requests), memory (counts from pools and tree), pipeline (the open plan, steps in flight), hosts (pins,
 //! flushes), outbox (news and counters). The rules between them:
 //!
 //! - intake: `submit`, `cancel`, `stop_found`
-//! - planning: `next` (the settlements, the candidates, the decode)
-//! - order: the order of the queue; the facts that the policy asks the cache first (`prefixes_probed`)
+//! - planning: `next` (settlements, candidates, decode)
+//! - order: the queue's order; the policy's probes of the cache (`prefixes_probed`)
 //! - planned: `step_planned` (grants become a step)
 //! - results: `step_done` (tokens, ends, lost steps)
-//! - rules: the rows that share a step, and those that wait for others
-//! - retraction: giving way when decode runs out of pages
-//! - preemption: giving way to a higher priority
-//! - deadlines: requests that have waited or run for too long
-//! - pins: prefixes kept for hosts
-//! - soft pins: prefixes kept until their memory is needed
-//! - flush: the cache emptied for hosts
-//! - pause: no work is planned for as long as a host wishes
-//! - pending: the tokens that are not computed yet, counted for gateways
-//! - windows: the pages that nobody sees any more
-//! - tier: what is fetched from the store and saved to it
-//! - misses: the notes for the diagnosis of misses
+//! - rules: which rows share a step, and when prefills wait for decodes
+//! - retraction: frees pages when decode runs out of them
+//! - preemption: frees memory for higher priorities
+//! - deadlines: timeouts of waiting and running requests
+//! - pins: prefixes pinned by hosts
+//! - soft pins: prefixes pinned until their memory is needed
+//! - flush: cache flushes for hosts
+//! - pause: no work is planned while a host pauses the engine
+//! - pending: tokens to compute, counted for gateways
+//! - windows: pages that left the attention window
+//! - tier: fetches from the store and saves to it
+//! - misses: events for the diagnosis of misses
 
 mod batch;
 mod deadlines;
@@ -102,25 +102,25 @@ pub struct SchedulerLimits {
     pub page_size: PageSize,
     /// Pages of the KV pool.
     pub total_pages: usize,
-    /// Rows of the page table: the most requests that run.
+    /// Rows of the page table: bounds the running requests.
     pub total_rows: usize,
-    /// Most input tokens of a prefill step.
+    /// Upper bound of a prefill step's input tokens.
     pub max_prefill_tokens: usize,
-    /// Most input tokens of a chunk; `None` with chunked prefill off.
+    /// Upper bound of a chunk's input tokens; `None` with chunked prefill off.
     pub chunk_tokens: Option<usize>,
-    /// Holds requests whose prefix is being prefilled.
+    /// Holds requests whose prefix is being prefilled back.
     pub prefix_wait: bool,
     /// How prefills and decodes share the steps.
     pub rules: BatchRules,
     /// See [`NewTokenRatio`].
     pub schedule_conservativeness: f64,
-    /// Most pins, and most soft ones.
+    /// Upper bound of pins, and of soft pins.
     pub max_pins: usize,
-    /// The rules that order the queue besides the policy.
+    /// The rules that order the queue, in addition to the policy.
     pub queue: QueueRules,
-    /// Tokens that end an output.
+    /// End-of-sequence tokens.
     pub eos_token_ids: Arc<[u32]>,
-    /// The states of sequences; `None` where no layer keeps any.
+    /// The states of sequences; `None` where no layer keeps one.
     #[serde(default)]
     pub states: Option<StateLimits>,
     /// The pages of layers with windows; `None` where no layer has one.
@@ -132,7 +132,7 @@ pub struct SchedulerLimits {
 }
 
 impl SchedulerLimits {
-    /// The rules by which states are shared out.
+    /// The rules for allocating states.
     fn state_rules(&self) -> Option<StateRules> {
         self.states.map(|limits| StateRules {
             limits,
@@ -143,29 +143,29 @@ impl SchedulerLimits {
         })
     }
 
-    /// States that pins keep at most: the rows can have theirs all the same.
+    /// Upper bound of pinned states: each row can still get its own.
     fn max_pinned_states(&self) -> usize {
         let total = self.states.map_or(0, |states| states.total_slots);
         total.saturating_sub(self.total_rows) / 2
     }
 }
 
-/// The message to send next.
+/// The message to send.
 #[derive(Debug)]
 pub enum Next {
-    /// Nothing: wait for a message.
+    /// Nothing: wait for an event.
     Nothing,
-    /// To the tree, which answers with what the policy wants to know; the plan follows.
+    /// To the tree, which answers the policy's questions; the plan follows.
     ProbePrefixes(Box<ProbePrefixes>),
     /// To the tree.
     PlanStep(Box<PlanStep>),
-    /// Straight to the pools: a decode that only grows.
+    /// Straight to the pools: a decode that only appends pages.
     ReservePages(Box<ReservePages>),
     /// To the executor.
     RunStep(Box<StepPlan>),
 }
 
-/// The state of the scheduler: parts that each keep their own order, and the rules between them.
+/// The state of the scheduler: parts that own their state, and the rules between them.
 pub struct Scheduler {
     limits: SchedulerLimits,
     requests: Requests,
@@ -175,25 +175,25 @@ pub struct Scheduler {
     pipeline: Pipeline,
     hosts: Hosts,
     outbox: Outbox,
-    /// Window pages that sequences have left, for the next plan to give back.
+    /// Window pages that left the window; the next plan returns them to the pool.
     left_windows: WindowPages,
-    /// Where there is a store.
+    /// `None` without a store.
     tier: Option<Box<Tier>>,
-    /// How fast prefills are, where steps are bounded by time.
+    /// Prefill speed, where steps are bounded by time.
     pace: Option<Box<PrefillPace>>,
 }
 
-/// The fate of what a sequence has computed, when it gives its memory back.
+/// What happens to computed K/V when a sequence releases its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Computed {
-    /// The cache gets it.
+    /// It is published to the cache.
     Publish,
     /// It is dropped.
     Discard,
 }
 
 impl Scheduler {
-    /// A scheduler with nothing inside.
+    /// A scheduler without requests.
     pub fn new(
         limits: SchedulerLimits,
         policy: Box<dyn SchedulePolicy>,
@@ -218,34 +218,34 @@ impl Scheduler {
         }
     }
 
-    /// Takes what there is to tell about requests, in the order it happened.
+    /// Takes the news about requests, in order of occurrence.
     pub fn take_news(&mut self) -> Vec<RequestTokens> {
         self.outbox.take_news()
     }
 
-    /// Takes the requests that were admitted for the first time since the last call.
+    /// Takes the requests first admitted since the last call.
     pub fn take_first_admissions(&mut self) -> Vec<FirstAdmission> {
         self.outbox.take_first_admissions()
     }
 
-    /// Takes the sequences that have ended for a reason that no result shows, while steps with a decode of theirs are under
-    /// way: an executor that is told of them need not run these.
+    /// Takes sequences that ended for a reason that no result shows while decodes of them are in flight: an executor
+    /// that knows them can skip these.
     pub fn take_ended(&mut self) -> Vec<SeqId> {
         self.outbox.take_ended()
     }
 
-    /// Output tokens that were told in news, since the beginning.
+    /// Output tokens sent in news, in total.
     pub fn told_tokens(&self) -> u64 {
         self.outbox.told_tokens()
     }
 
-    /// Takes what the store is to do, in order.
+    /// Takes the orders to the store.
     pub fn take_store_orders(&mut self) -> Vec<StoreOrder> {
         let tier = self.tier.as_mut();
         tier.map_or_else(Vec::new, |tier| tier.take_orders())
     }
 
-    /// True when no request is inside and nothing is under way or to be settled.
+    /// True without requests, open plan and steps in flight.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && !self.has_open_plan() && self.pipeline.is_drained()
     }
@@ -256,7 +256,7 @@ impl Scheduler {
         }
     }
 
-    /// True while a plan is out.
+    /// True while a plan is open.
     pub fn has_open_plan(&self) -> bool {
         self.pipeline.is_planning()
     }
@@ -280,7 +280,7 @@ impl Scheduler {
         self.outbox.stats(self.memory.tell(stats))
     }
 
-    /// Pages that belong to single sequences: for page-by-page accounts in tests.
+    /// Pages private to sequences, for page-by-page checks in tests.
     pub fn private_pages(&self) -> impl Iterator<Item = PageId> + '_ {
         let holds = self
             .requests
@@ -289,7 +289,7 @@ impl Scheduler {
         holds.flat_map(|kv| kv.private.ids().iter().copied())
     }
 
-    /// Window pages that belong to single sequences, or are to be given back: for page-by-page accounts in tests.
+    /// Window pages private to sequences or waiting to be returned, for page-by-page checks in tests.
     pub fn private_windows(&self) -> impl Iterator<Item = PageId> + '_ {
         let sequences = self.requests.iter();
         let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.windows.as_ref());
@@ -299,14 +299,14 @@ impl Scheduler {
             .chain(left)
     }
 
-    /// States that belong to single sequences: for slot-by-slot accounts in tests.
+    /// States held by sequences, for slot-by-slot checks in tests.
     pub fn held_states(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let sequences = self.requests.iter();
         let holds = sequences.filter_map(|(_, sequence)| sequence.kv.as_ref()?.states.as_ref());
         holds.flat_map(|states| states.slots())
     }
 
-    /// Only those that run, are chunked or have just ended hold memory: the queue may be long.
+    /// Only running, chunked and just ended sequences hold memory: the queue, which may be long, is skipped.
     fn census(&self) -> Census {
         let (mut private_pages, mut decode_tokens, mut states) = (0, 0, 0);
         let mut windows = self.left_windows.len();
@@ -333,7 +333,7 @@ impl Scheduler {
         }
     }
 
-    /// Exact because the plan chain is a consistent cut.
+    /// Exact, because the plan chain is a consistent cut.
     fn check_integrity(&mut self) {
         let census = self.census();
         let is_whole = self.memory.take_census(census);
@@ -341,8 +341,8 @@ impl Scheduler {
             .count(Counter::IntegrityFailures, usize::from(!is_whole));
     }
 
-    /// Ends a sequence: says so at once, gives its memory back with the next plan. The first `kept_output` tokens of its
-    /// output count.
+    /// Ends a sequence: reports it at once, releases its memory with the next plan. The first `kept_output` tokens of
+    /// its output count.
     fn finish(&mut self, seq: SeqId, end: RequestEnd, kept_output: usize, computed: Computed) {
         let sequence = &mut self.requests[seq];
         if sequence.has_ended {

@@ -1,4 +1,4 @@
-//! The scheduler's news to the tokenizer about requests.
+//! The scheduler's messages to the tokenizer about requests.
 
 use smallvec::SmallVec;
 
@@ -6,47 +6,45 @@ use crate::error::RequestError;
 use crate::ids::IntakeId;
 use crate::state::sampling::RowLogprobs;
 
-/// News of one request.
+/// New tokens of a request, or its end.
 #[derive(Debug)]
 pub struct RequestTokens {
-    /// The request, by the Tokenizer's number: its name is counted by reference, which would be a locked instruction for
-    /// every token.
+    /// The Tokenizer's number of the request: cloning its id would be a locked instruction for every token.
     pub intake: IntakeId,
     /// New output tokens.
     pub tokens: SmallVec<[u32; 2]>,
     /// Their log probabilities, and the prompt's.
     pub logprobs: Option<Box<RowLogprobs>>,
-    /// Prompt tokens that came from the cache; known from the first admission on.
+    /// Prompt tokens from the cache, set from the first admission on.
     pub cached_tokens: u32,
-    /// Of these, tokens that came from the store.
+    /// Prompt tokens from the store, included in `cached_tokens`.
     pub loaded_tokens: u32,
     /// Retractions so far.
     pub num_retractions: u32,
-    /// Why the request ended, as far as the scheduler knows: an earlier stop string overrides it. Apart, since most news
-    /// are tokens.
+    /// Why the request ended; an earlier stop string overrides it. Boxed, since most news are tokens.
     pub end: Option<Box<RequestEnd>>,
 }
 
 /// A request left the queue for the first time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FirstAdmission {
-    /// The request, by the Tokenizer's number.
+    /// The Tokenizer's number of the request.
     pub intake: IntakeId,
-    /// When it came in, as its submission says.
+    /// Its submission time.
     pub submitted_s: f64,
 }
 
-/// How the scheduler saw a request end.
+/// A request's end from the scheduler's view.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEnd {
-    /// It ended by itself or was cancelled.
+    /// It finished or was cancelled.
     Finished(FinishReason),
-    /// It was refused or failed.
+    /// It was rejected or failed.
     Failed(RequestError),
 }
 
 impl RequestEnd {
-    /// The executor sees this end in a step's result.
+    /// Whether a step's result shows this end to the executor.
     pub fn shows_in_results(&self) -> bool {
         matches!(
             self,
@@ -64,9 +62,9 @@ pub enum FinishReason {
     StopToken(u32),
     /// A stop string was completed.
     StopString(String),
-    /// The output is complete by its grammar, and nothing may follow.
+    /// The grammar is complete, and no token may follow.
     Grammar,
-    /// `max_new_tokens` or the context's end was reached.
+    /// `max_new_tokens` or the context length was reached.
     Length {
         /// The limit that was reached.
         max_new_tokens: u32,
@@ -76,7 +74,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// OpenAI's and SGLang's word for it.
+    /// The name in OpenAI's and SGLang's APIs.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::StopToken(_) | Self::StopString(_) | Self::Grammar => "stop",

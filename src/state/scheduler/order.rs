@@ -1,4 +1,4 @@
-//! The order of the waiting queue: the policy, what it asks the cache, priorities on top, and swaps of policies.
+//! The order of the waiting queue: the policy, its probes of the cache, priorities, and policy changes.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use crate::state::plan::probe::{PrefixesProbed, ProbeKey, ProbePrefixes};
 
 use super::pipeline::{Found, Returned};
 
-/// Admissions after which the waiting requests' prefixes are touched once, so that they are not the oldest ones.
+/// Admission passes between two touches of the waiting requests' prefixes, which protect them from LRU eviction.
 const TOUCH_INTERVAL: u64 = 32;
-/// Waiting requests whose prefixes are touched then.
+/// Number of waiting requests whose prefixes are touched.
 const MAX_TOUCHED: usize = 128;
 
-/// The rules that order the queue besides the policy.
+/// The rules that order the queue, in addition to the policy.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct QueueRules {
-    /// Whether priorities count.
+    /// Whether and how priorities count.
     pub priority: PriorityOrder,
-    /// How the cache evicts; `None` where there is no prefix cache.
+    /// The cache's eviction policy; `None` without a prefix cache.
     pub eviction_policy: Option<EvictionPolicy>,
 }
 
@@ -38,17 +38,17 @@ impl Default for QueueRules {
     }
 }
 
-/// The policies, and the counts that they go by.
+/// The policies and their counters.
 pub(super) struct QueueOrder {
     rules: QueueRules,
     policy: Box<dyn SchedulePolicy>,
-    /// Comes once the plan that is being asked for is open.
+    /// Takes effect after the pending probe.
     next_policy: Option<Box<dyn SchedulePolicy>>,
-    /// A swap that the tree does not know of yet.
+    /// A change not yet sent to the tree.
     new_eviction_policy: Option<EvictionPolicy>,
-    /// Prompt tokens prefilled by the steps planned so far: the clock of policies that age by work.
+    /// Prompt tokens prefilled by all planned steps: the clock of policies that age by work.
     prefilled_tokens: u64,
-    /// Plans that looked at the queue.
+    /// Plans that considered the queue.
     admission_passes: u64,
 }
 
@@ -68,7 +68,7 @@ impl QueueOrder {
         self.rules.eviction_policy
     }
 
-    /// The eviction policy that the tree is to be told of still.
+    /// The eviction policy to send to the tree.
     pub(super) fn new_eviction_policy(&self) -> Option<EvictionPolicy> {
         self.new_eviction_policy
     }
@@ -91,8 +91,8 @@ impl QueueOrder {
         self.prefilled_tokens += tokens;
     }
 
-    /// First come, first served, with least-recently-used eviction: what waits long would find its prefix evicted, so
-    /// every so many plans it is touched. True for such a plan.
+    /// With fcfs and LRU eviction, long waiting requests would lose their prefixes, so every [`TOUCH_INTERVAL`]th pass
+    /// touches them. Returns true for such a pass.
     fn is_touching(&mut self) -> bool {
         let is_lru = |policy: EvictionPolicy| policy.name() == EvictionPolicy::default().name();
         if !self.policy.keeps_arrival() || !self.rules.eviction_policy.is_some_and(is_lru) {
@@ -104,16 +104,16 @@ impl QueueOrder {
 }
 
 impl Scheduler {
-    /// Orders the queue by another policy from the next plan on. Without a prefix cache, one that looks at it
-    /// becomes `fcfs`.
+    /// Changes the scheduling policy from the next plan on. Without a prefix cache, a cache-aware policy becomes
+    /// `fcfs`.
     ///
     /// # Errors
-    /// Names the policies that there are; nothing has changed then.
+    /// Unknown name, with the list of policies; nothing has changed.
     pub fn set_policy(&mut self, name: &str) -> Result<(), String> {
         let policy = schedule_policy(name)?;
         let order = self.queue.order_mut();
         let has_prefix_cache = order.rules.eviction_policy.is_some();
-        // The question that the cache is being asked is of no use to another policy.
+        // The pending probe is useless to another policy.
         order.next_policy = Some(effective_policy(policy, has_prefix_cache));
         if !self.pipeline.is_probing() {
             order.take_next_policy();
@@ -122,10 +122,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Evicts by another policy, with the parameters of the present one, from the next plan on.
+    /// Changes the eviction policy from the next plan on; keeps the parameters.
     ///
     /// # Errors
-    /// Names the policies that there are, or says that there is no prefix cache; nothing has changed then.
+    /// Unknown name, with the list of policies, or no prefix cache; nothing has changed.
     pub fn set_eviction_policy(&mut self, name: &str) -> Result<(), String> {
         let order = self.queue.order_mut();
         let Some(present) = order.rules.eviction_policy else {
@@ -139,13 +139,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The policy that orders the queue from the next plan on.
+    /// The scheduling policy from the next plan on.
     pub fn policy_name(&self) -> &'static str {
         let order = self.queue.order();
         order.next_policy.as_ref().unwrap_or(&order.policy).name()
     }
 
-    /// The facts that the policy must know before it can order the queue for a plan; one request alone needs no order.
+    /// The policy's probe before ordering the queue for a plan; a single request needs no order.
     pub(super) fn probe_due(&self) -> Option<ProbeNeed> {
         let need = self.queue.order().policy.probe_need()?;
         let n_waiting = self.queue.waiting().len();
@@ -154,7 +154,7 @@ impl Scheduler {
             .then_some(need)
     }
 
-    /// Asks the tree, which settles first: the policy sees what the last step left in the cache.
+    /// Probes the tree, which settles first: the policy sees the last step's effect on the cache.
     pub(super) fn probe(&mut self, need: ProbeNeed) -> Next {
         self.queue.restore_arrival();
         let priority = self.queue.order().rules.priority;
@@ -173,7 +173,7 @@ impl Scheduler {
         }))
     }
 
-    /// Takes the answer to a probe and goes on with the plan.
+    /// Takes the answer to a probe and continues the plan.
     pub fn prefixes_probed(&mut self, reply: PrefixesProbed) -> Next {
         self.pipeline.end_probe(Found {
             matches: reply.matches.into_iter().collect(),
@@ -196,7 +196,7 @@ impl Scheduler {
         self.open_plan()
     }
 
-    /// Puts those to be admitted first in front of the queue.
+    /// Sorts the queue by admission order.
     pub(super) fn order_queue(&mut self) {
         let mut matches = self.pipeline.take_matches();
         self.queue.restore_arrival();
@@ -223,7 +223,7 @@ impl Scheduler {
             };
             (is_known, waiting)
         });
-        // Those that came too late for the probe stay behind.
+        // Requests that arrived after the probe follow.
         let (known, rest): (Vec<_>, Vec<_>) = all.partition(|(is_known, _)| *is_known);
         let mut known: Vec<Waiting> = known.into_iter().map(|(_, waiting)| waiting).collect();
         if !by_arrival {
@@ -237,12 +237,12 @@ impl Scheduler {
         }
         self.queue.reorder(order);
         if self.queue.waiting().len() > MAX_CANDIDATES {
-            // Others are at the head now than when the plan began.
+            // The head of the queue differs from the one at the beginning of the plan.
             self.sweep_cancelled();
         }
     }
 
-    /// The prefixes to touch in this plan, that of the head of the queue last.
+    /// The prefixes to touch in this plan, the head of the queue last.
     pub(super) fn prefixes_to_touch(&mut self) -> Vec<ProbeKey> {
         if !self.queue.order_mut().is_touching() {
             return Vec::new();
@@ -257,7 +257,7 @@ impl Scheduler {
         let mut tokens = self.fill_of(seq);
         let sequence = &self.requests[seq];
         if sequence.request.bypasses_cache {
-            // Placeholders are alike, and what they stand for is not.
+            // Placeholder tokens are equal for different vectors.
             tokens = Arc::default();
         }
         ProbeKey {
@@ -268,7 +268,7 @@ impl Scheduler {
         }
     }
 
-    /// Prompt and output of a request: what its prefill computes.
+    /// Prompt and output of a request, the input of its prefill.
     pub(super) fn fill_of(&mut self, seq: SeqId) -> Arc<[u32]> {
         let sequence = &mut self.requests[seq];
         let len = sequence.request.prompt.len() + sequence.output.len();

@@ -1,4 +1,4 @@
-//! The scheduler's news: for clients, for the diagnosis of misses, for metrics.
+//! The scheduler's outgoing messages: for clients, for the diagnosis of misses, for metrics.
 
 use smallvec::SmallVec;
 
@@ -10,21 +10,21 @@ use crate::ids::{IntakeId, SeqId};
 use crate::state::cache::prefix_history::PrefixEvent;
 use crate::state::sampling::RowLogprobs;
 
-/// Things to tell, in the order they happened, and what was counted.
+/// Pending messages in order of occurrence, and counters.
 #[derive(Default)]
 pub(super) struct Outbox {
     news: Vec<RequestTokens>,
     prefix_events: Vec<PrefixEvent>,
-    /// Since this was last taken.
+    /// Since the last call of `take_first_admissions`.
     first_admissions: Vec<FirstAdmission>,
-    /// Sequences that ended for a reason that no executor sees, with decodes under way.
+    /// Sequences that ended for a reason invisible to the executor, with decodes in flight.
     ended: Vec<SeqId>,
-    /// Output tokens told, since ever.
+    /// Output tokens sent, in total.
     told_tokens: u64,
     counts: [u64; Counter::StaleMessages as usize + 1],
 }
 
-/// A sum over the engine's life; [`EngineStats`] says what each means.
+/// A counter over the engine's life; [`EngineStats`] documents each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counter {
     Steps,
@@ -49,13 +49,13 @@ impl Outbox {
         self.counts[counter as usize] += by as u64;
     }
 
-    /// Makes room for news of so many requests.
+    /// Reserves room for news of this many requests.
     #[inline]
     pub(super) fn expect(&mut self, n_requests: usize) {
         self.news.reserve(n_requests);
     }
 
-    /// Adds to the news; tokens and end of one request in one result become one entry.
+    /// Appends news; merges a request's tokens and end from one result.
     #[inline]
     pub(super) fn tell(
         &mut self,
@@ -86,7 +86,7 @@ impl Outbox {
         });
     }
 
-    /// Tells the end of a request that never came in.
+    /// Reports the end of a rejected request.
     #[inline]
     pub(super) fn turn_away(&mut self, intake: IntakeId, end: RequestEnd) {
         self.news.push(RequestTokens {
@@ -100,7 +100,7 @@ impl Outbox {
         });
     }
 
-    /// Forgets what there is to tell of a request.
+    /// Discards pending news of a request.
     #[inline]
     pub(super) fn withdraw(&mut self, intake: IntakeId) {
         self.news.retain(|news| news.intake != intake);
@@ -149,7 +149,7 @@ impl Outbox {
         std::mem::take(&mut self.prefix_events)
     }
 
-    /// `stats` with what was counted.
+    /// Fills in the counters of `stats`.
     #[inline]
     pub(super) fn stats(&self, stats: EngineStats) -> EngineStats {
         let of = |counter: Counter| self.counts[counter as usize];

@@ -1,18 +1,18 @@
-//! A pause for a host: steps under way end, and no work is planned until it is over.
+//! Pauses for hosts: steps in flight finish, and no work is planned until the host resumes.
 //!
-//! Requests still come in, are cancelled and time out, memory is still given back, and pins and flushes are still carried
-//! out. Only admissions and decodes wait, with all that they hold.
+//! Requests still arrive, are cancelled and time out, memory is still released, and pins and flushes still work. Only
+//! admissions and decodes wait, with all memory that they hold.
 
 use super::Scheduler;
 
 impl Scheduler {
-    /// Begins a pause, or ends it.
+    /// Pauses or resumes.
     pub fn set_paused(&mut self, paused: bool) {
         self.hosts.set_paused(paused);
         self.pipeline.note_change();
     }
 
-    /// True during a pause.
+    /// True while paused.
     pub fn is_paused(&self) -> bool {
         self.hosts.is_paused()
     }

@@ -1,29 +1,28 @@
-//! Tokens that are inside and not computed yet, for gateways that share requests out among engines.
+//! Tokens not computed yet, for gateways that balance requests among engines.
 
 use serde::Serialize;
 
 use super::Scheduler;
 use super::sequence::Sequence;
 
-/// Tokens that are inside and not computed yet.
+/// Tokens not computed yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PendingTokens {
-    /// Tokens of the requests that wait, prompt and output. Some of them may come from the cache: how many is known at
-    /// their admission.
+    /// Prompt and output tokens of waiting requests. Some may come from the cache: their number is known at admission.
     pub waiting: usize,
-    /// Prompt tokens that are left of the prefill that is cut into chunks.
+    /// Prompt tokens left of the chunked prefill.
     pub prefilling: usize,
 }
 
 impl PendingTokens {
-    /// All of them: the most that is computed until each request has its first token.
+    /// The sum: upper bound of the work until each request has its first token.
     pub fn total(&self) -> usize {
         self.waiting + self.prefilling
     }
 }
 
 impl Scheduler {
-    /// Counts the tokens that are not computed yet. Walks through the queue: for questions that are rare.
+    /// Counts the tokens not computed yet. Iterates over the queue: for infrequent calls.
     pub fn pending_tokens(&self) -> PendingTokens {
         let tokens = |sequence: &Sequence| sequence.request.prompt.len() + sequence.output.len();
         let waiting = self.queue.all().map(|seq| tokens(&self.requests[seq]));

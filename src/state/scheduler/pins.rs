@@ -1,4 +1,4 @@
-//! Prefixes kept in memory for hosts: bounded, with a time to live, revoked before a request is refused for them.
+//! Prefixes pinned by hosts: bounded, with a time to live, revoked before a request is refused for lack of memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::state::pool::pages::NodeLock;
 use super::Scheduler;
 use super::soft_pins::SoftPins;
 
-/// The pins, and the demands and locks that the tree is to get.
+/// The pins, and pending messages to the tree.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    /// In order, so that locks go back in one order.
+    /// Ordered, so that locks are released in a deterministic order.
     held: BTreeMap<u64, Pin>,
     soft: SoftPins,
     demands: Vec<PinDemand>,
@@ -31,7 +31,7 @@ struct Pin {
 }
 
 impl Pins {
-    /// Those of hosts.
+    /// Number of pins, without soft ones.
     pub(super) fn len(&self) -> usize {
         self.held.len()
     }
@@ -52,8 +52,8 @@ impl Pins {
         std::mem::take(&mut self.released).into_iter()
     }
 
-    /// Keeps the granted locks, and so many tokens by soft pins; one that was unpinned meanwhile goes straight back. True
-    /// if any goes back.
+    /// Keeps the granted locks, soft pins up to `max_soft_tokens`, and releases locks of pins removed meanwhile.
+    /// Returns true if any is released.
     pub(super) fn granted(&mut self, pinned: Vec<Pinned>, max_soft_tokens: usize) -> bool {
         let before = self.released.len();
         for Pinned { pin, lock, tokens } in pinned {
@@ -72,7 +72,7 @@ impl Pins {
         self.released.len() > before
     }
 
-    /// Gives the oldest soft pins back until this holds, or none is left.
+    /// Releases the oldest soft pins until `holds` is true or none is left.
     pub(super) fn yield_until(&mut self, holds: impl Fn(&SoftPins) -> bool) {
         while !holds(&self.soft)
             && let Some(lock) = self.soft.take_oldest()
@@ -81,7 +81,7 @@ impl Pins {
         }
     }
 
-    /// Gives the oldest soft pin back that holds memory; false if there is none.
+    /// Releases the oldest soft pin that holds memory; false if there is none.
     pub(super) fn yield_oldest(&mut self) -> bool {
         let before = self.released.len();
         while self.released.len() == before
@@ -92,14 +92,14 @@ impl Pins {
         self.released.len() > before
     }
 
-    /// Gives every soft pin back; false if there was none.
+    /// Releases all soft pins; false if there was none.
     pub(super) fn yield_all(&mut self) -> bool {
         let had_some = self.soft.len() > 0;
         self.yield_until(|_| false);
         had_some
     }
 
-    /// Gives the soft pins back, or if there are none, [all others](Self::revoke_all).
+    /// Releases all soft pins, or if there are none, [all others](Self::revoke_all).
     pub(super) fn give_way(&mut self) -> bool {
         self.yield_all() || self.revoke_all()
     }
@@ -123,13 +123,13 @@ impl Pins {
         self.soft.insert(number, name, expires_s);
     }
 
-    /// Gives a lock that is no pin's back with the next plan.
+    /// Releases a lock that belongs to no pin with the next plan.
     pub(super) fn release(&mut self, lock: NodeLock) {
         self.released.push(Settle::Unlock(lock));
     }
 
-    /// Gives every lock back, those of soft pins too; false if the next plan has no lock to give back at all, also none that was released
-    /// before: only then does memory depend on somebody else.
+    /// Releases every lock, including those of soft pins. Returns false if the next plan has no lock to release,
+    /// including earlier ones: then pins hold no memory.
     pub(super) fn revoke_all(&mut self) -> bool {
         self.yield_all();
         let held = std::mem::take(&mut self.held);
@@ -156,7 +156,7 @@ impl Pins {
         pin
     }
 
-    /// The pins whose time has passed.
+    /// The expired pins.
     fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
         let held = self.held.iter();
         held.filter(move |(_, pin)| pin.expires_s <= now_s)
@@ -173,8 +173,8 @@ impl Pins {
 }
 
 impl Scheduler {
-    /// Asks to keep what is cached of a prefix until `expires_s` (seconds of the caller's clock). The answer comes
-    /// with the next plan, in [`Scheduler::take_pinned`].
+    /// Requests to pin the cached part of a prefix until `expires_s` (seconds of the caller's clock).
+    /// [`Scheduler::take_pinned`] returns the outcome after the next plan.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`] at the limit.
@@ -196,13 +196,13 @@ impl Scheduler {
         Ok(self.hosts.pins_mut().ask(namespace, tokens, expires_s))
     }
 
-    /// Gives a pin back; false if it was gone.
+    /// Releases a pin; false if it does not exist.
     pub fn unpin(&mut self, pin: u64) -> bool {
         self.pipeline.note_change();
         self.hosts.pins_mut().remove(pin)
     }
 
-    /// Gives the pins back whose time has passed.
+    /// Releases expired pins.
     pub fn expire_pins(&mut self, now_s: u64) {
         let expired: Vec<u64> = self.hosts.pins().expired(now_s).collect();
         for pin in expired {
@@ -214,13 +214,13 @@ impl Scheduler {
         }
     }
 
-    /// True if [`expire_pins`](Self::expire_pins) would give one back.
+    /// True if [`expire_pins`](Self::expire_pins) would release a pin.
     pub fn has_expired_pins(&self, now_s: u64) -> bool {
         let pins = self.hosts.pins();
         pins.expired(now_s).next().is_some() || pins.soft.expired(now_s).next().is_some()
     }
 
-    /// Takes the pins that were granted: number, and tokens that are cached and stay.
+    /// Takes the granted pins: number, and pinned tokens.
     pub fn take_pinned(&mut self) -> Vec<(u64, usize)> {
         std::mem::take(&mut self.hosts.pins_mut().granted)
     }

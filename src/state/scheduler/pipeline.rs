@@ -1,4 +1,4 @@
-//! The plan that is out and the steps under way.
+//! The open plan and the steps in flight.
 
 use std::collections::VecDeque;
 
@@ -17,40 +17,40 @@ pub(super) struct Pipeline {
     phase: PlanPhase,
     steps: VecDeque<StepRecord>,
     next_step: StepId,
-    /// Page-table edits that ride in the next step.
+    /// Page-table edits for the next step.
     deltas: Vec<TableDelta>,
-    /// Something happened since the last plan was opened; without it the next plan would come out the same.
+    /// An event has occurred since the last plan; otherwise the next plan would be the same.
     is_dirty: bool,
-    /// A step was lost: no plan until the steps under way are back, then everything is retracted and the tree flushed.
+    /// A step was lost: no plan until no step is in flight, then everything is retracted and the tree flushed.
     is_recovering: bool,
-    /// Rows of the last result, emptied.
+    /// The cleared rows of the last result, for reuse.
     spent: Option<Vec<RowResult>>,
 }
 
-/// How far the plan of the next step is.
+/// The phase of the next step's plan.
 #[derive(Debug, Default)]
 enum PlanPhase {
-    /// None is out.
+    /// No plan is open.
     #[default]
     Closed,
-    /// It has only asked the tree so far.
+    /// The tree is being probed.
     Probing,
-    /// The tree has answered, and the plan itself is to be opened.
+    /// The tree has answered the probe; the plan can be opened.
     Probed(Found),
-    /// It is out, and the pools will answer.
+    /// The plan is open, until the pools answer.
     Open(OpenPlan),
 }
 
-/// The answer of the tree, until the plan is opened.
+/// The answer to a probe, until the plan is opened.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// The matches of the queue.
+    /// The matches of queued requests.
     pub(super) matches: FxHashMap<SeqId, Matched>,
-    /// Memory that the probe's settling gave back, on its way to the pools.
+    /// Memory that the probe's settling released, for the pools.
     pub(super) returned: Returned,
 }
 
-/// Memory that a probe's settling gave back.
+/// Memory that a probe's settling released.
 #[derive(Debug, Default)]
 pub(super) struct Returned {
     /// Pages.
@@ -63,26 +63,26 @@ pub(super) struct Returned {
     pub(super) windows: WindowPages,
 }
 
-/// The plan that is out.
+/// The open plan.
 #[derive(Debug)]
 pub(super) struct OpenPlan {
-    /// The step that it is for.
+    /// The step that it plans.
     pub(super) step: StepId,
-    /// The decode to run when nothing is admitted.
+    /// The decode to run if nothing is admitted.
     pub(super) decode: Vec<SeqId>,
-    /// Number of the last flush that it carries out for hosts.
+    /// The number of the last host flush that it carries out.
     pub(super) flush: Option<u64>,
 }
 
-/// A step under way.
+/// A step in flight.
 #[derive(Debug)]
 pub(super) struct StepRecord {
     step: StepId,
     /// Its sequences.
     pub(super) rows: Vec<SeqId>,
-    /// An earlier step was lost: the answer of this one is dropped.
+    /// An earlier step was lost: this step's result is dropped.
     pub(super) is_void: bool,
-    /// The prefill that it is measured by: nothing for a step that loads besides.
+    /// The prefill whose time is measured; empty for a step that also loads.
     prefill: PrefillWork,
 }
 
@@ -99,7 +99,7 @@ impl Pipeline {
         }
     }
 
-    /// A plan is out.
+    /// A plan or probe is open.
     #[inline]
     pub(super) fn is_planning(&self) -> bool {
         matches!(self.phase, PlanPhase::Probing | PlanPhase::Open(_))
@@ -110,19 +110,19 @@ impl Pipeline {
         matches!(self.phase, PlanPhase::Probing)
     }
 
-    /// No step is under way.
+    /// No step is in flight.
     #[inline]
     pub(super) fn is_drained(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// No plan can be opened, or it would come out as the last one did.
+    /// No plan can be opened, or it would equal the last one.
     #[inline]
     pub(super) fn must_wait(&self) -> bool {
         self.is_planning() || self.steps.len() >= PIPELINE_DEPTH || !self.is_dirty
     }
 
-    /// The step that is planned next, or now.
+    /// The step planned now or next.
     #[inline]
     pub(super) fn next_step(&self) -> StepId {
         self.next_step
@@ -139,7 +139,7 @@ impl Pipeline {
         self.phase = PlanPhase::Probed(found);
     }
 
-    /// Takes the matches that the tree has answered; the pages and rows stay.
+    /// Takes the probe's matches; its released memory stays.
     #[inline]
     pub(super) fn take_matches(&mut self) -> FxHashMap<SeqId, Matched> {
         match &mut self.phase {
@@ -148,7 +148,7 @@ impl Pipeline {
         }
     }
 
-    /// The probe has left pages or rows that must be carried to the pools.
+    /// The probe released memory that must go to the pools.
     #[inline]
     pub(super) fn has_returned(&self) -> bool {
         match &self.phase {
@@ -166,7 +166,7 @@ impl Pipeline {
         }
     }
 
-    /// Takes what a probe has left.
+    /// Takes the memory that a probe released.
     #[inline]
     pub(super) fn take_returned(&mut self) -> Returned {
         match &mut self.phase {
@@ -175,7 +175,7 @@ impl Pipeline {
         }
     }
 
-    /// The plan of the next step goes out.
+    /// Opens the plan of the next step.
     #[inline]
     pub(super) fn open(&mut self, decode: Vec<SeqId>, flush: Option<u64>) {
         self.phase = PlanPhase::Open(OpenPlan {
@@ -185,17 +185,17 @@ impl Pipeline {
         });
     }
 
-    /// Nothing is to be planned after all.
+    /// Ends planning without a plan.
     #[inline]
     pub(super) fn close(&mut self) {
         debug_assert!(!self.has_returned(), "a probe's pages go to the pools");
         self.phase = PlanPhase::Closed;
     }
 
-    /// The pools have answered.
+    /// Closes the plan when the pools have answered.
     ///
     /// # Panics
-    /// If no plan is out: the pools answer only what the scheduler asked.
+    /// If no plan is open: the pools answer only the scheduler's plans.
     #[inline]
     pub(super) fn close_answered(&mut self) -> OpenPlan {
         match std::mem::take(&mut self.phase) {
@@ -204,7 +204,7 @@ impl Pipeline {
         }
     }
 
-    /// Numbers a step that is sent, and takes the page-table edits that ride in it.
+    /// Numbers a step and records it as in flight; returns its page-table edits.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -223,20 +223,20 @@ impl Pipeline {
         (step, std::mem::take(&mut self.deltas))
     }
 
-    /// The prefill of a step under way.
+    /// The measured prefill of a step in flight.
     #[inline]
     pub(super) fn prefill_of(&self, step: StepId) -> PrefillWork {
         let record = self.steps.iter().find(|record| record.step == step);
         record.map_or_else(PrefillWork::default, |record| record.prefill)
     }
 
-    /// The oldest step, if it is the one that is done now; anything else is stale.
+    /// Removes the oldest step if it has this id; any other id is stale.
     #[inline]
     pub(super) fn take_done(&mut self, step: StepId) -> Option<StepRecord> {
         self.steps.pop_front_if(|record| record.step == step)
     }
 
-    /// A step was lost, and with it all that are under way.
+    /// Begins the recovery from a lost step, which voids all steps in flight.
     #[inline]
     pub(super) fn begin_recovery(&mut self) {
         self.is_recovering = true;
@@ -261,29 +261,29 @@ impl Pipeline {
         self.is_dirty = true;
     }
 
-    /// From now on changes count for the plan after this one; `is_dirty` says whether there is one already.
+    /// Starts a plan: later changes count for the plan after it. `is_dirty` forces another plan.
     #[inline]
     pub(super) fn begin_plan(&mut self, is_dirty: bool) {
         self.is_dirty = is_dirty;
     }
 
-    /// Makes room for so many page-table edits.
+    /// Reserves room for this many page-table edits.
     #[inline]
     pub(super) fn expect_edits(&mut self, n_edits: usize) {
         self.deltas.reserve(n_edits);
     }
 
-    /// Appends a page to a row, from the next step on.
+    /// Appends a page to a row in the next step.
     #[inline]
     pub(super) fn append_page(&mut self, row: RowId, page: PageId) {
         let pages = SmallVec::from_buf_and_len([page; 2], 1);
-        // Built where it stays: `push` would copy it from the stack in large parts, and wait until its small ones have
+        // Built in place: `push` would copy it from the stack in large parts, which stall until its small stores have
         // left the processor's store buffer.
         self.deltas
             .extend(std::iter::once_with(|| TableDelta::Append { row, pages }));
     }
 
-    /// Appends pages to a row, from the next step on.
+    /// Appends pages to a row in the next step.
     #[inline]
     pub(super) fn append_pages(&mut self, row: RowId, pages: &[PageId]) {
         if !pages.is_empty() {
@@ -292,7 +292,7 @@ impl Pipeline {
         }
     }
 
-    /// Has a row use the tree's pages from page index `from` on, from the next step on.
+    /// Maps the tree's pages into a row from page index `from` on, in the next step.
     #[inline]
     pub(super) fn remap(&mut self, row: RowId, from: usize, pages: PageRun) {
         if !pages.is_empty() {
@@ -304,7 +304,7 @@ impl Pipeline {
         }
     }
 
-    /// Appends window pages to a row, from the next step on.
+    /// Appends window pages to a row in the next step.
     pub(super) fn append_windows(&mut self, row: RowId, pages: &[PageId]) {
         if !pages.is_empty() {
             let pages = SmallVec::from_slice(pages);
@@ -312,7 +312,7 @@ impl Pipeline {
         }
     }
 
-    /// Has a row use the tree's window pages, from the next step on.
+    /// Maps the tree's window pages into a row, in the next step.
     pub(super) fn use_windows(&mut self, row: RowId, windows: WindowRun) {
         if !windows.pages.is_empty() {
             self.deltas.push(TableDelta::Windows {
@@ -323,7 +323,7 @@ impl Pipeline {
         }
     }
 
-    /// Drops the page-table edits of a row that is given back: they mean nothing to its next holder.
+    /// Drops the page-table edits of a released row: they must not reach its next sequence.
     #[inline]
     pub(super) fn forget_edits(&mut self, row: Option<RowId>) {
         if let Some(row) = row {

@@ -1,4 +1,4 @@
-//! From grants to a step.
+//! Turns grants into a step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::pipeline::OpenPlan;
 use super::{Next, Scheduler};
 
 impl Scheduler {
-    /// Takes the answer to the open plan: a step to run, a further plan after a retraction, or nothing.
+    /// Takes the answer to the open plan: returns a step, another plan after a retraction, or nothing.
     pub fn step_planned(&mut self, planned: StepPlanned) -> Next {
         let StepPlanned {
             step,
@@ -107,7 +107,7 @@ impl Scheduler {
         }
         let is_busy = !verdict.admitted.is_empty() || !self.batch.running().is_empty();
         if verdict.budget == Some(Budget::NoToken) || self.memory.free_rows() == 0 {
-            // Whoever ended while the plan was open makes room with the next one.
+            // Sequences that ended while the plan was open make room in the next one.
             self.batch
                 .set_full(is_busy && self.batch.ended().is_empty());
         }
@@ -175,8 +175,8 @@ impl Scheduler {
         kv.private.append(pages);
     }
 
-    /// Gives the admitted sequences their memory. A sequence that was cancelled meanwhile takes it too, and gives it
-    /// back with the next plan; only the others are returned, as the rows of the step.
+    /// Attaches granted memory to the admitted sequences. A sequence cancelled meanwhile takes it too, and releases it
+    /// with the next plan; only the others are returned, as rows of the step.
     fn attach_admitted(&mut self, admitted: Vec<Admitted>, grants: Vec<Grant>) -> PrefillRows {
         let mut rows = PrefillRows::default();
         let starting = admitted.iter().map(|admitted| admitted.seq);
@@ -204,7 +204,7 @@ impl Scheduler {
                     states.take_granted(grant.states.into_iter());
                 }
                 let row = kv.row;
-                // Without a load, it computes on, and needs no more of the store.
+                // Without a load, it computes the rest, and uses the store no further.
                 self.begin_load((seq, row, None), prefix_len, load);
                 self.tell_departure(seq);
             }
@@ -223,7 +223,7 @@ impl Scheduler {
         rows
     }
 
-    /// A sequence whose load goes on computes nothing in this step: it has what is loaded, and publishes it.
+    /// A sequence whose load continues computes nothing in this step: it publishes the loaded part.
     fn place_round(&mut self, seq: SeqId, loaded_tokens: usize) {
         self.batch.extend(seq, Extent::Chunk);
         let sequence = &mut self.requests[seq];
@@ -259,7 +259,7 @@ impl Scheduler {
         let sequence = &mut self.requests[seq];
         let mut cached_tokens = loaded_len;
         if sequence.has_ended {
-            // It ended while the plan was open, so nothing is loaded or computed to what it is granted.
+            // It ended while the plan was open: nothing is loaded or computed into its grant.
             sequence.publish = false;
             cached_tokens = prefix_len;
         }
@@ -343,7 +343,7 @@ impl Scheduler {
         }
     }
 
-    /// With `mixed`, the decode rides after the prefill rows; otherwise it sits this step out.
+    /// With `mixed`, the decode rows follow the prefill rows; otherwise the decode sits this step out.
     fn run_prefill(&mut self, prefill: PrefillRows, open: OpenPlan, mixed: bool) -> Next {
         let PrefillRows {
             starts,
@@ -367,8 +367,8 @@ impl Scheduler {
         self.emit_beside(starts, rows, &placed)
     }
 
-    /// Drops those that ended while the plan was open. All others that leave the batch do so with a plan of its own,
-    /// which comes with its own list.
+    /// Drops sequences that ended while the plan was open. Every other exit from the batch opens a new plan with a new
+    /// list.
     fn alive(&self, mut decode: Vec<SeqId>) -> Vec<SeqId> {
         let is_alive = |seq: &SeqId| self.requests.get(*seq).is_some_and(Sequence::can_decode);
         if !self.batch.ended().is_empty() {
@@ -390,7 +390,7 @@ impl Scheduler {
         self.run_step(&decode)
     }
 
-    /// Emits a decode of these sequences, whose next token has its page.
+    /// Emits a decode of these sequences, whose next tokens have pages.
     pub(super) fn run_step(&mut self, decode: &[SeqId]) -> Next {
         self.batch.pay_decode();
         let rows = self.decode_step_rows(decode);
@@ -432,7 +432,7 @@ impl Scheduler {
         self.emit_beside(starts, rows, &[])
     }
 
-    /// Emits a step; `placed` are those for which it does nothing but load.
+    /// Emits a step; `placed` are sequences that only load in it.
     fn emit_beside(&mut self, starts: Vec<RowStart>, rows: Vec<StepRow>, placed: &[SeqId]) -> Next {
         self.outbox.count(Counter::Steps, 1);
         let prefill = PrefillWork::of(&rows);
@@ -473,7 +473,7 @@ impl Scheduler {
 struct PrefillRows {
     starts: Vec<RowStart>,
     rows: Vec<StepRow>,
-    /// Those that load in this step and compute nothing.
+    /// Sequences that load in this step and compute nothing.
     placed: Vec<SeqId>,
 }
 
@@ -485,7 +485,7 @@ fn commit_row(sequence: &mut Sequence, step: StepId, committed: usize) -> crate:
     kv.row
 }
 
-/// The wish for a prefill: input log probabilities from where they have not been delivered yet.
+/// The log probabilities of a prefill row: input ones start where delivery stopped.
 fn prefill_logprobs(sequence: &Sequence) -> Option<Arc<LogprobWish>> {
     let wish = sequence.request.logprobs.as_ref()?;
     let start = sequence.wished_input_start();

@@ -1,4 +1,4 @@
-//! The wishes of the next plan.
+//! Builds the next plan request.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::state::scheduler::sequence::{Phase, Sequence, SequenceKv};
 use super::pipeline::Returned;
 use super::{Next, Scheduler};
 
-/// Candidates that one plan looks at: more are admitted by the plans after it.
+/// Upper bound of candidates per plan; later plans admit the rest.
 pub(super) const MAX_CANDIDATES: usize = 256;
 
 impl Scheduler {
-    /// Decides what to send next. `Nothing` while a plan is out or two steps are under way; otherwise the open plan
-    /// is answered by [`Scheduler::step_planned`].
-    #[allow(clippy::should_implement_trait)] // `Nothing` is no end: the next event brings more
+    /// Decides the next message. `Nothing` while a plan is open or two steps are in flight; otherwise
+    /// [`Scheduler::step_planned`] takes the answer to the open plan.
+    #[allow(clippy::should_implement_trait)] // `Nothing` is not the end: the next event brings more
     pub fn next(&mut self) -> Next {
         if self.must_wait() {
             return Next::Nothing;
@@ -44,7 +44,7 @@ impl Scheduler {
         }
     }
 
-    /// Sees to who was cancelled, and makes room where everybody has gone.
+    /// Ends cancelled requests, and reopens an empty batch to admissions.
     pub(super) fn see_who_left(&mut self) {
         self.sweep_cancelled();
         self.queue.forget_preempted();
@@ -53,7 +53,7 @@ impl Scheduler {
         }
     }
 
-    /// Opens the plan itself, once the policy knows what it asked for.
+    /// Opens the plan, once the policy has its probe's answer.
     pub(super) fn open_plan(&mut self) -> Next {
         let settle = self.take_settlements();
         let pins = self.hosts.pins_mut().take_demands();
@@ -90,12 +90,12 @@ impl Scheduler {
         Next::PlanStep(Box::new(request))
     }
 
-    /// True when [`next`](Self::next) would say `Nothing` without looking further, and change nothing.
+    /// True when [`next`](Self::next) would return `Nothing` immediately, without side effects.
     pub fn must_wait(&self) -> bool {
         self.pipeline.must_wait()
     }
 
-    /// A request with nothing but what a probe left to be carried on.
+    /// A request with only the memory that a probe released.
     pub(super) fn empty_request(&mut self) -> PlanStep {
         let Returned {
             pages: returned,
@@ -120,7 +120,7 @@ impl Scheduler {
         }
     }
 
-    /// A decode with nothing to settle and nobody to admit needs the tree only to evict, and the pools only to grow.
+    /// A decode without settlements and candidates needs the tree only to evict, and the pools only to append.
     fn plan_decode_alone(&mut self, decode: DecodeRows) -> Next {
         let DecodeRows { seqs, growing } = decode;
         self.pipeline.close();
@@ -153,7 +153,7 @@ impl Scheduler {
         }))
     }
 
-    /// Publishes finished extents and gives back what ended sequences hold.
+    /// Publishes finished extents and releases the memory of ended sequences.
     pub(super) fn take_settlements(&mut self) -> Vec<Settle> {
         let mut settle = Vec::new();
         for seq in self.batch.take_extended() {
@@ -185,8 +185,8 @@ impl Scheduler {
         settle
     }
 
-    /// A state cannot go back, so which tokens it has seen is known once the steps under way are done: they may leave out a
-    /// sequence that has ended.
+    /// A state cannot be rolled back, so its tokens are known only when all steps in flight are done: they may skip an
+    /// ended sequence.
     pub(super) fn awaits_its_state(&self, seq: SeqId) -> bool {
         let Some(sequence) = self.requests.get(seq) else {
             return false;
@@ -195,7 +195,7 @@ impl Scheduler {
         has_states && sequence.publish && sequence.rows_in_flight > 0
     }
 
-    /// The running sequences whose next token can be planned: none in a pause.
+    /// The running sequences whose next token can be planned; none while paused.
     pub(super) fn decode_rows(&self) -> DecodeRows {
         let page = self.limits.page_size;
         let running: &[SeqId] = match self.is_paused() {
@@ -219,7 +219,7 @@ impl Scheduler {
         rows
     }
 
-    /// As [`Self::decode_rows`], for the plan that is being made: those that grow leave window pages behind.
+    /// As [`Self::decode_rows`], for the plan being built: sequences that need a page also release old window pages.
     pub(super) fn plan_decode(&mut self) -> DecodeRows {
         let rows = self.decode_rows();
         if self.limits.windows.is_some() {
@@ -230,7 +230,7 @@ impl Scheduler {
         rows
     }
 
-    /// Whether somebody of the queue can be admitted by a plan that decodes these otherwise.
+    /// Whether a plan with this decode may admit queued requests.
     pub(super) fn looks_at_queue(&self, decode: &[SeqId]) -> bool {
         !self.is_paused()
             && !self.batch.is_full()
@@ -239,7 +239,7 @@ impl Scheduler {
     }
 
     /// The candidates of this plan: the chunked one, the retracted ones, then the queue in policy order. `decode` is
-    /// what runs otherwise.
+    /// the alternative if none is admitted.
     pub(super) fn admit_request(&mut self, decode: &[SeqId]) -> Option<AdmitRequest> {
         let is_full = self.batch.is_full();
         let is_closed = (is_full || self.queue.len() == 0) && self.batch.chunked().is_none();
@@ -315,14 +315,14 @@ impl Scheduler {
 
 /// A decode of the running batch.
 pub(super) struct DecodeRows {
-    /// The sequences that take part.
+    /// The decoding sequences.
     pub(super) seqs: Vec<SeqId>,
-    /// Those of them that need a new page for their next token.
+    /// Sequences that need a new page for their next token.
     growing: Vec<SeqId>,
 }
 
 impl DecodeRows {
-    /// The sequences that take part, and their demands.
+    /// The decoding sequences, and their demand for pages.
     pub(super) fn into_demand(self) -> (Vec<SeqId>, Option<DecodeDemand>) {
         let Self { seqs, growing } = self;
         let demand = (!seqs.is_empty()).then_some(DecodeDemand { growing });
@@ -409,9 +409,9 @@ fn release_of(
     })))
 }
 
-/// The part that a finished sequence publishes: its last token was never fed, so its K/V does not exist; a step that was
-/// queued before the end was known may have written more, which does not count. But a state cannot go back: where there
-/// is one, all known tokens are published that were fed.
+/// The part that a finished sequence publishes: its last token was never fed, so its K/V does not exist; steps queued
+/// before its end may have written more, which is discarded. A state cannot be rolled back: with one, all known tokens
+/// that were fed are published.
 fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> PublishKey {
     let prompt_len = sequence.request.prompt.len();
     let n_output = match has_state {
@@ -432,7 +432,7 @@ fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> Publish
     }
 }
 
-/// Gives everything of a sequence back without publishing, and starts it over.
+/// Releases all memory of a sequence without publishing, and restarts it.
 pub(super) fn retract_of(seq: SeqId, sequence: &mut Sequence) -> Option<Settle> {
     let kv = sequence.kv.take()?;
     sequence.restart();

@@ -1,4 +1,4 @@
-//! The requests that give way to one of higher priority: at the door, in the queue, in the running batch.
+//! Preemption by higher priority: at intake, in the queue, in the running batch.
 
 use std::cmp::Reverse;
 
@@ -27,10 +27,10 @@ impl Scheduler {
         })
     }
 
-    /// The first of the queue that can be admitted now. Where priorities count they come before everything else, so
-    /// that a retracted request does not stand in the way of a better one.
+    /// The first queued requests that can be admitted now. With priorities, their rank comes first, so that a retracted
+    /// request cannot block a better one.
     pub(super) fn ready_candidates(&self) -> Vec<SeqId> {
-        // A retracted sequence waits for the tokens that are still on their way, a new one for the word of the store.
+        // A retracted sequence waits for its tokens in flight, a new one for the store's lookup.
         let is_ready = |seq: &SeqId| {
             let sequence = &self.requests[*seq];
             let tier = sequence.tier.as_ref();
@@ -46,7 +46,7 @@ impl Scheduler {
         ready
     }
 
-    /// Those that run and go on running: who has all its tokens planned leaves anyway.
+    /// The running sequences that may be preempted; those with all tokens planned end anyway.
     pub(super) fn preemptible(&self, decode: &[SeqId]) -> Option<Preemption> {
         let threshold = self.limits.rules.priority?.preemption_threshold?;
         let victims = decode.iter().map(|&seq| Victim {
@@ -68,14 +68,14 @@ impl Scheduler {
         }
     }
 
-    /// Takes the victims out of the batch and plans the same step again. A victim that ended meanwhile gives its memory back
-    /// once, as an ended one; if the request for which it all is ended, nobody is preempted, nor while there are soft pins
-    /// that give way instead.
+    /// Removes the victims from the batch and plans the same step again. A victim that ended meanwhile is released
+    /// once, as ended. No sequence is preempted if the preempting request has ended, or if soft pins can be released
+    /// instead.
     pub(super) fn preempt(&mut self, preempt: Preempt, open: OpenPlan) -> Next {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
         }
-        // Whoever is preempted now may fit in the plan after this one, even if this one runs nothing.
+        // A preempted request may fit into the plan after this one, even if this one runs nothing.
         self.pipeline.note_change();
         let is_alive = |seq: &SeqId| {
             let sequence = self.requests.get(*seq);
@@ -113,8 +113,8 @@ impl Scheduler {
         Next::PlanStep(Box::new(request))
     }
 
-    /// With the engine full, the worst of those that never ran makes room for a better request, the newest of them
-    /// first; `Err` when there is none.
+    /// At the request limit, rejects the worst waiting request that never ran, the newest first, for a better one;
+    /// `Err` if there is none.
     ///
     /// # Errors
     /// [`RequestError::Overloaded`].

@@ -1,4 +1,4 @@
-//! The waiting queue: those that wait for their first admission, and those that were retracted.
+//! The waiting queue: requests before their first admission, and retracted ones.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,14 @@ use rustc_hash::FxHashSet;
 use super::order::QueueOrder;
 use crate::ids::SeqId;
 
-/// Waiting requests, and what orders them.
+/// Waiting requests and their order.
 pub(super) struct Queue {
     order: QueueOrder,
-    /// In the order of the last plan; requests that arrived since follow.
+    /// In the order of the last plan, then newer arrivals.
     waiting: VecDeque<SeqId>,
     /// Ahead of `waiting`, oldest first.
     retracted: VecDeque<SeqId>,
-    /// Preempted for the step that is being planned: no candidates of it.
+    /// Preempted for the step being planned: not candidates for it.
     preempted: Vec<SeqId>,
 }
 
@@ -38,7 +38,7 @@ impl Queue {
         &mut self.order
     }
 
-    /// Those that wait, retracted ones included.
+    /// Number of waiting requests, including retracted ones.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.waiting.len() + self.retracted.len()
@@ -49,39 +49,39 @@ impl Queue {
         self.retracted.len()
     }
 
-    /// Those that wait in the policy's order, in the order of the last plan.
+    /// Requests before their first admission, in the order of the last plan.
     #[inline]
     pub(super) fn waiting(&self) -> &VecDeque<SeqId> {
         &self.waiting
     }
 
-    /// All that wait, retracted ones first.
+    /// All waiting requests, retracted ones first.
     #[inline]
     pub(super) fn all(&self) -> impl Iterator<Item = SeqId> + Clone + '_ {
         self.retracted.iter().chain(&self.waiting).copied()
     }
 
-    /// All that wait but for those preempted for the step that is being planned.
+    /// All waiting requests, except those preempted for the step being planned.
     #[inline]
     pub(super) fn candidates(&self) -> impl Iterator<Item = SeqId> + '_ {
         self.all().filter(|seq| !self.preempted.contains(seq))
     }
 
-    /// Takes in a request that has just arrived.
+    /// Appends a request that has just arrived.
     #[inline]
     pub(super) fn push(&mut self, seq: SeqId) {
         self.waiting.push_back(seq);
     }
 
-    /// Takes in a request that was retracted: ahead of every policy's order, oldest first.
+    /// Inserts a retracted request: ahead of the policy's order, oldest first.
     #[inline]
     pub(super) fn push_retracted(&mut self, seq: SeqId) {
         let place = self.retracted.partition_point(|other| *other < seq);
         self.retracted.insert(place, seq);
     }
 
-    /// Takes in a request that was preempted, where it stood by its arrival: ahead of all others it would take the place
-    /// that was made. It is no candidate until [`Queue::forget_preempted`].
+    /// Inserts a preempted request by its arrival: ahead of all others it would take the memory that it freed. It is no
+    /// candidate until [`Queue::forget_preempted`].
     #[inline]
     pub(super) fn push_preempted(&mut self, seq: SeqId) {
         self.preempted.push(seq);
@@ -95,7 +95,7 @@ impl Queue {
         self.preempted.clear();
     }
 
-    /// Takes a request out, wherever it waits.
+    /// Removes a request from the queue.
     #[inline]
     pub(super) fn leave(&mut self, seq: SeqId) {
         for queue in [&mut self.waiting, &mut self.retracted] {
@@ -105,27 +105,26 @@ impl Queue {
         }
     }
 
-    /// Takes out those that are admitted, in one pass however many they are: thousands may wait.
+    /// Removes the admitted requests in one pass: thousands may wait.
     #[inline]
     pub(super) fn leave_together(&mut self, admitted: &FxHashSet<SeqId>) {
         self.waiting.retain(|seq| !admitted.contains(seq));
         self.retracted.retain(|seq| !admitted.contains(seq));
     }
 
-    /// Puts those that wait in the order of their arrival, which is that of their ids. Costs one comparison each where
-    /// nothing is out of place.
+    /// Restores the order of arrival, which is the order of ids. Costs one comparison each if nothing is out of order.
     #[inline]
     pub(super) fn restore_arrival(&mut self) {
         self.waiting.make_contiguous().sort_unstable();
     }
 
-    /// Sorts those that wait by a key, equals in the order in which they stand.
+    /// Sorts by a key, stably.
     #[inline]
     pub(super) fn sort_by<K: Ord>(&mut self, key: impl FnMut(&SeqId) -> K) {
         self.waiting.make_contiguous().sort_by_cached_key(key);
     }
 
-    /// Puts those that wait in this order.
+    /// Replaces the order.
     #[inline]
     pub(super) fn reorder(&mut self, order: Vec<SeqId>) {
         debug_assert_eq!(order.len(), self.waiting.len());

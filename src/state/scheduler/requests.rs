@@ -1,4 +1,4 @@
-//! Everybody inside the engine: by number, and by the name that clients know.
+//! Live requests, by `SeqId` and by request id.
 
 use std::ops::{Index, IndexMut};
 
@@ -7,17 +7,17 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::sequence::{Sequence, SequenceTable};
 use crate::ids::{IntakeId, RequestId, SeqId};
 
-/// The sequences, their names, and whose cancel flags were seen.
+/// The sequences, their ids, and cancel flags seen.
 #[derive(Default)]
 pub(super) struct Requests {
     table: SequenceTable,
-    /// Those that have not ended.
+    /// Requests that have not ended.
     by_rid: FxHashMap<RequestId, SeqId>,
-    /// A request inside may have a time limit.
+    /// A live request may have a timeout.
     has_timeouts: bool,
-    /// Those whose raised flag the last call came upon.
+    /// Requests whose raised flag the last call found.
     cancels_seen: Vec<IntakeId>,
-    /// Those whose flags this plan has looked at, if the queue is longer than what is looked at.
+    /// Requests whose flags this plan has checked, if the queue is longer than one check.
     swept: FxHashSet<SeqId>,
 }
 
@@ -56,13 +56,13 @@ impl Requests {
         self.table.is_empty()
     }
 
-    /// The request that has this name now.
+    /// The live request with this id.
     #[inline]
     pub(super) fn holder(&self, rid: &RequestId) -> Option<SeqId> {
         self.by_rid.get(rid).copied()
     }
 
-    /// Lets another request have the name of one that has ended.
+    /// Frees the id of an ended request.
     #[inline]
     pub(super) fn release_name(&mut self, seq: SeqId) {
         let rid = &self.table[seq].request.rid;
@@ -77,13 +77,13 @@ impl Requests {
         self.by_rid.len()
     }
 
-    /// Those that have not ended, in no order.
+    /// Requests that have not ended, unordered.
     #[inline]
     pub(super) fn live(&self) -> impl Iterator<Item = SeqId> + '_ {
         self.by_rid.values().copied()
     }
 
-    /// Those that have not ended, oldest first.
+    /// Requests that have not ended, oldest first.
     #[inline]
     pub(super) fn live_by_age(&self) -> Vec<SeqId> {
         let mut live: Vec<SeqId> = self.live().collect();
@@ -96,7 +96,7 @@ impl Requests {
         self.has_timeouts
     }
 
-    /// Notes that nobody, or somebody, inside has a time limit.
+    /// Records whether a live request has a timeout.
     #[inline]
     pub(super) fn set_has_timeouts(&mut self, has_timeouts: bool) {
         self.has_timeouts = has_timeouts;
@@ -117,14 +117,14 @@ impl Requests {
         self.cancels_seen.clear();
     }
 
-    /// A call begins that looks at flags: nobody's was seen yet.
+    /// Starts a call that checks flags, and clears the flags seen.
     #[inline]
     pub(super) fn begin_sweep(&mut self) {
         self.cancels_seen.clear();
         self.swept.clear();
     }
 
-    /// Those of `head` whose flag is raised, but for those that were looked at since the sweep began.
+    /// Requests of `head` whose flag is raised, except those checked since the sweep began.
     #[inline]
     pub(super) fn cancelled_of(&self, head: impl Iterator<Item = SeqId>) -> Vec<SeqId> {
         let is_cancelled =
@@ -132,8 +132,8 @@ impl Requests {
         head.filter(is_cancelled).collect()
     }
 
-    /// A plan may sweep again, in another order; a flag raised in between counts for the next plan, so that whose flag a
-    /// plan saw says all.
+    /// A plan may sweep again in another order. A flag raised in between counts for the next plan, so that the list of
+    /// flags seen determines the plan.
     #[inline]
     pub(super) fn note_swept(&mut self, head: impl Iterator<Item = SeqId>) {
         self.swept.extend(head);
@@ -144,7 +144,7 @@ impl Index<SeqId> for Requests {
     type Output = Sequence;
 
     /// # Panics
-    /// As [`SequenceTable`]'s.
+    /// See [`SequenceTable`].
     #[inline]
     fn index(&self, seq: SeqId) -> &Sequence {
         &self.table[seq]

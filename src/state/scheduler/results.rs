@@ -13,11 +13,11 @@ use super::pipeline::StepRecord;
 use super::planning::retract_of;
 use super::{Computed, Next, Scheduler};
 
-/// Lost steps that one request survives: a request that breaks every step it is in must not break them for ever.
+/// Lost steps that a request survives: one that breaks every step must not do so forever.
 const MAX_LOSSES: u32 = 2;
 
 impl Scheduler {
-    /// Takes a step's result. Steps end in their order; anything else is stale, counted and dropped.
+    /// Takes a step's result. Steps finish in order; any other result is stale, counted and dropped.
     pub fn step_done(&mut self, step: StepId, result: Result<StepOutput, StepError>) {
         self.pipeline.note_change();
         let Some(record) = self.pipeline.take_done(step) else {
@@ -47,13 +47,13 @@ impl Scheduler {
         }
     }
 
-    /// Takes the emptied rows of the last result, if nobody has: the next step's result can use their memory.
+    /// Takes the cleared rows of the last result, unless already taken: the next result can reuse their memory.
     pub fn take_spent(&mut self) -> Option<Vec<RowResult>> {
         self.pipeline.take_spent()
     }
 
-    /// A sequence that ended while this step was queued is a zombie in it: its token is dropped. One that was
-    /// retracted takes its token.
+    /// The token of a sequence that ended while this step was in flight is dropped. A retracted sequence keeps its
+    /// token.
     fn take_row(&mut self, row: &mut RowResult) {
         let (seq, logprobs) = (row.seq, row.logprobs.take());
         if row.accepted == 0 {
@@ -108,8 +108,7 @@ impl Scheduler {
         }
     }
 
-    /// A step has fed nothing to a sequence, since it had ended: the last token that was planned is not among those that it
-    /// has computed.
+    /// The step skipped an ended sequence: the last planned token was not computed.
     fn take_skipped(&mut self, seq: SeqId) {
         let Some(sequence) = self.requests.get_mut(seq) else {
             return;
@@ -126,8 +125,8 @@ impl Scheduler {
         }
     }
 
-    /// A step failed: nothing that it or a later one wrote can be trusted. Its requests fail if it was refused, and
-    /// are computed again if it was lost; then the tree is flushed.
+    /// A step failed: nothing that it or a later one wrote can be trusted. Its requests fail if it was rejected, and
+    /// are recomputed if it was lost; then the tree is flushed.
     fn lose(&mut self, record: &StepRecord, error: &StepError) {
         self.pipeline.begin_recovery();
         for &seq in &record.rows {
@@ -143,7 +142,7 @@ impl Scheduler {
         }
     }
 
-    /// Once the steps under way are back: everything is retracted, pins are revoked, the tree is flushed.
+    /// When no step is in flight: retracts everything, revokes pins, flushes the tree.
     pub(super) fn recover(&mut self) -> Next {
         if !self.pipeline.is_drained() {
             return Next::Nothing;
@@ -152,7 +151,7 @@ impl Scheduler {
         if let Some(tier) = &mut self.tier {
             tier.drop_copies();
         }
-        // A sequence that is retracted here is admitted again by the plan after this one, and nothing else need happen first.
+        // The next plan readmits the sequences retracted here, without waiting for another event.
         self.pipeline.note_change();
         drop(self.batch.take_extended());
         for &seq in self.batch.ended() {

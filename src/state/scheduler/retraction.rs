@@ -1,4 +1,4 @@
-//! The sequences that give way when the decode runs out of pages.
+//! Retraction of sequences when the decode runs out of pages.
 
 use std::cmp::Reverse;
 
@@ -13,8 +13,8 @@ use super::planning::retract_of;
 use super::{Next, Scheduler};
 
 impl Scheduler {
-    /// Nothing was granted. Waits for those that are about to end; else revokes pins, soft ones first; else retracts the
-    /// running request with the fewest outputs (then the longest prompt), one a round; the last one fails alone.
+    /// No page was granted. Waits for sequences about to end; else revokes pins, soft ones first; else retracts the
+    /// running request with the fewest outputs (then the longest prompt), one per round. The last one fails alone.
     pub(super) fn give_way(&mut self, open: OpenPlan) -> Next {
         if self.pipeline.is_recovering() {
             return Next::Nothing;
@@ -34,12 +34,12 @@ impl Scheduler {
                     retracted = self.retract(seq);
                     evict_tokens = self.batch.running().len() * RETRACT_DECODE_STEPS;
                 }
-                // The token on its way may end the last one well.
+                // The last sequence may still end normally with its token in flight.
                 None if !self.pipeline.is_drained() => return Next::Nothing,
                 None => self.fail_last(),
             }
         }
-        // A request that gives way now may fit again in the plan after this one, even if this one runs nothing.
+        // A retracted request may fit into the plan after this one, even if this one runs nothing.
         self.pipeline.note_change();
         let mut settle = self.take_settlements();
         settle.extend(retracted);
@@ -54,7 +54,7 @@ impl Scheduler {
         Next::PlanStep(Box::new(request))
     }
 
-    /// The last of the running ones by (most outputs, shortest prompt); the chunked one rather than the last.
+    /// The running sequence with the fewest outputs, then the longest prompt; the chunked one if at most one runs.
     fn victim(&self) -> Option<SeqId> {
         let running = self.batch.running();
         if running.len() <= 1 {
@@ -85,7 +85,7 @@ impl Scheduler {
         settle
     }
 
-    /// Takes a sequence out of the batch with everything it holds; it starts over.
+    /// Removes a sequence from the batch and releases its memory; it starts over.
     pub(super) fn evacuate(&mut self, seq: SeqId) -> Option<Settle> {
         self.batch.evacuate(seq);
         let sequence = &mut self.requests[seq];
@@ -94,7 +94,7 @@ impl Scheduler {
         retract_of(seq, sequence)
     }
 
-    /// Back into the queue, ahead of every policy's order, oldest first.
+    /// Queues a retracted sequence ahead of the policy's order, oldest first.
     pub(super) fn queue_retracted(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
         sequence.retractions += 1;
@@ -112,7 +112,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing runs and the first candidate does not fit: pins are in its way, or nothing can help it.
+    /// The engine is idle and the first candidate does not fit: releases pins, or fails it.
     pub(super) fn relieve_idle_engine(&mut self, refused: SeqId) {
         let is_busy =
             !self.batch.is_empty() || !self.batch.ended().is_empty() || !self.pipeline.is_drained();

@@ -1,4 +1,4 @@
-//! The states that a sequence holds: its own, and copies of it that are not in the cache yet.
+//! A sequence's states: its live one, and copies that are not in the cache yet.
 
 use std::ops::Range;
 
@@ -10,32 +10,32 @@ use crate::state::pool::pages::PageSize;
 use crate::state::pool::state_pool::{OwnedState, SaveReason, SavedState};
 use crate::state::step::StateSave;
 
-/// The states of an admitted sequence whose model keeps some.
+/// The states of an admitted sequence, if the model's layers keep any.
 #[derive(Debug)]
 pub struct RowStates {
-    /// The one that its steps read and write: it has seen all committed tokens.
+    /// Read and written by its steps; covers all committed tokens.
     live: OwnedState,
-    /// Copies that the steps planned so far make, until the next checkpoint.
+    /// Copies made by the steps planned so far, until the next checkpoint.
     saved: Vec<SavedState>,
-    /// The copy at the end of the last page that its prompt or its decode filled, if it has memory for one.
+    /// The copy at the end of the last full page of prompt or output, if memory for it was granted.
     tail: Option<Tail>,
-    /// Granted for copies that no step makes.
+    /// Granted for copies, not used by a step yet.
     unused: Vec<OwnedState>,
-    /// Tokens that had K/V in the cache when it was admitted.
+    /// Tokens with cached K/V at its admission.
     pub kv_tokens: usize,
 }
 
 #[derive(Debug)]
 struct Tail {
     state: OwnedState,
-    /// 0 while nothing was copied.
+    /// 0 before the first copy.
     position: usize,
-    /// The position before that.
+    /// The position of the previous copy.
     previous: usize,
 }
 
 impl RowStates {
-    /// The states of a sequence that begins, from its grant: its own, that of its tail if it was promised one.
+    /// The states of a new sequence, from its grant: the live one, and the tail's if `keeps_tail`.
     pub fn new(
         granted: &mut impl Iterator<Item = OwnedState>,
         keeps_tail: bool,
@@ -56,19 +56,19 @@ impl RowStates {
         })
     }
 
-    /// Its own state.
+    /// The live state.
     pub fn live(&self) -> &OwnedState {
         &self.live
     }
 
-    /// Takes the memory of copies. They count once a step [makes](Self::save) them.
+    /// Takes memory for copies. A copy counts once a step [makes](Self::save) it.
     pub fn take_granted(&mut self, granted: impl Iterator<Item = OwnedState>) {
         self.unused.extend(granted);
     }
 
-    /// The copies that an extent makes of a prefill of `prefill_tokens` tokens, ascending. The one with the prefill's last
-    /// whole page leaves the tail's at the end of that, since a short reply fills none. Only a part of a page may be behind
-    /// it, in another extent.
+    /// The copies of one extent of a prefill of `prefill_tokens` tokens, ascending. The extent with the prefill's last
+    /// whole page also copies the tail there, since a short reply fills no page. Only a partial page may follow it, in
+    /// another extent.
     pub fn save_extent(
         &mut self,
         places: &[SaveAt],
@@ -86,7 +86,7 @@ impl RowStates {
         saves
     }
 
-    /// The copies that a step makes at these places, for as many as there is memory.
+    /// The copies that a step makes at these positions, as far as memory is granted.
     fn save(&mut self, places: &[SaveAt]) -> impl Iterator<Item = StateSave> {
         let n = places.len().min(self.unused.len());
         let states = self.unused.drain(..n);
@@ -103,7 +103,7 @@ impl RowStates {
         })
     }
 
-    /// The copy that a decode makes which fills a page with the token before `position`.
+    /// The copy by a decode whose token before `position` fills a page.
     pub fn save_tail(&mut self, position: usize) -> Option<StateSave> {
         let tail = self.tail.as_mut()?;
         tail.previous = std::mem::replace(&mut tail.position, position);
@@ -113,24 +113,24 @@ impl RowStates {
         })
     }
 
-    /// The step that was to copy the state at `position` did not run.
+    /// Reverts [`save_tail`](Self::save_tail) at `position`, as the step did not run.
     pub fn unsave_tail(&mut self, position: usize) {
         if let Some(tail) = self.tail.as_mut().filter(|tail| tail.position == position) {
             tail.position = tail.previous;
         }
     }
 
-    /// The copies that are to be published.
+    /// Takes the copies to publish.
     pub fn take_saved(&mut self) -> Vec<SavedState> {
         std::mem::take(&mut self.saved)
     }
 
-    /// All of them.
+    /// Number of states.
     pub fn count(&self) -> usize {
         1 + self.saved.len() + usize::from(self.tail.is_some()) + self.unused.len()
     }
 
-    /// The slots of all of them.
+    /// The slots of all states.
     pub fn slots(&self) -> impl Iterator<Item = StateSlot> + '_ {
         let saved = self.saved.iter().map(|saved| &saved.state);
         let tail = self.tail.iter().map(|tail| &tail.state);
@@ -138,7 +138,7 @@ impl RowStates {
         all.map(OwnedState::slot)
     }
 
-    /// Gives all of them back.
+    /// Returns all states.
     pub fn give_back(self) -> Vec<OwnedState> {
         let mut states = self.unused;
         states.extend(self.saved.into_iter().map(|saved| saved.state));
@@ -147,8 +147,8 @@ impl RowStates {
         states
     }
 
-    /// Divides them at the end of the sequence: those that the cache gets, and those that go back. `committed` tokens
-    /// were computed, and the first `known` of them are known.
+    /// Splits the states at the end of the sequence: those to cache, and those to return. `committed` tokens were
+    /// computed, of which `known` are known.
     pub fn publish(
         self,
         committed: usize,

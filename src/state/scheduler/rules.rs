@@ -1,4 +1,4 @@
-//! Which rows share a step, and who waits for whom.
+//! Rules for sharing steps between prefills and decodes.
 
 use crate::ids::{SeqId, StepId};
 use crate::state::plan::preemption::PriorityRules;
@@ -6,26 +6,26 @@ use crate::state::plan::prefill_adder::StepPace;
 
 use super::Scheduler;
 
-/// Decode steps behind a prefill step, unless it is configured.
+/// Default number of decode steps after a prefill step.
 pub const PREFILL_DECODE_INTERVAL: usize = 1;
-/// Least number of requests that decode for them to be protected, unless it is configured.
+/// Default minimum of decoding requests that the interval protects.
 pub const PREFILL_DECODE_INTERVAL_MIN_BS: usize = 1;
-/// The longest that a prefill step keeps others from decoding, in milliseconds, unless it is configured.
+/// Default upper bound of a prefill step that delays decodes, in milliseconds.
 pub const MAX_PREFILL_STEP_MS: u32 = 500;
 
-/// How prefills and decodes share the steps.
+/// Rules for sharing steps between prefills and decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BatchRules {
-    /// Requests that decode ride in the steps that prefill others, a token each; needs chunked prefill.
+    /// Prefill steps also decode one token of each decoding request; needs chunked prefill.
     pub mixed_chunk: bool,
-    /// Decode steps that come behind a prefill step which left out a request that could have decoded; 0: none.
+    /// Decode steps after a prefill step that excluded a decodable request; 0: none.
     pub prefill_decode_interval: usize,
-    /// Fewer requests that decode do not hold up a prefill.
+    /// With fewer decoding requests, prefills are not delayed.
     pub prefill_decode_interval_min_bs: usize,
-    /// The effect of priorities beyond the policy's order; `None`: nothing.
+    /// Effects of priorities in addition to the queue's order; `None` without any.
     pub priority: Option<PriorityRules>,
-    /// The longest, in milliseconds, that a step with a prefill is to take while others decode; `None` for any time. Needs
-    /// chunked prefill. Where a chunk would take longer, requests that decode ride in each of its parts.
+    /// Upper bound, in milliseconds, of a prefill step while others decode; `None` without a bound. Needs chunked
+    /// prefill. If a chunk would take longer, it is split, and its parts also decode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_prefill_step_ms: Option<u32>,
 }
@@ -43,8 +43,7 @@ impl Default for BatchRules {
 }
 
 impl Scheduler {
-    /// True while decode steps are owed to those who sat out the last prefill step. Once nobody is left to decode,
-    /// nothing is owed.
+    /// True while decode steps are due after the last prefill step. None is due once no request decodes.
     pub(super) fn defers_prefill(&self, decode: &[SeqId]) -> bool {
         let rules = &self.limits.rules;
         self.batch.owed_decodes() > 0
@@ -52,7 +51,7 @@ impl Scheduler {
             && decode.len() >= rules.prefill_decode_interval_min_bs
     }
 
-    /// A prefill step is sent; `sat_out`: somebody could have decoded in it and did not.
+    /// Records a prefill step; `sat_out`: a decodable request was left out.
     pub(super) fn note_prefill_step(&mut self, sat_out: bool) {
         if sat_out {
             self.batch
@@ -60,7 +59,7 @@ impl Scheduler {
         }
     }
 
-    /// Records a step's time; to be called before its result.
+    /// Records a step's duration; call it before `step_done`.
     pub fn step_took(&mut self, step: StepId, micros: u64) {
         let prefill = self.pipeline.prefill_of(step);
         if let Some(pace) = &mut self.pace {
@@ -68,27 +67,27 @@ impl Scheduler {
         }
     }
 
-    /// Whether anything depends on how long this step takes.
+    /// Whether the step's duration affects later plans.
     pub fn wants_time_of(&self, step: StepId) -> bool {
         self.pace.is_some() && self.pipeline.prefill_of(step).tokens() > 0
     }
 
-    /// The pace of a prefill while these could decode.
+    /// The pace of a prefill, bounded if a request could decode.
     pub(super) fn step_pace(&self, decode: &[SeqId]) -> Option<StepPace> {
         let pace = self.pace.as_deref()?.clone();
         let is_bound = !decode.is_empty();
         Some(StepPace { pace, is_bound })
     }
 
-    /// True if a chunk from position `first` on would take longer than a step may: prefills then come in many steps, and
-    /// a decode between any two of them would read the weights once more.
+    /// True if a chunk from position `first` on would exceed the step time: the prefill then takes many steps, and each
+    /// decode step between them would read the weights again.
     fn cuts_by_time(&self, first: usize, chunk: usize) -> bool {
         let pace = self.pace.as_deref();
         pace.is_some_and(|pace| pace.tokens_within(pace.step_s(), first, 0) < chunk)
     }
 
-    /// Rows of this decode that ride in a prefill step which begins at position `first`: all or none. None if one of them
-    /// wants log probabilities, or if they would leave the prefill less than a page of its chunk.
+    /// Decode rows that share a prefill step that begins at position `first`: all or none. None if one of them requests
+    /// log probabilities, or if they would leave the prefill less than a page of its chunk.
     pub(super) fn mixed_rows(&self, decode: &[SeqId], first: usize) -> usize {
         let Some(chunk) = self.limits.chunk_tokens else {
             return 0;

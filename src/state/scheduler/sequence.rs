@@ -1,4 +1,4 @@
-//! One request inside the engine: its tokens, its lengths, its hold on memory.
+//! A live request: its tokens, lengths and memory.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::state::scheduler::row_states::RowStates;
 use crate::state::scheduler::submission::Submission;
 use crate::state::scheduler::tier::SequenceTier;
 
-/// Where a sequence stands.
+/// The phase of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Waits for its first admission, or for the next after a retraction.
+    /// Waits for its first admission or its readmission after a retraction.
     Waiting,
-    /// Its prefill is cut into chunks and not at its end.
+    /// In chunked prefill.
     Chunked,
     /// Its prefill is planned to its end; it decodes.
     Running,
 }
 
-/// A sequence's hold on memory.
+/// A sequence's memory.
 ///
 /// ```text
 /// pages   [0 .. protected_pages)                  owned by the tree, kept by `lock`
@@ -31,79 +31,79 @@ pub enum Phase {
 #[derive(Debug)]
 #[repr(C)] // as in `Sequence`
 pub struct SequenceKv {
-    /// Tokens whose K/V is written by the steps planned so far.
+    /// Tokens whose K/V the steps planned so far write.
     pub committed: usize,
     /// Row of the page table.
     pub row: RowId,
-    /// Pages behind those that the tree owns.
+    /// Private pages, after the tree's.
     pub private: Pages,
     /// Pages that the tree owns.
     pub protected_pages: usize,
-    /// Keeps the tree's part of the pages.
+    /// Locks the tree's part of the pages.
     pub lock: NodeLock,
     /// Tokens of this request that counted as a cache hit.
     pub inserted_tokens: usize,
-    /// Its states, where layers keep any.
+    /// Its states, if layers keep any.
     pub states: Option<Box<RowStates>>,
-    /// Window pages behind those that the tree owns, as far as they are seen; `None` where layers have no windows.
+    /// Private window pages, after the tree's, as far as they are visible; `None` without window layers.
     pub windows: Option<Box<RowWindows>>,
 }
 
-/// One request inside the engine. Fields that every step touches come first and close together: a large batch is walked through
-/// several times a step, and so are as many cache lines as these parts lie on.
+/// A live request. Fields that every step touches come first and close together: each step iterates over a large batch
+/// several times, and over as many cache lines as these fields span.
 #[derive(Debug)]
 #[repr(C)] // in this order
 pub struct Sequence {
-    /// Where it stands.
+    /// Its phase.
     pub phase: Phase,
-    /// Its memory is given back by the next plan.
+    /// The next plan releases its memory.
     pub has_ended: bool,
-    /// Some tokens end it.
+    /// End-of-sequence and stop tokens end it.
     heeds_stops: bool,
-    /// The tokens that its output begins with were told.
+    /// The opening tokens of its output were sent.
     pub is_opening_told: bool,
-    /// Publishes what it computed when it gives its memory back.
+    /// Publishes its K/V when it releases its memory.
     pub publish: bool,
-    /// Rows of this sequence in steps that are not done.
+    /// Rows of this sequence in steps in flight.
     pub rows_in_flight: u32,
-    /// Taken from the request, as `heeds_stops`: every plan and every token asks for them.
+    /// Copied from the request, as `heeds_stops`: every plan and every token reads them.
     max_new_tokens: u32,
-    /// Times retracted.
+    /// Number of retractions.
     pub retractions: u32,
-    /// Prompt tokens that came from the cache at the first admission.
+    /// Prompt tokens from the cache at the first admission.
     pub cached_tokens: Option<u32>,
-    /// Output tokens known once every planned step is done.
+    /// Number of output tokens once every planned step is done.
     pub planned_output: usize,
-    /// Output tokens known.
+    /// Output tokens so far.
     pub output: Vec<u32>,
     /// The last step that writes K/V of this sequence.
     pub last_step: StepId,
-    /// The hold on memory while admitted.
+    /// Its memory while admitted.
     pub kv: Option<SequenceKv>,
     /// The request's parameters.
     pub request: Submission,
-    /// Prompt and output at the (re)admission: what the prefill computes.
+    /// Prompt and output at the (re)admission: the input of the prefill.
     pub fill: Arc<[u32]>,
-    /// Prompt positions whose log probabilities have been delivered.
+    /// Prompt positions whose log probabilities were delivered.
     pub input_logprobs_until: u32,
-    /// Since when it is known to have been admitted, in seconds of the clock of `submitted_s`.
+    /// The first observation of its admission, in seconds of the clock of `submitted_s`.
     pub running_since_s: Option<f64>,
-    /// Times a step that held it was lost.
+    /// Number of lost steps with a row of it.
     pub losses: u32,
-    /// Plans it was held back for a prefix in flight.
+    /// Number of plans that held it back for a prefix in flight.
     pub waits: u8,
-    /// Prompt tokens that the engine had prefilled when it arrived.
+    /// The engine's prefilled tokens at its arrival.
     pub arrival_prefilled_tokens: u64,
-    /// Output tokens that count, once ended (a stop string may trim).
+    /// Output tokens that count, once it has ended (a stop string may trim).
     pub kept_output: usize,
-    /// The part that the store has of it; `None` without a store.
+    /// Its lookup and fetch in the store; `None` without a store.
     pub tier: Option<Box<SequenceTier>>,
-    /// What the tree saw at the first admission, until it is told.
+    /// Its miss point at the first admission, until it is reported.
     pub departure: Option<Box<Departure>>,
 }
 
 impl Sequence {
-    /// A sequence that waits for its first admission.
+    /// A sequence before its first admission.
     pub fn new(request: Submission) -> Self {
         Self {
             fill: opened(&request),
@@ -132,13 +132,13 @@ impl Sequence {
         }
     }
 
-    /// Returns how many of its first `tokens` are the prompt's: an output that a grammar opens follows the prompt in the
-    /// first prefill, and may be cached as well.
+    /// Number of prompt tokens among its first `tokens`: the first prefill also computes a grammar's opening tokens,
+    /// which may be cached as well.
     pub fn of_prompt(&self, tokens: usize) -> usize {
         tokens.min(self.request.prompt.len())
     }
 
-    /// Most tokens it may generate.
+    /// Upper bound of its output tokens.
     pub fn max_new_tokens(&self) -> usize {
         self.max_new_tokens as usize
     }
@@ -148,25 +148,25 @@ impl Sequence {
         self.heeds_stops
     }
 
-    /// Tokens it may still generate, counting planned ones as generated.
+    /// Output tokens left, after planned ones.
     pub fn remaining_new_tokens(&self) -> usize {
         self.max_new_tokens().saturating_sub(self.planned_output)
     }
 
-    /// Can take part in a decode: its last token is known or will be, and the length does not end it.
+    /// True if it can decode: its last token is known or planned, and its length limit is not reached.
     pub fn can_decode(&self) -> bool {
         self.phase == Phase::Running && !self.has_ended && self.remaining_new_tokens() > 0
     }
 
-    /// True for a request that generates nothing, once the last chunk of its prefill is back.
+    /// True for a request without output, once its last prefill chunk is done.
     pub fn is_prefill_alone_done(&self) -> bool {
         self.max_new_tokens() == 0 && self.phase == Phase::Running && self.rows_in_flight == 0
     }
 
-    /// The hold on memory of a sequence that is admitted.
+    /// The memory of an admitted sequence.
     ///
     /// # Panics
-    /// If it holds none.
+    /// If it is not admitted.
     pub fn held_kv(&self) -> &SequenceKv {
         let kv = self.kv.as_ref();
         kv.expect("an admitted sequence holds memory")
@@ -178,27 +178,27 @@ impl Sequence {
         kv.expect("an admitted sequence holds memory")
     }
 
-    /// Pages that are its own.
+    /// Number of private pages.
     pub fn private_pages(&self) -> usize {
         self.kv.as_ref().map_or(0, |kv| kv.private.len())
     }
 
-    /// Window pages that are its own.
+    /// Number of private window pages.
     pub fn private_windows(&self) -> usize {
         let windows = self.kv.as_ref().and_then(|kv| kv.windows.as_ref());
         windows.map_or(0, |windows| windows.pages.len())
     }
 
-    /// States that it holds.
+    /// Number of states.
     pub fn states(&self) -> usize {
         let states = self.kv.as_ref().and_then(|kv| kv.states.as_ref());
         states.map_or(0, |states| states.count())
     }
 
-    /// Longest prefix of so many tokens that may come from the cache: one token at least is computed for its logits, and input log
-    /// probabilities need the logits from their start on.
+    /// Upper bound of the prefix from the cache, for this many tokens: at least one token is computed for its logits,
+    /// and input log probabilities need logits from their start on.
     pub fn match_limit_of(&self, fill_tokens: usize) -> usize {
-        // A mean needs the state of each token, and the cache has keys and values only.
+        // Mean pooling needs each token's hidden state, and the cache has only K/V.
         if self.request.bypasses_cache || self.request.pooling == Some(Pooling::Mean) {
             return 0;
         }
@@ -209,7 +209,7 @@ impl Sequence {
         }
     }
 
-    /// First prompt position whose logits are still wanted for input log probabilities.
+    /// First prompt position whose input log probabilities are requested and not delivered yet.
     pub fn wished_input_start(&self) -> Option<u32> {
         let start = self
             .request
@@ -220,18 +220,18 @@ impl Sequence {
         ((start as usize + 1) < self.request.prompt.len()).then_some(start)
     }
 
-    /// Tokens from the beginning on that the store has.
+    /// Leading tokens that the store has.
     pub fn stored_tokens(&self) -> usize {
         let tier = self.tier.as_ref();
         tier.map_or(0, |tier| tier.stored_tokens())
     }
 
-    /// Prompt tokens that came from the store at the first admission.
+    /// Prompt tokens from the store at the first admission.
     pub fn loaded_tokens(&self) -> u32 {
         self.tier.as_ref().map_or(0, |tier| tier.loaded_tokens())
     }
 
-    /// Prompt and output as one slice's worth of tokens.
+    /// The prompt and the first `n_output` output tokens.
     pub fn all_tokens(&self, n_output: usize) -> Arc<[u32]> {
         if n_output == 0 {
             return self.request.prompt.clone();
@@ -251,7 +251,7 @@ impl Sequence {
         }
     }
 
-    /// Gives up the row and starts over as a waiting sequence that keeps its output.
+    /// Restarts it as a waiting sequence that keeps its output.
     pub fn restart(&mut self) {
         self.phase = Phase::Waiting;
         self.planned_output = self.output.len();
@@ -268,7 +268,7 @@ pub struct SequenceTable {
 }
 
 impl SequenceTable {
-    /// Takes a sequence in.
+    /// Inserts a sequence.
     pub fn insert(&mut self, sequence: Sequence) -> SeqId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -296,7 +296,7 @@ impl SequenceTable {
         }
     }
 
-    /// Takes a sequence out.
+    /// Removes a sequence.
     pub fn remove(&mut self, seq: SeqId) -> Option<Sequence> {
         self.get(seq)?;
         self.free.push(slot_of(seq) as u32);
@@ -318,7 +318,7 @@ impl SequenceTable {
         self.slots.len() - self.free.len()
     }
 
-    /// True when none is live.
+    /// True without live sequences.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -328,7 +328,7 @@ impl std::ops::Index<SeqId> for SequenceTable {
     type Output = Sequence;
 
     /// # Panics
-    /// If the sequence is not live: the scheduler's lists hold live ones only.
+    /// If the sequence is not live: the scheduler's lists contain only live ones.
     fn index(&self, seq: SeqId) -> &Sequence {
         self.get(seq)
             .expect("the scheduler's lists hold live sequences")
@@ -342,7 +342,7 @@ impl std::ops::IndexMut<SeqId> for SequenceTable {
     }
 }
 
-/// The prompt and what the output begins with.
+/// The prompt, then the opening tokens of the output.
 fn opened(request: &Submission) -> Arc<[u32]> {
     if request.opening.is_empty() {
         return request.prompt.clone();

@@ -1,5 +1,5 @@
-//! Prefixes that stay in memory until somebody needs it: they give way before a request waits, is retracted, preempted or
-//! refused for them, and before the cache is emptied.
+//! Prefixes pinned until their memory is needed: released before a request waits, is retracted, preempted or refused
+//! for lack of memory, and before the cache is flushed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::Scheduler;
 use crate::state::cache::namespace::Namespace;
 use crate::state::pool::pages::NodeLock;
 
-/// They hold at most one in so many tokens of the pool, each counted with all of its prefix.
+/// Soft pins hold at most 1/`SHARE_OF_POOL` of the pool's tokens; each pin counts its whole prefix.
 const SHARE_OF_POOL: usize = 2;
 
-/// The prefixes that are kept softly, by number, so that the oldest comes first.
+/// The soft pins by number, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct SoftPins {
     held: BTreeMap<u64, SoftPin>,
@@ -45,7 +45,7 @@ impl SoftPins {
         self.held.insert(number, pin);
     }
 
-    /// Keeps what the tree has locked, or hands it back if the pin is gone.
+    /// Keeps the tree's lock, or returns it if the pin is gone.
     pub(super) fn grant(
         &mut self,
         number: u64,
@@ -60,25 +60,25 @@ impl SoftPins {
         Ok(())
     }
 
-    /// Tokens that they hold; what several share counts for each.
+    /// Pinned tokens; shared ones count once per pin.
     pub(super) fn tokens(&self) -> usize {
         self.held.values().map(|pin| pin.tokens).sum()
     }
 
-    /// Takes a pin out, with its lock if it was granted.
+    /// Removes a pin, and returns its lock if it was granted.
     pub(super) fn take(&mut self, name: u64) -> Option<Option<NodeLock>> {
         let number = self.by_name.remove(&name)?;
         self.held.remove(&number).map(|pin| pin.lock)
     }
 
-    /// Takes the oldest out, with its lock if it was granted.
+    /// Removes the oldest pin, and returns its lock if it was granted.
     pub(super) fn take_oldest(&mut self) -> Option<Option<NodeLock>> {
         let (_, pin) = self.held.pop_first()?;
         self.by_name.remove(&pin.name);
         Some(pin.lock)
     }
 
-    /// The names of those whose time has passed.
+    /// The names of expired pins.
     pub(super) fn expired(&self, now_s: u64) -> impl Iterator<Item = u64> + '_ {
         let held = self.held.values();
         held.filter(move |pin| pin.expires_s <= now_s)
@@ -87,8 +87,8 @@ impl SoftPins {
 }
 
 impl Scheduler {
-    /// Keeps what is cached of a prefix until `expires_s` (seconds of the caller's clock), until it is given back by its
-    /// name, or until its memory is needed. The oldest make room for it. The pin that `replaces` names is given back.
+    /// Pins the cached part of a prefix until `expires_s` (seconds of the caller's clock), its release by name, or
+    /// until its memory is needed. Over the limit, the oldest pins are released, as is the pin that `replaces` names.
     pub fn pin_softly(
         &mut self,
         name: u64,
@@ -110,19 +110,19 @@ impl Scheduler {
         pins.ask_softly(name, namespace, tokens, expires_s);
     }
 
-    /// Gives a soft pin back; false if it was gone.
+    /// Releases a soft pin; false if it does not exist.
     pub fn unpin_softly(&mut self, name: u64) -> bool {
         self.pipeline.note_change();
         self.hosts.pins_mut().unpin_softly(name)
     }
 
-    /// Tokens that soft pins may hold.
+    /// Upper bound of softly pinned tokens.
     pub(super) fn soft_pin_tokens(&self) -> usize {
         let total = self.limits.page_size.tokens_in(self.limits.total_pages);
         total / SHARE_OF_POOL
     }
 
-    /// A candidate was refused for want of memory: the oldest soft pin goes, and the next plan tries again.
+    /// A candidate was refused for lack of memory: releases the oldest soft pin, and the next plan retries.
     pub(super) fn yield_to_candidate(&mut self) -> bool {
         let has_yielded = self.hosts.pins_mut().yield_oldest();
         if has_yielded {

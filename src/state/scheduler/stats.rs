@@ -4,23 +4,23 @@ use serde::Serialize;
 
 use super::tier::TierStats;
 
-/// SGLang takes a pool for fully used from this token usage on.
+/// The token usage at which SGLang considers a pool full.
 const FULL_TOKEN_USAGE: f64 = 0.9;
 
 /// Queues, pools and counters as of the last plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EngineStats {
-    /// The policy that orders the queue now.
+    /// The current scheduling policy.
     pub schedule_policy: &'static str,
-    /// The policy that orders evictions now; `none` without a prefix cache.
+    /// The current eviction policy; `none` without a prefix cache.
     pub radix_eviction_policy: &'static str,
-    /// Requests that decode or prefill.
+    /// Decoding or prefilling requests.
     pub running_requests: usize,
-    /// Tokens of the requests that decode, prompt and output.
+    /// Prompt and output tokens of decoding requests.
     pub decode_tokens: usize,
-    /// Requests that wait, retracted ones included.
+    /// Waiting requests, including retracted ones.
     pub waiting_requests: usize,
-    /// Of those, retracted ones.
+    /// Retracted requests among the waiting ones.
     pub retracted_requests: usize,
     /// Tokens of the KV pool.
     pub total_tokens: usize,
@@ -28,53 +28,53 @@ pub struct EngineStats {
     pub page_size: usize,
     /// Tokens of free pages.
     pub free_tokens: usize,
-    /// Cached tokens that could be evicted.
+    /// Evictable cached tokens.
     pub evictable_tokens: usize,
-    /// Cached tokens that a lock protects.
+    /// Cached tokens protected by a lock.
     pub protected_tokens: usize,
-    /// Tokens of pages that belong to single sequences.
+    /// Tokens of pages private to sequences.
     pub private_tokens: usize,
     /// Rows of the page table.
     pub total_rows: usize,
     /// Free rows.
     pub free_rows: usize,
-    /// States of sequences that the pool holds; 0 where no layer keeps any.
+    /// Slots of the state pool; 0 where no layer keeps a state.
     pub total_states: usize,
-    /// States that can be granted.
+    /// Free states.
     pub free_states: usize,
-    /// States in the cache.
+    /// Cached states.
     pub cached_states: usize,
-    /// Pages of layers with windows; 0 where no layer has one.
+    /// Window pages; 0 without window layers.
     pub total_windows: usize,
-    /// Of those, pages that can be granted.
+    /// Free window pages.
     pub free_windows: usize,
-    /// Cached ones that could be evicted.
+    /// Evictable cached window pages.
     pub evictable_windows: usize,
-    /// Cached ones that a lock keeps.
+    /// Cached window pages protected by a lock.
     pub protected_windows: usize,
-    /// Those that belong to single sequences.
+    /// Window pages private to sequences.
     pub private_windows: usize,
-    /// Pins held for hosts.
+    /// Pins of hosts.
     pub pins: usize,
-    /// Pins that give way to requests.
+    /// Soft pins.
     pub soft_pins: usize,
-    /// No work is planned, by a host's wish.
+    /// A host has paused the engine.
     pub is_paused: bool,
-    /// Part of the generation budget that running requests reserve.
+    /// The reserved fraction of the running requests' generation budget.
     pub new_token_ratio: f64,
     /// Steps planned.
     pub steps: u64,
-    /// Of those, steps in which decodes rode beside a prefill.
+    /// Steps with both prefills and decodes.
     pub mixed_steps: u64,
-    /// Plans at which `free + evictable + protected + private` was not `total`.
+    /// Plans after which `free + evictable + protected + private` was not `total`.
     pub integrity_failures: u64,
-    /// Pages dropped instead of handed back.
+    /// Pages, locks and states dropped without being returned.
     pub lost_pages: u64,
-    /// Messages that came too late to matter.
+    /// Messages that arrived too late.
     pub stale_messages: u64,
-    /// Requests retracted, counted each time.
+    /// Retractions of requests.
     pub retractions: u64,
-    /// Running requests that gave way to one of higher priority, counted each time.
+    /// Running requests preempted by a higher priority, counted each time.
     pub preemptions: u64,
     /// Prompt tokens of retracted requests, counted each time.
     pub retracted_input_tokens: u64,
@@ -82,11 +82,11 @@ pub struct EngineStats {
     pub retracted_output_tokens: u64,
     /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,
-    /// Of those, tokens whose K/V came from the cache.
+    /// Prompt tokens whose K/V came from the cache, included in `prompt_tokens`.
     pub cached_tokens: u64,
     /// Tokens evicted from the tree.
     pub evicted_tokens: u64,
-    /// Window pages evicted while the pages that they belong to stayed.
+    /// Window pages evicted while their full-attention pages stayed.
     pub evicted_windows: u64,
     /// The KV store; `None` without one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,7 +94,7 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
-    /// True when no request is inside and the pool is whole: nothing private, nothing locked but pins.
+    /// True without requests and with a whole pool: no page is private, and only pins hold locks.
     pub fn is_idle_and_whole(&self) -> bool {
         self.running_requests == 0
             && self.waiting_requests == 0
@@ -111,19 +111,19 @@ impl EngineStats {
             && self.lost_pages == 0
     }
 
-    /// Tokens of pages that requests or pins hold: neither free nor evictable.
+    /// Tokens of pages held by requests or pins: neither free nor evictable.
     pub fn used_tokens(&self) -> usize {
         self.total_tokens
             .saturating_sub(self.free_tokens + self.evictable_tokens)
     }
 
-    /// Part of the KV pool that requests or pins hold, from 0 to 1.
+    /// Fraction of the KV pool held by requests or pins, from 0 to 1.
     pub fn token_usage(&self) -> f64 {
         ratio(self.used_tokens(), self.total_tokens)
     }
 
-    /// The larger of running requests over rows and token usage over the usage of a full pool, as SGLang has it; above 1
-    /// the engine has more than it should.
+    /// The larger of running requests over rows, and token usage over the usage of a full pool, as in SGLang; above 1
+    /// the engine is overcommitted.
     pub fn utilization(&self) -> f64 {
         let rows = ratio(self.running_requests, self.total_rows);
         rows.max(self.token_usage() / FULL_TOKEN_USAGE)

@@ -1,4 +1,4 @@
-//! A request as it comes into the scheduler, with its time limits and the flag that cancels it.
+//! A request's submission to the scheduler, with its timeouts and cancel flag.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,63 +11,63 @@ use crate::state::pooling::Pooling;
 use crate::state::prompt_vectors::PromptVectors;
 use crate::state::sampling::{LogprobWish, SamplingParams};
 
-/// A request as the tokenizer submits it: validated, clipped, encoded.
+/// A request from the tokenizer: validated, clipped, encoded.
 #[derive(Clone, Debug)]
 #[repr(C)] // as in `Sequence`
 pub struct Submission {
-    /// The Tokenizer's number for it.
+    /// The Tokenizer's request number.
     pub intake: IntakeId,
-    /// Log probabilities wished for.
+    /// The requested log probabilities.
     pub logprobs: Option<Arc<LogprobWish>>,
     /// The prompt; not empty, shorter than the context.
     pub prompt: Arc<[u32]>,
-    /// The client's name for it.
+    /// The client's request id.
     pub rid: RequestId,
-    /// Where its prefix may be shared.
+    /// The namespace of its prefix.
     pub namespace: Namespace,
-    /// Validated, clipped to what can fit, with a seed.
+    /// Validated and clipped, with a seed.
     pub sampling: Arc<SamplingParams>,
-    /// Tokens that its output begins with, fewer than its longest output; usually none. They are computed with the prompt
-    /// and count as output.
+    /// Opening tokens of its output, fewer than its output limit; usually none. The prefill computes them with the
+    /// prompt, and they count as output.
     pub opening: Arc<[u32]>,
-    /// Positions of the prompt that other prompts are likely to leave it at, ascending: ends of turns, and one beyond its
-    /// end if other outputs of it are asked for. They decide where states are kept; none where no layer keeps any.
+    /// Prompt positions where other prompts are likely to diverge, ascending: ends of turns, and one past the prompt's
+    /// end if it has parallel outputs. They decide where states are kept; empty if no layer keeps one.
     pub anchors: Arc<[u32]>,
     /// The grammar of its output, if it has one.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// The prompt as vectors, for the executor. `prompt` has a placeholder for each of them.
+    /// The prompt as vectors, for the executor. `prompt` has a placeholder for each.
     pub vectors: Option<Arc<PromptVectors>>,
-    /// Its K/V neither comes from the cache nor goes there: its prompt is vectors.
+    /// Its K/V neither comes from the cache nor enters it: its prompt is vectors.
     pub bypasses_cache: bool,
-    /// The request wants the embedding of its prompt, and no output.
+    /// Requests the embedding of its prompt, without output.
     pub pooling: Option<Pooling>,
     /// Priority of the request. With `enable_priority_scheduling` larger values are served first (smaller ones with
-    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` looks at it.
+    /// `schedule_low_priority_values_first`); without it only the eviction policy `priority` reads it.
     pub priority: Option<i64>,
-    /// Tested at intake and before every plan: a cancel may overtake its request.
+    /// Read at intake and before every plan: a cancel may overtake its request.
     pub cancel: CancelFlag,
-    /// When the scheduler took it in, in seconds of its actor's clock.
+    /// Time of intake, in seconds of the actor's clock.
     pub submitted_s: f64,
-    /// How long it may wait and run, on the same clock.
+    /// Its timeouts, on the same clock.
     pub timeouts: RequestTimeouts,
 }
 
-/// How long a request may take before it fails with `timeout`.
+/// Time limits after which a request fails with `timeout`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RequestTimeouts {
     /// Seconds from intake to the first step; `None` for no limit.
     pub waiting_s: Option<f64>,
-    /// Seconds from the first step to the end, time after a retraction included; `None` for no limit.
+    /// Seconds from the first step to the end, including time after a retraction; `None` for no limit.
     pub running_s: Option<f64>,
 }
 
 impl RequestTimeouts {
-    /// True if there is a limit.
+    /// True if either limit is set.
     pub fn any(&self) -> bool {
         self.waiting_s.is_some() || self.running_s.is_some()
     }
 
-    /// The shorter of the limits of both.
+    /// The shorter of both values for each limit.
     pub fn tightened(self, other: Self) -> Self {
         let shorter = |a: Option<f64>, b: Option<f64>| match (a, b) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -80,7 +80,7 @@ impl RequestTimeouts {
     }
 }
 
-/// A flag that a client raises to cancel; readable before its `CancelRequest` arrives.
+/// A client's cancel flag, readable before its `CancelRequest` arrives.
 #[derive(Clone, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 
@@ -90,7 +90,7 @@ impl CancelFlag {
         self.0.store(true, Ordering::Release);
     }
 
-    /// True for clones of one flag: they belong to one request.
+    /// True for clones of one flag, which belong to one request.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -1,4 +1,4 @@
-//! The window pages of sequences: given back as soon as nobody sees them any more.
+//! Window pages of sequences: released once they leave the attention window.
 
 use smallvec::SmallVec;
 
@@ -8,7 +8,7 @@ use crate::state::plan::window_budget::WindowBudget;
 use crate::state::pool::pages::{Window, WindowPages};
 use crate::state::scheduler::sequence::Sequence;
 
-/// Tokens that an output may still lose at its end: a stop string, and what was decoded while it was found.
+/// Tokens that an output may still lose at its end: a stop string, and tokens decoded while it was detected.
 const LOST_AT_END: usize = 8;
 
 impl Scheduler {
@@ -17,7 +17,7 @@ impl Scheduler {
         Some(windows.window(self.limits.page_size))
     }
 
-    /// The budget of window pages of an admission.
+    /// The window-page budget of an admission.
     pub(super) fn window_budget(&self) -> Option<WindowBudget> {
         let window = self.window()?;
         let running = self.batch.running().iter();
@@ -25,7 +25,7 @@ impl Scheduler {
         Some(WindowBudget::new(window, running))
     }
 
-    /// Tokens that a sequence may still generate, and those of pages of its own.
+    /// Tokens that a sequence may still generate, and tokens of its private window pages.
     fn window_needs_of(&self, seq: SeqId, window: Window) -> (f64, usize) {
         let kv = self.requests[seq].held_kv();
         let protected = window.page_size.tokens_in(kv.protected_pages);
@@ -34,8 +34,8 @@ impl Scheduler {
         (to_come, own)
     }
 
-    /// Tokens of window pages that others can have when a sequence leaves: what is reserved for it, what it owns, and what
-    /// it sees of the cache's, unless others see that too.
+    /// Tokens of window pages that a victim frees: its reservation, its own pages, and the cache's pages in its window,
+    /// unless others use them.
     pub(super) fn window_tokens_of(&self, seq: SeqId) -> f64 {
         let Some(window) = self.window() else {
             return 0.0;
@@ -48,8 +48,8 @@ impl Scheduler {
         WindowBudget::reserve(window, to_come, own) + window.page_size.tokens_in(held) as f64
     }
 
-    /// Takes the window pages of a sequence that no query of the step being planned sees, nor any later one. With a cache
-    /// those stay that a prompt would see which goes on from its last whole page, if it ended now.
+    /// Releases window pages that neither this step's queries nor later ones attend to. With a cache, pages stay that a
+    /// prompt resuming from its last whole page would need, if the sequence ended now.
     pub(super) fn leave_windows(&mut self, seq: SeqId) {
         let Some(window) = self.window() else {
             return;
@@ -73,7 +73,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing of what a sequence computes goes to the cache.
+    /// True if the cache gets nothing of the sequence.
     pub(super) fn is_kept_from_cache(&self, seq: SeqId) -> bool {
         let has_cache = self.limits.queue.eviction_policy.is_some();
         let holder = self.requests.get(seq);
@@ -81,17 +81,17 @@ impl Scheduler {
         holder.is_some_and(|sequence| !has_cache || sequence.request.bypasses_cache)
     }
 
-    /// Sequences have left some that no plan has given back.
+    /// True if released window pages wait for a plan.
     pub(super) fn has_left_windows(&self) -> bool {
         !self.left_windows.is_empty()
     }
 
-    /// Takes what sequences have left since this was last asked.
+    /// Takes the window pages released since the last call.
     pub(super) fn take_left_windows(&mut self) -> WindowPages {
         std::mem::take(&mut self.left_windows)
     }
 
-    /// Gives those that grow the window page that comes with their page.
+    /// Appends a window page to each growing sequence.
     pub(super) fn attach_windows(&mut self, seqs: &[SeqId], windows: WindowPages) {
         let mut windows = windows.one_by_one();
         for seq in seqs {
@@ -107,13 +107,13 @@ impl Scheduler {
         }
     }
 
-    /// Window pages that a plan could be granted now, beside those that it gives back.
+    /// True if a plan can grant this many window pages, including the pages that it returns.
     pub(super) fn has_windows_for(&self, growing: usize) -> bool {
         let free = self.memory.free_windows() + self.left_windows.len();
         self.limits.windows.is_none() || growing <= free
     }
 
-    /// Where other prompts are likely to leave that of a sequence.
+    /// Positions where other prompts are likely to diverge from a sequence's.
     pub(super) fn boundaries_of(&self, seq: SeqId) -> SmallVec<[usize; 4]> {
         match (self.limits.windows, self.requests.get(seq)) {
             (Some(_), Some(sequence)) => boundaries(sequence),

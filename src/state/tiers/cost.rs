@@ -1,21 +1,21 @@
-//! Whether blocks pay to be loaded: faster than nine tenths of the time in which they would be computed.
+//! Whether loading blocks pays: it must take less than nine tenths of the time of computing them.
 
 /// Share of the time of computing that loading may take.
 const FACTOR: f64 = 0.9;
-/// How much a new reading weighs in an average.
+/// Weight of a new reading in an average.
 const WEIGHT: f64 = 0.125;
 /// Rate before the first reading, in bytes a second.
 const FIRST_RATE: f64 = 1e9;
 /// Wait before the first reading, in seconds.
 const FIRST_WAIT: f64 = 1e-3;
-/// One refusal in so many is let through: a rate that nobody reads again would never get better.
+/// One refusal in this many is let through: without new readings, a rate would never improve.
 const PROBE_EVERY: u32 = 64;
-/// How much the last step weighs in the average rate of prefills.
+/// Weight of the last step in the average rate of prefills.
 const PREFILL_WEIGHT: f64 = 0.25;
 /// A step that prefills fewer tokens says little about the rate of long prompts.
 const MIN_RATED_TOKENS: usize = 64;
 
-/// Averages of what a tier's reads take. Readings come in as values.
+/// Averages of the wait and the rate of a tier's reads. Readings are inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     wait_s: f64,
@@ -45,12 +45,12 @@ impl CostModel {
         }
     }
 
-    /// A fetch began so long after it was asked for.
+    /// Records how long after its request a fetch began.
     pub fn note_wait(&mut self, seconds: f64) {
         self.wait_s += WEIGHT * (seconds.max(0.0) - self.wait_s);
     }
 
-    /// A read of so many bytes took so long.
+    /// Records the time of a read of `bytes`.
     pub fn note_read(&mut self, bytes: u64, seconds: f64) {
         if bytes == 0 {
             return;
@@ -68,12 +68,12 @@ impl CostModel {
         (self.n_readings > 0).then_some(self.bytes_per_s)
     }
 
-    /// How long a load of so many bytes takes, in seconds.
+    /// Estimated time of a load of `bytes`, in seconds.
     pub fn load_s(&self, bytes: u64) -> f64 {
         self.wait_s + bytes as f64 / self.bytes_per_s.max(1.0)
     }
 
-    /// True if `tokens` that take `bytes` are loaded sooner than they are computed at `tokens_per_s`. Without a rate,
+    /// True if `tokens` that take `bytes` are loaded faster than they are computed at `tokens_per_s`. Without a rate,
     /// they are.
     pub fn pays(&mut self, tokens: usize, bytes: u64, tokens_per_s: Option<f64>) -> bool {
         let Some(rate) = tokens_per_s.filter(|rate| *rate > 0.0) else {
@@ -87,14 +87,14 @@ impl CostModel {
     }
 }
 
-/// How fast prompts were prefilled lately.
+/// Recent rate of prefills.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PrefillRate {
     tokens_per_s: Option<f64>,
 }
 
 impl PrefillRate {
-    /// A step that did nothing but prefill so many tokens took so long.
+    /// Records the time of a step that only prefilled `tokens`.
     pub fn note(&mut self, tokens: usize, seconds: f64) {
         if tokens >= MIN_RATED_TOKENS && seconds > 0.0 {
             let rate = tokens as f64 / seconds;
@@ -103,7 +103,7 @@ impl PrefillRate {
         }
     }
 
-    /// In tokens a second; `None` before the first step that says something.
+    /// In tokens a second; `None` before the first step that counts.
     pub fn tokens_per_s(&self) -> Option<f64> {
         self.tokens_per_s
     }

@@ -1,9 +1,9 @@
-//! Which blocks a tier holds, how far a prompt's path leads, and which record gives way.
+//! The blocks of a tier, the stored part of a prompt's path, and the choice of victims.
 //!
-//! Blocks form a forest by their parents. Their keys and values go leaves first: a block is as recently used as the last
-//! used of those behind it, which it takes over when that goes. States and windows may go at any time. A block whose
-//! keys and values turn out to be damaged keeps its place, empty, as long as others are behind it: they are found again
-//! once it is computed and saved again.
+//! Blocks form a forest by their parents. Eviction takes their keys and values leaves first: a block is as recently
+//! used as its most recently used successor, whose time it inherits when that is evicted. States and windows may be
+//! evicted at any time. A block with damaged keys and values keeps its place, empty, as long as others follow it: they
+//! are found again once it is computed and saved again.
 
 use std::collections::hash_map::Entry;
 
@@ -17,22 +17,22 @@ use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Needs};
 pub struct StoredBlock {
     /// Its block.
     pub place: BlockPlace,
-    /// The part of it that it holds.
+    /// The part of the block that it holds.
     pub kind: BlockKind,
-    /// Where the tier keeps it: the tier's own number.
+    /// Where the tier keeps it: a number that the tier assigns.
     pub location: u64,
     /// When it was last used, in ticks of the index.
     pub used: u64,
 }
 
-/// The fate of a record that was to be inserted.
+/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// It is in.
+    /// It was inserted.
     New,
-    /// It was in.
+    /// It was there already.
     Known,
-    /// The block that it follows, or for states and windows its keys and values, are not in: nobody would find it.
+    /// The block that it follows, or for states and windows its keys and values, are missing: no lookup would find it.
     Orphan,
 }
 
@@ -70,7 +70,7 @@ impl Node {
         }
     }
 
-    /// True if a record of the kind may go: there is one, and nothing needs it.
+    /// True if a record of the kind may be evicted: there is one, and nothing needs it.
     fn may_go(&self, kind: BlockKind) -> bool {
         let others = [BlockKind::State, BlockKind::Window];
         let is_needed = self.children > 0 || others.iter().any(|k| self.record(*k).is_some());
@@ -103,7 +103,7 @@ impl BlockIndex {
         self.len() == 0
     }
 
-    /// Where a record is.
+    /// The location of a record.
     pub fn location(&self, key: BlockKey, kind: BlockKind) -> Option<u64> {
         let record = self.nodes.get(&key)?.record(kind);
         record.map(|record| record.location)
@@ -122,7 +122,7 @@ impl BlockIndex {
         path.iter().take_while(|place| has(place)).count()
     }
 
-    /// The most blocks of a path, `end` at most and all of which have keys and values, behind which a sequence can go on.
+    /// The most blocks of a path, `end` at most and all with keys and values, after which a sequence can resume.
     pub fn usable(
         &self,
         path: &[BlockPlace],
@@ -143,7 +143,7 @@ impl BlockIndex {
         ends.into_iter().find(is_end).unwrap_or(0)
     }
 
-    /// True if a record could be inserted: it is not in, and would be found.
+    /// The result that inserting a record would have.
     pub fn check(&self, place: &BlockPlace, kind: BlockKind) -> Stored {
         let node = self.nodes.get(&place.key);
         if node.is_some_and(|node| node.record(kind).is_some()) {
@@ -165,7 +165,7 @@ impl BlockIndex {
         }
     }
 
-    /// Puts a record in, as used now.
+    /// Inserts a record, as used now.
     pub fn insert(&mut self, place: BlockPlace, kind: BlockKind, location: u64) -> Stored {
         let stored = self.check(&place, kind);
         if stored == Stored::New {
@@ -181,7 +181,7 @@ impl BlockIndex {
         stored
     }
 
-    /// Puts in what a tier has kept, in any order. Returns what nobody would find and what is there twice.
+    /// Inserts a tier's records, given in any order. Returns orphans and duplicates.
     pub fn restore(&mut self, mut records: Vec<StoredBlock>) -> Vec<StoredBlock> {
         records.sort_by_key(|record| (record.place.block, record.kind, record.used));
         let mut dropped = Vec::new();
@@ -209,18 +209,18 @@ impl BlockIndex {
         Some(clock)
     }
 
-    /// The record that goes first, of a kind or of all.
+    /// The first victim, of a kind or of all.
     pub fn first_to_go(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
         self.order.first(kind)
     }
 
-    /// Takes out the record that goes first, of a kind or of all.
+    /// Removes the first victim, of a kind or of all.
     pub fn evict(&mut self, kind: Option<BlockKind>) -> Option<StoredBlock> {
         let (kind, key) = self.first_to_go(kind)?;
         self.remove(key, kind)
     }
 
-    /// Takes out a record.
+    /// Removes a record.
     pub fn remove(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
         let gone = self.get(key, kind)?;
         self.change(key, |node| node.records[kind.index()] = None);
@@ -262,7 +262,7 @@ impl BlockIndex {
         self.change(place.key, |node| node.records[kind.index()] = Some(record));
     }
 
-    /// A block behind one that was used was used with it.
+    /// A block inherits the time of use of its removed successor.
     fn inherit(&mut self, parent: BlockKey, used: u64) {
         self.change(parent, |node| {
             if let Some(record) = &mut node.records[BlockKind::Kv.index()] {
@@ -271,7 +271,7 @@ impl BlockIndex {
         });
     }
 
-    /// Forgets a block without records that nothing follows, and those before it that are such then.
+    /// Forgets a block without records and successors, and its predecessors that then have neither.
     fn prune(&mut self, mut key: BlockKey) {
         while let Some(node) = self.nodes.get(&key) {
             if node.children > 0 || node.records.iter().any(Option::is_some) {
@@ -305,7 +305,7 @@ impl BlockIndex {
         }
     }
 
-    /// Says what is wrong with the index; nothing, unless there is a bug.
+    /// Describes an inconsistency of the index; `None`, unless there is a bug.
     pub fn fault(&self) -> Option<String> {
         let mut may_go = 0;
         let mut n_records = [0; 3];

@@ -52,7 +52,7 @@ fn a_path_goes_from_its_end() {
 #[test]
 fn what_is_used_behind_a_block_is_used_with_it() {
     let mut index = filled(4);
-    // Two branches behind the same four blocks, and a path of its own.
+    // Two branches after the same four blocks, and a separate path.
     for path in [1, 2] {
         index.insert(place(path, 4), BlockKind::Kv, 0);
     }
@@ -65,7 +65,7 @@ fn what_is_used_behind_a_block_is_used_with_it() {
     index.touch(place(1, 4).key);
     let first = index.evict(None).expect("all may go");
     assert_eq!(first.place, place(2, 4));
-    // The four blocks are older than `other`, but one behind them is not.
+    // The four blocks are older than `other`, but one of their successors is not.
     let second = index.evict(None).expect("all may go");
     assert_eq!(second.place, other);
     assert_eq!(index.fault(), None);
@@ -98,7 +98,7 @@ fn what_is_behind_a_damaged_block_is_found_again_once_it_is_back() {
     assert_eq!(index.insert(place(1, 2), BlockKind::Kv, 7), Stored::New);
     assert_eq!(index.prefix(&path(1, 6)), 6);
     index.remove(place(1, 2).key, BlockKind::Kv);
-    // The leaves go, and the empty place with them.
+    // Eviction removes the leaves, and the empty place with them.
     assert_eq!(evicted(&mut index).len(), 5);
     assert!(index.nodes.is_empty());
 }
@@ -118,7 +118,7 @@ fn a_path_ends_where_states_and_windows_are() {
     }
     assert_eq!(index.usable(&path, 6, &state, 64), 4);
     assert_eq!(index.usable(&path, 3, &state, 64), 2);
-    // A window of 100 tokens behind block `end - 1` reaches 99 back: into the second block before it.
+    // A window of 100 tokens after block `end - 1` reaches 99 back: into the second block before it.
     let window = Needs {
         state: false,
         window_tokens: 100,
@@ -165,7 +165,7 @@ fn restoring_takes_any_order_and_drops_what_nobody_would_find() {
     assert!(restored.clock >= 3);
 }
 
-/// The same rules, as they are said, over a plain list.
+/// The same rules, implemented literally over a plain list.
 #[derive(Default)]
 struct Naive {
     records: Vec<StoredBlock>,
@@ -205,7 +205,7 @@ impl Naive {
         }
     }
 
-    /// Ends with the first to go: no block is before one that follows it, nor before its own states and windows.
+    /// Removes the first victim: no block goes before its successors, nor before its states and windows.
     fn evict(&mut self) -> Option<(BlockKind, BlockKey)> {
         let may_go = |r: &&StoredBlock| {
             let needs_it = |other: &&StoredBlock| {

@@ -32,7 +32,7 @@ impl fmt::Debug for BlockKey {
     }
 }
 
-/// A block and where it stands.
+/// A block and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockPlace {
     /// Its name.
@@ -43,7 +43,7 @@ pub struct BlockPlace {
     pub block: u32,
 }
 
-/// 32 random bytes that lie beside the store's files: without them nobody can tell which tokens a key stands for.
+/// 32 random bytes, kept next to the store's files: without them a key does not reveal its tokens.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -53,7 +53,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// A value by which files tell whether they belong to this secret.
+    /// A value that shows whether a file belongs to this secret.
     pub fn check(&self) -> [u8; 32] {
         self.hash([b"souffleur secret check".as_slice()])
     }
@@ -75,7 +75,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The hash of everything that changes the bits of keys, values and states, besides tokens and namespace.
+/// The hash of everything that changes the bits of keys, values and states, except tokens and namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -104,18 +104,18 @@ impl FingerprintParts {
         Self::default()
     }
 
-    /// Adds a part. Whatever it is called and says changes the fingerprint.
+    /// Adds a part. Its name and its value change the fingerprint.
     pub fn part(mut self, name: impl Into<String>, value: impl fmt::Display) -> Self {
         self.parts.push((name.into(), value.to_string()));
         self
     }
 
-    /// The parts, for the file that tells people what a folder holds.
+    /// The parts, for the file that describes a folder to people.
     pub fn parts(&self) -> &[(String, String)] {
         &self.parts
     }
 
-    /// Their hash. Every text goes in behind its length, so that no two lists of parts have one hash.
+    /// Their hash. Each text is hashed after its length, so that no two lists of parts have one hash.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut hash = Sha256::new();
         for text in self.parts.iter().flat_map(|(name, value)| [name, value]) {
@@ -126,7 +126,7 @@ impl FingerprintParts {
     }
 }
 
-/// Makes keys for one engine. Whoever has it can tell whether a prompt is in the store; it is never written.
+/// Makes keys for one engine. Its holder can find out whether a prompt is in the store; it is never written.
 #[derive(Clone, Debug)]
 pub struct Keys {
     secret: Secret,
@@ -175,7 +175,7 @@ pub struct KeyChain {
 }
 
 impl KeyChain {
-    /// Goes on by the tokens of a block: `SHA-256(parent ‖ tokens as u32 LE)`.
+    /// Extends the path by the tokens of a block: `SHA-256(parent ‖ tokens as u32 LE)`.
     pub fn push(&mut self, tokens: &[u32]) -> BlockPlace {
         let mut hash = Sha256::new();
         hash.update(self.last.0);
@@ -192,7 +192,7 @@ impl KeyChain {
     }
 }
 
-/// A namespace as bytes, no two alike: whether a name is there, its length, its text.
+/// An injective encoding of a namespace: whether a name is there, its length, its text.
 fn namespace_bytes(namespace: &Namespace) -> Vec<u8> {
     let mut bytes = vec![u8::from(namespace.has_long_rotation())];
     for name in [namespace.extra_key(), namespace.cache_salt()] {

@@ -1,9 +1,8 @@
-//! Prefixes that outlive memory: what a block of keys and values is called, which blocks a tier holds, whether loading
-//! them pays.
+//! Prefixes that outlive memory: names of blocks of keys and values, the index of a tier's blocks, the cost of loads.
 //!
-//! A *block* is [`BLOCK_TOKENS`] tokens of a path, at a multiple of so many. Its key says all that its bytes depend on:
-//! the engine ([`Fingerprint`]), the namespace, and every token up to its end. Nothing here reads a disk or a clock; the
-//! store and the simulation run the same [`BlockIndex`] and [`CostModel`].
+//! A *block* is [`BLOCK_TOKENS`] tokens of a path, at a multiple of that number. Its key covers everything that its
+//! bytes depend on: the engine ([`Fingerprint`]), the namespace, and every token up to its end. Nothing here reads a
+//! disk or a clock; the store and the simulation run the same [`BlockIndex`] and [`CostModel`].
 
 mod cost;
 mod index;
@@ -49,17 +48,17 @@ impl BlockKind {
     }
 }
 
-/// The states that a sequence needs, besides the keys and values of every block, to go on behind a block.
+/// The records that a sequence needs, in addition to the keys and values of every block, to resume after a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// The state after the block's last token.
     pub state: bool,
-    /// The window records of the last blocks, so many tokens of them; 0 where no layer has window pages.
+    /// The window records of the last blocks, this many tokens of them; 0 where no layer has window pages.
     pub window_tokens: usize,
 }
 
 impl Needs {
-    /// The blocks whose window records are needed behind block `end - 1`, of blocks of `block_tokens`. The next token
+    /// The blocks whose window records are needed after block `end - 1`, of blocks of `block_tokens`. The next token
     /// sees one token less than the window, since it sees itself.
     pub fn window_blocks(&self, end: usize, block_tokens: usize) -> std::ops::Range<usize> {
         match self.window_tokens {

@@ -1,11 +1,11 @@
-//! Which record goes first: the least recently used of those that leave nothing unreachable.
+//! The order of eviction: the least recently used record that leaves nothing unreachable goes first.
 
 use std::collections::BTreeSet;
 
 use crate::state::tiers::{BlockKey, BlockKind};
 
-/// The records that may go, by their last use. States go before windows and those before keys and values of one time:
-/// without them a path is shorter, and without its keys and values it is none.
+/// The evictable records, by their last use. Of one time, states go before windows, and windows before keys and values:
+/// without them a path is shorter, and without its keys and values it is lost.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EvictionOrder {
     by_use: [BTreeSet<(u64, BlockKey)>; 3],
@@ -22,7 +22,7 @@ impl EvictionOrder {
         self.by_use[kind.index()].remove(&(used, key));
     }
 
-    /// The first to go of a kind, or of all.
+    /// The first victim of a kind, or of all.
     pub fn first(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
         let kinds = Self::FIRST_TO_LAST.into_iter();
         let wanted = kinds.filter(|each| kind.is_none_or(|kind| kind == *each));
@@ -35,7 +35,7 @@ impl EvictionOrder {
         first.map(|(_, kind, key)| (kind, key))
     }
 
-    /// Records that may go.
+    /// Number of evictable records.
     pub fn len(&self) -> usize {
         self.by_use.iter().map(BTreeSet::len).sum()
     }

@@ -13,7 +13,7 @@ const MAX_PATHS: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Paths {
     keys: Keys,
-    /// Those used last at the front.
+    /// Most recently used first.
     recent: VecDeque<Path>,
 }
 

@@ -1,4 +1,4 @@
-//! A file system of tests: it can be cut off before any write, be full, and lose what was not synced.
+//! A file system for tests, in memory: it can be cut off before any write, be full, and lose unsynced writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -50,7 +50,7 @@ impl MemoryFiles {
         self.0.lock().expect("no test panics while it has the lock")
     }
 
-    /// The machine after it has died and started again: what was written is there, no lock is held.
+    /// The machine after a crash and a restart: all writes are there, no lock is held.
     pub fn restarted(&self) -> Self {
         let disk = self.disk();
         let after = Disk {
@@ -71,8 +71,8 @@ impl MemoryFiles {
         });
     }
 
-    /// The machine after its power was cut: of the journal's writes, those that `is_kept` says are there, in whatever
-    /// order they reached the disk.
+    /// The machine after its power was cut: of the journal's writes, those for which `is_kept` returns true are there,
+    /// as if the disk had reordered them.
     pub fn restarted_losing(&self, mut is_kept: impl FnMut() -> bool) -> Self {
         let after = self.restarted();
         let disk = self.disk();
@@ -126,7 +126,7 @@ impl MemoryFiles {
         self.disk().files.keys().cloned().collect()
     }
 
-    /// The one path whose name begins so.
+    /// The one path whose name begins with `name`.
     pub fn path(&self, name: &str) -> PathBuf {
         let paths = self.paths();
         let is_it = |path: &&PathBuf| {
@@ -137,14 +137,14 @@ impl MemoryFiles {
         found.unwrap_or_else(|| panic!("{name} is not among {paths:?}"))
     }
 
-    /// Changes a file behind everybody's back.
+    /// Changes a file without the store's knowledge.
     pub fn change(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         change(self.disk().files.entry(path.to_owned()).or_default());
     }
 }
 
 impl Disk {
-    /// How much of a change of so many bytes happens.
+    /// How much of a change of `bytes` bytes happens.
     fn begin(&mut self, bytes: usize) -> io::Result<usize> {
         let dies_at = self.dies_at.unwrap_or(usize::MAX);
         self.n_changes += 1;
@@ -243,7 +243,7 @@ impl Files for MemoryFiles {
         let disk = self.disk();
         let inside = disk.files.iter().filter(|(p, _)| p.parent() == Some(path));
         let bytes: usize = inside.map(|(_, bytes)| bytes.len()).sum();
-        // A test's folders were written when their file `time` says, by its length.
+        // The length of a folder's file `time` is the time of its last write.
         let written = disk.files.get(&path.join("time")).map_or(0, Vec::len);
         Ok((bytes as u64, written as u64))
     }

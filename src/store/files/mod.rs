@@ -16,7 +16,7 @@ pub(in crate::store) use system::SystemFiles;
 /// A lock that is held until this is dropped.
 pub(in crate::store) type Lock = Box<dyn Any + Send>;
 
-/// What the kernel may know of bytes of a file.
+/// Advice to the kernel about a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Advice {
     /// They are read soon.
@@ -25,21 +25,21 @@ pub(in crate::store) enum Advice {
     DontNeed,
 }
 
-/// A file system. Folders are for their owner alone, and so are files.
+/// A file system. Only the owner has access to folders and files.
 pub(in crate::store) trait Files: Send {
-    /// Makes a folder, and those above it, if it is not there.
+    /// Makes a folder and its parents, if they are missing.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
-    /// Opens a file to be read and written; makes it if it is not there.
+    /// Opens a file for reads and writes; makes it if it is missing.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DataFile>>;
     /// Reads a whole file, refusing one of more than `max_bytes`.
     fn read(&self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>>;
-    /// Puts a file in the place of another one: whoever opens it finds the old or the new one, whole.
+    /// Replaces a file atomically: an open finds the old or the new one, whole.
     fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
     /// The same, unless there is one: then nothing happens.
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
     /// Names in a folder.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Bytes that the files of a folder take on the disk, and when the last of them was written, in seconds since 1970.
+    /// Bytes that the files of a folder take on the disk, and the time of the last write, in seconds since 1970.
     fn usage(&self, path: &Path) -> io::Result<(u64, u64)>;
     /// Removes a file, if there is one.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
@@ -55,7 +55,7 @@ pub(in crate::store) trait DataFile: Send + Sync {
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes`.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// The same, and leaves nothing of them in the kernel's cache where that is possible: it takes less of the processor.
+    /// The same, bypassing the kernel's page cache where that is possible: it takes less processor time.
     fn write_past_cache(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(bytes, offset)
     }
@@ -65,8 +65,8 @@ pub(in crate::store) trait DataFile: Send + Sync {
     fn set_len(&self, bytes: u64) -> io::Result<()>;
     /// Waits until its bytes are on the disk.
     fn sync(&self) -> io::Result<()>;
-    /// Gives a range's room on the disk back; an error where that is not possible.
+    /// Frees a range's room on the disk; an error where that is not possible.
     fn punch(&self, range: Range<u64>) -> io::Result<()>;
-    /// Says how a range is used. Nobody hears of failures.
+    /// Advises the kernel of a range's use. Failures are ignored.
     fn advise(&self, range: Range<u64>, advice: Advice);
 }

@@ -48,7 +48,7 @@ impl Files for SystemFiles {
 
     fn create(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let new = write_beside(path, bytes)?;
-        // A link is made or refused as a whole, so that of two engines that start together one makes the file.
+        // Linking is atomic, so that of two engines that start together one makes the file.
         let made = fs::hard_link(&new, path);
         fs::remove_file(&new)?;
         match made {
@@ -96,14 +96,14 @@ impl Files for SystemFiles {
     }
 }
 
-/// To write, readable by the owner only.
+/// For writing, with access for the owner only.
 fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
     options.write(true)
 }
 
-/// Writes a file that takes the place of `path` later.
+/// Writes a file that replaces `path` later.
 fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", std::process::id()));
@@ -136,7 +136,7 @@ fn bytes_on_disk(found: &fs::Metadata) -> u64 {
     found.len()
 }
 
-/// A second handle, whose writes the kernel's cache does not see; `None` where the file system has no such thing.
+/// A second handle, whose writes bypass the kernel's page cache; `None` where that is not supported.
 #[cfg(target_os = "linux")]
 fn open_past_cache(path: &Path) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -157,7 +157,7 @@ struct SystemFile {
 }
 
 impl SystemFile {
-    /// The handle past the cache, for bytes that begin and end with whole blocks of a disk, in memory and in the file.
+    /// The direct handle, for bytes that begin and end with whole blocks of a disk, in memory and in the file.
     fn past_cache_for(&self, bytes: &[u8], offset: u64) -> Option<&File> {
         let is_whole = [bytes.as_ptr() as u64, bytes.len() as u64, offset];
         let is_whole = is_whole.iter().all(|n| n.is_multiple_of(ALIGN as u64));
@@ -194,7 +194,7 @@ impl DataFile for SystemFile {
     #[cfg(not(unix))]
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
-        // One thread has the file (`tier::AT_ONCE` is 1 here), so nobody else moves its position.
+        // One thread has the file (`tier::AT_ONCE` is 1 here), so no other thread moves its position.
         (&self.file).seek(SeekFrom::Start(offset))?;
         (&self.file).read_exact(bytes)
     }
@@ -275,7 +275,7 @@ mod tests {
         let bytes: Vec<u8> = (0..4 * ALIGN).map(|i| (i / 7) as u8).collect();
         let start = bytes.as_ptr().align_offset(ALIGN);
         let mut expected = vec![0; 5 * ALIGN];
-        // The kernel has the first of these bytes in its cache when the next ones go past it.
+        // The kernel has the first of these bytes in its cache when the next ones bypass it.
         let (aligned, other) = (start..start + 2 * ALIGN, 3..ALIGN);
         for (part, at) in [(other.clone(), 10), (aligned, ALIGN), (other, ALIGN + 1)] {
             file.write_past_cache(&bytes[part.clone()], at as u64)

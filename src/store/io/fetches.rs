@@ -1,8 +1,8 @@
-//! Fetches: one is read at a time, some records between any two looks at what else was asked. The kernel reads further
-//! ones meanwhile.
+//! Fetches: the thread reads one at a time, some records between two polls of its requests. The kernel reads ahead
+//! meanwhile.
 //!
-//! A fetch takes buffers for as many blocks as there are, a quarter of them left to saves; what is missing is fetched
-//! in a next round. Where there is none it waits for its turn, until its deadline.
+//! A fetch takes as many free buffers as its blocks need, but leaves a quarter of all to saves; a next round fetches
+//! the rest. Where none is free it waits for its turn, until its deadline.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -11,22 +11,21 @@ use super::{MAX_FETCHES, Worker};
 use crate::store::tier::AT_ONCE;
 use crate::store::{Answer, BlockKind, BlockPlace, BlockUse, Fetch, HostBlock, Loaded, Short};
 
-/// Of the buffers of a kind, fetches leave one in so many to saves, and one at least.
+/// Of the buffers of a kind, fetches leave one in this many to saves, and at least one.
 const SAVES_SHARE: usize = 4;
-/// A round takes one in so many of those that are for fetches, or waits until it can.
+/// A round takes at least one in this many of the buffers for fetches, or waits until it can.
 const ROUND_SHARE: usize = 4;
-/// Bytes that the kernel reads ahead of those that are asked for: as much as a disk needs to be busy, and little enough that
-/// asking does not wait for it.
+/// Readahead distance in bytes: enough to keep a disk busy, and little enough that the advice does not block.
 const AHEAD_BYTES: usize = 64 << 20;
 
-/// Bytes that are read before the thread looks at what else it is asked, where a block has less: a slow disk takes a fifth of
-/// a second for them.
+/// Bytes that are read between two polls of the requests, where a block has less: a slow disk takes a fifth of a second
+/// for them.
 const TURN_BYTES: usize = 32 << 20;
 
-/// A fetch is judged by its pace after one part in so many of its time, and again after as long.
+/// A fetch is judged by its pace after one part in this many of its time, and again after as long.
 const JUDGED_AFTER: u32 = 8;
 
-/// A fetch under way.
+/// A fetch in flight.
 pub(super) struct Running {
     pub fetch: Fetch,
     asked: Instant,
@@ -35,15 +34,15 @@ pub(super) struct Running {
     begun: Option<Begun>,
 }
 
-/// What a fetch has.
+/// The progress of a fetch.
 struct Begun {
     /// When it took its buffers.
     at: Instant,
-    /// Where it ends, if nothing comes between.
+    /// Its end, unless it is cut short.
     end: usize,
-    /// Why that is not where it was to end.
+    /// Why that is not the requested end.
     short: Option<Short>,
-    /// The kernel was told of the blocks before this one.
+    /// The kernel was advised of the blocks before this one.
     ahead: usize,
     kv: Vec<HostBlock>,
     /// Buffers for window records.
@@ -52,7 +51,7 @@ struct Begun {
     state: Option<HostBlock>,
 }
 
-/// What became of a try to go on.
+/// The result of an attempt to advance.
 enum Step {
     /// A record was read.
     Read,
@@ -71,7 +70,7 @@ struct Room {
 }
 
 impl Worker<'_> {
-    /// Takes a fetch in.
+    /// Queues a fetch.
     pub(super) fn begin_fetch(&mut self, fetch: Fetch) {
         let asked = Instant::now();
         let running = Running {
@@ -128,7 +127,7 @@ impl Worker<'_> {
         if at >= begun.end {
             return Step::Ends(begun.short);
         }
-        // Beside an engine that computes, one core is enough.
+        // While the engine computes, one core is enough.
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
         let soon = blocks_of_turn(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
         let most = match self.pace.is_busy() {
@@ -143,7 +142,7 @@ impl Worker<'_> {
             return Step::Ends(Some(Short::Memory));
         }
         let end = at + blocks.len();
-        // The first one tells whether there will be others.
+        // The first read shows whether others will follow.
         if !begun.kv.is_empty() {
             self.read_ahead(fetch, begun, end);
         }
@@ -160,7 +159,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Has the kernel read what comes behind a block that is asked for.
+    /// Makes the kernel read ahead, from the requested blocks on.
     fn read_ahead(&mut self, fetch: &Fetch, begun: &mut Begun, asked: usize) {
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
         let until = asked.saturating_add((AHEAD_BYTES / block_bytes).max(1));
@@ -233,13 +232,13 @@ impl Worker<'_> {
         }
     }
 
-    /// Takes so many buffers, or none.
+    /// Takes `n` buffers, or none.
     fn take_all(&self, kind: BlockKind, n: usize) -> Result<Vec<HostBlock>, Step> {
         let room = self.room(kind);
         if n > room.most {
             return Err(Step::Ends(Some(Short::Memory)));
         }
-        // Buffers that come back wake this thread: it takes none that it would give back at once.
+        // Returned buffers wake this thread: it takes none that it would return at once.
         if n > room.now {
             return Err(Step::Waits);
         }
@@ -259,8 +258,7 @@ impl Worker<'_> {
         short.map_or(Ok(()), Err)
     }
 
-    /// Reads records that follow each other and notes how fast that was. Returns how many are good from the first on, and
-    /// why not all are.
+    /// Reads consecutive records and notes the rate. Returns how many are good from the first on, and why not all are.
     fn read_all(
         &mut self,
         places: &[BlockPlace],
@@ -278,7 +276,7 @@ impl Worker<'_> {
         (n_good, short)
     }
 
-    /// Ends a fetch, with what it has.
+    /// Ends a fetch, with the blocks that it has.
     pub(super) fn end(&mut self, running: Running, mut short: Option<Short>) {
         let Running { fetch, begun, .. } = running;
         let is_cancelled = short == Some(Short::Cancelled);
@@ -308,7 +306,8 @@ impl Worker<'_> {
         self.say(answer);
     }
 
-    /// Reads what a sequence needs to go on behind what was read: as much of it as there is that for.
+    /// Reads the records that a sequence needs to resume after the blocks that were read: after the last one that has
+    /// them.
     fn finish(
         &mut self,
         fetch: &Fetch,
@@ -333,7 +332,7 @@ impl Worker<'_> {
             let windows = begun.window.iter_mut().zip(&path[window_blocks.clone()]);
             let state = begun.state.iter_mut().zip(&path[end - 1..end]);
             let mut tail = windows.chain(state);
-            // A record that fails is out of the index: the next round ends elsewhere.
+            // A failed record has left the index: the next round ends elsewhere.
             match tail.try_for_each(|(block, place)| self.read(place, block)) {
                 Ok(()) => return Some(self.ready(fetch, begun, start..end)),
                 Err(failed) => *short = short.or(Some(failed)),
@@ -364,14 +363,14 @@ impl Worker<'_> {
     }
 }
 
-/// Blocks that are read before a fetch is judged again: by the pace of those that it has, few where the disk is slow.
+/// Blocks that are read before a fetch is judged again: by its pace so far, few where the disk is slow.
 fn blocks_of_turn(done: usize, spent: Duration, timeout: Duration) -> usize {
     let turn_s = timeout.as_secs_f64() / f64::from(JUDGED_AFTER);
     (turn_s * done as f64 / spent.as_secs_f64().max(1e-9)) as usize
 }
 
-/// Whether a fetch that has read `done` of `all` blocks in this time will not have them all by its deadline. Computing what is
-/// missing then begins the sooner.
+/// Whether a fetch that has read `done` of `all` blocks in this time will miss its deadline. Computing the missing ones
+/// then begins sooner.
 fn will_be_late((done, all): (usize, usize), spent: Duration, timeout: Duration) -> bool {
     let all_s = spent.as_secs_f64() * all as f64 / done.max(1) as f64;
     done < all && spent * JUDGED_AFTER > timeout && all_s > timeout.as_secs_f64()

@@ -1,6 +1,6 @@
-//! The thread that touches the disk. Between any two reads, and parts of writes, it looks at what was asked: finds are
-//! answered from memory at once, reads come before writes. Reads may have further threads, until they are done; beside an
-//! engine that computes, everything else rests most of the time.
+//! The I/O thread. Between any two reads, and parts of writes, it polls its requests: it answers finds from memory at
+//! once, and reads before it writes. Reads may use further threads, until they are done; while the engine computes, all
+//! other work rests most of the time.
 
 mod fetches;
 
@@ -25,18 +25,18 @@ use crate::store::{
 };
 use fetches::Running;
 
-/// Headers that are read before the thread looks whether it should stop.
+/// Headers that are read between two checks of the stop flag.
 const HEADERS_AT_ONCE: usize = 64;
-/// Fetches that are under way at most, all but one of them waiting.
+/// Upper bound on fetches in flight, all but one of them waiting.
 const MAX_FETCHES: usize = 256;
-/// How long the thread is idle before it waits for the disk to have everything.
+/// How long the thread is idle before it syncs the disk.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How long a folder's lock is waited for, and how often it is tried: somewhat longer than a store takes to end.
+/// Timeout and poll interval for a folder's lock: somewhat longer than a store takes to end.
 const LOCK_PATIENCE: Duration = Duration::from_secs(8);
 const LOCK_EVERY: Duration = Duration::from_millis(50);
 
-/// What is taken before reads and writes.
+/// Requests that are taken before reads and writes.
 pub(super) enum Urgent {
     Find(Find),
     Fetch(Fetch),
@@ -50,11 +50,11 @@ pub(super) struct Doors {
     pub commits: Receiver<Commit>,
     pub buffers_freed: Receiver<()>,
     pub sink: Sink,
-    /// Dropped when the thread ends, whichever way it goes.
+    /// Dropped when the thread ends, for any reason.
     pub _running: Sender<()>,
 }
 
-/// What the thread begins with.
+/// The arguments of the thread.
 pub(super) struct Beginning {
     pub files: Box<dyn Files>,
     pub setup: TierSetup,
@@ -85,7 +85,7 @@ pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError
     spawned.map(drop).map_err(StoreError::Thread)
 }
 
-/// Runs until it is told to stop.
+/// Runs until the stop flag is set.
 fn serve(beginning: Beginning, doors: &Doors) -> Result<(), String> {
     let Beginning {
         files,
@@ -167,9 +167,9 @@ struct Worker<'a> {
     doors: &'a Doors,
     pools: BlockPools,
     shared: Arc<Shared>,
-    /// In the order in which they came; the first is read.
+    /// In order of arrival; the first is read.
     fetches: VecDeque<Running>,
-    /// The write under way.
+    /// The write in progress.
     writing: Option<UnderWay>,
     pace: Pace,
     /// Nothing is written before then.
@@ -177,7 +177,7 @@ struct Worker<'a> {
     cost: CostModel,
 }
 
-/// A commit of which not everything is written yet.
+/// A commit that is partly written.
 struct UnderWay {
     ticket: Ticket,
     block: HostBlock,
@@ -226,8 +226,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Does a piece of what has time: a part of a write, or a buffer before it is needed. False while such work rests, and
-    /// without any.
+    /// Does a piece of background work: a part of a write, or a buffer ahead of its use. False while such work rests,
+    /// and without any.
     fn work_beside(&mut self) -> bool {
         let now = Instant::now();
         self.rests_until = self.rests_until.filter(|until| now < *until);
@@ -302,7 +302,7 @@ impl Worker<'_> {
         });
     }
 
-    /// Writes a part of what is to be written. False if nothing is.
+    /// Writes a part of the next commit. False if there is none.
     fn write_some(&mut self) -> bool {
         if self.writing.is_none() {
             let Ok(commit) = self.doors.commits.try_recv() else {
@@ -338,7 +338,7 @@ impl Worker<'_> {
             return;
         };
         let UnderWay { writing, block, .. } = &mut begun;
-        // Beside an engine that computes on these processors, a copy for the kernel's cache is too dear.
+        // While the engine computes on these processors, a copy for the kernel's cache is too expensive.
         let way = match self.pace.was_busy() {
             true => Way::PastCache,
             false => Way::Cached,
@@ -357,7 +357,7 @@ impl Worker<'_> {
     }
 
     fn written(&self, ticket: Ticket, block: HostBlock, outcome: Outcome) {
-        // The buffer is free before anyone hears of it.
+        // The buffer is free before the answer is sent.
         drop(block);
         self.committed(ticket, outcome);
     }
@@ -374,7 +374,7 @@ impl Worker<'_> {
         self.say(Answer::Committed { ticket, outcome });
     }
 
-    /// Answers everything that is still there: fetches are over, commits are written as long as there is time.
+    /// Answers all pending requests: cancels fetches, writes commits as long as there is time.
     fn drain(&mut self) {
         let deadline = Instant::now() + DRAIN_PATIENCE;
         self.shared.is_serving.store(false, Ordering::Release);

@@ -1,8 +1,8 @@
-//! The buffers: what memory they take, and how they come and go.
+//! The buffers: their memory, and their life cycle.
 
 use super::*;
 
-/// Pools whose buffers have so many bytes each.
+/// Pools whose buffers have `bytes` bytes each.
 fn pools(bytes: usize, host_bytes: u64) -> BlockPools {
     let plane = Plane {
         layer: 0,

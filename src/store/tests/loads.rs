@@ -1,4 +1,4 @@
-//! What is found and loaded.
+//! Finds and loads.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn a_long_prefix_comes_in_rounds_and_saves_keep_their_share() {
     drop(first);
     let (ticket, loaded, _) = world.fetched(&path);
     assert_eq!(ticket, second);
-    // It began with as many as had come back by then.
+    // It began with as many as were returned by then.
     let mut end = loaded.expect("it is there").blocks.end;
     while end < 9 {
         let next = world.fetch(&path, end).0.expect("it is there");
@@ -152,7 +152,7 @@ fn windows_are_loaded_of_the_last_blocks_alone() {
     for block in [1, 2, 3] {
         world.save(path[block], BlockKind::Window);
     }
-    // Behind four blocks of 4 tokens, 5 are seen: those of the last two.
+    // After four blocks of 4 tokens, 5 are seen: those of the last two.
     assert_eq!(world.find(0, 5, None).1, 4);
     let (loaded, _) = world.fetch(&path[..4], 0);
     let loaded = loaded.expect("it is there");
@@ -178,7 +178,7 @@ fn the_kernel_hears_what_is_read_soon_and_what_is_not() {
         of.map(|(range, _)| range).collect::<Vec<_>>()
     };
     let records = [0..8192, 8192..16384, 16384..24576];
-    // The first one is read at once, and tells how fast the disk is.
+    // The first one is read at once, and shows how fast the disk is.
     assert_eq!(heard(Advice::WillNeed), records[1..]);
     // Once they are on the disk.
     assert_eq!(heard(Advice::DontNeed), records);

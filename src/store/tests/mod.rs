@@ -49,7 +49,7 @@ fn geometry(state: bool, window_tokens: usize) -> Geometry {
     }
 }
 
-/// A store on a disk in memory, and what it says.
+/// A store on a disk in memory, and its answers.
 struct World {
     files: MemoryFiles,
     geometry: Geometry,
@@ -58,7 +58,7 @@ struct World {
     answers: Receiver<Answer>,
     keys: Option<Keys>,
     next: u64,
-    /// Why the last find ended where it did.
+    /// The miss at the end of the last find.
     missed: Cell<Option<StoredMiss>>,
 }
 
@@ -207,7 +207,7 @@ impl World {
         Ticket::new(self.next)
     }
 
-    /// The answer to a fetch. Whatever comes is what was saved.
+    /// The answer to a fetch. Checks its bytes against the saved ones.
     fn fetched(&self, path: &[BlockPlace]) -> (Ticket, Result<Loaded, Short>, Option<Short>) {
         match self.answer() {
             Answer::Fetched {

@@ -25,9 +25,9 @@ use crate::store::{Geometry, Outcome, Shared, StoreError};
 pub(in crate::store) use reading::AT_ONCE;
 pub(in crate::store) use writing::Writing;
 
-/// Bytes that are written before the next wait for the disk.
+/// Bytes that are written between two syncs.
 const SYNC_BYTES: u64 = 64 << 20;
-/// How long nothing is written behind a write that failed.
+/// How long writes pause after a failed one.
 const PAUSE: Duration = Duration::from_secs(60);
 /// How often a kind of damage is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
@@ -79,16 +79,16 @@ pub(super) struct DiskTier {
     /// No write before then.
     paused_until: Option<Instant>,
     logged_at: Option<Instant>,
-    /// What was dropped lately.
+    /// Blocks that were dropped recently.
     pub(in crate::store) gone: Gone,
     shared: Arc<Shared>,
 }
 
 impl DiskTier {
-    /// Opens the files of a folder. What they hold is known once [`recover`](Self::recover) says so.
+    /// Opens the files of a folder. [`recover`](Self::recover) finds their records.
     ///
     /// # Errors
-    /// A sentence with which the store is off.
+    /// A sentence that says why the store is off.
     pub fn open(
         files: Box<dyn Files>,
         folder: Folder,
@@ -132,7 +132,7 @@ impl DiskTier {
         &self.folder.keys
     }
 
-    /// What there is.
+    /// The index of the records.
     pub fn index(&self) -> &BlockIndex {
         &self.index
     }
@@ -142,14 +142,14 @@ impl DiskTier {
         &self.setup.geometry
     }
 
-    /// Has the kernel read a record before it is asked for.
+    /// Makes the kernel read a record ahead of its use.
     pub fn read_ahead(&mut self, key: BlockKey, kind: BlockKind) {
         if let Some(slot) = self.index.location(key, kind) {
             self.segments[kind.index()].read_ahead(&*self.files, slot);
         }
     }
 
-    /// Says that a block was used.
+    /// Marks a block as used.
     pub fn touch(&mut self, key: BlockKey) {
         if let Some(used) = self.index.touch(key) {
             self.log.append(&*self.files, &LogEntry::Touch(key, used));
@@ -171,17 +171,17 @@ impl DiskTier {
         }
     }
 
-    /// Writes what is still in memory.
+    /// Writes the log if it is closed, and syncs everything.
     pub fn close(mut self) {
         if !self.log.is_open() {
             self.rewrite_log();
         }
-        // What nobody synced is in the kernel's hands, and in nobody's way.
+        // Forces the sync: changes of the log alone count no bytes.
         self.unsynced_bytes = self.unsynced_bytes.max(1);
         self.sync();
     }
 
-    /// Takes a record out. Its slot is free.
+    /// Removes a record, and frees its slot.
     fn forget(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
         let gone = self.index.remove(key, kind)?;
         self.segments[kind.index()].free(gone.location);
@@ -191,7 +191,7 @@ impl DiskTier {
         Some(gone)
     }
 
-    /// Remembers why there are no keys and values of a block any more.
+    /// Remembers why the keys and values of a block were dropped.
     fn note_gone(&mut self, key: BlockKey, kind: BlockKind, why: StoredMiss) {
         if kind == BlockKind::Kv {
             self.gone.note(key, why);
@@ -226,7 +226,7 @@ impl DiskTier {
         tracing::warn!(?key, %error, "a record of the KV store is damaged, and is computed again");
     }
 
-    /// Shows sizes in the counts.
+    /// Updates the sizes in the counts.
     fn show(&self) {
         let counts: &Counts = &self.shared.counts;
         counts.records.set(self.index.len() as u64);

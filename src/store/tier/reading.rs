@@ -1,5 +1,5 @@
-//! Records on their way from the disk: several at a time, where they are large enough to be worth a thread each. A disk
-//! reaches its rate when more than one read is asked of it, and checksums are work for more than one core.
+//! Reads of records: several at a time, where they are large enough to be worth a thread each. A disk reaches its rate
+//! with more than one read in flight, and checksums are work for more than one core.
 
 use std::io;
 use std::thread::Builder;
@@ -14,12 +14,12 @@ use crate::store::{HostBlock, Short};
 
 /// Records that are read at a time.
 pub(in crate::store) const AT_ONCE: usize = if cfg!(unix) { 4 } else { 1 };
-/// A record of fewer bytes is read sooner than a thread starts.
+/// A record of fewer bytes is read faster than a thread starts.
 const MIN_SHARED_BYTES: usize = 1 << 20;
 
 impl DiskTier {
-    /// Reads the records of some blocks and checks them. Returns how many there are from the first one on that are what
-    /// was written, and why there are no more; the one at which it ends is taken out if it is damaged.
+    /// Reads the records of some blocks and checks them. Returns how many from the first one on are intact, and why
+    /// there are no more; removes the record at which it ends if that is damaged.
     pub fn read_all(
         &mut self,
         places: &[BlockPlace],
@@ -37,7 +37,7 @@ impl DiskTier {
                     let bytes = block.bytes().len() as u64;
                     self.shared.counts.read_bytes.add(bytes);
                 }
-                // No thread could be had: nothing is wrong with the record.
+                // No thread could be started: nothing is wrong with the record.
                 None => return (n_good, Some(Short::Memory)),
                 Some(found) => {
                     self.shared.counts.damaged.add(1);
@@ -52,10 +52,10 @@ impl DiskTier {
         (n_good, is_short.then_some(Short::Evicted))
     }
 
-    /// Reads a record of the block's kind and checks it. What is found damaged is taken out.
+    /// Reads a record of the block's kind and checks it. Removes it if it is damaged.
     ///
     /// # Errors
-    /// [`Short::Evicted`] if there is none, [`Short::Damaged`] if it is not what was written.
+    /// [`Short::Evicted`] if there is none, [`Short::Damaged`] if it is not intact.
     #[cfg(test)]
     pub fn read(
         &mut self,
@@ -107,10 +107,10 @@ impl DiskTier {
     }
 }
 
-/// A record, its name and where it goes.
+/// A reader of a record, its name and its buffer.
 type Job<'a> = (io::Result<SlotReader>, &'a BlockPlace, &'a mut HostBlock);
 
-/// False if the slot holds something else, or not what was written.
+/// False if the slot holds another record, or a damaged one.
 fn read_record(
     reader: &SlotReader,
     print: &Fingerprint,

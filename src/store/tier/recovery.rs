@@ -1,4 +1,4 @@
-//! A start: what the log says is there, or what the headers of all slots say.
+//! Recovery at a start: the records in the log, or in the headers of all slots.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,17 @@ use crate::state::tiers::{BlockKind, StoredBlock};
 use crate::store::log::{self, IndexLog};
 use crate::store::record;
 
-/// Headers being read, where the log says nothing.
+/// Headers being read, where there is no valid log.
 pub(in crate::store) struct Scan {
     slots: Vec<(BlockKind, u64)>,
     records: Vec<StoredBlock>,
 }
 
 impl DiskTier {
-    /// Reads the log. Returns the scan that is needed where there is none, or one that cannot be believed.
+    /// Reads the log. Returns the scan that is needed where there is none, or an invalid one.
     ///
     /// # Errors
-    /// A sentence with which the store is off.
+    /// A sentence that says why the store is off.
     pub fn recover(&mut self) -> Result<Option<Scan>, String> {
         let path = self.folder.log();
         let logged = log::read(&*self.files, &path, &self.folder.fingerprint);
@@ -37,10 +37,10 @@ impl DiskTier {
         }))
     }
 
-    /// Reads up to so many headers. Returns the scan as long as there are more.
+    /// Reads up to `n_headers` headers. Returns the scan as long as there are more.
     ///
     /// # Errors
-    /// A sentence with which the store is off.
+    /// A sentence that says why the store is off.
     pub fn scan(&mut self, mut scan: Scan, n_headers: usize) -> Result<Option<Scan>, String> {
         for _ in 0..n_headers {
             let Some((kind, slot)) = scan.slots.pop() else {
@@ -61,15 +61,15 @@ impl DiskTier {
             place: name.place,
             kind,
             location: slot,
-            // When it was used nobody knows: all are equally old, leaves first.
+            // Its last use is unknown: all are equally old, leaves first.
             used: 0,
         })
     }
 
-    /// Begins with these records, as far as the bound allows.
+    /// Starts with these records, as far as the bound allows.
     fn settle(&mut self, mut records: Vec<StoredBlock>) -> Result<(), String> {
         records.retain(|record| self.segments[record.kind.index()].has(record.location));
-        // Nobody would find them: their slots are free.
+        // No lookup would find the others: their slots are free.
         let _ = self.index.restore(records);
         for kind in BlockKind::ALL {
             let live = self.index.iter().filter(|record| record.kind == kind);
@@ -88,7 +88,7 @@ impl DiskTier {
         Ok(())
     }
 
-    /// Writes the log anew: what is there now, by its last use.
+    /// Rewrites the log: the present records, by their last use.
     pub(super) fn rewrite_log(&mut self) {
         let mut records: Vec<StoredBlock> = self.index.iter().collect();
         records.sort_by_key(|record| (record.used, record.place.block, record.location));
@@ -105,7 +105,7 @@ impl DiskTier {
         }
     }
 
-    /// The same once it says much that is no more so.
+    /// The same once many of its entries are stale.
     pub(super) fn rewrite_log_if_due(&mut self) {
         if self.log.is_due(self.index.len()) {
             self.rewrite_log();

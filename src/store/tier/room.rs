@@ -1,7 +1,7 @@
-//! The bound: what gives way to what.
+//! The bound on the disk, and the order in which records and folders are removed.
 //!
-//! Folders of other fingerprints go first, the one written last at the end, whole; then records of this one, the least
-//! recently used first, leaves before what they follow.
+//! Folders of other fingerprints go first, whole, the most recently written last; then records of this one, the least
+//! recently used first, leaves before their predecessors.
 
 use std::io;
 
@@ -10,11 +10,11 @@ use crate::state::cache::prefix_history::StoredMiss;
 use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, StoredBlock};
 use crate::store::segments::Segments;
 
-/// Records at most: what the index takes in memory is bounded by this, some 300 bytes each.
+/// Upper bound on records, which bounds the memory of the index: some 300 bytes each.
 const MAX_RECORDS: usize = 1 << 20;
-/// Records and folders that go for one write at most.
+/// Upper bound on records and folders that are removed for one write.
 const MAX_ROUNDS: usize = 4096;
-/// Bytes that are written before other folders are looked at again.
+/// Bytes that are written between two looks at other folders.
 const LOOK_BYTES: u64 = 64 << 20;
 
 impl DiskTier {
@@ -23,19 +23,19 @@ impl DiskTier {
         self.segments.iter().map(Segments::bytes).sum()
     }
 
-    /// Bytes that slots may take: what others and the log leave.
+    /// Bytes that slots may take: the bound less other folders and the log.
     pub(super) fn limit(&self) -> u64 {
         let others = self.foreign_bytes + self.log.bytes();
         self.setup.disk_bytes.saturating_sub(others)
     }
 
-    /// A slot for a block's record of a kind. `None` if what would have to go is what the block follows, or too much.
+    /// A slot for a block's record of a kind. `None` if the next victim is its predecessor, or after too many victims.
     pub(super) fn make_room(&mut self, place: &BlockPlace, kind: BlockKind) -> Option<u64> {
         let kept = match kind {
             BlockKind::Kv => place.parent,
             BlockKind::Window | BlockKind::State => place.key,
         };
-        // So that others go first.
+        // Other records are evicted first.
         self.index.touch(kept);
         let bytes = self.segments[kind.index()].size().slot();
         if self.bytes() + bytes > self.limit() && self.written_since_look >= LOOK_BYTES {
@@ -61,7 +61,7 @@ impl DiskTier {
         None
     }
 
-    /// Gives room back to the file system until the bound holds, as far as that is possible.
+    /// Returns room to the file system until the bound holds, as far as that is possible.
     pub(super) fn shrink(&mut self) {
         while self.bytes() > self.limit() {
             if self.remove_other() || self.punch() {
@@ -73,7 +73,7 @@ impl DiskTier {
         }
     }
 
-    /// Forgets everything: where a file system gives no room back, there is no other way to have less.
+    /// Forgets everything: where a file system cannot punch holes, there is no other way to shrink.
     pub(super) fn start_anew(&mut self) -> io::Result<()> {
         while self.index.evict(None).is_some() {}
         let files = &*self.files;
@@ -81,7 +81,7 @@ impl DiskTier {
         segments.try_for_each(|each| each.clear(files))
     }
 
-    /// Takes out the record that goes first, unless it is of the block to keep.
+    /// Evicts the first victim, unless it is of the block to keep.
     fn evict(&mut self, of: Option<BlockKind>, kept: Option<BlockKey>) -> Option<StoredBlock> {
         let (kind, key) = self.index.first_to_go(of)?;
         if kept == Some(key) {
@@ -92,7 +92,7 @@ impl DiskTier {
         self.forget(key, kind)
     }
 
-    /// Gives the room of one free slot back to the file system. False if there is none, or it does not take it.
+    /// Returns the room of one free slot to the file system. False if there is none, or that is not supported.
     fn punch(&mut self) -> bool {
         if !self.can_punch {
             return false;
@@ -114,7 +114,7 @@ impl DiskTier {
         }
     }
 
-    /// Looks at what other fingerprints take.
+    /// Measures the folders of other fingerprints.
     pub(super) fn look_at_others(&mut self) {
         let others = self.folder.others(&*self.files);
         self.foreign_bytes = others.iter().map(|other| other.bytes).sum();

@@ -1,4 +1,4 @@
-//! A record on its way to the disk, in parts: the thread that writes it does other things in between.
+//! Writes of records, in parts: the thread that writes does other things in between.
 
 use std::time::Instant;
 
@@ -7,12 +7,12 @@ use crate::state::tiers::{BlockKind, BlockPlace, Stored};
 use crate::store::segments::Way;
 use crate::store::{HostBlock, Outcome, record};
 
-/// Bytes of a part, at least; it ends with a plane. What was summed is copied while it is still near the processor.
+/// Fewest bytes of a part; it ends with a plane. Summed bytes are copied while they are still in the CPU cache.
 const PART_BYTES: usize = 256 << 10;
-/// The same past the kernel's cache, where nothing is copied: a disk takes few long writes better than many short ones.
+/// The same for direct writes, where nothing is copied: a disk is faster with few long writes than many short ones.
 const PART_PAST_CACHE_BYTES: usize = 1 << 20;
 
-/// A record of which not everything is written yet.
+/// A record that is partly written.
 pub(in crate::store) struct Writing {
     place: BlockPlace,
     kind: BlockKind,
@@ -27,7 +27,7 @@ impl DiskTier {
     /// Begins to write a block: makes room for it.
     ///
     /// # Errors
-    /// What becomes of the block, if it is not to be written.
+    /// The outcome of the block, if it is not to be written.
     pub fn begin_write(
         &mut self,
         place: &BlockPlace,
@@ -55,7 +55,7 @@ impl DiskTier {
         })
     }
 
-    /// Writes the next part of a block, and with the last one its header. Returns what became of it once that is known.
+    /// Writes the next part of a block, and with the last one its header. Returns its outcome once that is known.
     pub fn write_more(
         &mut self,
         writing: &mut Writing,
@@ -124,7 +124,7 @@ impl DiskTier {
         Ok(true)
     }
 
-    /// Takes a block in that is written, unless what it follows is gone meanwhile.
+    /// Inserts a written block into the index, unless its predecessor is gone meanwhile.
     fn end_write(&mut self, writing: &Writing, block: &HostBlock) -> Outcome {
         let Writing {
             place, kind, slot, ..

@@ -15,7 +15,7 @@ pub struct Load {
     pub streams: u32,
     /// Tokens of each prompt.
     pub prompt_tokens: u32,
-    /// Tokens that each stream generates; with one, the prefill is what is measured.
+    /// Tokens that each stream generates; with one, the load measures the prefill.
     pub output_tokens: u32,
 }
 
@@ -64,7 +64,7 @@ pub fn first(tokens: &[u32]) -> u32 {
     tokens.first().copied().unwrap_or(1)
 }
 
-/// The longest prompt that leaves room for so many tokens of output; at least one token.
+/// The longest prompt that leaves room for `output_tokens`; at least one token.
 pub fn longest_prompt(model: &ModelInfo, output_tokens: u32) -> u32 {
     let pool = model.max_total_tokens.saturating_sub(2 * model.page_size);
     let tokens = model.context_length.min(pool);

@@ -1,10 +1,10 @@
 //! The bench without a server: the machine first, then starts, then loads on an engine in this process.
 //!
-//! | part | what it does |
+//! | part | role |
 //! |---|---|
 //! | [`args`] | the flags |
-//! | [`load`] | which loads there are |
-//! | [`subject`] | what is measured: the model and where it computes |
+//! | [`load`] | the loads |
+//! | [`subject`] | the measured model and where it computes |
 //! | [`machine`] | how fast the machine is, and the least time that a step can take on it |
 //! | [`measure`] | runs starts and loads, and times them |
 //! | [`report`] | record, tables and picture |

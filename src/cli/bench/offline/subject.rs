@@ -19,7 +19,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Reads what the configuration names.
+    /// Reads the model that the configuration names.
     pub fn read(config: &EngineConfig) -> Result<Self, Failure> {
         let (dir, dtype) = (&config.model_path, config.dtype.named());
         let described = describe(dir, dtype, config.quantization, config.load_format);

@@ -1,4 +1,4 @@
-//! A client of `/v1/completions` that reads the stream and looks at the clock.
+//! A client of `/v1/completions` that reads the stream and times it.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ pub struct Answer {
 }
 
 impl Server {
-    /// Asks the server what it serves. All requests show the key, if there is one.
+    /// Asks the server for its model. All requests carry the key, if there is one.
     ///
     /// # Errors
     /// A URL that cannot be used; a server that does not answer, or serves nothing when no model is named.

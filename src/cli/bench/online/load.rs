@@ -17,7 +17,7 @@ pub struct Request {
     pub prompt: Prompt,
     /// Most tokens of the output.
     pub output_tokens: u32,
-    /// Goes on behind the token that ends a text.
+    /// Continues after the token that ends a text.
     pub ignore_eos: bool,
 }
 

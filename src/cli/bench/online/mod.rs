@@ -1,10 +1,10 @@
 //! The bench against a server: a load as users make it, latencies as they see them.
 //!
-//! | part | what it does |
+//! | part | role |
 //! |---|---|
 //! | [`args`] | the flags |
-//! | [`load`] | which requests are sent, and when |
-//! | [`client`] | sends a request, reads its stream and looks at the clock |
+//! | [`load`] | the requests and their times |
+//! | [`client`] | sends a request, reads its stream and times it |
 //! | [`report`] | throughput, latencies and failures, as a record and as tables |
 
 pub mod args;

@@ -239,7 +239,7 @@ impl Measured {
 }
 
 impl Seen {
-    /// `sent_tokens` stands for the prompt where the server does not count.
+    /// `sent_tokens` counts the prompt where the server does not.
     fn new(sent_tokens: u32, outcome: &Outcome) -> Self {
         let at_s = outcome.at.as_secs_f64();
         let answer = match &outcome.answer {

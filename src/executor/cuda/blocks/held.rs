@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::executor::host::HostBuffer;
 use crate::kernels::cuda::driver::Stream;
 
-/// Buffers that a stream copies to or from; whoever drops them before that has ended waits for it.
+/// Buffers that a stream copies to or from; dropping them earlier waits for the copies.
 pub(super) struct Held {
     stream: Arc<Stream>,
     buffers: Vec<Box<dyn HostBuffer>>,
@@ -39,7 +39,7 @@ impl Drop for Held {
         if self.buffers.is_empty() || self.stream.synchronize().is_ok() {
             return;
         }
-        // The context is lost, and nobody can say what it still does: better their memory is lost with it than used again.
+        // The context is lost and its copies may still run: leak this memory instead of reusing it.
         for buffer in self.buffers.drain(..) {
             buffer.abandon();
         }

@@ -1,4 +1,4 @@
-//! How rows sample: parameters, counts, biases and bans on the device, and what the host keeps to hand them out.
+//! Sampling state of rows: parameters, counts, biases and bans on the device, and their allocation by the host.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(super) struct RowSamplers {
     eos_ids: Arc<[u32]>,
 }
 
-/// What a row has besides its parameters, until its next start.
+/// The device memory and end tokens of a row, until its next start.
 #[derive(Default)]
 struct Held {
     count_slot: Option<u32>,
@@ -101,7 +101,7 @@ impl RowSamplers {
         }
     }
 
-    /// Makes room to count the tokens of rows that start. Returns whether counts lie elsewhere now.
+    /// Makes room to count the tokens of rows that start. Returns whether the counts have moved.
     pub(super) fn reserve_counts(
         &mut self,
         starts: &[RowStart],
@@ -260,8 +260,8 @@ impl RowSamplers {
             n_begins: lists.begins.len() as u32,
             reserved: 0,
         };
-        // SAFETY: rows and slots are in bounds of their arrays, which live as long as this and are used on this
-        // stream only; the uploaded lists are of the lengths told.
+        // SAFETY: rows and slots are in bounds of their arrays, which live as long as this and are used on this stream
+        // only; the uploaded lists have the lengths given.
         unsafe { kernels.begin_rows(stream, &params) }?;
         if lists.runs.len() == 0 {
             return Ok(());

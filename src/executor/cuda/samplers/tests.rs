@@ -1,4 +1,4 @@
-//! The device's sampler beside the host's, on random logits and parameters: the same tokens.
+//! Compares the device's sampler with the host's, on random logits and parameters: the same tokens.
 
 use std::sync::Arc;
 
@@ -214,7 +214,7 @@ fn the_device_samples_what_the_host_samples() {
                     "step {step}, row {row}, {what:?}"
                 );
             }
-            // Both go on from the same token, whatever a NaN gave.
+            // Both continue from the same token, whatever a NaN gave.
             host.record(sampled.token);
         }
     }

@@ -131,7 +131,7 @@ fn what_loading_left_is_compared_with_the_plan() {
         .expect_err("too little")
         .to_string();
     assert!(none.contains("no fraction works"), "{none}");
-    // A user who asked for a fraction may eat into the reserve, not into memory that the device lacks.
+    // A fraction that the user set may eat into the reserve, not into memory that the device lacks.
     let most = MemoryWish {
         mem_fraction_static: Some(0.99),
         ..wish()

@@ -1,4 +1,4 @@
-//! Pools that hold recurrent states beside keys and values.
+//! Pools that hold recurrent states in addition to keys and values.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn rows_and_tokens_that_are_asked_for_size_the_states() {
     };
     let few = plan(few_rows);
     assert_eq!(few.max_running_requests, 2);
-    // One for each row, the dummy, and a fifth of what is left to states and pages.
+    // One for each row, the dummy, and a fifth of the rest, which states and pages share.
     let fifth = (4 * GIB - 3 * 52_690_944) / 5 / 52_690_944;
     assert_eq!(few.state_slots, 3 + fifth);
     assert!(few.kv_bytes <= 4 * GIB);

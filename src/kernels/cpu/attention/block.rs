@@ -1,4 +1,4 @@
-//! A packed block of keys and values, taken into the records of the queries.
+//! Folds a packed block of keys and values into the records of the queries.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::space::CHUNK_ROWS;
 use super::state::Fold;
 use super::tile::Work;
 
-/// Queries in a run: whole tiles of a product, and few enough to leave out what none of them sees.
+/// Queries in a run: whole tiles of a product, and few enough to skip keys that none of them sees.
 const RUN_ROWS: usize = 12;
 
 /// Rows of a chunk in runs.
@@ -32,7 +32,7 @@ fn seen_end(seen: &[Seen]) -> usize {
     ends.max().unwrap_or(0) as usize
 }
 
-/// Scales scores, whole vectors of them, and bends them.
+/// Scales scores, whole vectors of them, and soft-caps them.
 #[inline(always)]
 pub fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
     for scores in scores.chunks_exact_mut(LANES) {
@@ -45,7 +45,7 @@ pub fn cap_scores<S: Lanes>(scores: &mut [f32], scale: f32, cap: f32) {
 }
 
 impl<F: KvElement> Work<'_, F> {
-    /// Notes what each query sees of the block that begins at `start`.
+    /// Records the part that each query sees of the block that begins at `start`.
     #[inline(always)]
     pub fn look(&mut self, sizes: Sizes, start: usize) {
         let step = self.step;
@@ -58,7 +58,7 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Takes the block that is packed in a place into the records of a head.
+    /// Folds the packed block at a place into the records of a head.
     #[inline(always)]
     pub fn attend_block<S: Lanes>(
         &mut self,
@@ -167,8 +167,8 @@ impl<F: KvElement> Work<'_, F> {
         unsafe { fold.run::<F, S>(&space.seen[rows]) };
     }
 
-    /// The weighted sums of a block where something is infinite: zero times that would not be zero, so each query has
-    /// the values that it does not see taken away.
+    /// The weighted sums of a block where a value is not finite: a weight of zero would give NaN, so each query's sum
+    /// uses values of which the unseen ones are masked.
     #[inline(always)]
     fn weigh_seen<S: Lanes>(
         &mut self,
@@ -201,7 +201,7 @@ impl<F: KvElement> Work<'_, F> {
                 b: space.masked.as_ptr(),
                 ..sums.starting_at(row)
             };
-            // SAFETY: one row of what the caller passed; the instruction set was detected by `dispatch`.
+            // SAFETY: one row of the caller's operands; the instruction set was detected by `dispatch`.
             unsafe { F::weigh::<S>(&sums, 1, sizes.width / LANES) };
         }
     }

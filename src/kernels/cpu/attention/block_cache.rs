@@ -9,7 +9,7 @@ use super::sizes::Sizes;
 /// second-level cache of 1 MiB.
 const KEPT_BLOCKS: usize = 8;
 
-/// Room for packed blocks: one to overwrite again and again, and behind it those that are kept.
+/// Packed blocks: a scratch place, overwritten again and again, followed by the kept ones.
 #[derive(Default)]
 pub struct BlockCache {
     keys: Lines<u32>,
@@ -26,7 +26,7 @@ struct Kept {
 }
 
 impl BlockCache {
-    /// Makes room.
+    /// Grows the buffers to these sizes.
     pub fn fit<F: KvElement>(&mut self, sizes: Sizes) {
         self.keys.make_room((1 + KEPT_BLOCKS) * keys_len(sizes));
         self.values
@@ -39,14 +39,14 @@ impl BlockCache {
         self.kept.resize(KEPT_BLOCKS, nothing);
     }
 
-    /// Forgets what is kept: keys and values of another layer or step follow.
+    /// Drops the kept blocks: keys and values of another layer or step follow.
     pub fn forget(&mut self) {
         for kept in &mut self.kept {
             kept.loaded = Seen::default();
         }
     }
 
-    /// Index of the place for a block that others may see too, and whether what is loaded of the slots is packed there.
+    /// Index of the place for a block that other tiles may see, and whether the loaded slots are already packed there.
     #[inline(always)]
     pub fn keep<F>(
         &mut self,

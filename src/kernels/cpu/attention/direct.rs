@@ -1,4 +1,4 @@
-//! Blocks of keys for few queries: what is read from the pool is used in registers and never stored.
+//! Blocks of keys for few queries: keys and values go from the pool to registers and are never stored.
 //!
 //! The chains of sums are those of [`super::product`] over packed blocks, so the bits are too.
 
@@ -7,14 +7,14 @@ use super::float_kv::FloatKv;
 use super::scales::Scales;
 use super::seen::BLOCK;
 
-/// Most queries: their sums, sixteen words of keys and what is between them fill the registers.
+/// Most queries: their sums, sixteen words of keys and the intermediate values fill the registers.
 pub const MAX_DIRECT_ROWS: usize = 4;
 
-/// A block of keys and values of one head, and the queries that see all of what is loaded of it.
+/// A block of keys and values of one head, and the queries that see all of its loaded slots.
 pub struct Direct<'a, F> {
     /// Starts of the slots in the first head's plane.
     pub slots: &'a [*const F; BLOCK],
-    /// How many of them count.
+    /// Number of slots that count.
     pub n_keys: usize,
     /// Elements of a key and of a value, whole vectors of words.
     pub key_dim: usize,
@@ -38,9 +38,9 @@ pub struct Direct<'a, F> {
     pub scales: Scales,
 }
 
-/// Slots of a plane to bring near, some at a time.
+/// Slots of a plane to prefetch, some at a time.
 pub struct Fetch<'a, F> {
-    /// Those that are left.
+    /// Remaining slots.
     pub slots: &'a [*const F],
     /// Elements from the first head's plane to theirs.
     pub plane: usize,
@@ -49,7 +49,7 @@ pub struct Fetch<'a, F> {
 }
 
 impl<F> Fetch<'_, F> {
-    /// Asks for some of them.
+    /// Prefetches some of them.
     #[inline(always)]
     pub fn some<S: Lanes>(&mut self, n_slots: usize) {
         const LINE_BYTES: usize = 64;
@@ -57,7 +57,7 @@ impl<F> Fetch<'_, F> {
         for slot in now {
             let start = slot.wrapping_add(self.plane).cast::<u8>();
             for at in (0..self.dim * size_of::<F>()).step_by(LINE_BYTES) {
-                // SAFETY: only a hint; the instruction set was detected by whoever runs the tile.
+                // SAFETY: only a hint; the tile's caller detected the instruction set.
                 unsafe { S::prefetch(start.wrapping_add(at)) };
             }
         }

@@ -1,4 +1,4 @@
-//! How floats of the KV pool meet the lanes: as the words of an operand.
+//! Floats of the KV pool as the words of an operand.
 
 use half::{bf16, f16};
 
@@ -8,7 +8,7 @@ use super::super::simd::{LANES, Lanes};
 /// A type of floats as operand of a product.
 ///
 /// # Safety
-/// Every method asks for what [`Lanes`] asks for.
+/// Every method has the requirements of [`Lanes`].
 pub trait FloatKv: Element {
     /// Elements in a word.
     const PER_WORD: usize;
@@ -25,7 +25,7 @@ pub trait FloatKv: Element {
     unsafe fn from_words<S: Lanes>(words: S::W) -> Self::Operand<S>;
     /// Adds to each lane the products of its words, in order.
     unsafe fn multiply<S: Lanes>(acc: S::V, a: Self::Operand<S>, b: Self::Operand<S>) -> S::V;
-    /// Writes sixteen values as `16 / PER_WORD` words. A value that [`Self::multiply`] takes for zero may become zero.
+    /// Writes sixteen values as `16 / PER_WORD` words. A value that [`Self::multiply`] treats as zero may become zero.
     unsafe fn write<S: Lanes>(p: *mut u32, v: S::V);
     /// Reads sixteen words of neighbouring elements.
     unsafe fn words<S: Lanes>(p: *const Self) -> S::W;
@@ -163,7 +163,7 @@ macro_rules! singles {
 singles!(f32);
 singles!(f16);
 
-/// Reads what `words` reads from the `len` elements at `p`; the others are zero.
+/// Does as `words` for the `len` elements at `p`; the others are zero.
 ///
 /// # Safety
 /// `p` is valid for `len` elements; the instruction set of `S` was detected.
@@ -177,7 +177,7 @@ pub unsafe fn words_part<F: FloatKv, S: Lanes>(p: *const F, len: usize) -> S::W 
     }
 }
 
-/// Reads what `across` reads from the `len` elements at each row; the others are zero.
+/// Does as `across` for the `len` elements at each row; the others are zero.
 ///
 /// # Safety
 /// The rows are valid for `len` elements; the instruction set of `S` was detected.

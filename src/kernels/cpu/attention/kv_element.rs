@@ -1,5 +1,5 @@
-//! How a KV element type is attended to. [`KvElement`] is what an item of work asks for; floats do it by [`FloatKv`], which
-//! says how they meet the lanes, and signed bytes in [`super::codes`].
+//! Attention for each KV element type. An item of work calls [`KvElement`]; floats implement it with [`FloatKv`], their
+//! mapping to lanes, and signed bytes in [`super::codes`].
 //!
 //! Both operands of a product are made of 32-bit words. A word is a pair of bf16 (`dot_pairs`), one f32 (`mul_add`) or a pair
 //! of i16 (`dot_shorts`).
@@ -17,11 +17,11 @@ use super::state::{Fold, VECTORS};
 /// An element type of the KV pool as attention reads it.
 ///
 /// # Safety
-/// Every method asks for what [`Lanes`] asks for, and for operands of the shapes that they name.
+/// Every method has the requirements of [`Lanes`], and needs operands of the shapes that they name.
 pub trait KvElement: Kept {
     /// Elements of a key in a word of an operand, and keys in a word of values.
     const PER_WORD: usize;
-    /// Elements that a head is padded to whole numbers of.
+    /// A head is padded to a multiple of this number of elements.
     const CHUNK: usize;
 
     /// Elements of a head in whole chunks.
@@ -143,7 +143,7 @@ impl<F: FloatKv> KvElement for F {
             unsafe {
                 let [first, second] =
                     F::in_order::<S>([S::load(values), S::load(values.wrapping_add(LANES))]);
-                // A zero's sign may depend on what was skipped.
+                // A zero's sign may depend on the skipped terms.
                 let first = S::mul_add(first, factor, S::splat(0.0));
                 let second = S::mul_add(second, factor, S::splat(0.0));
                 let mut mean = [0.0; PAIR];

@@ -1,13 +1,13 @@
 //! Attention over the page table, for prefill chunks and decodes alike.
 //!
 //! A query's keys are visited in blocks of [`BLOCK`](seen::BLOCK) and spans of [`SPAN`](seen::SPAN) keys that begin at
-//! multiples of those in the sequence. Each span has a running maximum and sum of its own (online softmax); spans are
+//! multiples of those in the sequence. Each span has its own running maximum and sum (online softmax); spans are
 //! merged in ascending order.
 //! So a query's result depends on its position, its own vector and the keys that it sees: not on the chunk it came in,
-//! the page size, the queries computed beside it, or which thread computes which spans.
+//! the page size, the other queries of the step, or which thread computes which spans.
 //!
-//! Rows of a step that begin with the same pages have the spans they share computed together (`prefix`): keys and values
-//! are read and packed once for all of them, and each row goes on alone from where they part.
+//! Rows of a step that begin with the same pages have their shared spans computed together (`prefix`): keys and values
+//! are read and packed once for all of them, and each row continues alone from where they diverge.
 
 mod block;
 mod block_cache;
@@ -63,7 +63,7 @@ pub struct Attention {
     dense: Vec<Segment>,
     sparse: SparseAttention,
     states: Lines<f32>,
-    /// One for each thread, all of the same size: who computes what never makes one grow.
+    /// One for each thread, all of the same size, so that no assignment of items makes one grow.
     spaces: Vec<Workspace>,
     kv_bytes: AtomicUsize,
 }

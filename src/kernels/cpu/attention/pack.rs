@@ -1,12 +1,11 @@
-//! Keys and values on their way from the pool into packed blocks.
+//! Packs keys and values from the pool into blocks.
 
 use super::super::simd::{LANES, Lanes};
 use super::float_kv::{FloatKv, across_part, words_part};
 use super::kv_element::KvElement;
 use super::seen::BLOCK;
 
-/// Cache lines of keys and values to ask for before they are needed, some at a time: many at once would only stand in
-/// the way of what is needed now.
+/// Cache lines of keys and values to prefetch, some at a time: many at once would only delay the lines needed now.
 pub struct Ahead<'s, F> {
     pub slots: &'s [*const F],
     /// Next byte of the first slot: of its keys, then of its values.
@@ -20,7 +19,7 @@ pub struct Ahead<'s, F> {
 }
 
 impl<F> Ahead<'_, F> {
-    /// Asks for some of them.
+    /// Prefetches some of them.
     #[inline(always)]
     pub fn fetch<S: Lanes>(&mut self, max_lines: usize) {
         for _ in 0..max_lines {

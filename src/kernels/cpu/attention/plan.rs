@@ -1,7 +1,7 @@
 //! The parts of a step's attention: tiles of queries, and the items that threads claim.
 //!
-//! A plan decides who computes what beside what, and never what comes out. It is made once for a step and each kind of
-//! layer, in memory that is kept.
+//! A plan decides which thread computes which parts together, and never the results. It is made once for a step and
+//! each kind of layer, in memory that is kept.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -22,7 +22,7 @@ const TILE_ROWS: usize = 384;
 const ALONE_ROWS: usize = 96;
 /// Queries of a key head below which reading K/V takes longer than computing.
 const FEW_ROWS: usize = 12;
-/// Items for each thread, so that one that is held up leaves its share to others.
+/// Items for each thread, so that others take over the share of a straggler.
 const ITEMS_PER_THREAD: usize = 4;
 /// How many such shares an item of many queries may be before it is cut by spans: the records of all its
 /// spans then go through memory, which takes a fifth of the time.
@@ -46,14 +46,14 @@ impl QueryToken {
     }
 }
 
-/// Where the result of a tile goes.
+/// Destination of a tile's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// To the output.
     Out,
     /// To the records of the step's tokens, for the next round.
     State,
-    /// Each span's to a record of its own, from this one on: `[spans, tokens, n_heads]`.
+    /// To one record for each span, from this one on: `[spans, tokens, n_heads]`.
     Spans(usize),
 }
 
@@ -81,7 +81,7 @@ pub struct Item {
     pub heads: Range<u32>,
     pub spans: Range<usize>,
     round: u32,
-    /// The node of memory that owns the heads; 0 where there are fewer heads than nodes.
+    /// The NUMA node that owns the heads; 0 where there are fewer heads than nodes.
     pub node: u32,
     /// Multiply-adds.
     pub cost: usize,
@@ -90,7 +90,7 @@ pub struct Item {
 /// Items that do not wait for each other.
 pub struct Round {
     items: Range<usize>,
-    /// Where it is said how many of them each node has.
+    /// Its number of items of each node, as a range of [`AttentionPlan`]'s `dealt`.
     dealt: Range<usize>,
     /// Multiply-adds of all.
     pub cost: usize,
@@ -103,9 +103,9 @@ pub struct Round {
 pub struct AttentionPlan {
     tokens: Vec<QueryToken>,
     pub tiles: Vec<Tile>,
-    /// In the order of rounds; in a round those of a node, the longest first, so that what is left at the end is short.
+    /// In the order of rounds; within a round by node, longest first, so that the last items are short.
     items: Vec<Item>,
-    /// Items of each node in each round; of all, where heads are nobody's.
+    /// Items of each node in each round; a single number where no node owns the heads.
     dealt: Vec<usize>,
     /// A round begins when the one before is done.
     rounds: Vec<Round>,
@@ -326,8 +326,8 @@ impl AttentionPlan {
     }
 }
 
-/// In how many parts the key heads of a tile go, and how many spans its items have, so that items of about a fair cost
-/// come out. Few queries wait for memory, which likes the heads of a slot read together; many wait for arithmetic.
+/// The number of parts of a tile's key heads, and of spans of its items, such that items cost about a fair share. Few
+/// queries are memory-bound, which favours reading the heads of a slot together; many are compute-bound.
 fn parts(
     tile: &Tile,
     (cost, fair): (usize, usize),

@@ -1,7 +1,7 @@
-//! Which rows of a step begin with the same pages.
+//! Finds the rows of a step that begin with the same pages.
 //!
-//! The rows' pages are compared themselves: nobody has to say who shares what. Rows are sorted by one page of each span;
-//! the pages of neighbours are then compared in full, so a step costs one pass over its rows' pages at most.
+//! It compares the rows' pages themselves, so callers declare no shared prefix. Rows are sorted by one page of each
+//! span; the pages of neighbours are then compared in full, so a step costs one pass over its rows' pages at most.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::seen::SPAN;
 use crate::kernels::cpu::batch::Segment;
 use crate::kernels::cpu::kv::PageTable;
 
-/// Prefixes of prefixes that are told apart; rows go on alone behind the last.
+/// Most levels of nested prefixes; rows continue alone after the last.
 const MAX_ROUNDS: usize = 3;
 
 /// Some spans that several rows share.
@@ -78,7 +78,7 @@ impl Prefixes {
         &self.done
     }
 
-    /// Finds what neighbours share behind the spans below `from`.
+    /// Finds the spans from `from` on that neighbours share.
     fn split(&mut self, rows: Range<usize>, from: usize, mut round: usize) {
         if rows.len() < 2 || round == MAX_ROUNDS {
             return;
@@ -108,7 +108,7 @@ impl Prefixes {
     }
 }
 
-/// Spans before a segment: its tokens see them in full, and something of their own besides.
+/// Spans before a segment: its tokens see them in full, and later keys.
 fn whole_spans(segment: &Segment) -> usize {
     segment.first_position / SPAN
 }

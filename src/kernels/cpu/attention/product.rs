@@ -17,7 +17,7 @@ pub struct Product {
     pub c: *mut f32,
     pub ldc: usize,
     pub depth: usize,
-    /// Factors of what `c` holds; null if `c` is to be replaced.
+    /// Factors of the values in `c`; null if `c` is to be replaced.
     pub decay: *const f32,
     pub scales: Scales,
 }
@@ -36,7 +36,7 @@ impl Product {
     }
 
     /// Computes `rows` rows and `vectors` times sixteen columns. Each element of `a b` is one chain over ascending
-    /// depth: tiles decide only what is computed side by side.
+    /// depth: the tiling does not change it.
     ///
     /// # Safety
     /// The pointers are valid for the shapes; the instruction set of `S` was detected.
@@ -46,7 +46,7 @@ impl Product {
         unsafe { self.run::<F, S, false>(rows, vectors) };
     }
 
-    /// As [`Self::replace`], added to what `c` holds times `decay`.
+    /// As [`Self::replace`], added to `c` times `decay`.
     ///
     /// # Safety
     /// As of [`Self::replace`], and `decay` is valid for the rows.

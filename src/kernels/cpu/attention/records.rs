@@ -1,4 +1,4 @@
-//! The beginning and end of an item: its queries, and the records that it takes up and leaves.
+//! The beginning and end of an item: loads its queries and earlier records, and stores its records.
 
 use super::super::simd::{LANES, Lanes};
 use super::kv_element::KvElement;
@@ -36,7 +36,7 @@ impl<F: KvElement> Work<'_, F> {
             let of_group =
                 |token: QueryToken| &q.row(token.index as usize)[head as usize * part..][..part];
             for (i, token) in tokens.iter().enumerate() {
-                // A head of a token is far from that of the next: no stream that the processor would see.
+                // A head of a token is far from that of the next: no stream for the hardware prefetcher.
                 if let Some(token) = tokens.get(i + TOKENS_AHEAD) {
                     for line in of_group(*token).chunks(LANES) {
                         // SAFETY: only a hint; `dispatch` detected the instruction set.
@@ -58,7 +58,7 @@ impl<F: KvElement> Work<'_, F> {
         self.tile().resumes && self.item.spans.start == self.tile().spans.start
     }
 
-    /// Takes up what an earlier round left.
+    /// Loads the records of an earlier round.
     pub fn open_totals(&mut self, sizes: Sizes) {
         if !self.resumes() {
             return;
@@ -104,7 +104,7 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// Writes the totals to where the tile's result goes.
+    /// Writes the totals to the destination of the tile's result.
     #[inline(always)]
     pub fn close_totals<S: Lanes>(&mut self, sizes: Sizes) {
         const RESULTS_AHEAD: usize = 12;

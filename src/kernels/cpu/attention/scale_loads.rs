@@ -1,4 +1,4 @@
-//! The scales of a block on their way from the pool into the buffers of a thread.
+//! Loads the scales of a block from the pool into the buffers of a thread.
 
 use half::bf16;
 
@@ -37,7 +37,7 @@ impl<F: KvElement> Work<'_, F> {
         let first = planes.scales_of_key(self.item.heads.start as usize + head, 0);
         let from = &self.step.scales[first.start..][..planes.n_slots() * sizes.n_scales];
         let to = &mut self.space.kv_scales[..sizes.n_scales * BLOCK];
-        // Heads of 64, 128 and 256 are what most models have.
+        // Most models have heads of 64, 128 or 256.
         let most = match sizes.n_scales {
             4 => spread::<4>(from, slots, to),
             8 => spread::<8>(from, slots, to),
@@ -47,7 +47,7 @@ impl<F: KvElement> Work<'_, F> {
         self.space.are_scales_finite = most < bf16::INFINITY.to_bits();
     }
 
-    /// Asks for the scales of slots before they are loaded.
+    /// Prefetches the scales of slots.
     #[inline(always)]
     pub fn fetch_scales<S: Lanes>(&self, slots: &[u32; BLOCK], head: usize) {
         if !F::SCALED {
@@ -62,7 +62,7 @@ impl<F: KvElement> Work<'_, F> {
     }
 }
 
-/// Puts the scales of each slot side by side with those of the others; returns the bits of the greatest.
+/// Transposes the scales of the slots, a row for each group; returns the bits of the greatest.
 #[inline(always)]
 fn spread<const N: usize>(from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> u16 {
     let from = from.as_chunks::<N>().0;
@@ -90,7 +90,7 @@ fn spread_any(n: usize, from: &[bf16], slots: &[u32; BLOCK], to: &mut [f32]) -> 
     most
 }
 
-/// Without the branch for what is no number that the library has.
+/// Without the library's branch for NaN.
 #[inline(always)]
 fn widen(scale: bf16) -> f32 {
     f32::from_bits(u32::from(scale.to_bits()) << 16)

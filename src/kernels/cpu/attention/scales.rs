@@ -1,6 +1,6 @@
-//! The scales of quantised keys and values, and of what they are multiplied with. Floats have none.
+//! The scales of quantised keys and values, and of queries and weights. Floats have none.
 
-/// The scales that a block needs; of floats they are not read.
+/// The scales of a block; not read for floats.
 #[derive(Clone, Copy)]
 pub struct Scales {
     /// Those of the keys, `[groups of a key, BLOCK]`.

@@ -1,4 +1,4 @@
-//! The sizes of what an item of work computes with.
+//! The sizes of the operands of an item of work.
 
 use super::kv_element::KvElement;
 use super::seen::BLOCK;
@@ -20,17 +20,17 @@ pub struct Sizes {
     /// Elements of a value, padded to whole chunks.
     pub width: usize,
     pub record: usize,
-    /// Scales of a key and the value beside it.
+    /// Scales of a key and its value.
     pub n_scales: usize,
-    /// Scales of a value, and how many are before them.
+    /// Scales of a value, and the number of scales before them.
     pub value_scales: usize,
     pub before_value_scales: usize,
-    /// Words of a row's weights of a block: values with a scale each have weights of their own.
+    /// Words of a row's weights of a block: each group of a value with a scale has its own weights.
     pub weight_words: usize,
 }
 
 impl Sizes {
-    /// Sizes of an item of so many query tokens.
+    /// Sizes of an item of `n_tokens` query tokens.
     pub fn of<F: KvElement>(heads: &HeadShape, n_tokens: usize) -> Self {
         let group = heads.group();
         let width = F::padded(heads.values.dim());

@@ -7,7 +7,7 @@ use super::seen::{BLOCK, Seen};
 use super::sizes::Sizes;
 use crate::kernels::HeadShape;
 
-/// Queries that take a block in before the next ones do: their scores stay in the nearest cache.
+/// Queries that fold a block together: their scores stay in the nearest cache.
 pub const CHUNK_ROWS: usize = 96;
 
 /// Buffers of one item at a time; they only grow.
@@ -18,11 +18,11 @@ pub struct Workspace {
     pub query_scales: Lines<f32>,
     /// Scales of a block of a head: `[n_scales, BLOCK]`.
     pub kv_scales: Lines<f32>,
-    /// Whether none of them stands for what is no number.
+    /// Whether all of them are finite.
     pub are_scales_finite: bool,
     /// Keys and values of blocks.
     pub blocks: BlockCache,
-    /// Values of a block without what one query does not see.
+    /// Values of a block, of which those that one query does not see are masked.
     pub masked: Lines<u32>,
     /// The part of the block that each query sees, `[rows]`.
     pub seen: Vec<Seen>,
@@ -40,7 +40,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Makes room for items with up to so many query tokens and records.
+    /// Makes room for items with up to `n_tokens` query tokens and `n_records` records.
     pub fn fit<F: KvElement>(&mut self, heads: &HeadShape, n_tokens: usize, n_records: usize) {
         let sizes = Sizes::of::<F>(heads, n_tokens);
         self.queries.make_room(n_records * sizes.query_words);

@@ -13,14 +13,14 @@ pub const fn record_len(width: usize) -> usize {
     width + 2 * LANES
 }
 
-/// Makes a record that has seen nothing.
+/// Resets a record to the state before the first key.
 pub fn clear(record: &mut [f32]) {
     let max = record.len() - LANES;
     record.fill(0.0);
     record[max] = f32::MIN;
 }
 
-/// The most that a key that counts may score, its weight, and the same for others: `[no: BLOCK, yes: BLOCK, no: BLOCK]`.
+/// Bound of the score and factor of the weight, of keys that count and others: `[no: BLOCK, yes: BLOCK, no: BLOCK]`.
 static LIMITS: [f32; 3 * BLOCK] = bounds(f32::NEG_INFINITY, f32::INFINITY);
 static FACTORS: [f32; 3 * BLOCK] = bounds(0.0, 1.0);
 
@@ -36,18 +36,18 @@ const fn bounds(no: f32, yes: f32) -> [f32; 3 * BLOCK] {
 
 /// Vectors of a row of a block.
 pub const VECTORS: usize = BLOCK / LANES;
-/// Rows from which on their maxima are found side by side.
+/// Fewest rows whose maxima are found together.
 const MANY_ROWS: usize = 8;
 
-/// Scores of a block to turn into weights, and the records that take in their sums and maxima.
+/// Scores of a block to turn into weights, and the records that receive their sums and maxima.
 ///
 /// # Shapes
-/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `decay: [rows]`, `records: [rows, record]`. Each
-/// has room for whole sixteens of rows, but for the records.
+/// `scores: [rows, BLOCK]`, `weights: [rows, weight_words]`, `decay: [rows]`, `records: [rows, record]`. Each has room
+/// for whole sixteens of rows, except the records.
 pub struct Fold {
     pub scores: *const f32,
     pub weights: *mut u32,
-    /// Takes the decay of the values so far.
+    /// Receives the decay of the earlier values.
     pub decay: *mut f32,
     pub records: *mut f32,
     pub record: usize,
@@ -69,7 +69,7 @@ impl Fold {
         }
     }
 
-    /// Folds up to sixteen rows: a row by itself would wait for its maximum, and again for its decay.
+    /// Folds up to sixteen rows together, which hides the latency of a row's maximum and decay.
     #[inline(always)]
     unsafe fn sixteen<F: KvElement, S: Lanes>(&self, first: usize, seen: &[Seen]) {
         let max_at = self.record - LANES;
@@ -95,7 +95,7 @@ impl Fold {
                     v[i] = S::exp2_falling(S::mul_add(v[i], S::splat(self.scale), below));
                 }
                 if !seen.is_all() {
-                    // `exp2` clamps: what is not seen must weigh exactly nothing.
+                    // `exp2` clamps: unseen keys must weigh exactly zero.
                     let [start, end] = seen.bounds_in(&FACTORS);
                     for i in 0..VECTORS {
                         let factor = S::mul(
@@ -149,7 +149,7 @@ impl Fold {
         }
     }
 
-    /// A row's scores; those of what is not seen, which may be anything, are below all others.
+    /// A row's scores; scores of unseen keys, which may be anything, become lower than all others.
     #[inline(always)]
     unsafe fn load<S: Lanes>(&self, row: usize, seen: Seen) -> [S::V; VECTORS] {
         let scores = self.scores.wrapping_add(row * BLOCK);
@@ -175,7 +175,7 @@ impl Fold {
 }
 
 impl Seen {
-    /// Where the bounds of a block's keys begin: those that depend on the first key that is seen, and on the last one.
+    /// Starts of the bounds of a block's keys: one by the first key that is seen, one by the last.
     #[inline(always)]
     fn bounds_in(self, bounds: &'static [f32; 3 * BLOCK]) -> [*const f32; 2] {
         let at = |offset: usize| bounds[offset..offset + BLOCK].as_ptr();
@@ -186,7 +186,7 @@ impl Seen {
     }
 }
 
-/// Takes the record of a span into that of the spans before it.
+/// Merges the record of a span into that of the spans before it.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
@@ -198,7 +198,7 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
     assert_eq!(total.len(), span.len(), "records of one shape");
     let max_at = span.len() - LANES;
     let (old, new) = (total[max_at], span[max_at]);
-    // A NaN in the scores leaves its trace in the sum.
+    // A NaN score shows in the sum.
     if new == f32::MIN && span[max_at - LANES..max_at].iter().all(|sum| *sum == 0.0) {
         return;
     }
@@ -219,15 +219,15 @@ pub unsafe fn merge<S: Lanes>(total: &mut [f32], span: &[f32]) {
     total[max_at] = max;
 }
 
-/// Writes the weighted mean of the values, in the order of their elements. A sink is a score that weighs in and has no
-/// value.
+/// Writes the weighted mean of the values, in the order of their elements. A sink is a score without a value: it only
+/// adds to the sum.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.
 #[inline(always)]
 pub unsafe fn finish<F: KvElement, S: Lanes>(record: &[f32], sink: Option<f32>, out: &mut [f32]) {
     let width = record.len() - 2 * LANES;
-    // SAFETY: the record holds whole chunks and, behind them, sixteen lanes of sums.
+    // SAFETY: the record holds whole chunks, followed by sixteen lanes of sums.
     unsafe {
         let sum = S::sum(S::load(record.as_ptr().wrapping_add(width)));
         let inverse = match sink {

@@ -51,10 +51,10 @@ pub struct Work<'a, F> {
     pub space: &'a mut Workspace,
 }
 
-/// Queries of a tile from which on it keeps what it packs: few are rarely followed by others on the same head.
+/// Fewest queries of a tile that keeps its packed blocks: a smaller one is rarely followed by others on the same head.
 const MIN_KEEPING_ROWS: usize = 96;
 
-/// The slots of a block; the dummy slot stands for what the tile does not see.
+/// The slots of a block; the dummy slot replaces those that the tile does not see.
 #[derive(Clone, Copy)]
 struct Slots<F> {
     /// Where they lie in the keys of the first head.
@@ -95,7 +95,7 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             };
             let loaded = Seen::new(keys.clone(), start);
             self.look(sizes, start);
-            // Slots in a row are a stream, which the processor fetches ahead by itself.
+            // Contiguous slots are a stream, which the hardware prefetches.
             let scattered = match is_last || is_stream(&next, self.step.planes) {
                 true => &next.starts[..0],
                 false => &next.starts[..],
@@ -166,7 +166,7 @@ impl<F: KvElement> Work<'_, F> {
         slots
     }
 
-    /// The memory of slots that is to be asked for ahead of its use.
+    /// The memory of slots to prefetch.
     fn ahead<'s>(&self, slots: &'s [*const F], head: usize) -> Ahead<'s, F> {
         let (key, value) = self.planes(head);
         let heads = self.step.heads;
@@ -180,7 +180,7 @@ impl<F: KvElement> Work<'_, F> {
         }
     }
 
-    /// How far the keys and the values of a head of the item lie after the keys of the first head of all.
+    /// Offsets of the keys and of the values of a head of the item from the keys of the first head of all.
     fn planes(&self, head: usize) -> (usize, usize) {
         let head = self.item.heads.start as usize + head;
         (self.step.planes.keys(head), self.step.planes.values(head))
@@ -230,7 +230,7 @@ impl<F: KvElement> Work<'_, F> {
             && F::has_direct(heads.key_dim, heads.values.dim())
     }
 
-    /// Takes a block into the records of a head, from the pool.
+    /// Folds a block into the records of a head, from the pool.
     #[inline(always)]
     fn attend_direct<S: Lanes>(
         &mut self,

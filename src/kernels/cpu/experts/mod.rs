@@ -1,8 +1,8 @@
 //! Experts: feed-forward blocks of which each token goes through a few.
 //!
-//! Tokens are sorted by expert once, in blocks if they are many. Then all experts' gates and what they let through are one
-//! kernel, and all their ways down another, whose items each own some outputs of every token of a block and go through the
-//! experts by ascending id.
+//! Tokens are sorted by expert once, in blocks if they are many. Then one kernel computes all experts' gate and up
+//! projections, and another all down projections, whose items each own some outputs of every token of a block and go
+//! through the experts by ascending id.
 
 pub(super) mod routes;
 pub(super) mod rows;
@@ -34,7 +34,7 @@ pub struct Experts {
     /// The encodings that any of their products read.
     gate_up_encodings: Encodings,
     down_encodings: Encodings,
-    /// In all experts, gates stand beside what they let through.
+    /// Gate and up panels alternate in all experts.
     alternates: bool,
     /// Width of an expert.
     width: usize,
@@ -103,7 +103,7 @@ pub fn route(backend: &mut CpuBackend, x: &Tensor, router: &Router<CpuBackend>) 
     routes
 }
 
-/// Adds to each row of `residual` what its experts make of the same row of `x`.
+/// Adds to each row of `residual` the output of its experts for the same row of `x`.
 pub fn add(
     backend: &mut CpuBackend,
     residual: &mut Tensor,
@@ -121,7 +121,7 @@ pub fn add(
     mixing.add(experts, x, residual);
 }
 
-/// A step's way through the experts of a layer.
+/// A step's pass through the experts of a layer.
 struct Mixing<'a> {
     /// The threads.
     pool: &'a mut ThreadPool,
@@ -136,7 +136,7 @@ struct Mixing<'a> {
 }
 
 impl<'a> Mixing<'a> {
-    /// Adds to each row of `residual` what its experts make of the same row of `x`.
+    /// Adds to each row of `residual` the output of its experts for the same row of `x`.
     fn add(&mut self, experts: &Experts, x: &Tensor, residual: &mut Tensor) {
         if self.routes.rows() == 0 {
             return;
@@ -173,7 +173,7 @@ impl<'a> Mixing<'a> {
         self.pack(source, &experts.gate_up_encodings)
     }
 
-    /// Computes what the gates let through of all rows, for the products with the ways down.
+    /// Computes the gated activations of all rows, the input of the down projections.
     fn gate(&mut self, experts: &Experts, packed: &[ExpertRows<'_>]) -> Packed<'a> {
         let (rows, width) = (self.routes.rows(), experts.width);
         if !experts.alternates || experts.gate != Gate::Silu {

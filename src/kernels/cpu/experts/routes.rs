@@ -9,7 +9,7 @@ use super::super::tensor::{Shared, Tensor};
 use super::super::threads::ThreadPool;
 use crate::kernels::routing::Routing;
 
-/// Multiply-adds that choosing costs about, for each logit.
+/// Approximate cost of choosing, for each logit, in multiply-adds.
 const LOGIT_COST: usize = 32;
 /// Tokens whose experts are chosen together.
 const ITEM_TOKENS: usize = 16;
@@ -22,8 +22,8 @@ pub type Numbers<'a> = [Option<&'a [f32]>; 2];
 
 /// Which experts the tokens of a step go through.
 ///
-/// A *row* is a token at one of its experts. Rows stand by block of tokens, those of a block by expert, those of an expert in
-/// the order of their tokens.
+/// A *row* is a token at one of its experts. Rows are ordered by block of tokens, within a block by expert, and within
+/// an expert by token.
 #[derive(Default)]
 pub struct Routes {
     /// The experts of each token in turn, `n_used` of them.
@@ -36,7 +36,7 @@ pub struct Routes {
     pub weights: Vec<f32>,
     /// Experts with rows, ascending in each block.
     pub active: Vec<ActiveExpert>,
-    /// Those of each block of tokens, among the active ones. Tokens of a block follow each other.
+    /// The active experts of each block of tokens. Tokens of a block follow each other.
     pub blocks: Vec<Range<usize>>,
     /// The first row and the end of each group of rows that are multiplied together.
     pub groups: Vec<(u32, u32)>,
@@ -81,7 +81,7 @@ impl Routes {
     fn group(&mut self, routing: &Routing, n_blocks: usize, most_group_rows: usize) {
         let (n_rows, n_experts) = (self.experts.len(), routing.n_experts);
         self.count(routing, n_blocks);
-        // Room for all that a step may need, so that no later one of the same size has to make it.
+        // Reserves for the worst case, so that no later step of the same size allocates.
         let most_active = n_rows.min(n_blocks * n_experts);
         self.active.clear();
         self.active.reserve(most_active);
@@ -143,9 +143,9 @@ fn chosen<'a>(
     of_token.map(move |(token, chosen)| (token * n_blocks / n_tokens, chosen))
 }
 
-/// Blocks of tokens, one for each thread if experts keep enough rows: what a thread wrote is far from others, which may not
-/// even share a cache with it. Measured with bf16 and two threads; instruction sets that widen bf16 or multiply tiles of sixteen
-/// rows are better off with the rows of all tokens.
+/// Blocks of tokens, one for each thread if experts keep enough rows: data that a thread wrote is far from others,
+/// which may not even share a cache with it. Measured with bf16 and two threads; instruction sets that widen bf16 or
+/// multiply tiles of sixteen rows are faster with the rows of all tokens.
 fn n_blocks((pool, isa): (&ThreadPool, Isa), n_rows: usize, routing: &Routing) -> usize {
     let n_threads = pool.n_threads();
     let is_enough = n_rows >= LEAST_BLOCK_ROWS * routing.n_experts * n_threads * n_threads;

@@ -1,4 +1,4 @@
-//! Activations of experts' rows, packed: those of an expert in a block of tokens stand together, in groups of their own.
+//! Activations of experts' rows, packed: the rows of an expert in a block of tokens are contiguous, in their own groups.
 
 use super::super::activations::{RowGroups, most_group_rows, uninit_words};
 use super::super::format::{Encoding, n_groups};
@@ -9,18 +9,18 @@ use super::super::tensor::{Scratch, Shared, Tensor};
 use super::super::threads::ThreadPool;
 use super::routes::ActiveExpert;
 
-/// The encoding of rows that are not copied for each expert: products in bf16 pairs read each row where it is, as fast as rows
-/// that stand together.
+/// The encoding of rows that are not copied for each expert: products in bf16 pairs read each row where it is, as fast
+/// as contiguous rows.
 pub const PICKED: Encoding = Encoding::Bf16;
 
-/// Multiply-adds that encoding a value costs about.
+/// Approximate cost of encoding a value, in multiply-adds.
 const VALUE_COST: usize = 64;
 
 /// Rows as products with experts read them.
 pub struct ExpertRows<'a> {
     /// The words, as bits.
     words: Tensor,
-    /// Which of the words' rows each row is; without it they stand as the experts have them.
+    /// Which of the words' rows each row is; without it, rows are in the order of the experts.
     picked: Option<&'a [u32]>,
     inputs: usize,
     encoding: Encoding,
@@ -67,7 +67,7 @@ impl<'a> ExpertRows<'a> {
         packed
     }
 
-    /// Encodes all rows of `x`, of which the experts have those that are picked.
+    /// Encodes all rows of `x`; the experts' rows are picked from them.
     ///
     /// # Panics
     /// If one of them is not there.

@@ -12,7 +12,7 @@ use crate::kernels::routing::Routing;
 
 const EXPERTS: usize = 6;
 const USED: usize = 3;
-/// How many tokens are compared with sums in f64.
+/// Number of tokens that are compared with sums in f64.
 const CHECKED: usize = 5;
 /// Whole superblocks.
 const HIDDEN: usize = 256;
@@ -29,7 +29,7 @@ struct Weights {
 enum Kind {
     Plain(Format),
     Blocks(BlockType),
-    /// Gates in other blocks than what they let through.
+    /// Gate in another block type than up.
     Mixed(BlockType, BlockType),
 }
 

@@ -55,7 +55,7 @@ unsafe fn pair<S: Lanes>(lines: &[S::W; PAIR_LINES], sub_block: usize) -> S::W {
 /// Reads the lines of [`PAIR_LINES`].
 ///
 /// # Safety
-/// `lines` is valid for so many lines; the instruction set of `S` was detected.
+/// `lines` is valid for [`PAIR_LINES`] lines; the instruction set of `S` was detected.
 #[inline(always)]
 unsafe fn load_pairs<S: Lanes>(lines: *const u32) -> [S::W; PAIR_LINES] {
     // SAFETY: the caller's promise.

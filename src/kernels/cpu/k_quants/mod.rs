@@ -125,7 +125,7 @@ pub unsafe fn tile<S: Lanes, F: KQuant, const M: usize>(
         F::SCALED_STEPS
     };
     let sums = sums.as_mut_ptr().cast::<f32>();
-    // SAFETY: all offsets stay within what the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller promised.
     unsafe {
         let zero = S::splat_word(0);
         let mut acc = [S::splat(0.0); M];

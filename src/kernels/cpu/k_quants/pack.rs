@@ -1,4 +1,4 @@
-//! From superblocks as files have them to the lines of a panel.
+//! Packs superblocks of files into the lines of a panel.
 //!
 //! A line of sixteen words holds the same of sixteen outputs, a lane an output. Words of four codes stay together, so packing
 //! moves and re-pairs halves of bytes and looks at no code by itself.

@@ -1,4 +1,4 @@
-//! From the lines of a panel to values.
+//! Unpacks the lines of a panel to values.
 
 use half::f16;
 

@@ -8,7 +8,7 @@ use super::super::simd::Isa;
 use super::super::tensor::{Scratch, Shared, Tensor};
 use super::super::threads::ThreadPool;
 
-/// Multiply-adds that encoding a value costs about.
+/// Approximate cost of encoding a value, in multiply-adds.
 const VALUE_COST: usize = 64;
 
 /// Where each head's part of a row begins, and how far the parts are from each other.
@@ -22,7 +22,7 @@ pub struct HeadColumns<'a> {
     pub step: usize,
 }
 
-/// Parts of rows as products with heads' matrices read them: those of a head stand together.
+/// Parts of rows as products with heads' matrices read them: those of a head are contiguous.
 pub struct HeadRows {
     /// The words, as bits.
     words: Tensor,

@@ -1,4 +1,4 @@
-//! Latent attention around the attention itself: projections, latents into the pages, values out of their means.
+//! Projections of latent attention: queries, latents into the pages, values from means of latents.
 
 pub(super) mod head_rows;
 mod heads;
@@ -21,7 +21,7 @@ use super::threads::ThreadPool;
 use super::{CpuBackend, Operand};
 use crate::kernels::latent::{LatentShape, LatentWeights};
 
-/// Multiply-adds that an element costs about.
+/// Approximate cost of an element, in multiply-adds.
 const ELEMENT_COST: usize = 64;
 
 /// Stores the latents of a layer and returns the queries as attention over latents reads them.
@@ -57,7 +57,7 @@ pub fn project(
     )
 }
 
-/// Takes each head's value of a mean of latents.
+/// Computes each head's value from a mean of latents.
 ///
 /// # Shapes
 /// `latents: [n_tokens, n_heads * rank]`; result `[n_tokens, n_heads * value_dim]`.
@@ -78,7 +78,7 @@ pub fn values(
     out
 }
 
-/// Turns projected queries, the first columns of `projected`, into what is multiplied with latents and rotated keys.
+/// Absorbs the key matrices into the queries, the first columns of `projected`, to multiply latents and rotated keys.
 fn absorb(
     backend: &mut CpuBackend,
     projected: &Tensor,

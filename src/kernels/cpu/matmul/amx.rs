@@ -1,8 +1,8 @@
 //! Products from tiles of AMX: up to 32 rows with two panels at once, in bf16 and int8.
 //!
-//! A panel's steps are tiles as they lie in memory, and so are the words of rows that stand one after the other
-//! ([`Encoding::Bf16Rows`](super::super::format::Encoding::Bf16Rows)). The sums of an output depend on neither the rows nor the
-//! panels beside it: a tile of one row is multiplied like one of sixteen.
+//! A panel's steps are tiles as they lie in memory, and so are the words of contiguous rows
+//! ([`Encoding::Bf16Rows`](super::super::format::Encoding::Bf16Rows)). The sums of an output depend on neither the rows
+//! nor the other panels: a tile of one row is multiplied like one of sixteen.
 
 use std::ops::Range;
 
@@ -25,13 +25,13 @@ const TILE_WORDS: usize = TILE_ROWS * LINE_WORDS;
 const INT8_ROW: usize = INT8_STEPS + 2;
 /// Words of a panel's group in int8, with its header.
 const INT8_PANEL: usize = (INT8_STEPS + 1) * PANEL;
-/// How far ahead a single stream of weights is asked for, in words: 2 KiB. 8 and 32 KiB were a fifth slower with one row.
+/// Prefetch distance of a single stream of weights, in words: 2 KiB. 8 and 32 KiB were a fifth slower with one row.
 const STREAM_WORDS: usize = 512;
 
 /// An item that is multiplied from tiles.
 pub(super) struct FromTiles<'a>(pub Item<'a>);
 
-/// The sums of a block: of panels side by side in the first, of gates and of what they let through in one each.
+/// The sums of a block: of adjacent panels in the first; gated, of gate and of up in one each.
 type BlockSums = [[Sums; BLOCK_GROUPS]; 2];
 
 /// Some rows and some panels to multiply.
@@ -46,7 +46,7 @@ struct Block<'a> {
     n_panels: usize,
     panel_words: usize,
     inputs: usize,
-    /// Words to ask for meanwhile, and how many.
+    /// Words to prefetch meanwhile, and their number.
     ahead: (*const u32, usize),
     /// Where the sums of each panel go, [`SUMS`] values from row to row.
     sums: [*mut f32; BLOCK_PANELS],
@@ -76,7 +76,7 @@ impl Kernel for FromTiles<'_> {
                 let first = block.len().min(TILE_ROWS);
                 let needed = [first, block.len() - first];
                 if counts != needed {
-                    // Nobody else on this thread has tiles while it runs an item.
+                    // Nothing else on this thread uses tiles while it runs an item.
                     drop(tiles.take());
                     // SAFETY: `Isa::Amx` was detected.
                     tiles = Some(unsafe { Tiles::configure(needed) });
@@ -100,8 +100,8 @@ impl Item<'_> {
         first - self.packed.first..end - self.packed.first
     }
 
-    /// Multiplies a block of rows with `n` panels from one on, and puts the sums where they belong. `share` says which part of
-    /// the item's rows that is: first, how many, of how many.
+    /// Multiplies a block of rows with `n` panels from one on, and writes the sums to the output. `share` says which
+    /// part of the item's rows that is: first, how many, of how many.
     #[inline(always)]
     fn multiply_block<S: Lanes>(
         &self,
@@ -153,7 +153,7 @@ impl Item<'_> {
         }
     }
 
-    /// The weights that this thread probably multiplies next, to ask for: the share of these rows, and how many words that is.
+    /// The weights that this thread probably multiplies next, to prefetch: the share of these rows, and its number of words.
     #[inline(always)]
     fn words_ahead(
         &self,
@@ -214,7 +214,7 @@ impl Block<'_> {
         }
     }
 
-    /// Asks for weights that are needed later, in a step of so many: those of the next blocks, or of this stream.
+    /// Prefetches later weights, a share in each of `n_steps` steps: those of the next blocks, or of this stream.
     #[inline(always)]
     fn fetch<S: Lanes>(&self, step: usize, n_steps: usize) {
         let (from, n_lines) = match self.ahead {
@@ -230,7 +230,7 @@ impl Block<'_> {
             }
         };
         for line in 0..n_lines {
-            // SAFETY: only a hint; the instruction set was detected by whoever runs the item.
+            // SAFETY: only a hint; the item's caller detected the instruction set.
             unsafe { S::prefetch(from.wrapping_add(line * LINE_WORDS)) };
         }
     }
@@ -303,7 +303,7 @@ impl BlockProduct for Int8Product {
         let groups = block.inputs.div_ceil(INT8_GROUP);
         let mut products = [0u32; BLOCK_ROWS * STRIDE];
         let to = products.as_mut_ptr();
-        // SAFETY: the caller's promise; both headers lie before what is multiplied.
+        // SAFETY: the caller's promise; both headers lie before the operands.
         unsafe {
             for row in 0..n_rows {
                 for to in &block.sums[..PANELS] {

@@ -25,7 +25,7 @@ const ITEM_PANELS: usize = 2 * MAX_PANELS;
 
 /// Spans of a matrix for each thread, each of which is multiplied with the rows of a block's experts one after the other.
 const SPANS: usize = 5;
-/// Spans for each thread where weights are multiplied from strips: a thread that the system holds up is helped in small steps.
+/// Spans for each thread where weights are multiplied from strips: others take over a preempted thread's work in small steps.
 const STRIP_SPANS: usize = 8;
 
 /// A product of each expert's rows with its weights.
@@ -39,11 +39,11 @@ pub struct ExpertProduct<'a> {
     pub experts: &'a [Linear<CpuBackend>],
     /// The experts that have rows.
     pub active: &'a [ActiveExpert],
-    /// Those of each block of tokens, which has rows of its own.
+    /// The active experts of each block of tokens, whose rows are separate.
     pub blocks: &'a [Range<usize>],
-    /// Where it goes.
+    /// Receives the result.
     pub out: &'a mut [f32],
-    /// How it goes there.
+    /// How the sums are written there.
     pub write: Write,
 }
 
@@ -132,9 +132,9 @@ fn weight_of(linear: &Linear<CpuBackend>) -> (&Stack, Option<&[f32]>) {
     (&linear.weight, linear.bias.as_deref())
 }
 
-/// A node's panels of each expert, dealt evenly to threads, those of each in as many spans of whole tiles, but for its
-/// last tile; some may be empty. Without strips a thread's spans get shorter if it has more tiles than spans: one that is done
-/// early helps others with their last spans, and is waited for.
+/// A node's panels of each expert, divided evenly among threads, those of each in as many spans of whole tiles, except
+/// its last tile; some may be empty. Without strips a thread's spans get shorter if it has more tiles than spans: one
+/// that is done early takes over others' last spans, and the others wait for it.
 struct NodePanels {
     n_panels: usize,
     tile: usize,
@@ -168,7 +168,7 @@ impl NodePanels {
         let thread = group_rows(span / self.thread_spans, self.threads, self.n_panels);
         let n_tiles = thread.len().div_ceil(self.tile);
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
-        // The last span of those that get shorter has one part, that before it two.
+        // Of spans that get shorter, the last has one part, the one before it two.
         let parts = |spans: usize| spans * (spans + 1) / 2;
         let tiles = match self.falls && n_tiles > spans {
             true => {
@@ -228,7 +228,7 @@ impl<'a> ExpertSections<'a> {
         }
     }
 
-    /// Nodes of memory that each expert's weights are dealt to.
+    /// NUMA nodes among which each expert's weights are divided.
     fn n_nodes(&self) -> usize {
         self.experts[0].weight.n_nodes()
     }
@@ -237,7 +237,7 @@ impl<'a> ExpertSections<'a> {
         weight_of(&self.experts[active.expert]).0
     }
 
-    /// Sections that a step of so many rows may need, whichever experts they go to.
+    /// Most sections of a step with these rows, for any choice of experts.
     fn most_sections(&self) -> usize {
         let rows = self.active.last().map_or(0, |last| last.first + last.rows);
         let sections = |linear: &Linear<CpuBackend>| linear.weight.sections().len();

@@ -80,8 +80,8 @@ impl Item<'_> {
         }
     }
 
-    /// The rows of `n` groups by their numbers, and their words; each part of the inputs goes through all of them. The last
-    /// one comes first: it nearly always has as many rows as any, and strips are filled fastest beside a whole group.
+    /// The rows of `n` groups by their numbers, and their words; each part of the inputs goes through all of them. The
+    /// last one comes first: it nearly always has as many rows as any, and a whole group hides the filling of strips best.
     #[inline(always)]
     fn groups_from(&self, first: usize, n: usize) -> [Group<'_>; MOST_GROUPS] {
         array::from_fn(|group| match group < n {
@@ -103,7 +103,7 @@ impl Item<'_> {
         first: GroupPart<'_>,
     ) {
         let operands = self.operands(Rows::Group(std::ptr::null()), panels, Ahead::Nothing);
-        // SAFETY: the caller's promise; the operands are of so many panels, which have all inputs.
+        // SAFETY: the caller's promise; the operands are of `panels.n` panels, which have all inputs.
         unsafe {
             match panels.n {
                 1 => T::widen::<S, 1>(&operands, part, widened, first),
@@ -157,7 +157,7 @@ fn group_part<'a>(
     }
 }
 
-/// The weights that strips are made of next, which each group brings a share of near.
+/// The weights that strips are made of next, of which each group prefetches a share.
 struct NextPart<'a> {
     words: &'a [u32],
     panels: Panels,
@@ -167,14 +167,14 @@ struct NextPart<'a> {
 }
 
 impl NextPart<'_> {
-    /// Brings some lines of each panel near.
+    /// Prefetches some lines of each panel.
     #[inline(always)]
     fn fetch<S: Lanes>(&self, lines: Range<usize>) {
         for n in 0..self.panels.n {
             let start = self.panels.index(n) * self.panel_words + self.first_word;
             for line in lines.clone() {
                 let word = start + line * LINE_WORDS;
-                // SAFETY: only a hint; the instruction set was detected by whoever runs the item.
+                // SAFETY: only a hint; the item's caller detected the instruction set.
                 unsafe { S::prefetch(self.words.as_ptr().wrapping_add(word)) };
             }
         }

@@ -23,7 +23,7 @@ pub struct HeadsProduct<'a> {
     pub x: &'a [HeadRows],
     /// The weights of each head, `[outputs, inputs]`, each one matrix.
     pub heads: &'a [Stack],
-    /// Where it goes.
+    /// Receives the result.
     pub out: &'a mut Tensor,
 }
 

@@ -40,7 +40,7 @@ pub struct Start<'a> {
     pub weight: &'a Matrix,
     /// Its first panel; gated, the first pair.
     pub panel: usize,
-    /// How many follow each other from there on.
+    /// Number of successive panels from there on.
     pub n_panels: usize,
 }
 
@@ -122,9 +122,9 @@ impl<T: Tile> Kernel for TileItem<'_, T> {
     }
 }
 
-/// The weights of the tile that a thread multiplies next, which the tiles before it bring near in equal shares.
+/// The weights of the tile that a thread multiplies next, which the tiles before it prefetch in equal shares.
 enum NextTile<'a> {
-    /// Those behind a single panel, however far they reach.
+    /// The weights after a single panel, of any length.
     Stream,
     /// All of them.
     Words { words: &'a [u32], share: usize },
@@ -144,7 +144,7 @@ impl NextTile<'_> {
 }
 
 impl<'a> Item<'a> {
-    /// The `n` panels from one on; gated, those of the gates and of what they let through. And how many of both there are.
+    /// The `n` panels from one on; gated, those of gate and of up. And the number of these sets.
     pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
         match self.output.write.is_gated() {
             true => (Panels::alternating(panel, n).into(), 2),
@@ -152,10 +152,10 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Panels of the next tile of so many: no tile has a single one, which is slow, unless that is all.
+    /// Panels of the next tile, of `left`: no tile has a single one, which is slow, unless that is all.
     #[inline(always)]
     fn tile_panels<S: Lanes, T: Tile>(&self, left: usize) -> usize {
-        // One group waits for memory, which one stream reads faster than three.
+        // One group is memory-bound, and one stream is faster than three.
         let is_single = S::REGISTERS > 1 || self.packed.n_groups == 1 || T::MAX_PANELS == 1;
         match left {
             _ if is_single => left.min(1),
@@ -164,7 +164,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Puts the sums of a group's rows where they belong.
+    /// Writes the sums of a group's rows to the output.
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: [Panels; 2], sums: [&Sums; 2]) {
         match self.output.write.is_gated() {
@@ -196,7 +196,7 @@ impl<'a> Item<'a> {
         self.put::<S>(rows, panels, [&sums[0], &sums[1]]);
     }
 
-    /// The place where this thread goes on after the panels before `panel`, as far as is known.
+    /// Where this thread continues after the panels before `panel`, as far as is known.
     pub fn after(&self, panel: usize) -> Start<'a> {
         let weight = self.weight;
         let end = match self.then {

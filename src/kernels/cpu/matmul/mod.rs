@@ -1,8 +1,8 @@
 //! Products of activations with weight matrices.
 //!
-//! The weights' panels are divided among the threads, those of a node of memory among its own; each thread multiplies a few
-//! panels with all rows before it goes on, so that weights come from memory once. [`super::tile`] holds the inner loops and
-//! the order of the sums.
+//! The weights' panels are divided among the threads, those of a NUMA node among its own; each thread multiplies a few
+//! panels with all rows before the next panels, so that weights come from memory once. [`super::tile`] holds the inner
+//! loops and the order of the sums.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -30,7 +30,7 @@ use super::stack::Stack;
 use super::tensor::Shared;
 use super::threads::ThreadPool;
 
-/// A product to compute: `x weight^T + bias`, and what to do with it.
+/// A product to compute: `x weight^T + bias`, and the use of the result.
 ///
 /// # Shapes
 /// `x: [rows, inputs]`, `bias: [outputs]`, `out: [rows, outputs]`; gated half as many outputs.
@@ -41,9 +41,9 @@ pub struct Product<'a> {
     pub weight: &'a Stack,
     /// Added to each row.
     pub bias: Option<&'a [f32]>,
-    /// Where it goes.
+    /// Receives the result.
     pub out: &'a mut [f32],
-    /// How it goes there.
+    /// How the sums are written there.
     pub write: Write,
 }
 

@@ -1,4 +1,4 @@
-//! The fate of the sums of a tile.
+//! Writes the sums of a tile to the output.
 
 use std::ops::Range;
 
@@ -20,18 +20,18 @@ pub enum Write {
     Add,
     /// Each row, times its weight, is added to the row of the output that [`Output::weighted`] names.
     AddWeighted,
-    /// The first half of the outputs are gates, the second half what they let through: `silu(gate) * up`.
+    /// The first half of the outputs is gate, the second half up: `silu(gate) * up`.
     GatedSilu,
     /// The same, and the output is the words of `PackedRows` as [`Encoding::Bf16`].
     GatedPairs,
     /// The same as [`Encoding::WideBf16`].
     GatedRounded,
-    /// The same as [`Encoding::Bf16Rows`], but for what pads a row.
+    /// The same as [`Encoding::Bf16Rows`], except the padding of a row.
     GatedRows,
 }
 
 impl Write {
-    /// Whether the first half of the outputs are gates.
+    /// Whether the first half of the outputs is gate.
     pub fn is_gated(self) -> bool {
         !matches!(self, Self::Store | Self::Add | Self::AddWeighted)
     }
@@ -54,7 +54,7 @@ impl Write {
         })
     }
 
-    /// Values of a row of the output of a product with so many outputs.
+    /// Values of a row of the output of a product with this number of outputs.
     pub fn columns(self, outputs: usize) -> usize {
         match self {
             Self::Store | Self::Add | Self::AddWeighted => outputs,
@@ -91,7 +91,7 @@ impl Panels {
         Self { first, n, step: 1 }
     }
 
-    /// `n` panels of gates from the gates' panel `first` on, and those of what they let through.
+    /// `n` panels of gates from the gates' panel `first` on, and the up panels that match them.
     pub fn alternating(first: usize, n: usize) -> (Self, Self) {
         let every_other = |first| Self { first, n, step: 2 };
         (every_other(2 * first), every_other(2 * first + 1))
@@ -103,7 +103,7 @@ impl Panels {
     }
 }
 
-/// Where a product goes, and how.
+/// Destination of a product, and how it is written.
 #[derive(Clone, Copy)]
 pub struct Output<'a> {
     /// Which outputs each panel of the weight holds.
@@ -116,7 +116,7 @@ pub struct Output<'a> {
     pub columns: usize,
     /// The use of the sums.
     pub write: Write,
-    /// Where rows go that are added with weights.
+    /// Destination of rows that are added with weights.
     pub weighted: Option<Weighted<'a>>,
 }
 
@@ -139,7 +139,7 @@ impl Output<'_> {
         }
     }
 
-    /// Whether the words of a row stand side by side.
+    /// Whether the words of a row are contiguous.
     #[inline(always)]
     fn is_by_rows(&self) -> bool {
         self.write == Write::GatedRows
@@ -159,7 +159,7 @@ impl Output<'_> {
         unsafe { S::splat(weight) }
     }
 
-    /// Puts sixteen values of a product, of a row of that weight, to where they belong.
+    /// Writes sixteen values of a product to `to`, of a row with this weight.
     ///
     /// # Safety
     /// `to` holds sixteen values that no other thread reads or writes; the instruction set of `S` was detected.
@@ -176,7 +176,7 @@ impl Output<'_> {
         }
     }
 
-    /// Asks for what a tile will write: other threads have had it, and it is far away.
+    /// Prefetches the output of a tile: other threads have written it, so it is far away.
     #[inline(always)]
     pub fn fetch<S: Lanes>(&self, rows: Range<usize>, panels: Panels) {
         let firsts = (0..panels.n).map(|n| self.panels[panels.index(n)].first as usize);
@@ -200,11 +200,11 @@ impl Output<'_> {
         }
     }
 
-    /// Puts a tile of panels side by side into a group's rows.
+    /// Writes the sums of adjacent panels to a group's rows.
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: Panels, sums: &Sums) {
         let first = self.panels[panels.first].first;
-        // Parts of which others stand between are no neighbours, though their last one may end where these would.
+        // Parts with others between them are not adjacent, though their last one may end where these would.
         let is_whole = (0..panels.n).all(|n| {
             let panel = self.panels[panels.index(n)];
             panel.first == first + (n * PANEL) as u32 && panel.len == PANEL as u32
@@ -235,7 +235,7 @@ impl Output<'_> {
         }
     }
 
-    /// Puts the gated values of a tile into a group's rows.
+    /// Writes the gated values of a tile to a group's rows.
     #[inline(always)]
     pub fn put_gated<S: Lanes>(
         &self,
@@ -257,7 +257,7 @@ impl Output<'_> {
         }
     }
 
-    /// Puts a panel's values of a group's rows, sixteen each, in the encoding of the output.
+    /// Writes a panel's values of a group's rows, sixteen each, in the encoding of the output.
     #[inline(always)]
     fn put_values<S: Lanes>(&self, rows: Range<usize>, panel: Panel, values: &[f32]) {
         let words_of = |values: u32| self.write.packed_words(values as usize);
@@ -309,7 +309,7 @@ impl Output<'_> {
         }
     }
 
-    /// Puts the values of a panel into a row of the output.
+    /// Writes the values of a panel to a row of the output.
     #[inline(always)]
     fn put_part<S: Lanes>(&self, row: usize, panel: Panel, value: S::V) {
         // SAFETY: no other item writes these columns of this row.

@@ -15,13 +15,13 @@ pub const STREAM_BYTES: usize = 128 << 10;
 
 /// Least groups of rows in a block.
 const LEAST_BLOCK_GROUPS: usize = 8;
-/// Most groups of rows in a block, of which an item multiplies all. A thread goes on with the same block, which it has
-/// had in the kernels before: smaller items cost nothing, and the last one keeps the other threads waiting for less.
+/// Most groups of rows in a block, of which an item multiplies all. A thread continues with the same block, which it
+/// has had in the kernels before: smaller items cost nothing, and the other threads wait less for the last one.
 const BLOCK_GROUPS: usize = 16;
-/// Most bytes of a block: what stays near beside the panels of an item.
+/// Most bytes of a block, which stays in cache together with the panels of an item.
 const BLOCK_BYTES: usize = 512 << 10;
 
-/// The same for tiles of AMX, which multiply so fast that they else wait for weights.
+/// The same for tiles of AMX, which are so fast that they would otherwise wait for weights.
 const TILES_BLOCK_BYTES: usize = 1 << 20;
 const TILES_BLOCK_GROUPS: usize = 64;
 /// Panels of an item with tiles of AMX, or pairs of them.
@@ -92,7 +92,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Where a span begins. None of tiles has a single panel, which is slow, if the one before can leave it another.
+    /// Start of a span. No span of tiles has a single panel, which is slow, if the one before can leave it another.
     fn cut(&self, span: usize) -> usize {
         let at = span * self.stride;
         let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;
@@ -107,7 +107,7 @@ impl<'a> Section<'a> {
         let (block, span) = (index / self.n_spans, index % self.n_spans);
         let panels = match n_groups {
             1 => group_rows(span, self.n_spans, self.panels),
-            // Whole tiles, but for the last.
+            // Whole tiles, except the last.
             _ => self.cut(span)..self.cut(span + 1),
         };
         Item {

@@ -19,7 +19,7 @@ use super::item::TileItem;
 pub(super) enum Rows {
     /// A group's words.
     Group(*const u32),
-    /// The numbers of rows among all of them, which stand one after the other.
+    /// The numbers of rows among all of them, which are contiguous.
     Picked { all: *const u32, picked: *const u32 },
 }
 
@@ -65,8 +65,8 @@ impl Operands {
 
     #[inline(always)]
     fn by_panels<S: Lanes, T: Tile, const M: usize>(&self, n: usize, sums: &mut Sums) {
-        // SAFETY: whoever made this took the pointers from slices of M rows and n panels of `inputs` inputs;
-        // `dispatch` detected the instruction set.
+        // SAFETY: the pointers were taken from slices of M rows and n panels of `inputs` inputs; `dispatch` detected
+        // the instruction set.
         unsafe {
             match n {
                 1 => T::run::<S, M, 1>(self, sums),

@@ -45,7 +45,7 @@ pub trait Codes: 'static {
     unsafe fn values<S: Lanes>(header: Header, codes: S::W) -> S::W;
 }
 
-/// Codes that stand for themselves: 8 x 2 x 15 x 127 = 30,480 fits 16 bits.
+/// Codes that are their own values: 8 x 2 x 15 x 127 = 30,480 fits 16 bits.
 pub struct Plain;
 
 impl Codes for Plain {
@@ -123,7 +123,7 @@ pub unsafe fn tile<S: Lanes, C: Codes, const M: usize>(
     let mut until_fetch = 0;
     let sums = sums.as_mut_ptr().cast::<f32>();
     let lines = header.lines();
-    // SAFETY: all offsets stay within what the caller promised.
+    // SAFETY: all offsets stay within the ranges that the caller promised.
     unsafe {
         let zero = S::splat_word(0);
         let mut acc = [S::splat(0.0); M];

@@ -1,4 +1,4 @@
-//! Between blocks as files have them and the lines of a panel.
+//! Packs blocks of files into the lines of a panel, and unpacks them.
 
 use half::f16;
 

@@ -1,4 +1,4 @@
-//! Encodings of groups of every size, beside a plain computation.
+//! Encodings of groups of every size, compared with a plain computation.
 
 use half::bf16;
 

@@ -25,8 +25,8 @@ pub trait Rates {
     fn measure(&mut self, instructions: &[Arithmetic]) -> Vec<(Arithmetic, f64)>;
 }
 
-/// The questions about a machine's paths, from its best path down. A path whose other instructions it lacks is none to take
-/// instead.
+/// The questions about a machine's paths, from its best path down. A path is no alternative if the machine lacks its
+/// other instructions.
 pub fn questions(available: &[Isa]) -> Vec<Question> {
     let all = [
         Question {

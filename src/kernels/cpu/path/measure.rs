@@ -1,4 +1,4 @@
-//! Rates of instructions on this thread, measured in turn so that a neighbour of the machine disturbs them alike.
+//! Rates of instructions on this thread, measured in turn, so that other load on the machine disturbs them alike.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ const PASSES: usize = 9;
 /// About a millisecond.
 const F32_OPS_PER_PASS: usize = 1 << 27;
 
-/// Measures when it is asked.
+/// Measures on request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Interleaved;
 

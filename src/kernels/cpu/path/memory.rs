@@ -1,4 +1,4 @@
-//! The file that keeps what was measured on a processor, so that each start decides alike.
+//! The file that keeps the measured rates of a processor, so that each start decides alike.
 //!
 //! There is one for each processor, set of paths and version of this program, below the user's cache folder. The first of
 //! several processes that measure at once writes it; the others read its file.
@@ -17,13 +17,13 @@ use super::processor::Processor;
 
 /// The first line of a file.
 const HEADER: &str = "souffleur kernel rates 1";
-/// No file of ours is longer.
+/// Most bytes of a valid file.
 const MOST_BYTES: u64 = 4096;
 /// Kernels of builds with debug assertions are another program's: their rates say nothing about a release build.
 const BUILD: &str = if cfg!(debug_assertions) { "-debug" } else { "" };
 
-/// The folder for what this program can make again: `XDG_CACHE_HOME/souffleur`, else `HOME/.cache/souffleur`. Empty variables
-/// count as unset, and so does an `XDG_CACHE_HOME` that is relative.
+/// The cache folder of this program: `XDG_CACHE_HOME/souffleur`, else `HOME/.cache/souffleur`. Empty variables count as
+/// unset, and so does an `XDG_CACHE_HOME` that is relative.
 ///
 /// # Errors
 /// When neither is set.
@@ -38,7 +38,7 @@ pub fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathB
     Ok(cache.join("souffleur"))
 }
 
-/// What was measured earlier, or now.
+/// Rates that were measured earlier, or now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recalled(Vec<(Arithmetic, f64)>);
 
@@ -101,7 +101,7 @@ impl Memory {
         self.file
     }
 
-    /// What the file says. If there is none, or none that can be read as one, `measure` is asked and its answer kept.
+    /// The rates in the file. If it is missing or invalid, calls `measure` and stores the result.
     ///
     /// # Errors
     /// When it can be neither read nor written, with the file's name.
@@ -153,7 +153,7 @@ impl Memory {
         text + "end\n"
     }
 
-    /// Puts the file there in one step, unless another process did so with one that can be read.
+    /// Creates the file atomically, unless another process has created a valid one.
     fn write(&self, text: &str) -> io::Result<()> {
         if let Some(folder) = self.file.parent() {
             fs::create_dir_all(folder)?;

@@ -26,11 +26,11 @@ use super::simd::{ISA_VARIABLE, Isa};
 pub struct KernelPath {
     /// The instruction set.
     pub isa: Isa,
-    /// What decided.
+    /// The reason for the choice.
     pub reason: Reason,
 }
 
-/// What decided for a kernel path.
+/// The reason for a kernel path.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reason {
     /// The variable [`ISA_VARIABLE`] names it.
@@ -72,7 +72,7 @@ impl KernelPath {
         }
     }
 
-    /// The path for a machine, whose rates are asked for only where the processor is unknown and nothing is kept.
+    /// The path for a machine, whose rates are measured only where the processor is unknown and no measurement is kept.
     fn choose(machine: &Machine, rates: &mut dyn Rates) -> Self {
         let available = &machine.available;
         let by_flags = available.last().copied().unwrap_or(Isa::Portable);
@@ -160,7 +160,7 @@ struct Machine {
     processor: Processor,
     /// Slowest first.
     available: Vec<Isa>,
-    /// The user's folder for what can be made again; an error where there is none.
+    /// The user's cache folder; an error where there is none.
     cache: Result<PathBuf, String>,
 }
 

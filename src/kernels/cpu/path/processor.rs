@@ -1,6 +1,6 @@
 //! This processor's model, and rates of some cores.
 //!
-//! Cycles for each instruction are those that InstLatx64 publishes: Zen 4 takes one for an FMA, a `vdpbf16ps` and a `vpdpbusd`
+//! Cycles for each instruction are as InstLatx64 publishes them: Zen 4 takes one for an FMA, a `vdpbf16ps` and a `vpdpbusd`
 //! of 512 bits, Zen 5 half of one (one in its mobile form), so a `vdpbf16ps` does twice the work of an FMA. Golden Cove takes
 //! two cycles for a `vdpbf16ps`, whatever its width, one for the others on its first unit of 512 bits, and half of one where it
 //! has the second, as servers do: there a `vdpbf16ps` does half the work of FMAs. A product of tiles takes sixteen cycles (Intel's

@@ -188,7 +188,7 @@ fn every_restart_decides_as_the_first_start_did() {
     };
     assert!(text.ends_with(&file.display().to_string()), "{text}");
 
-    // Another processor, other paths: a file of their own.
+    // Another processor, other paths: their own file.
     let other = Machine {
         processor: Processor::from_signature(b"GenuineIntel", 0x000f_0ff2),
         ..machine

@@ -12,7 +12,7 @@ use crate::kernels::cpu::threads::ThreadPool;
 use crate::kernels::recurrent::MAX_TAPS;
 use crate::state::step::StateSave;
 
-/// Multiply-adds that an element costs about: most of it is waiting for memory.
+/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
 
 /// The convolution's input.
@@ -108,7 +108,7 @@ impl Histories<'_> {
     /// The inputs of `token` of a segment and of those before it, the oldest first.
     ///
     /// # Safety
-    /// Nobody writes the history of `live`.
+    /// No thread writes the history of `live`.
     unsafe fn window<'x>(
         &'x self,
         input: &'x ConvInput<'_>,
@@ -124,10 +124,10 @@ impl Histories<'_> {
         inputs
     }
 
-    /// The input that stands `back` tokens after the oldest one that is kept.
+    /// The input `back` tokens after the oldest one that is kept.
     ///
     /// # Safety
-    /// Nobody writes the history of `live`.
+    /// No thread writes the history of `live`.
     unsafe fn input<'x>(
         &'x self,
         input: &'x ConvInput<'_>,

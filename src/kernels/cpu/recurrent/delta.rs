@@ -1,4 +1,4 @@
-//! The delta rule: a head's matrix forgets, and learns what the token's key stands for.
+//! The delta rule: a head's matrix decays, and learns the value of the token's key.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use crate::kernels::cpu::threads::ThreadPool;
 use crate::kernels::recurrent::DeltaNetShape;
 use crate::state::step::StateSave;
 
-/// Blocks of columns that an item has: the keys and queries are read once for all of them, and what they are summed into
-/// does not wait for itself. They stay in the first cache for the whole extent.
+/// Blocks of columns of an item: the keys and queries are read once for all of them, and their sums are independent
+/// chains. They stay in the first cache for the whole extent.
 const ITEM_BLOCKS: usize = 2;
-/// Multiply-adds that an element of a matrix costs about in a token.
+/// Approximate cost of an element of a matrix in a token, in multiply-adds.
 const ELEMENT_COST: usize = 5;
 
 const _: () = assert!(DeltaNetShape::COLUMNS == LANES);
@@ -99,7 +99,7 @@ impl DeltaRule<'_> {
         let block = self.shape.block_elements();
         let first = (head * self.shape.blocks() + blocks.start) * block;
         let len = blocks.len() * block;
-        // SAFETY: each row has a live slot of its own, and each item blocks of its own.
+        // SAFETY: each row has its own live slot, and each item its own blocks.
         let state = unsafe { states.part(live, first, len) };
         let mut done = 0;
         let ends = saves.iter().map(|save| {
@@ -178,7 +178,7 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
             let rates = rule.rates.row(token);
             let (decay, beta) = (rates[head], rates[shape.value_heads + head]);
             let out = token * shape.values() + head * shape.value_dim + first_column;
-            // SAFETY: each item has tokens' columns of its own.
+            // SAFETY: each item has its own columns of tokens.
             let out = unsafe { rule.out.part(out, n_columns) };
             // SAFETY: `state` holds `N` blocks of `dim` rows, `q` and `k` have `dim` elements, `load_up_to` and
             // `store_up_to` stay within their slices; `dispatch` detected the instruction set.
@@ -208,17 +208,17 @@ impl<const N: usize> Kernel for Blocks<'_, N> {
     }
 }
 
-/// Asks for the lines of a part of the next token's row: tokens lie too far apart for the processor to foresee them.
+/// Prefetches a part of the next token's row: tokens lie too far apart for the hardware prefetcher.
 #[inline(always)]
 fn fetch<S: Lanes>(part: &[f32]) {
     for line in part.chunks(LANES) {
-        // SAFETY: only a hint; the instruction set was detected by whoever runs the kernel.
+        // SAFETY: only a hint; the kernel's caller detected the instruction set.
         unsafe { S::prefetch(line.as_ptr()) };
     }
 }
 
-/// A token's change of `N` blocks, still to be made. It is made where the next token reads the blocks, so that they go
-/// through the registers once a token.
+/// A token's pending change of `N` blocks. It is made where the next token reads the blocks, so that they go through
+/// the registers once a token.
 struct Lesson<'a, S: Lanes, const N: usize> {
     k: &'a [f32],
     decay: S::V,

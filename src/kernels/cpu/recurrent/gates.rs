@@ -10,9 +10,9 @@ use crate::kernels::cpu::tensor::{Shared, Tensor};
 use crate::kernels::cpu::threads::ThreadPool;
 use crate::kernels::recurrent::{DeltaNetShape, DeltaNetWeights};
 
-/// Multiply-adds that an element costs about: most of it is waiting for memory.
+/// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;
-/// Multiply-adds that a decay and a rate cost about.
+/// Approximate cost of a decay and a rate, in multiply-adds.
 const RATES_COST: usize = 512;
 /// Added to the sum of squares of a head of q or k.
 const LENGTH_EPS: f32 = 1e-6;

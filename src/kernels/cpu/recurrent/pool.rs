@@ -1,6 +1,6 @@
 //! The states of sequences, in all layers that keep one.
 //!
-//! Heads are dealt to nodes of memory, and with them their parts of each state; what belongs to no head is the last node's.
+//! Heads, and with them their parts of each state, are divided among NUMA nodes; the last node owns the remaining elements.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::state::step::StateStart;
 
 /// Elements of a cache line, at which every state begins.
 const LINE: usize = 16;
-/// Multiply-adds that copying an element costs about.
+/// Approximate cost of copying an element, in multiply-adds.
 const ELEMENT_COST: usize = 4;
 
 /// The states of sequences: for each layer those of all slots, side by side, zero at first.
@@ -83,7 +83,7 @@ impl StatePool {
         }
     }
 
-    /// Touches all memory on the node that owns it. With one node nothing happens.
+    /// Touches all memory on the node that owns it. A no-op with one node.
     pub fn settle(&mut self, pool: &mut ThreadPool) {
         if pool.nodes().count() == 1 {
             return;
@@ -125,7 +125,7 @@ impl StatePool {
         assert!(rest.is_empty(), "bytes of a state");
     }
 
-    /// Copies what [`Self::gather`] has written to a slot.
+    /// Copies the bytes that [`Self::gather`] has written to a slot.
     ///
     /// # Panics
     /// As there.
@@ -170,7 +170,7 @@ impl StatePool {
             pool.for_each_dealt(&dealt, cost, &|index| {
                 let start = starts[index % starts.len()];
                 let part = parts[index / starts.len()].clone();
-                // SAFETY: slots that are written are read by no other item, and each item has a part of its own.
+                // SAFETY: slots that are written are read by no other item, and each item has its own part.
                 let live = unsafe { states.part(start.live, part.start, part.len()) };
                 match start.from {
                     Some(from) => {
@@ -189,7 +189,7 @@ impl<'a> States<'a> {
     /// A part of a slot's state, to write.
     ///
     /// # Safety
-    /// Nobody else uses the part meanwhile.
+    /// No other thread uses the part meanwhile.
     ///
     /// # Panics
     /// If the part reaches beyond the states.
@@ -202,7 +202,7 @@ impl<'a> States<'a> {
     /// A part of a slot's state.
     ///
     /// # Safety
-    /// Nobody writes to the part meanwhile.
+    /// No thread writes to the part meanwhile.
     ///
     /// # Panics
     /// If the part reaches beyond the states.

@@ -1,4 +1,4 @@
-//! Query and key heads, normed and turned by their positions; keys and values go to their slots at the same time.
+//! Norms and rotates query and key heads; keys and values go to their slots at the same time.
 
 use half::bf16;
 
@@ -15,11 +15,11 @@ use crate::kernels::cpu::threads::ThreadPool;
 use crate::kernels::rope::Rope;
 use crate::state::pool::kv_layout::Values;
 
-/// Multiply-adds that the cosine or sine of an angle costs about.
+/// Approximate cost of the cosine or sine of an angle, in multiply-adds.
 const ANGLE_COST: usize = 1024;
 
 /// Computes cos and sin of `position * inv_freq`, times the attention scale: half a row each. Tokens of long sequences
-/// have frequencies of their own, where the rotation has such.
+/// use `long_inv_freq`, if the rotation has it.
 pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: Tensor) -> Tensor {
     let half = rope.inv_freq.len();
     let long = rope.long_inv_freq.as_ref().unwrap_or(&rope.inv_freq);
@@ -40,7 +40,7 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: 
     out
 }
 
-/// How heads are turned.
+/// The parameters of the rotation of heads.
 pub struct Rotation<'a> {
     /// Their shape.
     pub heads: &'a HeadShape,

@@ -59,7 +59,7 @@ impl Isa {
         })
     }
 
-    /// Returns what this machine can run, slowest first.
+    /// Returns the instruction sets that this machine has, slowest first.
     pub fn available() -> Vec<Self> {
         Self::ALL
             .into_iter()

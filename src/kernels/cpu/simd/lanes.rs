@@ -1,4 +1,4 @@
-//! The lanes that kernels are written against, and what a kernel is.
+//! The lanes that kernels are written against, and the trait of kernels.
 
 use half::{bf16, f16};
 
@@ -13,7 +13,7 @@ pub const FOUR: usize = LANES / 4;
 /// Bytes of a cache line.
 pub const LINE_BYTES: usize = 64;
 
-/// 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
+/// 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
 pub(in crate::kernels::cpu) const MAGIC: f32 = 12_582_912.0;
 
 /// Work that is compiled once for each instruction set. `run` must be `#[inline(always)]`.
@@ -28,8 +28,8 @@ pub trait Kernel {
 /// Sixteen f32 lanes.
 ///
 /// # Safety
-/// Every method must only run where the instruction set was detected ([`dispatch`](super::dispatch) sees to it). Pointers must
-/// be valid for sixteen elements; no alignment is asked for.
+/// Every method must only run where the instruction set was detected ([`dispatch`](super::dispatch) sees to it).
+/// Pointers must be valid for sixteen elements, at any alignment.
 pub trait Lanes: Copy + 'static {
     /// Sixteen values.
     type V: Copy;
@@ -38,9 +38,9 @@ pub trait Lanes: Copy + 'static {
 
     /// Machine registers that sixteen values take; there are 32 on AVX-512, 16 elsewhere.
     const REGISTERS: usize;
-    /// Whether [`Self::dot_pairs`] takes rows of bf16 in pairs as they are. Else they are better widened once, when they are packed.
+    /// Whether [`Self::dot_pairs`] takes rows of bf16 in pairs as they are. If not, packing widens them once, which is faster.
     const BF16_PAIRS: bool;
-    /// Whether [`Self::dot_quads`] takes rows of bytes as they are. Else they are better widened once, when they are packed.
+    /// Whether [`Self::dot_quads`] takes rows of bytes as they are. If not, packing widens them once, which is faster.
     const BYTE_QUADS: bool;
 
     /// Whether products of floats with many rows are made from strips, by [`Self::multiply_strip`] and [`Self::widen_strip`].
@@ -87,8 +87,8 @@ pub trait Lanes: Copy + 'static {
         }
     }
 
-    /// Two times sixteen values rounded to bf16 in this order, two to a word. They are for [`Lanes::dot_pairs`]: what it
-    /// takes for zero may be zero.
+    /// Two times sixteen values rounded to bf16 in this order, two to a word. They are for [`Lanes::dot_pairs`]: values
+    /// that it treats as zero may be zero.
     #[inline(always)]
     unsafe fn pair_bf16(low: Self::V, high: Self::V) -> Self::W {
         let mut narrow = [bf16::ZERO; 2 * LANES];
@@ -104,7 +104,7 @@ pub trait Lanes: Copy + 'static {
     #[inline(always)]
     unsafe fn low_bytes(values: [Self::V; 4]) -> Self::W {
         let mut bits = [0u32; 4 * LANES];
-        // SAFETY: the arrays hold what is written and read; the instruction set is the caller's promise.
+        // SAFETY: the arrays cover the reads and writes; the instruction set is the caller's promise.
         unsafe {
             for (i, values) in values.into_iter().enumerate() {
                 let to = bits.as_mut_ptr().wrapping_add(i * LANES);
@@ -160,7 +160,7 @@ pub trait Lanes: Copy + 'static {
     /// Adds to each word, an i32, the products of the i16 halves of `a` and `b`.
     unsafe fn dot_shorts(acc: Self::W, a: Self::W, b: Self::W) -> Self::W;
 
-    /// Sums of codes are kept in 16 bits until they are scaled, so only so many fit.
+    /// Sums of codes are kept in 16 bits until they are scaled, which limits their number.
     const NARROW_SUMS: bool;
     /// Adds to sums of codes the four products of each word's signed bytes in `row` with the unsigned bytes in `codes`. With
     /// [`Self::NARROW_SUMS`], the halves of a word are sums of two products, which must not leave i16.
@@ -182,7 +182,7 @@ pub trait Lanes: Copy + 'static {
     unsafe fn store_words(p: *mut u32, words: Self::W);
     /// Exchanges rows and lanes: word i of row j becomes word j of row i.
     unsafe fn transpose(rows: [Self::W; LANES]) -> [Self::W; LANES];
-    /// Exchanges four rows and lanes: the words i of all rows stand side by side, four such columns in a vector.
+    /// Exchanges four rows and lanes: the words i of all rows are adjacent, four such columns in a vector.
     #[inline(always)]
     unsafe fn transpose_four(rows: [Self::W; FOUR]) -> [Self::W; FOUR] {
         // SAFETY: the caller's promise is the same.
@@ -243,19 +243,19 @@ pub trait Lanes: Copy + 'static {
         unsafe { Self::store_bf16(p, v) }
     }
 
-    /// Asks for a cache line ahead of its use; any address will do.
+    /// Prefetches a cache line; any address will do.
     #[inline(always)]
     unsafe fn prefetch<T>(_p: *const T) {}
 
-    /// Asks for a cache line that is used soon, to be nearest; any address will do.
+    /// Prefetches a cache line that is used soon, into the nearest cache; any address will do.
     #[inline(always)]
     unsafe fn prefetch_near<T>(_p: *const T) {}
 
-    /// Asks for a cache line to write; any address will do.
+    /// Prefetches a cache line to write; any address will do.
     #[inline(always)]
     unsafe fn prefetch_write<T>(_p: *const T) {}
 
-    /// Asks for all lines of `len` values from `p` on, to write.
+    /// Prefetches all lines of `len` values from `p` on, to write.
     #[inline(always)]
     unsafe fn prefetch_all_to_write<T>(p: *const T, len: usize) {
         for at in (0..len * size_of::<T>()).step_by(LINE_BYTES) {
@@ -347,8 +347,8 @@ pub trait Lanes: Copy + 'static {
     /// tanh(x) within four units in the last place, from -1 to 1; NaN stays NaN.
     ///
     /// # Source
-    /// The quotient of polynomials of degree 13 and 6 of Eigen's `ptanh`, which is 1 but for rounding at the bound that x is
-    /// clamped to.
+    /// The quotient of polynomials of degree 13 and 6 of Eigen's `ptanh`, which is 1 except for rounding at the bound
+    /// that x is clamped to.
     #[inline(always)]
     unsafe fn tanh(x: Self::V) -> Self::V {
         const BOUND: f32 = 7.998_811_7;
@@ -407,7 +407,7 @@ pub trait Lanes: Copy + 'static {
     }
 }
 
-/// Exchanges `N` rows and lanes, for a set of instructions without a shorter way: the words i of all rows stand side by side.
+/// Exchanges `N` rows and lanes, for a set of instructions without a shorter way: the words i of all rows are adjacent.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

@@ -364,7 +364,7 @@ fn every_instruction_set_has_a_name_of_its_own_and_what_is_missing_is_said() {
     }
 }
 
-/// To the terminal: the test runner keeps what a test that passes prints with `eprintln`.
+/// Prints to the terminal: the test runner hides output of `eprintln` from tests that pass.
 fn say(line: &str) {
     let written = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     written.expect("the terminal takes it");

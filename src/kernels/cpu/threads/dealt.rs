@@ -1,14 +1,14 @@
-//! Kernels whose items belong to nodes of memory: a node's threads take its items first, and then help the others.
+//! Kernels whose items belong to NUMA nodes: a node's threads take its items first, and then help the others.
 //!
-//! A list says how many items each node has, and items are numbered node by node. With one node, or for items that are
-//! nobody's, it has a single number, and everything is as if there were no nodes.
+//! A list has the number of items of each node, and items are numbered node by node. With one node, or for unowned
+//! items, it has a single number, and threads take items as without nodes.
 
 use std::sync::atomic::Ordering;
 
 use super::{Item, NUMBER, Parts, Run, ThreadPool};
 use crate::kernels::cpu::cores::run_on;
 
-/// In which order a node's items are taken.
+/// The order in which a node's items are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taking {
     /// Each thread goes through items that follow each other, as in [`ThreadPool::for_each_in_runs`].
@@ -28,7 +28,7 @@ impl Taking {
 }
 
 impl ThreadPool {
-    /// Like [`ThreadPool::for_each_in_runs`], of items that are dealt to nodes.
+    /// Like [`ThreadPool::for_each_in_runs`], for items that are divided among nodes.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].
@@ -53,7 +53,7 @@ impl ThreadPool {
         if dealt.len() == self.nodes.count() && dealt.len() > 1 {
             let lanes = Parts::new(lanes);
             return self.share_out(dealt, taking, cost, &|claim, index| {
-                // SAFETY: each claim is one thread's, and has a lane of its own.
+                // SAFETY: each claim is one thread's, and has its own lane.
                 item(&mut unsafe { lanes.part(claim, 1) }[0], index);
             });
         }
@@ -64,8 +64,8 @@ impl ThreadPool {
         }
     }
 
-    /// Calls `item` once for each item, on a thread of the node that it is dealt to and on no other: for memory, which lies
-    /// where it is first touched. For the start of an engine: threads that are done wait for the others.
+    /// Calls `item` once for each item, on a thread of the item's node and on no other: for memory, which lies where it
+    /// is first touched. For the start of an engine: threads that are done wait for the others.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].

@@ -1,8 +1,8 @@
 //! A pool of persistent workers with a barrier after each kernel.
 //!
-//! Workers spin for the next kernel while a step is under way, offering their core to others, and park soon after it.
-//! The caller waits for items that were claimed, never for workers: one that the system has put aside holds up
-//! nobody. Which thread computes an item never changes the item's result.
+//! Workers spin for the next kernel while a step is in flight, yielding their core to others, and park soon after it.
+//! The caller waits for claimed items, never for workers: a preempted worker without a claim delays nothing. The thread
+//! that computes an item never changes the item's result.
 
 mod dealt;
 
@@ -20,14 +20,14 @@ use super::tensor::Shared as Parts;
 
 /// Rounds of `spin_loop` (some tens of nanoseconds each) before a worker parks.
 const SPINS_BEFORE_PARK: usize = 4000;
-/// Rounds of `spin_loop` before the caller, waiting for the last item, offers its core to others.
+/// Rounds of `spin_loop` before the caller, waiting for the last item, yields its core.
 const SPINS_BEFORE_YIELD: usize = 1000;
 
-/// Multiply-adds below which a kernel runs on its caller: some microseconds of work, about what it costs to have it
-/// shared, and far less than what it costs when the system has put the other thread aside.
+/// Multiply-adds below which a kernel runs on its caller: some microseconds of work, about the cost of sharing it, and
+/// far less than the delay when the system has preempted the other thread.
 const MIN_SHARED_COST: usize = 256 << 10;
 
-/// Rounds of `spin_loop` between two offers of a worker's core while a step is under way.
+/// Rounds of `spin_loop` between two yields of a worker while a step is in flight.
 const SPINS_BETWEEN_YIELDS: usize = 64;
 
 /// Stack of a worker: masks of grammars are computed here too, by recursion as deep as the grammar.
@@ -40,7 +40,7 @@ thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// One kernel: what to do with each item index below `n_items`.
+/// One kernel: the function to call for each item index below `n_items`.
 #[derive(Clone, Copy)]
 struct Job {
     item: Item<'static>,
@@ -66,20 +66,20 @@ impl Ticket {
 }
 
 struct Shared {
-    /// Written by the caller while every item is done; read by whoever holds a claimed item.
+    /// Written by the caller while every item is done; read by the holder of a claimed item.
     job: UnsafeCell<Option<Job>>,
     ticket: AtomicU64,
     /// Items of the current kernel that are not done.
     pending: AtomicUsize,
     parked: Vec<AtomicBool>,
-    /// A step is under way: more kernels come soon.
+    /// A step is in flight: more kernels come soon.
     awake: AtomicBool,
     stop: AtomicBool,
     panicked: AtomicBool,
 }
 
 // SAFETY: `job` is read only between a successful claim and the decrement of `pending` for it, and written only while
-// `pending` is 0; the claim acquires what the ticket's store released.
+// `pending` is 0; the claim acquires the release of the ticket's store.
 unsafe impl Sync for Shared {}
 
 /// Runs kernels over items on the calling thread and `n_threads - 1` workers.
@@ -118,7 +118,7 @@ impl Run {
         (items >> 32) as u32 != items as u32
     }
 
-    /// Takes the last item; for threads that have none of their own left.
+    /// Takes the last item; for threads whose own runs are empty.
     fn claim_last(&self) -> Option<usize> {
         let before = self.claim(|first, end| (first, end - 1))?;
         Some(before as u32 as usize - 1)
@@ -222,8 +222,8 @@ impl ThreadPool {
         self.shared.awake.store(false, Ordering::SeqCst);
     }
 
-    /// Like [`ThreadPool::for_each`], and lends each call one of `lanes`, which no other call holds meanwhile. Which
-    /// one an item gets is not known. At most as many threads as lanes share the work.
+    /// Like [`ThreadPool::for_each`], and lends each call one of `lanes`, which no other call holds meanwhile. The lane
+    /// of an item is unspecified. At most as many threads as lanes share the work.
     ///
     /// # Panics
     /// If an item panicked, and with items but no lane.
@@ -250,8 +250,8 @@ impl ThreadPool {
         });
     }
 
-    /// Like [`ThreadPool::for_each`], but each thread goes through items that follow each other for as long as it has
-    /// any of its own: what it reads from memory is one stream, and what comes next is known.
+    /// Like [`ThreadPool::for_each`], but each thread goes through successive items for as long as it has its own: it
+    /// reads memory as one stream, and its next item is known.
     ///
     /// # Panics
     /// As [`ThreadPool::for_each`].
@@ -272,7 +272,7 @@ impl ThreadPool {
     ) {
         let lanes = Parts::new(lanes);
         self.for_each_run(n_items, cost, &|run, index| {
-            // SAFETY: each run is gone through by one thread, and has a lane of its own.
+            // SAFETY: each run is gone through by one thread, and has its own lane.
             item(&mut unsafe { lanes.part(run, 1) }[0], index);
         });
     }
@@ -319,9 +319,9 @@ impl ThreadPool {
         self.has_shared = true;
         let claims = u32::try_from(n_items).expect("a kernel has fewer than 2^32 items");
         // SAFETY: the borrow outlives every use, since this function returns only when no claimed item is left, and
-        // without a claim nobody calls it.
+        // only the holder of a claim calls it.
         let item = unsafe { std::mem::transmute::<Item<'_>, Item<'static>>(item) };
-        // SAFETY: `pending` is 0, so nobody holds a claimed item.
+        // SAFETY: `pending` is 0, so no thread holds a claimed item.
         unsafe { *self.shared.job.get() = Some(Job { item, n_items }) };
         self.shared.pending.store(n_items, Ordering::Relaxed);
         self.publish(claims);
@@ -341,7 +341,7 @@ impl ThreadPool {
         );
     }
 
-    /// Opens the next kernel's items to claims and wakes who is parked.
+    /// Opens the next kernel's items to claims and wakes parked workers.
     fn publish(&mut self, claims: u32) {
         self.epoch = self.epoch.wrapping_add(1);
         let ticket = Ticket::new(self.epoch, claims);
@@ -396,7 +396,7 @@ fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
             }
             std::thread::yield_now();
         }
-        // Either this store is seen by the caller's load behind its own store, or that one is seen here.
+        // Either the caller's load after its own store sees this store, or this thread sees the caller's.
         shared.parked[worker].store(true, Ordering::SeqCst);
         while !is_new(Ordering::SeqCst) && !is_awake() {
             std::thread::park();
@@ -405,7 +405,7 @@ fn wait_for_epoch_after(seen: u32, shared: &Shared, worker: usize) {
     }
 }
 
-/// Claims and runs items until none is left; returns the kernel that the last look was at.
+/// Claims and runs items until none is left; returns the number of the last kernel that it saw.
 fn run_items(shared: &Shared) -> u32 {
     let mut ticket = Ticket(shared.ticket.load(Ordering::Acquire));
     while ticket.unclaimed() > 0 {
@@ -427,13 +427,13 @@ fn run_items(shared: &Shared) -> u32 {
     ticket.epoch()
 }
 
-/// Runs the item that this thread has claimed; `rest` are left behind it.
+/// Runs the item that this thread has claimed; `rest` are left after it.
 fn run_claimed(shared: &Shared, rest: usize) {
     // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
     let job = unsafe { *shared.job.get() }.expect("a job is set before claims are open");
-    // The caller must reach the barrier even if an item panics: the borrow behind `job` ends there.
+    // The caller must reach the barrier even if an item panics: the borrow in `job` ends there.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))) {
-        // Its drop could panic in front of the barrier.
+        // Its drop could panic before the barrier.
         std::mem::forget(payload);
         shared.panicked.store(true, Ordering::Relaxed);
     }
@@ -447,7 +447,7 @@ impl ThreadPool {
         Self::on_nodes(&[n_threads])
     }
 
-    /// Starts so many threads for each of some nodes that the machine need not have.
+    /// Starts threads for each of some nodes, as many as `threads` says; the machine need not have the nodes.
     pub fn on_nodes(threads: &[usize]) -> std::io::Result<Self> {
         Self::seated(Seats::anywhere(threads))
     }

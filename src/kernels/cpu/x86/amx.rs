@@ -1,7 +1,7 @@
 //! Tiles of AMX: registers of up to sixteen rows of 64 bytes, and their products.
 //!
-//! The compiler neither uses tiles nor knows of them, so what is in them stays from one function here to the next. All are
-//! written as assembly: the intrinsics are not stable.
+//! The compiler neither uses tiles nor knows of them, so their content stays from one function here to the next. All
+//! are written as assembly: the intrinsics are not stable.
 //!
 //! Tiles 0 to 3 hold sums: those of the first rows with both panels, then those of the second rows. Tiles 4 and 5 hold rows, 6
 //! and 7 panels.
@@ -44,14 +44,14 @@ unsafe fn enabled_states() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// Asks the system for the memory that the tiles of a thread take, which Linux gives to processes that ask only.
+/// Requests permission for the memory of a thread's tiles, which Linux gives only on request.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const REQUEST_PERMISSION: i64 = 0x1023;
     const TILE_DATA: i64 = 18;
     let mut result = ARCH_PRCTL;
-    // SAFETY: a call of the system that changes nothing but what this process may do.
+    // SAFETY: a system call that changes only the permissions of this process.
     unsafe {
         asm!(
             "syscall",
@@ -66,7 +66,7 @@ fn is_permitted() -> bool {
     result == 0
 }
 
-/// Nobody has tried it on other systems.
+/// Untested on other systems.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false
@@ -86,11 +86,11 @@ struct Config {
 }
 
 impl Tiles {
-    /// Configures tiles for so many first rows and second rows, at most [`TILE_ROWS`] each; without second rows, only the first
-    /// may be multiplied. Sums are zero then.
+    /// Configures tiles for these numbers of first and second rows, at most [`TILE_ROWS`] each; without second rows,
+    /// only the first may be multiplied. Sums are zero then.
     ///
     /// # Safety
-    /// [`has_amx`]; nobody else configures tiles on this thread while this lives.
+    /// [`has_amx`]; nothing else configures tiles on this thread while this lives.
     #[inline(always)]
     pub unsafe fn configure(rows: [usize; 2]) -> Self {
         debug_assert!(rows[0] > 0 && rows.iter().all(|rows| *rows <= TILE_ROWS));
@@ -128,7 +128,7 @@ impl Tiles {
         }
     }
 
-    /// Multiplies what tiles hold, pairs of bf16: all rows with both panels.
+    /// Multiplies the content of tiles, pairs of bf16: all rows with both panels.
     #[inline(always)]
     pub fn multiply_pairs(&self) {
         // SAFETY: tiles are configured.
@@ -213,7 +213,7 @@ pub trait Dot: 'static {
 }
 
 /// Of pairs of bf16. A step's products of the first elements and those of the second ones are each one chain of fused
-/// multiply-adds in ascending order from zero; their sum is added to what was there. Subnormal numbers count as zero.
+/// multiply-adds in ascending order from zero; their sum is added to the earlier one. Subnormal numbers count as zero.
 pub struct Bf16Pairs;
 
 /// Of signed bytes of rows with unsigned ones of panels.

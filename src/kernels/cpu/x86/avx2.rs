@@ -470,7 +470,7 @@ impl<D: Dots> Lanes for Avx2<D> {
     }
 }
 
-/// Rounds to the nearest bf16, ties to even; the result stands in the low half of each word.
+/// Rounds to the nearest bf16, ties to even; the result is in the low half of each word.
 #[inline(always)]
 unsafe fn rounded_bf16(v: __m256) -> __m256i {
     // SAFETY: only registers; the caller detected the instruction set.

@@ -481,7 +481,7 @@ impl<E: Extensions> Lanes for Avx512<E> {
     }
 }
 
-/// Rounds to the nearest bf16, ties to even; the result stands in the low half of each word.
+/// Rounds to the nearest bf16, ties to even; the result is in the low half of each word.
 #[inline(always)]
 unsafe fn rounded_bf16(v: __m512) -> __m512i {
     // SAFETY: only registers; the caller detected the instruction set.

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-/// Dot products that a processor has besides AVX-512 F, BW, DQ and VL.
+/// Dot products of a processor in addition to AVX-512 F, BW, DQ and VL.
 pub trait Extensions: Copy + 'static {
     /// Those of integers.
     const VNNI: bool;

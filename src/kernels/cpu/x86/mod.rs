@@ -35,7 +35,7 @@ pub unsafe fn run_avx2_vnni<K: Kernel>(kernel: K) -> K::Output {
 /// Runs a kernel as [`run_avx2_vnni`] does, with the instructions of AVX-VNNI in the encoding of AVX-512.
 ///
 /// # Safety
-/// The machine must have AVX-512 F, VL and VNNI beside AVX2, FMA and F16C.
+/// The machine must have AVX-512 F, VL and VNNI in addition to AVX2, FMA and F16C.
 #[cfg(test)]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn run_avx2_evex_vnni<K: Kernel>(kernel: K) -> K::Output {

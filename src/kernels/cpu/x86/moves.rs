@@ -63,7 +63,7 @@ pub unsafe fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8] {
     }
 }
 
-/// Exchanges four rows and lanes of eight words: the words i of all rows stand side by side, two such columns in a register.
+/// Exchanges four rows and lanes of eight words: the words i of all rows are adjacent, two such columns in a register.
 #[inline(always)]
 pub unsafe fn transpose4(rows: [__m256i; 4]) -> [__m256i; 4] {
     // SAFETY: the caller detected the instruction set.

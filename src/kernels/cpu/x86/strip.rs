@@ -255,8 +255,8 @@ pub unsafe fn widen(product: StripProduct, halves: [*const u32; 3]) {
 /// The upper bf16 of each word.
 static UPPER: [u32; LANES] = [0xffff_0000; LANES];
 
-/// Fills a wide strip and adds its products with four rows: what [`four_rows`] reads from the strip is widened and stored,
-/// mostly on ports of a core that do not multiply.
+/// Fills a wide strip and adds its products with four rows: weights that [`four_rows`] reads from the strip are widened
+/// and stored, mostly on ports of a core that do not multiply.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn widen_for_four_rows(
     product: StripProduct,

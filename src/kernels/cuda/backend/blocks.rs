@@ -1,8 +1,8 @@
-//! Blocks of tokens between the KV pool and memory of the device beside it.
+//! Copies blocks of tokens between the KV pool and staging memory of the device.
 //!
-//! A block has the planes of the pool in their order, one behind the other, each with the block's tokens as they lie there.
-//! Planes are as long as [`KvLayout::block_planes`](crate::state::pool::kv_layout::KvLayout::block_planes) says; the heads of
-//! a token lie side by side in them, while the CPU's have the tokens of a head side by side.
+//! A block has the planes of the pool in their order, contiguous, each with the block's tokens in the pool's layout.
+//! Planes are as long as [`KvLayout::block_planes`](crate::state::pool::kv_layout::KvLayout::block_planes) says; in
+//! them the heads of a token are contiguous, while on the CPU the tokens of a head are.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::kernels::cuda::driver::{DevicePtr, DriverError, Stream};
 use crate::kernels::cuda::launch::{BlockCopy, KvBlockParams, MOST_BLOCK_PAGES, WORD_BYTES};
 
 impl CudaBackend {
-    /// Bytes of a block of so many tokens.
+    /// Bytes of a block of `block_tokens` tokens.
     ///
     /// # Errors
     /// Blocks that are not whole pages, or of more pages than a launch names; heads that are not whole words.

@@ -8,13 +8,13 @@ use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values}
 
 /// Pools begin at multiples of this.
 const ALIGNMENT: usize = 256;
-/// Blocks of a decode for each multiprocessor: contexts are cut into more parts until there are so many.
+/// Blocks of a decode for each multiprocessor: contexts are cut into more parts until there are this many.
 const DECODE_BLOCKS: usize = 2;
 /// A quarter more than the parts in use at once, for the gaps between them, and something for parts of a few bytes.
 const GAPS_DIVISOR: usize = 4;
 const SMALL_PARTS_BYTES: usize = 64 << 10;
 
-/// Bytes of activations: what the largest step has in use at once.
+/// Bytes of activations: the most that a step has in use at once.
 pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocessors: u32) -> usize {
     let element = sizes.element.bytes();
     let matrix = |rows: usize, width: usize, bytes| Arena::rounded(rows * width * bytes);
@@ -50,7 +50,7 @@ pub fn activation_bytes(decoder: &DecoderShape, sizes: &CudaSizes, multiprocesso
 /// keys.
 ///
 /// # Errors
-/// A layer of another kind, by its number and what it keeps.
+/// The first unsupported layer, by its number and the KV or state that it keeps.
 pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
     let is_served =
         |pages: &PagedKv| matches!(pages.values, Values::Own { dim } if dim == pages.key_dim);
@@ -103,7 +103,7 @@ pub(super) struct PoolPlanes {
 }
 
 impl KvPool {
-    /// A pool of what the layers keep of `n_slots` tokens.
+    /// A pool for the K/V of `n_slots` tokens in all layers.
     pub(super) fn new(
         device: &Device,
         layout: &KvLayout,

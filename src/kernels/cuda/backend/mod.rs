@@ -1,8 +1,8 @@
 //! [`Backend`](crate::kernels::Backend) on a GPU: every operation is a launch on one stream.
 //!
 //! The residual stream, rotations and logits are f32, all other activations and KV are elements (f32 or bfloat16, as
-//! the weights). Nothing is allocated once the model is loaded: activations lie in an arena. The first failure
-//! sticks; later operations launch nothing, and the executor asks for it before it believes a result.
+//! the weights). Nothing is allocated once the model is loaded: activations come from an arena. The first failure
+//! sticks; later operations launch nothing, and the executor checks for it before it uses a result.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub enum CudaFailure {
         "activations of {wanted_bytes} bytes do not fit beside those in use: the buffer has {arena_bytes}"
     )]
     NoRoom {
-        /// The memory that was asked for.
+        /// The requested bytes.
         wanted_bytes: usize,
         /// The memory that there is in all.
         arena_bytes: usize,
@@ -71,7 +71,7 @@ pub struct CudaSizes {
 /// The tokens of a step, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaBatch {
-    /// Number of query tokens: rows that decode (with padding) first, prefills behind.
+    /// Number of query tokens: rows that decode (with padding) first, then prefills.
     pub n_tokens: usize,
     /// `[n_tokens]`.
     pub tokens: DevicePtr<u32>,
@@ -120,12 +120,12 @@ impl Tensor {
         self.width
     }
 
-    /// Where it lies, for those that are f32.
+    /// The device address, for f32 tensors.
     pub fn f32(&self) -> DevicePtr<f32> {
         self.start.cast()
     }
 
-    /// Where it lies.
+    /// The device address.
     pub fn bytes(&self) -> DevicePtr<u8> {
         self.start
     }
@@ -214,7 +214,7 @@ impl CudaBackend {
         })
     }
 
-    /// Waits until all weights are on the device and gives back what loading took. Returns how much memory is free.
+    /// Waits until all weights are on the device and frees the loader's memory. Returns the free device bytes.
     ///
     /// # Errors
     /// The errors since the start.
@@ -282,7 +282,7 @@ impl CudaBackend {
     /// Reads a row of f32 after all work so far, and waits for it.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     pub fn read_row(&self, tensor: &Tensor, row: usize) -> Result<Vec<f32>, DriverError> {
         let row_bytes = tensor.width * size_of::<f32>();
         let start = (tensor.start.address() - self.activations.ptr().address()) as usize;
@@ -297,7 +297,7 @@ impl CudaBackend {
     /// Reads a tensor as f32 after all work so far, and waits for it.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     pub fn read_rows(&self, tensor: &Tensor) -> Result<Vec<f32>, DriverError> {
         let start = (tensor.start.address() - self.activations.ptr().address()) as usize;
         let n_bytes = tensor.rows * tensor.width * tensor.value_bytes;

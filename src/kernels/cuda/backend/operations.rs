@@ -51,7 +51,7 @@ pub struct DeviceRope {
 }
 
 impl CudaBackend {
-    /// `out = x weight^T + bias`, or added to what is there, as `write` says.
+    /// `out = x weight^T + bias`, or `out +=` that, as `write` says.
     fn multiply(
         &mut self,
         x: &Tensor,

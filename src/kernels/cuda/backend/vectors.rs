@@ -1,7 +1,7 @@
-//! Vectors in the place of tokens: they are copied to the residual stream, over what was looked up for their placeholders.
+//! Vectors in the place of tokens: they overwrite the residual stream's embeddings of their placeholder tokens.
 //!
-//! A step may bring as many bytes of them as its residual stream has, so they pass through pinned memory of a fixed size,
-//! which is taken when the first ones come.
+//! A step may bring as many bytes of them as its residual stream has, so they pass through pinned memory of a fixed
+//! size, which is allocated on first use.
 
 use super::{CudaBackend, Tensor};
 use crate::kernels::cuda::driver::{DriverError, Uploader};
@@ -21,7 +21,7 @@ impl CudaBackend {
         self.vectors.runs.append(runs);
     }
 
-    /// Copies the step's vectors to the rows of their tokens, behind what the stream was given so far.
+    /// Copies the step's vectors to the rows of their tokens, after the work that the stream has so far.
     pub(super) fn upload_vectors(&mut self, residual: &Tensor) {
         for run in std::mem::take(&mut self.vectors.runs) {
             if self.failure.is_none()

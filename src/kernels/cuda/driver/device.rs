@@ -43,7 +43,7 @@ impl fmt::Display for CudaVersion {
 /// The facts of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number among those that the driver shows this process.
+    /// Its number among the GPUs visible to this process.
     pub ordinal: usize,
     /// Its name, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
@@ -51,7 +51,7 @@ pub struct DeviceInfo {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Shared memory that a block may ask for, in bytes.
+    /// Most shared memory of a block, in bytes.
     pub shared_bytes_per_block: u32,
     /// Its memory, in bytes.
     pub total_bytes: u64,
@@ -84,16 +84,16 @@ pub struct DeviceMemory {
     pub total_bytes: u64,
 }
 
-/// The version that the driver supports, if there is a driver. GPUs are not asked for: that takes a while.
+/// The version that the driver supports, if there is a driver. It does not query GPUs, which takes a while.
 pub fn installed() -> Option<CudaVersion> {
     let functions = Functions::open().ok()?;
     version(functions).ok()
 }
 
-/// Asks what GPU `ordinal` is, without making a context: nothing of its memory is taken.
+/// Describes GPU `ordinal` without making a context: this allocates none of its memory.
 ///
 /// # Errors
-/// Why there is none that can be used.
+/// The reason why GPU `ordinal` cannot be used.
 pub fn probe(ordinal: usize) -> Result<DeviceInfo, CudaUnavailable> {
     let functions = Functions::open()?;
     found(functions, ordinal).map(|(info, _)| info)
@@ -279,13 +279,13 @@ impl Device {
     /// Waits until everything given to the GPU is done.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.when_idle(|| ())
     }
 
-    /// Waits likewise, and calls `then` before any thread begins to record a graph: what gives memory, code or a library's
-    /// handle back may wait for the whole context once more.
+    /// Waits likewise, and calls `then` before any thread begins to record a graph: freeing memory, code or a library's
+    /// handle may wait for the whole context once more.
     ///
     /// # Errors
     /// As [`Self::synchronize`]; `then` was not called.

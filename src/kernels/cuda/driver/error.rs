@@ -22,7 +22,7 @@ const DRIVER_MISMATCH: c_int = 803;
 const LIBRARY_CODES: c_int = 100_000;
 const CAPTURE: std::ops::RangeInclusive<c_int> = 900..=908;
 
-/// A call that the driver did not carry out, or that told of an earlier one which failed on the device.
+/// A call that the driver refused, or that reported an earlier failure on the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {name} ({code}): {text}")]
 pub struct DriverError {
@@ -88,8 +88,8 @@ impl DriverError {
         self
     }
 
-    /// Whether the call itself was refused and the context is sound. Everything else, codes that we do not know among
-    /// them, may tell of a kernel that failed earlier: then no result of the context can be trusted any more.
+    /// Whether the call itself was refused and the context is sound. Everything else, unknown codes among them, may
+    /// report a kernel that failed earlier: then no result of the context can be trusted any more.
     pub fn is_refusal(&self) -> bool {
         match self.code {
             INVALID_VALUE | OUT_OF_MEMORY | NOT_READY | LAUNCH_OUT_OF_RESOURCES => true,
@@ -126,7 +126,7 @@ pub enum Launched {
     Something,
 }
 
-/// Why no GPU can be used: what was found, and what to do.
+/// Why no GPU can be used: the findings, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaUnavailable {
@@ -168,7 +168,7 @@ pub enum CudaUnavailable {
         "there is no GPU {ordinal}: the CUDA driver found {n_devices}, numbered from 0; choose another --device cuda:N"
     )]
     NoSuchDevice {
-        /// The number that was asked for.
+        /// The requested number.
         ordinal: usize,
         /// How many there are.
         n_devices: usize,
@@ -204,7 +204,7 @@ pub enum CudaUnavailable {
     FirstAllocation {
         /// The GPU.
         ordinal: usize,
-        /// The memory that was asked for.
+        /// The requested size.
         bytes: usize,
         /// The driver's words.
         error: DriverError,

@@ -80,8 +80,8 @@ fn refuse_while_recording(call: &'static str) -> Result<(), DriverError> {
 }
 
 impl Stream {
-    /// Records what `work` gives to this stream (and to others that wait for it and that it waits for) instead of
-    /// running it. Allocations, copies from or to memory that is not pinned, and waiting are refused meanwhile.
+    /// Records the work that `work` gives to this stream (and to others that wait for it and that it waits for) instead
+    /// of running it. Allocations, copies from or to memory that is not pinned, and waiting are refused meanwhile.
     ///
     /// # Errors
     /// The error of `work`, else the driver's about the recording; nothing was run.
@@ -112,7 +112,7 @@ impl Stream {
             Ok(exec)
         });
         if !graph.is_null() {
-            // SAFETY: made by the recording and used no more: what is launched stands on its own.
+            // SAFETY: made by the recording and used no more: the executable graph does not depend on it.
             let _ = unsafe { (functions.graph_destroy)(graph) };
         }
         Ok(Graph {
@@ -123,7 +123,7 @@ impl Stream {
 }
 
 impl Graph {
-    /// Brings it to the device, so that the first launch costs what others do.
+    /// Uploads the graph to the device, so that the first launch costs as much as later ones.
     ///
     /// # Errors
     /// As the driver says.
@@ -155,7 +155,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: made in `capture`, destroyed once; a launch under way is finished by the driver.
+            // SAFETY: made in `capture`, destroyed once; a launch in flight is finished by the driver.
             let _ = unsafe { (self.device.functions().graph_exec_destroy)(self.exec) };
         }
     }

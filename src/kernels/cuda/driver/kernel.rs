@@ -137,7 +137,7 @@ impl Device {
     /// Loads machine code (a cubin), or PTX that the driver translates; PTX is text and ends in NUL.
     ///
     /// # Safety
-    /// The image is a whole cubin, or PTX: the driver reads on until its end as the image itself tells it.
+    /// The image is a whole cubin, or PTX: the driver finds its end from the image itself.
     ///
     /// # Errors
     /// As the driver says; for PTX with its log.
@@ -154,7 +154,7 @@ impl Device {
             log.as_mut_ptr().cast::<c_void>(),
             std::ptr::without_provenance_mut(JIT_LOG_BYTES),
         ];
-        // SAFETY: the image by the caller; two options with two values, and a log as long as told.
+        // SAFETY: the image by the caller; two options with two values, and a log of the length given.
         let code = unsafe {
             (self.functions().module_load)(
                 &mut raw,
@@ -237,7 +237,7 @@ impl Kernel {
         })
     }
 
-    /// Bytes of shared memory that a block has whatever its launch asks for.
+    /// Bytes of static shared memory of a block, in addition to its launch's dynamic memory.
     ///
     /// # Errors
     /// As the driver says.
@@ -266,11 +266,11 @@ impl Kernel {
     /// Runs it after all work given to `stream`. Allocates nothing; the arguments are copied by the driver.
     ///
     /// # Safety
-    /// The arguments are those that the kernel takes, in type, number and order; what it reads and writes through them
-    /// is memory of this device that lives until `stream` has passed this point, and no other stream uses it unordered.
+    /// The arguments are those that the kernel takes, in type, number and order; the memory it accesses through them is
+    /// memory of this device that lives until `stream` has passed this point, and no other stream uses it unordered.
     ///
     /// # Errors
-    /// As the driver says: nothing ran. A fault of the kernel is told by a later call.
+    /// As the driver says: nothing ran. A later call reports a fault of the kernel.
     pub unsafe fn launch<A: KernelArgs>(
         &self,
         stream: &Stream,

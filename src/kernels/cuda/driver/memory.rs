@@ -171,10 +171,10 @@ impl<T> DeviceBuffer<T> {
         self.start
     }
 
-    /// Address of element `index`, which may be the one behind the last.
+    /// Address of element `index`, which may be one past the last.
     ///
     /// # Panics
-    /// If it is beyond that.
+    /// If it exceeds that.
     pub fn at(&self, index: usize) -> DevicePtr<T> {
         assert!(index <= self.len, "{index} is behind {}", self.len);
         self.start.add(index)
@@ -208,8 +208,8 @@ impl<T> Drop for DeviceBuffer<T> {
             .allocated_counter()
             .fetch_sub(bytes, Ordering::Relaxed);
         if self.device.bind().is_ok() {
-            // SAFETY: taken in `alloc`, freed once; the driver waits for what uses it. An error leaves nothing to be
-            // done: the context is lost, and its memory with it.
+            // SAFETY: taken in `alloc`, freed once; the driver waits for its users. After an error nothing is left to
+            // do: the context is lost, and its memory with it.
             let _ = unsafe { (self.device.functions().mem_free)(self.start.address()) };
         }
     }
@@ -220,13 +220,13 @@ impl<T> Drop for DeviceBuffer<T> {
 pub enum HostUse {
     /// Written by the host, front to back, and copied to the device. Reading it is very slow.
     Upload,
-    /// Copied from the device and read by the host; also for what the host reads and writes.
+    /// Copied from the device and read by the host; also for memory that the host reads and writes.
     Readback,
 }
 
 /// Host memory that the device can copy from and to on its own, freed when dropped.
 ///
-/// It knows nothing of copies under way: who begins one keeps off the elements until it is done, see
+/// It does not track copies in flight: the caller must not access the elements until its copy is done, see
 /// [`Stream::upload`].
 pub struct PinnedBuffer<T> {
     device: Device,
@@ -260,7 +260,7 @@ impl<T> Drop for PinnedBuffer<T> {
         self.device
             .pinned_counter()
             .fetch_sub((self.len * size_of::<T>()) as u64, Ordering::Relaxed);
-        // A copy may be under way; if it cannot be waited for, the memory is better lost than reused.
+        // A copy may be in flight; if it cannot be waited for, the memory is better lost than reused.
         let free = self.device.functions().host_free;
         // SAFETY: taken in `pinned`, freed once, and nothing uses it any more.
         let _ = self
@@ -398,7 +398,7 @@ impl Stream {
     /// Copies elements `range` from the device, after all work of the stream, and waits for it.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     ///
     /// # Panics
     /// If the range is out of bounds.

@@ -1,4 +1,4 @@
-//! Pinning memory that is somebody else's, and copies to and from it.
+//! Pinning memory that the driver did not allocate, and copies to and from it.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -10,8 +10,8 @@ use super::memory::{DeviceBuffer, check_range};
 use super::stream::Stream;
 use super::table::check;
 
-/// Memory of somebody else's that is pinned until this is dropped; in a context that is lost, until that ends. It must be
-/// held at least as long.
+/// Foreign memory that is pinned until this is dropped; in a lost context, until the context ends. The memory must live
+/// at least as long.
 #[derive(Debug)]
 pub struct Pinning {
     device: Device,
@@ -52,7 +52,7 @@ impl Drop for Pinning {
         self.device
             .pinned_counter()
             .fetch_sub(self.len as u64, Ordering::Relaxed);
-        // A copy may be under way. A context that is lost gives the memory back when it ends.
+        // A copy may be in flight. A context that is lost gives the memory back when it ends.
         let unregister = self.device.functions().host_unregister;
         // SAFETY: pinned in `pin`, once given back.
         let _ = self

@@ -22,7 +22,7 @@ pub enum Priority {
     High,
 }
 
-/// Work in order. Streams know nothing of each other but what events tell them.
+/// An ordered queue of device work. Only events order the work of different streams.
 pub struct Stream {
     device: Device,
     raw: CUstream,
@@ -109,7 +109,7 @@ impl Stream {
     /// Waits until all work given so far is done.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: the handle is valid until drop.
@@ -136,7 +136,7 @@ impl Stream {
     /// As the driver says.
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         self.device.bind()?;
-        // SAFETY: both handles are valid until drop; the driver keeps what it needs of the event.
+        // SAFETY: both handles are valid until drop; the driver keeps the event's state while it needs it.
         check("cuStreamWaitEvent", unsafe {
             (self.device.functions().stream_wait)(self.raw, event.raw, 0)
         })
@@ -147,7 +147,7 @@ impl Event {
     /// Whether the point was reached.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     pub fn is_reached(&self) -> Result<bool, DriverError> {
         self.device.bind()?;
         // SAFETY: the handle is valid until drop.
@@ -160,7 +160,7 @@ impl Event {
     /// Waits until the point is reached.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.device.bind()?;
         // SAFETY: the handle is valid until drop.
@@ -186,7 +186,7 @@ impl Event {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: made in `stream`, destroyed once. Work under way is finished by the driver. An error leaves
+            // SAFETY: made in `stream`, destroyed once. Work in flight is finished by the driver. An error leaves
             // nothing to be done.
             let _ = unsafe { (self.device.functions().stream_destroy)(self.raw) };
         }
@@ -196,7 +196,7 @@ impl Drop for Stream {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: made in `make_event`, destroyed once; the driver keeps what streams still wait for.
+            // SAFETY: made in `make_event`, destroyed once; the driver keeps its state while streams wait for it.
             let _ = unsafe { (self.device.functions().event_destroy)(self.raw) };
         }
     }

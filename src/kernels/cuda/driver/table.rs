@@ -115,7 +115,7 @@ impl Functions {
             let mut text = std::ptr::null();
             // SAFETY: `text` outlives the call.
             let found = unsafe { describe(code, &mut text) } == 0 && !text.is_null();
-            // SAFETY: it lies in the driver's read-only data, and its library is never unloaded.
+            // SAFETY: it is in the driver's read-only data, and its library is never unloaded.
             let text = found.then(|| unsafe { CStr::from_ptr::<'static>(text) });
             text.and_then(|text| text.to_str().ok())
         };

@@ -25,7 +25,7 @@ pub struct Uploader {
 #[derive(Debug)]
 struct Chunk {
     memory: PinnedBuffer<u64>,
-    /// Recorded behind its last copy.
+    /// Recorded after its last copy.
     copied: Event,
 }
 
@@ -49,10 +49,10 @@ impl Uploader {
     }
 
     /// Copies `len` elements to `to`, from element `at` on. `fill` writes a part of them: its elements, and the index
-    /// of the first one among the `len`. They lie in memory that is slow to read.
+    /// of the first one among the `len`. Their memory is slow to read.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     ///
     /// # Panics
     /// If the elements are out of bounds.
@@ -91,7 +91,7 @@ impl Uploader {
     /// Waits until all copies are done.
     ///
     /// # Errors
-    /// As the driver says; also what failed on the device earlier.
+    /// As the driver says; also a failure of earlier work on the device.
     pub fn finish(&self) -> Result<(), DriverError> {
         self.stream.synchronize()
     }

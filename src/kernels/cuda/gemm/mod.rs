@@ -12,7 +12,7 @@ pub use crate::kernels::gemm::GemmWish;
 /// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;
 const WORKSPACE_BYTES: usize = 4 << 20;
-/// The least compute capability on which few rows are multiplied by our own kernels beside cuBLASLt.
+/// The least compute capability on which our own kernels multiply few rows even with cuBLASLt.
 const OWN_FOR_FEW_ROWS_FROM: (u32, u32) = (9, 0);
 
 /// Matrix products on one stream at a time: they share a workspace.
@@ -26,10 +26,10 @@ pub struct Products {
 }
 
 impl Products {
-    /// Finds our kernels, opens cuBLASLt if that is wished for, and takes a workspace.
+    /// Finds our kernels, opens cuBLASLt if `wish` allows it, and allocates a workspace.
     ///
     /// # Errors
-    /// A kernel is missing, memory is short, or cuBLASLt was asked for and cannot be loaded.
+    /// A kernel is missing, memory is short, or `wish` requires cuBLASLt and it cannot be loaded.
     pub fn new(
         device: &Device,
         modules: &Modules,
@@ -67,18 +67,18 @@ impl Products {
         })
     }
 
-    /// Bytes of device memory that products take besides their arguments, at most.
+    /// Most bytes of device memory that products take in addition to their arguments.
     pub fn workspace_bytes(multiprocessors: u32) -> u64 {
         OwnGemm::max_workspace_bytes(multiprocessors).max(HOPPER_WORKSPACE_BYTES) as u64
     }
 
-    /// Whether `auto` leaves few rows to our own kernels: in bf16, and where they were found to be ahead, which is Hopper
-    /// (`docs/gpu.md`) and taken to hold for what came after it.
+    /// Whether `auto` leaves few rows to our own kernels: in bf16, and where they are faster, as measured on Hopper
+    /// (`docs/gpu.md`) and assumed for later GPUs.
     fn leaves_few_rows(device: &Device, element: ElementType) -> bool {
         element == ElementType::Bf16 && device.info().capability >= OWN_FOR_FEW_ROWS_FROM
     }
 
-    /// The kernels that will multiply if this is wished for: `own`, `cublaslt`, or `both` where few rows are left to our own.
+    /// The kernels that `wish` selects: `own`, `cublaslt`, or `both` where few rows are left to our own.
     pub fn multipliers(device: &Device, element: ElementType, wish: GemmWish) -> &'static str {
         match wish {
             GemmWish::Own => "own",

@@ -11,7 +11,7 @@ const ROTATION_THREADS: u32 = 64;
 #[derive(Clone, Debug)]
 pub struct Embed {
     embed: Kernel,
-    /// Moves words, whatever they mean.
+    /// Moves words of any type.
     pick: Kernel,
     rotations: Kernel,
 }

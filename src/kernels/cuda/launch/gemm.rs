@@ -53,7 +53,7 @@ pub struct GemmChoice {
     variant: Variant,
     /// How it is launched.
     pub grid: Grid,
-    /// Parts of `k`, each with partial sums of its own.
+    /// Parts of `k`, each with separate partial sums.
     pub n_splits: u32,
 }
 

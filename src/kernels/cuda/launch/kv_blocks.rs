@@ -1,4 +1,4 @@
-//! kv_blocks.cu: blocks of the KV store between the pool and memory beside it.
+//! kv_blocks.cu: copies blocks of the KV store between the pool and staging memory.
 
 use super::super::driver::{DevicePtr, DriverError, Grid, Kernel, KernelArg, Stream};
 use super::super::pack::Modules;
@@ -25,7 +25,7 @@ pub enum BlockCopy {
 pub struct KvBlockParams {
     /// Slot 0 of the first plane.
     pub pool: DevicePtr<u8>,
-    /// The block's planes, one behind the other.
+    /// The block's planes, contiguous.
     pub block: DevicePtr<u8>,
     /// Ids of the pages of the tokens that are copied; null for `pages`.
     pub table: DevicePtr<u32>,
@@ -65,7 +65,7 @@ impl KvBlocks {
         modules.kernel("kv_blocks.cu", "copy_block").map(Self)
     }
 
-    /// Copies tokens of a block in so many planes.
+    /// Copies tokens of a block in `n_planes` planes.
     ///
     /// # Safety
     /// See the module.

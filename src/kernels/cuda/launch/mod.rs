@@ -1,7 +1,7 @@
 //! How each kernel is launched: its name, blocks, threads, shared memory and arguments, one file for each family.
 //!
-//! Every launch is `unsafe` for the same reason: it takes addresses. The memory behind them must be memory of the device, of
-//! the shape that the launch names, alive until the stream has passed it, and used by no other stream unordered.
+//! Every launch is `unsafe` for the same reason: it takes addresses. They must point to memory of the device, of the
+//! shape that the launch names, alive until the stream has passed it, and used by no other stream unordered.
 
 mod activation;
 mod attention;

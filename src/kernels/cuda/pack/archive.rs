@@ -12,7 +12,7 @@ const MAGIC: &[u8] = b"SFLPACK1";
 const TARGET_BYTES: usize = 16;
 const UNIT_BYTES: usize = 32;
 const ENTRY_BYTES: usize = TARGET_BYTES + UNIT_BYTES + 32 + 8 + 8;
-/// Many times what there is; a damaged pack must not take all memory.
+/// Many times the size of a pack; a damaged one must not take all memory.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// A pack, decoded.
@@ -28,7 +28,7 @@ pub struct Entry {
     pub target: String,
     /// The file of kernels.
     pub unit: String,
-    /// Of what it was compiled from.
+    /// Hash of its sources.
     pub sources: SourceHash,
     place: Range<usize>,
 }
@@ -81,7 +81,7 @@ impl Archive {
     }
 }
 
-/// `None` if anything lies outside the pack.
+/// `None` if any offset is outside of the pack.
 fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
     let rest = bytes.strip_prefix(MAGIC)?;
     let (n_entries, rest) = rest.split_first_chunk::<4>()?;
@@ -118,7 +118,7 @@ fn text(padded: &[u8]) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// One zstd frame of raw blocks: what an encoder without a model writes.
+    /// One zstd frame of raw blocks, as an encoder without a model writes it.
     fn packed(bytes: &[u8]) -> Vec<u8> {
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0b1010_0000];
         frame.extend((bytes.len() as u32).to_le_bytes());

@@ -1,8 +1,7 @@
 //! Machine code that was compiled here before, on disk.
 //!
-//! A file's name is the hash of what it was compiled from and the version of the compiler; any version will do, so that
-//! NVRTC need not be opened, or there, to find it. A file begins with a hash of the rest: what was written only in part
-//! is not used.
+//! A file's name is the hash of its sources and the version of the compiler; any version will do, so that NVRTC need
+//! not be opened, or there, to find it. A file begins with a hash of the rest: truncated files are not used.
 
 use std::fs;
 use std::io;

@@ -1,8 +1,8 @@
-//! The kernels in the device's machine code: where they come from.
+//! Machine code of the kernels for the device, and its origins.
 //!
-//! In this order: the **pack** in this binary (machine code of the usual architectures); the **cache** on disk of what
-//! was compiled here before; **NVRTC**, if it is found; the pack's **PTX**, which the driver translates. The last two
-//! make new architectures work. An image that was not compiled from the sources in this binary is passed over.
+//! In this order: the **pack** in this binary (machine code of the usual architectures); the **cache** on disk of
+//! images compiled here before; **NVRTC**, if it is found; the pack's **PTX**, which the driver translates. The last
+//! two make new architectures work. An image that was not compiled from the sources in this binary is ignored.
 
 mod archive;
 mod cache;
@@ -35,12 +35,12 @@ pub fn kernels_name(capability: (u32, u32)) -> String {
     format!("{target} {hash}")
 }
 
-/// Where kernels may be found besides the pack.
+/// Origins of kernels in addition to the pack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     /// Leaves the machine code and the PTX in this binary alone.
     pub skips_pack: bool,
-    /// Folder for what is compiled here.
+    /// Folder for images compiled here.
     pub cache: Option<PathBuf>,
     /// Folders that may hold NVRTC, best first.
     pub nvrtc: Vec<PathBuf>,
@@ -101,10 +101,10 @@ impl fmt::Display for Origin {
 pub struct Modules(BTreeMap<&'static str, (Module, Origin)>);
 
 impl Modules {
-    /// Loads the kernels for a device, from where this user has them.
+    /// Loads the kernels for a device, from the places of this user.
     ///
     /// # Errors
-    /// There are none for it, and what was tried.
+    /// No place has them; the error lists the attempts.
     pub fn load(device: &Device) -> Result<Self, KernelsUnavailable> {
         Self::load_from(device, Places::of_user())
     }
@@ -112,7 +112,7 @@ impl Modules {
     /// Loads the kernels for a device.
     ///
     /// # Errors
-    /// There are none for it, and what was tried.
+    /// No place has them; the error lists the attempts.
     pub fn load_from(device: &Device, places: Places) -> Result<Self, KernelsUnavailable> {
         let began = Instant::now();
         let mut finder = Finder::new(device, places);
@@ -211,8 +211,8 @@ impl<'a> Finder<'a> {
                 if !image.starts_with(ELF) && !image.ends_with(b"\0") {
                     return Err("is neither machine code nor PTX".to_owned());
                 }
-                // SAFETY: what the pack, the cache (whose files carry a hash) and NVRTC give is whole, and PTX ends in
-                // NUL, as was just seen.
+                // SAFETY: images of the pack, of the cache (whose files carry a hash) and of NVRTC are whole, and PTX
+                // ends in NUL, as was just seen.
                 let module = unsafe { device.load_module(&image) };
                 module.map_err(|error| error.to_string())
             });

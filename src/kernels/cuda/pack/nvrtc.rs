@@ -68,7 +68,7 @@ impl Nvrtc {
     }
 
     fn open(library: &Path) -> Result<Self, String> {
-        // NVRTC opens its builtins by name, and Python's packages lie where no loader looks: what is open already is
+        // NVRTC opens its builtins by name, and no loader searches the folders of Python's packages: an open library is
         // found.
         for builtins in library
             .parent()
@@ -82,7 +82,7 @@ impl Nvrtc {
         }
         // SAFETY: likewise.
         let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;
-        // Never closed: it has threads and state of its own.
+        // Never closed: it has its own threads and state.
         let library = Box::leak(Box::new(library));
         // SAFETY: by its name, and checked by that of each function, it is NVRTC.
         let functions = unsafe { Functions::resolve(library) };
@@ -179,7 +179,7 @@ impl Program<'_> {
             size(self.raw, &mut len)
         })?;
         let mut bytes = vec![0_u8; len];
-        // SAFETY: as many bytes are written as were just told.
+        // SAFETY: the call writes as many bytes as the library just reported.
         check("NVRTC's output", unsafe {
             get(self.raw, bytes.as_mut_ptr().cast())
         })?;
@@ -211,7 +211,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
 }
 
-/// Where NVRTC may lie: `SOUFFLEUR_NVRTC_DIR`, else toolkits and the Python environment that is active.
+/// Folders that may hold NVRTC: `SOUFFLEUR_NVRTC_DIR`, else toolkits and the Python environment that is active.
 pub fn folders_of_user() -> Vec<PathBuf> {
     match search::variable("SOUFFLEUR_NVRTC_DIR") {
         Some(chosen) => vec![chosen],

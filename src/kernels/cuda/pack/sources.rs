@@ -1,4 +1,4 @@
-//! The kernels' sources, what they are compiled with, and hashes of both.
+//! The kernels' sources, their compiler options, and hashes of both.
 
 use sha2::{Digest, Sha256};
 
@@ -53,7 +53,7 @@ pub fn source_hash(unit: &str, target: &str, compiler: &str) -> SourceHash {
     hash.finalize().into()
 }
 
-/// Hashes everything that kernels for a target are made from: whatever depends on their bits may name it.
+/// Hashes all inputs of a target's kernels: a name for anything that depends on their bits.
 pub fn sources_hash(target: &str) -> SourceHash {
     let mut hash = Sha256::new();
     for (unit, _) in ALL_UNITS {
@@ -62,7 +62,7 @@ pub fn sources_hash(target: &str) -> SourceHash {
     hash.finalize().into()
 }
 
-/// What machine code for a GPU of this compute capability is called. That of 9.0 may use what only that has.
+/// The name of a GPU's machine code, by compute capability. 9.0 has its `a` target, which may use features of 9.0 only.
 pub fn target((major, minor): (u32, u32)) -> String {
     match (major, minor) {
         (9, 0) => "sm_90a".to_owned(),

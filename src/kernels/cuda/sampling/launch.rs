@@ -9,7 +9,7 @@ use crate::kernels::cuda::pack::Modules;
 
 /// Weights that are summed to one number.
 const SUM_BLOCK: usize = 64;
-/// Classes of weights, and what one takes.
+/// Classes of weights, and the bytes of each.
 const CLASS_BYTES: usize = 512 * 24;
 const PEAK_BYTES: usize = 16;
 const LOGPROB_CHUNK: usize = 4096;
@@ -238,7 +238,7 @@ impl SamplingKernels {
         }
     }
 
-    /// Computes log probabilities, behind [`Self::sample`] where they are of sampled tokens.
+    /// Computes log probabilities, after [`Self::sample`] where they are of sampled tokens.
     ///
     /// # Safety
     /// As [`Kernel::launch`].

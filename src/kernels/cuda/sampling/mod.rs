@@ -1,7 +1,7 @@
-//! Sampling, log probabilities and what a step begins with, on the device: mirrors of `kernels/sampling.cuh`, and how
-//! its kernels are launched.
+//! Sampling, log probabilities and the start of a step, on the device: mirrors of `kernels/sampling.cuh`, and the
+//! launches of its kernels.
 //!
-//! Everything here is indexed by row of the page table and goes on from step to step without the host.
+//! All state here is indexed by row of the page table and carries over from step to step without the host.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -190,7 +190,7 @@ pub struct Sampled {
     pub token: u32,
     /// Bit 0: the logits hold a NaN, or every token is ruled out.
     pub flags: u32,
-    /// Log probability of the token, if it was asked for.
+    /// Log probability of the token, if it was requested.
     pub logprob: f32,
     /// Output tokens of the row with this one; 0: padding.
     pub n_output: u32,
@@ -211,7 +211,7 @@ pub struct SampleParams {
     pub out: DevicePtr<Sampled>,
     /// `[rows of logits, stride]`; not changed.
     pub logits: DevicePtr<f32>,
-    /// A row stands in one of them at most.
+    /// A row has at most one of them.
     pub works: DevicePtr<SampleWork>,
     /// By row.
     pub samplers: DevicePtr<RowSampler>,
@@ -395,7 +395,7 @@ pub struct BeginPrefillParams {
     pub uploaded: DevicePtr<u32>,
     /// `[n_rows, table_stride]`.
     pub page_table: DevicePtr<u32>,
-    /// Behind the decodes.
+    /// The first token after the decodes.
     pub first_token: u32,
     /// Number of tokens.
     pub n_tokens: u32,

@@ -57,7 +57,7 @@ struct Contexts {
     page_size: u32,
 }
 
-/// One layer's KV, and where its rows lie.
+/// One layer's KV, and the page table of its rows.
 struct Pool {
     keys: Copies,
     values: Copies,
@@ -66,7 +66,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Pages lie in an order that no prefetch guesses.
+    /// Pages are shuffled, so that no prefetcher predicts them.
     fn new(lab: &Lab, shape: AttendShape, contexts: Contexts) -> Result<Self, DriverError> {
         let stride = contexts.tokens.div_ceil(contexts.page_size);
         let n_pages = contexts.rows * stride;
@@ -140,7 +140,7 @@ fn decode(
             n_splits,
             ..pool.params(shape, contexts, [q.at(turn), out.at(turn)], turn)
         };
-        // SAFETY: rows, pages and operands are of the shapes told and live until the time is read.
+        // SAFETY: rows, pages and operands have the shapes given and live until the time is read.
         unsafe { attention.decode(stream, &params, contexts.rows) }
     })?;
     let Contexts {

@@ -50,7 +50,7 @@ impl Rates {
     }
 }
 
-/// Copies of an operand, one behind the other.
+/// Copies of an operand, contiguous.
 pub(super) struct Copies {
     buffer: DeviceBuffer<u8>,
     bytes: usize,
@@ -191,7 +191,7 @@ impl Lab {
                 write,
                 n_splits: 1,
             };
-            // SAFETY: operands of the shapes told; they live until the time is read.
+            // SAFETY: operands of the shapes given; they live until the time is read.
             unsafe { products.multiply(stream, &params) }
         })
     }
@@ -218,7 +218,7 @@ impl Lab {
         };
         let all = (n * bytes / element.bytes()) as u64;
         let start: DevicePtr<Element> = buffer.ptr().cast();
-        // SAFETY: the buffer has so many elements; it is freed after whatever uses it was waited for.
+        // SAFETY: the buffer has `all` elements; it is freed after its users were waited for.
         unsafe { fill.launch(&self.stream, start, all, bytes as u64, width / STEPS) }?;
         Ok(Copies { buffer, bytes, n })
     }
@@ -233,7 +233,7 @@ impl Lab {
         Ok(buffer)
     }
 
-    /// Seconds that `launch` takes on the device, the median of some rounds; it is told its turn.
+    /// Seconds that `launch` takes on the device, the median of some rounds; its second argument is the turn.
     pub(super) fn time(
         &self,
         mut launch: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
@@ -250,7 +250,7 @@ impl Lab {
         graph.upload(stream)?;
         let rounds = 0..self.sized(ROUNDS, 1);
         let times = rounds.map(|_| {
-            // SAFETY: what was recorded uses operands that the caller keeps until this returns.
+            // SAFETY: the recorded work uses operands that the caller keeps until this returns.
             self.between(|| unsafe { graph.launch(stream) })
         });
         let mut times = times.collect::<Result<Vec<f64>, _>>()?;

@@ -1,9 +1,9 @@
 //! How long each kernel takes on this GPU, and the least that it could.
 //!
-//! First what the GPU does at best is measured: copying within its memory, reading, and a large product. The floor of a
-//! kernel is then the bytes that it must move, or the operations that it must do, whichever takes longer at those rates.
-//! Launches are recorded in a graph, so that the host does not count, and take turns at copies of their operands that
-//! are larger together than the GPU's cache, as the layers of a model do.
+//! First it measures the GPU's peak rates: copying within its memory, reading, and a large product. The floor of a
+//! kernel is then the bytes that it must move, or the operations that it must do, whichever takes longer at those
+//! rates. Launches are recorded in a graph, so that the host does not count, and rotate over copies of their operands
+//! that are larger together than the GPU's cache, as the layers of a model do.
 
 mod attention;
 mod lab;
@@ -61,7 +61,7 @@ impl Timing {
     }
 }
 
-/// Measures what the GPU does at best, with elements of a type.
+/// Measures the GPU's peak rates, with elements of a type.
 ///
 /// # Errors
 /// There are no kernels, or the driver refuses something.
@@ -71,7 +71,7 @@ pub fn rates(device: &Device, element: ElementType) -> Result<Rates, TimingError
     Ok(lab.rates(element)?)
 }
 
-/// Measures the GPU, then each kernel; `report` is given each timing when it is there, with the GPU's rates.
+/// Measures the GPU, then each kernel; `report` gets each timing at once, with the GPU's rates.
 ///
 /// # Errors
 /// There are no kernels, or the driver refuses something.

@@ -1,4 +1,4 @@
-//! Matrix products, our own beside cuBLASLt's.
+//! Matrix products, by our own kernels and by cuBLASLt.
 
 use super::Timing;
 use super::lab::Lab;
@@ -6,7 +6,7 @@ use crate::kernels::cuda::driver::DriverError;
 use crate::kernels::cuda::gemm::{GemmWish, Products};
 use crate::kernels::cuda::params::{ElementType, GemmWrite};
 
-/// The products of a layer of Llama-3.1-8B, and its output: outputs, inputs, what happens to the result.
+/// The products of a layer of Llama-3.1-8B, and its output: outputs, inputs, use of the result.
 const LLAMA: [(&str, u32, u32, GemmWrite); 5] = [
     ("qkv", 6144, 4096, GemmWrite::Store),
     ("o", 4096, 4096, GemmWrite::AddF32),

@@ -60,7 +60,7 @@ fn embed(lab: &Lab, sizes: Sizes, rows: u32) -> Result<Timing, DriverError> {
     let tokens = lab.list(&tokens)?;
     let seconds = lab.time(|stream, turn| {
         let (out, table) = (out.at(turn), table.at(turn));
-        // SAFETY: operands are of the shapes told and live until the time is read.
+        // SAFETY: operands have the shapes given and live until the time is read.
         unsafe { kernel.embed(stream, out, table, tokens.ptr(), [rows, hidden]) }
     })?;
     Ok(Timing {

@@ -68,7 +68,7 @@ fn sample(lab: &Lab, rows: usize, way: &str, sampler: RowSampler) -> Result<Timi
         n_begins: rows as u32,
         reserved: 0,
     };
-    // SAFETY: arrays of the rows told, which live until the time is read.
+    // SAFETY: arrays of the rows given, which live until the time is read.
     unsafe { kernels.begin_rows(&lab.stream, &params) }?;
     let works: Vec<SampleWork> = (0..rows as u32)
         .map(|row| SampleWork {

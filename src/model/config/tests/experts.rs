@@ -1,4 +1,4 @@
-//! Experts: defaults of each family, and what is refused.
+//! Experts: defaults of each family, and refused configurations.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Parts that only some families have: latent attention, states, sinks, factors, rotations of their own.
+//! Parts that only some families have: latent attention, states, sinks, factors, special rotations.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Files that break the format: each is refused by a sentence, before memory is taken for what it claims.
+//! Malformed files: each is refused with a sentence, before memory is allocated for its claims.
 
 use super::*;
 

@@ -6,7 +6,7 @@ use crate::kernels::blocks::BlockType;
 use crate::model::text::TextModel;
 use crate::state::detok::TokenText;
 
-/// Sizes of the models in blocks: whole superblocks only where an MLP goes down.
+/// Sizes of the models in blocks: whole superblocks only in down projections.
 const HIDDEN: usize = 32;
 const INNER: usize = 256;
 const HEADS: usize = 2;

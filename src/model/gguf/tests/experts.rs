@@ -1,4 +1,4 @@
-//! Experts in files: which layers have them, where their matrices lie, and what is refused.
+//! Experts in files: their layers, the places of their matrices, and refused files.
 
 use super::models::{config, described};
 use super::*;
@@ -10,7 +10,7 @@ const HIDDEN: usize = 4;
 const WIDTH: usize = 3;
 const EXPERTS: usize = 2;
 
-/// A number for each element, so that rows can be told apart.
+/// A number for each element, so that rows differ.
 fn counted(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();
@@ -84,7 +84,7 @@ fn files_of_llama_with_experts_are_mixtral() {
         row(&weights, &name(1, "w2"), [HIDDEN, WIDTH], 3)[0],
         first(HIDDEN + 3, WIDTH)
     );
-    // Rows of q stand in pairs: heads of two elements are the same either way.
+    // Rows of q are in pairs: heads of two elements are the same either way.
     assert!(
         weights
             .tensor(

@@ -3,7 +3,7 @@
 use super::models::{config, described};
 use super::*;
 
-/// A file of so many layers, and an embedding.
+/// A file of `count` layers, and an embedding.
 fn layers(architecture: &str, count: usize) -> File {
     let mut file = described(architecture);
     let key = format!("{architecture}.block_count").into_bytes();

@@ -18,7 +18,7 @@ mod writer;
 
 const NAME: &str = "m.gguf";
 
-/// Writes files into a folder of their own.
+/// Writes files into a new folder.
 fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("temporary folder");
     for (name, bytes) in files {

@@ -8,7 +8,7 @@ const VOCAB: usize = 5;
 const HIDDEN: usize = 4;
 const MLP: usize = 6;
 
-/// A number for each element of a tensor, so that rows can be told apart.
+/// A number for each element of a tensor, so that rows differ.
 fn counted(name: &str, shape: &[usize]) -> Tensor {
     let elements: usize = shape.iter().product();
     let values: Vec<f32> = (0..elements).map(|element| element as f32).collect();

@@ -77,7 +77,7 @@ pub struct Tensor {
     pub type_id: u32,
     /// Its elements.
     pub data: Vec<u8>,
-    /// Where the header says that it begins, if not where it does.
+    /// Its offset in the header, if not the true one.
     pub offset: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ pub struct File {
     pub pairs: Vec<(Vec<u8>, Value)>,
     /// Tensors, in order.
     pub tensors: Vec<Tensor>,
-    /// Numbers of tensors and pairs that the header claims, if not those that there are.
+    /// Numbers of tensors and pairs that the header claims, if not the true ones.
     pub claimed: (Option<u64>, Option<u64>),
 }
 

@@ -22,9 +22,9 @@ pub(super) fn of_bytes(entries: &[Entry<'_>]) -> Vec<AddedToken> {
     added.collect()
 }
 
-/// The added tokens of a SentencePiece vocabulary: those that are found in the text as it comes. The text after one
-/// gets a leading blank like the text of a prompt, if the vocabulary says so; the pieces of [`frozen`] are found after
-/// that blank and get none.
+/// The added tokens of a SentencePiece vocabulary that are found in the raw text. The text after one gets a leading
+/// blank like the text of a prompt, if the vocabulary says so; the pieces of [`frozen`] are found after that blank and
+/// get none.
 pub(super) fn of_sentence_piece(
     entries: &[Entry<'_>],
     prefix: Prefix,
@@ -63,8 +63,8 @@ fn is_frozen(entry: &Entry<'_>) -> bool {
     entry.kind == Kind::User && !entry.is_filler && is_text
 }
 
-/// Converters write user-defined pieces with spaces for U+2581. They get it back, so that they decode as other tokens do,
-/// unless the vocabulary has such a token besides.
+/// Converters write user-defined pieces with spaces for U+2581. This restores it, so that they decode as other tokens
+/// do, unless the vocabulary has that token too.
 pub(super) fn restore_blanks(entries: &mut [Entry<'_>]) {
     let is_written = |entry: &Entry<'_>| entry.kind == Kind::User && entry.text.contains(' ');
     let written = entries.iter().filter(|entry| is_written(entry));

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 /// file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VocabularyFields<'a> {
-    /// `general.architecture`, which tells how some models use their tokens.
+    /// `general.architecture`, which determines how some models use their tokens.
     pub architecture: Option<String>,
     /// `tokenizer.ggml.model`: the kind of tokenizer.
     pub model: String,
@@ -28,7 +28,7 @@ pub struct VocabularyFields<'a> {
     pub eot_id: Option<u32>,
     /// `tokenizer.ggml.eom_token_id`: ends a message that waits for a tool.
     pub eom_id: Option<u32>,
-    /// `tokenizer.ggml.unknown_token_id`: stands for what the vocabulary lacks.
+    /// `tokenizer.ggml.unknown_token_id`: replaces text outside of the vocabulary.
     pub unknown_id: Option<u32>,
     /// `tokenizer.ggml.padding_token_id`: fills rows.
     pub padding_id: Option<u32>,
@@ -44,7 +44,7 @@ pub struct VocabularyFields<'a> {
     pub tool_use_template: Option<String>,
 }
 
-/// Tokens that end an output wherever a vocabulary has them as tokens of their own.
+/// Tokens that end an output in every vocabulary that has them as single tokens.
 const ENDS: [&str; 22] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -78,8 +78,8 @@ pub(super) const CONTROL: i32 = 3;
 pub(super) const USER: i32 = 4;
 
 impl VocabularyFields<'_> {
-    /// Returns the tokens that end an output, ascending: those that the file names as such, and control tokens that are
-    /// known to. Ids beyond the tokens are left out where there are tokens.
+    /// Returns the tokens that end an output, ascending: those named by the file, and known control tokens. Ids beyond
+    /// the tokens are left out where there are tokens.
     pub fn end_token_ids(&self) -> Vec<u32> {
         let named = [self.eos_id, self.eot_id, self.eom_id]
             .into_iter()

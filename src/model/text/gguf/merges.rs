@@ -11,8 +11,8 @@ use crate::error::LoadError;
 /// Work that all cuts of all tokens may cost: characters times bytes, summed over the tokens.
 const MAX_CUT_BYTES: usize = 1 << 27;
 
-/// Splits the file's merges into their two tokens. Whether these and what they make are tokens is found out where the merges
-/// are put to use; see [`unknown`].
+/// Splits the file's merges into their two tokens. The user of the merges checks that these and their results are
+/// tokens; see [`unknown`].
 ///
 /// # Errors
 /// [`LoadError::Format`] when a merge does not hold two tokens, or would make a longer one than there is.
@@ -52,7 +52,7 @@ fn two(line: &str) -> Option<(&str, &str)> {
     Some((&line[..space], &line[space + 1..]))
 }
 
-/// The complaint about merges that are not all of two tokens that make a third.
+/// The error about merges that are not all of two tokens that make a third.
 pub(super) fn unknown(
     source: Source<'_>,
     lines: &[Cow<'_, str>],
@@ -81,8 +81,8 @@ fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> Loa
     ))
 }
 
-/// Makes merges such that they choose as the scores do: every way to make a token of two others, by falling score of what
-/// is made. `tokenizer.json` files of such vocabularies hold the same list.
+/// Makes merges such that they choose as the scores do: every way to make a token of two others, by falling score of
+/// the result. `tokenizer.json` files of such vocabularies hold the same list.
 ///
 /// # Errors
 /// [`LoadError::Format`] when there are no scores, or the tokens are so long that this would never end.

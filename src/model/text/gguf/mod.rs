@@ -1,6 +1,6 @@
 //! The text side of a GGUF file: the tokenizer and the chat templates that its metadata hold.
 //!
-//! The tokenizer is the one that the model's `tokenizer.json` describes, made again from what the converter kept of it:
+//! The tokenizer is the one that the model's `tokenizer.json` describes, rebuilt from the converter's fields:
 //! the tokens with their types, the merges or the scores, and a name for how texts are cut into words. Two things are
 //! lost in the file. Tokens that look like `<|this|>` are special here even where `tokenizer.json` has them as plain added
 //! tokens, so texts without special tokens leave them out. And whether an added token takes the blanks around it along,

@@ -109,7 +109,7 @@ pub(super) struct For {
     pub(super) otherwise: Vec<Statement>,
 }
 
-/// What a value is assigned to.
+/// The target of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(String),

@@ -5,7 +5,7 @@ use std::fmt;
 /// The result of evaluating a part of a template.
 pub(super) type Result<T> = std::result::Result<T, Fault>;
 
-/// What went wrong, without its place.
+/// The cause of a failure, without its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::model::text) enum Fault {
     /// The template called `raise_exception`.
@@ -18,7 +18,7 @@ pub(in crate::model::text) enum Fault {
     Memory,
     /// Its calls or values nest deeper than the limit.
     Depth,
-    /// What Python would raise, in words.
+    /// The message of the exception that Python would raise.
     Other(String),
 }
 

@@ -178,7 +178,7 @@ const MAX_DIGITS: usize = 4300;
 /// How `json.dumps` writes.
 #[derive(Clone, Debug)]
 pub(super) struct Style {
-    /// What a level is indented with; all on one line without it.
+    /// The indentation of a level; all on one line without it.
     pub(super) indent: Option<String>,
     pub(super) item: String,
     pub(super) key: String,

@@ -90,7 +90,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Text in front of a tag, without what the tag's sign or `lstrip_blocks` takes away.
+    /// Text before a tag, without the white space that the tag's sign or `lstrip_blocks` strips.
     fn text_before(&mut self, text: &str, sign: Option<char>, strips_line: bool) {
         let text = match sign {
             Some('-') => text.trim_end_matches(characters::is_blank),

@@ -30,7 +30,7 @@ use rustc_hash::FxHashMap;
 pub(super) use error::{Error, Fault};
 pub(super) use value::Value;
 
-/// What one rendering may take.
+/// The limits of one rendering.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Expressions and statements, and each 64 bytes that a function reads.
@@ -57,7 +57,7 @@ impl Template {
     /// Renders it with these variables.
     ///
     /// # Errors
-    /// Says what Python would raise, or which limit is exceeded, and in which line.
+    /// The exception that Python would raise, or the exceeded limit, with its line.
     pub(super) fn render(
         &self,
         variables: &FxHashMap<String, Value>,

@@ -108,7 +108,7 @@ fn order_of_float(a: f64, b: &Number) -> Option<Ordering> {
     Some(whole.cmp(&b).then(a.fract().partial_cmp(&0.0)?))
 }
 
-/// What an operator makes of two numbers; `None` if one is no number.
+/// The result of an operator on two numbers; `None` if one is no number.
 pub(super) fn arithmetic(operator: Arithmetic, a: &Value, b: &Value) -> Option<Result<Value>> {
     let (a, b) = (Number::of(a)?, Number::of(b)?);
     Some(match (&a, &b) {

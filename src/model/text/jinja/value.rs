@@ -107,7 +107,7 @@ const FEW: usize = 8;
 
 impl Dict {
     /// A mapping of these entries; of two with one key the last value counts.
-    // What may change in a value, the place of a generator, is no part of its hash.
+    // The mutable part of a value, the place of a generator, is no part of its hash.
     #[allow(clippy::mutable_key_type)]
     pub(super) fn new(given: Vec<(Value, Value)>) -> Result<Self> {
         let depth = depth_of(given.iter().flat_map(|(key, value)| [key, value]))?;
@@ -316,7 +316,7 @@ impl Value {
         }
     }
 
-    /// How many items it has; `None` for what has no length.
+    /// The number of its items; `None` for values without a length.
     pub(super) fn len(&self) -> Option<usize> {
         Some(match self {
             Self::Undefined(_) => 0,

@@ -29,7 +29,7 @@ const LIMITS: Limits = Limits {
     output_bytes: 16 << 20,
 };
 
-/// Characters of a template's own message that an error tells.
+/// Characters of a template's own message that an error quotes.
 const MAX_MESSAGE_CHARS: usize = 1000;
 
 const DEFAULT: &str = "default";
@@ -73,7 +73,7 @@ impl ChatTemplate {
         template
     }
 
-    /// Has the calls of earlier answers in their content where a template leaves them out.
+    /// Puts the calls of earlier answers into their content where a template leaves them out.
     pub(super) fn put_calls_into_content(&mut self, writer: CallWriter) {
         for expected in self.expected.values_mut() {
             expected.calls = expected.calls.in_content(writer);

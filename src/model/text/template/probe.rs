@@ -1,4 +1,4 @@
-//! Tries what a template takes: in which form the calls of earlier answers, and whether instructions between the turns.
+//! Probes a template: the form of the calls of earlier answers, and whether it takes instructions between the turns.
 
 use serde_json::{Value, json};
 
@@ -40,8 +40,8 @@ fn asks_for_none(source: &str) -> bool {
     })
 }
 
-/// Returns whether a template writes instructions that come after a user's message, and where they stand: some refuse
-/// them, some leave them out, some write them before everything else.
+/// Returns whether a template writes instructions that come after a user's message in their place: some refuse them,
+/// some leave them out, some write them before everything else.
 pub(super) fn takes_late_system(render: impl Fn(&Value) -> Option<String>) -> bool {
     const TEXTS: [&str; 4] = [
         "probed first",

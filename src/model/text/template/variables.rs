@@ -1,4 +1,4 @@
-//! What a template is given, as its values.
+//! The variables of a template, as its values.
 
 use std::collections::BTreeMap;
 

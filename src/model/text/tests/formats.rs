@@ -1,7 +1,7 @@
 use super::*;
 use crate::state::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
 
-/// A template, tokens of the vocabulary, and the formats that they tell.
+/// A template, tokens of the vocabulary, and the formats that they imply.
 type Case<'a> = (&'a str, &'a [&'a str], Option<Calls>, Option<Thoughts>);
 
 fn check(cases: &[Case<'_>]) {
@@ -152,7 +152,7 @@ fn the_most_telling_of_several_formats_is_taken() {
     ]);
 }
 
-/// A vocabulary is that of the model that another one was trained from: the template of the latter tells more.
+/// A model may have the vocabulary of its base model, so its template takes precedence.
 #[test]
 fn the_format_of_a_template_counts_before_the_vocabulary() {
     let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";

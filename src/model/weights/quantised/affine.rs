@@ -255,7 +255,7 @@ impl<'a> Affine<'a> {
     }
 }
 
-/// Each of eight nibbles in a byte of its own.
+/// Spreads eight nibbles to one byte each.
 fn spread(nibbles: u32) -> u64 {
     let x = u64::from(nibbles);
     let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
@@ -287,7 +287,7 @@ fn check_width(
     Ok(())
 }
 
-/// Inputs must stand in the order of their groups.
+/// Inputs must be in the order of their groups.
 fn check_order(module: &Module<'_>, inputs: usize, group: usize) -> Result<(), LoadError> {
     for name in ["g_idx", "weight_g_idx"] {
         let Some(order) = module.part(name) else {

@@ -102,7 +102,7 @@ impl Weights {
         self.entries.keys().any(is_coded)
     }
 
-    /// A complaint about a matrix that is there in codes, of which nothing or something else is said.
+    /// An error about a matrix in codes that the configuration does not describe, or describes otherwise.
     pub(super) fn unexplained(&self, name: &str) -> Option<LoadError> {
         if self.entries.contains_key(name) {
             return None;
@@ -187,7 +187,7 @@ impl<'a> MatrixSource<'a> {
         }
     }
 
-    /// Converts what no backend knows, on all cores.
+    /// Converts a matrix in codes that no backend knows, on all cores.
     pub fn converted(&self, target: Target) -> Option<Converted<'a>> {
         match self {
             Self::Plain(_) => None,

@@ -1,6 +1,6 @@
 //! The names of the tensors that make up a quantised matrix.
 
-/// All names that tensors of a quantised module may have beside its own.
+/// The last parts of the names of a quantised module's tensors, without `weight`.
 const PARTS: [&str; 9] = [
     "qweight",
     "qzeros",

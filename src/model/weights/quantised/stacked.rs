@@ -13,7 +13,7 @@ use crate::model::json_file::format_error;
 use crate::model::weights::checkpoint::Weights;
 use crate::model::weights::entry::Entry;
 
-/// The ending that the name of a stack's scales has beside that of the stack.
+/// The suffixes of the name of a stack's scales.
 const SUFFIXES: [&str; 2] = ["_scale_inv", "_scale"];
 
 /// The scales of a stack.
@@ -120,7 +120,7 @@ impl Weights {
         }))
     }
 
-    /// Refuses what is left of a stack: codes of four bits, which are not taken apart.
+    /// Refuses a stack in codes of four bits, which are not taken apart.
     pub(in super::super) fn refuse_packed(&self, name: &str) -> Result<(), LoadError> {
         let codes = ["qweight", "packed", "blocks"];
         let names = codes.iter().flat_map(|codes| {

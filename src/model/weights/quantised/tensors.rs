@@ -144,7 +144,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// A complaint about its shape.
+    /// An error about its shape.
     pub fn wrong_shape(&self, expected: &[usize]) -> LoadError {
         LoadError::WrongShape {
             file: self.weights.files[self.entry.file].path().to_owned(),
@@ -154,7 +154,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// A complaint about it.
+    /// An error about it.
     pub fn error(&self, reason: impl std::fmt::Display) -> LoadError {
         let file = self.weights.files[self.entry.file].path();
         let name = self.weights.file_name(self.name);

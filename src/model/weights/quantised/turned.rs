@@ -1,4 +1,4 @@
-//! Matrices of experts of gpt-oss in stacks that hold them turned, and how they become rows.
+//! The matrices of gpt-oss's experts, transposed or interleaved in stacks, and their conversion to rows.
 
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Turned {
     }
 }
 
-/// A turned matrix with its bytes.
+/// A matrix of a stack with its bytes.
 pub struct TurnedBytes<'a> {
     pub(super) matrix: &'a Turned,
     pub(super) codes: &'a [u8],
@@ -70,7 +70,7 @@ impl<'a> TurnedBytes<'a> {
         }
     }
 
-    /// The elements of an output, which stand one in each row of inputs.
+    /// The elements of an output, one in each row of inputs.
     fn column(&self, output: usize, size: usize, out: &mut [u8]) {
         let [outputs, _] = self.matrix.shape;
         let row = outputs * self.matrix.step * size;
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn columns_become_rows() {
-        // Three inputs as rows; outputs 0, 2 are a gate's and 1, 3 what they let through.
+        // Three inputs as rows; outputs 0, 2 are of the gate and 1, 3 of the up projection.
         let elements: Vec<f32> = (0..12).map(|i| i as f32).collect();
         for (first, expected) in [
             (0, [0.0, 4.0, 8.0, 2.0, 6.0, 10.0]),

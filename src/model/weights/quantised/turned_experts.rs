@@ -1,10 +1,10 @@
-//! The experts of gpt-oss: parts of tensors that hold those of all experts, with gates beside what they let through.
+//! gpt-oss expert stacks: transposed, gate and up interleaved.
 //!
-//! | tensor | shape | what it holds |
+//! | tensor | shape | content |
 //! |---|---|---|
-//! | `gate_up_proj` | \[experts, hidden, 2 width\] | inputs as rows; an output of a gate, then one of what it lets through |
+//! | `gate_up_proj` | \[experts, hidden, 2 width\] | inputs as rows; gate and up outputs alternate |
 //! | `down_proj` | \[experts, width, hidden\] | inputs as rows |
-//! | `gate_up_proj_blocks` | \[experts, 2 width, hidden / 32, 16\] U8 | a row of a gate, then one of what it lets through; neighbours are a byte's halves, the low one first |
+//! | `gate_up_proj_blocks` | \[experts, 2 width, hidden / 32, 16\] U8 | gate and up rows alternate; neighbours are a byte's halves, the low one first |
 //! | `gate_up_proj_scales` | \[experts, 2 width, hidden / 32\] U8 | powers of two, 127 more |
 //! | `down_proj_blocks`, `down_proj_scales` | likewise | |
 //! | `gate_up_proj_bias`, `down_proj_bias` | \[experts, 2 width\], \[experts, hidden\] | |
@@ -20,7 +20,7 @@ use crate::model::weights::checkpoint::Weights;
 use crate::model::weights::entry::Entry;
 
 impl Weights {
-    /// The bytes of a turned matrix, if there is one of this name.
+    /// The bytes of such a matrix, if there is one of this name.
     pub(in super::super) fn turned<'a>(&'a self, name: &str) -> Option<TurnedBytes<'a>> {
         let matrix = self.turned.get(name)?;
         let bytes =
@@ -32,7 +32,7 @@ impl Weights {
         })
     }
 
-    /// Takes matrices and biases of experts out of stacks in which they are turned.
+    /// Takes matrices and biases of experts out of transposed or interleaved stacks.
     ///
     /// # Errors
     /// [`LoadError::WrongShape`] or [`LoadError::Format`] for a stack that is not as the configuration says.

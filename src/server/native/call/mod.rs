@@ -54,7 +54,7 @@ impl NativeCall {
         let timeouts = fields.timeouts()?;
         let stream = fields.flag("stream")?;
         let wants_token_texts = fields.flag("return_text_in_logprobs")?;
-        // Names that nobody knows are ignored, as SGLang does: its own clients and routers send some.
+        // Unknown names are ignored, as SGLang does: its own clients and routers send some.
         foreign::refuse(&mut fields, &[])?;
         refuse_misplaced(&mut fields)?;
         let mut requests = Vec::with_capacity(samples);
@@ -90,7 +90,7 @@ impl NativeCall {
         })
     }
 
-    /// The requests, read token by token whatever `stream` says, and what they are charged for.
+    /// The requests, read token by token regardless of `stream`, and their charges.
     pub(in crate::server) fn into_streamed(self) -> (Vec<GenerateRequest>, Charges) {
         let streamed = |request| GenerateRequest {
             is_streaming: true,
@@ -113,7 +113,7 @@ impl NativeCall {
 enum PromptCount {
     /// One that came by itself.
     One,
-    /// A list of so many, which may be a single one.
+    /// A list of this length, possibly 1.
     List(usize),
 }
 
@@ -253,7 +253,7 @@ fn plain_params(name: &str, raw: &Raw, limits: &RequestLimits) -> Result<Samplin
     Ok(sampling)
 }
 
-/// Refuses constraints that stand beside the sampling parameters.
+/// Refuses constraints outside of the sampling parameters.
 fn refuse_misplaced(fields: &mut Fields) -> Result<(), ApiError> {
     for name in sampling::CONSTRAINTS {
         let raw = fields.take_raw(name);

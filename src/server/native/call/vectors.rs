@@ -73,7 +73,7 @@ fn prompt(
     )?)))
 }
 
-/// Reads vectors one behind the other, up to the first that is wrong.
+/// Reads vectors in order, up to the first invalid one.
 struct ReadVectors<'a> {
     name: &'a str,
     limits: VectorLimits,

@@ -18,7 +18,7 @@ use crate::server::foreign;
 use crate::server::openai::places::must_be;
 use crate::server::openai::{Common, alternatives, refusals};
 
-/// Stands for as many tokens as the context has room for: the engine clips it.
+/// As many tokens as fit in the context: the engine clips it.
 pub(in crate::server) const UNLIMITED: u32 = u32::MAX;
 
 /// One call: a conversation to be continued, once or several times.
@@ -31,7 +31,7 @@ pub(in crate::server) struct Call {
 }
 
 impl Call {
-    /// Reads a call. It keeps what it is charged for, as long as that is in memory.
+    /// Reads a call. It keeps its charges as long as its values are in memory.
     pub(super) fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,
@@ -88,7 +88,7 @@ impl Call {
     }
 }
 
-/// Reads what the prompt of a call is made of, and no more.
+/// Reads the parts of a call's prompt, and no more.
 pub(in crate::server) fn read_prompt(fields: &mut Fields) -> Result<ChatPrompt, ApiError> {
     fields.refuse(&["chat_template"])?;
     let messages = messages::read(fields)?;
@@ -113,7 +113,7 @@ enum Ending {
     AssistantTurn,
     /// All messages are over.
     LastMessage,
-    /// The last message, the assistant's, goes on.
+    /// The last message, the assistant's, is continued.
     InLastMessage,
 }
 

@@ -84,7 +84,7 @@ pub(in crate::server) fn template_kwargs() -> Shape {
     free_object().about("variables of the chat template")
 }
 
-/// How reasoning is asked for and shown.
+/// The fields that request reasoning and show it.
 pub(in crate::server) fn reasoning() -> ObjectShape {
     let wish = object()
         .takes("effort", name_of(EFFORTS))

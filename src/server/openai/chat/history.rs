@@ -84,8 +84,8 @@ fn read_call(
     Ok(())
 }
 
-/// The object that a text of arguments holds, or the text if the object would lose digits. Text that a model wrote wrongly
-/// stays text: the conversation goes on.
+/// The object that a text of arguments holds, or the text if the object would lose digits. Malformed arguments of a
+/// model stay text: the conversation can continue.
 pub(in crate::server) fn arguments(
     fields: &mut Fields,
     path: &str,
@@ -113,7 +113,7 @@ pub(super) struct FunctionCalls {
 }
 
 impl FunctionCalls {
-    /// Renames what a message has of them.
+    /// Renames the fields of them that a message has.
     pub(super) fn rename(
         &mut self,
         name: &str,

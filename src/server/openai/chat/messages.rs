@@ -51,7 +51,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     items.map(message).collect()
 }
 
-/// Makes the content a text, and leaves out what is null: templates ask which fields a message has.
+/// Makes the content a text, and leaves out null fields: templates test which fields a message has.
 fn normalize(name: &str, role: &str, message: &mut Map<String, Value>) -> Result<(), ApiError> {
     let path = format!("{name}.content");
     let content = match message.get_mut("content").map(Value::take) {

@@ -60,13 +60,13 @@ impl Pieces {
         }
     }
 
-    /// True if there are calls and all that were told are complete.
+    /// True if there are calls and all sent ones are complete.
     pub(super) fn has_complete_calls(&self) -> bool {
         self.told_calls > 0 && self.told_calls == self.complete_calls
     }
 
-    /// Writes a whole answer: `text` of one that is not taken apart, or else its pieces. A call without an end is left
-    /// out, as nothing in a message tells it from one that is to be made; one that broke off is text.
+    /// Writes a whole answer: `text` of one that is not parsed, or else its pieces. A call without an end is left out,
+    /// as a message cannot mark it as incomplete; one that broke off is text.
     pub(super) fn message(&mut self, text: String, pieces: Vec<OutputPiece>) -> Message {
         let (mut content, mut reasoning) = (text, String::new());
         let mut tool_calls: Vec<ToolCall> = Vec::new();
@@ -132,7 +132,7 @@ impl Pieces {
         deltas
     }
 
-    /// Writes what was held back, at the end of the answer.
+    /// Writes the text that was held back, at the end of the answer.
     pub(super) fn rest(&mut self, deltas: &mut Vec<MessageDelta>) {
         let held = std::mem::take(&mut self.held);
         if !held.is_empty() {

@@ -1,4 +1,4 @@
-//! Reading what a call wants of the model's reasoning.
+//! Reading a call's fields for the model's reasoning.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::openai::places::{must_be, optional_flag, optional_text};
 
-/// How much a model may be told to reason, from nothing on.
+/// Efforts of reasoning, from none on.
 pub(in crate::server) const EFFORTS: [&str; 7] =
     ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
@@ -25,7 +25,7 @@ pub(in crate::server) enum Reasoning {
 }
 
 impl Reasoning {
-    /// Reads the fields of a call, and tells the template what they ask for, unless `template_kwargs` tell it already.
+    /// Reads the fields of a call, and passes them to the template, unless `template_kwargs` already do.
     pub(in crate::server) fn read(
         fields: &mut Fields,
         template_kwargs: &mut Map<String, Value>,

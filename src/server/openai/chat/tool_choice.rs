@@ -12,20 +12,20 @@ const WANTED: &str = "none, auto, required, or an object that names a function";
 /// The choice of the tools that may or must be called.
 #[derive(Debug, PartialEq)]
 pub(in crate::server) enum Choice {
-    /// The model is not told of them.
+    /// The model does not see them.
     None,
     /// Any of them.
     Mode(Mode),
     /// One of them.
     Named {
         name: String,
-        /// Where the name stands.
+        /// The path of the name.
         path: String,
     },
     /// Some of them.
     Allowed {
         mode: Mode,
-        /// Each with the place where it stands.
+        /// Each with its path.
         names: Vec<(String, String)>,
     },
 }

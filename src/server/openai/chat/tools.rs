@@ -24,7 +24,7 @@ pub(in crate::server) const MAX_NAME_BYTES: usize = 64;
 /// The tools of a call.
 #[derive(Debug, Default)]
 pub(in crate::server) struct CallTools {
-    /// As the chat template is told of them, in JSON; `None` if it is not.
+    /// JSON for the chat template; `None` if it gets none.
     pub(in crate::server) prompt: Option<Box<RawValue>>,
     /// As the model may call them; `None` if it may not.
     pub(in crate::server) usage: Option<Arc<ToolUse>>,
@@ -122,7 +122,7 @@ impl Form {
         Ok(list)
     }
 
-    /// An entry as the template is told of it: as it was sent, an older one as the function of a tool.
+    /// An entry for the template: as it was sent, an older one as the function of a tool.
     fn shown(&self, sent: &Raw) -> String {
         let sent = sent.text();
         match self.list == Self::FUNCTIONS.list {
@@ -131,7 +131,7 @@ impl Form {
         }
     }
 
-    /// The function of an entry, and where it stands.
+    /// The function of an entry, and its path.
     fn function(
         &self,
         index: usize,
@@ -158,7 +158,7 @@ impl Form {
     }
 }
 
-/// Functions as the template is told of them, and as the engine is.
+/// Functions in the forms for the template and for the engine.
 #[derive(Default)]
 pub(in crate::server) struct ToolList {
     names: FxHashSet<String>,
@@ -245,7 +245,7 @@ pub(in crate::server) fn read_list(
     }
 }
 
-/// A function as the engine is told of it.
+/// A function in the engine's form.
 fn read_function(path: &str, function: &Map<String, Value>) -> Result<Tool, ApiError> {
     let name = text(function, path, "name")?.to_owned();
     let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');

@@ -102,7 +102,7 @@ impl Writer {
 }
 
 impl ChoiceDetails {
-    /// True if it tells of tokens, which no later chunk does.
+    /// True if it has token data, which no later chunk repeats.
     fn tells_of_tokens(&self) -> bool {
         let has_logprobs = self.logprobs.as_ref().is_some_and(|list| !list.is_empty());
         has_logprobs || self.token_ids.as_ref().is_some_and(|ids| !ids.is_empty())

@@ -59,7 +59,7 @@ pub(super) struct Asking<'a> {
 }
 
 impl Call {
-    /// Reads a call. It keeps what it is charged for, as long as that is in memory.
+    /// Reads a call. It keeps its charges as long as its values are in memory.
     pub(super) fn parse(
         mut sent: Fields,
         asking: &Asking<'_>,
@@ -184,7 +184,7 @@ fn is_warm_up(fields: &mut Fields) -> Result<bool, ApiError> {
     Ok(!generates || prewarms)
 }
 
-/// The response that the call goes on from.
+/// The response that the call continues.
 fn earlier(
     settings: &Settings,
     shelf: &Shelf<'_>,
@@ -199,7 +199,7 @@ fn earlier(
     }
 }
 
-/// All messages, and what is known of the first of them.
+/// All messages, and the known tokens of the first of them.
 fn conversation(
     fields: &mut Fields,
     settings: &Settings,
@@ -242,7 +242,7 @@ fn n_messages(turn: &Arc<Turn>) -> usize {
     turn.n_messages
 }
 
-/// Hash of all that is rendered besides the messages.
+/// Hash of all rendered parts except the messages.
 fn frame(
     settings: &Settings,
     tools: Option<&impl serde::Serialize>,

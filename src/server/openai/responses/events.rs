@@ -12,7 +12,7 @@ pub(in crate::server) struct WrittenEvent {
 
 /// Events that have been written and not sent.
 pub(super) struct Events {
-    /// Nobody reads them: the answer is sent whole.
+    /// They have no reader: the answer is sent whole.
     is_silent: bool,
     next_number: u64,
     lane: Option<Arc<str>>,
@@ -62,7 +62,7 @@ impl Events {
         self.written.push(WrittenEvent { name, json });
     }
 
-    /// Takes what has been written.
+    /// Takes the written events.
     pub(super) fn take(&mut self) -> Vec<WrittenEvent> {
         std::mem::take(&mut self.written)
     }

@@ -1,4 +1,4 @@
-//! The names of responses and of what is in them.
+//! The names of responses and of their items.
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -8,8 +8,8 @@ const RANDOM_BYTES: usize = 16;
 /// Bytes of an item's id, as two digits each.
 const ITEM_BYTES: usize = 16;
 
-/// The name of a response. Whoever has it can read the conversation and go on with it, so it is random, and has nothing to do
-/// with the id of the request, which clients choose and logs show.
+/// The name of a response. Any client with it can read and continue the conversation, so it is random, and has nothing
+/// to do with the id of the request, which clients choose and logs show.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub(in crate::server) struct ResponseId(String);

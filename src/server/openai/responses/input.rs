@@ -1,4 +1,4 @@
-//! Reading the items that a conversation goes on with.
+//! Reading the items that continue a conversation.
 
 use serde_json::{Map, Value, json};
 
@@ -162,8 +162,7 @@ impl Reading<'_> {
     }
 }
 
-/// True of the items of tools that run at a service, and of what a service makes of long conversations: nothing is known
-/// of them here.
+/// True of the items of tools that run at a service, and of a service's compacted conversations: both are unknown here.
 fn is_of_a_service(kind: &str) -> bool {
     let ends = ["_call", "_call_output", "_search_output"];
     let begins = ["mcp_", "compaction", "context_compaction"];
@@ -177,8 +176,7 @@ fn optional_texts(path: &str, value: Option<&Value>) -> Result<String, ApiError>
     }
 }
 
-/// A text, or the texts of a list of parts: with a space between them, as chats have it, but for those that the model
-/// wrote.
+/// A text, or the texts of a list of parts: with a space between them, as in chats, except texts that the model wrote.
 fn texts(path: &str, value: Option<&Value>) -> Result<String, ApiError> {
     const WANTED: &str = "a string or a list of text parts";
     match value {

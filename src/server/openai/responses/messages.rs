@@ -1,5 +1,4 @@
-//! The messages that items are, as the chat template takes them: what the assistant thought, said and called in one go is
-//! one message.
+//! Items as messages for the chat template: consecutive thoughts, text and calls of the assistant are one message.
 
 use serde_json::{Map, Value, json};
 
@@ -23,13 +22,13 @@ struct Answer {
 }
 
 impl Messages {
-    /// Adds what somebody else than the assistant says.
+    /// Adds a message of a role other than the assistant.
     pub(super) fn say(&mut self, role: &str, text: &str) {
         self.end_answer();
         self.done.push(json!({"role": role, "content": text}));
     }
 
-    /// Adds what the assistant says.
+    /// Adds text of the assistant.
     pub(super) fn answer(&mut self, text: &str) {
         let is_over = |answer: &Answer| !answer.content.is_empty() && answer.calls.is_empty();
         if self.answer.as_ref().is_some_and(is_over) {
@@ -38,7 +37,7 @@ impl Messages {
         self.open_answer().content.push_str(text);
     }
 
-    /// Adds what the assistant thinks, which begins another answer.
+    /// Adds a thought of the assistant, which begins another answer.
     pub(super) fn reason(&mut self, text: &str) {
         let is_over = |answer: &Answer| !answer.content.is_empty() || !answer.calls.is_empty();
         if self.answer.as_ref().is_some_and(is_over) {
@@ -65,7 +64,7 @@ impl Messages {
         self.done.push(result);
     }
 
-    /// Adds what the model has put out, without the calls that it did not finish: they have no results.
+    /// Adds the model's output, without the calls that it did not finish: they have no results.
     pub(super) fn output(&mut self, items: &[OutputItem]) {
         for item in items.iter().filter(|item| !item.is_half_call()) {
             match item {
@@ -129,8 +128,8 @@ fn text_of(parts: &[Part]) -> String {
     texts.collect()
 }
 
-/// The object that the arguments of a call are, or what the model wrote in its place. Where the object would lose digits
-/// the template gets the text.
+/// The arguments of a call as an object, or the model's text if it is none. Where the object would lose digits the
+/// template gets the text.
 fn parsed(arguments: &str) -> Value {
     let raw = Raw::in_text(arguments);
     let object = raw.is_object().then(|| raw.parse_tree("arguments").ok());

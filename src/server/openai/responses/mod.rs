@@ -1,5 +1,5 @@
-//! OpenAI's responses: a conversation whose input, answer and tools are items, and which the server keeps, so that the next
-//! request goes on from it by its id.
+//! OpenAI's responses: a conversation whose input, answer and tools are items, and which the server keeps, so that the
+//! next request continues it by its id.
 
 mod call;
 mod count;

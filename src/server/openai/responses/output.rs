@@ -1,4 +1,4 @@
-//! The pieces of an answer as items of a response, with the events that tell of them.
+//! The pieces of an answer as items of a response, with their events.
 //!
 //! One item is open at a time: it is closed before the next one begins. Clients refuse a delta before its item or its part,
 //! and a response with an item that was not closed.
@@ -17,14 +17,14 @@ use crate::request::OutputPiece;
 use crate::server::openai::chat::pieces::call_id;
 use crate::server::openai::logprobs::ChatToken;
 
-/// How an output is told.
+/// Settings of an output's items and events.
 pub(super) struct Telling {
     pub(super) id: ResponseId,
     pub(super) rid: RequestId,
     pub(super) names: Arc<ToolNames>,
     /// Reasoning is not shown.
     pub(super) hides_reasoning: bool,
-    /// Reasoning comes as a blob besides.
+    /// Reasoning also comes as a blob.
     pub(super) wants_encrypted: bool,
 }
 
@@ -140,7 +140,7 @@ impl Output {
         &self.closed
     }
 
-    /// Takes the lengths of the deltas so far, with which the events can be told again.
+    /// Takes the lengths of the deltas so far, from which the events can be replayed.
     pub(super) fn take_cuts(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.cuts)
     }
@@ -174,7 +174,7 @@ impl Output {
         }
     }
 
-    /// Closes the item that is open. An open call is incomplete, whatever `status` says.
+    /// Closes the item that is open. An open call is incomplete, regardless of `status`.
     pub(super) fn close(&mut self, status: ItemStatus, events: &mut Events) {
         let status = match self.open {
             Some(Open::Call { .. }) => ItemStatus::Incomplete,
@@ -318,7 +318,7 @@ impl Output {
         });
     }
 
-    /// Closes what is open, and names the next item.
+    /// Closes the open item, and names the next one.
     fn begin(&mut self, kind: ItemKind, events: &mut Events) -> String {
         self.close(ItemStatus::Completed, events);
         self.telling.id.item(kind, self.closed.len())
@@ -342,7 +342,7 @@ impl Output {
         }
     }
 
-    /// Tells that a content is whole, and makes the item of it.
+    /// Writes the events that complete a content, and makes its item.
     fn closed_item(&self, open: Open, status: ItemStatus, events: &mut Events) -> OutputItem {
         let index = self.closed.len();
         match open {
@@ -397,7 +397,7 @@ impl Output {
     }
 }
 
-/// Tells that the arguments of a call are whole.
+/// Writes the events that complete the arguments of a call.
 fn tell_call(id: &str, index: usize, spoken: &Spoken, said: &str, events: &mut Events) {
     if spoken.is_custom {
         let delta = of_call(id, index, Delta { delta: said });
@@ -443,7 +443,7 @@ fn call_item(
     }
 }
 
-/// The text that a call of a custom tool has as its one argument; what is no such call is the input itself.
+/// The text that a call of a custom tool has as its one argument; other text is the input itself.
 fn custom_input(arguments: String) -> String {
     #[derive(serde::Deserialize)]
     struct Arguments {

@@ -1,4 +1,4 @@
-//! Keeping the K/V of a conversation in the prefix cache until it goes on.
+//! Keeping the K/V of a conversation in the prefix cache until its next turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,12 @@ pub(super) struct Pinning {
     pub(super) engine: EngineHandle,
     pub(super) namespace: Namespace,
     pub(super) ttl: Duration,
-    /// The response that it goes on from.
+    /// The response that it continues.
     pub(super) earlier: Option<Arc<StoredResponse>>,
 }
 
 impl Pinning {
-    /// Pins these tokens, in the place of those before if they go on behind them; nothing if the engine is gone.
+    /// Pins these tokens, and replaces the earlier pin if they extend its tokens; `None` if the engine is gone.
     pub(super) fn pin(&self, tokens: Arc<[u32]>) -> Option<SoftPin> {
         let goes_on = |earlier: &&Arc<StoredResponse>| {
             let known = earlier.tokens.as_ref();

@@ -1,6 +1,6 @@
 //! Reasoning as the blob that clients send back when nothing is stored.
 //!
-//! Nothing is secret in it: the reasoning stands beside it. Clients that were made for OpenAI keep the blob and drop the
+//! Nothing is secret in it: the reasoning is next to it. Clients that were made for OpenAI keep the blob and drop the
 //! text. It begins with a version, and blobs of other makers are not read.
 
 use base64::Engine;

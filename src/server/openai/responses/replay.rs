@@ -1,4 +1,4 @@
-//! The events of a response that has ended, told again with the numbers that they had.
+//! The events of a response that has ended, replayed with their numbers.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use super::events::{Events, WrittenEvent};
 use super::store::{StoredItem, StoredResponse};
 
-/// Bytes of an event besides its texts, at most about.
+/// Bytes of an event in addition to its texts, roughly an upper bound.
 const EVENT_BYTES: usize = 256;
-/// How often a text of the response stands in its events: in deltas, in what closes its part and item, and in the whole.
+/// Copies of a response's text in its events: in deltas, in the closing events of its part and item, and in the whole.
 const COPIES: usize = 6;
 
-/// The pieces that an item of an output is told again from.
+/// The parts of an output's item that a replay needs.
 #[derive(Deserialize)]
 struct Told<'a> {
     id: String,
@@ -34,7 +34,7 @@ struct Part<'a> {
     logprobs: Option<&'a RawValue>,
 }
 
-/// Tells the items of one output.
+/// Replays the items of one output.
 struct Teller<'a> {
     events: Events,
     cuts: std::slice::Iter<'a, u32>,
@@ -45,7 +45,7 @@ pub(super) fn bytes(stored: &StoredResponse) -> usize {
     COPIES * stored.json.len() + (stored.cuts.len() + COPIES) * EVENT_BYTES
 }
 
-/// Tells all events again that a stream of the response had, or would have had. Deltas come without their log
+/// Replays all events that a stream of the response had, or would have had. Deltas come without their log
 /// probabilities, which the end of their text has.
 pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
     let ended: Value = serde_json::from_slice(&stored.json).expect("responses are kept as JSON");
@@ -138,7 +138,7 @@ impl Teller<'_> {
         self.events.push("response.content_part.done", &part);
     }
 
-    /// Tells a text in the deltas in which it came.
+    /// Replays a text in its original deltas.
     fn deltas(&mut self, name: &'static str, of: &Value, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {

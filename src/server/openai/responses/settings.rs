@@ -54,7 +54,7 @@ struct TextSettings {
 }
 
 impl Settings {
-    /// Reads what is repeated and not read otherwise, and leaves the rest in place. The fields that are kept are charged.
+    /// Reads the fields that are only repeated, and leaves the others in place. The fields that are kept are charged.
     pub(super) fn read(fields: &mut Fields, model: &str) -> Result<Self, ApiError> {
         check_truncation(fields)?;
         let text = fields.peek("text").cloned();
@@ -102,7 +102,7 @@ impl Settings {
         })
     }
 
-    /// Notes what was read with the sampling parameters.
+    /// Notes values that were read with the sampling parameters.
     pub(super) fn note_sampling(&mut self, common: &Common) {
         self.temperature = common.sampling.temperature;
         self.top_p = common.sampling.top_p;
@@ -130,7 +130,7 @@ fn sent(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiErr
     raw.map(|raw| repeated(fields, &raw)).transpose()
 }
 
-/// A field that is repeated and read by nobody.
+/// A field that is repeated and not read.
 fn note(fields: &mut Fields, name: &str) -> Result<Option<Box<RawValue>>, ApiError> {
     let Some(raw) = fields.take_raw(name) else {
         return Ok(None);
@@ -149,7 +149,7 @@ fn repeated(fields: &mut Fields, raw: &Raw) -> Result<Box<RawValue>, ApiError> {
     raw.parse("body")
 }
 
-/// Tools with what clients read of functions, where it was not sent.
+/// Tools with the fields of functions that clients expect, where they were not sent.
 fn tools(fields: &mut Fields) -> Result<Option<Box<RawValue>>, ApiError> {
     const NAME: &str = "tools";
     let Some(raw) = fields.peek(NAME).cloned() else {

@@ -12,9 +12,9 @@ use super::ids::ResponseId;
 use crate::engine::SoftPin;
 use crate::server::config::ServerConfig;
 
-/// Bytes that an entry takes besides its texts.
+/// Bytes that an entry takes in addition to its texts.
 const ENTRY_BYTES: usize = 1024;
-/// Bytes that an item takes besides its text, in its entry and in the index.
+/// Bytes that an item takes in addition to its text, in its entry and in the index.
 const ITEM_BYTES: usize = 256;
 
 /// A connection that keeps responses for itself.
@@ -24,7 +24,7 @@ pub(in crate::server) struct ConnectionId(u64);
 /// The owner of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Owner {
-    /// Whoever has its id.
+    /// Any client with its id.
     Anyone,
     /// One connection, until it ends.
     Connection {
@@ -137,7 +137,7 @@ pub(super) struct Keep {
 pub(super) struct KeptTokens {
     pub(super) tokens: Arc<[u32]>,
     pub(super) has_answer: bool,
-    /// Hash of all that is rendered besides the messages.
+    /// Hash of all rendered parts except the messages.
     pub(super) frame: [u8; 32],
 }
 
@@ -254,7 +254,7 @@ impl ResponseStore {
         }
     }
 
-    /// Forgets what is kept for a connection that has ended.
+    /// Forgets the responses of a connection that has ended.
     pub(in crate::server) fn forget_all_own(&self, connection: ConnectionId) {
         let mut dropped = Vec::new();
         let mut entries = self.lock(&mut dropped);

@@ -17,7 +17,7 @@ use crate::server::sse;
 use crate::server::state::AppState;
 use crate::server::whole;
 
-/// Items of a page where a client asks for no number.
+/// Items of a page if a client sends no number.
 pub(super) const PAGE_ITEMS: usize = 20;
 /// Most items of a page.
 pub(super) const MAX_PAGE_ITEMS: usize = 100;
@@ -30,7 +30,7 @@ pub(in crate::server) struct Wish {
 }
 
 impl Wish {
-    /// The number of the first event that a client asks for, if it asks for events.
+    /// The number of the first requested event, if the client wants events.
     fn first_event(&self) -> Result<Option<usize>, ApiError> {
         const NAME: &str = "starting_after";
         let stream = self.stream.as_deref();
@@ -73,7 +73,7 @@ pub(in crate::server) async fn retrieve(
         .body(whole::in_pieces(json)))
 }
 
-/// Tells the events of a response again, from one on.
+/// Replays the events of a response, from one on.
 async fn replay(
     state: &AppState,
     stored: Arc<StoredResponse>,
@@ -108,7 +108,7 @@ pub(in crate::server) async fn delete(
     }
 }
 
-/// Answers `POST /v1/responses/{id}/cancel`: what is kept has ended, and nothing runs in the background.
+/// Answers `POST /v1/responses/{id}/cancel`: stored responses have ended, and nothing runs in the background.
 pub(in crate::server) async fn cancel(
     state: Data<AppState>,
     id: Path<String>,
@@ -119,7 +119,7 @@ pub(in crate::server) async fn cancel(
     ))
 }
 
-/// Which items a client asks for.
+/// The items that a client requests.
 #[derive(Deserialize)]
 pub(in crate::server) struct Page {
     limit: Option<String>,

@@ -30,7 +30,7 @@ pub(super) struct Spoken {
 pub(super) struct ToolNames(FxHashMap<String, Spoken>);
 
 impl ToolNames {
-    /// The client's names for what the model calls.
+    /// The client's names for the function that the model calls.
     pub(super) fn spoken(&self, name: &str) -> Spoken {
         let plain = || Spoken {
             name: name.to_owned(),
@@ -150,8 +150,8 @@ impl Reading {
     }
 }
 
-/// A custom tool as a function. The model is told of the grammar of its input and not held to it: inside of a call the
-/// text is written as JSON, which no such grammar describes.
+/// A custom tool as a function. The description has the grammar of its input, but does not enforce it: inside of a call
+/// the text is written as JSON, which no such grammar describes.
 fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     let name = text(tool, path, "name")?;
     let mut description = optional_text(tool, path, "description")?
@@ -191,7 +191,7 @@ fn custom(path: &str, tool: &Map<String, Value>) -> Result<Map<String, Value>, A
 mod tests {
     use super::*;
 
-    /// What the template is told of these tools.
+    /// The template's view of these tools.
     fn shown(tools: &str) -> String {
         let mut fields = Fields::of(&json!({}));
         fields.put_raw(TOOLS, Raw::in_text(tools));

@@ -107,7 +107,7 @@ impl<'a> Failure<'a> {
         let code = match kind {
             // Agents shorten the conversation then, and try others again.
             "context_length_exceeded" => kind,
-            // Codex waits as long as the message says, and gives up on `server_is_overloaded`.
+            // Codex waits as long as the message says, and stops at `server_is_overloaded`.
             "overloaded" => "rate_limit_exceeded",
             _ if error.http_status() < 500 => "invalid_prompt",
             _ => "server_error",
@@ -164,7 +164,7 @@ impl UsageReport {
     }
 }
 
-/// How a response stands.
+/// The state of a response.
 struct Standing<'a> {
     status: &'static str,
     error: Option<Failure<'a>>,
@@ -218,7 +218,7 @@ impl Writer {
         }
     }
 
-    /// Takes in what is new.
+    /// Adds the next delta or end.
     pub(in crate::server) fn push(&mut self, news: News) {
         let News { delta, end } = news;
         self.usage = Some(delta.usage);
@@ -312,7 +312,7 @@ fn response<'a>(
     }
 }
 
-/// The tokens of the conversation so far, where the next turn can go on behind them.
+/// The tokens of the conversation so far, where the next turn can extend them.
 fn known_tokens(
     end: &TranscriptEnd,
     output: &mut Vec<u32>,
@@ -423,7 +423,7 @@ impl Render for Writer {
         self.hand_on(out);
     }
 
-    /// Codex shortens a conversation on such an event alone, and gives up on a status.
+    /// Codex shortens a conversation on such an event only, and stops at a status.
     fn begins_with(&self, failure: &RequestError) -> bool {
         matches!(failure, RequestError::PromptTooLong { .. })
     }

@@ -17,7 +17,7 @@ use crate::server::openai::responses::WrittenEvent;
 pub(super) enum ClientFrame {
     /// A response, by the fields of a body.
     Create(Fields),
-    /// Input for a response that is under way.
+    /// Input for a response in progress.
     Steer(Steer),
 }
 

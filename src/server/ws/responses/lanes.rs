@@ -16,7 +16,7 @@ const MAX_NAME_BYTES: usize = 256;
 /// A lane's name; the one that is meant where none is named has none.
 pub(super) type LaneName = Option<Arc<str>>;
 
-/// Requests of type `W` that wait, and those of type `R` that run.
+/// Waiting requests of type `W`, and running ones of type `R`.
 pub(super) struct Lanes<W, R> {
     lanes: FxHashMap<LaneName, Lane<W, R>>,
     /// Lanes in the order in which their next requests came, as far as nothing runs on them.
@@ -31,7 +31,7 @@ pub(super) struct Lanes<W, R> {
 struct Lane<W, R> {
     waiting: VecDeque<W>,
     running: Option<R>,
-    /// It is among those that are ready, or its request is being started.
+    /// It is in `ready`, or its request is being started.
     is_next: bool,
 }
 
@@ -88,7 +88,7 @@ impl<W, R> Lanes<W, R> {
         }
     }
 
-    /// Adds a request behind those of its lane.
+    /// Appends a request to its lane.
     pub(super) fn add(&mut self, name: LaneName, request: W) {
         self.n_requests += 1;
         let lane = self.lanes.entry(name.clone());
@@ -104,7 +104,7 @@ impl<W, R> Lanes<W, R> {
         }
     }
 
-    /// A request whose turn it is. It has ended, unless it is told to be started.
+    /// The next request. It counts as ended, unless `started` is called for it.
     pub(super) fn next(&mut self) -> Option<(LaneName, W)> {
         if self.n_running >= self.max_running {
             return None;

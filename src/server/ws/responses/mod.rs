@@ -33,7 +33,7 @@ pub(super) struct Responses {
 /// A response that is being written.
 struct Running {
     writer: Writer,
-    /// The response that it goes on from.
+    /// The response that it continues.
     previous: Option<ResponseId>,
 }
 
@@ -83,8 +83,8 @@ impl Responses {
         Ok(begun.writer)
     }
 
-    /// Forgets what a request went on from that has failed, as OpenAI's service does: but not if it is stored, or another
-    /// lane's.
+    /// Forgets the response that a failed request continued, as OpenAI's service does: but not if it is stored, or
+    /// another lane's.
     fn forget(&self, previous: Option<&ResponseId>, lane: &LaneName) {
         if let Some(previous) = previous {
             self.store.forget_own(previous, self.id, lane.as_ref());

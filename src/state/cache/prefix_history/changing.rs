@@ -1,5 +1,5 @@
-//! Where two prompts part in a value that changes by itself: a hash, an id, a date. Such a value early in a prompt ends the
-//! shared prefix of all requests, and whoever wrote the prompt rarely knows.
+//! Detects that two prompts diverge in a value that changes by itself: a hash, an id, a date. Such a value early in a
+//! prompt ends the shared prefix of all requests, and prompt authors rarely notice.
 
 /// Shortest hash: shorter ones are words.
 const MIN_HASH_CHARS: usize = 5;
@@ -25,7 +25,7 @@ pub enum ChangingValue {
 }
 
 impl ChangingValue {
-    /// A sentence for whoever looks for the cause of a miss.
+    /// Advice for the diagnosis of a miss, as one sentence.
     pub fn hint(self) -> &'static str {
         match self {
             Self::Hash => {
@@ -41,7 +41,7 @@ impl ChangingValue {
     }
 }
 
-/// Returns what the words look like in which two texts part behind the one `before` them; `None` for ordinary words.
+/// Classifies the words in which two texts diverge after the common text `before`; `None` for ordinary words.
 pub fn changing_value(before: &str, one: &str, other: &str) -> Option<ChangingValue> {
     let shared = one
         .char_indices()
@@ -93,7 +93,7 @@ fn is_digits(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Numbers with what stands between the numbers of a date or a time.
+/// Numbers separated as in a date or a time.
 fn is_date(word: &str) -> bool {
     let parts: Vec<&str> = word
         .split(['-', '/', ':', '.', '+', 'T', 'Z'])

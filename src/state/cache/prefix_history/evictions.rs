@@ -8,7 +8,7 @@ use crate::state::cache::namespace::Namespace;
 use crate::state::pool::pages::PageSize;
 
 /// Evicted pages in two generations: a full one is kept until the next is full too, so that forgetting costs nothing
-/// and between half of the pages and all that may be remembered are.
+/// and at least half of the allowed pages are remembered.
 #[derive(Debug)]
 pub(super) struct Evictions {
     page_size: PageSize,
@@ -34,7 +34,7 @@ struct Eviction {
     at_s: f64,
 }
 
-/// When a part of a prompt was evicted that was cached once.
+/// When a once cached part of a prompt was evicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Found {
     /// The eviction of the first page that is missing.
@@ -68,7 +68,7 @@ impl Evictions {
         self.forgotten_until
     }
 
-    /// Remembers an edge's pages; of one that is longer than all that is remembered the first.
+    /// Remembers an edge's pages, the first `max_pages` at most.
     pub(super) fn remember(&mut self, edge: &EvictedEdge, step: StepId, at_s: f64) {
         let mut hash = edge.above;
         let mut pages = edge.tokens().chunks_exact(self.page_size.get());
@@ -85,7 +85,7 @@ impl Evictions {
         }
     }
 
-    /// Remembers the first pages of what a flush took, in place of those of the flush before.
+    /// Remembers the first pages that a flush dropped, replacing the previous flush's.
     pub(super) fn remember_flush(&mut self, edges: &[EvictedEdge], step: StepId, at_s: f64) {
         let before = std::mem::take(&mut self.flushed);
         self.forgotten_until = self.forgotten_until.max(before.until);
@@ -123,7 +123,7 @@ impl Evictions {
         self.forgotten_until = self.forgotten_until.max(forgotten.until);
     }
 
-    /// Looks for the eviction of the page at `missing`, the first that is not cached, and of those behind it.
+    /// Looks for the eviction of the page at `missing`, the first that is not cached, and of those after it.
     pub(super) fn find(
         &self,
         namespace: &Namespace,

@@ -1,8 +1,8 @@
-//! Where admitted requests' prompts left the tree, and why: the answer to "why was this not cached?".
+//! The miss points of admitted requests' prompts, and their causes: the answer to "why was this not cached?".
 //!
-//! The tree says what it sees at an admission ([`Departure`]) and what it evicts ([`EvictedEdge`]); the scheduler
-//! passes both on in their order as [`PrefixEvent`]s. The history keeps the last reports and the last evictions, both
-//! bounded, and is asked and fed away from the plan. It reads no clock: whoever feeds it says what time it is.
+//! The tree reports its view at an admission ([`Departure`]) and its evictions ([`EvictedEdge`]); the scheduler
+//! forwards both in order as [`PrefixEvent`]s. The history keeps the last reports and the last evictions, both bounded,
+//! and is updated and queried outside of planning. It reads no clock: the caller passes the time.
 
 mod changing;
 mod evictions;
@@ -31,7 +31,7 @@ pub use report::{
 };
 pub use stored::{StoredMiss, StoredPart};
 
-/// Tokens shown before and behind the place where a prompt left the tree.
+/// Tokens shown before and after a prompt's miss point.
 pub const WINDOW_TOKENS: usize = 24;
 
 /// The tree's view when a prompt was admitted.
@@ -39,17 +39,17 @@ pub const WINDOW_TOKENS: usize = 24;
 pub struct Departure {
     /// Tokens of the prefix that came from the cache.
     pub matched_tokens: usize,
-    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` where no state was kept to go on with.
+    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` where no state was kept to resume from.
     pub kv_tokens: usize,
     /// Why there is no state in that part.
     pub missing_state: Option<MissingState>,
-    /// Longest prefix that could have: one token at least is computed.
+    /// Longest prefix that could come from the cache: at least one token is computed.
     pub match_limit: usize,
     /// The cache keeps nothing at all.
     pub is_cache_disabled: bool,
-    /// How the tree went on behind the matched prefix.
+    /// How the tree continued after the matched prefix.
     pub branch: Option<Branch>,
-    /// Another namespace that has more of the prompt. None has that is salted, or for a prompt in one that is.
+    /// Another namespace that has more of the prompt. Neither that one nor the prompt's own is salted.
     pub elsewhere: Option<Elsewhere>,
 }
 
@@ -74,7 +74,7 @@ impl Departure {
     }
 }
 
-/// How the tree went on where a prompt left it.
+/// How the tree continued at a prompt's miss point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Branch {
     /// Edges that began there.
@@ -97,7 +97,7 @@ pub struct Elsewhere {
 pub struct EvictedEdge {
     /// Of everything above the edge.
     above: PrefixHash,
-    /// Shared with what is left of the edge's path.
+    /// Shared with the remaining path above the edge.
     buffer: EdgeBuffer,
     /// The edge's part of the buffer's tokens.
     range: Range<u32>,
@@ -131,7 +131,7 @@ impl EvictedEdge {
     }
 }
 
-/// The events that the history is told, in the order in which they happened.
+/// Events for the history, in the order in which they happened.
 #[derive(Debug)]
 pub enum PrefixEvent {
     /// A request was admitted for the first time.
@@ -143,7 +143,7 @@ pub enum PrefixEvent {
         /// The edges that went.
         edges: Vec<EvictedEdge>,
     },
-    /// Everything was forgotten: a step was lost, or a host asked for it.
+    /// The cache was emptied: a step was lost, or a host requested it.
     Flushed {
         /// The step that was being planned.
         step: StepId,
@@ -165,7 +165,7 @@ pub struct PrefixLeft {
     pub step: StepId,
     /// The tree's view.
     pub departure: Departure,
-    /// What came from the KV store, and why no more did.
+    /// The tokens from the KV store, and why there were no more.
     pub stored: StoredPart,
 }
 

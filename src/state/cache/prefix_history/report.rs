@@ -10,7 +10,7 @@ use crate::state::pool::pages::PageSize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// Nothing is missing but what must be computed: the last token, or those whose log probabilities are wanted.
+    /// Only tokens are missing that must be computed: the last one, or those with requested log probabilities.
     MatchLimit,
     /// The missing part is less than a page.
     PageFloor,
@@ -20,9 +20,9 @@ pub enum Cause {
     Evicted,
     /// Another namespace has it: one of another `extra_key`. Salted ones are never looked into.
     DifferentNamespace,
-    /// The cache goes on there with other tokens.
+    /// The cache continues with other tokens there.
     Divergence,
-    /// Nobody has asked for it before, as far as is remembered.
+    /// No request had it before, as far as is remembered.
     NeverCached,
     /// The cache is off.
     CacheDisabled,
@@ -31,14 +31,14 @@ pub enum Cause {
     /// Its K/V is cached further on, but no state of the layers that keep one: none was saved there, or it was dropped for
     /// another.
     NoState,
-    /// Its K/V is cached further on, but not that of the layers with windows for the last tokens there: it gave way to
-    /// other prompts'.
+    /// Its K/V is cached further on, but not that of the layers with windows for the last tokens there: it was evicted
+    /// for other prompts.
     NoWindow,
-    /// The KV store has it, and computing it is sooner than loading it.
+    /// The KV store has it, and computing it is faster than loading it.
     StoredTooSlow,
     /// The KV store has it, and did not bring it in time.
     StoredLate,
-    /// The KV store had it, and what was read was damaged.
+    /// The KV store had it, and the data read was damaged.
     StoredDamaged,
     /// The KV store had it, and has dropped it for others.
     StoredEvicted,
@@ -86,19 +86,19 @@ impl Cause {
     }
 }
 
-/// Why a prompt has no state to go on from where its K/V is cached.
+/// Why a prompt has no state to resume from where its K/V is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingState {
     /// None was saved there.
     NeverSaved,
-    /// There was one, which gave way to another.
+    /// There was one, and it was dropped for another.
     Thinned,
-    /// There is one, but after tokens that must be computed: the last one, or those whose log probabilities are wanted.
+    /// There is one, but after tokens that must be computed: the last one, or those with requested log probabilities.
     PastLimit,
 }
 
-/// Where one request's prompt left the tree.
+/// The miss point of one request's prompt, and its cause.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrefixReport {
     /// The request.
@@ -111,14 +111,14 @@ pub struct PrefixReport {
     pub cached_tokens: usize,
     /// Of these, tokens that the KV store brought.
     pub loaded_tokens: usize,
-    /// Of the prompt's tokens, those whose K/V was cached: more than `cached_tokens` where there was no state to go on with, or where
-    /// that of layers with windows was gone.
+    /// Of the prompt's tokens, those whose K/V was cached: more than `cached_tokens` where there was no state to resume
+    /// from, or where that of layers with windows was gone.
     pub kv_tokens: usize,
     /// Why there was none, if the cause is [`Cause::NoState`].
     pub missing_state: Option<MissingState>,
     /// The first token that was not there: `cached_tokens`, or further on inside a page that differs later.
     pub position: usize,
-    /// Tokens that may come from the cache at most.
+    /// Upper bound on tokens from the cache.
     pub match_limit: usize,
     /// Tokens a page.
     pub page_size: usize,
@@ -138,18 +138,18 @@ pub struct PrefixReport {
     pub hint: Option<&'static str>,
     /// When the missing part was evicted or flushed, if it was ever cached.
     pub evicted: Option<EvictionReport>,
-    /// How the cache went on instead.
+    /// How the cache continued instead.
     pub branch: Option<BranchReport>,
     /// The namespace that has it.
     pub elsewhere: Option<ElsewhereReport>,
-    /// Evictions up to this step are forgotten, at least in part: what they took counts as never cached.
+    /// Evictions up to this step are forgotten, at least in part: their pages count as never cached.
     pub evictions_forgotten_until_step: Option<StepId>,
-    /// The whole cache was dropped at this step: what it held beyond its first 32,768 pages counts as never cached.
+    /// The whole cache was dropped at this step: its pages beyond the first 32,768 count as never cached.
     pub flushed_at_step: Option<StepId>,
 }
 
-/// The report for clients but the admin: nothing of any prompt's tokens, its own and other people's, and nothing that
-/// the count of cached tokens would not tell.
+/// The report for clients other than the admin: no tokens of any prompt, and no more information than the count of
+/// cached tokens gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PrefixOutline {
     /// The request.
@@ -171,20 +171,20 @@ pub struct PrefixTexts {
     pub branch: Option<String>,
 }
 
-/// An eviction of what a prompt misses, or the flush that took it.
+/// The eviction or flush of the part that a prompt misses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvictionReport {
     /// The step that it made room for.
     pub step: StepId,
-    /// So many steps before the request's first.
+    /// Steps from then to the request's first.
     pub steps_before: u64,
-    /// So many seconds before the request's first step.
+    /// Seconds from then to the request's first step.
     pub seconds_before: f64,
     /// The prompt was cached up to this position, as far as is remembered.
     pub cached_until: usize,
 }
 
-/// Other tokens that the cache has where a prompt left it.
+/// Other tokens that the cache has at a prompt's miss point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BranchReport {
     /// Edges that began there.
@@ -259,8 +259,8 @@ impl PrefixReport {
         }
     }
 
-    /// The part that is for everybody. Where inside a page another request's prompt differs is not: a guess of it
-    /// could be confirmed token by token.
+    /// The part for all clients. It omits the position inside a page where another request's prompt differs: with it, a
+    /// client could confirm guesses of that prompt token by token.
     pub fn outline(&self) -> PrefixOutline {
         let cause = match self.cause {
             Cause::Divergence if self.cached_tokens == 0 => Cause::NeverCached,
@@ -274,7 +274,7 @@ impl PrefixReport {
     }
 }
 
-/// Tokens behind the match that the newest branch has as well: less than a page.
+/// Tokens after the match that the newest branch shares: less than a page.
 fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
     let branch = left.departure.branch.as_ref();
     let tokens = branch.map_or(&[] as &[u32], |branch| branch.tokens.as_slice());
@@ -282,8 +282,8 @@ fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
     same.take_while(|(a, b)| a == b).count()
 }
 
-/// `miss` is why the missing part did not come from the KV store, `lost` how it left the cache, if it was there and that is
-/// remembered.
+/// `miss` is why the missing part did not come from the KV store, `lost` how it left the cache, if it was there and
+/// that is remembered.
 fn cause_of(
     departure: &Departure,
     page_size: PageSize,

@@ -1,4 +1,4 @@
-//! Why what the KV store has of a prompt, or had, did not come from there.
+//! Why blocks of a prompt that the KV store has, or had, did not come from there.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,17 +6,17 @@ use super::{Cause, Departure};
 
 /// Why blocks of a prompt did not come from the KV store.
 ///
-/// It is in the message log: the places of the variants stay.
+/// The message log contains it: keep the order of the variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoredMiss {
-    /// Computing them is sooner than loading them.
+    /// Computing them is faster than loading them.
     TooSlow,
     /// They were not in memory in time: their deadline passed, no buffer was free for them, or the disk does not answer.
     Late,
-    /// What was read is not what was written.
+    /// The data read differs from the data written.
     Damaged,
-    /// They gave way to others on the disk.
+    /// They were evicted from the disk.
     Evicted,
 }
 
@@ -35,14 +35,14 @@ impl StoredMiss {
 /// The part of the KV store in a request's prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredPart {
-    /// Tokens that were loaded behind those that the tree had.
+    /// Tokens that were loaded after those that the tree had.
     pub loaded_tokens: usize,
-    /// Why what follows on these did not come from the store; `None` where it never had it, as far as is remembered.
+    /// Why the tokens after these did not come from the store; `None` where it never had them, as far as is remembered.
     pub miss: Option<StoredMiss>,
 }
 
 impl StoredPart {
-    /// Where the prompt left the cache: behind what was loaded. What the tree saw in between is no part of it.
+    /// Moves the miss point past the loaded tokens, and drops the branch that the tree saw before it.
     pub(super) fn moved(self, departure: Departure) -> Departure {
         if self.loaded_tokens == 0 {
             return departure;

@@ -8,10 +8,10 @@ use crate::prefetch::prefetch;
 use crate::state::cache::eviction::NodeUse;
 use crate::state::pool::pages::{Edge, PageSize};
 
-/// Stands for "no node" wherever an index is stored.
+/// Means "no node" wherever an index is stored.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
-/// One edge and its lower end: what walks and evictions touch, in one cache line. A root has no parent and no tokens.
+/// One edge and its lower end, in one cache line: all that walks and evictions touch. A root has no parent or tokens.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Node {
@@ -23,9 +23,9 @@ pub(super) struct Node {
     pub n_children: u32,
     /// Locks on this node and below it.
     pub lock_ref: u32,
-    /// Under which the parent finds the node.
+    /// The parent's lookup key for the node.
     tag: u32,
-    /// Where it is found there.
+    /// The node's slot in that table.
     spot: Spot,
     /// As in [`NodeUse`].
     pub hits: u32,
@@ -77,7 +77,7 @@ pub(super) struct RemovedLeaf {
     pub parent: u32,
     /// The parent has no other child.
     pub is_last: bool,
-    /// The edge goes on in the buffer of the parent's.
+    /// The edge shares the buffer of the parent's.
     pub shares_buffer: bool,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Step {
     pub child: u32,
     /// Tokens of the edge that are the key's: whole pages, at least one.
     pub common: usize,
-    /// The tag of what follows the whole edge in the key, if there is a page of that.
+    /// The tag of the key's page after the whole edge, if there is a whole page.
     pub tag: Option<u32>,
 }
 
@@ -191,7 +191,7 @@ impl Arena {
         }
     }
 
-    /// Under which tag `parent` has the child that `rest` leads into, if there is a page of that.
+    /// The tag of the child of `parent` that `rest` leads into; `None` if `rest` is shorter than a page.
     #[inline]
     pub(super) fn tag_below(&self, parent: u32, rest: &[u32]) -> Option<u32> {
         let page = rest.get(..self.page_size.get())?;
@@ -208,7 +208,7 @@ impl Arena {
             let behind = rest.get(node.edge.len()..);
             let tag = behind.and_then(|behind| self.tag_below(child, behind));
             if let Some(tag) = tag {
-                // On its way while the edge is compared.
+                // Fetched while the edge is compared.
                 self.children.prefetch(tag);
             }
             let common = common_prefix(node.edge.tokens(), rest);
@@ -217,7 +217,7 @@ impl Arena {
         })
     }
 
-    /// Which child stands where this one is said to.
+    /// The child at this node's recorded spot.
     pub(super) fn at_spot_of(&self, index: u32) -> u32 {
         let node = &self[index];
         self.children.at(node.tag, index, node.spot)
@@ -244,12 +244,12 @@ impl Arena {
         upper
     }
 
-    /// Reads a node and where its parent finds it, for the memory to be near; the value means nothing.
+    /// Reads a node and its parent's entry for it, to bring both into the CPU cache; the value means nothing.
     pub(super) fn glance(&self, index: u32) -> u32 {
         self.children.glance(self[index].tag)
     }
 
-    /// The tokens behind `last` in its buffer were evicted: cuts the buffer if that is worth it.
+    /// The tokens after `last` in its buffer were evicted: cuts the buffer if that is worth it.
     #[inline(never)]
     pub(super) fn cut_buffer(&mut self, last: u32) {
         let Some(buffer) = self[last].edge.cut_buffer(self.page_size) else {
@@ -267,7 +267,7 @@ impl Arena {
         }
     }
 
-    /// Has the memory fetched that the next new node will be written to.
+    /// Prefetches the memory of the next new node.
     #[inline]
     pub(super) fn prefetch_free(&self) {
         if let Some(&index) = self.free.last() {
@@ -285,7 +285,7 @@ impl Arena {
                     before.edge.is_empty(),
                     "the edge of a removed node was taken"
                 );
-                // Nothing to drop then, and what is in no cache need not be read to know it.
+                // Skips the drop of an empty edge, which would read memory that is in no CPU cache.
                 std::mem::forget(before);
                 self.pasts[index as usize] = past;
                 index

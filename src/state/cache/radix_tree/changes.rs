@@ -1,28 +1,28 @@
-//! The tree's notes of its own changes, if somebody keeps an account of it. It is told everything again, a part at a
-//! time, if the account was lost.
+//! Records the tree's changes for an observer of its content. If the observer lost its state, the tree reports all
+//! nodes again, a part at a time.
 //!
-//! While that lasts, nodes are told or not told yet. A node that grows or is cut is told first, with everything above it, so that
-//! nodes below the index that the telling has reached are always told: those that are new take any index.
+//! Meanwhile each node is reported ("told") or pending. A new or cut node is reported first, with its ancestors, so
+//! that all nodes below the index that the scan has reached are always reported: new nodes take any index.
 
 use smallvec::SmallVec;
 
 use super::RadixTree;
 use crate::state::cache::changes::{Above, CacheChange, NodeTokens};
 
-/// Indices that one asking for changes looks at, of nodes that are told again: some ten microseconds.
+/// Indices that one call scans while nodes are reported again: some ten microseconds.
 const TOLD_AT_ONCE: u32 = 256;
-/// Tokens that end such a part, with the node that reaches them: little of what may wait for the publisher.
+/// Tokens after which such a part ends, with the node that reaches them: a small share of the publisher's queue.
 const TOKENS_TOLD_AT_ONCE: usize = 64 << 10;
 
-/// The changes since somebody asked for them.
+/// The changes since they were last taken.
 pub(super) struct Changes {
     noted: Vec<CacheChange>,
-    /// `None` once every node is told.
+    /// `None` once every node is reported.
     telling: Option<Telling>,
 }
 
 struct Telling {
-    /// Every node with a smaller index is told.
+    /// Every node with a smaller index is reported.
     next: u32,
     /// By index.
     told: Vec<bool>,
@@ -48,7 +48,7 @@ impl Changes {
 }
 
 impl RadixTree {
-    /// Notes changes from now on; the first is that everything before them is void.
+    /// Records changes from now on; the first voids everything before them.
     pub(super) fn begin_changes(&mut self) {
         self.changes = Some(Box::new(Changes {
             noted: vec![CacheChange::Cleared],
@@ -89,7 +89,7 @@ impl RadixTree {
         self.changes = Some(changes);
     }
 
-    /// The leaf is about to go.
+    /// The leaf is about to be removed.
     #[inline(always)]
     pub(super) fn note_removed(&mut self, leaf: u32) {
         if let Some(changes) = &mut self.changes
@@ -146,7 +146,7 @@ impl RadixTree {
         }
     }
 
-    /// Tells a node, behind those above it that are not told yet.
+    /// Reports a node, after its pending ancestors.
     fn tell(&self, changes: &mut Changes, node: u32) {
         let mut path: SmallVec<[u32; 8]> = SmallVec::new();
         let mut at = node;

@@ -51,7 +51,7 @@ impl RadixTree {
         self.queue_saves(node, key, stored_tokens);
         let inserted_tokens = checkpoint.inserted_tokens.max(key.tokens.len());
         if n_key_pages < protected_pages {
-            // The output was cut back into what is locked: the sequence goes on under its deeper lock.
+            // The output was cut back into the locked part: the sequence keeps its deeper lock.
             let (duplicates, remap) = (given, PageRun::empty());
             return Checkpointed {
                 lock,

@@ -1,20 +1,20 @@
 //! The lookup from a node and a page of tokens to the child that starts with it: one table for the whole tree.
 //!
-//! Seven children share a bucket of one cache line. A byte of each one's hash stands apart, where the bytes of eight
-//! buckets share a line: in a large tree, where buckets are in no cache, that is all that a search reads which finds
-//! nothing, or a removal. A child that finds its bucket full stands in one behind it, and every bucket that it passed counts it: a
-//! search goes on only where something passed, and a removal moves nothing. Children are found by 32 bits of a hash;
-//! whoever asks looks at the node to know whether it is the one. A child keeps its [`Spot`], so that a removal need not search.
+//! Seven children share a bucket of one cache line. One byte of each child's hash is stored separately, eight buckets
+//! to a line: in a large tree, whose buckets are in no CPU cache, a miss or a removal reads only that line. A child
+//! whose bucket is full overflows into a later one, and every bucket that it passed counts it: a search continues only
+//! past buckets with overflow, and a removal moves nothing. The lookup key is a 32-bit hash; the caller compares the
+//! node itself. A child keeps its [`Spot`], so that a removal need not search.
 
 use crate::prefetch::prefetch;
 
 /// Children in a bucket.
 const WIDTH: usize = 7;
-/// Buckets are added when more than this part of the places is in use.
+/// Buckets are added above this load factor.
 const MAX_LOAD: (usize, usize) = (3, 4);
 const FIRST_BUCKETS: usize = 2;
 
-/// Places for children; what a free one holds means nothing.
+/// Slots for children; the content of a free one means nothing.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Bucket {
@@ -29,8 +29,8 @@ impl Bucket {
     };
 }
 
-/// The knowledge of a bucket without looking there: the [`mark_of`] of each child, [`Outline::FREE`] where there is none;
-/// last, how many children belong here or before and stand behind. So many that the byte does not hold it stay so many.
+/// Summary of a bucket: the [`mark_of`] of each child, [`Outline::FREE`] where there is none; last, how many children
+/// belong here or before and overflowed into later buckets. A saturated count stays saturated.
 #[derive(Clone, Copy)]
 struct Outline([u8; WIDTH + 1]);
 
@@ -52,7 +52,7 @@ impl Outline {
         }
     }
 
-    /// The places that are marked so.
+    /// The slots with this mark.
     #[inline]
     fn places(self, mark: u8) -> Places {
         const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
@@ -62,12 +62,12 @@ impl Outline {
     }
 }
 
-/// Where a child stands: how many buckets behind that of its tag, and its place there.
+/// A child's position: its distance in buckets from that of its tag, and its slot there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot(u8);
 
 impl Spot {
-    /// Too many buckets behind to say how many.
+    /// A distance that does not fit.
     pub(super) const FAR: Self = Self(u8::MAX);
 
     const PLACES: u8 = WIDTH as u8 + 1;
@@ -129,7 +129,7 @@ impl Children {
         self.n_used
     }
 
-    /// The result of `look` for the first child under a tag that it makes something of.
+    /// The first `Some` that `look` returns for a child under the tag.
     #[inline]
     pub(super) fn find<T>(&self, tag: u32, mut look: impl FnMut(u32) -> Option<T>) -> Option<T> {
         self.candidates(tag).find_map(|(at, place)| {
@@ -140,13 +140,13 @@ impl Children {
         })
     }
 
-    /// Which child stands where that one, under the tag, is said to.
+    /// The child at `spot` under the tag: `child` itself in a consistent table.
     pub(super) fn at(&self, tag: u32, child: u32, spot: Spot) -> u32 {
         let (at, place) = self.place_of(tag, child, spot);
         self.buckets[at].children[place]
     }
 
-    /// Adds a child. Those whose spots change because there is no room are shown to `moved` with the new ones.
+    /// Adds a child. If the table grows, `moved` receives the other children with their new spots.
     pub(super) fn insert(&mut self, tag: u32, child: u32, moved: impl FnMut(u32, Spot)) -> Spot {
         if (self.n_used + 1) * MAX_LOAD.1 > self.buckets.len() * WIDTH * MAX_LOAD.0 {
             self.grow(moved);
@@ -166,7 +166,7 @@ impl Children {
         self.n_used -= 1;
     }
 
-    /// Where a child stands that is not in the bucket of its tag; those before do not count it any more.
+    /// The position of a child outside of its tag's bucket; the buckets that it passed stop counting it.
     #[inline(never)]
     fn pass_back(&mut self, tag: u32, child: u32, spot: Spot) -> (usize, usize) {
         let (at, place) = self.place_of(tag, child, spot);
@@ -184,7 +184,7 @@ impl Children {
         self.buckets[at].children[place] = child;
     }
 
-    /// Has the memory fetched that a search for the tag reads and an insertion writes.
+    /// Prefetches the memory that a search for the tag reads and an insertion writes.
     #[inline]
     pub(super) fn prefetch(&self, tag: u32) {
         let home = self.home(tag);
@@ -192,12 +192,12 @@ impl Children {
         prefetch(&self.buckets[home]);
     }
 
-    /// Reads what a removal reads, for the memory to be near; the value means nothing.
+    /// Reads a removal's memory, to bring it into the CPU cache; the value means nothing.
     pub(super) fn glance(&self, tag: u32) -> u32 {
         u32::from(self.outlines[self.home(tag)].n_passed())
     }
 
-    /// Where children may be that are under the tag.
+    /// Positions that may hold children under the tag.
     #[inline(always)]
     fn candidates(&self, tag: u32) -> Candidates<'_> {
         let at = self.home(tag);
@@ -253,7 +253,7 @@ impl Children {
         }
     }
 
-    /// The bucket that a tag belongs into.
+    /// The bucket of a tag.
     fn home(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.buckets.len() as u64) >> 32) as usize
     }
@@ -267,12 +267,12 @@ impl Children {
     }
 }
 
-/// Places with a tag's mark, from its bucket on to where nothing passed.
+/// Slots with a tag's mark, from its bucket to the first without overflow.
 struct Candidates<'a> {
     children: &'a Children,
     mark: u8,
     at: usize,
-    /// Those left in this bucket.
+    /// Remaining slots of this bucket.
     places: Places,
     /// Buckets left, this one included.
     n_left: usize,
@@ -299,7 +299,7 @@ impl Iterator for Candidates<'_> {
     }
 }
 
-/// The byte that stands for a tag. The bits that choose the bucket are the others.
+/// A tag's byte in an [`Outline`]. The higher bits choose the bucket.
 #[inline]
 fn mark_of(tag: u32) -> u8 {
     (tag as u8).max(Outline::FREE + 1)
@@ -322,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    /// Few homes, the last bucket's among them, so that what finds no place goes on to the first.
+    /// Few home buckets, the last among them, so that overflow wraps around to the first.
     fn tags() -> impl Iterator<Item = u32> {
         (0..).map(|number| u32::MAX - number % 3 * (u32::MAX / 2))
     }

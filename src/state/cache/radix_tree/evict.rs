@@ -1,9 +1,9 @@
 //! The order of eviction and eviction itself.
 //!
-//! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up
-//! and may be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes
-//! up too early is put back at its true place, at most once for every use since; what is locked or has got
-//! children is dropped and offered again when that ends.
+//! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up and may
+//! be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes up too early
+//! is put back at its true place, at most once for every use since; a node that is locked or has children is dropped
+//! and offered again when that ends.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -44,7 +44,7 @@ impl Victims {
         }
     }
 
-    /// The next candidate. `key_of` tells the key of a queued node, or nothing if it has to leave its place anyway.
+    /// The next candidate. `key_of` returns the key of a queued node, or nothing if it has to leave its place anyway.
     #[inline(always)]
     fn pop(&mut self, key_of: impl FnOnce(u32) -> Option<EvictionKey>) -> Option<u32> {
         if let Some(Reverse((other, _))) = self.others.peek() {
@@ -60,7 +60,7 @@ impl Victims {
         self.ascending.pop_front()
     }
 
-    /// The nodes at the front of the queue, once all that were handed out before are gone.
+    /// The nodes at the front of the queue, once all nodes handed out before are gone.
     fn ahead(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.n_fetched = self.ascending.len().min(LOOKAHEAD);
         self.ascending.iter().take(self.n_fetched).copied()
@@ -72,12 +72,12 @@ impl Victims {
         self.others.clear();
     }
 
-    /// Those in the queue, in its order.
+    /// The queued nodes, in order.
     pub(super) fn queued(&self) -> impl ExactSizeIterator<Item = u32> {
         self.ascending.iter().copied()
     }
 
-    /// Those in the heap, in no order.
+    /// The heap's entries, in no order.
     pub(super) fn others(&self) -> impl ExactSizeIterator<Item = Entry> {
         self.others.iter().map(|entry| entry.0)
     }
@@ -142,7 +142,7 @@ impl RadixTree {
         }
     }
 
-    /// Puts a leaf into the order that was just made.
+    /// Puts a leaf that was just made into the order.
     #[inline(always)]
     pub(super) fn offer_new(&mut self, leaf: u32, usage: &NodeUse) {
         if self.policy.trend() == KeyTrend::Grows {
@@ -205,8 +205,8 @@ impl RadixTree {
         }
     }
 
-    /// Reads what the next evictions will read. Leaves that nobody has used for long are in no cache, and here the
-    /// reads do not wait for each other.
+    /// Reads the memory of the next evictions. Leaves unused for long are in no CPU cache, and here the reads do not
+    /// wait for each other.
     #[inline(never)]
     fn fetch_ahead(&mut self) {
         let ahead = self.victims.ahead();

@@ -1,4 +1,4 @@
-//! The walk that compares everything kept incrementally with what the nodes say.
+//! The walk that compares all incremental counts with the nodes.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -1,11 +1,11 @@
-//! The radix tree over token prefixes: which KV is cached, who holds it, what goes first.
+//! The radix tree over token prefixes: cached KV, its locks and the order of eviction.
 //!
 //! - Nodes live in an arena; a lock names its node by index, and a locked node is never removed.
 //! - A match walks the tree with one lookup and one comparison a node and allocates nothing, unless it ends
 //!   inside a node, which it then splits.
-//! - Tokens and page ids of a node lie in one buffer. A split copies nothing; what is evicted behind it takes its
-//!   share of the buffer along, an eighth at most aside. Cached tokens cost 4 bytes, page ids 4 bytes a page, nodes
-//!   about 120 bytes each; what a walk or an eviction touches of a node is one cache line.
+//! - Tokens and page ids of a node are in one buffer. A split copies nothing; an eviction below it frees its share of
+//!   the buffer, except for an eighth at most. Cached tokens cost 4 bytes, page ids 4 bytes a page, nodes about 120
+//!   bytes each; a walk or an eviction touches one cache line of a node.
 //! - Time is a counter inside, so the same calls give the same tree and the same victims.
 
 mod arena;
@@ -48,8 +48,8 @@ pub struct RadixTree {
     policy: EvictionPolicy,
     ledger: Arc<PoolLedger>,
     arena: Arena,
-    /// The root of each namespace that has nodes. A root holds no tokens, is never locked and goes with its
-    /// last child, so that salts used once leave nothing behind.
+    /// The root of each namespace that has nodes. A root holds no tokens, is never locked and goes with its last child,
+    /// so that salts used once leak no memory.
     roots: FxHashMap<Namespace, u32>,
     root_names: FxHashMap<u32, Namespace>,
     victims: Victims,
@@ -60,7 +60,7 @@ pub struct RadixTree {
     protected_tokens: usize,
     /// For the diagnosis of misses, if that is on.
     notes: Option<Box<Notes>>,
-    /// For an account of what is cached, if somebody keeps one.
+    /// For an observer of the cache's content, if there is one.
     changes: Option<Box<Changes>>,
     /// Where layers keep states.
     states: Option<Box<States>>,
@@ -89,7 +89,7 @@ impl PrefixMatch<'_> {
 /// The tokens and pages that [`RadixTree::insert`] adds.
 #[derive(Debug)]
 pub struct Insert<'a> {
-    /// The namespace of those that may reuse it.
+    /// The namespace that may reuse it.
     pub namespace: &'a Namespace,
     /// The key; cut to whole pages.
     pub tokens: &'a [u32],
@@ -120,7 +120,7 @@ pub struct Inserted {
     pub prefix_tokens: usize,
     /// The given pages of that prefix: the tree keeps its own.
     pub duplicates: Pages,
-    /// The given pages behind the end of the page-floored key.
+    /// The given pages after the end of the page-floored key.
     pub rest: Pages,
 }
 
@@ -128,7 +128,7 @@ pub struct Inserted {
 #[derive(Clone, Copy)]
 struct KeyUse {
     priority: i64,
-    /// Nodes that end within so many tokens have been counted for this request.
+    /// Nodes that end within this many tokens have been counted for this request.
     counted_tokens: usize,
 }
 
@@ -151,14 +151,14 @@ struct Walk {
     node: u32,
     /// Tokens matched, those inside the next edge included.
     tokens: usize,
-    /// Set when the walk ended inside the edge of this child, after so many of its tokens.
+    /// Set when the walk ended inside the edge of this child, after this many of its tokens.
     inside: Option<(u32, usize)>,
-    /// Under which tag the deepest node would have a child that goes on, unless the walk ended inside one.
+    /// The tag of the deepest node's child that would continue the key, unless the walk ended inside one.
     tag: Option<u32>,
 }
 
 impl RadixTree {
-    /// Makes an empty tree. Locks that are dropped instead of given back are counted in `ledger`.
+    /// Makes an empty tree. `ledger` counts locks that are dropped instead of released.
     ///
     /// # Panics
     /// If the ledger is that of a pool with another page size.
@@ -191,8 +191,8 @@ impl RadixTree {
 
     /// Matches the longest cached prefix of `tokens`.
     ///
-    /// Touches the matched path and, where the match ends inside a node, splits it. The pages are not locked:
-    /// the borrow keeps everybody else away while they are looked at.
+    /// Touches the matched path and, where the match ends inside a node, splits it. The pages are not locked: the
+    /// borrow prevents changes while the caller reads them.
     pub fn match_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> PrefixMatch<'_> {
         let (node, tokens) = self.match_and_split(namespace, tokens);
         PrefixMatch {
@@ -202,8 +202,8 @@ impl RadixTree {
         }
     }
 
-    /// Adds a key with its pages. A part that the tree held already stays as it is and is touched; the given pages
-    /// that the tree does not take come back.
+    /// Adds a key with its pages. A part that the tree held already stays as it is and is touched; the given pages that
+    /// the tree does not take are returned.
     ///
     /// # Panics
     /// If there are fewer pages than the page-floored key needs.
@@ -239,8 +239,8 @@ impl RadixTree {
         self.clock
     }
 
-    /// Follows `key` from `root` and touches every child whose edge it enters. Shows `visit` those whose whole edge
-    /// matches, with the end of what matched.
+    /// Follows `key` from `root` and touches every child whose edge it enters. Calls `visit` for each child whose whole
+    /// edge matches, with the end of the match.
     fn walk(
         &mut self,
         root: u32,
@@ -296,8 +296,8 @@ impl RadixTree {
         (deepest, walk.tokens)
     }
 
-    /// Adds `key`. `pages` are those from page `first_page` of the key to its end; what the tree
-    /// does not take stays in it. Returns the key's node and how many of its tokens the tree held already.
+    /// Adds `key`. `pages` cover the key from its page `first_page` to its end; pages that the tree does not take stay
+    /// in it. Returns the key's node and how many of its tokens the tree held already.
     #[inline(always)]
     fn insert_key(
         &mut self,

@@ -1,8 +1,8 @@
-//! The tree's notes for the diagnosis of misses, if it is asked for them: the newest child of each node, and which edges
-//! were evicted from where.
+//! The tree's notes for the diagnosis of misses, if that is on: the newest child of each node, and the evicted edges
+//! with the hashes of their prefixes.
 //!
-//! A match writes nothing here, an insertion two words. An eviction hashes what stands above the edge, once for as
-//! long as that lives; the evicted tokens are handed on, not copied.
+//! A match writes nothing here, an insertion two words. An eviction hashes the prefix above the edge, once in the life
+//! of its nodes; the evicted tokens are moved, not copied.
 
 use super::RadixTree;
 use super::arena::NO_NODE;
@@ -12,11 +12,11 @@ use crate::state::cache::prefix_history::{
 };
 use crate::state::pool::pages::NodeLock;
 
-/// Other namespaces that one departure looks into at most.
+/// Upper bound on other namespaces searched for one departure.
 const MAX_NAMESPACES: usize = 16;
 
-/// Pages of a flush that are noted at most, those next to the roots first: they decide where prompts miss, and whoever
-/// remembers them does so in a few milliseconds.
+/// Upper bound on pages noted for a flush, those next to the roots first: they decide where prompts miss, and the
+/// history stores them in a few milliseconds.
 const MAX_FLUSHED_PAGES: usize = 1 << 15;
 
 /// Notes on the nodes, by index. A note outlives its node for no longer than the index is free.
@@ -28,9 +28,9 @@ pub(super) struct Notes {
 
 #[derive(Clone, Copy, Default)]
 struct Note {
-    /// Of everything down to the node's end, once something below it was evicted.
+    /// Hash of the path down to the node's end, once something below it was evicted.
     path: Option<PrefixHash>,
-    /// The last child that was linked below the node; it may be gone, and its index another's.
+    /// The last child that was linked below the node; it may be gone, and its index reused.
     newest_child: Option<u32>,
 }
 
@@ -67,7 +67,7 @@ impl RadixTree {
         }
     }
 
-    /// Notes what `leaf` holds, just before it goes. Its index may be another node's from then on.
+    /// Notes the tokens of `leaf`, just before its removal. Its index may be reused from then on.
     #[inline(never)]
     pub(super) fn note_eviction(&mut self, leaf: u32) {
         let Some(mut notes) = self.notes.take() else {
@@ -81,7 +81,7 @@ impl RadixTree {
         self.notes = Some(notes);
     }
 
-    /// Notes what a flush is about to take: everything that no lock protects, from the roots down.
+    /// Notes the nodes that a flush is about to drop: all unlocked nodes, from the roots down.
     pub(super) fn note_flush(&mut self) {
         let Some(mut notes) = self.notes.take() else {
             return;
@@ -106,14 +106,14 @@ impl RadixTree {
         self.notes = Some(notes);
     }
 
-    /// Makes `noted` all that [`take_noted`](Self::take_noted) will return.
+    /// Replaces the result of the next [`take_noted`](Self::take_noted) with `noted`.
     pub(super) fn put_noted_back(&mut self, noted: Vec<EvictedEdge>) {
         if let Some(notes) = &mut self.notes {
             notes.evicted = noted;
         }
     }
 
-    /// The evictions that were noted since this was last asked.
+    /// The evictions that were noted since the last call.
     pub(super) fn take_noted(&mut self) -> Vec<EvictedEdge> {
         match &mut self.notes {
             Some(notes) => std::mem::take(&mut notes.evicted),
@@ -121,7 +121,7 @@ impl RadixTree {
         }
     }
 
-    /// The index may be another node's from now on.
+    /// The index may be reused from now on.
     pub(super) fn forget_note(&mut self, node: u32) {
         if let Some(notes) = &mut self.notes {
             *notes.at(node) = Note::default();
@@ -216,7 +216,7 @@ impl RadixTree {
         };
         let tokens = newest.filter(is_child).map(|child| {
             let tokens = self.arena[child].edge.tokens();
-            // Enough for the window behind a difference that may come at the end of a page.
+            // Enough for the window after a difference that may come at the end of a page.
             let n_shown = tokens.len().min(WINDOW_TOKENS + self.page_size.get());
             tokens[..n_shown].to_vec()
         });
@@ -232,7 +232,7 @@ impl RadixTree {
         key: &[u32],
         matched: usize,
     ) -> Option<Elsewhere> {
-        // A salt keeps others from finding out what is cached below it, and what is below it from being told of others.
+        // A salt hides its namespace from others, and other namespaces from its requests.
         if namespace.is_salted() {
             return None;
         }
@@ -251,7 +251,7 @@ impl RadixTree {
         })
     }
 
-    /// Tokens of `key` that are cached below `root`, up to where a sequence can go on.
+    /// Tokens of `key` that are cached below `root`, up to where a sequence can resume.
     pub(super) fn peek_from(&self, root: u32, key: &[u32]) -> usize {
         debug_assert!(root != NO_NODE);
         if let Some(windows) = &self.windows {

@@ -1,8 +1,8 @@
-//! Which blocks of the tree the store has, and which it is to get.
+//! The tree's account of stored blocks, and the queue of blocks to save.
 //!
-//! A block is a fixed number of tokens of a path, from a multiple of that number on, and belongs to the node of its last
-//! token. What is published waits in a queue as a path; when its turn comes, the path is walked anew. So an entry never
-//! names a node that is gone, and what was evicted meanwhile is found missing and counted.
+//! A block is a fixed number of tokens of a path, from a multiple of that number on, and belongs to the node of its
+//! last token. A published path waits in a queue; at its turn, the tree walks it anew. So an entry never names a
+//! removed node, and the walk counts tokens that were evicted meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::state::cache::prefix_cache::{
     SaveAccount, SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart,
 };
 
-/// Paths that wait at most: the youngest is dropped where there is no room.
+/// Capacity of the queue in paths: a new path is dropped when it is full.
 const MAX_QUEUED: usize = 4096;
-/// Tokens of these paths at most, which the queue keeps in memory after their requests have ended: 32 MiB of ids. Few trees
-/// hold more tokens, and what has left the tree before its turn is not saved anyway.
+/// Capacity of the queue in tokens, which it keeps in memory after their requests have ended: 32 MiB of ids. Few trees
+/// hold more tokens, and tokens evicted before their turn are not saved anyway.
 const MAX_QUEUED_TOKENS: usize = 8 << 20;
 
 /// When a block is worth a place in the store.
@@ -33,12 +33,12 @@ pub(super) struct Saves {
     rules: SaveRules,
     /// By node.
     nodes: Vec<NodeSaves>,
-    /// Raised to forget what is stored: an account of an earlier epoch says nothing.
+    /// Raised to forget all stored blocks: accounts of an earlier epoch are void.
     epoch: u32,
     queue: VecDeque<Entry>,
     /// Of all paths in the queue, as they are kept: to the end of their requests' tokens.
     queued_tokens: usize,
-    /// The store has ended: nothing is queued.
+    /// The store has stopped: nothing is queued.
     is_over: bool,
     dropped_tokens: u64,
 }
@@ -47,7 +47,7 @@ pub(super) struct Saves {
 #[derive(Clone, Copy, Default)]
 struct NodeSaves {
     epoch: u32,
-    /// The store has, or is getting, all of its blocks that end within so many tokens of their path.
+    /// The store has, or is getting, all of its blocks that end within this many tokens of their path.
     stored_to: u32,
     /// The same of the state at its end.
     has_state: bool,
@@ -60,8 +60,8 @@ struct Entry {
     len: usize,
     /// When it was published last.
     epoch: u32,
-    /// Blocks that end within so many tokens were taken in its turn, and states likewise. They are not taken twice in one
-    /// turn, whatever is forgotten meanwhile: a store that refuses everything would be offered it for ever.
+    /// Blocks that end within this many tokens were taken in its turn, and states likewise. A turn takes none twice,
+    /// even if the account is reset meanwhile: a store that refuses everything would otherwise be offered them forever.
     blocks_to: usize,
     states_to: usize,
 }
@@ -101,14 +101,14 @@ impl Saves {
         saves.stored_to = saves.stored_to.max(tokens as u32);
     }
 
-    /// The end of the last whole block within so many tokens.
+    /// The end of the last whole block within `tokens`.
     fn whole(&self, tokens: usize) -> usize {
         tokens - tokens % self.rules.block_tokens
     }
 }
 
 impl RadixTree {
-    /// Makes the tree keep account of what the store has.
+    /// Makes the tree track the store's blocks.
     pub fn with_saves(mut self, rules: SaveRules) -> Self {
         debug_assert!(rules.block_tokens.is_multiple_of(self.page_size.get()));
         self.saves = Some(Box::new(Saves {
@@ -123,7 +123,7 @@ impl RadixTree {
         self
     }
 
-    /// A leaf is new: nothing of it is stored, whatever had its index before.
+    /// A leaf is new: nothing of it is stored, even if its index is reused.
     pub(super) fn note_unsaved(&mut self, leaf: u32) {
         if let Some(saves) = &mut self.saves {
             *saves.at(leaf) = saves.fresh();
@@ -194,7 +194,7 @@ impl RadixTree {
         let path = self.path_along(&entry.namespace, &entry.tokens[..entry.len]);
         for Stop { node, start, end } in &path {
             if self.arena[*node].hits < saves.rules.min_hits {
-                // What is below was used no more often. It comes again with the next path through here.
+                // Nodes below were used no more often. The next path through here queues them again.
                 return true;
             }
             for block in start / block_tokens..end / block_tokens {
@@ -234,7 +234,7 @@ impl RadixTree {
         true
     }
 
-    /// The nodes along a path, as far as they are there. Touches nothing.
+    /// The nodes along a path, as far as it is cached. Touches nothing.
     fn path_along(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<Stop> {
         let mut path = Vec::new();
         let Some(&root) = self.roots.get(namespace) else {
@@ -265,7 +265,7 @@ impl RadixTree {
         })
     }
 
-    /// Forgets everything that is to be saved: the tree was emptied, of all of it but what locks keep.
+    /// Empties the queue: the tree was emptied, except for locked paths.
     pub(super) fn clear_saves(&mut self) {
         if let Some(saves) = &mut self.saves {
             saves.clear();
@@ -308,7 +308,7 @@ impl Saves {
         self.queued_tokens = 0;
     }
 
-    /// A path that goes on from the youngest one takes its place.
+    /// Queues a path. It replaces the youngest one if it extends that.
     fn push(&mut self, key: Key<'_>) {
         let len = key.tokens.len();
         if let (Some(last), Some(owner)) = (self.queue.back_mut(), key.owner)

@@ -1,7 +1,7 @@
-//! The states that nodes keep, where layers have any: which prompt may go on from where, and which state goes first.
+//! States of nodes, where layers keep any: the positions from which prompts may resume, and the order of drops.
 //!
 //! A state is that after exactly its node's last token. A split leaves it with the lower half, which ends where the
-//! node did. Dropping a state keeps the node's pages: they still show where prompts part.
+//! node did. Dropping a state keeps the node's pages: they still show where prompts diverge.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -19,13 +19,13 @@ pub(super) struct States {
     nodes: FxHashMap<u32, NodeState>,
     /// Nodes whose states pins keep, once for each pin.
     pinned: FxHashMap<u32, u32>,
-    /// Nodes whose states the plan that is being made copies from: they stay until it is made.
+    /// Nodes whose states the current plan copies from: they stay until the plan is made.
     sources: Vec<u32>,
-    /// Nodes at which prompts of that plan have anchors: their states go for no copy.
+    /// Nodes at which prompts of that plan have anchors: their states are not dropped for a copy.
     named: Vec<u32>,
-    /// Nodes that had a state which gave way to another.
+    /// Nodes whose state was dropped for another.
     thinned: FxHashSet<u32>,
-    /// States that their nodes have lost, until somebody takes them to the pool.
+    /// States that their nodes have lost, until the caller returns them to the pool.
     freed: Vec<OwnedState>,
 }
 
@@ -34,7 +34,7 @@ struct NodeState {
     reason: SaveReason,
     /// A reading of the tree's clock.
     last_used: u64,
-    /// Prompts have gone on from further down, along the only path there is, and none is known to part here.
+    /// Prompts have resumed further down the only path below, and none is known to diverge here.
     is_passed: bool,
 }
 
@@ -51,7 +51,7 @@ impl States {
         self.sources.contains(&node) || self.pinned.contains_key(&node)
     }
 
-    /// Whether the node had a state which gave way to another.
+    /// Whether the node's state was dropped for another.
     pub(super) fn was_thinned(&self, node: u32) -> bool {
         self.thinned.contains(&node)
     }
@@ -64,7 +64,7 @@ impl States {
         !is_kept && thinning.takes(kept.reason, self.named.contains(node))
     }
 
-    /// The node goes.
+    /// The node is removed.
     pub(super) fn drop_of(&mut self, node: u32) {
         self.thinned.remove(&node);
         if let Some(kept) = self.nodes.remove(&node) {
@@ -72,7 +72,7 @@ impl States {
         }
     }
 
-    /// The node's state goes.
+    /// Drops the node's state for another.
     fn thin(&mut self, node: u32) {
         self.drop_of(node);
         self.thinned.insert(node);
@@ -87,7 +87,7 @@ impl States {
     pub(super) fn clear(&mut self) {
         let freed = self.nodes.drain().map(|(_, kept)| kept.state);
         let mut freed: Vec<OwnedState> = freed.collect();
-        // The map's order is nobody's business.
+        // Makes the order deterministic.
         freed.sort_unstable_by_key(OwnedState::slot);
         self.freed.append(&mut freed);
         self.forget_plan();
@@ -102,7 +102,7 @@ impl RadixTree {
         self
     }
 
-    /// The deepest node on the path of a match of `tokens` tokens that a sequence can go on from, and where it ends.
+    /// The deepest node on the path of a match of `tokens` tokens that a sequence can resume from, and its end.
     pub(super) fn usable(&self, node: u32, tokens: usize) -> (u32, usize) {
         if let Some(windows) = &self.windows {
             return self.usable_in_windows(windows, node);
@@ -126,12 +126,12 @@ impl RadixTree {
         states.nodes.get(&node).map(|kept| kept.state.slot())
     }
 
-    /// Whether a sequence can go on from the end of a node.
+    /// Whether a sequence can resume from the end of a node.
     pub(super) fn is_usable(&self, node: u32) -> bool {
         self.states.as_ref().is_none_or(|states| states.has(node))
     }
 
-    /// Gives the node at each saved position its state. Those that are beyond the key, or second ones, are freed.
+    /// Attaches each saved state to the node at its position. Frees states beyond the key and duplicates.
     pub(super) fn keep_states(&mut self, key: Key<'_>, saved: Vec<SavedState>, key_use: KeyUse) {
         let is_long = saved.iter().any(|saved| saved.reason == SaveReason::Grid);
         let mut deepest = None;
@@ -160,8 +160,8 @@ impl RadixTree {
         }
     }
 
-    /// Makes those above a node as old as its own: a long prompt's then thin out evenly, not from its beginning on, and
-    /// none of its boundaries before its grid.
+    /// Makes the states above a node as old as its own: a long prompt's states then thin out evenly, not from its
+    /// beginning on, and its grid before its boundaries.
     fn level_states_above(&mut self, node: u32) {
         let now = self.clock;
         let mut at = self.arena[node].parent;
@@ -199,13 +199,13 @@ impl RadixTree {
                 };
                 states.nodes.insert(node, kept);
                 states.thinned.remove(&node);
-                // Its place in the order of eviction is a later one now.
+                // It moves back in the order of eviction.
                 self.arena[node].is_used_since = true;
             }
         }
     }
 
-    /// The state of the node that a lock is on, which a row may begin with: it stays until the plan is made.
+    /// The state of the locked node, which a row may start from: it stays until the plan is made.
     pub(super) fn hold_state_at(&mut self, lock: &NodeLock) -> Option<StateSlot> {
         let node = lock.node()?;
         let states = self.states.as_deref_mut()?;
@@ -214,8 +214,8 @@ impl RadixTree {
         Some(slot)
     }
 
-    /// A row begins with the state of the node that a lock is on: it is young now. Of those above it only the ones at
-    /// anchors are young too: there prompts part that are still to come.
+    /// A row starts from the state of the locked node: it is young now. Of the states above it only those at anchors
+    /// are young too: later prompts diverge there.
     pub(super) fn use_state_at(&mut self, lock: &NodeLock, anchors: &[u32]) {
         let Some(node) = lock.node() else {
             return;
@@ -229,7 +229,7 @@ impl RadixTree {
         }
     }
 
-    /// A prompt with these anchors goes on from a node.
+    /// A prompt with these anchors resumes from a node.
     fn pass_states_above(&mut self, node: u32, anchors: &[u32]) {
         let (now, page_size) = (self.clock, self.page_size);
         let mut at = self.arena[node].parent;
@@ -245,7 +245,7 @@ impl RadixTree {
                     kept.is_passed = false;
                     states.named.push(at);
                 } else {
-                    // Rows of this plan have no node of their own yet.
+                    // Rows of this plan have no nodes yet.
                     kept.is_passed = !is_branch && !states.sources.contains(&at);
                 }
             }
@@ -253,7 +253,7 @@ impl RadixTree {
         }
     }
 
-    /// One row fewer may begin with the state of this node.
+    /// One row fewer may start from the state of this node.
     pub(super) fn forget_source(&mut self, lock: &NodeLock) {
         if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
             && let Some(at) = states.sources.iter().position(|source| *source == node)
@@ -262,7 +262,7 @@ impl RadixTree {
         }
     }
 
-    /// Lets the states be dropped that rows of this plan were to begin with.
+    /// Allows drops of the states that rows of this plan start from.
     pub(super) fn forget_sources(&mut self) {
         if let Some(states) = &mut self.states {
             states.forget_plan();
@@ -279,7 +279,7 @@ impl RadixTree {
         }
     }
 
-    /// A pin's lock is given back.
+    /// A pin's lock is released.
     pub(super) fn unpin_state_at(&mut self, lock: &NodeLock) {
         let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node()) else {
             return;
@@ -301,10 +301,10 @@ impl RadixTree {
         matching.filter(|one| states.takes(thinning, *one)).count()
     }
 
-    /// Drops one state after the other: first those of turns that their conversation has passed, which hardly anybody comes
-    /// back to, however young they are. In each part, those that were not used for longest come first, by powers of two
-    /// of the clock; of them those that no prompt of the plan names, then those of the grid, and then those that are
-    /// nearest to the state above them.
+    /// Drops one state after the other: first states of turns that their conversation has passed, which are rarely used
+    /// again, regardless of age. Within each part, the least recently used ones come first, by powers of two of the
+    /// clock; of these, states that no prompt of the plan names, then states of the grid, then the ones nearest to the
+    /// state above them.
     pub(super) fn thin_states(&mut self, n: usize, thinning: Thinning) {
         for _ in 0..n {
             let Some(node) = self.next_to_thin(thinning) else {
@@ -313,7 +313,7 @@ impl RadixTree {
             if let Some(states) = &mut self.states {
                 states.thin(node);
             }
-            // Without a state a leaf is one of the first to go.
+            // Without a state a leaf is one of the first victims.
             self.order_is_stale |= self.arena[node].is_queued;
         }
     }
@@ -340,7 +340,7 @@ impl RadixTree {
         oldest.min_by_key(order).map(|(node, _)| *node)
     }
 
-    /// Tokens that would be computed for what the state of a node saves.
+    /// Tokens whose computation the state of a node saves.
     fn distance_to_state_above(&self, node: u32) -> usize {
         let (_, end) = self.usable(self.arena[node].parent, 0);
         self.end_of(node) - end
@@ -394,7 +394,7 @@ impl RadixTree {
     }
 }
 
-/// The place of a leaf in the order of eviction: nothing goes on from one without a state, so it is one of the first.
+/// The eviction key of a leaf: no prompt resumes from one without a state, so it is one of the first.
 pub(super) fn rank(
     arena: &Arena,
     states: Option<&States>,

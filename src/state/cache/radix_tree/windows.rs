@@ -1,11 +1,11 @@
-//! Where layers see no further back than a window: nodes have window pages beside their pages, for all of their tokens
-//! or for none.
+//! Sliding-window layers: nodes have window pages in addition to their pages, for all of their tokens or for none.
 //!
-//! - A node may lose its window pages and keep the others. A match ends at the deepest node behind which everything is
-//!   there that a sequence sees of the prefix when it goes on.
-//! - A lock keeps the window pages at the end of its path only. Whoever takes one makes a node begin where these begin.
-//! - Window pages that are at the end of nothing go first, then those before boundaries that prompts are likely to go on
-//!   from, last those before the ends of paths; in each part those that were not used for longest.
+//! - A node may lose its window pages and keep the others. A match ends at the deepest node with a complete window: all
+//!   window pages that a sequence resuming there sees.
+//! - A lock keeps the window pages at the end of its path only. Taking one splits the path so that a node begins where
+//!   these begin.
+//! - Eviction takes window pages inside paths first, then those before boundaries from which prompts are likely to
+//!   resume, last those before the ends of paths; within each part the least recently used ones.
 
 use std::collections::BTreeSet;
 
@@ -23,9 +23,9 @@ use crate::state::pool::pages::{
 pub(super) struct Windows {
     window: Window,
     nodes: FxHashMap<u32, NodeWindow>,
-    /// Those that may go, in order.
+    /// Evictable nodes, in order.
     order: BTreeSet<(Worth, u32)>,
-    /// Pages that their nodes have lost, until somebody takes them to the pool.
+    /// Pages that their nodes have lost, until the caller returns them to the pool.
     freed: PageIds,
     evictable_pages: usize,
     protected_pages: usize,
@@ -51,10 +51,10 @@ struct Worth {
 /// Where on a path window pages are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    /// Before nothing that a prompt is known to go on from.
+    /// Not before a position from which prompts are known to resume.
     #[default]
     Inside,
-    /// Before a place where prompts have ended or parted.
+    /// Before a position where prompts have ended or diverged.
     Boundary,
     /// Before the end of a path.
     End,
@@ -81,7 +81,7 @@ impl Windows {
         held.into_iter().flat_map(|held| held.pages.iter().copied())
     }
 
-    /// Changes what a node has, and keeps everything that is kept of it in step.
+    /// Changes a node's entry, and updates the order and the counts with it.
     fn change<T>(&mut self, node: u32, change: impl FnOnce(&mut NodeWindow) -> T) -> T {
         let held = self.nodes.entry(node).or_default();
         match (held.pages.len(), held.locks) {
@@ -107,7 +107,7 @@ impl Windows {
         changed
     }
 
-    /// The first `n_pages` pages of a node are those of a new one above it, with its locks.
+    /// Moves the first `n_pages` pages of a node to a new one above it, with the same locks.
     fn split(&mut self, upper: u32, lower: u32, n_pages: usize) {
         if !self.nodes.contains_key(&lower) {
             return;
@@ -122,7 +122,7 @@ impl Windows {
         self.change(upper, |held| *held = above);
     }
 
-    /// The node goes, or its window pages do.
+    /// The node is removed, or only its window pages are.
     pub(super) fn drop_of(&mut self, node: u32) {
         if self.nodes.contains_key(&node) {
             let pages = self.change(node, |held| std::mem::take(&mut held.pages));
@@ -132,7 +132,7 @@ impl Windows {
 
     pub(super) fn clear(&mut self) {
         let mut nodes: Vec<u32> = self.nodes.keys().copied().collect();
-        // The map's order is nobody's business.
+        // Makes the order deterministic.
         nodes.sort_unstable();
         nodes.into_iter().for_each(|node| self.drop_of(node));
     }
@@ -152,13 +152,13 @@ impl Windows {
 }
 
 impl RadixTree {
-    /// Makes the tree keep window pages: a prefix is then cached up to a node that all of them are there for.
+    /// Makes the tree keep window pages: a prefix is then cached up to a node with a complete window.
     pub fn with_windows(mut self, window: Window) -> Self {
         self.windows = Some(Box::new(Windows::new(window)));
         self
     }
 
-    /// The deepest node on the path down to `node` behind which a sequence can go on, and where it ends.
+    /// The deepest node on the path down to `node` from whose end a sequence can resume, and that end.
     pub(super) fn usable_in_windows(&self, windows: &Windows, node: u32) -> (u32, usize) {
         let mut candidate = node;
         while candidate != NO_NODE && !self.arena[candidate].is_root() {
@@ -172,16 +172,16 @@ impl RadixTree {
             if reached <= needed {
                 return (candidate, end);
             }
-            // Whatever ends further down sees the hole as well.
+            // All nodes from the hole down to the candidate see it as well.
             candidate = self.arena[at].parent;
         }
         (NO_NODE, 0)
     }
 
-    /// Tokens of `key` that a sequence could go on behind, without a node that ends there.
+    /// Tokens of `key` after which a sequence could resume, even without a node that ends there.
     pub(super) fn peek_in_windows(&self, windows: &Windows, root: u32, key: &[u32]) -> usize {
         let (mut node, mut matched, mut usable) = (root, 0, 0);
-        // Where the window pages begin that reach up to what is matched.
+        // Start of the contiguous window pages that reach the end of the match.
         let mut first = 0;
         let mut tag = self.arena.tag_below(root, key);
         while let Some(step) = self.arena.step(node, tag, &key[matched..]) {
@@ -207,7 +207,7 @@ impl RadixTree {
         }
     }
 
-    /// The nodes from `node` up that hold the end of its path. Cuts the first of them where that begins.
+    /// The nodes from `node` up that hold the tail of its path. Splits the topmost where the tail begins.
     fn tail_of(&mut self, node: u32) -> Vec<u32> {
         let Some(windows) = self.windows.as_deref() else {
             return Vec::new();
@@ -236,7 +236,7 @@ impl RadixTree {
     }
 
     pub(super) fn unlock_windows(&mut self, node: u32) {
-        // It was cut where the tail begins when the lock was taken: the nodes are those that it counts on.
+        // Taking the lock split the path where the tail begins: these are the nodes that it counts on.
         for at in self.tail_of(node) {
             self.change_windows(at, |held| {
                 held.locks = held.locks.checked_sub(1).expect("a NodeLock counts once");
@@ -244,7 +244,7 @@ impl RadixTree {
         }
     }
 
-    /// Prompts are likely to go on from the end of a node, or one does. The end of a chunk alone is no such place.
+    /// Prompts are likely to resume from the end of a node, or one does. The end of a chunk alone is no such position.
     pub(super) fn value_windows(&mut self, node: u32) {
         if self.windows.is_none() || node == NO_NODE || self.arena[node].is_root() {
             return;
@@ -262,7 +262,7 @@ impl RadixTree {
         }
     }
 
-    /// A path goes on behind a node that was its end.
+    /// A path was extended past a node that was its end.
     pub(super) fn outgrow(&mut self, node: u32) {
         if self.windows.is_none() || self.arena[node].is_root() || self.arena[node].n_children > 1 {
             return;
@@ -280,7 +280,7 @@ impl RadixTree {
         }
     }
 
-    /// The window pages that whoever goes on behind a node sees.
+    /// The window pages that a sequence resuming after a node sees.
     pub(super) fn window_run(&self, node: u32) -> WindowRun {
         let Some(windows) = self.windows.as_deref() else {
             return WindowRun::default();
@@ -356,7 +356,7 @@ impl RadixTree {
         }))
     }
 
-    /// The places of a published key at which others are likely to go on.
+    /// Marks the positions of a published key from which others are likely to resume.
     pub(super) fn value_boundaries(&mut self, key: Key<'_>, boundaries: &[usize], key_use: KeyUse) {
         if self.windows.is_none() {
             return;
@@ -374,7 +374,7 @@ impl RadixTree {
         }
     }
 
-    /// Takes window pages from their nodes until at least `n_pages` are free, or no lock keeps less.
+    /// Takes window pages from their nodes until at least `n_pages` are freed, or only locked ones are left.
     pub(super) fn evict_window_pages(&mut self, n_pages: usize) {
         let Some(windows) = self.windows.as_deref_mut() else {
             return;

@@ -1,4 +1,4 @@
-//! The engine of one output: tags around reasoning and calls, or messages in channels.
+//! The output engine: parses tags around reasoning and calls, or messages in channels.
 
 mod channels;
 mod tagged;
@@ -15,10 +15,10 @@ use super::piece::OutputPiece;
 use super::start::OutputStart;
 use super::tools::ToolUse;
 
-/// An opening of a call that is longer than this is text.
+/// A longer opening of a call is text.
 pub const MAX_HELD_CHARS: usize = 1 << 18;
 
-/// Reads one output and gives out its pieces. See the [module](super) for the rules.
+/// Parses one output into pieces. See the [module](super) for the rules.
 #[derive(Debug)]
 pub struct OutputEngine(Kind);
 
@@ -31,8 +31,8 @@ enum Kind {
 impl OutputEngine {
     /// An engine for one output.
     ///
-    /// `formats` are those of the request, among those for which `markers` was made. Without `tools`, calls are text.
-    /// `start` is the place that the prompt leaves the output at ([`OutputFormats::start_after`]).
+    /// `formats` are the request's, a subset of the formats of `markers`. Without `tools`, calls are text. `start` is
+    /// the parser state after the prompt ([`OutputFormats::start_after`]).
     pub fn new(
         formats: OutputFormats,
         tools: Option<Arc<ToolUse>>,
@@ -45,7 +45,7 @@ impl OutputEngine {
         })
     }
 
-    /// Reads text.
+    /// Parses text.
     pub fn push_text(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {
             Kind::Tagged(engine) => engine.push_text(text, out),
@@ -53,7 +53,7 @@ impl OutputEngine {
         }
     }
 
-    /// Reads a marker token, one for which [`Markers::is_marker`] is true. Others are nothing.
+    /// Parses a marker token, for which [`Markers::is_marker`] is true. Other tokens are ignored.
     pub fn push_marker(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {
             Kind::Tagged(engine) => engine.push_marker(token, out),
@@ -61,15 +61,15 @@ impl OutputEngine {
         }
     }
 
-    /// Reads the marker token that ends the output and has no text. It may be all that tells that a call is complete.
+    /// Parses the marker token that ends the output without text. It may complete a call.
     pub fn push_end(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         if let Kind::Channels(engine) = &mut self.0 {
             engine.push_end(token, out);
         }
     }
 
-    /// Ends the output and emits held items as text, except for whitespace that is dropped and for the beginning
-    /// of a call, where the output was cut or must call.
+    /// Ends the output and emits held items as text, except dropped whitespace and, if the output was truncated or must
+    /// call, the beginning of a call.
     pub fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
         match &mut self.0 {
             Kind::Tagged(engine) => engine.finish(ending, out),
@@ -77,7 +77,7 @@ impl OutputEngine {
         }
     }
 
-    /// Looks for calls in the model's format only: a text that must be JSON is no call without its tag.
+    /// Parses calls only in the model's format: an answer constrained to JSON is not a call without its tag.
     #[must_use]
     pub fn with_calls_in_format_only(mut self) -> Self {
         if let Kind::Tagged(engine) = &mut self.0 {
@@ -86,8 +86,7 @@ impl OutputEngine {
         self
     }
 
-    /// Returns the whitespace of the content that has not gone out, because a call may follow that drops it. Whitespace
-    /// between calls is none.
+    /// Returns the content's whitespace that is held because a call may follow and drop it. Empty between calls.
     pub fn held_whitespace(&self) -> &str {
         match &self.0 {
             Kind::Tagged(engine) => engine.held_whitespace(),
@@ -95,14 +94,14 @@ impl OutputEngine {
         }
     }
 
-    /// Gives out that whitespace.
+    /// Emits the held whitespace.
     pub fn release_whitespace(&mut self, out: &mut Vec<OutputPiece>) {
         if let Kind::Tagged(engine) = &mut self.0 {
             engine.release_whitespace(out);
         }
     }
 
-    /// Returns how many calls are complete.
+    /// Returns the number of complete calls.
     pub fn complete_calls(&self) -> usize {
         match &self.0 {
             Kind::Tagged(engine) => engine.complete_calls(),
@@ -110,7 +109,7 @@ impl OutputEngine {
         }
     }
 
-    /// Returns whether reasoning is being read. The opening of a call ends it only when the call has a name.
+    /// Returns whether the output is in reasoning. The opening of a call ends reasoning only once the call has a name.
     pub fn is_in_reasoning(&self) -> bool {
         match &self.0 {
             Kind::Tagged(engine) => engine.is_in_reasoning(),
@@ -118,8 +117,8 @@ impl OutputEngine {
         }
     }
 
-    /// Returns whether the request should end: one call is complete and there is to be one only.
-    /// Everything after that call is dropped.
+    /// Returns whether the request should end: one call is complete, and only one is allowed. Everything after it is
+    /// dropped.
     pub fn wants_end(&self) -> bool {
         match &self.0 {
             Kind::Tagged(engine) => engine.wants_end(),

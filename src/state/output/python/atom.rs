@@ -1,14 +1,14 @@
-//! Numbers and words.
+//! Numbers and words of Python.
 
 use crate::state::output::escape::write_json_string;
 use crate::state::output::number;
 
-/// Whether a character belongs to a number or a word.
+/// Whether a character may belong to a number or a word.
 pub(super) fn is_atom(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '.' | '+' | '-')
 }
 
-/// Writes a number or word as JSON. A word that means nothing is a string.
+/// Writes a number or word as JSON. An unknown word is a string.
 pub(in crate::state::output) fn write(atom: &str, to: &mut String) {
     match atom {
         "True" | "true" => to.push_str("true"),

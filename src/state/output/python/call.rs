@@ -1,4 +1,4 @@
-//! Calls: `seat(row=4, window=True)`.
+//! Calls in Python: `seat(row=4, window=True)`.
 
 use super::atom;
 use super::value::ValueReader;
@@ -8,33 +8,33 @@ use crate::state::output::json::Scan;
 use crate::state::output::named::MAX_NAME_BYTES;
 use crate::state::output::syntax::{Tag, TagSet};
 
-/// Reads a call from the first character of its name. Only keyword arguments are arguments.
+/// Parses a call from the first character of its name. Only keyword arguments are accepted.
 #[derive(Debug)]
 pub(in crate::state::output) struct PythonReader {
     at: At,
     function: String,
     is_started: bool,
-    /// The name of an argument.
+    /// The current argument's name.
     keyword: String,
-    /// The separator before the next argument, in JSON.
+    /// The JSON separator before the next argument.
     before_value: String,
 }
 
 #[derive(Debug)]
 enum At {
     Function,
-    /// An argument, or the end.
+    /// Expects an argument, or the end.
     Argument,
     Keyword,
     Equals,
     BeforeValue,
     Value(ValueReader),
-    /// A comma, or the end.
+    /// Expects a comma, or the end.
     Comma,
 }
 
 impl PythonReader {
-    /// Begins a name, if the character can.
+    /// Starts a name, if the character can begin one.
     pub(in crate::state::output) fn new(first: char) -> Option<Self> {
         begins_name(first).then(|| Self {
             at: At::Function,

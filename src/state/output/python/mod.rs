@@ -10,7 +10,7 @@ pub(super) use call::PythonReader;
 use super::json::Scan;
 use value::ValueReader;
 
-/// Returns a value of Python as JSON, if the text is one.
+/// Returns a Python value as JSON, if the text is a valid one.
 pub(super) fn literal(text: &str) -> Option<String> {
     let mut reader = ValueReader::new();
     let mut json = String::with_capacity(text.len());

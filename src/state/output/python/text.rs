@@ -1,8 +1,8 @@
-//! Strings.
+//! Python strings.
 
 use crate::state::output::escape::{Dialect, Read, Unescape, write_json_char};
 
-/// Reads a string after its opening quote and writes its inside as that of a JSON string.
+/// Parses a string after its opening quote and writes its inside as that of a JSON string.
 #[derive(Debug)]
 pub(super) struct TextReader {
     quote: char,
@@ -14,30 +14,30 @@ pub(super) struct TextReader {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    /// One quote was read.
+    /// After one quote.
     Opening,
-    /// Two quotes were read: an empty string, or the start of three quotes.
+    /// After two quotes: an empty string, or the start of three quotes.
     MaybeTriple,
     Single,
     /// After a backslash in a raw string that ends with one quote, or with three.
     RawSingle,
     RawTriple,
-    /// In a string that ends with three quotes, of which so many were read.
+    /// In a triple-quoted string, after this many closing quotes.
     Triple(u8),
 }
 
-/// The place of a character in a string.
+/// The effect of a character on a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextStep {
     More,
-    /// It was the last quote.
+    /// Consumed as the last quote.
     End,
-    /// The string, which is empty, ended before it.
+    /// Not consumed: the empty string ended before it.
     EndBefore,
 }
 
 impl TextReader {
-    /// Begins a string with its quote and what stands before the quote (`r`, `f`, nothing).
+    /// Starts a string with its quote and its prefix (`r`, `f` or empty).
     pub(super) fn new(quote: char, prefix: &str) -> Self {
         let is_raw = prefix.contains(['r', 'R']);
         Self {
@@ -48,7 +48,7 @@ impl TextReader {
         }
     }
 
-    /// Returns whether a word can stand before a quote.
+    /// Returns whether a word is a string prefix.
     pub(super) fn is_prefix(word: &str) -> bool {
         let letters = "rRbBuUfF";
         (1..=2).contains(&word.len()) && word.chars().all(|c| letters.contains(c))
@@ -96,7 +96,7 @@ impl TextReader {
         }
     }
 
-    /// Reads a character of the inside.
+    /// Reads a character inside the string.
     fn take(&mut self, c: char, to: &mut String) -> Read {
         let Some(unescape) = &mut self.unescape else {
             write_json_char(c, to);

@@ -1,13 +1,13 @@
-//! Values: literals, lists, tuples and dicts.
+//! Python values: literals, lists, tuples and dicts.
 
 use super::atom;
 use super::text::{TextReader, TextStep};
 use crate::state::output::json::{MAX_DEPTH, Scan};
 
-/// A longer number or word is none.
+/// A longer number or word is invalid.
 const MAX_ATOM_BYTES: usize = 4096;
 
-/// Translates one value while it comes.
+/// Translates one value while it streams.
 #[derive(Debug)]
 pub(super) struct ValueReader {
     open: Vec<Container>,
@@ -25,16 +25,16 @@ struct Container {
 #[derive(Debug)]
 enum At {
     Value,
-    /// An item of a container, or its end.
+    /// Expects an item of a container, or its end.
     Item,
     Colon,
-    /// A comma, or the end of the container.
+    /// Expects a comma, or the end of the container.
     Comma,
     Atom,
     Text(TextReader),
 }
 
-/// The part that a value plays in its dict.
+/// The role of a value in its dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Key,
@@ -51,7 +51,7 @@ impl ValueReader {
         }
     }
 
-    /// Returns whether a character can begin a value.
+    /// Returns whether a value can begin with this character.
     pub(super) fn begins(c: char) -> bool {
         matches!(c, '[' | '(' | '{' | '"' | '\'') || atom::is_atom(c)
     }
@@ -173,7 +173,7 @@ impl ValueReader {
         Scan::More
     }
 
-    /// Ends a value before a character, and reads that in the container around the value.
+    /// Ends a value before a character, which the enclosing container reads.
     fn end_before(&mut self, c: char, to: &mut String) -> Scan {
         match self.end_value() {
             Scan::Done => Scan::DoneBefore,

@@ -1,4 +1,4 @@
-//! Calls that are none, because their arguments are no JSON object, and lists with such a call.
+//! Invalid calls, whose arguments are not a JSON object, and lists with such a call.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn tagged(arguments: &str) -> String {
     format!("<tool_call>\n{{\"name\": \"seat\", \"arguments\": {arguments}}}\n</tool_call>")
 }
 
-/// The text is all that a whole answer has, also after other text.
+/// A non-streaming answer is exactly the text, also after other text.
 fn check_whole(format: ToolFormat, text: &str) {
     for text in [text.to_owned(), format!("Well.\n\n{text} So.")] {
         let pieces = run(engine(Some(format), None), &text);
@@ -82,7 +82,7 @@ fn arguments_that_are_no_json_make_no_call() {
     }
 }
 
-/// Models write them so; a client that parses strictly gets JSON.
+/// Models write them raw; strict clients get valid JSON.
 #[test]
 fn bare_control_characters_in_strings_are_escaped() {
     let bare = "{\"text\": \"a\n\tb\u{1}\"}";

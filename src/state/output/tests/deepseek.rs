@@ -58,7 +58,7 @@ fn what_only_looks_like_a_call_is_text() {
     }
 }
 
-/// As small models write it that learnt from outputs: other tags of the section, and none of the call.
+/// Small distilled models write other section tags, and no call tags.
 #[test]
 fn other_tags_of_sections_are_understood() {
     for open in [

@@ -1,8 +1,8 @@
-//! Outputs that end inside of a call.
+//! Outputs truncated inside a call.
 
 use super::*;
 
-/// A call in each format; its first part is cut after every character.
+/// A call in each format, truncated after every character.
 const CALLS: [(ToolFormat, &str); 16] = [
     (
         ToolFormat::Hermes,
@@ -75,7 +75,7 @@ fn text_of(pieces: &[OutputPiece]) -> String {
     pieces.iter().map(text).collect()
 }
 
-/// The arguments of the calls that are complete.
+/// The arguments of complete calls.
 fn arguments(pieces: &[OutputPiece]) -> Vec<Value> {
     let (mut whole, mut open) = (Vec::new(), String::new());
     for piece in pieces {
@@ -98,7 +98,7 @@ fn a_call_that_is_cut_leaves_no_markers_and_is_not_complete() {
             let said = format!("Well.\n{}", &call[..end]);
             let pieces = run_cut(engine(Some(format), None), &said);
             let text = text_of(&pieces);
-            // A tag of which a part came is not certain to be one, and a fence is not a call.
+            // A partial tag is ambiguous, and a fence is not a call.
             let opening = call.split_at(call.find(['>', ']', '{']).unwrap_or(0)).0;
             let rest = text
                 .strip_prefix("Well.")

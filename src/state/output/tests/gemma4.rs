@@ -5,7 +5,7 @@ fn call(arguments: &str) -> String {
     format!("<|tool_call>call:seat{{{arguments}}}<tool_call|>")
 }
 
-/// Strings between the tags of this format.
+/// Quotes a string with this format's tags.
 fn quoted(text: &str) -> String {
     text.replace('\'', "<|\"|>")
 }
@@ -33,7 +33,7 @@ fn arguments_become_json() {
             r#"{"meal": {"soup": {"hot": true}, "bread": 2}}"#,
         ),
         ("any:[[1,{a:'b'}],[]]", r#"{"any": [[1, {"a": "b"}], []]}"#),
-        // As models may write it.
+        // Variants that models may write.
         (" row : 4 , who : 'Ada' ", r#"{"row": 4, "who": "Ada"}"#),
         ("who:Ada Lovelace", r#"{"who": "Ada Lovelace"}"#),
         ("who:'a\nb\tc'", r#"{"who": "a\nb\tc"}"#),

@@ -44,12 +44,12 @@ fn check(text: &str, expected: &str) {
     );
 }
 
-/// The same with tags as tokens that have no text.
+/// Checks an output whose tag tokens have no text.
 fn hidden(text: &str, expected: &str) {
     ended(text, None, expected);
 }
 
-/// The same with a token that ends the output.
+/// Checks an output that ends with this token.
 fn ended(text: &str, end: Option<&str>, expected: &str) {
     let formats = formats(Some(ReasoningFormat::GptOss));
     let id = |text: &str| TAGS.iter().position(|tag| *tag == text).map(|at| at as u32);

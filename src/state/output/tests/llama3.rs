@@ -42,7 +42,7 @@ fn a_call_may_say_that_it_calls_a_function() {
     check(F, &format!("<|python_tag|>{text}"), r#"f({"a": 1})"#);
 }
 
-/// vLLM finds them after words and apart from each other.
+/// vLLM finds them after words and with text between them.
 #[test]
 fn objects_that_name_a_tool_are_calls_anywhere() {
     let call = r#"{"name": "seat", "parameters": {"row": 4}}"#;

@@ -1,10 +1,10 @@
-//! Calls that a model writes without the tag of its format.
+//! Calls without the tag of the model's format.
 
 use super::*;
 const F: ToolFormat = ToolFormat::Hermes;
 const OBJECT: &str = r#"{"name": "seat", "arguments": {"row": 4}}"#;
 const CALL: &str = r#"seat({"row": 4})"#;
-/// All formats but that of messages.
+/// All formats except messages.
 const TAGGED: [ToolFormat; 13] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
@@ -314,7 +314,7 @@ fn a_call_ends_an_answer_that_may_have_one() {
     assert_eq!(short(&pieces), CALL);
 }
 
-/// The grammar of strict tools knows some ways to write an object, and constrains the arguments in those.
+/// The grammar of strict tools accepts some forms of an object, and constrains the arguments in those.
 #[test]
 fn a_strict_tool_is_called_as_its_grammar_knows() {
     let strict = || {

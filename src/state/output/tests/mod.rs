@@ -61,7 +61,7 @@ fn run(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
     pieces
 }
 
-/// The same of an output that its length has cut.
+/// Runs a truncated output.
 fn run_cut(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
     let mut pieces = Vec::new();
     engine.push_text(text, &mut pieces);
@@ -69,7 +69,7 @@ fn run_cut(mut engine: OutputEngine, text: &str) -> Vec<OutputPiece> {
     pieces
 }
 
-/// A piece in short: content as it is, `think:…`, `name(arguments` and `)` for a complete call.
+/// A summary of the pieces: `«content»`, `‹reasoning›`, `name(arguments` and `)` for a complete call.
 fn short(pieces: &[OutputPiece]) -> String {
     let piece = |piece: &OutputPiece| match piece {
         OutputPiece::Text(text) => format!("«{text}»"),
@@ -87,7 +87,7 @@ fn check(tool: ToolFormat, text: &str, expected: &str) {
     assert_eq!(short(&run(engine, text)), expected, "{text:?}");
 }
 
-/// The content of a whole answer, in which calls that broke off are text, and its complete calls.
+/// The content of a non-streaming answer, where broken calls are text, and its complete calls.
 fn whole(pieces: &[OutputPiece]) -> String {
     let (mut said, mut open) = (String::new(), String::new());
     for piece in pieces {
@@ -103,7 +103,7 @@ fn whole(pieces: &[OutputPiece]) -> String {
     said
 }
 
-/// The text comes out as it went in.
+/// Checks that the text is emitted unchanged.
 fn check_text(tool: ToolFormat, text: &str) {
     check(tool, text, &format!("«{text}»"));
 }

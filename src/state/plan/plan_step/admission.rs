@@ -16,7 +16,7 @@ use crate::state::pool::pages::{PageRun, WindowRun};
 
 /// Tokens that a candidate must share with a prefill in flight to be worth a wait.
 const MIN_SHARED_TOKENS: usize = 32;
-/// Plans that a candidate is held back at most.
+/// Upper bound on plans for which a candidate is held back.
 const MAX_WAITS: u8 = 2;
 
 impl Planning<'_> {
@@ -65,7 +65,7 @@ impl Planning<'_> {
                     self.verdict.held.push(candidate.seq);
                     continue;
                 }
-                // One that would be cut waits for the one that is; nobody waits for it.
+                // A candidate that would be chunked waits for the chunked one; later ones do not wait.
                 Err(NotNow::Refused(refusal @ Refusal::Budget(Budget::Other))) if has_passed => {
                     self.refuse(candidate, refusal);
                     continue;
@@ -103,7 +103,7 @@ impl Planning<'_> {
         target_tokens
     }
 
-    /// Tells the cache which states the admitted begin with: of those who were refused it is not to remember anything.
+    /// Marks the cached states that admitted rows start from; refused candidates must leave no trace.
     fn use_states(&mut self, in_flight: &[&Candidate]) {
         for (candidate, admitted) in in_flight.iter().zip(&self.verdict.admitted) {
             if let (Some(lock), Some(_)) = (&admitted.lock, admitted.state) {
@@ -112,14 +112,14 @@ impl Planning<'_> {
         }
     }
 
-    /// States that rows could have now: free, given back, or dropped from the cache.
+    /// States that rows could have now: free, returned, or dropped from the cache.
     fn spare_states(&self) -> usize {
         let free = self.free_states + self.returned_states.len();
         free + self.cache.droppable_states(Thinning::Any)
     }
 
-    /// Decides where the prefills of this plan leave copies of their states. `shared` are positions that candidates which
-    /// were held wait for, each with the index of the prefill.
+    /// Decides where the prefills of this plan leave copies of their states. `shared` are positions that held
+    /// candidates wait for, each with the index of the prefill.
     fn grant_saves(
         &mut self,
         rules: &StateRules,
@@ -191,7 +191,7 @@ impl Planning<'_> {
         Ok(admitted)
     }
 
-    /// Counts the window pages of an extent, and what its decode needs.
+    /// Counts the window pages of an extent and of its decode.
     fn take_windows(&mut self, candidate: &Candidate, admitted: &Admitted) {
         if let Some(windows) = &mut self.windows {
             let max_new_tokens = match admitted.chunked {
@@ -202,7 +202,7 @@ impl Planning<'_> {
         }
     }
 
-    /// Tokens of window pages that lack for what a candidate misses, or a chunk of it; 0 or less where none do.
+    /// Tokens of window pages missing for a candidate's uncached part or a chunk; 0 or less if they suffice.
     fn missing_windows(
         &self,
         adder: &PrefillAdder,
@@ -230,7 +230,7 @@ impl Planning<'_> {
         });
     }
 
-    /// Who gives way to a candidate that was refused for want of a row or of memory.
+    /// The victims for a candidate that was refused for lack of a row or memory.
     fn preempt(
         &self,
         adder: &PrefillAdder,
@@ -262,7 +262,7 @@ impl Planning<'_> {
         })
     }
 
-    /// Takes back everything that this plan has admitted: it is planned again.
+    /// Undoes all admissions of this plan, to be planned again.
     fn undo(&mut self) {
         self.cache.forget_used_states();
         for admitted in std::mem::take(&mut self.verdict.admitted) {
@@ -341,7 +341,7 @@ impl Planning<'_> {
         }
         let (locked, state) = self.with_state(locked);
         let load = self.load_behind(candidate, locked.tokens, limit);
-        // While the prefix is locked: what others would have to give is beside it.
+        // Counted while the prefix is locked, so that it does not count as evictable.
         let missing = self.missing_windows(adder, candidate, locked.tokens);
         if missing > 0.0 {
             self.cache.unlock(locked.lock);
@@ -390,7 +390,7 @@ impl Planning<'_> {
         }
     }
 
-    /// What the tree saw where the prompt left it: nothing where it was not asked.
+    /// The tree's view of the prompt's miss point. A candidate that bypasses the cache has none.
     fn departure(
         &self,
         candidate: &Candidate,
@@ -409,8 +409,8 @@ impl Planning<'_> {
         )
     }
 
-    /// Keeps the state that a row is to begin with until the plan is made. Where this is the last state that the row
-    /// could have for its own, it begins without a prefix.
+    /// Holds the state that a row starts from until the plan is made. If this is the last state that the row could get
+    /// as its private one, it starts without a prefix.
     fn with_state(&mut self, locked: LockedPrefix) -> (LockedPrefix, Option<StateSlot>) {
         let state = self.cache.hold_state(&locked.lock);
         if state.is_none() || self.spare_states() > self.n_starting() {
@@ -425,7 +425,7 @@ impl Planning<'_> {
         (without, None)
     }
 
-    /// Rows that begin with this plan, as far as it is made.
+    /// Rows that start with this plan, so far.
     fn n_starting(&self) -> usize {
         let admitted = self.verdict.admitted.iter();
         admitted.filter(|admitted| admitted.lock.is_some()).count()
@@ -448,31 +448,31 @@ impl Planning<'_> {
 
 /// Why a candidate is not in this plan.
 enum NotNow {
-    /// It waits for a prefix that the admitted one of this index computes, up to this position.
+    /// It waits for a prefix that the admitted candidate `by` computes, up to position `at`.
     Held {
         by: usize,
         at: usize,
     },
-    /// It waits for blocks of its prefix that are fetched from the store. It keeps its place and stops nobody behind it.
+    /// It waits for a fetch of its prefix from the store. It keeps its place and does not block later candidates.
     Fetching,
     Refused(Refusal),
 }
 
-/// What a candidate lacks.
+/// The resource that a candidate lacks.
 #[derive(Clone, Copy, PartialEq)]
 enum Refusal {
     Budget(Budget),
-    /// So many tokens of window pages.
+    /// Window pages, in tokens.
     NoWindows {
         missing: f64,
     },
     NoRow,
 }
 
-/// True when `other`, whose prefill is under way, computes a good part of what the candidate still misses.
+/// True when `other`, whose prefill is under way, computes a good part of the candidate's uncached prefix.
 fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: usize) -> bool {
     let until = cached + MIN_SHARED_TOKENS;
-    // The uncached part first: behind a long cached prefix it is where requests differ.
+    // The uncached part first: after a long cached prefix it is where requests differ.
     until <= limit
         && !other.bypasses_cache
         && until <= other.tokens.len()
@@ -481,7 +481,7 @@ fn shares_more(candidate: &Candidate, other: &Candidate, cached: usize, limit: u
         && candidate.tokens[..cached] == other.tokens[..cached]
 }
 
-/// Tokens that both have in common, as far as the candidate may begin with them.
+/// Length of the common prefix, within `limit`.
 pub(super) fn shared_tokens(candidate: &Candidate, other: &Candidate, limit: usize) -> usize {
     let pairs = candidate.tokens[..limit].iter().zip(other.tokens.iter());
     pairs.take_while(|(a, b)| a == b).count()

@@ -1,4 +1,4 @@
-//! Blocks of the store on their way to candidates: who waits for them, and what is loaded.
+//! Loading of stored blocks for candidates: waits for fetches, and grants of loads.
 
 use super::Planning;
 use super::admission::shared_tokens;
@@ -6,8 +6,8 @@ use crate::state::plan::prefill_adder::PrefillAdder;
 use crate::state::plan::{Candidate, FetchWish, LoadGrant, StoredPrefix};
 
 impl Planning<'_> {
-    /// Whether a candidate waits for blocks of its prefix: it asks for them, or another one has that shares them. That one
-    /// stops waiting by its deadline.
+    /// Whether a candidate waits for blocks of its prefix: it requests them, or another candidate that shares them has.
+    /// That one stops waiting by its deadline.
     pub(super) fn waits_for_blocks(
         &mut self,
         candidate: &Candidate,
@@ -35,7 +35,7 @@ impl Planning<'_> {
         true
     }
 
-    /// The blocks in memory that go on where the tree's prefix ends, if there are any.
+    /// The blocks in memory that continue the tree's prefix, if there are any.
     pub(super) fn load_behind(
         &self,
         candidate: &Candidate,
@@ -81,7 +81,7 @@ impl Planning<'_> {
         })
     }
 
-    /// Whether the request that is being chunked waits for more blocks of its prefix, which it asks for if nobody has.
+    /// Whether the chunked request waits for more blocks of its prefix, which it requests unless it has.
     pub(super) fn waits_for_round(&mut self, candidate: &Candidate, prefix_len: usize) -> bool {
         match candidate.stored {
             StoredPrefix::Fetching => true,

@@ -1,7 +1,7 @@
 //! The tree's leg of a plan: one serial transaction, in a fixed order.
 //!
-//! Settle what ended or was written, then match, lock and judge the candidates one after the other against live
-//! counters, then evict what is missing. Locks are taken before anything is evicted, so an admitted prefix stays.
+//! Settle ended sequences and written pages, then match, lock and judge the candidates one after the other against live
+//! counters, then evict the shortfall. Locks are taken before anything is evicted, so an admitted prefix stays.
 
 mod admission;
 mod loads;
@@ -18,7 +18,7 @@ use crate::state::plan::{
 use crate::state::pool::pages::{EvictedPages, PageRun, Pages, RowWindows, WindowPages};
 use crate::state::pool::state_pool::{OwnedState, SavedState};
 
-/// Runs a plan against the tree and returns what the pools are to do.
+/// Runs a plan against the tree and returns the demands on the pools.
 pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages {
     let mut plan = Planning {
         page_size: cache.page_size().get(),
@@ -67,7 +67,7 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         admit.max_new_rows += plan.returned_rows.len();
         target_tokens = target_tokens.max(plan.admit(admit));
     }
-    // Before anything is evicted: the copies come before whoever gets the memory writes to it.
+    // Before anything is evicted: the copies run before the memory's next owner writes to it.
     plan.save_beside(&mut saves, request.else_decode.is_some());
     if let Some(decode) = request.else_decode {
         target_tokens = target_tokens.max(plan.decode(decode.growing));
@@ -113,7 +113,7 @@ struct Planning<'a> {
     free_windows: usize,
     /// Every page comes with a window page.
     has_windows: bool,
-    /// The decode may ride along with what is admitted.
+    /// The decode may run in the step of the admitted prefills.
     mixes: bool,
     /// The window pages that are left for candidates.
     windows: Option<WindowBudget>,
@@ -266,7 +266,7 @@ impl Planning<'_> {
         self.verdict.saves.extend(taken);
     }
 
-    /// Takes the blocks that a step may save for what it does besides, once that is decided.
+    /// Takes the blocks that a step may save by its other work, once that is decided.
     fn save_beside(&mut self, budget: &mut SaveBudget, decodes: bool) {
         if budget.most == 0 || self.verdict.preempt.is_some() {
             return;
@@ -281,13 +281,13 @@ impl Planning<'_> {
         self.save(budget, blocks);
     }
 
-    /// Free pages, returned ones and what could be evicted, in tokens.
+    /// Free, returned and evictable pages, in tokens.
     fn available(&self) -> usize {
         (self.free_pages + self.returned.len()) * self.page_size + self.cache.evictable_size()
     }
 
-    /// The decode runs alone when nothing is admitted, rides along if it may and its pages are there besides the
-    /// prefill's, or sits this step out. Returns the tokens that must be free.
+    /// The decode runs alone when nothing is admitted, in the prefill's step if it may and the pages suffice for both,
+    /// or not in this step. Returns the tokens that must be free.
     fn decode(&mut self, growing: Vec<SeqId>) -> usize {
         let prefill_pages: usize = self
             .demands
@@ -323,12 +323,12 @@ impl Planning<'_> {
         }
     }
 
-    /// Makes room for a window page beside each page that is asked for.
+    /// Makes room for one window page for each demanded page.
     fn evict_windows(&mut self) {
         if !self.has_windows {
             return;
         }
-        // Those of nodes that were evicted.
+        // Window pages of evicted nodes.
         self.take_freed_windows();
         let demanded = self.demands.iter().map(|demand| demand.pages as usize);
         let wanted = demanded.sum::<usize>() + self.growing.len();

@@ -59,7 +59,7 @@ impl KvDtype {
 /// The values that belong to the keys of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Values {
-    /// `dim` elements beside the key.
+    /// `dim` elements in addition to the key.
     Own {
         /// Elements of a value.
         dim: usize,
@@ -79,7 +79,7 @@ impl Values {
         }
     }
 
-    /// Elements that are stored beside the key.
+    /// Elements that are stored in addition to the key.
     pub fn stored_dim(self) -> usize {
         match self {
             Self::Own { dim } => dim,
@@ -158,8 +158,8 @@ impl fmt::Display for PagedKv {
     }
 }
 
-/// One buffer of a layer's pages, as long as the pool has slots: a layout decides the width of a slot, never where a
-/// token stands.
+/// One buffer of a layer's pages, as long as the pool has slots: a layout decides the width of a slot, never the slot
+/// of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBuffer {
     /// Its content: `k`, `v`, `label` or `scale`.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::{PageIds, PageRun, PageSize, Pages, PoolLedger};
 use crate::ids::PageId;
 
-/// Edges of more tokens take their pages over as they come instead of copying them.
+/// Edges of more tokens take over the list of their pages instead of copying it.
 const LONG_TOKENS: usize = 512;
-/// Of a shared buffer's tokens one in so many may belong to nobody.
+/// At most one in this many of a shared buffer's tokens may be unused.
 const MAX_WASTE: usize = 8;
 
 /// The content with which [`EdgeBuffer`] starts before it is filled.
@@ -22,16 +22,16 @@ static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
 pub(in crate::state) enum EdgeBuffer {
     /// The tokens, then the ids of their pages: one allocation for the many edges that are short.
     Short(Arc<[u32]>),
-    /// The two apart; `None` holds no tokens.
+    /// The two separately; `None` holds no tokens.
     Long(Option<Arc<LongEdge>>),
 }
 
 /// See [`EdgeBuffer::Long`].
 #[derive(Debug)]
 pub(in crate::state) struct LongEdge {
-    /// Perhaps a request's own.
+    /// May be a request's array.
     owner: Arc<[u32]>,
-    /// Which of the owner's tokens are the edge's.
+    /// The edge's range of the owner's tokens.
     range: Range<u32>,
     pages: PageIds,
 }
@@ -46,12 +46,12 @@ impl LongEdge {
 #[derive(Clone, Copy)]
 pub(in crate::state) struct EdgeTokens<'a> {
     pub tokens: &'a [u32],
-    /// Holds `tokens` from this place on, and may be kept.
+    /// Holds `tokens` from this index on, and may be kept.
     pub owner: Option<(&'a Arc<[u32]>, usize)>,
 }
 
 impl EdgeTokens<'_> {
-    /// A buffer with little besides the tokens, and where they stand in it.
+    /// A buffer with little more than the tokens, and their index in it.
     fn to_owner(self) -> (Arc<[u32]>, usize) {
         let n_tokens = self.tokens.len();
         match self.owner {
@@ -91,7 +91,7 @@ impl EdgeBuffer {
         })))
     }
 
-    /// The tokens; behind a short edge's the ids of its pages.
+    /// The tokens; for a short edge followed by the ids of its pages.
     pub(in crate::state) fn tokens(&self) -> &[u32] {
         match self {
             Self::Short(items) => items,
@@ -167,7 +167,7 @@ pub(in crate::state) struct Edge {
     /// In tokens.
     start: u32,
     end: u32,
-    /// Where the pages count, if there are any.
+    /// The ledger that counts the pages, if there are any.
     ledger: Option<Arc<PoolLedger>>,
 }
 
@@ -217,7 +217,7 @@ impl Edge {
         &self.buffer.tokens()[self.start as usize..self.end as usize]
     }
 
-    /// The buffer and which of its tokens are the edge's.
+    /// The buffer and the edge's range of its tokens.
     pub(in crate::state) fn part(&self) -> (EdgeBuffer, Range<u32>) {
         (self.buffer.clone(), self.start..self.end)
     }
@@ -246,7 +246,7 @@ impl Edge {
         run.push_edge(&self.buffer, range.start + skip as u32..range.end);
     }
 
-    /// Keeps everything from token `at` on and returns what stands before it.
+    /// Keeps everything from token `at` on and returns the part before it.
     pub(in crate::state) fn cut_front(&mut self, at: usize) -> Self {
         let middle = self.start + at as u32;
         let front = Self {
@@ -263,7 +263,7 @@ impl Edge {
         self.buffer.is_same(&other.buffer)
     }
 
-    /// A buffer without what nobody has behind this edge, if that is worth the copy.
+    /// A buffer without the unused tokens after this edge, if that is worth the copy.
     pub(in crate::state) fn cut_buffer(&self, page_size: PageSize) -> Option<EdgeBuffer> {
         let (used, held) = (self.end as usize, self.buffer.n_tokens(page_size));
         if (held - used) * MAX_WASTE <= held {
@@ -281,7 +281,7 @@ impl Edge {
         })
     }
 
-    /// Uses a buffer that holds the same at the same places.
+    /// Switches to a buffer with the same content at the same indices.
     pub(in crate::state) fn move_to(&mut self, buffer: EdgeBuffer) {
         self.buffer = buffer;
     }

@@ -1,4 +1,4 @@
-//! Pages on their way from the tree to the pool.
+//! Pages in transit from the tree to the pool.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct EvictedPages {
     more: Option<Box<MoreEdges>>,
 }
 
-/// The edges that were evicted behind the first one.
+/// The edges that were evicted after the first one.
 #[derive(Default)]
 struct MoreEdges {
     edges: Vec<Edge>,
@@ -42,7 +42,7 @@ impl EvictedPages {
         more.edges.push(edge);
     }
 
-    /// Gives the ids away, an edge's at a time: the callee now is the owner.
+    /// Transfers the ids to the callee, one edge's at a time.
     pub(in crate::state) fn surrender(mut self, mut take: impl FnMut(Ids<'_>)) {
         let page_size = self.page_size();
         take(self.first.pages(page_size));

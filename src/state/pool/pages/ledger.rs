@@ -1,12 +1,12 @@
-//! The account of what was dropped instead of handed back.
+//! The count of pages, locks and states that were dropped instead of handed back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::PageSize;
 
-/// Counts what was dropped instead of handed back, for one pool.
+/// Counts the holdings of one pool that were dropped instead of handed back.
 ///
-/// It is closed when the pool itself is torn down: whatever is dropped after that is no leak.
+/// It is closed when the pool itself is torn down: later drops are no leaks.
 #[derive(Debug)]
 pub struct PoolLedger {
     page_size: PageSize,
@@ -17,7 +17,7 @@ pub struct PoolLedger {
 }
 
 impl PoolLedger {
-    /// Makes the ledger of a pool of such pages.
+    /// Makes the ledger of a pool of pages of this size.
     pub const fn new(page_size: PageSize) -> Self {
         Self {
             page_size,

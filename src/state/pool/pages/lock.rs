@@ -56,7 +56,7 @@ impl NodeLock {
         self.part
     }
 
-    /// Takes the part out that keeps window pages: a lock of its own, to be given back too. `None` if it is not in it.
+    /// Splits off the part that keeps window pages: a separate lock, to be released too. `None` without that part.
     pub(in crate::state) fn take_windows(&mut self) -> Option<Self> {
         if self.node.is_none() || self.part != LockPart::Whole {
             return None;
@@ -69,7 +69,7 @@ impl NodeLock {
         })
     }
 
-    /// Gives the lock up to the tree, which decrements `lock_ref`.
+    /// Hands the lock to the tree, which decrements `lock_ref`.
     pub(in crate::state) fn surrender(mut self) -> Option<u32> {
         self.node.take()
     }

@@ -1,9 +1,9 @@
 //! Ownership of KV pages as values: [`Pages`] owns, [`PageRun`] views, [`NodeLock`] holds a lock;
 //! [`PageSize`] is the arithmetic between tokens, pages and slots.
 //!
-//! At any time a page is owned by exactly one of: the free list, a tree node, a sequence's `Pages`, a
-//! `Pages` inside a message under way. None of the owning types is `Clone`; an exit path that forgets to
-//! hand them back is counted in the [`PoolLedger`] and panics in debug builds.
+//! At any time a page is owned by exactly one of: the free list, a tree node, a sequence's `Pages`, a `Pages` inside a
+//! message in flight. None of the owning types is `Clone`; the [`PoolLedger`] counts those that an exit path forgets to
+//! hand back, and panics in debug builds.
 
 mod edge;
 mod evicted;
@@ -33,7 +33,7 @@ pub use windows::{RowWindows, Window, WindowPages, WindowRun};
 /// Ids of pages; a few need no allocation.
 pub(in crate::state) type PageIds = SmallVec<[PageId; 4]>;
 
-/// Owned KV pages, in sequence order. Move-only: whoever holds the value must hand it back.
+/// Owned KV pages, in sequence order. Move-only: the holder must hand it back.
 #[must_use]
 pub struct Pages {
     ids: PageIds,
@@ -57,12 +57,12 @@ impl Pages {
         }
     }
 
-    /// Gives the ids away: the caller now is the owner.
+    /// Transfers the ids to the caller.
     pub(in crate::state) fn surrender(mut self) -> PageIds {
         std::mem::take(&mut self.ids)
     }
 
-    /// The ids from `at` on, for a caller who then has them surrendered: all of them as they come, some as a copy.
+    /// The ids from `at` on, for a caller that surrenders them next: moved if they are all, else copied.
     pub(in crate::state) fn ids_from(&mut self, at: usize) -> PageIds {
         match at {
             0 => std::mem::take(&mut self.ids),
@@ -70,7 +70,7 @@ impl Pages {
         }
     }
 
-    /// Gives the ids from `at` on away to a caller who has read them, with the ledger in which they count.
+    /// Transfers the ids from `at` on to a caller that has read them, with the ledger that counts them.
     pub(in crate::state) fn surrender_from(&mut self, at: usize) -> Option<Arc<PoolLedger>> {
         self.ids.truncate(at);
         match at {
@@ -94,7 +94,7 @@ impl Pages {
         &self.ids
     }
 
-    /// Moves all of `other` behind the own pages.
+    /// Appends all pages of `other`.
     pub fn append(&mut self, mut other: Self) {
         if self.ledger.is_none() {
             self.ledger = other.ledger.take();
@@ -136,12 +136,12 @@ impl Pages {
         Self { ids, ledger }
     }
 
-    /// To hand them out one at a time.
+    /// Converts them, to hand them out one at a time.
     pub fn one_by_one(self) -> OneByOne {
         OneByOne::new(self)
     }
 
-    /// Leaves nothing behind and returns everything.
+    /// Takes all pages out.
     pub fn take(&mut self) -> Self {
         std::mem::take(self)
     }

@@ -3,12 +3,11 @@
 use super::Pages;
 use crate::ids::PageId;
 
-/// Owned pages, of which one after the other goes to another owner, in their order. Move-only, as [`Pages`]: what is not
-/// handed out is lost.
+/// Owned pages that go to other owners one after the other, in order. Move-only, as [`Pages`]: a drop loses the rest.
 #[derive(Debug)]
 #[must_use]
 pub struct OneByOne {
-    /// The first `n_given` of them are others' by now.
+    /// The first `n_given` of them belong to other owners.
     pages: Pages,
     n_given: usize,
 }
@@ -18,7 +17,7 @@ impl OneByOne {
         Self { pages, n_given: 0 }
     }
 
-    /// Moves the next page behind those of `owner`, and says which it is; `None` when all are handed out.
+    /// Appends the next page to `owner`, and returns its id; `None` when all are handed out.
     pub fn next_to(&mut self, owner: &mut Pages) -> Option<PageId> {
         let page = *self.pages.ids.get(self.n_given)?;
         self.n_given += 1;

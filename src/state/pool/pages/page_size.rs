@@ -57,7 +57,7 @@ impl PageSize {
         self.pages_for(end) - self.pages_for(prefix)
     }
 
-    /// Number of new pages (0 or 1) for one more token behind `committed` tokens.
+    /// Number of new pages (0 or 1) for one more token after `committed` tokens.
     pub const fn pages_to_decode(self, committed: usize) -> usize {
         match self.get() {
             // The usual size, without a division.

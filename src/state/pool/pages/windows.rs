@@ -1,10 +1,10 @@
-//! Pages of layers that see no further back than a window: a second group, whose ids count apart.
+//! Pages of sliding-window layers: a second group, with separate ids.
 
 use super::{OneByOne, PageRun, PageSize, Pages};
 use crate::ids::PageId;
 
-/// Owned window pages, in sequence order. Move-only like [`Pages`], and no [`Pages`]: the pool of each group takes back
-/// its own only.
+/// Owned window pages, in sequence order. Move-only like [`Pages`], but a separate type: the pool of each group takes
+/// back only pages of its group.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct WindowPages(Pages);
@@ -40,7 +40,7 @@ impl WindowPages {
         self.0.ids()
     }
 
-    /// Moves all of `other` behind the own pages.
+    /// Appends all pages of `other`.
     pub fn append(&mut self, other: Self) {
         self.0.append(other.0);
     }
@@ -53,7 +53,7 @@ impl WindowPages {
         Self(self.0.split_off(at))
     }
 
-    /// To hand them out one at a time.
+    /// Converts them, to hand them out one at a time.
     pub(in crate::state) fn one_by_one(self) -> OneByOne {
         self.0.one_by_one()
     }
@@ -62,14 +62,14 @@ impl WindowPages {
 /// The window pages that a sequence owns: those of its pages from index `first` on.
 #[derive(Debug, Default)]
 pub struct RowWindows {
-    /// Index of the first page. Those before it are the cache's, or given back.
+    /// Index of the first page. Earlier ones belong to the cache, or are returned.
     pub first: usize,
     /// The pages.
     pub pages: WindowPages,
 }
 
 impl RowWindows {
-    /// None yet, of a sequence that has so many pages.
+    /// None yet, of a sequence that has `first` pages.
     pub fn behind(first: usize) -> Self {
         Self {
             first,
@@ -77,14 +77,14 @@ impl RowWindows {
         }
     }
 
-    /// Takes those out whose index is below `end`.
+    /// Takes out the pages whose index is below `end`.
     pub fn take_below(&mut self, end: usize) -> WindowPages {
         let n = end.saturating_sub(self.first).min(self.pages.len());
         self.first += n;
         WindowPages(self.pages.0.take_front(n))
     }
 
-    /// Takes those out whose index is `start` or more.
+    /// Takes out the pages whose index is `start` or more.
     pub fn take_from(&mut self, start: usize) -> WindowPages {
         let at = start.saturating_sub(self.first).min(self.pages.len());
         self.pages.split_off(at)
@@ -126,21 +126,21 @@ impl Window {
         self.page_size.full_pages(self.first_seen(position))
     }
 
-    /// Pages that neither the query at `position` nor any after it sees, nor whoever goes on behind the last whole page
-    /// before it.
+    /// Pages that neither the query at `position` nor any after it sees, nor a sequence that resumes after the last
+    /// whole page before it.
     pub fn passed_by_end(&self, position: usize) -> usize {
         let end = self.page_size.floor(position);
         self.page_size.full_pages(self.start_of(end))
     }
 
-    /// Where the pages begin that whoever goes on behind a prefix of `end` tokens sees: a multiple of the page size, and
-    /// `end` if nobody sees any.
+    /// The start of the pages that a sequence resuming after a prefix of `end` tokens sees: a multiple of the page
+    /// size, and `end` if it sees none.
     pub fn start_of(&self, end: usize) -> usize {
         self.page_size.floor(self.first_seen(end)).min(end)
     }
 
-    /// Where the pages begin that a prefix of `end` tokens keeps: those that are seen behind it, and one more, since a
-    /// prompt that is repeated goes on a page before its end.
+    /// The start of the pages that a prefix of `end` tokens keeps: those that a sequence resuming after it sees, and
+    /// one more, since a repeated prompt resumes a page before its end.
     pub fn tail_of(&self, end: usize) -> usize {
         let seen = self.start_of(end);
         seen.saturating_sub(self.page_size.get())

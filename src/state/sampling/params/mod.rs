@@ -9,25 +9,25 @@ use crate::error::{FieldError, Plain, RequestError};
 use crate::field::{check_bytes, check_count};
 use crate::state::request_limits::RequestLimits;
 
-/// How tokens are chosen and when a request ends. Names and defaults are SGLang's.
+/// Sampling and stopping parameters. Names and defaults are SGLang's.
 ///
-/// Read from JSON it takes what SGLang's `sampling_params` take: every field may be missing or null (the default),
-/// `stop` may be one string, `logit_bias` is a map from token id to bias. Clones share the lists.
+/// The JSON form accepts SGLang's `sampling_params`: every field may be missing or null (the default), `stop` may be
+/// one string, `logit_bias` is a map from token id to bias. Clones share the lists.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SamplingParams {
-    /// Most tokens to generate.
+    /// Upper bound of generated tokens.
     pub max_new_tokens: u32,
-    /// Tokens before which neither EOS nor a stop token can be sampled.
+    /// Number of tokens before which neither EOS nor a stop token can be sampled.
     pub min_new_tokens: u32,
-    /// Strings that end the output. In JSON an empty one is no stop, as OpenAI has it.
+    /// Strings that end the output. In JSON an empty one is ignored, as in OpenAI's API.
     pub stop: Arc<[String]>,
-    /// Tokens that end the output, besides EOS.
+    /// Tokens that end the output, in addition to EOS.
     pub stop_token_ids: Arc<[u32]>,
-    /// Softmax temperature; below 1e-6 the most likely token is taken.
+    /// Softmax temperature; below 1e-6 sampling is greedy.
     pub temperature: f32,
-    /// Nucleus: least probability mass kept, in [0, 1]; 0 keeps the most likely token.
+    /// Nucleus sampling: kept probability mass, in [0, 1]; 0 keeps the most likely token.
     pub top_p: f32,
-    /// Most likely tokens kept; -1 keeps all.
+    /// Number of most likely tokens kept; -1 keeps all.
     pub top_k: i32,
     /// Tokens less likely than `min_p` times the most likely one are dropped, in [0, 1].
     pub min_p: f32,
@@ -40,15 +40,15 @@ pub struct SamplingParams {
     /// Added to the logits of single tokens: (token id, bias).
     #[serde(serialize_with = "super::wire::serialize_logit_bias")]
     pub logit_bias: Arc<[(u32, f32)]>,
-    /// Goes on after EOS.
+    /// Continues after EOS.
     pub ignore_eos: bool,
-    /// Seed of the draws; a random one is chosen at intake when absent.
+    /// Seed of the draws; intake chooses a random one if absent.
     pub sampling_seed: Option<u64>,
     /// Number of samples of one prompt.
     pub n: u32,
-    /// Leaves special tokens out of the text.
+    /// Omits special tokens from the text.
     pub skip_special_tokens: bool,
-    /// Puts spaces between special tokens of the text.
+    /// Puts spaces between special tokens in the text.
     pub spaces_between_special_tokens: bool,
     /// Keeps the stop string or stop token in the output.
     pub no_stop_trim: bool,
@@ -79,15 +79,15 @@ impl Default for SamplingParams {
     }
 }
 
-/// Most samples of one prompt.
+/// Upper bound of samples per prompt.
 pub(crate) const MAX_SAMPLES: u32 = 128;
-/// The units that errors about the length of `stop`, `stop_token_ids` and `logit_bias` count in.
+/// The units in length errors of `stop`, `stop_token_ids` and `logit_bias`.
 pub(super) const STOP_UNIT: &str = "strings";
 pub(super) const STOP_TOKEN_UNIT: &str = "ids";
 pub(super) const BIAS_UNIT: &str = "tokens";
 
 impl SamplingParams {
-    /// Returns the parameters with a temperature below 1e-6 written as SGLang does: temperature 1, top_k 1.
+    /// Replaces a temperature below 1e-6 as SGLang does: temperature 1, top_k 1.
     pub fn normalized(mut self) -> Self {
         if self.temperature < GREEDY_TEMPERATURE {
             self.temperature = 1.0;
@@ -99,7 +99,7 @@ impl SamplingParams {
     /// Checks every value.
     ///
     /// # Errors
-    /// [`RequestError::Field`] with the name, the value, the limit and what to do.
+    /// [`RequestError::Field`] with the name, the value, the limit and a remedy.
     pub fn validate(&self, vocab_size: usize, limits: &RequestLimits) -> Result<(), RequestError> {
         Ok(self.check(vocab_size, limits)?)
     }
@@ -205,7 +205,7 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// Refuses more tokens before the end than there may be at all, under the names that an endpoint has for both.
+    /// Rejects a minimum above the maximum of new tokens, under the endpoint's names for both.
     pub(crate) fn check_lengths(&self, min_name: &str, max_name: &str) -> Result<(), FieldError> {
         let (min, max) = (self.min_new_tokens, self.max_new_tokens);
         match min <= max {

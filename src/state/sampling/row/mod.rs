@@ -1,9 +1,9 @@
-//! One row's sampler: from logits to the next token.
+//! The sampler of one row: from logits to the next token.
 //!
-//! The order is SGLang's: frequency and presence penalties, `min_new_tokens`, repetition penalty, grammar mask,
-//! logit bias, temperature, then top_k, top_p and min_p **jointly**: each looks at the softmax over the whole
-//! vocabulary, none renormalises for the next (SGLang's PyTorch sampler, and FlashInfer's joint filter order). All
-//! three keep a prefix of the same ranking, so what is kept is the shortest of the three prefixes.
+//! The order is SGLang's: frequency and presence penalties, `min_new_tokens`, repetition penalty, grammar mask, logit
+//! bias, temperature, then top_k, top_p and min_p **jointly**: each applies to the softmax over the whole vocabulary,
+//! without renormalisation between them (SGLang's PyTorch sampler, and FlashInfer's joint filter order). Each keeps a
+//! prefix of the same ranking, so the result is the shortest prefix.
 
 use std::sync::Arc;
 
@@ -15,39 +15,39 @@ use super::mask::TokenMask;
 use super::params::SamplingParams;
 use super::peak::Peak;
 
-/// Chooses the tokens of one sequence.
+/// Samples the tokens of one sequence.
 ///
-/// Its choice is a pure function of the logits, the parameters, the prompt and the output so far: a sampler
-/// rebuilt from prompt and output goes on exactly as the first one would have.
+/// The choice is a pure function of the logits, the parameters, the prompt and the output so far: a sampler rebuilt
+/// from prompt and output makes the same choices.
 #[derive(Clone, Debug)]
 pub struct RowSampler {
     params: Arc<SamplingParams>,
     greedy: bool,
-    /// How often each token occurs in the output; filled only if a penalty reads it.
+    /// Occurrences of each token in the output; only filled for penalties that read it.
     output_counts: FxHashMap<u32, u32>,
-    /// Tokens of prompt and output; filled only if the repetition penalty reads it.
+    /// Tokens of prompt and output; only filled for the repetition penalty.
     seen: FxHashSet<u32>,
-    /// Tokens that may not be sampled before `min_new_tokens`.
+    /// Tokens excluded before `min_new_tokens`.
     banned_ends: Vec<u32>,
-    /// Tokens of output so far: the position of the next draw.
+    /// Number of output tokens so far: the position of the next draw.
     output_tokens: u64,
     vocab_size: usize,
 }
 
-/// The choice of a sampler.
+/// A sampled token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
     /// The token.
     pub token: u32,
-    /// The logits held a NaN, or every token was ruled out: the token means nothing.
+    /// The logits contained NaN, or every token was excluded: the token is undefined.
     pub nan: bool,
 }
 
 impl RowSampler {
-    /// Builds the sampler of a sequence that stands after `prompt` and `output` (empty for a new sequence).
+    /// Builds the sampler of a sequence after `prompt` and `output` (empty for a new sequence).
     ///
-    /// `params` must have passed [`SamplingParams::validate`] with this vocabulary and should carry a seed (0 is
-    /// taken otherwise). Neither the `eos_ids` nor the stop token ids are sampled before `min_new_tokens`.
+    /// `params` must have passed [`SamplingParams::validate`] with this vocabulary and should carry a seed (default 0).
+    /// Neither the `eos_ids` nor the stop token ids are sampled before `min_new_tokens`.
     pub fn new(
         params: Arc<SamplingParams>,
         vocab_size: usize,
@@ -74,12 +74,12 @@ impl RowSampler {
         sampler
     }
 
-    /// Returns whether the next token is the peak of the raw logits, which [`RowSampler::sampled_peak`] takes.
+    /// Returns whether the next token is the argmax of the raw logits; then use [`RowSampler::sampled_peak`].
     pub fn takes_peak(&self) -> bool {
         self.greedy && !self.edits(None)
     }
 
-    /// Returns what the peak of a whole row of logits means for a sampler that takes it.
+    /// Converts the argmax of a whole row to a greedy sampler's choice.
     pub fn sampled_peak(peak: Peak) -> Sampled {
         match peak.nan {
             true => Sampled {
@@ -108,7 +108,7 @@ impl RowSampler {
     ) -> Sampled {
         let logits = &mut logits[..self.vocab_size];
         let mut peak = Peak::of(logits, 0);
-        // A mask or a ban could hide it.
+        // A mask or a ban could hide a NaN.
         if peak.nan {
             return Self::sampled_peak(peak);
         }
@@ -117,7 +117,7 @@ impl RowSampler {
             self.constrain(logits, mask);
             peak = Peak::of(logits, 0);
         }
-        // An infinite logit has all the probability, and the softmax cannot be computed.
+        // An infinite logit takes all the probability, and the softmax is undefined.
         if self.greedy || peak.logit.is_infinite() {
             return Self::sampled_peak(peak);
         }
@@ -129,7 +129,7 @@ impl RowSampler {
         }
     }
 
-    /// Counts a token as output: one that was chosen, or comes from elsewhere (teacher forcing, speculation).
+    /// Records an output token: sampled, or given (teacher forcing, speculation).
     pub fn record(&mut self, token: u32) {
         if self.params.has_output_penalty() {
             *self.output_counts.entry(token).or_insert(0) += 1;
@@ -140,7 +140,7 @@ impl RowSampler {
         self.output_tokens += 1;
     }
 
-    /// Something changes the logits before they are ranked.
+    /// Returns whether penalties, masks or biases change the logits.
     fn edits(&self, mask: Option<&TokenMask>) -> bool {
         mask.is_some()
             || !self.output_counts.is_empty()
@@ -149,7 +149,7 @@ impl RowSampler {
             || self.params.bans_ends(self.output_tokens)
     }
 
-    /// Makes room for what the output will add, so that no step has to.
+    /// Reserves memory for the output, so that no step allocates.
     fn reserve(&mut self, prompt_tokens: usize) {
         let output_tokens = (self.params.max_new_tokens as usize).min(self.vocab_size);
         if self.params.has_output_penalty() {
@@ -195,7 +195,7 @@ impl RowSampler {
         }
     }
 
-    /// A grammar that allows nothing but ends of the sequence is at its end: then it goes before `min_new_tokens`.
+    /// If the grammar allows only end tokens, it takes precedence over `min_new_tokens`.
     fn bans_ends(&self, mask: Option<&TokenMask>) -> bool {
         self.params.bans_ends(self.output_tokens)
             && mask.is_none_or(|mask| mask.allows_beside(&self.banned_ends))

@@ -24,7 +24,7 @@ impl RowSampler {
     }
 }
 
-/// Logits that look like noise but depend on the position only.
+/// Pseudo-random logits, a function of the position.
 fn logits_at(position: usize) -> Vec<f32> {
     let noise = |token| uniform(99, (position * VOCAB + token) as u64) as f32;
     (0..VOCAB).map(|token| 6.0 * noise(token) - 3.0).collect()
@@ -36,7 +36,7 @@ fn run(sampler: &mut RowSampler, positions: std::ops::Range<usize>) -> Vec<u32> 
         .collect()
 }
 
-/// Share of each token in many draws from the same logits.
+/// Frequency of each token in many draws from the same logits.
 fn shares(params: SamplingParams, logits: &[f32]) -> Vec<f64> {
     const DRAWS: usize = 4000;
     let params = Arc::new(params);
@@ -133,7 +133,7 @@ fn filters_keep_a_prefix_of_the_ranking() {
 
 #[test]
 fn top_p_looks_at_the_whole_vocabulary_after_top_k() {
-    // Renormalised after top_k the first token would hold 4/7 of the mass, and top_p 0.5 would keep it alone.
+    // With renormalisation after top_k, the first token would hold 4/7 of the mass, and top_p 0.5 would keep only it.
     let params = SamplingParams {
         top_k: 2,
         top_p: 0.5,
@@ -209,7 +209,7 @@ fn penalties_count_as_sglang_does() {
     let mut logits = [1.0, 1.0, -1.0, 1.0, 1.0, 1.0];
     sampler.penalize(&mut logits);
     sampler.constrain(&mut logits, None);
-    // Token 0 is in the prompt only: repetition alone. Token 1: (1 - 0.5 - 0.25) / 2. Token 2: (-1 - 1 - 0.25) * 2.
+    // Token 0 is only in the prompt: repetition penalty. Token 1: (1 - 0.5 - 0.25) / 2. Token 2: (-1 - 1 - 0.25) * 2.
     assert_eq!(logits, [0.5, 0.125, -4.5, 1.0, 4.0, 1.0]);
 }
 
@@ -319,7 +319,7 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-/// Everything kept by sorting the whole vocabulary: what the selection has to agree with.
+/// The reference: filters by sorting the whole vocabulary.
 fn naive_choice(logits: &[f32], params: &SamplingParams, draw: f64) -> u32 {
     let max = f64::from(Peak::of(logits, 0).logit);
     let mut ranked: Vec<(u32, f64)> = logits
@@ -373,7 +373,7 @@ proptest! {
         let draw = uniform(1, position as u64);
         let mut scratch = DrawScratch::default();
         let kept = Kept::of(&logits, Peak::of(&logits, 0).logit, &params, &mut scratch);
-        // A filter that leaves the order by id draws in that order, so only sorted draws are comparable.
+        // Without a rank filter the draw is in id order, so only sorted draws are comparable.
         let sorts = params.top_p < 1.0 || (params.top_k != -1 && params.top_k < VOCAB as i32);
         if sorts {
             prop_assert_eq!(kept.pick(draw), naive_choice(&logits, &params, draw));

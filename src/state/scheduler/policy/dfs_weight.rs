@@ -1,5 +1,5 @@
-//! Depth first through the tree, the branch with the most waiting requests first: those who share a prefix run
-//! together, and a branch is left once it is done with.
+//! Depth-first order of the radix tree, the branch with the most waiting requests first: requests that share a prefix
+//! run together, and each branch is finished before the next.
 
 use rustc_hash::FxHashMap;
 
@@ -11,10 +11,10 @@ pub(super) const NAME: &str = "dfs-weight";
 
 pub(super) struct DfsWeight;
 
-/// A node among its siblings, the first to be entered being the least: many requests below it, then an early one.
+/// Sort key of a node among its siblings: most requests below it first, then the earliest request.
 type Turn = (std::cmp::Reverse<usize>, usize);
 
-/// Behind the last node of a path: requests that end at a node come after those below it.
+/// Sorts after every node: requests that end at a node follow those below it.
 const END: Turn = (std::cmp::Reverse(0), usize::MAX);
 
 impl SchedulePolicy for DfsWeight {
@@ -37,7 +37,7 @@ impl SchedulePolicy for DfsWeight {
                 weight.0 += 1;
             }
         }
-        // A request's place in the depth-first order is the list of turns down to it.
+        // A request's sort key is the list of keys on its path.
         waiting.sort_by_cached_key(|request| {
             let path = request.matched.path.iter();
             let down = path.map(|node| turns[node]);

@@ -1,6 +1,6 @@
-//! Highest response ratio next: short prefills first, and long ones the sooner the longer they have waited.
+//! Highest response ratio next: short prefills first; waiting raises the rank of long ones.
 //!
-//! Time is counted in prefilled tokens: the ratio is what others have had since the request came, over what it needs.
+//! Time is counted in prefilled tokens: the ratio is others' tokens since arrival over the request's uncached tokens.
 
 use std::cmp::Ordering;
 
@@ -29,7 +29,7 @@ impl SchedulePolicy for Hrrn {
     }
 }
 
-/// Nothing to compute: at once. Deprioritised: last.
+/// Fully cached requests first, deprioritised ones last.
 fn class(request: &Waiting) -> u8 {
     match (request.matched.is_deprioritised, uncached(request)) {
         (true, _) => 2,
@@ -42,7 +42,7 @@ fn uncached(request: &Waiting) -> usize {
     request.prompt_tokens.saturating_sub(request.matched.tokens)
 }
 
-/// Compares `waited / uncached` without dividing; requests of one other class are equal.
+/// Compares `waited / uncached` without division; requests of another class are equal.
 fn ratio_descending(a: &Waiting, b: &Waiting) -> Ordering {
     if class(a) != 1 || class(b) != 1 {
         return Ordering::Equal;

@@ -1,4 +1,4 @@
-//! Longest output first: those that will take longest do not end up alone at the end.
+//! Longest output first: avoids a tail of long outputs that run alone.
 
 use std::cmp::Reverse;
 

@@ -1,4 +1,4 @@
-//! Longest prefix match first: what is cached is used before it is evicted.
+//! Longest prefix match first: uses cached prefixes before they are evicted.
 
 use std::cmp::Reverse;
 

@@ -1,7 +1,7 @@
-//! The order of the waiting queue: one small file a policy, one line each in one table.
+//! Scheduling policies: one file per policy, one line each in a table.
 //!
-//! A policy sees the queue in order of arrival and sorts it stably, so that ties stay in that order. Priorities come
-//! on top of every policy ([`PriorityOrder`]), and retracted requests stand ahead of all of it.
+//! A policy sees the queue in order of arrival and sorts it stably. Priorities take precedence over every policy
+//! ([`PriorityOrder`]), and retracted requests precede the queue.
 
 mod dfs_weight;
 mod fcfs;
@@ -14,41 +14,41 @@ mod shortest_prefill_first;
 use crate::ids::SeqId;
 use crate::state::plan::probe::{Matched, ProbeKind};
 
-/// With more waiting requests than this, policies that [fall back](Crowd::FallsBack) match none.
+/// With more waiting requests, policies that [fall back](Crowd::FallsBack) probe nothing.
 pub const MAX_PROBED: usize = 128;
 
-/// The facts that a policy may know of one waiting request.
+/// A policy's view of a waiting request.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     /// The request; a smaller one arrived earlier.
     pub seq: SeqId,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens to have K/V of before it can decode: prompt, and output so far.
+    /// Tokens that need K/V before it can decode: prompt, and output so far.
     pub fill_tokens: usize,
     /// Tokens it may generate.
     pub max_new_tokens: usize,
-    /// Prompt tokens that the engine has prefilled since the request arrived, those of others.
+    /// Prompt tokens of other requests that the engine has prefilled since the request arrived.
     pub waited_tokens: u64,
-    /// The cached part of it; nothing for policies that do not ask.
+    /// The cached prefix; empty for policies without a probe.
     pub matched: Matched,
 }
 
-/// The question of a policy to the cache before it orders the queue.
+/// A policy's probe of the cache before it orders the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeNeed {
-    /// The facts to be found out besides the lengths of matches.
+    /// The facts to find, in addition to match lengths.
     pub kind: ProbeKind,
-    /// The order when more than [`MAX_PROBED`] requests wait.
+    /// The order with more than [`MAX_PROBED`] waiting requests.
     pub crowd: Crowd,
 }
 
-/// The order that a policy gives more than [`MAX_PROBED`] waiting requests.
+/// A policy's order of more than [`MAX_PROBED`] waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowd {
-    /// Keeps the order of arrival, which costs nothing.
+    /// Keeps the order of arrival without probing.
     FallsBack,
-    /// Orders all of them, and pays for it.
+    /// Probes and orders all of them.
     OrdersAll,
 }
 
@@ -57,17 +57,17 @@ pub trait SchedulePolicy: Send {
     /// Name in the configuration.
     fn name(&self) -> &'static str;
 
-    /// The facts that it must know of the cache; `None` for one that does not look at it.
+    /// The required probe; `None` for policies that ignore the cache.
     fn probe_need(&self) -> Option<ProbeNeed> {
         None
     }
 
-    /// True for the policy whose order is that of arrival.
+    /// True for the policy that keeps the order of arrival.
     fn keeps_arrival(&self) -> bool {
         false
     }
 
-    /// Puts those to be admitted first in front. `waiting` is in order of arrival; equals must stay in it.
+    /// Sorts by admission order. `waiting` is in order of arrival; the sort must be stable.
     fn order(&mut self, waiting: &mut [Waiting]);
 }
 
@@ -90,10 +90,10 @@ pub fn schedule_policy_names() -> impl Iterator<Item = &'static str> {
     POLICIES.iter().map(|(name, _)| *name)
 }
 
-/// Makes the policy of this name.
+/// Creates the policy with this name.
 ///
 /// # Errors
-/// Names the policies that there are.
+/// Unknown name, with the list of policies.
 pub fn schedule_policy(name: &str) -> Result<Box<dyn SchedulePolicy>, String> {
     let found = POLICIES.iter().find(|(known, _)| *known == name);
     found.map(|(_, constructor)| constructor()).ok_or_else(|| {
@@ -102,7 +102,7 @@ pub fn schedule_policy(name: &str) -> Result<Box<dyn SchedulePolicy>, String> {
     })
 }
 
-/// The policy that runs where `wanted` was asked for: one that orders by the cache makes no sense without one.
+/// The effective policy for `wanted`: a cache-aware one falls back to `fcfs` without a cache.
 pub fn effective_policy(
     wanted: Box<dyn SchedulePolicy>,
     has_prefix_cache: bool,
@@ -113,7 +113,7 @@ pub fn effective_policy(
     }
 }
 
-/// Whether the priorities of requests count, and which way round.
+/// Whether and how priorities count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum PriorityOrder {
     /// The policy alone decides.
@@ -126,7 +126,7 @@ pub enum PriorityOrder {
 }
 
 impl PriorityOrder {
-    /// A request's rank: the smaller is the sooner. No priority is the worst.
+    /// A request's rank, the smallest first. Without a priority it is the worst.
     pub fn rank(self, priority: Option<i64>) -> i128 {
         let worst = i128::MAX;
         match self {

@@ -1,4 +1,4 @@
-//! Shortest prefill first: the fewest uncached tokens, requests that share a prefix with an earlier one last.
+//! Shortest prefill first: fewest uncached tokens; requests that share a prefix with an earlier one come last.
 
 use crate::state::plan::probe::ProbeKind;
 

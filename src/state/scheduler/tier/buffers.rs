@@ -1,9 +1,9 @@
-//! Who has which buffer of the store, and how many more saves and fetches may take.
+//! Accounting of the store's buffers, and the bounds of saves and fetches.
 
-/// Of the buffers, fetches leave one in so many to saves.
+/// Fetches leave 1/`FETCHES_LEAVE` of the buffers to saves.
 const FETCHES_LEAVE: usize = 4;
 
-/// Holders of the buffers of blocks, or of states; those that nobody has are free.
+/// Numbers of block buffers, or of state buffers, by use; the rest is free.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Buffers {
     pub(super) total: usize,
@@ -26,13 +26,13 @@ impl Buffers {
         self.total.saturating_sub(used)
     }
 
-    /// Half of the buffers are for saves at most: a disk that is slow to write holds up no fetch.
+    /// Saves use at most half of the buffers: a disk with slow writes delays no fetch.
     pub(super) fn room_to_save(&self) -> usize {
         let most = self.total.div_ceil(2);
         most.saturating_sub(self.saving).min(self.free())
     }
 
-    /// Fetches leave a quarter to saves, and one at least, as the store has it.
+    /// Fetches leave a quarter of the buffers, and at least one, to saves, as the store does.
     pub(super) fn most_to_fetch(&self) -> usize {
         let left = (self.total / FETCHES_LEAVE).max(1);
         self.total.saturating_sub(left)

@@ -1,4 +1,4 @@
-//! From a request to its blocks in memory: found, fetched, loaded.
+//! Lookup, fetch and load of a request's stored blocks.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::state::scheduler::sequence::Phase;
 use crate::state::step::{BlockLoad, StepRow};
 
 impl Scheduler {
-    /// The store begins to serve, or ends. Whoever waits to hear of its prefix goes on without.
+    /// The store becomes available or stops. Requests waiting for its lookup proceed without it.
     pub fn store_serves(&mut self, serves: bool) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -39,7 +39,7 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// The store has told how much it has of a prompt.
+    /// Takes the store's answer to a lookup.
     pub fn prefix_found(&mut self, seq: SeqId, found: PrefixFound) {
         let Some(tier) = &self.tier else {
             return;
@@ -78,8 +78,8 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// A fetch has ended, with so many blocks from the first that was asked for: none if it came too late. `miss` is why they
-    /// are fewer than were asked for.
+    /// Takes the end of a fetch with `n_blocks` of its blocks: none if it was too late. `miss` is the reason for
+    /// missing blocks.
     pub fn blocks_fetched(&mut self, ticket: Ticket, n_blocks: usize, miss: Option<StoredMiss>) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -115,7 +115,7 @@ impl Scheduler {
         tier.states.ready += tier.states_of_run();
         let first = fetch.blocks.start;
         if n_blocks < fetch.blocks.len() {
-            // What did not come was late, is damaged or gone: it is computed, and then saved.
+            // Missing blocks were late, damaged or evicted: they are computed, and then saved.
             of_sequence.stored_tokens = (first + n_blocks) * block_tokens;
             of_sequence.worth = first + n_blocks;
         }
@@ -126,7 +126,7 @@ impl Scheduler {
         };
     }
 
-    /// A fetch for a sequence has brought nothing, and nobody knows whether what was found is still there.
+    /// A fetch failed entirely, and the blocks found earlier may be gone.
     fn go_without(&mut self, seq: SeqId) {
         let sequence = self.requests.get_mut(seq);
         if let Some(of_sequence) = sequence.and_then(|sequence| sequence.tier.as_deref_mut()) {
@@ -135,7 +135,7 @@ impl Scheduler {
         }
     }
 
-    /// Has the store look for the prefix of a request that has come in.
+    /// Requests a lookup of a new request's prefix.
     pub(in crate::state::scheduler) fn find_stored(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -147,7 +147,7 @@ impl Scheduler {
             return;
         }
         if tier.states.total > 0 {
-            // A state after the last block is of no use if not all of it is loaded.
+            // A state after the last block is useless unless all of it is loaded.
             tokens = tokens[..limit].into();
         }
         sequence.tier = Some(Box::default());
@@ -158,7 +158,7 @@ impl Scheduler {
         });
     }
 
-    /// What a plan may count on of a sequence's prefix.
+    /// The stored prefix that a plan may use.
     pub(in crate::state::scheduler) fn stored_of(&self, seq: SeqId) -> StoredPrefix {
         let sequence = &self.requests[seq];
         let (Some(tier), Some(of_sequence)) = (&self.tier, &sequence.tier) else {
@@ -166,7 +166,7 @@ impl Scheduler {
         };
         let worth = of_sequence.worth * tier.block_tokens();
         match of_sequence.phase {
-            // The buffers of its last round come back with their step, and then it goes on.
+            // Its last round's buffers are released with their step; then it continues.
             TierPhase::Found if sequence.rows_in_flight > 0 => StoredPrefix::Fetching,
             TierPhase::Found if tier.serves && tier.free_to_fetch() > 0 => {
                 StoredPrefix::Found { tokens: worth }
@@ -185,8 +185,8 @@ impl Scheduler {
         }
     }
 
-    /// Fetches what candidates of a plan miss in the tree, as far as there are buffers. A candidate for which there is none
-    /// goes on without.
+    /// Fetches the blocks that a plan's candidates miss in the tree, as far as buffers are free. A candidate without a
+    /// buffer proceeds without the store.
     pub(in crate::state::scheduler) fn fetch_wished(&mut self, wishes: Vec<FetchWish>) {
         for FetchWish { seq, cached_tokens } in wishes {
             let kept = self.kept_for_round(seq);
@@ -217,7 +217,7 @@ impl Scheduler {
         }
     }
 
-    /// Buffers that a prefix which is loaded in rounds needs for its next one, and that nobody but `seq` leaves to it.
+    /// Buffers that the chunked prefix needs for its next round, unless `seq` is that prefix.
     fn kept_for_round(&self, seq: SeqId) -> usize {
         let chunked = self.batch.chunked().filter(|chunked| *chunked != seq);
         let sequence = chunked.map(|chunked| &self.requests[chunked]);
@@ -233,7 +233,7 @@ impl Scheduler {
         }
     }
 
-    /// Fetches the next round of a prefix while the last one is copied, if there are buffers for all of it.
+    /// Fetches the next round of a prefix while the last one is copied, if its buffers are free.
     fn fetch_ahead(&mut self, seq: SeqId, cached_tokens: usize) {
         let (Some(tier), Some(of_sequence)) = (&self.tier, &self.requests[seq].tier) else {
             return;
@@ -245,8 +245,8 @@ impl Scheduler {
         }
     }
 
-    /// Has a row go on behind `prefix_len` tokens, which it has from the cache or from earlier rounds, with what was fetched
-    /// for it; `live` is the slot of its state.
+    /// Loads the fetched blocks into a row after its `prefix_len` tokens from the cache or earlier rounds; `live` is
+    /// the slot of its state.
     pub(in crate::state::scheduler) fn begin_load(
         &mut self,
         (seq, row, live): (SeqId, RowId, Option<StateSlot>),
@@ -300,7 +300,7 @@ impl Scheduler {
         }
     }
 
-    /// Has the state that a row begins with copied once more: where its extent would save it before it computes anything.
+    /// Copies the loaded state once more where the row's extent would save it before computing anything.
     pub(in crate::state::scheduler) fn keep_loaded_states(&mut self, work: &mut StepRow) {
         let first = work.work.positions().start;
         let (row, saves) = (work.row, &mut work.saves);
@@ -316,7 +316,7 @@ impl Scheduler {
         saves.retain(|save| save.position != first);
     }
 
-    /// A sequence that waits, or loads in rounds, leaves: what was fetched for it is nobody's.
+    /// A waiting sequence, or one that loads in rounds, leaves: its fetched blocks are discarded.
     pub(in crate::state::scheduler) fn forget_store(&mut self, seq: SeqId) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -333,7 +333,7 @@ impl Scheduler {
         }
     }
 
-    /// A sequence starts over: what it had from the store can be fetched again, unless a step of it was lost.
+    /// A sequence starts over: its stored blocks can be fetched again, unless one of its steps was lost.
     pub(in crate::state::scheduler) fn store_again(&mut self, seq: SeqId) {
         let sequence = &mut self.requests[seq];
         let was_lost = sequence.losses > 0;
@@ -372,7 +372,7 @@ impl Tier {
         });
     }
 
-    /// Nobody waits for a fetch any more. Its buffers are the store's until it answers.
+    /// Detaches a fetch from its sequence. The store owns its buffers until it answers.
     fn abandon(&mut self, ticket: Ticket) {
         if let Some(fetch) = self.fetches.get_mut(&ticket) {
             fetch.seq = None;

@@ -1,4 +1,4 @@
-//! Why the store brought no more of a prompt than it did: what the diagnosis of misses is told at a first admission.
+//! Why the store provided no more of a prompt: input of the diagnosis of misses at a first admission.
 
 use super::{SequenceTier, TierPhase};
 use crate::ids::SeqId;
@@ -6,8 +6,8 @@ use crate::state::cache::prefix_history::{StoredMiss, StoredPart};
 use crate::state::scheduler::Scheduler;
 
 impl Scheduler {
-    /// What a row that begins behind `prefix_len` tokens of the tree has from the store, and why it has no more; `None` as long
-    /// as more may come.
+    /// The store's part of a row whose tree prefix is `prefix_len` tokens, and the reason for its end; `None` while
+    /// more may come.
     pub(in crate::state::scheduler) fn stored_part(
         &self,
         seq: SeqId,
@@ -31,15 +31,15 @@ impl Scheduler {
 }
 
 impl SequenceTier {
-    /// Why nothing came from the store behind the first `reached` tokens, of which `limit` could come from there or from
-    /// memory; `None` where it had nothing, as far as is remembered.
+    /// Why nothing came from the store after the first `reached` tokens, of at most `limit`; `None` where the store had
+    /// nothing, as far as it remembers.
     fn miss_at(&self, (reached, limit): (usize, usize), block_tokens: usize) -> Option<StoredMiss> {
         if self.gone == Some(StoredMiss::Late) {
             return self.gone;
         }
         let found = self.found_blocks * block_tokens;
         if reached >= found {
-            // It is the next block that is gone.
+            // The next block is gone.
             return self.gone.filter(|_| reached < found + block_tokens);
         }
         if let Some((block, miss)) = self.short
@@ -47,7 +47,7 @@ impl SequenceTier {
         {
             return Some(miss);
         }
-        // A plan asks for whole blocks only.
+        // A plan fetches only whole blocks.
         let was_wanted = found.min(limit) >= reached + block_tokens;
         let miss = match self.worth {
             0 => StoredMiss::TooSlow,
@@ -76,10 +76,10 @@ mod tests {
             ..SequenceTier::default()
         };
         check(&SequenceTier::default(), 0, None);
-        // Found, and neither fetched nor in memory.
+        // Found, and neither fetched nor cached.
         check(&five, 0, Some(StoredMiss::Late));
         check(&five, 256, Some(StoredMiss::Late));
-        // Nobody asks for a part of a block.
+        // No fetch starts inside a block.
         check(&five, 257, None);
         check(&five, 320, None);
         let slow = SequenceTier { worth: 0, ..five };

@@ -1,9 +1,9 @@
-//! The scheduler's side of the KV store: what is looked for and fetched for requests, what is saved of the tree, and who has
-//! which buffer.
+//! The scheduler's side of the KV store: lookups and fetches for requests, saves from the tree, and the accounting of
+//! buffers.
 //!
-//! The store answers when it likes, or never. So nothing here waits for it without an end that somebody else brings about:
-//! a request that is looked up or fetched for stays in the queue, others pass it, and whoever carries the orders answers
-//! for a store that is late. Of buffers the scheduler is the only accountant: `free + saving + fetching + ready == total`.
+//! The store may answer late, or never, so every wait ends without it: a request in lookup or fetch stays in the queue,
+//! others pass it, and the carrier of the orders answers for a late store. Only the scheduler counts buffers: `free +
+//! saving + fetching + ready == total`.
 
 mod buffers;
 mod fetches;
@@ -25,168 +25,168 @@ use crate::state::step::BlockCopies;
 use crate::state::tiers::BlockPlace;
 use buffers::Buffers;
 
-/// Bounds of the scheduler's use of a store.
+/// Bounds on the use of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TierLimits {
     /// Which blocks are saved.
     pub saves: SaveRules,
-    /// Buffers of blocks, of which half are for saves at most.
+    /// Block buffers; saves use at most half.
     pub buffers: usize,
-    /// Buffers of states likewise; 0 where no layer keeps any.
+    /// State buffers likewise; 0 where no layer keeps a state.
     pub state_buffers: usize,
-    /// Blocks that a step saves however little it prefills,
+    /// Blocks saved per saving step, however little it prefills.
     pub saves_per_step: usize,
-    /// one step in so many, where a block is more than a step should copy.
+    /// One step in this many saves, where a block is too large to copy in every step.
     pub steps_per_save: usize,
-    /// Blocks of a step that does nothing else.
+    /// Blocks saved per step without other work.
     pub saves_at_rest: usize,
-    /// Blocks that are loaded for a request at a time; a longer prefix comes in rounds. A prefix with states, which are there
-    /// at its end alone, comes at once.
+    /// Blocks loaded per round; longer prefixes take several rounds. A prefix with states, which exist only at its end,
+    /// is loaded at once.
     pub blocks_per_load: usize,
 }
 
 /// An order to the store.
 #[derive(Clone, Debug)]
 pub enum StoreOrder {
-    /// Says how much of a prompt there is: [`Scheduler::prefix_found`](super::Scheduler::prefix_found).
+    /// Looks up a prompt; [`Scheduler::prefix_found`](super::Scheduler::prefix_found) takes the answer.
     Find {
-        /// The sequence that asks.
+        /// The requesting sequence.
         seq: SeqId,
-        /// Where the prompt's prefix may be shared.
+        /// The namespace of the prompt's prefix.
         namespace: Namespace,
         /// The prompt, and the output before a retraction.
         tokens: Arc<[u32]>,
     },
-    /// Brings blocks into buffers: [`Scheduler::blocks_fetched`](super::Scheduler::blocks_fetched).
+    /// Reads blocks into buffers; [`Scheduler::blocks_fetched`](super::Scheduler::blocks_fetched) takes the end.
     Fetch {
-        /// The sequence that asks.
+        /// The requesting sequence.
         seq: SeqId,
-        /// Names the run.
+        /// The fetch's ticket.
         ticket: Ticket,
-        /// The blocks of the prompt, as they were found.
+        /// The blocks that the lookup found.
         path: Arc<[BlockPlace]>,
-        /// Which of them.
+        /// The range to fetch.
         blocks: Range<usize>,
     },
-    /// Writes the block that a step has saved: [`Scheduler::blocks_written`](super::Scheduler::blocks_written).
+    /// Writes a saved block; [`Scheduler::blocks_written`](super::Scheduler::blocks_written) takes the end.
     Write {
-        /// Names the save.
+        /// The save's ticket.
         ticket: Ticket,
-        /// Where its path may be shared.
+        /// The path's namespace.
         namespace: Namespace,
-        /// The path, to the end of the block or beyond.
+        /// The path, at least to the end of the block.
         tokens: Arc<[u32]>,
-        /// How many blocks are before it.
+        /// Index of the block.
         block: u32,
     },
-    /// Gives the buffers of a save or a fetch back. A fetch that is not answered yet is answered all the same.
+    /// Releases the buffers of a save or a fetch. An unfinished fetch is still answered.
     Discard {
-        /// Names it.
+        /// The save's or fetch's ticket.
         ticket: Ticket,
     },
 }
 
-/// The part of a prompt that the store has.
+/// The stored part of a prompt.
 #[derive(Clone, Debug)]
 pub struct PrefixFound {
-    /// The blocks of the prompt that it has, for a fetch.
+    /// The stored blocks, for a fetch.
     pub path: Arc<[BlockPlace]>,
-    /// Blocks from the beginning on.
+    /// Number of leading blocks.
     pub blocks: usize,
-    /// Of these, blocks that are faster fetched than computed: all or none.
+    /// Number of blocks that are faster to fetch than to compute: all or none.
     pub worth: usize,
-    /// Why there are no more, if it had the next one, or [`StoredMiss::Late`] if it has not said what it has.
+    /// Why there are no more, if the store once had the next block; [`StoredMiss::Late`] if it did not answer.
     pub miss: Option<StoredMiss>,
 }
 
-/// Counts of the work done with a store, and the holders of its buffers.
+/// Counts of the store's work and buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct TierStats {
-    /// It finds, fetches and saves.
+    /// The store is available.
     pub serves: bool,
-    /// Buffers, and of these:
+    /// All block buffers.
     pub buffers: usize,
-    /// those that nobody has,
+    /// Free block buffers.
     pub free_buffers: usize,
-    /// those of blocks that are saved and not yet written,
+    /// Buffers of blocks saved and not yet written.
     pub saving_buffers: usize,
-    /// those that are filled by the store,
+    /// Buffers that the store is filling.
     pub fetching_buffers: usize,
-    /// and those that wait for their step.
+    /// Filled buffers waiting for their step.
     pub ready_buffers: usize,
-    /// Buffers of states, and of these:
+    /// All state buffers.
     pub state_buffers: usize,
-    /// those that nobody has.
+    /// Free state buffers.
     pub free_state_buffers: usize,
-    /// Paths of the tree that wait to be saved.
+    /// Paths of the tree waiting to be saved.
     pub queued_paths: usize,
-    /// Tokens of the tree that were gone before they could be saved.
+    /// Tokens evicted from the tree before they were saved.
     pub dropped_tokens: u64,
-    /// Blocks handed to the store to be written.
+    /// Blocks handed to the store for writing.
     pub saved_blocks: u64,
     /// Prompt tokens whose K/V came from the store.
     pub loaded_tokens: u64,
-    /// Fetches begun.
+    /// Fetches started.
     pub fetches: u64,
-    /// Fetches that brought nothing.
+    /// Fetches without a block.
     pub late_fetches: u64,
-    /// Fetches that found no free buffer, and were not begun.
+    /// Fetches not started for lack of a free buffer.
     pub refused_fetches: u64,
 }
 
-/// The store as it concerns one sequence.
+/// A sequence's lookup and fetches in the store.
 #[derive(Debug, Default)]
 pub struct SequenceTier {
     phase: TierPhase,
-    /// As [`PrefixFound::path`].
+    /// See [`PrefixFound::path`].
     path: Arc<[BlockPlace]>,
-    /// Blocks of the path that pay to be fetched.
+    /// Blocks of the path worth fetching.
     worth: usize,
-    /// Blocks that were found.
+    /// Number of blocks found.
     found_blocks: usize,
-    /// As [`PrefixFound::miss`].
+    /// See [`PrefixFound::miss`].
     gone: Option<StoredMiss>,
-    /// The first block that a fetch was to bring and did not, and why.
+    /// The first block that a fetch failed to read, and why.
     short: Option<(usize, StoredMiss)>,
-    /// Tokens from the beginning on that need not be saved.
+    /// Leading tokens that need no save.
     stored_tokens: usize,
-    /// Prompt tokens that came from the store at the first admission.
+    /// Prompt tokens from the store at the first admission.
     loaded_tokens: u32,
-    /// It has not started over since: what is loaded counts.
+    /// Not restarted since: loaded tokens count.
     is_first: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum TierPhase {
-    /// The store is asked what there is.
+    /// The lookup is in flight.
     #[default]
     Finding,
-    /// It has told; nothing is under way.
+    /// The store has answered; no fetch is in flight.
     Found,
-    /// Blocks are on their way.
+    /// A fetch is in flight.
     Fetching { ticket: Ticket },
-    /// They are in memory, for these tokens.
+    /// Blocks of these tokens are in buffers.
     Ready {
         ticket: Ticket,
         from: usize,
         to: usize,
     },
-    /// The sequence has what it got of it.
+    /// The sequence has all that it gets from the store.
     Done,
 }
 
 impl SequenceTier {
-    /// True while it is not known how much of the prompt there is.
+    /// True while the lookup is in flight.
     pub(super) fn is_finding(&self) -> bool {
         self.phase == TierPhase::Finding
     }
 
-    /// Tokens from the beginning on that the store has.
+    /// Leading tokens that the store has.
     pub(super) fn stored_tokens(&self) -> usize {
         self.stored_tokens
     }
 
-    /// Prompt tokens that came from the store.
+    /// Prompt tokens from the store.
     pub(super) fn loaded_tokens(&self) -> u32 {
         self.loaded_tokens
     }
@@ -198,22 +198,22 @@ pub(super) struct Tier {
     serves: bool,
     next_ticket: u64,
     orders: Vec<StoreOrder>,
-    /// For the next step.
+    /// Copies for the next step.
     copies: BlockCopies,
-    /// Copies of the steps under way, oldest first.
+    /// Copies of the steps in flight, oldest first.
     steps: VecDeque<StepCopies>,
     saves: FxHashMap<Ticket, Saved>,
-    /// Fetches that are not answered.
+    /// Fetches in flight.
     fetches: FxHashMap<Ticket, Fetching>,
-    /// Blocks of each run that was fetched and not loaded yet.
+    /// Number of blocks of each fetch that is not loaded yet.
     ready: FxHashMap<Ticket, usize>,
     blocks: Buffers,
-    /// A run that is fetched has one.
+    /// State buffers; a fetch uses one.
     states: Buffers,
     stats: TierStats,
-    /// Steps since the last one that saved anything.
+    /// Steps since the last save.
     steps_since_save: usize,
-    /// What the next plan tells the tree.
+    /// The next plan's message to the tree about saved blocks.
     account: SaveAccount,
 }
 
@@ -224,7 +224,7 @@ struct StepCopies {
     loads: Vec<Ticket>,
 }
 
-/// A block that was saved, or its state, until it is written.
+/// A saved block or state, until it is written.
 struct Saved {
     namespace: Namespace,
     tokens: Arc<[u32]>,
@@ -232,9 +232,9 @@ struct Saved {
     is_state: bool,
 }
 
-/// A fetch under way.
+/// A fetch in flight.
 struct Fetching {
-    /// The sequence that waits for it; `None` once nobody does.
+    /// The waiting sequence; `None` if it has left.
     seq: Option<SeqId>,
     blocks: Range<usize>,
 }
@@ -281,12 +281,12 @@ impl Tier {
         std::mem::take(&mut self.orders)
     }
 
-    /// States that a run has: one where layers keep any.
+    /// State buffers per fetch: one if layers keep a state.
     fn states_of_run(&self) -> usize {
         usize::from(self.states.total > 0)
     }
 
-    /// Blocks of so many that are fetched in a round: no more than leave buffers for the next one meanwhile.
+    /// Number of these blocks to fetch per round: leaves buffers for fetching the next round.
     fn round_of(&self, blocks: usize) -> usize {
         match self.states.total {
             0 => {
@@ -299,7 +299,7 @@ impl Tier {
         }
     }
 
-    /// Blocks that can be fetched now.
+    /// Number of blocks that can be fetched now.
     fn free_to_fetch(&self) -> usize {
         match self.states.free() >= self.states_of_run() {
             true => self.blocks.room_to_fetch(),
@@ -312,14 +312,14 @@ impl Tier {
         Ticket::new(self.next_ticket)
     }
 
-    /// Gives back what a run has in memory.
+    /// Discards a fetch's buffers.
     fn discard_ready(&mut self, ticket: Ticket) {
         if self.end_ready(ticket) {
             self.orders.push(StoreOrder::Discard { ticket });
         }
     }
 
-    /// The buffers of a run are free; false if it has none.
+    /// Frees a fetch's buffers; false if it has none.
     fn end_ready(&mut self, ticket: Ticket) -> bool {
         let Some(n_blocks) = self.ready.remove(&ticket) else {
             return false;
@@ -329,7 +329,7 @@ impl Tier {
         true
     }
 
-    /// The buffer of a save is free; false if it has none.
+    /// Frees a save's buffer; false if it has none.
     fn end_save(&mut self, ticket: Ticket) -> bool {
         let Some(saved) = self.saves.remove(&ticket) else {
             return false;
@@ -341,7 +341,7 @@ impl Tier {
         true
     }
 
-    /// Takes the copies that ride in a step.
+    /// Takes the copies for a step.
     pub(super) fn send(&mut self, step: StepId) -> Option<Box<BlockCopies>> {
         self.steps_since_save = match self.copies.saves.is_empty() {
             true => self.steps_since_save.saturating_add(1),
@@ -359,7 +359,7 @@ impl Tier {
         Some(Box::new(copies))
     }
 
-    /// A step has ended; `is_good` if it and all before it have ended well. Only then is what it saved to be trusted.
+    /// Ends a step; `is_good` if it and all steps before it succeeded. Only then are its saves valid.
     pub(super) fn step_done(&mut self, step: StepId, is_good: bool) {
         let Some(copies) = self.steps.pop_front_if(|copies| copies.step == step) else {
             return;
@@ -380,14 +380,14 @@ impl Tier {
         }
         for ticket in copies.loads {
             match is_good {
-                // The executor has given the buffers back.
+                // The executor has returned the buffers.
                 true => drop(self.end_ready(ticket)),
                 false => self.discard_ready(ticket),
             }
         }
     }
 
-    /// Forgets the copies that no step has taken: a step was lost.
+    /// Drops copies that no step has taken: a step was lost.
     pub(super) fn drop_copies(&mut self) {
         let copies = std::mem::take(&mut self.copies);
         for save in copies.saves {
@@ -398,7 +398,7 @@ impl Tier {
         }
     }
 
-    /// The store answers nothing any more: what it was asked for is over. What it brought before is still good.
+    /// The store has stopped: drops all orders in flight. Blocks already fetched stay valid.
     fn give_up(&mut self) {
         self.fetches.clear();
         self.saves.clear();
@@ -408,14 +408,14 @@ impl Tier {
         }
     }
 
-    /// The tree is to begin its account anew. A store that has ended has taken it with it.
+    /// Makes the tree restart its record of saved blocks. A stopped store has already ended it.
     fn forget_stored(&mut self) {
         if self.serves {
             self.account = SaveAccount::Forget;
         }
     }
 
-    /// Gives the buffer of a save back. The tree takes the block for stored.
+    /// Drops a save. The tree considers its block stored, so the record restarts.
     fn drop_save(&mut self, ticket: Ticket) {
         if self.end_save(ticket) {
             self.forget_stored();

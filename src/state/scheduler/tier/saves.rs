@@ -1,4 +1,4 @@
-//! What the tree has and the store has not: copied in steps, written when they have ended well.
+//! Saves the tree's unsaved blocks: steps copy them, and the store writes them once the steps have succeeded.
 
 use super::{Saved, Tier};
 use crate::ids::Ticket;
@@ -8,8 +8,8 @@ use crate::state::scheduler::{Next, Scheduler};
 use crate::state::step::{BlockSave, BlockSource};
 
 impl Scheduler {
-    /// Blocks are written, or the store has done without: their buffers are free. `kept` if the store has them now: without
-    /// one of them it refuses what follows on it, so everything is offered to it again.
+    /// Frees the buffers of blocks that were written or dropped. `kept` if the store has them: without one of them it
+    /// rejects later blocks of the path, so the tree offers everything again.
     pub fn blocks_written(&mut self, tickets: &[Ticket], kept: bool) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -22,7 +22,7 @@ impl Scheduler {
         self.pipeline.note_change();
     }
 
-    /// The blocks that a plan may save.
+    /// The budget of saves for a plan.
     pub(in crate::state::scheduler) fn save_demand(&mut self) -> Option<SaveBudget> {
         let tier = self.tier.as_mut()?;
         let most = tier.room_to_save();
@@ -37,7 +37,7 @@ impl Scheduler {
         })
     }
 
-    /// Whether a plan is worth making for nothing else than to save what waits; `decodes` if its step decodes anyway.
+    /// Whether pending saves alone justify a plan; `decodes` if its step decodes anyway.
     pub(in crate::state::scheduler) fn has_unsaved(&self, decodes: bool) -> bool {
         let tier = self.tier.as_ref();
         tier.is_some_and(|tier| {
@@ -46,7 +46,7 @@ impl Scheduler {
         })
     }
 
-    /// Takes the tree's account of what waits to be saved.
+    /// Takes the tree's counts of pending saves.
     pub(in crate::state::scheduler) fn take_save_counts(&mut self, counts: SaveCounts) {
         if let Some(tier) = &mut self.tier {
             tier.stats.queued_paths = counts.queued;
@@ -54,7 +54,7 @@ impl Scheduler {
         }
     }
 
-    /// Has the next step copy blocks.
+    /// Adds copies of blocks to the next step.
     pub(in crate::state::scheduler) fn save(&mut self, blocks: Vec<UnsavedBlock>) {
         let Some(tier) = &mut self.tier else {
             return;
@@ -64,7 +64,7 @@ impl Scheduler {
         }
     }
 
-    /// Emits a step without rows if there is something to copy: an engine with nothing else to do saves all the same.
+    /// Emits a step without rows if there is something to copy: an otherwise idle engine still saves.
     pub(in crate::state::scheduler) fn run_copies(&mut self) -> Next {
         match &self.tier {
             Some(tier) if !tier.copies.is_empty() => self.emit(Vec::new(), Vec::new()),
@@ -74,7 +74,7 @@ impl Scheduler {
 }
 
 impl Tier {
-    /// Blocks that can be saved now: none as long as there is no buffer for a state that may come up beside them.
+    /// Number of blocks that can be saved now: none without a free buffer for a state that may follow.
     fn room_to_save(&self) -> usize {
         let has_states = self.states.total == 0 || self.states.room_to_save() > 0;
         match self.serves && has_states {
@@ -83,7 +83,7 @@ impl Tier {
         }
     }
 
-    /// Blocks that the next step saves whatever it does: none in most steps, where blocks are large.
+    /// Number of blocks that the next step always saves: 0 in most steps if blocks are large.
     fn due_saves(&self) -> usize {
         match self.steps_since_save + 1 >= self.limits.steps_per_save {
             true => self.limits.saves_per_step,

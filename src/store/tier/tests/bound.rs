@@ -1,4 +1,4 @@
-//! The bound holds, and what goes is what should.
+//! The bound holds, and evictions come in order.
 
 use super::*;
 
@@ -72,11 +72,11 @@ fn states_take_the_room_of_blocks_and_the_other_way_round() {
                     Ok(())
                 );
             }
-            // Nothing of its kind could give way; one block went before that was known.
+            // Nothing of its kind could be evicted; one block was evicted before that was known.
             false => assert_eq!((saved, tier.index().prefix(&path)), (Outcome::NoSpace, 5)),
         }
         assert!(tier.bytes() <= tier.limit());
-        // The state went before the blocks, or there was none.
+        // The state was evicted before the blocks, or there was none.
         let second = self::path(&tier, 1, 2);
         for place in &second {
             assert_eq!(world.save(&mut tier, place), Outcome::Written);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Saves, uses and gives way, until the machine dies.
+/// Saves, uses and evicts, until the machine dies.
 fn live(world: &World, tier: &mut DiskTier) {
     for prompt in 0..3 {
         let path = path(tier, prompt, 4);

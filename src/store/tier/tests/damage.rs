@@ -1,4 +1,4 @@
-//! Bytes that are not those that were written are misses, and never anything else.
+//! Bytes that differ from the written ones are misses, and never anything else.
 
 use super::*;
 
@@ -226,7 +226,7 @@ fn whatever_happens_to_files_nothing_wrong_is_found() {
             });
         }
         check_all(&world);
-        // It goes on.
+        // The store still works.
         let mut tier = world.open();
         let new = self::path(&tier, 9, 2);
         for place in &new {

@@ -116,7 +116,7 @@ impl World {
         self.save_kind(tier, place, BlockKind::Kv)
     }
 
-    /// Loads a record. Whatever comes is what was saved.
+    /// Loads a record. Checks its bytes against the saved ones.
     fn load_kind(
         &self,
         tier: &mut DiskTier,
@@ -135,7 +135,7 @@ impl World {
         self.load_kind(tier, place, BlockKind::Kv)
     }
 
-    /// A tier with a path of so many blocks.
+    /// A tier with a path of `blocks` blocks.
     fn filled(&self, blocks: usize) -> (DiskTier, Vec<BlockPlace>) {
         let mut tier = self.open();
         let path = path(&tier, 0, blocks);
@@ -155,7 +155,7 @@ impl World {
     }
 }
 
-/// What a record holds: bytes that no other record has.
+/// The content of a record: bytes that no other record has.
 fn content(place: &BlockPlace, kind: BlockKind, geometry: &Geometry) -> Vec<u8> {
     let mut seed = [0; 8];
     seed.copy_from_slice(&place.key.0[..8]);
@@ -175,13 +175,13 @@ fn path(tier: &DiskTier, prompt: u32, blocks: usize) -> Vec<BlockPlace> {
     tier.keys().path(&Namespace::default(), &tokens)
 }
 
-/// Everything that is found is what was saved. Returns how many records that are.
+/// Checks that each record loads as it was saved, or is a miss. Returns how many are left.
 fn check_all(world: &World) -> usize {
     let mut tier = world.open();
     let records: Vec<StoredBlock> = tier.index().iter().collect();
     for record in &records {
         let loaded = world.load_kind(&mut tier, &record.place, record.kind);
-        // A record that is not what it should be is a miss, or was dropped with a damaged one.
+        // A wrong record is a miss, or was dropped with a damaged one.
         assert_ne!(loaded, Err(Short::Deadline));
     }
     tier.index().len()

@@ -1,11 +1,11 @@
 //! The least time that a step can take on a machine: every weight is read once, every product computed once.
 //!
 //! Counted are the matrices of the layers, the output projection (for sampled tokens only), attention's two products,
-//! the products with states token by token, the reading of cached K/V, and the reading and writing of states. Of experts
-//! those count that are chosen: a token computes with its own, and a step reads as many as so many tokens would choose if
-//! all experts were as likely. Norms, activations, sampling and the embedding's rows are left out: a floor may be too low,
-//! never too high. A query that is sparse reads all labels, and the K/V of as few tokens as it could if all its heads chose
-//! the same.
+//! the products with states token by token, the reading of cached K/V, and the reading and writing of states. Only
+//! chosen experts count: a token computes with its own, and a step reads as many as its tokens would choose if all
+//! experts were equally likely. Norms, activations, sampling and the embedding's rows are left out: a floor may be too
+//! low, never too high. A query that is sparse reads all labels, and the K/V of as few tokens as it could if all its
+//! heads chose the same.
 
 mod attention;
 #[cfg(test)]
@@ -74,7 +74,7 @@ impl<T: Copy> ByProduct<T> {
 /// The facts that decide the cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCost {
-    /// Elements of all layers' matrices, of experts those that a token goes through.
+    /// Elements of all layers' matrices, with only the experts of one token.
     layer_elements: ByProduct<u64>,
     /// Elements of the output projection.
     head_elements: ByProduct<u64>,
@@ -229,7 +229,7 @@ impl ModelCost {
         self.matrix_bytes + self.chosen_bytes(tokens) + step.iter().map(kv).sum::<u64>() + states
     }
 
-    /// Bytes of the experts that so many tokens choose.
+    /// Expected bytes of the experts that `tokens` tokens choose.
     fn chosen_bytes(&self, tokens: u64) -> u64 {
         let share = self.experts.as_ref().map_or(0.0, |experts| {
             experts.expected(tokens as f64) / experts.count() as f64
@@ -246,8 +246,8 @@ impl ModelCost {
         reading.max(computing)
     }
 
-    /// The least seconds from the first to the last of `output_tokens` tokens of `streams` streams, behind prompts
-    /// of `prompt_tokens`.
+    /// The least seconds from the first to the last of `output_tokens` tokens of `streams` streams, after prompts of
+    /// `prompt_tokens`.
     pub fn decode_seconds(
         &self,
         streams: u64,

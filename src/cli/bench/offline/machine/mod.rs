@@ -1,6 +1,6 @@
 //! The machine at its best, and the least time that work can take on it.
 //!
-//! It is measured beside the engine, so that both see the same neighbours.
+//! It is measured in alternation with the engine, so that both have the same neighbours.
 
 pub mod floors;
 mod gpu;
@@ -18,7 +18,7 @@ use gpu::GpuRates;
 
 /// Caches that are said to be smaller are taken for this size.
 const LEAST_CACHE_BYTES: u64 = 32 << 20;
-/// The buffer that is read, in caches: what a pass left behind is gone when the next one comes by.
+/// The buffer that is read, in caches: so large that a pass finds nothing of the one before in cache.
 const CACHES: u64 = 16;
 const LARGEST_BUFFER_BYTES: u64 = 2 << 30;
 /// The buffer takes at most this part of the available memory.
@@ -58,7 +58,7 @@ pub enum MachineRates {
 
 /// Where the engine computes.
 pub enum Place {
-    /// With so many threads.
+    /// With this number of threads.
     Cpu { threads: usize },
     /// On a GPU.
     Gpu(Gpu),
@@ -158,7 +158,7 @@ impl Machine {
 /// Numbers that `vpmaddubsw` multiplies for each one of `vpmaddwd`, in the same time.
 const PRODUCTS_OF_BYTES: f64 = 2.0;
 
-/// Whatever path the engine takes, the best instruction that the machine has sets the floor.
+/// The machine's best instruction sets the floor, for every path of the engine.
 fn rates(memory: &ReadProbe, threads: usize) -> Rates {
     let rate = |arithmetic: Arithmetic| arithmetic.ops_per_second(threads);
     let int8_dot = rate(Arithmetic::Int8Dot);

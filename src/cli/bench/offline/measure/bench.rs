@@ -13,7 +13,7 @@ use crate::cli::bench::offline::subject::Subject;
 use crate::cli::bench::prompts::Prompts;
 use crate::cli::failure::Failure;
 
-/// An engine with what its results are held against.
+/// An engine with the machine and costs that its results are compared with.
 pub struct Bench<'a> {
     pub engine: &'a EngineHandle,
     pub machine: Machine,
@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
         possible
     }
 
-    /// Runs a load with prompts that nobody has seen, and holds it against what the machine reads now.
+    /// Runs a load with new prompts, and compares it with the machine's current read bandwidth.
     pub async fn sample(
         &mut self,
         load: Load,
@@ -101,7 +101,7 @@ impl<'a> Bench<'a> {
         streams::run_all(self.engine, prompts, output).await
     }
 
-    /// Says on a terminal what is being measured.
+    /// Shows the current measurement on a terminal.
     pub fn say(&self, what: String) {
         self.bar.set_message(what);
         self.bar.tick();

@@ -1,4 +1,4 @@
-//! Decoding behind a long context of random K/V, which takes no prefill; with double sparsity, dense and sparse in turn.
+//! Decoding after a long context of random K/V, which takes no prefill; with double sparsity, dense and sparse in turn.
 
 use serde::Serialize;
 use souffleur::config::{Device, EngineConfig};

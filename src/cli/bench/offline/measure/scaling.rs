@@ -14,7 +14,7 @@ use crate::cli::statistics::{Line, Quartiles};
 const SHORTEST_CONTEXT_TOKENS: u32 = 1024;
 const LONG_PROMPT_TOKENS: u32 = 8192;
 const LARGEST_BATCH: u32 = 64;
-/// Tokens that are generated behind each context.
+/// Tokens that are generated after each context.
 const TOKENS_PER_CONTEXT: u32 = 33;
 
 /// Measures everything.
@@ -101,7 +101,7 @@ fn contexts(limit: u32) -> Vec<u32> {
     }
 }
 
-/// Each context is the beginning of the next one: the cache serves what was computed, and only decoding is timed.
+/// Each context is the beginning of the next one: the cache serves the earlier part, and only decoding is timed.
 async fn by_context(
     bench: &mut Bench<'_>,
     args: &OfflineArgs,
@@ -154,7 +154,7 @@ struct Taken {
     read_bytes_per_s: Vec<f64>,
 }
 
-/// The step halfway through the tokens behind a context.
+/// The step halfway through the tokens after a context.
 fn middle(context_tokens: u32) -> Extent {
     Extent {
         cached_tokens: u64::from(context_tokens + TOKENS_PER_CONTEXT / 2),

@@ -1,4 +1,4 @@
-//! Start-up and peak memory, each in a process of its own: what was loaded or freed before does not count.
+//! Start-up and peak memory, each in a separate process: earlier loads and frees do not count.
 //!
 //! The process is this program with the same arguments and `--start-once`. It prints a line when it is ready and one
 //! when a short prompt's first token is there; its parent takes the times. Then it answers one more prompt and prints
@@ -26,7 +26,7 @@ use crate::cli::output::say;
 
 /// Tokens of the first prompt.
 const FIRST_PROMPT_TOKENS: u32 = 16;
-/// Tokens that are generated behind the second prompt.
+/// Tokens that are generated after the second prompt.
 const OUTPUT_TOKENS: u32 = 8;
 const READY: &str = "ready";
 const FIRST_TOKEN: &str = "first token";
@@ -129,7 +129,7 @@ pub fn start_once(config: EngineConfig, prompt_tokens: u32, seed: u64) -> Result
     })
 }
 
-/// The first start may have to make what later ones find; it has rows of its own.
+/// The first start may have to make files that later ones find; it has separate rows.
 pub fn rows(starts: &[Start], subject: &Subject, machine: &MachineRates) -> Vec<Row> {
     let peak = subject.peak(machine, machine.read_bytes_per_s());
     let prompt = Extent {

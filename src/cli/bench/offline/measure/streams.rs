@@ -17,7 +17,7 @@ pub struct Stream {
     seen: Vec<(Instant, u32)>,
 }
 
-/// Generates exactly `output_tokens` tokens behind a prompt.
+/// Generates exactly `output_tokens` tokens after a prompt.
 pub async fn run(
     engine: &EngineHandle,
     prompt: Vec<u32>,

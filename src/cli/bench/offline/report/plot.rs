@@ -20,7 +20,7 @@ pub fn write(file: &Path, record: &Record, scaling: &Scaling) -> Result<(), Fail
     written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
 }
 
-/// Tokens per second against streams: medians with quartiles, and what the machine allows.
+/// Tokens per second against streams: medians with quartiles, and the machine's limit.
 fn curve(title: &str, rows: &[Row]) -> Result<String, String> {
     let streams = |row: &Row| row.load.map_or(1.0, |load| f64::from(load.streams));
     let last = rows.iter().map(streams).fold(1.0, f64::max);

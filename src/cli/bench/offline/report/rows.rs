@@ -1,4 +1,4 @@
-//! The rows of the table: what was measured, its samples, and each sample as a fraction of its floor.
+//! The rows of the table: a load or start, its samples, and each sample as a fraction of its floor.
 
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ pub enum Unit {
 pub struct Sample {
     /// In the row's unit.
     pub value: f64,
-    /// In the row's unit; absent for what has no floor.
+    /// In the row's unit; absent where there is no floor.
     pub floor: Option<f64>,
     /// How near the value comes to the floor: 1 is the limit of the machine.
     pub fraction: Option<f64>,

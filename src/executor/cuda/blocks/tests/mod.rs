@@ -22,7 +22,7 @@ fn what_is_saved_is_loaded_whenever_copies_run() {
     let is_written = |block: &Vec<u8>| block.iter().any(|byte| *byte != GONE);
     assert!(saved.values().all(is_written));
     assert!(saved[&1] != saved[&2] && saved[&2] != saved[&3]);
-    // Row 3 has loaded the bytes that row 1 had computed, and goes on with the same tokens.
+    // Row 3 has loaded the bytes that row 1 had computed, and continues with the same tokens.
     assert!(saved[&4] == saved[&2] && saved[&5] == saved[&3]);
     assert_eq!(tokens[LOADS as usize..], tokens[1..4]);
     for (load_slots, hurries_copies) in [(LOAD_SLOTS, true), (1, false), (1, true)] {
@@ -91,7 +91,7 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
         }
         if is_there {
             run.fetch();
-            // Behind the lists and the first of two blocks.
+            // After the lists and the first of two blocks.
             run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), 3);
         }
         let error = run.executor.launch(&plan(LOADS)).unwrap_err();

@@ -27,11 +27,11 @@ fn a_lost_context_costs_the_buffers_that_it_may_still_use_and_no_others() {
         assert!(matches!(&error, StepError::Lost(_)), "{error}");
         assert_eq!(run.in_hands(), 0);
         assert_eq!(run.shelf.abandoned.load(Ordering::Relaxed), n_lost);
-        // Those of earlier steps lie on the shelf.
+        // The shelf has the buffers of earlier steps again.
         let n_free = run.shelf.free.lock().unwrap().len();
         assert_eq!(n_free, usize::from(last == LOADS));
         drop(run);
-        // The next executor pins what it likes.
+        // The next executor can pin buffers.
         let mut next = Run::new(28);
         for step in 0..=SAVES_FRESH {
             next.executor.launch(&plan(step)).unwrap();

@@ -30,18 +30,18 @@ pub(super) const PROMPT_TOKENS: u32 = 24;
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 pub(super) const ILLEGAL_ADDRESS: i32 = 700;
 pub(super) const PAGE_BYTES: usize = 4096;
-/// In the memory of a buffer that nobody has.
+/// The byte that fills the memory of a free buffer.
 pub(super) const GONE: u8 = 0xee;
 pub(super) const STEPS: u64 = 9;
-/// The steps that save a block whose pages were just written, one that nobody waits for, and one whose pages the same step
-/// writes to.
+/// The steps that save a block whose pages were just written, a block that no step waits for, and a block whose pages
+/// the same step writes to.
 pub(super) const SAVES_FRESH: u64 = 2;
 pub(super) const SAVES_ALONE: u64 = 3;
 pub(super) const SAVES_AND_REUSES: u64 = 4;
 /// The step that loads two blocks; the next one saves them again.
 pub(super) const LOADS: u64 = 6;
 
-/// Buffers, and what lies in them for the store or for a step.
+/// Buffers, and their contents for the store or for a step.
 #[derive(Default)]
 pub(super) struct Shelf {
     pub(super) free: Mutex<Vec<Block>>,
@@ -51,7 +51,7 @@ pub(super) struct Shelf {
     pub(super) abandoned: AtomicUsize,
 }
 
-/// The memory of a block, in pages of its own.
+/// The memory of a block, in pages that it shares with nothing else.
 pub(super) struct Block {
     pages: MmapMut,
     len: usize,
@@ -171,7 +171,7 @@ pub(super) fn plain_executor(ordinal: usize) -> CudaExecutor {
         plan: None,
         eos_token_ids: [].into(),
     };
-    // The driver has as many devices as were asked for.
+    // The driver grows to the highest ordinal that was requested.
     souffleur_cusim::Device::new(ordinal);
     let device = Device::open(ordinal).unwrap();
     // SAFETY: to the emulated driver this text is an image that has every kernel.
@@ -191,7 +191,7 @@ pub(super) fn executor(ordinal: usize) -> (CudaExecutor, Arc<Shelf>) {
     (executor.unwrap(), shelf)
 }
 
-/// A row that starts with a prompt of its seed, on pages of its own.
+/// A row that starts with a prompt of its seed, on private pages.
 pub(super) fn begin(
     plan: &mut StepPlan,
     row: u32,
@@ -250,7 +250,7 @@ pub(super) fn empty_plan(step: u64) -> StepPlan {
     }
 }
 
-/// Row 1 is computed and its blocks are saved; row 2 gets pages that are being saved; row 3 loads what row 1 had.
+/// Row 1 is computed and its blocks are saved; row 2 gets pages that are being saved; row 3 loads the blocks of row 1.
 pub(super) fn plan(step: u64) -> StepPlan {
     let mut plan = empty_plan(step);
     let prefill = |positions| RowWork::Prefill { positions };
@@ -343,7 +343,7 @@ impl Run {
         run
     }
 
-    /// Steps of each shape on pages that nobody else uses: buffers that grew later would be freed, which waits for everything.
+    /// Steps of each shape on unused pages: a buffer that grew later would be freed, which waits for everything.
     pub(super) fn warm_up(&mut self) {
         for step in 0..3 {
             let mut plan = empty_plan(step);
@@ -375,7 +375,7 @@ impl Run {
         }
     }
 
-    /// Puts what was saved of row 1 where row 3 finds it.
+    /// Hands the saved blocks of row 1 to the load of row 3.
     pub(super) fn fetch(&self) {
         let saved = self.shelf.saved.lock().unwrap();
         let run = [2, 3].map(|ticket| {

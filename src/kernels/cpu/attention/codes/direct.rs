@@ -33,7 +33,7 @@ impl Direct<'_, i8> {
         let n_pieces = self.n_keys.div_ceil(LANES) * n_chunks;
         let share = fetch.slots.len().div_ceil(n_pieces.max(1));
         for group in (0..self.n_keys).step_by(LANES) {
-            // SAFETY: the slots hold whole chunks of keys in the plane, or have slack behind them.
+            // SAFETY: the slots hold whole chunks of keys in the plane, or slack follows them.
             unsafe {
                 let mut scores = [S::splat(0.0); M];
                 for chunk in 0..n_chunks {
@@ -46,7 +46,7 @@ impl Direct<'_, i8> {
                     let columns = S::transpose(keys);
                     let first = chunk * CHUNK_GROUPS;
                     for scaled in first..n_groups.min(first + CHUNK_GROUPS) {
-                        // Two sums for each query: one alone would wait for itself.
+                        // Two sums for each query hide the latency of the additions.
                         let mut sums = [[S::splat_word(0); 2]; M];
                         let quads = (scaled - first) * GROUP_QUADS;
                         for i in quads..quads + GROUP_QUADS {
@@ -132,8 +132,8 @@ impl Direct<'_, i8> {
         let scaled = |row: usize, chunk: usize, group: usize| {
             row * n_groups + (chunk * CHUNK_GROUPS + group).min(n_groups - 1)
         };
-        // SAFETY: the slots hold whole chunks of values in the plane, or have slack behind them; the sums hold `record` values
-        // a row.
+        // SAFETY: the slots hold whole chunks of values in the plane, or slack follows them; the sums hold `record`
+        // values a row.
         unsafe {
             let mut sums = [[[S::splat_word(0); CHUNK_VECTORS]; N]; M];
             for i in 0..n_halves * LANES {

@@ -1,8 +1,8 @@
 //! Keys and values of signed bytes: products of integers, which are exact, so their order decides nothing.
 //!
-//! Queries and weights become 16-bit integers, each row by its own largest magnitude. A word of four codes is two words of
-//! i16: the even bytes and the odd ones. A sum of integers stands for its scale times that of its row; such sums of the
-//! groups of a key are added in ascending order.
+//! Queries and weights become 16-bit integers, each row by its own largest magnitude. A word of four codes is two words
+//! of i16: the even bytes and the odd ones. A sum of integers is multiplied with its scale and that of its row; such
+//! sums of the groups of a key are added in ascending order.
 
 mod direct;
 mod narrow;
@@ -33,7 +33,7 @@ const GROUP_QUADS: usize = SCALE_GROUP / QUAD;
 const GROUP_WORDS: usize = SCALE_GROUP / 2;
 /// Vectors of a group of values.
 const GROUP_VECTORS: usize = SCALE_GROUP / LANES;
-/// Keys whose weights are packed together: the first to the fourth sixteen of them stand in one word, side by side.
+/// Keys whose weights are packed together: the first to the fourth sixteen of them share words.
 const HALF: usize = 4 * LANES;
 /// Words of the weights of a half.
 const HALF_WORDS: usize = HALF / 2;
@@ -121,7 +121,7 @@ impl KvElement for i8 {
                 // SAFETY: `sums` holds a chunk, `lanes` a vector; the caller detected the instruction set.
                 unsafe {
                     let sums = S::load(sums.as_ptr().wrapping_add(vector * LANES));
-                    // A zero's sign may depend on what was skipped.
+                    // A zero's sign may depend on the skipped terms.
                     S::store(lanes.as_mut_ptr(), S::mul_add(sums, factor, S::splat(0.0)));
                 }
                 for (quarter, lanes) in lanes.chunks_exact(4).enumerate() {
@@ -143,7 +143,7 @@ impl KvElement for i8 {
 unsafe fn pack_keys<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
     for group in (0..n_keys).step_by(LANES) {
         for chunk in 0..packing.key_dim.div_ceil(CHUNK) {
-            // SAFETY: whole chunks of the slots, which have slack behind them, and of the packed keys.
+            // SAFETY: whole chunks of the slots, which slack follows, and of the packed keys.
             unsafe {
                 let mut rows = [S::splat_word(0); LANES];
                 for i in 0..LANES {
@@ -177,7 +177,7 @@ unsafe fn pack_values<S: Lanes>(packing: &mut Packing<'_, i8>, n_keys: usize) {
         for i in 0..LANES {
             let to = packing.values.wrapping_add((half * HALF_WORDS + i) * width);
             for first in (0..width).step_by(CHUNK) {
-                // SAFETY: whole chunks of the slots, which have slack behind them, and of the packed values.
+                // SAFETY: whole chunks of the slots, which slack follows, and of the packed values.
                 unsafe {
                     let quads = quads::<S>(packing.slots, half * HALF + i, packing.value + first);
                     for k in 0..CHUNK_VECTORS {

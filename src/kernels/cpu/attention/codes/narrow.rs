@@ -22,7 +22,7 @@ fn query_max(key_dim: usize) -> f32 {
     MAX.min((MAX_SUM / (MAX_CODE * key_dim)) as f32)
 }
 
-/// Writes a query as words for [`super`]'s keys and returns its scale: not a number if it holds one or is infinite.
+/// Writes a query as words for [`super`]'s keys and returns its scale: NaN if the query holds NaN or infinity.
 ///
 /// # Safety
 /// There is room for whole chunks; the instruction set of `S` was detected.
@@ -108,8 +108,8 @@ pub unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; 
     }
 }
 
-/// Takes away what weighs nothing, which a scale that is no number would make one that is none; returns zero, or what is no
-/// number if something is left that is none.
+/// Zeroes the scaled weights of keys whose weight is zero, since a NaN scale would make them NaN; returns zero, or NaN
+/// if another scaled weight is not finite.
 ///
 /// # Safety
 /// The instruction set of `S` was detected.

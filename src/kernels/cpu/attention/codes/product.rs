@@ -81,7 +81,7 @@ impl Product {
         N
     }
 
-    /// Adds weighted values to the decayed sums of rows: each group of a value by weights of its own.
+    /// Adds weighted values to the decayed sums of rows: each group of a value by its own weights.
     ///
     /// # Safety
     /// As of [`Product::add`], and the scales are valid for the rows.

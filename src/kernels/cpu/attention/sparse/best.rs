@@ -1,4 +1,4 @@
-//! The keys with the highest scores, found while scores come by in ascending position.
+//! Selects the keys with the highest scores, from scores in ascending position.
 
 use super::super::super::simd::LANES;
 
@@ -34,16 +34,16 @@ fn position_of(entry: u64) -> u32 {
 #[derive(Default)]
 pub struct Best {
     wanted: usize,
-    /// The best `wanted` of what came by until the last pruning, and what has come by since and may be among them.
+    /// The best `wanted` entries at the last pruning, and later candidates.
     entries: Vec<u64>,
-    /// A later key is one of the best only if it scores more. Means nothing until something was pruned.
+    /// A later key is one of the best only if it scores more. Invalid before the first pruning.
     floor: f32,
     is_pruned: bool,
     chosen: Vec<u32>,
 }
 
 impl Best {
-    /// Starts anew.
+    /// Begins to select the best `wanted` keys.
     pub fn begin(&mut self, wanted: usize) {
         self.wanted = wanted;
         self.entries.clear();
@@ -52,7 +52,7 @@ impl Best {
         self.is_pruned = false;
     }
 
-    /// Takes the scores of neighbouring positions, which are above all that were taken before.
+    /// Takes the scores of successive positions, above all earlier ones.
     #[inline(always)]
     pub fn take(&mut self, scores: &[f32], first: usize) {
         for (i, scores) in scores.chunks(LANES).enumerate() {
@@ -91,7 +91,7 @@ impl Best {
         self.entries.truncate(self.wanted);
     }
 
-    /// The best of what came by; what [`Self::add`] takes.
+    /// The best entries until now, in the form that [`Self::add`] takes.
     pub fn entries(&mut self) -> &[u64] {
         if self.entries.len() > self.wanted {
             self.prune();
@@ -99,13 +99,13 @@ impl Best {
         &self.entries
     }
 
-    /// Takes the best of a part of the keys; zeros stand for keys that there are not.
+    /// Takes the best of a part of the keys; zeros are empty entries.
     pub fn add(&mut self, entries: &[u64]) {
         let entries = entries.iter().copied();
         self.entries.extend(entries.filter(|entry| *entry != 0));
     }
 
-    /// Chooses the best keys and one more, ascending.
+    /// Chooses the best keys and `own`, ascending.
     pub fn choose(&mut self, own: usize) {
         self.entries();
         self.chosen.clear();

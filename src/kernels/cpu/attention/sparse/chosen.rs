@@ -51,7 +51,7 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// The keys of a block of those that a row has chosen, and their number; the dummy slot stands for the others.
+    /// The slots of a block of a row's chosen keys, and their number; the dummy slot fills the rest.
     #[inline(always)]
     fn key_slots(&self, row: usize, start: usize) -> (Slots<F>, usize) {
         let chosen = &self.space.best[row].chosen()[start..];
@@ -79,7 +79,7 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// Takes a block into the record of the span. `next` are keys to ask for meanwhile.
+    /// Folds a block into the record of the span. `next` are keys to prefetch meanwhile.
     #[inline(always)]
     fn attend_block<S: Lanes>(
         &mut self,

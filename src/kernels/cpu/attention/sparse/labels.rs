@@ -68,7 +68,7 @@ impl<F: FloatKv> Work<'_, F> {
         keys.len() * self.step.channels.per_head() * size_of::<F>()
     }
 
-    /// The labels of the keys from `start` on; that of the dummy slot stands for those beyond the last.
+    /// The labels of the keys from `start` on; the dummy slot's label follows the last.
     #[inline(always)]
     fn label_slots(&self, start: usize, end: usize) -> Slots<F> {
         let labels = self.step.labels[self.kv_head * self.step.label_plane..].as_ptr();

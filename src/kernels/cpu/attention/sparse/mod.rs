@@ -1,9 +1,9 @@
 //! Attention of queries with a long context to some keys only (double sparsity).
 //!
-//! Each query head scores the labels of all keys before its own and attends to those that score highest and to its own
-//! key, in ascending position, as if they were the whole sequence: blocks, spans and chains of sums are those of
-//! [`super`]. The choice depends on the query, its position and the keys before it, so the result does too; with as
-//! many keys as there are it has the bits of a query that sees them all.
+//! Each query head scores the labels of all keys before its own and attends to the keys with the highest scores and to
+//! its own key, in ascending position, as if they were the whole sequence: blocks, spans and chains of sums are those
+//! of [`super`]. The choice depends on the query, its position and the keys before it, so the result does too; a query
+//! that chooses all keys has the bits of full attention.
 
 mod best;
 mod chosen;
@@ -76,7 +76,7 @@ struct Step<'a, F> {
     /// Elements from a head's labels to the next head's.
     label_plane: usize,
     slots: &'a [u32],
-    /// Keys of each query, its own among them.
+    /// Keys of each query, its own included.
     n_chosen: usize,
     out: Shared<'a, f32>,
 }
@@ -94,7 +94,7 @@ struct Work<'a, F> {
 enum Stage<'a> {
     /// Everything.
     Whole,
-    /// Scores some keys and leaves the best of them for each row.
+    /// Scores some keys and stores the best of them for each row.
     Part {
         keys: Range<usize>,
         best: &'a mut [u64],
@@ -341,7 +341,7 @@ impl<F: FloatKv> Kernel for Work<'_, F> {
 }
 
 impl Tile {
-    /// The position behind its last token.
+    /// The position after its last token.
     fn end(&self) -> usize {
         self.first_position + self.n_tokens
     }
@@ -369,7 +369,7 @@ impl<F: FloatKv> Work<'_, F> {
         n_chosen * self.step.planes.head_elements() * size_of::<F>()
     }
 
-    /// Leaves the best keys of each row; where there are fewer, zeros stay.
+    /// Stores the best keys of each row; where there are fewer, zeros stay.
     fn leave(&mut self, to: &mut [u64]) {
         let wanted = self.step.n_chosen - 1;
         if wanted == 0 {
@@ -383,7 +383,7 @@ impl<F: FloatKv> Work<'_, F> {
         }
     }
 
-    /// Takes up the best keys that a part has left.
+    /// Loads the best keys that a part has stored.
     fn take_up(&mut self, part: &[u64]) {
         let (wanted, n_rows) = (self.step.n_chosen - 1, self.n_rows());
         let rows = part.chunks(wanted.max(1)).take(n_rows);

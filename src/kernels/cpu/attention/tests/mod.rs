@@ -1,4 +1,4 @@
-//! Attention against a plain double-precision one, and against itself cut otherwise.
+//! Attention against a plain double-precision one, and against itself with other cuts.
 
 mod codes;
 mod nodes;
@@ -50,7 +50,7 @@ fn attention_is_right_on_every_instruction_set() {
     }
 }
 
-/// Compares the results at some positions with those by the book.
+/// Compares the results at some positions with the reference.
 fn check_right(heads: HeadShape, positions: &[usize]) {
     let len = positions.iter().max().map_or(0, |last| last + 1);
     for isa in Isa::available() {
@@ -68,7 +68,7 @@ fn check_right(heads: HeadShape, positions: &[usize]) {
                 assert_eq!(got[position].len(), expected.len(), "{heads:?}");
                 for (got, expected) in got[position].iter().zip(expected) {
                     let error = (f64::from(f32::from_bits(*got)) - expected).abs();
-                    // Signed bytes against what they stand for: queries and weights are rounded to 16 bits.
+                    // Signed bytes against their values: queries and weights are rounded to 16 bits.
                     let limit = match dtype {
                         KvDtype::BF16 => 2e-2,
                         KvDtype::Int8 => 5e-4,
@@ -177,7 +177,7 @@ fn family(setup: Setup) -> (World, Vec<Part>) {
     let mut parts: Vec<Part> = (1..=18)
         .map(|row| part(row, world.contents[row as usize].len() - 1, 1))
         .collect();
-    // Some prefill: short chunks may join the others, long ones are tiles of their own.
+    // Some prefill: short chunks may join the others, long ones are their own tiles.
     parts[3] = part(4, 850, 5);
     parts[11] = part(12, 600, 300);
     parts[17] = part(18, 0, 100);
@@ -269,7 +269,7 @@ fn what_a_query_does_not_see_cannot_reach_it() {
     }
 }
 
-/// Puts what is not a number into a slot and looks for it in the results.
+/// Puts NaN and infinities into a slot and looks for them in the results.
 fn check_unseen(dtype: KvDtype, heads: HeadShape) {
     let mut world = World::new(Setup {
         dtype,

@@ -1,4 +1,4 @@
-//! Heads that are dealt to nodes of memory: the bits are those of one node, and a head's items are its owner's.
+//! Heads divided among NUMA nodes: the bits are those of one node, and a head's items belong to its owner.
 
 use super::world::Sparse;
 use super::*;

@@ -1,4 +1,4 @@
-//! Attention to some keys only: against attention to all, against the best by the book, and against itself cut otherwise.
+//! Attention to some keys only: against full attention, a reference selection, and itself with other cuts.
 
 use half::{bf16, f16};
 
@@ -200,7 +200,7 @@ fn neither_chunks_nor_neighbours_nor_pages_nor_threads_change_a_bit_across_the_t
                 ..base
             });
             world.grow(1, (1, 0), LEN);
-            // Another row that begins alike, as one that goes on from the cache, and one that is all its own.
+            // Another row with the same prefix, as one that continues from the cache, and an unrelated one.
             let shared = 256 / page_size * page_size;
             world.grow(2, (1, shared), 500);
             world.grow(3, (3, 0), 450);

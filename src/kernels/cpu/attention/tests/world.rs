@@ -1,4 +1,4 @@
-//! Rows of noise in a pool of keys and values, and what attention gives of them by the book.
+//! Rows of noise in a pool of keys and values, and reference results of attention.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn noise(kind: u64, content: u64, i: usize) -> f32 {
     (x >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// Some tokens of a row; content is what tells their queries, keys and values apart.
+/// Some tokens of a row; content determines their queries, keys and values.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub row: u32,
@@ -50,7 +50,7 @@ pub(super) struct Setup {
     pub heads: HeadShape,
     pub page_size: usize,
     pub threads: usize,
-    /// Nodes of memory that the threads are divided among.
+    /// NUMA nodes that the threads are divided among.
     pub nodes: usize,
     pub shares: bool,
     pub sparse: Option<Sparse>,
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Gives a row the first `shared` positions of row `from` and then tokens and pages of its own up to `len`.
+    /// Gives a row the first `shared` positions of row `from` and then its own tokens and pages up to `len`.
     pub(super) fn grow(&mut self, row: u32, (from, shared): (u32, usize), len: usize) {
         let size = self.table.page_size();
         assert!(shared.is_multiple_of(size), "whole pages");
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// Gives a row these contents, in pages of its own.
+    /// Gives a row these contents, in its own pages.
     pub(super) fn place(&mut self, row: u32, contents: Vec<u64>) {
         self.grow(row, (0, 0), contents.len());
         self.contents[row as usize] = contents;
@@ -235,7 +235,7 @@ impl World {
             .collect()
     }
 
-    /// Results by the book.
+    /// Reference results.
     pub(super) fn naive(&self, dtype: KvDtype, row: u32, position: usize) -> Vec<f64> {
         let HeadShape {
             n_heads,
@@ -302,7 +302,7 @@ fn rounded(dtype: KvDtype, head: &[f32]) -> Vec<f64> {
         KvDtype::Int8 => {
             let mut codes = vec![0i8; head.len()];
             let mut scales = vec![bf16::ZERO; head.len().div_ceil(SCALE_GROUP)];
-            // SAFETY: the portable lanes ask for nothing.
+            // SAFETY: the portable lanes require nothing.
             unsafe { i8::keep::<Portable>(head, &mut codes, &mut scales) };
             let scales = |i: usize| f64::from(scales[i / SCALE_GROUP].to_f32());
             let codes = codes.iter().enumerate();
@@ -313,7 +313,7 @@ fn rounded(dtype: KvDtype, head: &[f32]) -> Vec<f64> {
     }
 }
 
-/// Keeps a token's keys and values in its slot: `value` gives those of all keys, then of the values beside them.
+/// Stores a token's keys and values in its slot: `value` gives those of all keys, then of the separate values.
 pub(super) fn keep<E: Kept>(
     heads: &HeadShape,
     slot: usize,
@@ -325,7 +325,7 @@ pub(super) fn keep<E: Kept>(
     let mut put = |first: usize, dim: usize, at: usize, of_scales: std::ops::Range<usize>| {
         let head: Vec<f32> = (first..first + dim).map(&value).collect();
         let out = &mut kv[at + planes.slot(slot)..][..dim];
-        // SAFETY: the portable lanes ask for nothing.
+        // SAFETY: the portable lanes require nothing.
         unsafe { E::keep::<Portable>(&head, out, &mut scales[of_scales]) };
     };
     for head in 0..heads.n_kv_heads {

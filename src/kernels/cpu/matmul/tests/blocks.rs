@@ -11,7 +11,7 @@ use crate::kernels::blocks::BlockType;
 use crate::kernels::dtype::{Dtype, MatrixRole};
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 
-/// Those that are multiplied as they are.
+/// Types that products read natively.
 pub const TYPES: [BlockType; 13] = [
     BlockType::Affine4,
     BlockType::Q8_0,
@@ -28,7 +28,7 @@ pub const TYPES: [BlockType; 13] = [
     BlockType::Q6K,
 ];
 
-/// Rows of random blocks whose scales are finite: every byte can be anything but for them.
+/// Rows of random blocks whose scales are finite: all other bytes can be anything.
 fn random_rows(block: BlockType, outputs: usize, inputs: usize, seed: u32) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..outputs * block.row_bytes(inputs))
         .map(|i| {
@@ -229,7 +229,7 @@ fn products_are_right_and_the_same_on_every_instruction_set_and_for_any_number_o
     }
 }
 
-/// Numbers with the distribution of Gauss.
+/// Numbers with a normal distribution.
 fn gaussian(seed: u64, len: usize) -> Vec<f32> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut one = || {

@@ -125,7 +125,7 @@ impl Kernel for Quantise<'_> {
     #[inline(always)]
     fn run<S: Lanes>(self) -> Self::Output {
         let mut words = [0; INT8_STEPS];
-        // SAFETY: both arrays hold what is read and written; `dispatch` detected the instruction set.
+        // SAFETY: both arrays cover the reads and writes; `dispatch` detected the instruction set.
         unsafe {
             let load = |i| S::load(self.0[i * LANES..].as_ptr());
             let (scale, quads) = quantise::<S, { INT8_GROUP / LANES }, { INT8_STEPS / LANES }>(

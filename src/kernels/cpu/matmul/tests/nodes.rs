@@ -1,4 +1,4 @@
-//! Weights that are dealt to nodes of memory: the bits are those of one node, and every panel lies where the deal puts it.
+//! Weights divided among NUMA nodes: the bits are those of one node, and every panel is on the node that owns it.
 
 use super::super::super::matrix::Matrix;
 use super::super::super::nodes::Nodes;

@@ -1,4 +1,4 @@
-//! Every operation beside its twin on the CPU, over the emulated driver: random weights, activations poisoned with NaN.
+//! Compares every operation with the CPU's, over the emulated driver: random weights, activations poisoned with NaN.
 
 mod model;
 
@@ -107,7 +107,7 @@ fn tokens(random: &mut fastrand::Rng, n: usize) -> Vec<u32> {
     (0..n).map(|_| random.u32(0..VOCAB as u32)).collect()
 }
 
-/// Prefills, then decodes beside a chunk behind a history, then decodes alone.
+/// Prefills, then decodes together with a chunk after a history, then decodes alone.
 fn steps() -> Vec<Vec<Work>> {
     let random = &mut fastrand::Rng::with_seed(11);
     let mut work = |row, first_position, n| Work {
@@ -185,7 +185,7 @@ impl Gpu {
         buffer
     }
 
-    /// Runs a step, decodes first, and returns what it computed.
+    /// Runs a step, decodes first, and returns its outputs.
     fn run(&mut self, model: &Model<CudaBackend>, case: &Case, works: &[Work]) -> Vec<Vec<f32>> {
         let all = works.iter().flat_map(|work| work.tokens.clone());
         let tokens = self.upload(&all.collect::<Vec<_>>());

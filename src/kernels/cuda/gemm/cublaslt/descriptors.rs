@@ -1,4 +1,4 @@
-//! Descriptors: what the library is told of a product, in objects of its own.
+//! The library's descriptors of a product.
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
@@ -12,7 +12,7 @@ use crate::kernels::cuda::driver::DriverError;
 /// CUBLAS_OP_T of cublas_api.h, which the bindings leave out.
 const TRANSPOSED: i32 = 1;
 
-/// The operands of a product, and what is done to the sums.
+/// The operands of a product, and the epilogue.
 pub(super) struct ProductDesc {
     functions: &'static Functions,
     pub(super) raw: cublasLtMatmulDesc_t,
@@ -53,14 +53,14 @@ impl ProductDesc {
     }
 }
 
-/// How a matrix lies in memory.
+/// The memory layout of a matrix.
 pub(super) struct MatrixLayout {
     functions: &'static Functions,
     pub(super) raw: cublasLtMatrixLayout_t,
 }
 
 impl MatrixLayout {
-    /// `columns` columns of `rows` elements each, one behind the other.
+    /// `columns` columns of `rows` elements each, contiguous.
     pub(super) fn new(
         functions: &'static Functions,
         of: cudaDataType,
@@ -142,7 +142,7 @@ impl Drop for MatrixLayout {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: created once, used no more: it was read when the algorithm was asked for.
+        // SAFETY: created once, used no more: the heuristic read it.
         let _ = unsafe { (self.functions.preference_destroy)(self.raw) };
     }
 }

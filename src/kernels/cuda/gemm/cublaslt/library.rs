@@ -1,4 +1,4 @@
-//! The library: which file it is, what is called of it, and its handle.
+//! The library: its file, the functions that we call, and its handle.
 
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -120,8 +120,8 @@ fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     functions.as_ref().map_err(String::clone)
 }
 
-/// Files that may be the library, best first: what the loader finds, then folder by folder. The version that the driver
-/// is of comes before older ones, which it runs as well, and newer ones, which it may refuse, come last.
+/// Files that may be the library, best first: those of the loader, then folder by folder. The driver's version comes
+/// before older ones, which it runs as well, and newer ones, which it may refuse, come last.
 fn candidates(driver: CudaVersion, folders: &[PathBuf]) -> Vec<PathBuf> {
     let major = u32::try_from(driver.number() / 1000).unwrap_or(0);
     let by_loader = OLDEST_MAJOR..=major.max(NEWEST_MAJOR);
@@ -139,7 +139,7 @@ fn candidates(driver: CudaVersion, folders: &[PathBuf]) -> Vec<PathBuf> {
     all
 }
 
-/// How far a file is from what a driver of this major version runs best.
+/// Rank of a file for a driver of this major version; 0 is the driver's own major version.
 fn distance(driver_major: u32, path: &Path) -> u32 {
     const UNKNOWN: u32 = 1000;
     const NEWER: u32 = 2000;

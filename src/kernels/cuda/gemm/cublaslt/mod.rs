@@ -1,7 +1,7 @@
 //! cuBLASLt, which is faster than our kernels where rows are many, 400 MB large and no part of the driver.
 //!
-//! It is asked once for each shape which algorithm to use; the answer is kept. Everything is turned round: it thinks in
-//! columns, so that our `[m, n]` is its `n` by `m`.
+//! Its heuristic runs once for each shape; the algorithm is kept. The library is column-major, so that our `[m, n]` is
+//! its `n` by `m`.
 
 mod descriptors;
 mod library;
@@ -67,7 +67,7 @@ impl CublasLt {
     }
 
     /// Multiplies, or returns false where the library has no algorithm or fails: nothing was written then, and it is
-    /// not asked again for this shape.
+    /// skipped for this shape from now on.
     ///
     /// # Safety
     /// As of the launches; `workspace` is used by one stream at a time.
@@ -105,7 +105,7 @@ impl CublasLt {
     }
 }
 
-/// Everybody wants to know that there are such shapes, nobody all of them.
+/// Logs the first such shape at info, the others at debug.
 fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
     match std::mem::replace(has_said, true) {
         false => {

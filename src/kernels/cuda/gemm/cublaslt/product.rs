@@ -1,4 +1,4 @@
-//! Products: what the library is asked for once for each shape, and the calls that use it.
+//! Products: the algorithm that the library chooses once for each shape, and the calls that use it.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,7 +12,7 @@ use super::library::{Handle, check};
 use crate::kernels::cuda::driver::{DeviceBuffer, DriverError, Stream};
 use crate::kernels::cuda::params::{ElementType, GemmParams, GemmWrite};
 
-/// No algorithm asks for more.
+/// No algorithm needs more.
 const MAX_ALIGNMENT: u64 = 256;
 
 /// A shape, as far as the choice of an algorithm depends on it.
@@ -91,7 +91,7 @@ impl Product {
         let preference = Preference::new(functions, workspace_bytes, key.alignment)?;
         let mut found = std::mem::MaybeUninit::<Heuristic>::zeroed();
         let mut n_found = 0;
-        // SAFETY: all handles were made here; room for the one result that is asked for, of the library's layout.
+        // SAFETY: all handles were made here; room for one result, of the library's layout.
         let status = unsafe {
             (functions.heuristic)(
                 handle.raw,
@@ -124,7 +124,7 @@ impl Product {
         })
     }
 
-    /// Multiplies what has the product's shape.
+    /// Multiplies operands of the product's shape.
     ///
     /// # Safety
     /// As of [`CublasLt::multiply`](super::CublasLt::multiply).

@@ -79,7 +79,7 @@ const PIECES: [&str; 18] = [
     "a\u{2581}b \u{2581}",
 ];
 
-/// Returns the lines: words of one or several scripts, pieces that tokenizers cut in ways of their own, blanks, and
+/// Returns the lines: words of one or several scripts, pieces that tokenizers cut differently, blanks, and
 /// every tenth line random characters. `markers` are names of special tokens, whole or cut off.
 pub(super) fn lines(seed: u64, markers: &[String]) -> Vec<String> {
     let mut rng = Rng::with_seed(seed);

@@ -30,7 +30,7 @@ fn owned(texts: impl IntoIterator<Item = String>) -> Vec<Cow<'static, str>> {
     texts.into_iter().map(Cow::Owned).collect()
 }
 
-/// Bytes spelled by GPT-2's table, `th`, `the`, and what `added` has with its types.
+/// Bytes spelled by GPT-2's table, `th`, `the`, and the tokens of `added` with their types.
 fn byte_level(added: &[(&str, i32)]) -> VocabularyFields<'static> {
     let printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut next = 256;

@@ -1,4 +1,4 @@
-//! How texts are cut into words: as the `tokenizer.json` of the models does that a name stands for.
+//! How named pre-tokenizers cut texts into words: as in the `tokenizer.json` of their models.
 
 use std::collections::HashSet;
 
@@ -42,7 +42,7 @@ fn written() -> Vec<(&'static str, Vec<Value>)> {
     ]
 }
 
-/// Bytes, and most pairs of those between which words may end, so that ids tell where a text was cut; words that no merge makes.
+/// Bytes, and most pairs at which words may end, so that ids show the cuts of a text; words that no merge makes.
 fn vocabulary() -> VocabularyFields<'static> {
     let mut fields = byte_level(&[]);
     let bytes: Vec<String> = fields.tokens[..256]

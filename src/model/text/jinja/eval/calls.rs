@@ -9,7 +9,7 @@ use super::super::error::{Fault, Result};
 use super::super::value::Value;
 use super::{Interpreter, Object, Scope};
 
-/// What a call of an object does.
+/// The effect of calling an object.
 enum Callable<'t> {
     Macro(usize, Rc<Scope<'t>>),
     Text(Value),

@@ -87,7 +87,7 @@ pub(super) struct LoopState<'t> {
     items: Vec<Value>,
     index: usize,
     depth: usize,
-    /// What `changed` was called with last.
+    /// The last arguments of `changed`.
     last: Option<Value>,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct Interpreter<'t> {
     variables: &'t FxHashMap<String, Value>,
     limits: Limits,
     objects: RefCell<Vec<Object<'t>>>,
-    /// What the filters of blocks are applied to.
+    /// The inputs of the filters of blocks.
     blocks: RefCell<Vec<Value>>,
     /// Bytes of all output that is being written.
     written: Cell<usize>,

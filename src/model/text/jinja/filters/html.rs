@@ -6,7 +6,7 @@ use super::super::error::{Fault, Result};
 use super::super::eval::Interpreter;
 use super::super::value::Value;
 
-/// Escapes what HTML takes for its own.
+/// Escapes HTML's special characters.
 pub(in super::super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

@@ -12,7 +12,7 @@ use super::super::value::{Key, Value};
 use super::select::Getter;
 
 impl Interpreter<'_> {
-    // What may change in a value, the place of a generator, is no part of its hash.
+    // The mutable part of a value, the place of a generator, is no part of its hash.
     #[allow(clippy::mutable_key_type)]
     pub(super) fn sorting_filter(&self, name: &str, value: Value, args: Args) -> Result<Value> {
         match name {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Templates that ask for as much as they can.
+/// Templates that consume as much as they can.
 const TEMPLATES: &str = include_str!("../../../../../tests/fixtures/chat_templates/hostile.jsonl");
 
 /// Little enough that the whole list takes a second or two.

@@ -1,4 +1,4 @@
-//! Expressions and templates against what jinja2 makes of them, as transformers configures it.
+//! Expressions and templates, compared with jinja2 as transformers configures it.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 const EXPRESSIONS: &str =
     include_str!("../../../../../tests/fixtures/chat_templates/expressions.jsonl");
 
-/// Templates that jinja2 renders and that are refused here, with what the refusal says.
+/// Templates that jinja2 renders and this engine refuses, with the text of the refusal.
 const REFUSED: [(&str, &str); 1] = [(
     "{% autoescape true %}{{ html }}{% endautoescape %}",
     "autoescape is not supported",

@@ -1,4 +1,4 @@
-//! A checkpoint's description of its quantisation: `quantization_config` of `config.json`, or a file of its own.
+//! A checkpoint's description of its quantisation: `quantization_config` of `config.json`, or a separate file.
 
 use std::fmt;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub enum Scheme {
     Int4(Packing, Group),
 }
 
-/// How 4-bit codes lie in words.
+/// The packing of 4-bit codes in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// Of GPTQ: eight inputs in a word.
@@ -54,7 +54,7 @@ pub enum Packing {
 /// Inputs of an output that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
-    /// So many.
+    /// This many.
     Inputs(usize),
     /// All of them.
     Row,
@@ -94,14 +94,14 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// Reads the scheme of the model in a folder; `None` if its weights are plain, as far as is said. Files beside
-    /// `config.json` count only where there are codes for them: they may be left over from anything.
+    /// Reads the scheme of the model in a folder; `None` if nothing says that its weights are quantised. Files other
+    /// than `config.json` count only where there are codes for them: they may be leftovers.
     ///
     /// # Errors
-    /// [`LoadError::Format`] that names the key of what is not supported.
+    /// [`LoadError::Format`] that names the unsupported key.
     pub fn read(dir: &Path, has_codes: bool) -> Result<Option<Self>, LoadError> {
         let config = JsonFile::read(&dir.join("config.json"), MAX_CONFIG_BYTES)?;
-        // Models that also see may say it of their decoder alone.
+        // Vision-language models may describe their decoder alone.
         let config = config.with_nested("text_config")?;
         if let Some(key) = KEYS.into_iter().find(|key| config.value(key).is_some()) {
             let Some(own) = config.object(key)? else {

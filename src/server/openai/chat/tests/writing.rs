@@ -32,7 +32,7 @@ fn arguments(text: &str) -> OutputPiece {
     OutputPiece::CallArguments(text.to_owned())
 }
 
-/// News of the tokens of `spelled`, with these pieces.
+/// A delta with the tokens of `spelled` and these pieces.
 fn parsed(spelled: &str, pieces: Vec<OutputPiece>, end: Option<FinishReason>) -> News {
     let News { delta, end } = news(spelled, end);
     let delta = Delta {

@@ -140,7 +140,7 @@ fn what_is_evicted_before_its_turn_is_counted() {
         dropped_tokens: 8,
     };
     assert_eq!(saver.tree.save_counts(), counts);
-    // The index of the node is another's now, of which nothing is stored.
+    // Another node has the index now, and nothing of it is stored.
     saver.publish(&tokens(4), 0);
     assert_eq!(saver.take(9).len(), 1);
 }
@@ -153,7 +153,7 @@ fn what_the_store_did_without_is_taken_again_at_the_next_publish() {
     assert_eq!(first.len(), 2);
     saver.publish(&tokens(8), 0);
     assert!(saver.take(9).is_empty());
-    // Nothing comes again by itself.
+    // Nothing is queued again by itself.
     assert!(saver.take_with(SaveAccount::Forget, 9).is_empty());
     saver.publish(&tokens(8), 0);
     assert_eq!(saver.take(9), first);
@@ -203,7 +203,7 @@ fn nothing_is_queued_for_a_store_that_has_ended() {
     assert_eq!(saver.tree.save_counts(), SaveCounts::default());
     saver.publish(&tokens(12), 0);
     assert_eq!(saver.tree.save_counts(), SaveCounts::default());
-    // Until one begins.
+    // Until a store starts.
     assert!(saver.take_with(SaveAccount::Forget, 0).is_empty());
     saver.publish(&tokens(12), 0);
     assert_eq!(saver.take(9).len(), 3);

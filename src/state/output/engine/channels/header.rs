@@ -3,13 +3,13 @@
 use crate::state::output::named::MAX_NAME_BYTES;
 use crate::state::output::syntax::Tag;
 
-/// A longer header is none.
+/// A longer header is invalid.
 const MAX_CHARS: usize = 512;
-/// Stands before the name of a recipient.
+/// The prefix of a recipient's name.
 const TO: &str = "to=";
 /// The namespace of the tools of a request.
 const FUNCTIONS: &str = "functions.";
-/// Recipients that are no tools.
+/// Recipients that are not tools.
 const PEOPLE: [&str; 4] = ["all", "assistant", "system", "user"];
 const REASONING: &str = "analysis";
 /// The roles of messages.
@@ -22,7 +22,7 @@ const ROLES: [&str; 6] = [
     "user",
 ];
 
-/// A header as far as it was read. Words and tags come in any order: the recipient may stand before the channel or after.
+/// A header parsed so far. Words and tags come in any order: the recipient may precede or follow the channel.
 #[derive(Debug)]
 pub(super) struct Header {
     begun: Begun,
@@ -34,12 +34,12 @@ pub(super) struct Header {
     n_chars: usize,
 }
 
-/// The beginning of a header.
+/// How a header began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// In the prompt, which names the role.
+    /// In the prompt, which contains the role.
     ByPrompt,
-    /// With a tag.
+    /// By a tag.
     ByTag,
 }
 
@@ -51,18 +51,18 @@ enum At {
     Constrained,
 }
 
-/// The effect of a character or tag.
+/// The effect of a character or tag on a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderStep {
     More,
     /// The body begins.
     Body,
-    /// This is no header.
+    /// The header is invalid.
     Broken,
 }
 
 impl Header {
-    /// A header that the prompt has begun.
+    /// A header whose role is in the prompt.
     pub(super) fn after_role() -> Self {
         Self {
             begun: Begun::ByPrompt,
@@ -103,7 +103,7 @@ impl Header {
         }
     }
 
-    /// Whether the word may stand before the channel: as the role, and after it as a recipient. Anything else is text.
+    /// Whether the word may precede the channel: as the role, or after it as a recipient. Anything else is text.
     fn may_be_before_channel(&self) -> bool {
         let word = self.word.as_str();
         let is_role =
@@ -134,7 +134,7 @@ impl Header {
         self.channel.as_deref() == Some(REASONING)
     }
 
-    /// The name of the function that is called, if one is.
+    /// The name of the called function, if any.
     pub(super) fn function(&self) -> Option<&str> {
         let recipient = self.recipient.as_deref()?;
         let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(recipient);

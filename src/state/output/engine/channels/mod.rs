@@ -1,4 +1,4 @@
-//! An output of messages, each with a header that says what it is: reasoning, an answer, or a call of a function.
+//! Parser for outputs of messages, whose headers distinguish reasoning, answers, and function calls.
 
 mod header;
 
@@ -16,33 +16,33 @@ use crate::state::output::syntax::{Tag, TagSet};
 use crate::state::output::tools::ToolUse;
 use header::{Header, HeaderStep};
 
-/// Reads one output of messages.
+/// Parses one output of messages.
 #[derive(Debug)]
 pub(super) struct ChannelEngine {
     lexer: Lexer,
-    /// The tools, if calls are looked for.
+    /// The tools; `None` if calls are text.
     tools: Option<Arc<ToolUse>>,
     headers: Headers,
     state: State,
-    /// The part that the message being read belongs to, or the one before it.
+    /// The part of the current or previous message.
     part: Part,
-    /// A header until its message has begun, or whitespace between messages.
+    /// A header until its message begins, or whitespace between messages.
     held: Vec<Item>,
-    /// How many of the held items are the tag that began the header.
+    /// Number of held items of the tag that began the header.
     n_opening: usize,
-    /// The part that text went to last.
+    /// The part of the last text.
     spoken: Option<Part>,
-    /// Nothing of the message has gone out so far.
+    /// No text of the message was emitted yet.
     is_new: bool,
-    /// The arguments of the call that is being read.
+    /// The arguments of the current call.
     written: String,
     complete_calls: usize,
 }
 
-/// The use of headers that are not those of calls.
+/// The treatment of headers without calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Headers {
-    /// They part reasoning from content, and are dropped.
+    /// They separate reasoning from content, and are dropped.
     Separate,
     /// They are text.
     StayText,
@@ -66,7 +66,7 @@ enum Part {
     Reasoning,
 }
 
-/// The result of reading a lexeme.
+/// The effect of a lexeme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Used,
@@ -124,7 +124,7 @@ impl ChannelEngine {
         self.run(Input::Open, out);
     }
 
-    /// Reads the token that ends the output and has no text. A call whose arguments it stands for is complete.
+    /// Reads the token that ends the output without text. It completes a call without arguments.
     pub(super) fn push_end(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         let ends_message = self.lexer.tag_of(token).is_some_and(|tag| ENDS.has(tag));
         let is_call = matches!(self.state, State::BeforeArguments(_)) && self.tools.is_some();
@@ -166,7 +166,7 @@ impl ChannelEngine {
         self.complete_calls > 0 && tools.is_some_and(|tools| tools.is_single())
     }
 
-    /// Whether the header that was read is that of a call.
+    /// Whether the current header is that of a call.
     fn has_begun_call(&self) -> bool {
         let header = match &self.state {
             State::Header(header) | State::BeforeArguments(header) => header,
@@ -175,8 +175,8 @@ impl ChannelEngine {
         self.tools.is_some() && header.function().is_some()
     }
 
-    /// Whether an output that ends here has something in it that was taken for a header, and is none. One that was cut
-    /// is dropped like a whole one.
+    /// Whether the output ends in an incomplete header that becomes text. Truncated outputs drop headers as complete
+    /// ones do.
     fn gives_up_at_end(&self) -> bool {
         match &self.state {
             State::Header(header) => {
@@ -210,7 +210,7 @@ impl ChannelEngine {
         }
     }
 
-    /// The tags that mean something now.
+    /// The tags recognised in the current state.
     fn tags(&self) -> TagSet {
         match &self.state {
             State::Header(_) => ALL,
@@ -249,7 +249,7 @@ impl ChannelEngine {
                 if ENDS.has(tag.tag) {
                     return Fate::Used;
                 }
-                // Text that turns out to be no header is content.
+                // If this is no header, its text is content.
                 self.begin_body(Part::Content);
                 self.begin_header(tag.tag, n_items)
             }
@@ -288,7 +288,7 @@ impl ChannelEngine {
         self.is_new = self.headers == Headers::Separate;
     }
 
-    /// Goes on after a part of a header.
+    /// Continues after a part of a header.
     fn go_on(&mut self, step: HeaderStep, out: &mut Vec<OutputPiece>) -> Fate {
         match step {
             HeaderStep::More => return Fate::Held,
@@ -302,7 +302,7 @@ impl ChannelEngine {
             return Fate::Again;
         };
         if header.function().is_some() {
-            // The tag that begins the body is held as well: without a call, all of this is text.
+            // The tag that begins the body is held, too: without a call, everything held becomes text.
             self.state = State::BeforeArguments(header);
             return Fate::Held;
         }
@@ -391,7 +391,7 @@ impl ChannelEngine {
         push_arguments(out, arguments);
     }
 
-    /// Ends a call that is none: its message is content, and its header is dropped as those of others.
+    /// Ends an invalid call: its message is content, and its header is dropped like others.
     fn break_call(&mut self, out: &mut Vec<OutputPiece>) {
         let mut text = std::mem::take(&mut self.written);
         if self.spoken == Some(Part::Content) {
@@ -412,7 +412,7 @@ impl ChannelEngine {
         };
     }
 
-    /// Makes the header of a message to someone that is no call the beginning of its text.
+    /// Emits the header of a message that is not a call as the beginning of its text.
     fn say_header(&mut self, part: Part, out: &mut Vec<OutputPiece>) {
         let part = match self.headers {
             Headers::Separate => part,
@@ -423,7 +423,7 @@ impl ChannelEngine {
         self.say_items(&held, out);
     }
 
-    /// Makes the tag that began a header text of the message before it, and reads on after it.
+    /// Emits the tag that began a header as text of the previous message, and parses the rest again.
     fn give_up(&mut self, out: &mut Vec<OutputPiece>) {
         let n_opening = std::mem::take(&mut self.n_opening).min(self.held.len());
         self.put_back(n_opening);
@@ -432,7 +432,7 @@ impl ChannelEngine {
         self.say_items(&opening, out);
     }
 
-    /// Puts back all held items but the first ones.
+    /// Returns all held items after the first `n_kept` to the lexer.
     fn put_back(&mut self, n_kept: usize) {
         let rest = self.held.split_off(n_kept.min(self.held.len()));
         self.lexer.put_back(&rest);
@@ -446,7 +446,7 @@ impl ChannelEngine {
         text.chars().for_each(|c| self.say(c, out));
     }
 
-    /// Gives out a character of a message. A message after another one of its part begins on a line of its own.
+    /// Emits a character of a message. A newline separates consecutive messages of the same part.
     fn say(&mut self, c: char, out: &mut Vec<OutputPiece>) {
         let mut text = String::new();
         if std::mem::take(&mut self.is_new) && self.spoken == Some(self.part) {

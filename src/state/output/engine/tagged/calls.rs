@@ -16,20 +16,20 @@ use crate::state::output::separated::SeparatedReader;
 use crate::state::output::syntax::{CallList, Expect, Surroundings, Tag};
 use crate::state::output::xml::XmlReader;
 
-/// The state of an opening after the next character or tag.
+/// The state of an opening after a character or tag.
 enum Opened {
-    /// The character is a part of what leads to a call.
+    /// The character belongs to the opening of a call.
     Expecting(Expect),
-    /// The same, and the calls are those of a list.
+    /// The same, and the calls form a list.
     InList(&'static CallList),
-    /// The character is the first of a call.
+    /// The character is a call's first.
     Call(Box<dyn CallReader>),
-    /// There is no call.
+    /// Not a call.
     Nothing,
 }
 
 impl Opened {
-    /// A call, if its first character began one.
+    /// A call, if a reader could start.
     fn call(reader: Option<impl CallReader + 'static>) -> Self {
         match reader {
             Some(reader) => Self::Call(Box::new(reader)),
@@ -39,7 +39,7 @@ impl Opened {
 }
 
 impl TaggedEngine {
-    /// Begins an opening. Its first lexeme is the next that is held.
+    /// Starts an opening. Its first lexeme is held next.
     pub(super) fn open(&mut self, expect: Expect, opened_by: Option<Tag>) {
         self.held.clear();
         self.opened_by = opened_by;
@@ -51,8 +51,8 @@ impl TaggedEngine {
         self.state = State::Opening(expect);
     }
 
-    /// Begins the next call in a fence or a list. What parts it from the one before stays held: it is text if this is no
-    /// call. The tag of the opening, if it has one, is read again then.
+    /// Starts the next call in a fence or a list. The separator after the previous call stays held: it is text if no
+    /// call follows. Then the opening's tag, if any, is parsed again.
     fn open_next(&mut self, closers: Closers, opened_by: Option<Tag>) {
         let held = std::mem::take(&mut self.held);
         self.open(Expect::Loose(closers), opened_by);
@@ -63,7 +63,7 @@ impl TaggedEngine {
         self.held = held;
     }
 
-    /// Returns whether input is held that may become text again.
+    /// Returns whether held input may become text again.
     pub(super) fn is_holding(&self) -> bool {
         matches!(
             self.state,
@@ -80,7 +80,7 @@ impl TaggedEngine {
         let opened = match lexeme {
             Lexeme::Char(c) if c.is_whitespace() => Opened::Expecting(expect),
             Lexeme::Char(c) => match (expect, &self.calls) {
-                // Models that were trained on tags write objects as well.
+                // Models trained on tags also write objects.
                 (Expect::Function | Expect::KeyedCall, Some(_)) if c == '{' => {
                     self.open_loosely(c, Closers::default())
                 }
@@ -168,7 +168,7 @@ impl TaggedEngine {
             Step::Broken => {
                 self.give_up(out);
                 if n_after_call.is_some() {
-                    // Only what stands before the call is text.
+                    // Only the text before the call is emitted.
                     self.n_reread = 0;
                     self.code.part();
                 }
@@ -177,7 +177,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Ends a list that the end of the output has cut after a call.
+    /// Ends a list that the end of the output truncates after a call.
     pub(super) fn end_lone_list(&mut self, out: &mut Vec<OutputPiece>) {
         let is_after_call = match &self.state {
             State::Call(reader) => reader.n_after_call().is_some(),
@@ -188,7 +188,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Reads what stands after a call of a list. The text that is held is whitespace.
+    /// Reads after a call of a list. The held text is whitespace.
     pub(super) fn read_between(&mut self, lexeme: Lexeme, out: &mut Vec<OutputPiece>) -> Fate {
         let (Some(list), Lexeme::Char(c)) = (self.list, lexeme) else {
             self.leave_list();
@@ -214,19 +214,19 @@ impl TaggedEngine {
         }
     }
 
-    /// Whether the calls are those of a list in brackets.
+    /// Whether the calls form a list in brackets.
     fn is_in_brackets(&self) -> bool {
         self.list.is_some_and(|list| list.end.is_some())
     }
 
-    /// Makes the bracket of a list text, before an item that is no call. It was read with the calls before that.
+    /// Emits the bracket of a list as text before an item that is no call. The list's earlier calls consumed it.
     fn open_list_again(&mut self, is_list: bool, out: &mut Vec<OutputPiece>) {
         if is_list {
             self.give_content('[', out);
         }
     }
 
-    /// Reads what may close a complete call. A tag closes it as well.
+    /// Reads an optional closer of a complete call. A tag closes it as well.
     pub(super) fn read_trailer(
         &mut self,
         trailer: Trailer,
@@ -272,7 +272,7 @@ impl TaggedEngine {
         Fate::Again
     }
 
-    /// The tags that close a call and open the next one may stand inside of the fence around them.
+    /// Tags that close a call and open the next one may be inside the fence around them.
     fn tag_in_trailer(&mut self, trailer: Trailer, lexeme: Lexeme) -> Fate {
         let Trailer { left, closers } = trailer;
         let is_inside = left.is_empty() && closers.takes_more();
@@ -302,7 +302,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Returns whether nothing of a next call was read since the last call of a list.
+    /// Returns whether no input of a next call followed the last call of a list.
     pub(super) fn is_between_calls(&self) -> bool {
         match self.state {
             State::Between | State::Trailer(_) => true,
@@ -311,7 +311,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Makes the tag of the opening text and reads on after it. Text after a call of a list has no tag.
+    /// Emits the opening's tag as text and parses the rest again. Text after a call of a list has no tag.
     pub(super) fn give_up(&mut self, out: &mut Vec<OutputPiece>) {
         let held = std::mem::take(&mut self.held);
         let (opening, rest) = held.split_at(self.n_opening.unwrap_or(0).min(held.len()));
@@ -345,7 +345,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Returns whether the input that is held is certain to be the beginning of a call.
+    /// Returns whether the held input is certainly the beginning of a call.
     pub(super) fn has_begun_call(&self) -> bool {
         match &self.state {
             _ if !self.is_holding() || self.is_between_calls() => false,
@@ -355,7 +355,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Whether nothing came after a tag that is a word, and may be one of a sentence.
+    /// Whether the opening is only a tag that is a word, and may belong to a sentence.
     fn is_only_word(&self) -> bool {
         let first = self.held.first();
         let is_word = matches!(first, Some(Item::Char(c)) if c.is_alphabetic());
@@ -367,13 +367,13 @@ impl TaggedEngine {
         name.is_some_and(|name| tools.is_some_and(|tools| tools.tool(name).is_some()))
     }
 
-    /// Drops the beginning of a call that the end of the output has cut.
+    /// Drops the beginning of a truncated call.
     pub(super) fn drop_call(&mut self) {
         self.lexer.clear();
         self.leave_list();
     }
 
-    /// Goes on with the content after calls. The text that is held is dropped.
+    /// Continues with the content after calls. Held text is dropped.
     pub(super) fn leave_list(&mut self) {
         self.held.clear();
         self.list = None;
@@ -385,7 +385,7 @@ impl TaggedEngine {
         self.section_close = EndTag::OfCall;
     }
 
-    /// Ends a call that is none, and goes on with the content. The tags that close it are text, as those that opened it.
+    /// Ends an invalid call, and continues with the content. Its end tags are text, as its opening tags are.
     pub(super) fn break_call(&mut self, out: &mut Vec<OutputPiece>) {
         let text = std::mem::take(&mut self.written);
         out.push(OutputPiece::CallBroken { text });
@@ -408,7 +408,7 @@ impl TaggedEngine {
         self.lexer.put_back(&last);
     }
 
-    /// Gives out what the reader has written.
+    /// Emits the reader's output.
     fn give_call(&mut self, out: &mut Vec<OutputPiece>) {
         if let Some(name) = self.output.name.take() {
             self.begin_written();
@@ -425,7 +425,7 @@ impl TaggedEngine {
         self.output.arguments.clear();
     }
 
-    /// Begins to note the call, of which all is held that was read before its name was certain.
+    /// Starts the record of a call's text, with all input held before its name was certain.
     fn begin_written(&mut self) {
         self.written.clear();
         if self.around == Around::Content {
@@ -460,7 +460,7 @@ impl TaggedEngine {
     }
 }
 
-/// Reads a tag that means nothing in a text, character by character.
+/// Reads an unrecognised tag in a text, by character.
 fn read_text(reader: &mut dyn CallReader, text: &str, output: &mut CallOutput) -> Step {
     for c in text.chars() {
         let mut step = reader.read(c, output);
@@ -475,7 +475,7 @@ fn read_text(reader: &mut dyn CallReader, text: &str, output: &mut CallOutput) -
 }
 
 impl Expect {
-    /// Reads a character that is no whitespace.
+    /// Reads a character other than whitespace.
     fn with(self, c: char) -> Opened {
         match (self, c) {
             (Self::Object(surroundings), '{') => {

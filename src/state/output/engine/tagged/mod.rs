@@ -1,4 +1,4 @@
-//! The states of an output with tags around reasoning and calls, and how they follow each other.
+//! Parser for outputs with tags around reasoning and calls.
 
 mod calls;
 
@@ -20,80 +20,79 @@ use crate::state::output::tools::ToolUse;
 
 use super::MAX_HELD_CHARS;
 
-/// Reads one output with tags.
+/// Parses one output with tags.
 #[derive(Debug)]
 pub(super) struct TaggedEngine {
     lexer: Lexer,
-    /// The format of calls, if there are tools.
+    /// The format of calls, and the tools; `None` without tools.
     calls: Option<(&'static ToolSyntax, Arc<ToolUse>)>,
     has_reasoning: bool,
     state: State,
-    /// The part that is being read, or that an opening belongs to if it is no call.
+    /// The current part; an opening belongs to it if it is not a call.
     around: Around,
-    /// The opening of a call, until it is certain that it is one.
+    /// The opening of a call, until the call is certain.
     held: Vec<Item>,
-    /// How many of the held items are the tag (or bracket) of the opening: the first lexeme that is held, and nothing
-    /// between the calls of a list.
+    /// Number of held items of the opening's tag or bracket: the first held lexeme, or 0 between the calls of a list.
     n_opening: Option<usize>,
-    /// The tag of the opening, if it is one.
+    /// The opening's tag, if it has one.
     opened_by: Option<Tag>,
-    /// The opening is not one of the format.
+    /// The opening is not in the model's format.
     is_loose: bool,
-    /// The opening is in a fence that an earlier call has opened.
+    /// The opening is in a fence that began before an earlier call.
     is_fenced: bool,
-    /// The opening is in a list that an earlier call has opened.
+    /// The opening is in a list that began before an earlier call.
     is_listed: bool,
-    /// Calls are looked for that are not of the format.
+    /// Calls outside the model's format are recognised.
     takes_loose: bool,
-    /// The reader is in the rest of a call that broke off: objects there are no calls.
+    /// In the rest of a broken call: objects there are not calls.
     is_broken: bool,
-    /// Items that were read as such a call, and are none. They are not read so again, which bounds the time.
+    /// Items already parsed as a loose call in vain. They are not parsed so again, which bounds the time.
     n_reread: usize,
-    /// Blocks of code in the content.
+    /// Code blocks in the content.
     code: Code,
-    /// The list that the calls are in.
+    /// The list of the calls.
     list: Option<&'static CallList>,
     content: Content,
     thinking: Thinking,
-    /// The text before thoughts.
+    /// The label before reasoning.
     label: &'static str,
-    /// The meaning of the next end tag of a call in the content.
+    /// How to treat the next end tag of a call in the content.
     tool_close: EndTag,
-    /// The meaning of the next end tag of a section of calls in the content.
+    /// How to treat the next end tag of a call section in the content.
     section_close: EndTag,
-    /// The meaning of the next end tag of reasoning in the content.
+    /// How to treat the next end tag of reasoning in the content.
     think_end: EndTag,
     output: CallOutput,
-    /// The call that has a name, as the model wrote it, and the whitespace before it.
+    /// The text of the started call, and the whitespace before it.
     written: String,
     complete_calls: usize,
 }
 
-/// The part of the output that is being read.
+/// The parser state.
 #[derive(Debug)]
 enum State {
     /// Content or reasoning.
     Around,
-    /// An opening, which may lead to a call; all of it is held.
+    /// An opening, which may lead to a call; held entirely.
     Opening(Expect),
-    /// A call, held until its reader gives out the name.
+    /// A call, held until its reader emits the name.
     Call(Box<dyn CallReader>),
-    /// A call that has a name.
+    /// A call whose name was emitted.
     Started(Box<dyn CallReader>),
-    /// After a call of a list; all of it is held.
+    /// After a call of a list; held entirely.
     Between,
-    /// After a call that something closes; all of it is held.
+    /// After a call with pending closers; held entirely.
     Trailer(Trailer),
-    /// Nothing any more.
+    /// The rest of the output is dropped.
     Over,
 }
 
-/// What may close a call.
+/// The pending closers of a call.
 #[derive(Clone, Copy, Debug)]
 struct Trailer {
-    /// The rest of the text that is being read.
+    /// The rest of the current closer.
     left: &'static str,
-    /// What may come after it.
+    /// The closers that may follow it.
     closers: Closers,
 }
 
@@ -104,29 +103,29 @@ enum Around {
     Reasoning,
 }
 
-/// The meaning of an end tag in the content.
+/// How to treat an end tag in the content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum EndTag {
-    /// The end of nothing.
+    /// It closes nothing.
     #[default]
     Stray,
-    /// The end of an opening that was text; so it is text as well.
+    /// It closes an opening that was text; so it is text as well.
     OfText,
-    /// The end of a call.
+    /// It closes a call.
     OfCall,
 }
 
-/// The result of reading a lexeme.
+/// The effect of a lexeme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Used,
-    /// It is part of an opening.
+    /// Consumed as part of an opening.
     Held,
-    /// It was not read: the state changed, and it is to be looked at again.
+    /// Not consumed: the state has changed, and the lexeme is read again.
     Again,
 }
 
-/// The text before thoughts.
+/// The label before reasoning.
 fn label(formats: OutputFormats) -> &'static str {
     formats.reasoning.map_or("", |format| format.syntax().label)
 }
@@ -174,7 +173,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Reads text.
+    /// Parses text.
     pub(super) fn push_text(&mut self, text: &str, out: &mut Vec<OutputPiece>) {
         for c in text.chars() {
             self.lexer.push_char(c);
@@ -182,19 +181,18 @@ impl TaggedEngine {
         }
     }
 
-    /// Reads a marker token, one for which [`Markers::is_marker`] is true. Others are nothing.
+    /// Parses a marker token, for which [`Markers::is_marker`] is true. Other tokens are ignored.
     pub(super) fn push_marker(&mut self, token: u32, out: &mut Vec<OutputPiece>) {
         self.lexer.push_token(token);
         self.run(Input::Open, out);
     }
 
-    /// Looks for calls in the model's format only.
+    /// Parses calls only in the model's format.
     pub(super) fn take_only_format(&mut self) {
         self.takes_loose = false;
     }
 
-    /// Ends the output and emits held items as text, except for whitespace that is dropped and for the beginning
-    /// of a call that was cut.
+    /// Ends the output and emits held items as text, except dropped whitespace and the beginning of a truncated call.
     pub(super) fn finish(&mut self, ending: OutputEnding, out: &mut Vec<OutputPiece>) {
         self.end_lone_list(out);
         if self.has_begun_call() && (ending == OutputEnding::Cut || self.must_call()) {
@@ -202,7 +200,7 @@ impl TaggedEngine {
         }
         let must_call = self.must_call() && !self.is_in_thought();
         if must_call || (ending == OutputEnding::Cut && self.is_after_call()) {
-            // What may be the beginning of a tag is that of the next call.
+            // A possible beginning of a tag is that of the next call.
             self.lexer.clear();
         }
         self.run(Input::Ended, out);
@@ -221,18 +219,18 @@ impl TaggedEngine {
         self.state = State::Over;
     }
 
-    /// Whether the model has no choice but to call.
+    /// Whether the model is required to call.
     fn must_call(&self) -> bool {
         let calls = self.calls.as_ref();
         calls.is_some_and(|(_, tools)| tools.must_call())
     }
 
-    /// Whether a thought is being read, and no opening in it.
+    /// Whether the output is in reasoning, and not in an opening.
     fn is_in_thought(&self) -> bool {
         matches!(self.state, State::Around) && self.around == Around::Reasoning
     }
 
-    /// Whether nothing but blanks came since a call.
+    /// Whether only blanks followed the last call.
     fn is_after_call(&self) -> bool {
         match self.state {
             State::Around => self.around == Around::Content && self.content.is_after_call(),
@@ -240,8 +238,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Returns the whitespace of the content that has not gone out, because a call may follow that drops it. Whitespace
-    /// between calls is none.
+    /// Returns the content's whitespace that is held because a call may follow and drop it. Empty between calls.
     pub(super) fn held_whitespace(&self) -> &str {
         match (&self.state, self.around) {
             (State::Around, Around::Content) => self.content.held(),
@@ -249,31 +246,31 @@ impl TaggedEngine {
         }
     }
 
-    /// Gives out that whitespace.
+    /// Emits the held whitespace.
     pub(super) fn release_whitespace(&mut self, out: &mut Vec<OutputPiece>) {
         if matches!(self.state, State::Around) && self.around == Around::Content {
             push_text(out, &self.content.finish());
         }
     }
 
-    /// Returns how many calls are complete.
+    /// Returns the number of complete calls.
     pub(super) fn complete_calls(&self) -> usize {
         self.complete_calls
     }
 
-    /// Returns whether reasoning is being read. The opening of a call ends it only when the call has a name.
+    /// Returns whether the output is in reasoning. The opening of a call ends reasoning only once the call has a name.
     pub(super) fn is_in_reasoning(&self) -> bool {
         self.around == Around::Reasoning
     }
 
-    /// Returns whether the request should end: one call is complete and there is to be one only.
-    /// Everything after that call is dropped.
+    /// Returns whether the request should end: one call is complete, and only one is allowed. Everything after it is
+    /// dropped.
     pub(super) fn wants_end(&self) -> bool {
         let calls = self.calls.as_ref();
         self.complete_calls > 0 && calls.is_some_and(|(_, tools)| tools.is_single())
     }
 
-    /// Reads what the input decides.
+    /// Parses as far as the input decides.
     fn run(&mut self, input: Input, out: &mut Vec<OutputPiece>) {
         loop {
             if matches!(self.state, State::Over) {
@@ -302,7 +299,7 @@ impl TaggedEngine {
         }
     }
 
-    /// The tags that mean something now.
+    /// The tags recognised in the current state.
     fn tags(&self) -> TagSet {
         const REASONING: TagSet = TagSet::of(&[Tag::ThinkStart, Tag::ThinkEnd]);
         const OPEN: TagSet = TagSet::of(&[Tag::ToolOpen, Tag::SectionOpen]);
@@ -368,7 +365,7 @@ impl TaggedEngine {
         }
     }
 
-    /// Whether a call that is not of the format may begin with a character.
+    /// Whether a call outside the model's format may begin with this character.
     fn may_begin_loosely(&self, c: char) -> bool {
         let loose = self.calls.as_ref().map(|(syntax, _)| syntax.loose);
         let is_taken = loose.is_some_and(|loose| c != '<' || loose == Loose::ObjectsAndTags);
@@ -437,7 +434,7 @@ impl TaggedEngine {
         Fate::Used
     }
 
-    /// The meaning of the next end tag of a call or of a section.
+    /// How to treat the next end tag of a call or a section.
     fn end_tag(&mut self, tag: Tag) -> &mut EndTag {
         match tag {
             Tag::SectionOpen | Tag::SectionClose => &mut self.section_close,

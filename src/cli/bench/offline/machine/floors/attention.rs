@@ -39,7 +39,7 @@ impl AttentionCost {
         }
     }
 
-    /// The queries of an extent that see all they may, and those that are sparse.
+    /// The dense queries of an extent, and its sparse ones.
     fn parts(&self, extent: Extent) -> (Extent, Option<(Extent, SparseCost)>) {
         let Some(sparse) = self.sparse else {
             return (extent, None);
@@ -88,7 +88,7 @@ pub(super) fn label_bytes(pages: &PagedKv) -> u64 {
     (pages.heads * pages.labels * pages.dtype.bytes()) as u64
 }
 
-/// Keys that the extent's queries see together: a query sees itself and what is before it, at most `window` tokens.
+/// Keys that the extent's queries see together: a query sees itself and earlier keys, at most `window` tokens.
 pub(super) fn seen_tokens(extent: Extent, window: Option<u64>) -> u64 {
     let Extent {
         cached_tokens,
