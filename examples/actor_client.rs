@@ -28,7 +28,7 @@ const IMPATIENT: &str = "impatient";
 /// Tokens that the impatient request waits for.
 const ENOUGH_TOKENS: u32 = 8;
 
-/// Asks both questions, listens, and tells `ends` how they ended.
+/// Sends both prompts, receives their events, and sends the ends of both to `ends`.
 struct Listener {
     engine: EngineHandle,
     ends: Option<oneshot::Sender<Vec<(RequestId, Event)>>>,
@@ -63,7 +63,7 @@ impl Handler<Ask> for Listener {
         request.rid = ask.rid;
         request.sampling.temperature = 0.0;
         request.sampling.max_new_tokens = ask.max_new_tokens;
-        // Goes on past its natural end, so that there is something to cancel.
+        // Runs past its natural end, so that there is something to cancel.
         request.sampling.ignore_eos = request.rid.as_str() == IMPATIENT;
         self.engine
             .generate_to(request, ctx.address().recipient())?;
@@ -91,7 +91,7 @@ impl Handler<TokenEvent> for Listener {
         if self.ended.len() == 2
             && let Some(ends) = self.ends.take()
         {
-            // The program may have given up.
+            // The receiver may be gone.
             let _ = ends.send(std::mem::take(&mut self.ended));
         }
     }

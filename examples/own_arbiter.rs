@@ -1,8 +1,8 @@
-//! An engine on the host's own Arbiter, spoken with in messages only.
+//! An engine on the host's own Arbiter, used by messages only.
 //!
-//! `Listener` lives on the same Arbiter as the engine's actors. It sends [`Generate`] through the engine's doors itself:
-//! two samples of one prompt as one call, so that the prompt is encoded once. Nobody takes permits for it: a request
-//! that comes through the doors takes one when it is read, and one too many fails with `overloaded`.
+//! `Listener` lives on the same Arbiter as the engine's actors. It sends [`Generate`] through the engine's doors
+//! itself: two samples of one prompt as one call, so that the prompt is encoded once. It takes no permits: a request
+//! that comes through the doors takes one when it is read, and a request above the limit fails with `overloaded`.
 //!
 //! ```text
 //! cargo run --example own_arbiter
@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 /// Requests that the engine takes at once.
 const MAX_REQUESTS: usize = 2;
 
-/// Sends what it is asked to, and tells `ends` how each request ended.
+/// Sends requests on command, and reports to `ends` how each request ended.
 struct Listener {
     doors: Doors,
     ends: mpsc::UnboundedSender<(RequestId, Event)>,
@@ -77,7 +77,7 @@ impl Handler<TokenEvent> for Listener {
             Event::Cancelled(_) => println!("{rid}: cancelled"),
             Event::Failed(error) => println!("{rid}: failed, {error}"),
         }
-        // The program may have given up.
+        // The receiver may be gone.
         let _ = self.ends.send((rid, event));
     }
 }

@@ -1,10 +1,10 @@
 //! The radix cache and the page allocator without any model: a gateway's prefix index.
 //!
-//! A gateway in front of several workers wants to send a prompt where most of it is cached. It keeps one index for
-//! each worker: a RadixCache and an Allocator as large as the worker's KV pool, with an actor of the gateway's own,
-//! `WorkerIndex`, in the Scheduler's place. A routed prompt goes through two plans, as a request in the engine would:
-//! the first locks what is held and reserves pages for the rest, the second publishes the whole. When the pool is
-//! full, the least recently routed prompts give way, much as they do on the worker.
+//! A gateway in front of several workers wants to send a prompt where most of it is cached. It keeps one index for each
+//! worker: a RadixCache and an Allocator as large as the worker's KV pool, with the gateway's actor `WorkerIndex` in
+//! the Scheduler's place. A routed prompt goes through two plans, as a request in the engine would: the first locks the
+//! cached prefix and reserves pages for the rest, the second publishes the whole. When the pool is full, the least
+//! recently routed prompts are evicted, much as on the worker.
 //!
 //! ```text
 //! cargo run --example prefix_index
@@ -56,7 +56,7 @@ struct Routed {
     recorded: oneshot::Sender<()>,
 }
 
-/// The plan that is out: what it publishes and what it asks for.
+/// The plan in flight: the prompt that it publishes and the one that it reserves pages for.
 struct OpenPlan {
     publishes: Option<oneshot::Sender<()>>,
     asks_for: Option<Routed>,
@@ -69,7 +69,7 @@ struct RecordPrompt {
     tokens: Arc<[u32]>,
 }
 
-/// Gateway -> WorkerIndex: whom to ask for prefixes.
+/// Gateway -> WorkerIndex: the recipient of prefix queries.
 #[derive(Message)]
 #[rtype(result = "Recipient<PeekPrefix>")]
 struct GetPeek;
@@ -116,7 +116,7 @@ impl WorkerIndex {
         })
     }
 
-    /// Opens the next plan: publishes what the last one granted, then asks for the next prompt's pages.
+    /// Opens the next plan: publishes the last grant, then requests the next prompt's pages.
     fn plan(&mut self) {
         if self.open.is_some() || (self.granted.is_none() && self.waiting.is_empty()) {
             return;
@@ -220,10 +220,10 @@ impl Handler<Box<StepPlanned>> for WorkerIndex {
             asks_for,
         } = self.open.take().expect("plans are answered once");
         if let Some(recorded) = publishes {
-            // The gateway may have given up.
+            // The receiver may be gone.
             let _ = recorded.send(());
         }
-        // A prompt larger than the worker's pool is not admitted: it is dropped, which its sender is told.
+        // A prompt larger than the worker's pool is not admitted: it is dropped, which notifies its sender.
         let admitted = verdict.admitted.into_iter().zip(grants).next();
         if let (Some(routed), Some((admitted, grant))) = (asks_for, admitted) {
             let settle = self.publish(admitted, grant, routed.tokens);

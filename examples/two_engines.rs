@@ -1,15 +1,15 @@
-//! Two engines inside one actix-web app of the host's own.
+//! Two engines inside the host's actix-web app.
 //!
-//! Each engine has a thread, an actix System and a KV pool of its own; the app only holds two handles. A question
-//! posted to `/first` or `/second` is answered as a stream of text; a client that goes away cancels its request.
+//! Each engine has a separate thread, actix System and KV pool; the app only holds two handles. A question posted to
+//! `/first` or `/second` is answered as a stream of text; a client that disconnects cancels its request.
 //!
 //! ```text
 //! cargo run --example two_engines
 //! curl -N -d 'Who are you?' http://127.0.0.1:8080/first
 //! ```
 //!
-//! With `--check` the program asks both engines over a socket, stops the first, shows that the second goes on, and
-//! ends.
+//! With `--check` the program asks both engines over a socket, stops the first, shows that the second still answers,
+//! and ends.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 

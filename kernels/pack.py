@@ -9,7 +9,7 @@ The pack is one zstd frame. Decoded, all numbers little-endian:
     magic "SFLPACK1", u32 number of images, then for each image
         16 bytes: target, padded with NUL ("sm_90a", "compute_80")
         32 bytes: unit, padded with NUL ("gemm.cu")
-        32 bytes: SHA-256 of what it was made from, see digest()
+        32 bytes: SHA-256 of its inputs, see digest()
         u64 offset from the start of the decoded bytes, u64 length
     then the images, by unit and then as in TARGETS: cubins, and PTX as text that ends in NUL.
 """
@@ -37,10 +37,10 @@ PTX = "compute_80"
 # Compiled to be looked at: from this architecture on every kernel waits for earlier launches, see ptx.cuh.
 WAITING_PTX = "compute_90"
 TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120", PTX, WAITING_PTX]
-# What goes into the pack, and the units that do not. A cubin runs on later devices of the same major version, so sm_80
-# serves 8.6 and 8.9, and PTX serves whatever has no cubin. The limit leaves no room for more.
+# The targets in the pack, and the units that each leaves out. A cubin runs on later devices of the same major version,
+# so sm_80 serves 8.6 and 8.9, and PTX serves all targets without a cubin. The limit leaves no room for more.
 PACKED = {"sm_80": [], "sm_90a": ["logprobs.cu", "sampling.cu"], PTX: []}
-# The version, then options: what the engine compiles with where it finds NVRTC.
+# The version, then options: those with which the engine compiles where it finds NVRTC.
 VERSION, *OPTIONS = (FOLDER / "nvrtc.txt").read_text().split()
 # Drivers refuse PTX of a version above their own; 8.0 is that of CUDA 12.0, the oldest that is supported.
 PTX_VERSION = "8.0"
@@ -114,7 +114,7 @@ class Nvrtc:
 
 
 def resources(log):
-    """Kernel to registers, bytes of local memory and bytes spilled, from what ptxas reports."""
+    """Kernel to registers, bytes of local memory and bytes spilled, from the report of ptxas."""
     found, kernel = {}, None
     for line in log.splitlines():
         if match := re.search(r"Compiling entry function '(\w+)'", line):
@@ -134,7 +134,7 @@ def relabel(ptx):
 
 
 def assemble_ptx(ptx):
-    """What ptxas has against it, or an empty string."""
+    """The errors of ptxas, or an empty string."""
     package = importlib.util.find_spec("nvidia.cuda_nvcc")
     ptxas = pathlib.Path(package.submodule_search_locations[0]) / "bin" / "ptxas"
     ptxas.chmod(0o755)
@@ -157,7 +157,7 @@ def compile_one(job):
 
 
 def impatient(ptx):
-    """Kernels that do not wait for the launches before them, which would run beside those, or that let the next one begin
+    """Kernels that do not wait for the launches before them, which would overlap with them, or that let the next one begin
     before that."""
     for entry in ptx.decode().rstrip("\0").split(".entry ")[1:]:
         wait, next_begins = (entry.find(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))

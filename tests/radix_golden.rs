@@ -28,7 +28,7 @@ const FIXTURE: &str = "tests/fixtures/radix/radix_traces.jsonl.gz";
 const FIXTURE_OPERATIONS: usize = 6_195;
 const TRACES_VARIABLE: &str = "SOUFFLEUR_RADIX_TRACES";
 
-/// The whole tree is walked after every so many operations.
+/// The whole tree is walked after every this many operations.
 const INTEGRITY_INTERVAL: usize = 32;
 
 #[test]
@@ -106,7 +106,7 @@ fn runs_are_told_apart_by_seeds_of_any_kind_or_else_by_their_count() -> Result<(
             i + 1
         )
     };
-    // The same insert finds an empty tree again: each line is a run of its own.
+    // The same insert finds an empty tree again: each line is a separate run.
     for seeds in [
         ["\"seed\":\"a\",", "\"seed\":\"b\","],
         ["\"seed\":18446744073709551615,", "\"seed\":-1,"],
@@ -208,7 +208,7 @@ enum Operation {
     },
 }
 
-/// A tree, and what the recorded slots of its pages are: they are not aligned as ours are.
+/// A tree, and the recorded slots of its pages, which are not aligned as ours are.
 struct Run {
     page_size: PageSize,
     tree: RadixTree,

@@ -1,4 +1,4 @@
-"""A client that leaves the processor to the engine it measures: while answers come it only notes what came when, and reads them when
+"""A client that leaves the processor to the engine it measures: while answers come it only notes times and bytes, and parses them when
 all have ended."""
 
 import json
@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class NoAnswer(Exception):
-    """No answer, or one that is no stream of events; the text says why. `status` is None if nobody answered."""
+    """No answer, or one that is no stream of events; the text says why. `status` is None without an answer."""
 
     def __init__(self, why, status=None):
         super().__init__(why)
@@ -22,7 +22,7 @@ class NoAnswer(Exception):
 
 @dataclass
 class Answer:
-    """What came of one request, in seconds of the monotonic clock."""
+    """The answer to one request, in seconds of the monotonic clock."""
 
     # When all requests began to be sent.
     start: float
@@ -67,7 +67,7 @@ def request(port, path, body):
 
 
 def ask(port, path, bodies, limit_s):
-    """Sends all requests at once; for each the time of that, and what `Answer.events` gives."""
+    """Sends all requests at once; for each the time of that, and its `Answer.events`."""
     requests = [request(port, path, body) for body in bodies]
     start = time.monotonic()
     answers = [Answer(start) for _ in requests]

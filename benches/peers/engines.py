@@ -1,4 +1,4 @@
-"""The engines: how each is started, asked, paused and stopped. All take prompts of token ids and stream."""
+"""The engines: start, requests, pause and stop of each. All take prompts of token ids and stream."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ RETRY_S = 0.01
 
 @dataclass(frozen=True)
 class Room:
-    """What an engine has room for: tokens of KV, and streams at once."""
+    """The capacity of an engine: tokens of KV, and streams at once."""
 
     tokens: int = KV_TOKENS
     streams: int = STREAMS
@@ -36,22 +36,22 @@ SMALL = Room(tokens=256, streams=1)
 
 
 class EngineFailed(Exception):
-    """An engine that did not start, or did not answer as asked; the text says why."""
+    """An engine that did not start, or did not answer as requested; the text says why."""
 
 
 class NotReady(EngineFailed):
-    """What a server says before its model is loaded."""
+    """The answer of a server whose model is not loaded yet."""
 
 
 @dataclass
 class Stream:
-    """What one request saw, in seconds of the monotonic clock."""
+    """The tokens of one request by arrival, in seconds of the monotonic clock."""
 
     start: float
     events: list = field(default_factory=list)
 
     def saw(self, when, tokens):
-        """So many tokens came."""
+        """Records `tokens` new tokens."""
         if tokens:
             self.events.append((when, tokens))
 
@@ -76,12 +76,12 @@ class Engine:
     settle_s = 0.0
 
     def __init__(self, scratch, model, kind, forced=None, room=Room()):
-        """`forced` is the instruction set to hold it to; without one it takes what the processor has."""
+        """`forced` is the instruction set to limit it to; without one it takes the processor's best."""
         self.scratch, self.model, self.kind, self.forced, self.room = scratch, model, kind, forced, room
         self.process = None
 
     def command(self):
-        """The command line, and what to add to the environment."""
+        """The command line, and additions to the environment."""
         raise NotImplementedError
 
     def weights(self):
@@ -93,7 +93,7 @@ class Engine:
         raise NotImplementedError
 
     def forget(self):
-        """Removes what earlier starts left for later ones."""
+        """Removes the caches that earlier starts left for later ones."""
 
     def ask(self, prompts, tokens):
         """Sends all prompts at once; one `Stream` for each."""
@@ -127,7 +127,7 @@ class Engine:
             raise EngineFailed(f"{self.name} ended with {self.process.returncode}; the end of {self.log}:\n  {tail}")
 
     def run(self, prompts, tokens):
-        """Asks and checks that each stream has exactly as many tokens as asked for."""
+        """Sends the prompts and checks that each stream has exactly `tokens` tokens."""
         streams = self.ask(prompts, tokens)
         wrong = [stream.tokens for stream in streams if stream.tokens != tokens]
         if wrong:
@@ -167,19 +167,19 @@ class Engine:
 
 
 def fresh(rng, count):
-    """A prompt that nobody has seen."""
+    """A new prompt, which no cache holds."""
     return [rng.randrange(300, 31000) for _ in range(count)]
 
 
 def free_port():
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 class HttpEngine(Engine):
-    """An engine behind HTTP with Server-Sent Events."""
+    """An engine that serves HTTP with Server-Sent Events."""
 
     path = "/v1/completions"
 
@@ -188,7 +188,7 @@ class HttpEngine(Engine):
         self.port = free_port()
 
     def body(self, prompt, tokens):
-        """A request for exactly so many greedy tokens."""
+        """A request for exactly `tokens` greedy tokens."""
         return {"model": "m", "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens, "stream": True, "ignore_eos": True,
                 "temperature": 0, "return_token_ids": True}
 
@@ -197,7 +197,7 @@ class HttpEngine(Engine):
         return sum(len(choice.get("token_ids") or []) for choice in event.get("choices", []))
 
     def stream(self, start, events):
-        """What a request saw."""
+        """The `Stream` of a request."""
         stream = Stream(start)
         for when, event in events:
             if event.get("error"):
@@ -230,7 +230,7 @@ class HttpEngine(Engine):
 
 
 def listens(port):
-    """Whether somebody accepts connections there."""
+    """Whether a server accepts connections there."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -265,7 +265,7 @@ class LlamaCpp(HttpEngine):
 
 
 class IkLlamaCpp(LlamaCpp):
-    """ik_llama.cpp's server; it repacks weights only where it is told to, which llama.cpp does by itself."""
+    """ik_llama.cpp's server; it repacks weights only with `-rtr`, llama.cpp by default."""
 
     name = "ik_llama.cpp"
 
@@ -317,7 +317,7 @@ class Souffleur(HttpEngine):
     settle_s = 0.75
 
     def folder(self):
-        """What it serves lies in a folder of its own, with what it writes beside."""
+        """The model that it serves, in a separate folder that its caches go to as well."""
         return self.scratch / "served" / (f"{self.model}-{self.kind}" if self.kind in install.GGUF_KINDS else self.model)
 
     def weights(self):
@@ -327,7 +327,7 @@ class Souffleur(HttpEngine):
         return self.binary
 
     def forget(self):
-        """A new folder of hard links to the model, with no cache beside the weights: what the next start is the first of."""
+        """A new folder of hard links to the model, with no cache next to the weights: the next start is its first."""
         shutil.rmtree(self.folder(), ignore_errors=True)
         self.folder().mkdir(parents=True)
         if self.kind in install.GGUF_KINDS:
@@ -414,7 +414,7 @@ ENGINES = {engine.name: engine for engine in (LlamaCpp, IkLlamaCpp, MistralRs, V
 
 
 def take_souffleur(scratch, path):
-    """Copies the binary, so that a build during a run changes nothing; returns what identifies it."""
+    """Copies the binary, so that a build during a run changes nothing; returns its hash."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     program = scratch / "bin" / f"souffleur-{digest}"
     program.parent.mkdir(exist_ok=True)

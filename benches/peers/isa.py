@@ -1,9 +1,9 @@
-"""The instruction sets that engines can be held to, and the peaks that their rows are held against."""
+"""The instruction sets that engines can be limited to, and the peaks that their rows are compared with."""
 
 from dataclasses import dataclass
 
 READ = "read"
-# What `peak.c`'s measures are, for people.
+# Titles of `peak.c`'s measures.
 TITLES = {
     READ: "read bandwidth", "mulps_128": "mulps, addps (xmm)", "pmaddwd_128": "pmaddwd, paddd (xmm)", "fma_256": "vfmadd231ps (ymm)",
     "maddwd_256": "vpmaddwd, vpaddd (ymm)", "maddubs_i32_256": "vpmaddubsw, vpmaddwd, vpaddd (ymm)",
@@ -28,7 +28,7 @@ class Isa:
     bf16: tuple
     int8: tuple
     int4: tuple
-    # What llama.cpp is compiled with, and what oneDNN calls it, when engines are held to it.
+    # llama.cpp's compile options, and oneDNN's name of the instruction set, when engines are limited to it.
     llama: frozenset = frozenset()
     onednn: str = ""
 
@@ -48,8 +48,8 @@ class Isa:
         return not self.int8[0].startswith(("maddwd", "pmaddwd"))
 
     def openvino(self):
-        """Properties for OpenVINO. It asks the processor what to compute in, and then oneDNN refuses what it is held from: so it is told what it
-        chooses on a processor that has no more than this, f32 and, without VNNI, no 8-bit activations."""
+        """Properties for OpenVINO. It picks types by the processor, and oneDNN then refuses some that it is limited from: so these are its
+        picks on a processor that has no more than this, f32 and, without VNNI, no 8-bit activations."""
         return {"INFERENCE_PRECISION_HINT": "f32"} | ({} if self.vnni else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
 
     def llama_flags(self):
@@ -72,13 +72,13 @@ ISAS = {
     )
 }
 FORCED = [isa.name for isa in ISAS.values() if isa.onednn]
-# Peers without a way to hold them to an instruction set: what they would be measured with is more than Souffleur has.
+# Peers that cannot be limited to an instruction set: they would be measured with more than Souffleur has.
 NOT_FORCED = {
     "vllm": "it chooses among its own kernels by the processor alone",
     "ik_llama.cpp": "it is compiled for the processor",
     "mistral.rs": "it chooses among its own kernels by the processor alone",
 }
-# What stays as it is in a peer that is held to an instruction set.
+# The parts of a limited peer that stay as they are.
 REMAINS = {"openvino": "ONEDNN_MAX_CPU_ISA holds its matrix products; its kernels for attention and norms take what the processor has"}
 
 

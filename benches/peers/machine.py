@@ -1,4 +1,4 @@
-"""What the machine can do right now, and who else uses it."""
+"""The machine's current rates, and its use by other processes."""
 
 import ctypes
 import fcntl
@@ -22,7 +22,7 @@ MARK = "SOUFFLEUR_PEERS_SCRATCH"
 
 
 class Peak:
-    """`peak.c`: what this processor can do with two threads."""
+    """`peak.c`: the peak rates of this processor with two threads."""
 
     def __init__(self, scratch):
         self.program = scratch / "peak"
@@ -94,7 +94,7 @@ def peak_resident(pid):
 
 
 class Others:
-    """How many cores processes that are not ours used inside a `with`: what contaminates a measure."""
+    """The cores that other processes used inside a `with`: they contaminate a measure."""
 
     def __enter__(self):
         self.start, self.before, self.own = time.monotonic(), busy(), used(tree(os.getpid()))
@@ -113,8 +113,8 @@ def die_with_parent():
 
 
 def warm_memory(size):
-    """Takes memory in huge pages and gives it back: what starts next gets memory that the machine has. A hypervisor may take free
-    memory back after some seconds, and whoever touches it first pays two or three milliseconds a MiB, which is no engine's doing."""
+    """Takes memory in huge pages and gives it back: the next start gets memory that the machine has. A hypervisor may take free
+    memory back after some seconds, and the first touch then costs two or three milliseconds a MiB, which no engine causes."""
     # Private: memory that may be shared has no huge pages.
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,4 +1,4 @@
-"""Makes model folders in Hugging Face layout with random bf16 weights: what speed needs of a model, with no download.
+"""Makes model folders in Hugging Face layout with random bf16 weights: enough of a model to measure speed, with no download.
 
 Linear weights are N(0, 1/fan_in), projections into the residual stream scaled by 1/sqrt(2 * layers), norms 1 + 0.02 N(0, 1);
 so activations neither vanish nor explode and logits are about N(0, 1). The tokenizer is trained on Python's own sources.
@@ -66,7 +66,7 @@ def tensors(shape):
     hidden, ffn, head = shape.hidden, shape.ffn, shape.head
     queries, keys = shape.heads * head, shape.kv_heads * head
     residual = (2 * shape.layers) ** -0.5
-    # Norms of delta nets' families are written as what is added to 1.
+    # Delta nets' families store norms minus 1.
     norm = 0 if shape.delta else 1
     yield "model.embed_tokens.weight", (shape.vocab, hidden), (hidden**-0.5 if shape.tied else 1.0), 0
     for layer in range(shape.layers):

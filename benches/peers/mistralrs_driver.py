@@ -1,7 +1,7 @@
 """mistral.rs's package runs in a Python process: this one takes batches as JSON lines on stdin.
 
 mistralrs_driver.py FILE STREAMS PACKAGE: the GGUF file, streams at once, the folder of llama.cpp's Python package. In
-`{"prompts": [[ids], ...], "tokens": n}`, out a line with what each stream saw, in seconds of the monotonic clock, which all
+`{"prompts": [[ids], ...], "tokens": n}`, out a line with each stream's events, in seconds of the monotonic clock, which all
 processes share, or with an error.
 
 mistral.rs takes texts. Each id becomes a word that is one token, so a prompt has as many tokens as ids, and prompts share
@@ -24,7 +24,7 @@ WORD = re.compile("(?:Ġ|▁)([a-z]{3,12})$")
 
 
 def words(file, package):
-    """Words that are one token each where a blank stands before them."""
+    """Words that are one token each after a blank."""
     sys.path.insert(0, package)
     from gguf import GGUFReader
 

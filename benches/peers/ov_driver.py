@@ -1,6 +1,6 @@
 """OpenVINO GenAI has no HTTP server in its package, so this process takes batches as JSON lines on stdin.
 
-ov_driver.py MODEL KV_GIB PROPERTIES: properties as a JSON object; in `{"prompts": [[ids], ...], "tokens": n}`, out a line with what each stream saw, in seconds of the
+ov_driver.py MODEL KV_GIB PROPERTIES: properties as a JSON object; in `{"prompts": [[ids], ...], "tokens": n}`, out a line with each stream's events, in seconds of the
 monotonic clock, which all processes share.
 """
 
@@ -14,7 +14,7 @@ import openvino_genai as genai
 
 
 def generation(tokens):
-    """Exactly so many greedy tokens."""
+    """Exactly `tokens` greedy tokens."""
     config = genai.GenerationConfig()
     config.max_new_tokens = config.min_new_tokens = tokens
     config.ignore_eos, config.do_sample = True, False

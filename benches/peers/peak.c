@@ -4,7 +4,7 @@
 //   peak MEASURE THREADS [KIB PASSES]      one number in units of 1e9 a second; KIB and PASSES are for `read`
 //
 // Each measure is a loop of inline assembly over sums that stay in registers: a compiler that is free to choose spills
-// them, and then what is measured is the store buffer. A multiplication and an addition count as two.
+// them, and would measure the store buffer. A multiplication and an addition count as two.
 // cc -O2 -pthread peak.c -o peak
 #define _GNU_SOURCE
 #include <cpuid.h>
@@ -27,7 +27,7 @@ typedef long long Line __attribute__((vector_size(16)));
 typedef struct {
   const char *name;
   int (*present)(void);
-  // Runs so many turns of the loop; null for `read`.
+  // Runs `turns` turns of the loop; null for `read`.
   void (*loop)(long turns);
   // Multiplications and additions of a turn.
   double operations;
@@ -108,7 +108,7 @@ LOOP(dpbusd_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUS
 LOOP(dpbf16_512, "avx512f", __m512i, _mm512_set1_epi32, TWELVE, DECLARE_ZMM, FUSED_V, KEEP)
 #undef FUSED_CODE
 
-// Tiles of AMX: sixteen rows of 64 bytes. Linux lets a process use them that asks for it.
+// Tiles of AMX: sixteen rows of 64 bytes. Linux requires a process to request permission for them.
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 static int has_amx(void) {
   unsigned a, b, c, d;

@@ -1,4 +1,4 @@
-"""The table of what is recorded, and its summary as JSON."""
+"""The table of the records, and its summary as JSON."""
 
 import json
 import platform
@@ -31,7 +31,7 @@ def quartiles(values):
 
 
 def latest(records, model, row, kind, max_other):
-    """`{engine: {round: record}}`: what was measured last, without failures and contaminated measures."""
+    """`{engine: {round: record}}`: the latest records, without failures and contaminated measures."""
     found = {}
     for one in records:
         if (one["model"], one["row"], one["kind"]) != (model, row, kind) or "error" in one:
@@ -74,7 +74,7 @@ def failures(records, model, row, found):
 
 
 def limit_text(found):
-    """What the floor of a row comes from, over all its measures."""
+    """The limits that set the floor of a row, over all its measures."""
     return " or ".join(sorted({one["limit"] for per in found.values() for one in per.values() if "limit" in one}))
 
 
@@ -98,7 +98,7 @@ def verdict(metric, ratios, reached, peer_reached):
     low, middle, _ = quartiles(ratios)
     holds = middle >= metric.bar and low >= 1.0
     if metric.alternative is not None and reached is not None and reached >= metric.alternative:
-        # Only where the peer is so close to the floor that the ratio would ask for more than that.
+        # Only where the peer is so close to the floor that the ratio would require more than that.
         holds = holds or peer_reached * metric.bar >= metric.alternative
     if metric.needed is not None and (reached is None or reached < metric.needed):
         holds = False
@@ -162,7 +162,7 @@ def memory_line(model, records, title, row, key="mib"):
 
 
 def lines(model, session, max_other):
-    """All lines of a model; those of which there are only failures where the command line asks for them."""
+    """All lines of a model; lines with failures only where the command line names their row."""
     records, held_to = session.records, session.held_to
     made = [line(model, row, metric.on(held_to), records, max_other) for row in rows.ROWS for metric in row.metrics]
     made.append(start_line(model, records, max_other))
@@ -196,7 +196,7 @@ def table(made):
 
 
 def limits(records):
-    """What the machine could do, in Gunits a second: quartiles over all measures, by what was measured."""
+    """The machine's rates, in Gunits a second: quartiles over all records, by measure."""
     seen = {}
     for one in records:
         limits = one.get("limits", {})
@@ -222,7 +222,7 @@ def commit():
 
 
 def head(session, options, missing):
-    """What the table is of."""
+    """The conditions of the table."""
     notes = [f"{engine} is left out: {reason}" for engine, reason in missing.items()]
     if options.forced:
         notes += [f"{engine}: {text}" for engine, text in isa.REMAINS.items() if engine in options.engines]
@@ -243,7 +243,7 @@ def failed_text(made):
 
 
 def show(session, options, missing):
-    """Prints the table and writes the summary beside the records."""
+    """Prints the table and writes the summary next to the records."""
     summary = head(session, options, missing) | {"lines": []}
     how = "all engines held to it" if summary["forced"] else "the processor's best"
     print(f"\n{summary['date']}, {summary['processor']}, ISA {summary['isa']} ({how}), {summary['threads']} threads each, "

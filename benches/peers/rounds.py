@@ -31,7 +31,7 @@ def load(path):
 
 
 class Session:
-    """One run of the command: what it is asked to do, the engines that live, and the records."""
+    """One run of the command: its options, the running engines, and the records."""
 
     def __init__(self, options, binary):
         self.options, self.scratch = options, options.scratch
@@ -76,7 +76,7 @@ class Session:
         return names
 
     def asked(self, name):
-        """Whether the command line asks for a row."""
+        """Whether the command line selects a row."""
         return not self.options.rows or name in self.options.rows
 
     def missing_rows(self, model, kind, number):
@@ -151,7 +151,7 @@ class Session:
             self.record(model, rows.START, kind, name, number, error=str(error))
 
     def first_start(self, engine, number, rng):
-        """The start that makes what later starts find, once; and never beside a measure."""
+        """The start that makes the caches of later starts, once; never during a measure."""
         fresh_folder = not engine.weights().exists()
         if self.has(engine.model, rows.FIRST_START, engine.kind, engine.name) and not fresh_folder:
             return

@@ -1,4 +1,4 @@
-"""What is measured: the loads, the bars, and the least time that each could take."""
+"""The measures: the loads, the bars, and the least time that each could take."""
 
 import math
 import statistics
@@ -35,13 +35,13 @@ def prefill(engine, rng):
 
 
 def decode(engine, rng):
-    """128 tokens behind a prompt of 512."""
+    """128 tokens after a prompt of 512."""
     (stream,) = engine.run([fresh(rng, PROMPT)], DECODED + 1)
     return {"tok_s": (stream.tokens - stream.events[0][1]) / (stream.last - stream.first)}
 
 
 def batch(streams):
-    """So many streams: all their tokens in the time in which all of them decode."""
+    """`streams` streams: all their tokens in the time in which all of them decode."""
 
     def measure(engine, rng):
         seen = engine.run([fresh(rng, BATCH_PROMPT) for _ in range(streams)], BATCH_DECODED)
@@ -55,7 +55,7 @@ def batch(streams):
 
 
 def shared(warm):
-    """16 users at once with a common prefix of 512 tokens and 64 of their own, 64 tokens out; the prefix is cached, or new."""
+    """16 users at once with a common prefix of 512 tokens and 64 private ones each, 64 tokens out; the prefix is cached, or new."""
 
     def measure(engine, rng):
         prefix = fresh(rng, SHARED_PREFIX)
@@ -105,7 +105,7 @@ def shared_floor(warm):
 
 @dataclass(frozen=True)
 class Metric:
-    """One line of the table: `bar` is the least ratio to the best peer, above 1 being better whatever the unit."""
+    """One line of the table: `bar` is the least ratio to the best peer, above 1 being better in any unit."""
 
     key: str
     title: str
@@ -115,9 +115,9 @@ class Metric:
     # The fraction of the floor that also counts as reached (`alternative`), or is needed as well (`needed`).
     alternative: float | None = None
     needed: float | None = None
-    # What differs on instruction sets of 256 bits and fewer.
+    # Differences on instruction sets of 256 bits and fewer.
     narrow: dict | None = None
-    # The bar of a size instead of a ratio: so many times the model's file, beside the KV pool.
+    # The bar of a size instead of a ratio: a multiple of the model's file, in addition to the KV pool.
     times_file: float | None = None
 
     def on(self, held_to):
@@ -139,7 +139,7 @@ class Row:
     best: dict | None = None
     # The one peer that the bar is about; the best one if there is none.
     against: str | None = None
-    # Measured on a start of its own, with nothing else running.
+    # Measured on a separate start, with nothing else running.
     alone: bool = False
 
     def peers_of(self, model, quick, held_to):

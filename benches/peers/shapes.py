@@ -1,4 +1,4 @@
-"""The models and what their work costs at least: bytes to read and operations to do."""
+"""The models and the least cost of their work: bytes to read and operations to do."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ class DeltaNet:
 
     @property
     def channels(self):
-        """What goes through the convolution: queries, keys and values."""
+        """Inputs of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key + self.value_heads * self.value
 
     @property
@@ -88,7 +88,7 @@ class Shape:
         return self.attention_weights + self.mlp_weights * (self.used or 1)
 
     def experts_read(self, tokens):
-        """Experts of a layer that so many tokens choose together, if all are as likely; 1 where there are none."""
+        """Experts of a layer that `tokens` tokens choose together, if all are as likely; 1 where there are none."""
         if not self.experts:
             return 1
         return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
@@ -100,7 +100,7 @@ class Shape:
 
     @property
     def weights(self):
-        """All weights: what lies in memory."""
+        """All weights, as in memory."""
         layers = self.attention_weights + self.mlp_weights * (self.experts or 1)
         return layers + self.head_weights * (1 if self.tied else 2)
 
@@ -115,7 +115,7 @@ class Shape:
         return self.delta.state * (self.layers - self.attention_layers) if self.delta else 0
 
     def read_bytes(self, kind, tokens=1):
-        """Bytes of the matrices that a step of so many tokens reads."""
+        """Bytes of the matrices that a step of `tokens` tokens reads."""
         if kind in BYTES:
             layers = self.attention_weights + self.mlp_weights * self.experts_read(tokens)
             return (layers + self.head_weights) * BYTES[kind]
@@ -163,13 +163,13 @@ SHAPES = {
     ),
     "qwen3-tiny": Shape("qwen3", 32000, 256, 4, 4, 2, 64, 768, True, 1e6, 1e-6, 8192),
 }
-# The last one only shows that everything runs; experts and delta nets are measured when they are asked for, with the rows in bf16.
+# The last one only shows that everything runs; experts and delta nets are measured on request, with the rows in bf16.
 MEASURED = ["qwen3-0.6b", "llama-160m"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine was measured to do right beside, in units a second."""
+    """The machine's rates, measured right before, in units a second."""
 
     bandwidth: float
     bf16: float
@@ -179,7 +179,7 @@ class Limits:
     measures: dict = field(default_factory=dict)
 
     def title(self, peak):
-        """What a row is held against."""
+        """The title of the limit that a row is compared with."""
         return TITLES[self.measures[peak]]
 
 
@@ -192,7 +192,7 @@ class Least:
 
 
 def prefill(shape, limits, tokens, before=0, rows=1, kind="bf16"):
-    """Prefill of `tokens` behind `before` cached ones, with logits for `rows` of them: bound by arithmetic.
+    """Prefill of `tokens` after `before` cached ones, with logits for `rows` of them: bound by arithmetic.
 
     All layers count for all tokens, though the last one needs to compute only keys and values where no logits are wanted."""
     matrices = 2 * (shape.layer_weights * tokens + shape.head_weights * rows)

@@ -1,6 +1,6 @@
 """Converts a model of ours with llama.cpp's own converter: to_gguf.py LLAMA_CPP MODEL_DIR TYPE OUT.
 
-The converter recognises tokenizers by the hash of what they make of a text; ours is nobody's, so its kind is told.
+The converter recognises tokenizers by a hash of their output for a text; it does not know ours, so this script sets the kind.
 """
 
 import json

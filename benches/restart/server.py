@@ -1,4 +1,4 @@
-"""A server of ours as a process of its own: started, asked over HTTP, watched and killed."""
+"""A Souffleur server as a separate process: start, requests over HTTP, watching and kill."""
 
 import json
 import os
@@ -18,7 +18,7 @@ TOKENS = range(300, 2000)
 
 
 def free_port():
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -76,7 +76,7 @@ class Server:
             time.sleep(POLL_S)
 
     def wait_until_written(self, tokens):
-        """Until so many tokens are in files, and nothing is under way."""
+        """Waits until `tokens` tokens are in files, and no write is in flight."""
         def is_written():
             store = self.store()
             is_idle = store["queued_paths"] == 0 and store["free_buffers"] == store["buffers"]
@@ -157,5 +157,5 @@ class Answer:
 
 
 def fresh(rng, count):
-    """A prompt that nobody has seen."""
+    """A new prompt, which no cache holds."""
     return [rng.choice(TOKENS) for _ in range(count)]

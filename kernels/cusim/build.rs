@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the kernels ask of a host compiler; the tests of `kernels/cusim/tests` are compiled with it as well.
-/// Without `-fno-strict-aliasing` vectors of bf16 that are read as integers go wrong.
+/// Options that the kernels need from a host compiler; the tests of `kernels/cusim/tests` are compiled with them as
+/// well. Without `-fno-strict-aliasing` vectors of bf16 that are read as integers go wrong.
 const FLAGS: [&str; 4] = [
     "-std=c++20",
     "-fno-strict-aliasing",
@@ -63,8 +63,8 @@ fn main() {
     println!("cargo::rustc-env=CUSIM_FLAGS={}", FLAGS.join(" "));
 }
 
-/// A file that compiles a unit, with the headers it includes, in a namespace of its own: units have inline functions of
-/// equal names, with `__shared__` arrays in them, that would become one where units are linked together.
+/// A file that compiles a unit, with the headers it includes, in a separate namespace: units have inline functions of
+/// equal names, with `__shared__` arrays in them, which linking units together would merge.
 fn wrapper(unit: &Path, out: &Path) -> PathBuf {
     let name = unit.file_stem().expect("it has a name").to_string_lossy();
     let text = format!("#include \"cusim.h\"\nnamespace unit_{name} {{\n#include {unit:?}\n}}\n");

@@ -51,7 +51,7 @@ template <class T> void __stcg(T* address, std::type_identity_t<T> value) { *add
 template <class T> void __stcs(T* address, std::type_identity_t<T> value) { *address = value; }
 
 namespace cusim {
-// Replaces *address by what `update` makes of it; returns what it was.
+// Replaces *address by the result of `update`; returns the old value.
 template <class T, class Update> T update_atomically(T* address, Update&& update) {
   T old, next;
   __atomic_load(address, &old, __ATOMIC_RELAXED);

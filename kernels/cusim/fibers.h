@@ -104,7 +104,7 @@ constinit inline thread_local Block* blk = nullptr;
 constinit inline thread_local Fiber* cur = nullptr;
 
 #if defined(__x86_64__)
-// Saves what the ABI asks a callee to keep on the old stack, and goes on where the new one was left.
+// Saves the ABI's callee-saved registers on the old stack, and resumes where the new one was left.
 __attribute__((naked, noinline)) inline void switch_stacks(void** /*save_old*/, void* /*load_new*/) {
   asm volatile(
       "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
@@ -148,7 +148,7 @@ inline std::string place() {
 // A group of lanes, named by a mask, that meet in collectives.
 struct LaneGroup {
   unsigned mask = 0, arrived = 0, generation = 0, operation = 0;
-  // Two generations: a lane may be a meeting ahead of those that still read.
+  // Two generations: a lane may be one meeting ahead of lanes that still read.
   alignas(16) unsigned char values[2][32][64];
 };
 
@@ -207,7 +207,7 @@ inline void arrive_and_wait(unsigned id, unsigned n_threads, const char* operati
   }
 }
 
-// What a fiber runs.
+// The entry point of a fiber.
 inline void fiber_main() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);

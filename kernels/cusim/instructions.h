@@ -53,7 +53,7 @@ template <unsigned N, bool kTransposed> void load_matrices(uint32_t* registers, 
   if (cur->lane < N * 8 && row % 16) fail("ldmatrix in " + place() + ": a row is not 16-byte aligned");
   const Values rows = meet(existing(~0u), row, kLoadMatrix + N + 4 * kTransposed, "ldmatrix");
   for (unsigned i = 0; i < N; ++i) registers[i] = matrix_register(rows, i, kTransposed);
-  // Rows are read after the meeting: stores of lanes that are ahead have to stay behind it.
+  // Rows are read after the meeting: lanes that are ahead must not store before it.
   __syncwarp();
 }
 

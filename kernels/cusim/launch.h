@@ -193,7 +193,7 @@ inline std::string run_blocks(dim3 grid, dim3 size, unsigned dynamic_bytes, cons
   pthread_attr_getstack(&attributes, &b.scheduler_stack, &b.scheduler_stack_bytes);
   pthread_attr_destroy(&attributes);
 #endif
-  // Exactly as large as asked for, so that AddressSanitizer sees what lies behind it.
+  // Exactly the requested size, so that AddressSanitizer sees accesses past the end.
   void* shared = nullptr;
   if (dynamic_bytes && posix_memalign(&shared, 1024, dynamic_bytes) != 0) abort();
   b.dynamic_shared = static_cast<unsigned char*>(shared);

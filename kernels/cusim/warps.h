@@ -1,4 +1,4 @@
-// Meetings of a warp's lanes: what shuffles, votes, ldmatrix and mma are made of.
+// Meetings of a warp's lanes: the basis of shuffles, votes, ldmatrix and mma.
 #pragma once
 #include <cstring>
 
@@ -6,7 +6,7 @@
 
 namespace cusim {
 
-// What lanes meet in; lanes of one mask that meet in different operations are an error.
+// The operations of meetings; lanes of one mask that meet in different operations are an error.
 enum Operation : unsigned {
   kSyncWarp = 1,
   kShuffle,

@@ -1,7 +1,7 @@
 //! A warm step allocates nothing, on either executor.
 //!
-//! A binary of its own, without the test harness: the allocator counts what every thread of the process asks for, and
-//! the harness has one that allocates whenever a test has run for a minute.
+//! A separate binary without the test harness: the allocator counts the allocations of every thread of the process, and
+//! the harness has a thread that allocates whenever a test has run for a minute.
 
 #![allow(clippy::unwrap_used)]
 // An allocator is unsafe by its trait.
@@ -68,7 +68,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 const PROMPT_TOKENS: u32 = 10;
-/// Rows whose kernels are worth sharing in the bundled model; what the fixtures compute stays on the caller.
+/// Rows whose kernels are worth sharing in the bundled model; the fixtures' small kernels stay on the calling thread.
 const SHARED_ROWS: usize = 24;
 const PAGES_PER_ROW: u32 = 200;
 /// Scratch buffers find their sizes in the first ones.
@@ -203,7 +203,7 @@ fn on_cpu(
     CpuExecutor::load(&model_dir(model), &options, &mut |_, _| {}).unwrap()
 }
 
-/// Over the emulated driver, which is not ours to count: it allocates in a library of its own.
+/// The CUDA executor over the emulated driver, whose own allocations in a separate library are not counted.
 fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
     let options = CudaOptions {
         element: ElementType::F32,
@@ -227,7 +227,7 @@ fn on_gpu(model: &str, graph_rows: usize) -> CudaExecutor {
     CudaExecutor::load_with(device, &modules, &dir, &options, &mut |_, _| {}).unwrap()
 }
 
-/// The memory of layers beside pages for all tokens.
+/// The caches that layers keep in addition to pages for all tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keeps {
     Pages,
@@ -274,7 +274,7 @@ fn allocations(mut executor: impl Executor, n_rows: usize, keeps: Keeps) -> usiz
     ALLOCATIONS.swap(0, Ordering::SeqCst)
 }
 
-/// Allocations are counted whichever thread makes them, and only while they are meant to be.
+/// Counts the allocations of all threads, but only while counting is switched on.
 fn check_the_count() {
     let turn = Barrier::new(2);
     std::thread::scope(|scope| {
@@ -343,7 +343,7 @@ fn warm_decode_steps_allocate_nothing() {
     }
 }
 
-/// As the harness does: lists the test if that is asked for, and runs it unless another one is.
+/// Behaves like the harness: lists the test on request, and runs it unless the arguments name another one.
 #[allow(clippy::print_stdout)]
 fn main() {
     const NAME: &str = "warm_decode_steps_allocate_nothing";

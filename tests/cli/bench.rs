@@ -1,4 +1,4 @@
-//! `souffleur bench`, on the tiny models: what it prints and writes, never how fast that was.
+//! `souffleur bench` on the tiny models: its output and its record, not its speed.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -95,7 +95,7 @@ fn the_bench_measures_the_machine_the_loads_and_the_start() {
 fn a_bench_that_is_stopped_keeps_what_it_measured() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let file = dir.path().join("record.json");
-    // As many rounds as there may be: it would go on for long.
+    // The maximum number of rounds: the run would take long.
     let mut command = souffleur(&["bench", "--skip-starts", "--repeat", "1000"]);
     command.args([
         "--prompt-tokens",
@@ -339,7 +339,7 @@ fn a_server_is_measured_request_by_request() {
 #[test]
 fn failures_are_counted_and_shown() {
     let server = Serving::start(&[]);
-    // Every second token or so is outside the model's vocabulary, and refused.
+    // About every second token is outside the model's vocabulary, so the server refuses it.
     let load = [
         "--num-prompts",
         "32",
@@ -397,7 +397,7 @@ fn a_server_with_a_key_is_measured_by_who_has_it_and_nothing_shows_the_key() {
     let bench = |args: &[&str], variable: &str| {
         let load = ["--num-prompts", "2", "--random-input-len", "8"];
         let mut command = souffleur(&["bench", "--base-url", &url, "--random-output-len", "2"]);
-        // Some random prompts are answered with nothing but an end of sequence.
+        // The model answers some random prompts with an end of sequence only.
         command.args(load).args(["--seed", "1", "--json", "-"]);
         command.args(args).env("OPENAI_API_KEY", variable);
         command.output().expect("the binary runs")

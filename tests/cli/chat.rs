@@ -1,4 +1,4 @@
-//! `souffleur chat`, with lines on stdin: a model in the process, and a server that says what the test wants.
+//! `souffleur chat` with lines on stdin: a model in the process, and a server whose responses the test scripts.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ fn chat(args: &[&str]) -> Command {
     command
 }
 
-/// Its answers to these lines, and its exit.
+/// The output for these lines, and the exit status.
 fn say(command: &mut Command, lines: &str) -> std::process::Output {
     let mut child = command.spawn().expect("the binary runs");
     let mut stdin = child.stdin.take().expect("it is piped");
@@ -99,7 +99,7 @@ fn a_server_of_ours_answers() {
     serving.wait(Duration::from_secs(60));
 }
 
-/// A server that shows each request to the test and says what the test gives it.
+/// A server that passes each request to the test and sends the response that the test returns.
 struct Scripted {
     url: String,
     requests: Receiver<(TcpStream, Value)>,
@@ -124,7 +124,7 @@ impl Scripted {
         }
     }
 
-    /// The next conversation that is to be continued.
+    /// The conversation that the next request continues.
     fn asked(&self) -> (TcpStream, Value) {
         self.requests.recv().expect("the server runs")
     }
@@ -276,7 +276,7 @@ mod on_a_terminal {
 
     use super::*;
 
-    /// A terminal: the end of the person, and that of programs.
+    /// A terminal: the user's end, and the programs' end.
     fn terminal() -> (File, File) {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let person = openpt(flags).expect("there are terminals");

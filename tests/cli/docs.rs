@@ -1,4 +1,4 @@
-//! The documents: how long the README is, and whether the files and flags exist that they name.
+//! The documents: the length of the README, and whether the files and flags that they name exist.
 
 use std::collections::BTreeSet;
 use std::fs;

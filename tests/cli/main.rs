@@ -1,4 +1,4 @@
-//! The binary as its users meet it: exit codes, what goes to stdout and stderr, signals.
+//! The binary as its users see it: exit codes, stdout and stderr, signals.
 
 mod bench;
 mod chat;
@@ -14,7 +14,7 @@ mod sparse;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A command with an environment of its own.
+/// A command with a clean environment.
 fn souffleur(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
     for (name, _) in std::env::vars_os() {

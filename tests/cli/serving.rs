@@ -1,4 +1,4 @@
-//! `souffleur serve` and what ends it. Nothing here needs a model that speaks: the tiny ones are random.
+//! `souffleur serve` and the ways to end it. No test here needs meaningful text: the tiny models are random.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ pub(super) struct Serving {
     child: Child,
     out: BufReader<ChildStdout>,
     pub(super) address: String,
-    /// The path and the body of the call that it suggests.
+    /// Path and body of the call that the log suggests.
     suggested: (String, String),
 }
 
@@ -26,7 +26,7 @@ impl Serving {
         Self::of(souffleur(&["serve"]), model, args)
     }
 
-    /// A command that serves with the arguments that it gets.
+    /// A command that serves with the given arguments.
     fn of(mut command: Command, model: &Path, args: &[&str]) -> Self {
         command.args(["--port", "0", "--max-total-tokens", "2048"]);
         command.args(args).arg("--model-path").arg(model);
@@ -104,7 +104,7 @@ impl Serving {
         assert!(sent.success());
     }
 
-    /// The first line of the log from here on that has a part.
+    /// The first line of the log from here on that contains a part.
     fn log_until(&mut self, part: &str) -> String {
         let mut log = BufReader::new(self.child.stderr.take().expect("it is piped"));
         let mut line = String::new();
@@ -117,7 +117,7 @@ impl Serving {
         line
     }
 
-    /// Waits for the end, which must come in time.
+    /// Waits for the exit, which must come in time.
     pub(super) fn wait(mut self, limit: Duration) -> (ExitStatus, String) {
         let began = Instant::now();
         let (done, ended) = std::sync::mpsc::channel::<()>();
@@ -235,7 +235,7 @@ fn a_hang_up_is_a_line_in_the_log_and_nothing_else() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// The message log and the log: each writer loses its file; the server stays up.
+/// The message log and the log: each writer loses its file, and the server stays up.
 #[cfg(unix)]
 #[test]
 fn files_that_may_not_grow_end_their_writers_and_not_the_server() {

@@ -1,4 +1,4 @@
-//! Double sparsity from a text to an answer.
+//! Double sparsity from the prompt's text to the answer.
 
 use super::{run, stderr, stdout, tiny_model};
 

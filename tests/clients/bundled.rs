@@ -1,4 +1,4 @@
-//! The bundled model through the engine, against its bars: what training printed, its vocabulary, its endings.
+//! The bundled model through the engine, against its targets: the loss printed by training, vocabulary and endings.
 
 use std::collections::HashSet;
 use std::fs;
@@ -39,7 +39,7 @@ fn engine(dtype: DtypeChoice) -> EngineHandle {
     Engine::start(config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Everything that one request gave.
+/// The complete result of one request.
 async fn finish(mut generation: Generation) -> Finished {
     let mut delta = souffleur::request::Delta::default();
     while let Some(event) = generation.next().await {
@@ -55,7 +55,7 @@ async fn finish(mut generation: Generation) -> Finished {
     panic!("the stream ends without a terminal event")
 }
 
-/// The answers to all requests, under way together.
+/// The answers to all requests, which run concurrently.
 fn answers(
     engine: &EngineHandle,
     requests: impl Iterator<Item = GenerateRequest>,

@@ -11,7 +11,7 @@ use crate::world::World;
 
 const PACKAGE: &str = "@anthropic-ai/claude-code@2.1.332";
 const TASK: &str = "Leave a note that says which row is mine, and read it to me.";
-/// The text that the first call writes down and the second prints.
+/// The text that the first call writes to a file and the second prints.
 const NOTE: &str = "Row 4 is yours.";
 const TURNS: usize = 12;
 
@@ -95,7 +95,7 @@ fn claude_code_finishes_a_task_with_two_tools() {
     world.wait_until_whole();
 }
 
-/// The prompt of each turn and how much of it was cached, by the messages that Claude Code says it got.
+/// The prompt length of each turn and its cached part, from the usage in the messages that Claude Code reports.
 fn prompts(events: &[Value]) -> Vec<(u64, u64)> {
     let mut prompts: Vec<(&Value, (u64, u64))> = Vec::new();
     for event in events.iter().filter(|event| event["type"] == "assistant") {

@@ -15,7 +15,7 @@ use crate::world::World;
 
 const PACKAGE: &str = "@openai/codex@0.94.0";
 const TASK: &str = "Leave a note that says which row is mine, and read it to me.";
-/// The text that the first call writes down and the second prints.
+/// The text that the first call writes to a file and the second prints.
 const NOTE: &str = "Row 4 is yours.";
 
 fn program() -> Option<PathBuf> {

@@ -1,5 +1,5 @@
-//! Dynamo, unmodified from its wheels, in front of two engines, each with its sidecar: chats are answered, events of the
-//! engines' caches choose the engine, a client that leaves is cancelled, and a dead engine is asked nothing.
+//! Dynamo, unmodified from its wheels, in front of two engines with a sidecar each: chats are answered, the engines' KV
+//! events choose the engine, a client that disconnects is cancelled, and a dead engine gets no requests.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ const REQUIREMENTS: &str = "tests/clients/dynamo.txt";
 /// As `docs/scale-out.md` starts them.
 const SIDECAR: &str = "dynamo.sglang.sidecar";
 const FRONTEND: &str = "dynamo.frontend";
-/// A sidecar stays in the registry when its engine has died: its requests have to go elsewhere.
+/// A sidecar stays in the registry after its engine has died: its requests must be routed to the other one.
 const FRONTEND_FLAGS: [&str; 4] = ["--router-mode", "kv", "--migration-limit", "3"];
 /// Neither etcd nor NATS.
 const PLANES: [(&str, &str); 5] = [
@@ -28,7 +28,7 @@ const PLANES: [(&str, &str); 5] = [
 ];
 const EVENTS: &str = r#"{"publisher": "zmq", "endpoint": "tcp://*:0"}"#;
 
-/// Engines' sidecars and the frontend in front of them, which find each other in a folder.
+/// Engines' sidecars and the frontend in front of them, which discover each other through a folder.
 struct Dynamo {
     peers: Vec<Peer>,
     url: String,
@@ -79,7 +79,7 @@ fn check(module: &str) {
         return;
     };
     let grpc_ports = [(); 2].map(|()| free_port());
-    // Of one path: Dynamo refuses engines that say otherwise about the model than the first one.
+    // Both with one path: Dynamo refuses an engine whose model description differs from the first one's.
     let model = binary::model().display().to_string();
     let engines = grpc_ports.each_ref().map(|port| {
         let flags = ["--threads", "1", "--page-size", "16", "--grpc-port", port];

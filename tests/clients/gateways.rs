@@ -1,5 +1,5 @@
-//! Gateways, unmodified from their wheels, in front of two engines: prefixes meet the engine that has them, and no request
-//! fails that comes after the death of an engine.
+//! Gateways, unmodified from their wheels, in front of two engines: they route prompts to the engine that has the prefix,
+//! and no request fails that arrives after the death of an engine.
 
 use std::fs;
 use std::path::Path;
@@ -13,19 +13,19 @@ const REQUIREMENTS: &str = "tests/clients/gateways.txt";
 
 /// A gateway as `docs/scale-out.md` starts it.
 struct Kind {
-    /// The module of Python that it is.
+    /// Its Python module.
     module: &'static str,
     flags: &'static [&'static str],
 }
 
-/// It asks for loads every ten seconds otherwise.
+/// By default it polls loads every ten seconds.
 const SMG: Kind = Kind {
     module: "smg",
     flags: &["--load-monitor-interval", "1"],
 };
 
-/// It tries a request again where its policy sends it, which is the same engine until that is known to be dead: its retries
-/// take longer than its checks.
+/// It retries a request where its policy sends it, which is the same engine until that is known to be dead: its retries
+/// must take longer than its health checks.
 const SGLANG_ROUTER: Kind = Kind {
     module: "sglang_router",
     flags: &[
@@ -67,7 +67,7 @@ impl Gateway {
     }
 }
 
-/// Two engines behind a gateway, by the addresses that the gateway is told.
+/// Two engines, and the addresses under which the gateway knows them.
 struct Pair {
     engines: [Binary; 2],
     workers: [String; 2],
@@ -93,7 +93,7 @@ impl Pair {
     }
 }
 
-/// Nobody listens to the socket: the gateway gets them over gRPC.
+/// No subscriber connects to the socket: the gateway gets the events over gRPC.
 #[cfg(feature = "grpc")]
 const GRPC_EVENTS: &str = r#"{"publisher": "zmq", "endpoint": "tcp://*:0"}"#;
 

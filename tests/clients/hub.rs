@@ -1,4 +1,4 @@
-//! Python's `huggingface_hub` and this engine share one cache: either finds what the other downloaded.
+//! Python's `huggingface_hub` and this engine share one cache: each finds the other's downloads.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -102,12 +102,12 @@ fn a_cache_is_shared_with_huggingface_hub() {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let (theirs, ours) = (dir.path().join("theirs"), dir.path().join("ours"));
     let (home, cache) = (("HF_HOME", &*theirs), ("HF_HUB_CACHE", &*ours));
-    // Each downloads; where a cache lies is said in two ways.
+    // Each downloads; the location of the cache is given in two ways.
     let snapshot = by_python(python, SNAPSHOT, &variables(&hub, &[home]));
     let downloaded = by_us(&variables(&hub, &[home, cache]));
     assert_eq!(layout(&theirs.join("hub")), layout(&ours));
     let asked = hub.asked();
-    // Python's asks for its own statistics, without a token.
+    // Python's library requests its own statistics, without a token.
     let of_hub = asked
         .iter()
         .filter(|asked| asked.host == "hub" && asked.path != "/api/agent-harnesses");
@@ -115,7 +115,7 @@ fn a_cache_is_shared_with_huggingface_hub() {
         let shown = asked.authorization.as_deref();
         assert_eq!(shown, Some("Bearer hf_shared"), "{asked:?}");
     }
-    // Each reads what the other downloaded, and asks nothing.
+    // Each reads the other's download and sends no request.
     let offline = ("HF_HUB_OFFLINE", Path::new("1"));
     assert_eq!(by_us(&variables(&hub, &[home, offline])), snapshot);
     let in_ours = variables(&hub, &[home, cache, offline]);
@@ -123,7 +123,7 @@ fn a_cache_is_shared_with_huggingface_hub() {
     let weights = downloaded.join("model.safetensors");
     assert_eq!(by_python(python, ONE_FILE, &in_ours), weights);
     assert!(hub.asked().is_empty());
-    // With the hub there, nothing is downloaded again.
+    // With the hub reachable, nothing is downloaded again.
     by_us(&variables(&hub, &[home]));
     by_python(python, ONE_FILE, &variables(&hub, &[home, cache]));
     assert!(hub.asked().iter().all(|asked| asked.host == "hub"));

@@ -1,5 +1,5 @@
-//! The engine as its users meet it: unmodified clients talk to the real binary, and the bundled model is measured.
-//! Agents talk to the same server in this process, on a model that says scripted lines. Gateways stand in front of two.
+//! The engine as its users see it: unmodified clients talk to the real binary, and the bundled model is measured.
+//! Agents talk to the same server in this process, on a scripted model. Gateways run in front of two engines.
 
 mod agents;
 mod binary;

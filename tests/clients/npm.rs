@@ -1,4 +1,4 @@
-//! Programs from npm, unmodified, which are kept in the cache of the tests and run in homes of their own.
+//! Programs from npm, unmodified, kept in the cache of the tests and run with separate home folders.
 
 use std::env;
 use std::fs;
@@ -53,7 +53,7 @@ fn install(folder: &Path, package: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A home with nothing in it but a folder to work in.
+/// A home folder that contains only a folder to work in.
 pub fn home() -> TempDir {
     let home = TempDir::new().expect("a folder can be made");
     fs::create_dir(home.path().join("work")).expect("it is empty");
@@ -61,7 +61,7 @@ pub fn home() -> TempDir {
 }
 
 /// Runs a program that has its arguments in this home, with nothing of this process's environment but the path, and returns
-/// what it prints.
+/// its output.
 pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -> String {
     let (stdout, stderr) = (home.join("stdout"), home.join("stderr"));
     let file = |path: &Path| fs::File::create(path).expect("the home is writable");
@@ -70,7 +70,7 @@ pub fn finish(mut program: Command, home: &Path, environment: &[(&str, &str)]) -
         .env_clear()
         .env("PATH", env::var_os("PATH").unwrap_or_default())
         .env("HOME", home)
-        // It would ask its makers for news: nobody listens there.
+        // It would check for updates: no proxy listens on this port.
         .env("HTTPS_PROXY", "http://127.0.0.1:9")
         .env("NO_PROXY", "127.0.0.1")
         .envs(environment.iter().copied())

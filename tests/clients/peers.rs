@@ -1,4 +1,4 @@
-//! Processes of other projects that stand beside engines, on ports that nobody else has.
+//! Processes of other projects that run alongside engines, on free ports.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -14,7 +14,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts `python -m module`, with what `describe` adds.
+    /// Starts `python -m module`, completed by `describe`.
     pub fn start(python: &Path, module: &str, describe: impl FnOnce(&mut Command)) -> Self {
         let folder = TempDir::new().expect("a folder can be made");
         let log = File::create(folder.path().join("log")).expect("it is writable");
@@ -47,7 +47,7 @@ impl Drop for Peer {
     }
 }
 
-/// A port that nobody has. Peers print nothing by which a port of their own choice could be known.
+/// A free port. Peers do not print a port that they choose themselves.
 pub fn free_port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("the socket is bound");

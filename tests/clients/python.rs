@@ -1,4 +1,4 @@
-//! The modules in `py`, each against a server of its own.
+//! Runs each module in `py` against a separate server.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::Command;
 use crate::binary::Binary;
 use crate::environment;
 
-/// A module that takes longer ends with the traceback of where it is.
+/// A module that takes longer ends with its traceback.
 const MODULE_SECONDS: &str = "240";
 
-/// Runs the tests of a module against a server with these flags, which must end gracefully when asked to.
+/// Runs the tests of a module against a server with these flags, which must then stop gracefully.
 #[track_caller]
 fn check(module: &str, flags: &[&str]) {
     if let Some(server) = run(module, flags) {
@@ -34,7 +34,7 @@ pub fn interpreter() -> Option<&'static Path> {
     environment::python("tests/clients/requirements.txt")
 }
 
-/// Runs the tests of a module against the server at `url`; the error is what it printed.
+/// Runs the tests of a module against the server at `url`; the error is their output.
 pub fn run_module(python: &Path, module: &str, url: &str, process_id: &str) -> Result<(), String> {
     run_module_with(python, module, url, process_id, &[])
 }

@@ -1,5 +1,5 @@
-//! Schemathesis makes calls of the server's document, valid and invalid ones, and looks at the answers: none is an error of
-//! the server, and none has a status, a content type or a body that the document does not tell of.
+//! Schemathesis generates valid and invalid calls from the server's OpenAPI document and checks the answers: none is a
+//! server error, and none has a status, a content type or a body that the document does not list.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use crate::binary::Binary;
 use crate::python::interpreter;
 
 const ADMIN_KEY: &str = "sk-of-the-admin";
-/// Sets how many calls are made up for each operation.
+/// Sets the number of generated calls for each operation.
 const EXAMPLES: &str = "SOUFFLEUR_SCHEMATHESIS_EXAMPLES";
 const FEW_EXAMPLES: &str = "6";
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";

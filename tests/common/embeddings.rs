@@ -1,4 +1,4 @@
-//! The embeddings of tokens, as a checkpoint's file has them: what a client sends as vectors in their place.
+//! The embeddings of tokens, as a checkpoint's file has them, for clients that send vectors in place of tokens.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub fn embeddings(folder: &Path, tokens: &[u32]) -> Arc<PromptVectors> {
     Arc::new(vectors.expect("checkpoints hold finite numbers"))
 }
 
-/// The elements of the matrix whose name ends like this, row by row, and how many there are in a row.
+/// The elements of the matrix whose name has this suffix, row by row, and the row length.
 pub fn matrix(folder: &Path, suffix: &str) -> Option<(Vec<f32>, usize)> {
     let files = std::fs::read_dir(folder).expect("the folder is there");
     let files = files.map(|file| file.expect("it can be listed").path());

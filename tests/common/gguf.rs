@@ -18,16 +18,16 @@ mod keys;
 use families::Source;
 use writer::{File, Tensor};
 
-/// How files hold the ways from latents to keys and values.
+/// How files store the up projections from latents to keys and values (`kv_b_proj`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Latents {
-    /// Apart, for products with latents.
+    /// Split, for products with latents.
     Absorbed,
     /// In one matrix, as checkpoints and older files do.
     Whole,
 }
 
-/// A model in a folder as a GGUF file of f32, but for blocks of MXFP4.
+/// A model in a folder as a GGUF file of f32, except for MXFP4 blocks.
 pub fn of_folder(dir: &Path) -> File {
     of_folder_with(dir, Latents::Absorbed)
 }
@@ -85,7 +85,7 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
             continue;
         }
         if let Some((stack, expert)) = expert_of(name) {
-            // All experts' at the place of the first one's.
+            // All experts' matrices at the place of the first one's.
             if expert == 0 {
                 let values = stacked(&tensors, &stack);
                 shape.insert(0, values.len() / shape.iter().product::<usize>());
@@ -127,7 +127,7 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     })
 }
 
-/// Gates, and what they let through.
+/// The gate and up projections of a stack of experts.
 fn halves(shape: &[usize], values: &[f32]) -> [(&'static str, Vec<f32>); 2] {
     let half = shape[1] / 2 * shape[2];
     let of = |skipped: usize| {
@@ -138,14 +138,14 @@ fn halves(shape: &[usize], values: &[f32]) -> [(&'static str, Vec<f32>); 2] {
     [("gate_proj", of(0)), ("up_proj", of(1))]
 }
 
-/// Of a matrix of an expert: its name without the expert, and the expert.
+/// For a matrix of an expert: its name without the expert, and the expert.
 fn expert_of(name: &str) -> Option<(String, usize)> {
     let (module, rest) = name.split_once(".experts.")?;
     let (expert, rest) = rest.split_once('.')?;
     Some((format!("{module}.experts.{rest}"), expert.parse().ok()?))
 }
 
-/// The matrices of all experts.
+/// The stacked matrices of all experts.
 fn stacked(tensors: &SafeTensors<'_>, stack: &str) -> Vec<f32> {
     let experts = (0..).map_while(|expert| {
         let name = stack.replace(".experts.", &format!(".experts.{expert}."));
@@ -155,7 +155,7 @@ fn stacked(tensors: &SafeTensors<'_>, stack: &str) -> Vec<f32> {
     experts.flatten().collect()
 }
 
-/// A file of a model without its tensors.
+/// A model's file without its tensors.
 pub fn of_config(config: &Json) -> File {
     Model::new(config).metadata()
 }
@@ -176,7 +176,7 @@ pub fn widened(dtype: safetensors::Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Parts of names in checkpoints and in files.
+/// Name parts in checkpoints and in files.
 const NAMES: [(&str, &str); 57] = [
     ("model.embed_tokens", "token_embd"),
     ("model.embedding_norm", "token_embd_norm"),
@@ -301,7 +301,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The name of a stack of experts' matrices: those have no `.weight` in some checkpoints.
+    /// The name of a stack of experts' matrices, which have no `.weight` in some checkpoints.
     fn stack_name(&self, ours: &str) -> String {
         let bare = ours.strip_suffix(".weight").unwrap_or(ours);
         self.file_name(&format!("{bare}.weight"))
@@ -315,7 +315,7 @@ impl<'a> Model<'a> {
         ["qwen35", "qwen35moe", "qwen3next"].contains(&self.architecture)
     }
 
-    /// Whether a tensor is left out: blocks are written apart, later layers predict more than one token, and no files of
+    /// Whether a tensor is left out: blocks are written apart, layers past the last one are MTP layers, and no files of
     /// these architectures have biases.
     fn leaves_out(&self, name: &str) -> bool {
         let layer = name.strip_prefix("model.layers.");
@@ -327,7 +327,7 @@ impl<'a> Model<'a> {
             || (has_no_biases && name.ends_with(".bias"))
     }
 
-    /// Norms of these families are written as what is added to one.
+    /// Checkpoints of these families store norm weights as offsets from one; files store the sum.
     fn applied(&self, name: &str, mut values: Vec<f32>) -> Vec<f32> {
         let is_norm = name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
         let from_one = self.has_delta_nets() || ["gemma2", "gemma3"].contains(&self.architecture);
@@ -375,7 +375,7 @@ impl<'a> Model<'a> {
             .unwrap_or(default)
     }
 
-    /// The ways from latents to keys, transposed, and to values, by head.
+    /// The up projections from latents to keys, transposed, and to values, by head.
     fn absorbed(&self, kv_b: &[f32]) -> [(&'static str, Vec<usize>, Vec<f32>); 2] {
         let (heads, rank) = (self.size("num_attention_heads"), self.size("kv_lora_rank"));
         let (plain, value) = (self.size("qk_nope_head_dim"), self.size("v_head_dim"));
@@ -400,7 +400,7 @@ impl<'a> Model<'a> {
             .unwrap_or("default")
     }
 
-    /// Files of arch llama and its like hold the two halves of a head of q and k as pairs.
+    /// Files of arch llama and similar ones interleave the two halves of each q and k head as pairs.
     fn in_file_order(&self, name: &str, shape: &[usize], values: Vec<f32>) -> Vec<f32> {
         let paired = ["llama", "granite", "smollm3", "mistral3"];
         if !paired.contains(&self.architecture)
@@ -420,7 +420,7 @@ impl<'a> Model<'a> {
     /// The numbers by which the converter divides the frequencies of Llama 3.1, and of Gemma 4's layers without windows.
     fn divisors(&self) -> Option<Vec<f32>> {
         if self.architecture == "gemma4" {
-            // The others do not turn.
+            // The others do not rotate (partial rotary).
             let part = self.rope["partial_rotary_factor"].as_f64().unwrap_or(0.25);
             let pairs = self.size("global_head_dim") / 2;
             let turning = (part * pairs as f64) as usize;

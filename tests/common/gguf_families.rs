@@ -3,10 +3,10 @@
 use super::Model;
 use super::writer::Tensor;
 
-/// The number of MXFP4 in files.
+/// The type number of MXFP4 in files.
 const MXFP4: u32 = 39;
 
-/// Gemma's families: parts of names in checkpoints and in files.
+/// Gemma's families: name parts in checkpoints and in files.
 pub const GEMMA: [(&str, &str); 13] = [
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),
@@ -43,7 +43,7 @@ fn layer(name: &str) -> String {
     format!("blk.{}.", rest.split('.').next().unwrap())
 }
 
-/// From value heads that lie by their key head to one of each key head after the other; a head has `unit` elements.
+/// Reorders value heads from grouped by key head to interleaved over key heads; a head has `unit` elements.
 fn tiled(values: &[f32], key_heads: usize, unit: usize) -> Vec<f32> {
     let each = values.len() / unit / key_heads;
     let order = (0..each).flat_map(|i| (0..key_heads).map(move |head| head * each + i));
@@ -53,7 +53,7 @@ fn tiled(values: &[f32], key_heads: usize, unit: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Rows of a part of each group, one group after the other.
+/// Gathers `len` elements at offset `first` of each group of `period` elements.
 fn of_groups(values: &[f32], period: usize, first: usize, len: usize) -> Vec<f32> {
     let groups = values.chunks_exact(period);
     groups
@@ -153,7 +153,7 @@ fn turned(shape: &[usize], values: &[f32]) -> Vec<f32> {
     columns.copied().collect()
 }
 
-/// Experts of gpt-oss: outputs become rows, gates and what they let through are taken apart.
+/// Experts of gpt-oss: transposed so that outputs become rows; gate and up projections are split.
 pub fn gpt_oss(source: &Source<'_>) -> Option<Vec<Tensor>> {
     let (_, part) = source.name.split_once(".mlp.experts.")?;
     let shape = source.shape;

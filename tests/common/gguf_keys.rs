@@ -117,7 +117,7 @@ impl Model<'_> {
         }
     }
 
-    /// The width of MLPs, for each layer where they differ.
+    /// The width of MLPs, for each layer if they differ.
     fn feed_forwards(&self) -> Value {
         let width = self.feed_forward();
         if self.config["use_double_wide_mlp"] != true {
@@ -155,7 +155,7 @@ impl Model<'_> {
         let last = kinds.len() - 1;
         let full = serde_json::json!("full_attention");
         let kinds = kinds.iter().enumerate();
-        // The last one is full whatever its configuration says.
+        // The last layer has full attention regardless of its configuration.
         let kinds = kinds.map(|(i, kind)| if i == last { &full } else { kind });
         let inputs = self.config["hidden_size_per_layer_input"]
             .as_u64()
@@ -178,7 +178,7 @@ impl Model<'_> {
             .fold(file, |file, (name, size)| file.size(&key(name), size))
     }
 
-    /// Granite's factors, those that are in the configuration.
+    /// Granite's multipliers that are in the configuration.
     fn factors(&self, file: File) -> File {
         let factors = [
             ("attention.scale", "attention_multiplier"),
@@ -252,7 +252,7 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of delta nets and of what is beside them.
+    /// The keys of delta nets, and of the attention and experts next to them.
     fn delta_net(&self, file: File) -> File {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let taps = self.config["linear_conv_kernel_dim"].as_u64().unwrap_or(4);
@@ -300,15 +300,15 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of Gemma's families. Which layers have windows, and the base of their rotation, stand only where they are
-    /// not the usual ones.
+    /// The keys of Gemma's families. The pattern of windows and the rope base of window layers are written only if they
+    /// differ from the defaults.
     fn gemma(&self, file: File) -> File {
         let key = |name: &str| format!("{}.{name}", self.architecture);
         let mut file = file.size(
             &key("attention.sliding_window"),
             self.size("sliding_window"),
         );
-        // The classes of Gemma 3 do not bend scores, nor, beside a vision tower, logits.
+        // Gemma 3's classes softcap neither scores nor, with a vision tower, logits.
         let caps: &[&str] = match self.architecture {
             "gemma3" => &[],
             _ => &["attn_logit_softcapping", "final_logit_softcapping"],
@@ -341,7 +341,7 @@ impl Model<'_> {
         }
     }
 
-    /// The keys of latent attention and of the experts beside it.
+    /// The keys of latent attention and of its experts.
     fn latent(&self, file: File) -> File {
         let (rope, rank) = (self.size("qk_rope_head_dim"), self.size("kv_lora_rank"));
         let query = self.size("qk_nope_head_dim") + rope;

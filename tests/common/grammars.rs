@@ -1,4 +1,4 @@
-//! A grammar made of a hash: which tokens it allows depends on every token before.
+//! A grammar made from a hash: all previous tokens decide which tokens it allows.
 
 use std::ops::ControlFlow;
 
@@ -7,7 +7,7 @@ use souffleur::state::grammar::{
 };
 use souffleur::state::sampling::TokenMask;
 
-/// Every so many tokens all may follow.
+/// Every this many tokens, all tokens may follow.
 const FREE_EVERY: usize = 5;
 
 /// See the module.
@@ -17,9 +17,9 @@ pub struct HashedGrammar {
     pub vocab_size: u32,
     /// Outputs begin with these.
     pub opening: Vec<u32>,
-    /// The output is done with so many tokens.
+    /// The output is done after this many tokens.
     pub done_after: usize,
-    /// A limit is reached after so many tokens.
+    /// The grammar fails with a limit after this many tokens.
     pub fails_after: Option<usize>,
 }
 
@@ -91,7 +91,7 @@ fn mix(hash: u32, token: u32) -> u32 {
 }
 
 /// The output of a row that would say `natural(output so far)` and says the next allowed token instead, until it has
-/// `n_tokens`, its grammar ends it, or `is_end` does; and where it stands in the grammar then.
+/// `n_tokens`, its grammar ends it, or `is_end` does; and the final state of its grammar.
 pub fn follow(
     grammar: &HashedGrammar,
     n_tokens: usize,

@@ -6,7 +6,7 @@ use std::process::Command;
 use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
 
 /// Runs every test of this binary but `skipped` with each instruction set of this machine forced in turn, but for the chosen
-/// one, which they have anyway, and lists those that it lacks. Does nothing inside such a run.
+/// one, which the plain run covers, and lists instruction sets that the machine lacks. Does nothing inside such a run.
 pub fn run_on_each(skipped: &str) {
     if std::env::var_os(ISA_VARIABLE).is_some() {
         return;
@@ -38,7 +38,7 @@ pub fn run_on_each(skipped: &str) {
     }
 }
 
-/// To the terminal: the test runner keeps what a test that passes prints with `eprintln`.
+/// Writes to the terminal: the test runner captures `eprintln` output of tests that pass.
 pub fn say(isa: Isa, what: &str) {
     let line = format!("kernel path {}: {what}\n", isa.name());
     let written = std::io::stderr().write_all(line.as_bytes());

@@ -1,4 +1,4 @@
-//! Plans in a few words, and the CPU executor that runs them.
+//! Short constructors of plans, and the CPU executor that runs them.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub fn cpu_options() -> CpuOptions {
     }
 }
 
-/// Sampling without chance.
+/// Greedy sampling.
 pub fn greedy() -> Arc<SamplingParams> {
     Arc::new(SamplingParams {
         temperature: 0.0,
@@ -103,7 +103,7 @@ fn work(row: u32, work: RowWork, sample: bool) -> StepRow {
     }
 }
 
-/// Wishes for the logits of all prompt positions, which makes them visible to a probe.
+/// Requests the logits of all prompt positions, which makes them visible to a probe.
 pub fn all_positions() -> Option<Arc<LogprobWish>> {
     Some(Arc::new(LogprobWish {
         start: Some(0),

@@ -1,5 +1,5 @@
 //! Python environments of tests: made from a file of requirements when a test first needs one, kept in the user's cache
-//! for the next run, named after what they hold so that changed requirements get a new one.
+//! for the next run, and named after a hash of the requirements so that changed ones get a new environment.
 
 use std::env;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ pub fn python(requirements: &str) -> Option<&'static Path> {
     python_at(&INTERPRETER, requirements)
 }
 
-/// As [`python`], for test binaries with several environments: each has a place of its own.
+/// As [`python`], for test binaries with several environments, each with its own cell.
 pub fn python_at(place: &'static Found, requirements: &str) -> Option<&'static Path> {
     let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join(requirements);
     match place.get_or_init(|| find_or_make(&requirements)) {
@@ -69,7 +69,7 @@ pub fn keep(
         )
     };
     fs::create_dir_all(&cache).map_err(in_cache)?;
-    // Held to the end of this function: of several test processes one makes the folder, the others find it.
+    // Locked to the end of this function: of several test processes one makes the folder, the others find it.
     let lock = File::create(cache.join(format!("{name}.lock"))).map_err(in_cache)?;
     lock.lock().map_err(in_cache)?;
     let whole = cache.join(name);
@@ -96,7 +96,7 @@ fn make(folder: &Path, requirements: &Path) -> Result<(), String> {
             "--quiet",
             "--disable-pip-version-check",
             "--no-input",
-            // The lists name everything below their packages; what is not imported need not be compiled.
+            // The lists include all dependencies; modules that are never imported need no compilation.
             "--no-deps",
             "--no-compile",
         ]);

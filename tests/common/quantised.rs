@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::random_models::Stored;
 
-/// A tensor's name behind its module's.
+/// Tensor names without the module's prefix, and the tensors.
 pub type Parts = Vec<(&'static str, Stored)>;
 /// Makes the tensors of a module `[outputs, inputs]`, and its values.
 pub type Quantise = fn([usize; 2]) -> (Parts, Vec<f32>);
@@ -331,7 +331,7 @@ fn compressed(format: &str, weights: Value) -> Value {
     })
 }
 
-/// The configuration of GPTQ, with some keys of its own.
+/// The configuration of GPTQ, with additional keys.
 pub fn gptq(more: Value) -> Value {
     let mut config =
         json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": false});

@@ -1,4 +1,4 @@
-//! Sixteen requests of different kinds, and what comes of them.
+//! Sixteen requests of different kinds, and their outcomes.
 
 use futures_util::future::join_all;
 use souffleur::engine::Generation;

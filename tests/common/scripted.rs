@@ -1,4 +1,4 @@
-//! An engine on the tiny checkpoint with tool tokens whose model says what a test has written down.
+//! An engine on the tiny checkpoint with tool tokens whose model replies with the lines of a test.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use souffleur::executor::fake::FakeOptions;
 use souffleur::executor::scripted::{Script, ScriptedExecutor};
 use souffleur::state::detok::TokenText;
 
-/// Said after prompts that have no line.
+/// The reply to prompts that have no line.
 pub const NO_LINE: &str = "I have no line for this.";
 
-/// Cue and line: what a prompt must contain, and what is said after it, with tool and think tokens as they are written.
-/// Of several lines the one whose cue stands last in the prompt is said, and of equals the one with the longest cue. An
+/// Cue and line: a text that the prompt must contain, and the reply, with tool and think tokens written out. Of several
+/// matches the line whose cue comes last in the prompt is the reply, and of equals the one with the longest cue. An
 /// empty cue is the line for all other prompts.
 pub type Line<'a> = (&'a str, &'a str);
 
@@ -31,7 +31,7 @@ pub fn parts(config: &EngineConfig, lines: &[Line<'_>]) -> EngineParts {
     parts_saying(config, move |prompt| line_for(prompt, &lines).to_owned())
 }
 
-/// As [`parts`], with a function from the rendered prompt to what is said.
+/// As [`parts`], with a function from the rendered prompt to the reply.
 pub fn parts_saying(
     config: &EngineConfig,
     says: impl Fn(&str) -> String + Send + Sync + 'static,

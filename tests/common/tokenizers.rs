@@ -1,4 +1,4 @@
-//! The `tokenizer.json` of vocabularies that are made up.
+//! The `tokenizer.json` of made-up vocabularies.
 
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,7 @@ pub const MARKERS: [&str; 21] = [
     "    ",
 ];
 
-/// A byte-level vocabulary of so many tokens and the [`MARKERS`], some of them spelt wrongly.
+/// A byte-level vocabulary of `n_tokens` tokens and the [`MARKERS`], some of them spelt wrongly.
 pub fn byte_level(n_tokens: usize) -> Value {
     let mut words = Words::default();
     for byte in 0..=255_u8 {
@@ -182,7 +182,7 @@ impl Words {
     }
 }
 
-/// The character that stands for a byte in GPT-2's table.
+/// The character that represents a byte in GPT-2's table.
 fn letter_of(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..);
     if is_printable(byte) {

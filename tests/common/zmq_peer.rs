@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Whoever waits for longer will wait for ever.
+/// Far longer than any correct wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A socket on the other side.

@@ -1,4 +1,4 @@
-//! Steps launched before the one before is read, and what the device does for them.
+//! Steps launched before the previous step's result is read, and the device's work for them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ fn warm_decodes_are_graphs_and_take_no_memory() {
     assert_eq!(after.used_bytes, before.used_bytes);
     let n_steps = STEPS - 3;
     assert_eq!(after.n_graph_launches - before.n_graph_launches, n_steps);
-    // Beside the graph a step edits the page table, and nothing else.
+    // In addition to the graph, a step launches only the edit of the page table.
     assert_eq!(after.n_launches - before.n_launches, n_steps);
 }
 
@@ -148,7 +148,7 @@ fn a_refused_launch_loses_the_step_and_not_the_device() {
     assert_eq!(sampled(&run(&mut executor, &plans)), expected);
 }
 
-/// A decode behind a prompt's step that was refused, which may be on its way by then, has no token to go on with.
+/// A decode after a prompt's refused step, which may already be in flight by then, has no token to continue from.
 #[test]
 fn a_step_after_a_lost_one_is_lost_and_computes_nothing() {
     const ORDINAL: usize = 24;
@@ -199,7 +199,7 @@ fn a_step_without_memory_for_its_counts_is_rejected_and_leaves_the_others_alone(
     assert!(matches!(&error, StepError::Rejected(_)), "{error}");
     assert!(error.to_string().contains("memory"), "{error}");
     outputs.extend(run(&mut executor, &plans[5..10]));
-    // With memory there is room for all of them, and the rows before go on with the graphs recorded anew.
+    // With memory all of them fit, and the earlier rows continue with graphs that are recorded anew.
     let n_sampled = executor.run(&greedy_for_memory).unwrap().rows.len();
     assert_eq!(n_sampled, 20);
     outputs.extend(run(&mut executor, &plans[10..]));
@@ -215,7 +215,7 @@ fn a_context_that_is_lost_ends_the_executor() {
     run(&mut executor, &plans[..2]);
     device.plan(Fault::Kernel(ILLEGAL_ADDRESS), 3);
     executor.launch(&plans[2]).unwrap();
-    // Nobody has noticed yet.
+    // The fault may not have been noticed yet.
     let next = executor.launch(&plans[3]);
     let error = executor.finish().unwrap_err();
     assert!(matches!(&error, StepError::Lost(_)), "{error}");

@@ -1,4 +1,4 @@
-//! How the executor that is tested is made, for tests that are shared with the CPU executor's.
+//! Constructors of the executor under test, for tests shared with the CPU executor.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Rows that follow grammars among rows that do not, with steps launched ahead and decodes as graphs.
+//! Rows with grammars among rows without, with steps launched ahead and decodes as graphs.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -23,15 +23,15 @@ use crate::setups::{F32_PAGES_OF_1_GRAPHS, F32_PAGES_OF_16, Setup, start_on_cpu}
 use crate::world::{Outcome, World, collect};
 
 const REQUESTS: u32 = 12;
-/// Requests that come first and grow longest, one free and one by an expression: the second is let in when the
-/// first has begun, whose growth is reserved no longer.
+/// Requests that come first and grow longest, one free and one constrained by an expression: the second is admitted
+/// after the first has begun, whose growth is no longer reserved.
 const GROWING: [u32; 2] = [0, 2];
 const GROWING_TOKENS: u32 = 100;
-/// Tokens of a pool that either of those fits into, and in which they cannot both end.
+/// A pool size in tokens that either of those fits into, but not both to their ends.
 const TIGHT_POOL_TOKENS: usize = 144;
 /// Tokens of the checkpoint's vocabulary that prompts are made of.
 const PROMPT_VOCAB: u32 = 700;
-/// Sequences that take the rows of others over.
+/// Sequences that take over the rows of others.
 const SECOND_SEQ: u64 = 100;
 
 fn launch_ahead(plans: &[StepPlan]) -> Vec<StepOutput> {
@@ -98,7 +98,7 @@ fn graphs_and_masks_take_turns() {
 #[test]
 fn a_row_is_taken_over_while_its_last_token_is_under_way() {
     let first = rows();
-    // Free rows get grammars, of rows with grammars some get another and some none.
+    // Free rows get grammars; rows with grammars get another one or none.
     let mut second = first.clone();
     for (row, other) in second.iter_mut().zip(first.iter().cycle().skip(1)) {
         row.grammar = other.grammar.clone();
@@ -171,7 +171,7 @@ fn request(index: u32) -> GenerateRequest {
 
 /// Outcomes in the order of the indices, and how often a request was retracted.
 ///
-/// `open` is the gate before the first step: it opens when all are inside, the growing ones first.
+/// `open` is the gate before the first step: it opens when all requests are inside, the growing ones first.
 async fn all_at_once(world: World, open: Option<Sender<()>>) -> (Vec<Outcome>, u64) {
     let mut sent: Vec<(u32, Generation)> = Vec::new();
     let others = (0..REQUESTS).filter(|index| !GROWING.contains(index));

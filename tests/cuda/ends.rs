@@ -1,4 +1,4 @@
-//! The tokens that end an output are one list, whoever names them.
+//! The tokens that end an output form one list, regardless of the file that names them.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::world::{World, collect};
 const EOS: u32 = 1;
 const LEAST: u32 = 5;
 
-/// The fixture, with an end of sequence that only its tokenizer names.
+/// The fixture, with an end-of-sequence token that only its tokenizer names.
 fn named_by_its_tokenizer() -> tempfile::TempDir {
     let (source, dir) = (fixture("llama"), tempfile::tempdir().unwrap());
     for entry in std::fs::read_dir(&source).unwrap() {
@@ -37,7 +37,7 @@ fn config(setup: &crate::setups::Setup, model: &Path) -> EngineConfig {
     }
 }
 
-/// A request that would rather end at once.
+/// A request biased to end at once.
 async fn check_ends_after_the_least(world: World) {
     let model = world.engine.model();
     assert_eq!(model.eos_token_ids, [EOS]);

@@ -1,4 +1,4 @@
-//! Tokens and log probabilities are the CPU executor's, see `scores.rs`.
+//! Tokens and log probabilities equal the CPU executor's, see `scores.rs`.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ async fn check(setup: Setup, model: &Path) {
     reference.stop().await;
 }
 
-/// Prompts in small chunks, decodes riding along.
+/// Prompts in small chunks, with decodes in the same steps.
 async fn check_mixed(setup: &Setup, model: &Path, reference: &Reference) {
     let (open, gate) = crossbeam_channel::bounded(0);
     let config = EngineConfig {
@@ -41,14 +41,14 @@ async fn check_mixed(setup: &Setup, model: &Path, reference: &Reference) {
         ..setup.config(model)
     };
     let world = setup.start_on_gpu_behind(gate, config);
-    // Requests that want log probabilities keep a step to themselves.
+    // Requests with log probabilities run alone in their steps.
     let send = |index| {
         let mut request = request(index);
         request.logprobs = None;
         world.generate(request)
     };
     let sent: Vec<_> = (0..REQUESTS).map(send).collect();
-    // Those that come late would find nobody to ride along.
+    // Late requests would find no decode to share a step with.
     world.until_inside(sent.len()).await;
     drop(open);
     for (index, got) in (0..).zip(join_all(sent.into_iter().map(collect)).await) {

@@ -23,7 +23,7 @@ pub fn is_thorough() -> bool {
     real().is_some() && std::env::var_os("SOUFFLEUR_TEST_SMALL").is_none()
 }
 
-/// Opens a GPU: emulated device `emulated` with the tests' own kernels, or the real one with those that the engine finds.
+/// Opens a GPU: emulated device `emulated` with the tests' own kernels, or the real one with the engine's kernels.
 pub fn open(emulated: usize) -> (Device, Modules) {
     let Some(ordinal) = real() else {
         souffleur_cusim::load();
@@ -39,7 +39,7 @@ pub fn open(emulated: usize) -> (Device, Modules) {
     (device, modules)
 }
 
-/// The folder of the repository: a binary that was carried elsewhere is told where it is.
+/// The folder of the repository: a binary that was copied elsewhere gets it from the environment.
 pub fn repository() -> PathBuf {
     std::env::var_os("CARGO_MANIFEST_DIR")
         .unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into())

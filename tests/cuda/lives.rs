@@ -1,4 +1,4 @@
-//! Requests that are cancelled, retracted, or inside when the device fails.
+//! Requests that are cancelled, retracted, or in flight when the device fails.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const SETUPS: [Setup; 4] = [
 const GROWING: u32 = 10;
 /// Two of the longest, which do not fit together.
 const LONGEST: [u32; 2] = [3, 7];
-/// Tokens of a pool in which either of the longest can end, and not both at once.
+/// A pool size in tokens in which either of the longest can end, but not both at once.
 const TIGHT_POOL_TOKENS: usize = 304;
 const ILLEGAL_ADDRESS: i32 = 700;
 
@@ -38,7 +38,7 @@ fn model() -> PathBuf {
     fixture("llama")
 }
 
-/// A short prompt of its own, and an output whose length the scheduler must not count on.
+/// A short unique prompt, and an output whose length the scheduler must not reserve in full.
 fn growing_request(index: u32) -> GenerateRequest {
     let prompt = (1..20).map(|i| (i * 7 + index * 19) % VOCAB).collect();
     let mut request = GenerateRequest::new(Prompt::Tokens(prompt));
@@ -53,14 +53,14 @@ fn growing_request(index: u32) -> GenerateRequest {
     request
 }
 
-/// Requests that lose their place in the batch go on as if nothing had been.
+/// Requests that are retracted from the batch continue with the same outputs.
 async fn retracted(setup: &Setup) {
     let (open, gate) = crossbeam_channel::bounded(0);
     let config = EngineConfig {
         max_total_tokens: Some(TIGHT_POOL_TOKENS),
-        // A bound in time would admit the prompts one after the other.
+        // A bound on step time would admit the prompts one after the other.
         max_prefill_step_ms: 0,
-        // Next to nothing is reserved for running requests, so that they run into each other.
+        // Next to nothing is reserved for running requests, so that they compete for pages.
         schedule_conservativeness: 0.01,
         ..setup.config(&model())
     };
@@ -81,7 +81,7 @@ async fn retracted(setup: &Setup) {
     reference.stop().await;
 }
 
-/// Every other request is cancelled when its first token comes; the others never notice.
+/// Every other request is cancelled at its first token; the others are unaffected.
 async fn cancelled(setup: &Setup) {
     let world = setup.start_on_gpu(setup.config(&model()));
     let kept = (0..REQUESTS)
@@ -126,7 +126,7 @@ async fn cancellation_frees_everything_and_disturbs_nobody() {
     }
 }
 
-/// An engine on a device of its own.
+/// An engine on a separate device.
 fn start_on(ordinal: usize) -> World {
     let setup = F32_PAGES_OF_1_GRAPHS;
     let config = setup.config(&model());

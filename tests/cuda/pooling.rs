@@ -1,4 +1,4 @@
-//! Embeddings on the device: those of the CPU, up to rounding, and of any chunks.
+//! Embeddings on the device equal the CPU's, up to rounding, for any chunk size.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn others() -> impl Iterator<Item = GenerateRequest> {
     (5..9).map(request)
 }
 
-/// All of them at once, and requests that sample before them and after them: what these say does not depend on it.
+/// All of them at once, with requests that sample before and after them, whose outputs must not change.
 async fn embed_all(world: &World) -> Vec<Arc<[f32]>> {
     let mut alone = Vec::new();
     for other in others() {

@@ -2,7 +2,7 @@
 //!
 //! In f32 every token is the same, and its log probability within [`F32_TOLERANCE`]: sums are taken in another order. In
 //! bfloat16 activations are rounded at other places, so that tokens which are nearly as likely may change places; there
-//! the CPU is asked how likely it finds each token that the GPU chose, after those that the GPU chose before.
+//! the CPU scores each token that the GPU chose, given the GPU's previous tokens.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ const F32_TOLERANCE: f32 = 2e-4;
 /// In nats; bfloat16 has 8 bits.
 const BF16_TOLERANCE: f32 = 0.1;
 
-/// The CPU's answers to some requests, and an engine to ask.
+/// The CPU's answers to some requests, and an engine for further scores.
 pub struct Reference {
     world: World,
     request: fn(u32) -> GenerateRequest,
@@ -29,7 +29,7 @@ pub struct Reference {
 /// A token as the CPU sees it, in nats.
 struct Scored {
     logprob: f32,
-    /// The score of the token that it would have chosen without chance.
+    /// The score of the CPU's greedy token.
     highest: f32,
 }
 
@@ -99,7 +99,7 @@ impl Reference {
         output.map(|bit| bit.0).collect()
     }
 
-    /// In bfloat16: as many tokens, and without chance each is the likeliest, or nearly so.
+    /// In bfloat16: the same number of tokens, and in greedy requests each is the likeliest, or nearly so.
     async fn check_choices(&self, index: u32, tokens: &[u32], what: &str) -> Vec<Scored> {
         let expected = self.expected(index);
         assert_eq!(tokens.len(), expected.len(), "{what}");
@@ -116,7 +116,7 @@ impl Reference {
         scored
     }
 
-    /// How likely the output of a request is, token by token.
+    /// The log probabilities of a request's output, token by token.
     async fn scored(&self, request: &GenerateRequest, output: &[u32]) -> Vec<Scored> {
         let mut asked = request.clone();
         let Prompt::Tokens(prompt) = &request.prompt else {
@@ -135,7 +135,7 @@ impl Reference {
         asked.sampling.max_new_tokens = 1;
         asked.sampling.min_new_tokens = 0;
         let scored = self.input_logprobs(asked).await;
-        // The first token of the wished range comes without one.
+        // The first token of the requested range comes without one.
         let scored = &scored[scored.len() - output.len()..];
         let of = |(scored, token): (&TokenLogprobs, &u32)| {
             assert_eq!(scored.token, *token);

@@ -1,4 +1,4 @@
-//! The configurations that are tested: they pair element types, page sizes and graphs.
+//! The tested configurations: they pair element types, page sizes and graphs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use souffleur::kernels::cuda::params::ElementType;
 use crate::gpu;
 use crate::world::{Gated, World};
 
-/// Rows of the largest graph: less than run at once, so that some decodes run without one.
+/// Rows of the largest graph: fewer than run at once, so that some decodes run without one.
 const GRAPH_ROWS: usize = 6;
 
 /// One configuration.
@@ -47,7 +47,7 @@ pub const BF16_PAGES_OF_1: Setup = Setup {
 };
 
 impl Setup {
-    /// How an engine for a model is configured, on either device.
+    /// The configuration of an engine for a model, on either device.
     pub fn config(&self, model: &Path) -> EngineConfig {
         EngineConfig {
             model_path: model.to_owned(),
@@ -70,7 +70,7 @@ impl Setup {
         self.start_on_gpu_behind(open, config)
     }
 
-    /// The same, and it makes no step before the other end of a gate is dropped.
+    /// The same, but it makes no step before the other end of a gate is dropped.
     pub fn start_on_gpu_behind(&self, gate: Receiver<()>, config: EngineConfig) -> World {
         self.start_on(0, gate, config)
     }

@@ -1,5 +1,5 @@
-//! Prefixes that outlive memory and engines: a prompt that was computed on a GPU, an engine that ended, and a prompt that is
-//! loaded give the same, whenever copies run and whatever the driver refuses.
+//! Prefixes that outlive memory and engines: a prompt that a GPU computed, an engine that ended, and the loaded prompt
+//! give the same output, for any timing of copies and any copy that the driver refuses.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ fn stored(setup: &Setup, folder: &Path) -> EngineConfig {
     }
 }
 
-/// An engine on a device of its own, whose copies run as late as they may or as soon; its store serves.
+/// An engine on a separate device, whose copies run as late or as early as possible; its store serves.
 async fn serving(setup: &Setup, config: EngineConfig, (ordinal, hurries): (usize, bool)) -> World {
     if gpu::real().is_none() {
         souffleur_cusim::load();
@@ -63,7 +63,7 @@ fn tier(stats: &EngineStats) -> TierStats {
     stats.store.expect("the engine has a store")
 }
 
-/// Waits until all that was computed is written, and that is so many blocks at least.
+/// Waits until all computed blocks, at least `blocks`, are written.
 async fn written(world: &World, blocks: u64) {
     let is_written = |stats: &EngineStats| {
         let tier = tier(stats);
@@ -110,7 +110,7 @@ async fn first_life(setup: &Setup, folder: &Path, device: (usize, bool)) -> Bits
     bits
 }
 
-/// What is said again, and how many tokens came from the store.
+/// The output of the second life, and the number of tokens from the store.
 async fn second_life(setup: &Setup, folder: &Path, device: (usize, bool)) -> (Bits, u64) {
     let world = serving(setup, stored(setup, folder), device).await;
     let (bits, cached) = bits(world.generate(ask(1))).await;
@@ -136,7 +136,7 @@ async fn a_prompt_says_the_same_after_a_restart() {
     }
 }
 
-/// Many requests in a memory that holds a part of them: pages are saved, evicted, granted anew and loaded side by side.
+/// Many requests in a memory that holds a part of them: pages are saved, evicted, granted anew and loaded concurrently.
 #[tokio::test]
 async fn saves_and_loads_beside_other_requests_change_no_output() {
     const ORDINAL: usize = 21;
@@ -171,8 +171,8 @@ async fn saves_and_loads_beside_other_requests_change_no_output() {
     }
 }
 
-/// Whichever copy the driver refuses, of lists, saves, loads or results: somebody's step is lost or a block is not saved, and
-/// nobody gets another token.
+/// For any copy that the driver refuses (lists, saves, loads or results), a step is lost or a block is not saved, but no
+/// request gets another token.
 #[tokio::test]
 async fn a_refused_copy_costs_time_and_no_token() {
     const ORDINAL: usize = 22;

@@ -1,4 +1,4 @@
-//! Prompts of vectors on the device: the bits of the tokens whose embeddings these are.
+//! Prompts of vectors on the device: the same bits as the tokens whose embeddings they are.
 
 use souffleur::config::EngineConfig;
 use souffleur::request::{GenerateRequest, Prompt};
@@ -43,7 +43,7 @@ async fn check(setup: Setup, model: &str) {
         let got = bits(world.generate(of_vectors(model, index))).await;
         assert_eq!(got, expected, "{model}, request {index}, {setup:?}");
     }
-    // Beside rows of tokens, which change no token.
+    // Together with rows of tokens, whose outputs do not change.
     let alone = collect(world.generate(of_tokens(2))).await.tokens;
     let sent: Vec<_> = (0..4)
         .map(|index| match index {

@@ -1,4 +1,4 @@
-//! `--device` as users meet it: what the driver found, or did not, in one sentence.
+//! `--device` as users see it: one sentence about the devices that the driver found, or why it found none.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use crate::pack;
 
 const TWO_GIB: (&str, &str) = ("CUSIM_TOTAL_MEMORY", "2147483648");
 
-/// The binary, with an environment of its own.
+/// The binary, with a clean environment.
 fn souffleur(command: &str) -> Command {
     let mut souffleur = Command::new(env!("CARGO_BIN_EXE_souffleur"));
     for (name, _) in std::env::vars_os() {
@@ -80,7 +80,7 @@ fn without_a_driver_the_cpu_is_used_and_cuda_is_an_error() {
     assert!(stdout(&auto).contains("memory available"), "{auto:?}");
 }
 
-/// Variables of the emulated driver, and what is said then.
+/// Variables of the emulated driver, and the expected message.
 type Situation = (
     &'static [(&'static str, &'static str)],
     &'static [&'static str],
@@ -115,7 +115,7 @@ fn a_driver_that_cannot_be_used_is_described() {
     for (variables, parts) in table {
         let output = plan(&["--device", "cuda"], Some(&emulated()), variables);
         check_refused(&output, 1, parts);
-        // A check that nobody asked for is no error.
+        // A failed check is no error if `--device auto` made it.
         let output = plan(&["--device", "auto"], Some(&emulated()), variables);
         assert!(output.status.success(), "{output:?}");
     }
@@ -155,7 +155,7 @@ fn the_plan_of_a_gpu_takes_most_of_its_memory() {
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
-    // One of several, newer than all machine code there is, under a driver newer than the kernels.
+    // One of several, newer than all available machine code, under a driver newer than the kernels.
     let variables = [
         TWO_GIB,
         ("CUSIM_DEVICES", "2"),

@@ -1,5 +1,5 @@
-// The part of cuBLASLt that is used, as its documentation describes it, on memory that the CPU reads: columns of
-// matrices lie one behind the other, ld elements apart.
+// The used part of cuBLASLt, as its documentation describes it, on memory that the CPU reads: columns of
+// matrices are `ld` elements apart.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>

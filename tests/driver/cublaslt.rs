@@ -1,6 +1,6 @@
-//! The wrapper of cuBLASLt over a library that does what cuBLASLt's documentation says, on the CPU.
+//! The wrapper of cuBLASLt over a library that implements cuBLASLt's documentation on the CPU.
 //!
-//! It shows that matrices are handed over the right way round and that attributes have the sizes that are asked for, not
+//! It shows that matrices have the right orientation and that attributes have the documented sizes, not
 //! that NVIDIA's library takes them.
 
 use std::io::Write;
@@ -32,8 +32,8 @@ fn compile(folder: &Path, name: &str, more: &[&str]) -> PathBuf {
     library
 }
 
-/// The library in this process, for good: from then on whoever opens `libcublasLt.so` by name gets it. It counts, so
-/// that one test at a time has it.
+/// The library in this process, permanently: from then on every open of `libcublasLt.so` by name gets it. It counts, so
+/// only one test at a time may hold it.
 struct Fake {
     library: &'static Library,
     _alone: MutexGuard<'static, ()>,
@@ -114,7 +114,7 @@ fn products_are_handed_over_the_right_way_round() {
         for shape in [(1, 3, 5), (20, 130, 64), (3, 8, 16)] {
             let before = count("fake_products");
             check_products(&world, &mut products, element, shape);
-            // Of four, one that the library has nothing for is our own: elements and a bias in f32.
+            // The library has no product for one of four (elements, bias in f32), which the built-in kernels compute.
             let own = i32::from(element == ElementType::Bf16);
             assert_eq!(
                 count("fake_products") - before,
@@ -122,11 +122,11 @@ fn products_are_handed_over_the_right_way_round() {
                 "{element:?} {shape:?}"
             );
         }
-        // A shape is asked for once.
+        // The heuristic runs once for each shape.
         let asked = count("fake_heuristics");
         check_products(&world, &mut products, element, (20, 130, 64));
         assert_eq!(count("fake_heuristics"), asked);
-        // The library says that it has no algorithm.
+        // The library reports that it has no algorithm.
         let before = count("fake_products");
         check_products(&world, &mut products, element, (3, 7, 8));
         assert_eq!(count("fake_products"), before);
@@ -157,7 +157,7 @@ fn a_product_that_fails_is_our_own_from_then_on() {
         }
         assert_eq!(fake.count("fake_products") - before, 3);
         assert_eq!(products.n_left_by_cublaslt(), n_left);
-        // It is not asked again for what it failed at.
+        // The library is not called again for a product that failed.
         let again = logged(|| check_products(&world, &mut products, element, shape));
         assert_eq!(again, [""; 0]);
         assert_eq!(fake.count("fake_products") - before, 6);
@@ -184,7 +184,7 @@ fn what_it_has_no_product_for_is_counted_and_said_once() {
         }
     });
     assert_eq!(others, [""; 0]);
-    // All four of seven outputs, for which the library has nothing.
+    // All four with seven outputs, for which the library has no algorithm.
     assert_eq!(products.n_left_by_cublaslt(), 1 + 1 + 4 + 1);
     assert_eq!(fake.count("fake_mistakes"), 0);
     let own = Products::new(&world.device, &world.modules, element, GemmWish::Own);
@@ -207,7 +207,7 @@ fn few_rows_of_bf16_are_our_own_on_hopper_unless_the_library_is_asked_for() {
             check_products(&world, &mut products.unwrap(), element, shape);
             fake.count("fake_products") - before
         };
-        // Of four, one has a bias in f32 and a result in bf16, for which the library has nothing.
+        // Of four, one has a bias in f32 and a result in bf16, for which the library has no algorithm.
         let bf16 = ElementType::Bf16;
         let of_few = if few_are_own { 0 } else { 3 };
         assert_eq!(products_of_library(bf16, (8, 24, 16)), of_few, "{wish:?}");
@@ -228,7 +228,7 @@ fn few_rows_of_bf16_are_our_own_on_hopper_unless_the_library_is_asked_for() {
     assert_eq!(fake.count("fake_mistakes"), 0);
 }
 
-/// Products that are given up wait for the whole context, in the library too.
+/// Dropping products waits for the whole context, in the library too.
 #[test]
 fn products_are_given_up_beside_recordings() {
     let world = World::new(57);
@@ -250,7 +250,7 @@ fn products_are_given_up_beside_recordings() {
     });
 }
 
-/// Two versions in one folder, and drivers of two versions: one library is loaded, and named.
+/// Two versions in one folder, and drivers of two versions: only the matching library is loaded, and named.
 #[test]
 fn the_library_of_the_drivers_version_is_opened_and_no_other() {
     if !Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -95,7 +95,7 @@ fn a_kernel_that_fails_takes_the_context_with_it_until_all_of_it_is_dropped() {
     assert_eq!(later.code, ILLEGAL_ADDRESS, "{later}");
     drop((pinned, rotations, device));
     let again = Device::open(22).expect("a new context is sound");
-    // Memory that the lost context had pinned is pinned no more.
+    // Memory that the lost context had pinned is no longer pinned.
     // SAFETY: as above.
     let _pinned = unsafe { again.pin(&mut page) }.unwrap();
     Rotations::new(&again).launch().unwrap();

@@ -1,4 +1,4 @@
-//! `scripts/gpu-check` over stand-ins for the programs that it runs: what it begins, remembers and carries.
+//! `scripts/gpu-check` over stand-ins for the programs that it runs: the work that it starts, remembers and carries.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,8 +15,8 @@ kill -ALRM $process
 exec tail -f /dev/null
 "#;
 
-/// Answers as the real one does. `CALLS` lists what was asked; `STUCK` and `BROKEN_AT_ONCE` name what never ends after a
-/// first result and what fails without any; `DIFFERENT` is part of a command that answers something else.
+/// Answers as the real one does. `CALLS` lists the requests; `STUCK` and `BROKEN_AT_ONCE` name works that hang after a
+/// first result and works that fail without any; `DIFFERENT` is part of a command that gives another answer.
 const SOUFFLEUR: &str = r#"#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 [[ $1 == gpu && $2 == table ]] && exec "$REAL" "$@"
@@ -79,14 +79,14 @@ while [[ $1 == --* ]]; do shift $([[ $1 == *=* ]] && echo 1 || echo 2); done
 echo "========= ERROR SUMMARY: 0 errors"
 "#;
 
-/// Prints what Cargo prints of two programs that it built.
+/// Prints Cargo's messages about two programs that it built.
 const CARGO: &str = r#"#!/usr/bin/env bash
 kind=bin name=souffleur
 [[ $1 == test ]] && kind=test name=cuda
 echo '{"target":{"kind":["'$kind'"],"name":"'$name'"},"name":"'$name'","kind":["'$kind'"],"executable":"'$PROGRAM'"}'
 "#;
 
-/// A folder with stand-ins, and machines beside each other in it.
+/// A folder with stand-ins, and one subfolder for each machine.
 struct Bench {
     folder: tempfile::TempDir,
 }
@@ -131,7 +131,7 @@ impl Bench {
         command
     }
 
-    /// A command on a machine, which remembers what its `state` holds.
+    /// A command on a machine, which keeps its state in the folder `state`.
     fn check(&self, machine: &str, arguments: &[&str]) -> Command {
         let mut command = self.command();
         let place = |what: &str| self.path(&format!("{machine}/{what}"));
@@ -142,7 +142,7 @@ impl Bench {
         command
     }
 
-    /// The calls of the stand-ins since this was called.
+    /// The calls of the stand-ins since the last call of this function.
     fn calls(&self) -> Vec<String> {
         let path = self.path("calls");
         let text = fs::read_to_string(&path).unwrap_or_default();
@@ -217,7 +217,7 @@ fn what_says_most_comes_first_and_peers_come_alone() {
     let calls = bench.calls();
     let is_of_peers = |call: &String| call.starts_with("python") || call.starts_with("gpu table");
     assert!(calls.iter().all(is_of_peers), "{calls:?}");
-    // Nothing else is begun in the call that peers have.
+    // Nothing else is started in the call that runs the peers.
     let said = run(
         bench.check("gpu", &["--only", "peers torch", "--again", "peers torch"]),
         0,
@@ -307,7 +307,7 @@ fn a_part_that_is_stopped_loses_nothing_that_it_measured() {
     let said = call("one", "llama", "bench llama-3.1-8b");
     has(&said, &["stopped after 120 s", "row 1 of bench llama"]);
     assert!(!said.contains("row 3"), "{said}");
-    // On the next machine it is tried again, and another part is stopped, in the middle of a line.
+    // On the next machine it is retried, and another part is stopped, in the middle of a line.
     let said = call("two", "llama kernels", "gpu kernels");
     has(
         &said,

@@ -1,6 +1,6 @@
 //! Launch wrappers over the emulated kernels: that names, arguments and sizes are those of `kernels/*.cu`.
 //!
-//! The kernels' sums are tested in C++ (`kernels/cusim/tests`); here small shapes show that they are called right.
+//! The kernels' sums are tested in C++ (`kernels/cusim/tests`); here small shapes show that the calls are right.
 
 use souffleur::kernels::cuda::driver::{Device, DeviceBuffer, DevicePtr, Priority, Stream};
 use souffleur::kernels::cuda::gemm::{GemmWish, Products};
@@ -263,7 +263,7 @@ fn decodes_and_prefills_see_the_same_pages() {
     check_attention(&world, ElementType::Bf16, 12, 2);
 }
 
-/// One row of 300 tokens whose values are their positions: with equal keys each query gets the mean of what it sees.
+/// One row of 300 tokens whose values are their positions: with equal keys each query gets the mean of its context.
 fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits: u32) {
     const N_TOKENS: u32 = 300;
     const PAGE: u32 = 16;

@@ -1,4 +1,4 @@
-//! The driver layer over the emulated driver: whose device is the CPU, whose streams are as lazy as CUDA allows.
+//! The driver layer over the emulated driver, whose device is the CPU and whose streams are as lazy as CUDA allows.
 
 #![allow(clippy::unwrap_used)]
 // Launches, graphs and copies from pinned memory are unsafe to call.
@@ -20,7 +20,7 @@ mod streams;
 use souffleur::kernels::cuda::driver::Device;
 use souffleur::kernels::cuda::pack::Modules;
 
-/// A device of the test's own: tests run side by side.
+/// A separate device for each test: tests run concurrently.
 fn device(ordinal: usize) -> (Device, souffleur_cusim::Device) {
     souffleur_cusim::load();
     let emulated = souffleur_cusim::Device::new(ordinal);

@@ -1,4 +1,4 @@
-//! Buffers: what is counted, copied, refused and freed.
+//! Buffers: counting, copies, refusals and frees.
 
 use memmap2::MmapMut;
 use souffleur::kernels::cuda::driver::{HostUse, Priority, Uploader};
@@ -69,7 +69,7 @@ fn pinned_memory_is_copied_both_ways() {
     assert_eq!(to[..], [0, 2, 3, 4, 0, 0]);
 }
 
-/// Memory of somebody else's: while it is pinned, a copy runs when the stream comes to it and not before.
+/// Memory of another owner: while it is pinned, a copy runs when the stream reaches it and not earlier.
 #[test]
 fn memory_that_was_there_before_is_pinned_and_given_back() {
     let (device, _) = device(7);
@@ -97,7 +97,7 @@ fn memory_that_was_there_before_is_pinned_and_given_back() {
     assert!(twice.is_err(), "a page is pinned once");
     drop(pinned);
     assert_eq!(device.pinned_bytes(), 0);
-    // What is not pinned is copied before the call returns.
+    // A copy from unpinned memory completes before the call returns.
     // SAFETY: as above.
     unsafe { stream.read_back_bytes(to.as_mut_ptr(), &buffer, 1..4) }.unwrap();
     assert_eq!(to, [1, 2, 3, 3, 9, 9]);
@@ -128,7 +128,7 @@ fn memory_is_pinned_by_whole_pages() {
         assert_eq!(refused.unwrap_err().code, ALREADY_REGISTERED, "{beside:?}");
     }
     let n_bytes = |range: &std::ops::Range<usize>| range.end - range.start;
-    // SAFETY: nobody else touches the pages.
+    // SAFETY: no other code touches the pages.
     let read_back = |range: &std::ops::Range<usize>| unsafe {
         stream.read_back_bytes(start.add(range.start), &buffer, 0..n_bytes(range))
     };
@@ -136,7 +136,7 @@ fn memory_is_pinned_by_whole_pages() {
     let upload = |range: &std::ops::Range<usize>| unsafe {
         stream.upload_bytes((&buffer, 0), start.add(range.start), n_bytes(range))
     };
-    // Pages that are pinned, and those before and behind.
+    // Pinned pages, and the pages before and after them.
     let pure = [
         PAGE_BYTES + 100..PAGE_BYTES + 200,
         0..PAGE_BYTES,

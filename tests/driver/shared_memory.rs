@@ -1,4 +1,4 @@
-//! Shared memory of blocks: static and dynamic bytes count together, and what a device refuses the emulated one does.
+//! Shared memory of blocks: static and dynamic bytes count together, and the emulated device has a real one's limits.
 
 use souffleur::kernels::cuda::driver::{
     Device, DevicePtr, DriverError, Grid, Kernel, Priority, Stream,
@@ -41,7 +41,7 @@ fn nowhere() -> AttendParams {
     }
 }
 
-/// Launches into a recording that is thrown away: drivers refuse there what they refuse elsewhere, and nothing runs.
+/// Launches into a discarded recording: drivers refuse the same launches as elsewhere, and nothing runs.
 fn recorded(
     device: &Device,
     launch: impl FnOnce(&Stream) -> Result<(), DriverError>,
@@ -81,7 +81,7 @@ fn static_bytes_count_beside_dynamic_ones() {
     );
     check_refused(launch(&device, &kernel, DEFAULT_BYTES), &[DECODE]);
     launch(&device, &kernel, most).unwrap();
-    // The size that was allowed is the limit from then on, whether it is more than the default or less.
+    // The allowed size is the limit from then on, whether it is more than the default or less.
     kernel.allow_shared_bytes(DEFAULT_BYTES).unwrap();
     launch(&device, &kernel, DEFAULT_BYTES).unwrap();
     check_refused(launch(&device, &kernel, DEFAULT_BYTES + 1), &[DECODE]);
@@ -134,7 +134,7 @@ fn shape(head_dim: u32) -> AttendShape {
     }
 }
 
-/// The fault that was there: nobody asked for what static bytes on top make necessary.
+/// A former fault: the attribute that static bytes on top make necessary was not set.
 #[test]
 fn a_forgotten_request_for_shared_memory_is_noticed() {
     let (device, emulated) = device(64);
@@ -148,7 +148,7 @@ fn a_forgotten_request_for_shared_memory_is_noticed() {
     check_refused(refused, &["cuLaunchKernel", DECODE]);
 }
 
-/// Machine code says it in a section, PTX where arrays are declared, and kernels without an image have the pack's.
+/// Static bytes come from a section of machine code, PTX array declarations, or, without an image, the pack.
 #[test]
 fn each_kind_of_image_says_the_same_of_static_bytes() {
     let (device, _) = device(65);

@@ -30,7 +30,7 @@ fn an_event_orders_two_streams() {
             compute.wait(&copied).unwrap();
         }
         compute.copy(&second, 0, &first, 0..1).unwrap();
-        // Without the wait the emulated streams show what a GPU may do: the copy comes too late.
+        // Without the wait the emulated streams show a possible order of a GPU: the copy comes too late.
         assert_eq!(compute.read(&second, 0..1).unwrap(), [expected]);
         device.synchronize().unwrap();
         assert!(copied.is_reached().unwrap());
@@ -93,7 +93,7 @@ fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on() {
     assert_eq!(stream.read(&buffer, 0..4).unwrap(), [2; 4]);
 }
 
-/// Two engines on a GPU share its context: one records graphs while the other one drops buffers, which waits for it.
+/// Two engines on a GPU share its context: one records graphs while the other drops buffers, which waits for it.
 #[test]
 fn recordings_and_waits_for_the_whole_context_do_not_meet() {
     const ROUNDS: usize = 500;
@@ -113,7 +113,7 @@ fn recordings_and_waits_for_the_whole_context_do_not_meet() {
     assert!(refused.to_string().contains("CAPTURE"), "{refused}");
 }
 
-/// Ranks record on GPUs of their own: one waits for its whole context while another one is inside a recording.
+/// Ranks record on different GPUs: one waits for its whole context while another is inside a recording.
 #[test]
 fn a_recording_on_one_gpu_delays_no_wait_on_another() {
     let ((recorder, _), (other, _)) = (device(17), device(18));

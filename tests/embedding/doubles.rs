@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::world::Build;
 
-/// The mishap of an executor at one of its steps, once in the life of the test.
+/// The fault of an executor at one of its steps, once in the life of the test.
 #[derive(Clone)]
 pub enum Mishap {
     /// It panics.
@@ -24,12 +24,12 @@ pub enum Mishap {
     Reject,
 }
 
-/// Parts whose first executor has a mishap at step `at`; the executors made after it work.
+/// Parts whose first executor has a fault at step `at`; later executors work.
 pub fn mishap_parts(build: &Build, at: u64, mishap: Mishap) -> EngineParts {
     with_mishap(build.parts(), at, mishap)
 }
 
-/// The same of any parts.
+/// The same for any parts.
 pub fn with_mishap(mut parts: EngineParts, at: u64, mishap: Mishap) -> EngineParts {
     let (make, is_due) = (parts.executor.clone(), Arc::new(AtomicBool::new(true)));
     parts.executor = Arc::new(move || {
@@ -63,7 +63,7 @@ impl Executor for Clumsy {
     }
 }
 
-/// Parts whose executors tell when they are dropped, which is when their thread ends.
+/// Parts whose executors send a message when they are dropped, which is when their thread ends.
 pub fn telling_parts(build: &Build) -> (EngineParts, std::sync::mpsc::Receiver<()>) {
     let (tell, dropped) = std::sync::mpsc::channel();
     let mut parts = build.parts();
@@ -124,7 +124,7 @@ pub fn start_bundled(mut config: EngineConfig) -> EngineHandle {
     Engine::start(config).expect("the bundled model loads")
 }
 
-/// A question whose answer goes on until `max_new_tokens`.
+/// A question whose answer continues up to `max_new_tokens`.
 pub fn question(max_new_tokens: u32) -> GenerateRequest {
     let mut request = GenerateRequest::new(Prompt::Chat(Arc::new(ChatPrompt {
         messages: serde_json::json!([{ "role": "user", "content": "Tell me a story." }]),

@@ -1,4 +1,4 @@
-//! Clients that go away.
+//! Clients that disconnect.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn endless(seed: u64) -> GenerateRequest {
     endless
 }
 
-/// Polls, since nothing tells when the engine has become idle, only that it is.
+/// Polls, since no event reports that the engine has become idle.
 async fn wait_until(world: &World, is_so: impl Fn(&EngineStats) -> bool) -> EngineStats {
     within(async {
         loop {
@@ -51,12 +51,12 @@ async fn dropped_generations_free_their_memory() {
     let world = large().start();
     let mut begun = world.generate(endless(1));
     within(begun.next()).await.expect("it has begun");
-    // One under way, and many that nobody has looked at yet.
+    // One in flight, and many that no step has included yet.
     drop(begun);
     for seed in 2..40 {
         drop(world.generate(endless(seed)));
     }
-    // Behind the last of them.
+    // Queued after the last of them.
     world.assert_whole().await;
     wait_until(&world, |_| world.engine.requests_inside() == 0).await;
     let outcome = collect(world.generate(request(&[4, 5, 6], 20, 7))).await;
@@ -109,7 +109,7 @@ async fn a_request_is_cancelled_when_the_actor_that_listens_has_stopped() {
         .expect("the door is open");
     pass.send(()).expect("the executor lives");
     wait_until(&world, |_| !listener.connected()).await;
-    // The next token has nobody to go to.
+    // The next token has no receiver.
     pass.send(()).expect("the executor lives");
     wait_until(&world, |_| world.engine.requests_inside() == 0).await;
     drop(pass);

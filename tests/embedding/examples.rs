@@ -1,4 +1,4 @@
-//! The examples run and find what they promise.
+//! The examples run and find the promised results.
 
 use std::path::PathBuf;
 use std::process::Command;

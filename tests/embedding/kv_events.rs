@@ -1,4 +1,4 @@
-//! The events that a whole engine publishes of its cache: through a death and a rebuild, and where it cannot.
+//! The KV events of a whole engine: through a death and a rebuild, and in engines that cannot publish them.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::doubles::{Mishap, mishap_parts};
 use super::world::{Build, World, assert_finished, collect, request, within};
 use super::zmq_peer::Peer;
 
-/// Behind a first request, and before the end of a second one.
+/// After the first request, and before the end of the second one.
 const MISHAP_STEP: u64 = 30;
 const BLOCK: usize = 16;
 
@@ -53,7 +53,7 @@ fn since_clear(engine: &EngineHandle, n: usize) -> Option<Vec<Value>> {
     Some(events[at + 1..].to_vec())
 }
 
-/// The ids of the prompt's blocks, once they are stored behind the `n`th clear, and nothing before them.
+/// The ids of the prompt's blocks, once they are stored after the `n`th clear with no other block before them.
 async fn stored(engine: &EngineHandle, n: usize, prompt: &[u32]) -> Vec<Value> {
     let whole = prompt.len() / BLOCK * BLOCK;
     within(async {

@@ -90,7 +90,7 @@ async fn serves_and_stops(world: World) {
 }
 
 /// A file of the model is a pipe that is filled once a task of the same Arbiter has run: an engine that reads on the
-/// Arbiter waits for itself.
+/// Arbiter would deadlock.
 #[actix::test]
 async fn files_are_not_read_on_the_hosts_arbiter() {
     let folder = tempfile::TempDir::new().expect("a folder can be made");

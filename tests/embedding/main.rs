@@ -1,4 +1,4 @@
-//! Engines inside programs that are not ours: what a host may rely on.
+//! Engines inside foreign programs: the guarantees for hosts.
 
 mod doors;
 mod doubles;

@@ -1,4 +1,4 @@
-//! More than the engine wants inside at once.
+//! More requests than the engine admits at once.
 
 use souffleur::error::RequestError;
 use souffleur::request::Event;
@@ -46,7 +46,7 @@ async fn requests_that_belong_together_are_refused_together() {
         queued: 2,
         limit: 2,
     };
-    // Each would be over long before the next one came, if it were let in.
+    // Each would end long before the next one came, if it were admitted.
     for _ in 0..20 {
         let refused = world.engine.generate_all(requests(3)).err();
         assert_eq!(refused.as_ref(), Some(&overloaded));

@@ -20,7 +20,7 @@ async fn set(world: &World, policies: SetPolicy) -> Result<PoliciesSet, RequestE
     within(world.engine.set_policy(policies)).await
 }
 
-/// One request runs at a time, and none goes on before the test lets it.
+/// One request runs at a time, and each waits for the test before its next step.
 fn gated() -> (World, crossbeam_channel::Sender<()>) {
     let (pass, gate) = crossbeam_channel::unbounded();
     let build = Build {
@@ -73,7 +73,7 @@ async fn a_swap_in_flight_orders_from_then_on_and_loses_nothing() {
             other => panic!("{number} ended with {other:?}"),
         }
     }
-    // The request that ran goes on; the rest by length of output.
+    // The running request continues; the rest run by length of output.
     assert_eq!(ended, [0, 2, 4, 3, 1]);
     for (number, output) in outputs.into_iter().enumerate() {
         let natural = expected_output(&prompt(number), number as u64, output as usize, VOCAB);

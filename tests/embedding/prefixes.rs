@@ -1,4 +1,4 @@
-//! Looking into the cache, and keeping a prefix in it, through the engine's doors.
+//! Peeking into the cache, and pinning a prefix in it, through the engine's doors.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a rebuild brings back: the same model or none, and what hosts had set. And deaths that need no rebuild.
+//! State that a rebuild restores: the same model or none, and hosts' settings. Also deaths that need no rebuild.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ async fn a_pause_and_policies_survive_a_rebuild() {
     };
     world.engine.set_policy(policies).await.expect("lfu exists");
     let inside = world.generate(request(&[1, 2], 50, 7));
-    // The second step, of which it dies, is with the executor, whose first waits at the gate.
+    // The executor has the second step, at which it dies, while its first waits at the gate.
     world.until(|stats| stats.steps >= 2).await;
     world.engine.set_paused(true).await.expect("it lives");
     drop(open);
@@ -92,7 +92,7 @@ fn config(folder: &TempDir) -> EngineConfig {
     }
 }
 
-/// An engine on that model which dies of its second step, and how often its model was loaded.
+/// An engine on that model which dies at its second step, and the number of loads of its model.
 fn mortal(config: EngineConfig) -> (World, Arc<AtomicUsize>) {
     let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("it can run");
     let (make, loads) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
@@ -156,7 +156,7 @@ async fn a_model_that_is_gone_may_come_back() {
     world.stop().await;
 }
 
-/// An engine with a KV store that identifies itself like this.
+/// An engine with a KV store whose identity comes from `identify`.
 fn with_store(folder: &TempDir, identify: impl Fn() -> Identify + Send + Sync + 'static) -> World {
     let config = EngineConfig {
         kv_disk_path: Some(folder.path().join("kv")),

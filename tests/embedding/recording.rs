@@ -1,4 +1,4 @@
-//! Message logs of whole engines: what was recorded under load comes out again, on states without actors.
+//! Message logs of whole engines: replaying a log recorded under load gives the same plans, on states without actors.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ async fn load(world: &World) {
     let mut collecting = Vec::new();
     for number in 0..60 {
         let tokens = prompt(number);
-        // Short ones end while the long ones are young, and let more of those in than can grow up together.
+        // Short ones end while the long ones are young, so that more long ones are admitted than fit at full length.
         let is_long = number % 2 == 0;
         let max_new_tokens = if is_long { LONG } else { 3 + number % 8 };
         let asked = request(&tokens, max_new_tokens, u64::from(number));
@@ -156,7 +156,7 @@ async fn a_flush_between_requests_comes_out_again() {
             std::time::Duration::from_secs(1000),
         ));
         let pinned = pin.await.expect("it is pinned");
-        // Two at once: the second finds nothing, or is carried out with the first.
+        // Two at once: the second finds an empty cache, or runs together with the first.
         let (first, second) = tokio::join!(
             within(world.engine.flush_cache()),
             within(world.engine.flush_cache())
@@ -185,7 +185,7 @@ async fn a_flush_between_requests_comes_out_again() {
     }
 }
 
-/// Long ones that come one by one, each let in while the others are young: together they cannot grow up.
+/// Long requests that arrive one by one, each admitted while the others are young: together they outgrow the pool.
 async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Generation> {
     let is_long = |prompt: &[u32], seed| {
         let (_, reason) = expected(prompt, LONG, seed);
@@ -197,13 +197,13 @@ async fn crowd(world: &World, steps: &crossbeam_channel::Sender<()>) -> Vec<Gene
         let seed = seed.expect("some output is long");
         let mut generation = world.generate(request(&prompt, LONG, seed));
         within(async {
-            // Steps that come before it would be used up by the others.
+            // The others would use up steps that are granted before it arrives.
             while requests_inside(world).await <= inside.len() {
                 tokio::task::yield_now().await;
             }
         })
         .await;
-        // Enough for its chunks, by far not for its output.
+        // Enough steps for its chunks, by far not for its output.
         (0..12).for_each(|_| steps.send(()).expect("the executor lives"));
         within(generation.next()).await.expect("it has begun");
         inside.push(generation);
@@ -260,7 +260,7 @@ async fn an_engine_under_load_is_replayed_to_the_same_plans() {
         let file = log_in(dir.path());
         let replayed = replayed(&file);
         assert_same(&replayed);
-        // Those that are gone before they are encoded are not submitted.
+        // Requests that are cancelled before they are encoded are not submitted.
         assert!(replayed.counts.requests > 50, "{:?}", replayed.counts);
         assert!(replayed.counts.steps > 100, "{:?}", replayed.counts);
         let messages = messages_in(&file);
@@ -309,7 +309,7 @@ async fn an_engine_that_was_rebuilt_is_replayed_life_by_life() {
     let world = World { engine };
     drop(collect(world.generate(request(&prompt(1), 50, 1))).await);
     within(async {
-        // The door is shut until the next unit lives.
+        // The engine accepts no requests until the next unit is up.
         while world.engine.stats().await.is_err() {
             tokio::task::yield_now().await;
         }

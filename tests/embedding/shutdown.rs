@@ -1,4 +1,4 @@
-//! The end of an engine, asked for.
+//! The end of an engine by `shutdown`.
 
 use std::time::Duration;
 

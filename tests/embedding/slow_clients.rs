@@ -30,7 +30,7 @@ async fn a_client_that_never_reads_fails_alone() {
     let world = World {
         engine: start_bundled(EngineConfig {
             client_channel_events: 1,
-            // More than the answers that are read, less than the one that is not.
+            // Larger than the answers that are read, smaller than the one that is not.
             client_backlog_bytes: 512,
             ..EngineConfig::default()
         }),

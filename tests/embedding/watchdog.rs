@@ -1,4 +1,4 @@
-//! Deaths: everybody inside is told once, and the engine comes back.
+//! Deaths: every request inside gets one failure, and the engine restarts.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -33,7 +33,7 @@ pub(super) fn deaths_of(actor: &str) -> u64 {
     value.map_or(0, |value| value.parse().expect("a counter is a number"))
 }
 
-/// Runs into the mishap with eight requests inside, then checks that everything is as new.
+/// Triggers the fault with eight requests inside, then checks that the engine is whole again.
 async fn dies_and_comes_back(world: World, open: crossbeam_channel::Sender<()>) {
     let prompts: Vec<Vec<u32>> = (0..8)
         .map(|i| (1..40).map(|t| t * 5 + i).collect())
@@ -151,14 +151,14 @@ async fn an_engine_is_shut_down_while_it_is_rebuilt() {
     let outcome = collect(world.generate(request(&[1, 2], 50, 7))).await;
     assert!(matches!(outcome.end, Event::Failed(_)));
     let engine = world.engine.clone();
-    // The model is still being loaded when the stop is asked for; what comes of it is stopped too.
+    // The model is still being loaded when the stop comes; the loaded engine is stopped too.
     tokio::join!(world.stop(), engine.shutdown(Duration::ZERO), async {
         drop(open)
     });
     assert!(!engine.is_alive());
 }
 
-/// Parts whose executor panics at its second step; the next `failures` cannot be made. Counts those that were asked for.
+/// Parts whose executor panics at its second step; the next `failures` builds fail. Counts the builds.
 fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUsize>) {
     let mut parts = mishap_parts(build, 2, Mishap::Panic);
     let (make, asked) = (parts.executor.clone(), Arc::new(AtomicUsize::new(0)));
@@ -238,7 +238,7 @@ async fn waits_between_attempts_double_and_a_stop_does_not_wait_for_them() {
     let here = Arbiter::current();
     let engine = Engine::start_in_with(&here, build.config.clone(), parts).await;
     let engine = engine.expect("the engine starts");
-    // From here on time passes when nobody has anything to do but wait for it.
+    // From here on time passes only when all tasks wait for it.
     tokio::time::pause();
     let mut generation = engine.generate(request(&[1, 2], 50, 7)).expect("open");
     while generation.next().await.is_some() {}
@@ -318,7 +318,7 @@ async fn a_panic_inside_a_control_actor_fails_everybody_once_and_the_unit_is_reb
         gate: Some(gate),
         ..Build::default()
     };
-    // A refused step is what the Scheduler logs.
+    // The Scheduler logs a refused step.
     let parts = mishap_parts(&build, MISHAP_STEP, Mishap::Reject);
     let before = deaths_of("scheduler");
     let engine = Engine::start_in_with(&arbiter.handle(), build.config, parts).await;

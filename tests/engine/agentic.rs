@@ -1,4 +1,4 @@
-//! An agent's calls on small models whose layers keep states: chats go in, what is computed for each is bounded, and
+//! An agent's calls on small models whose layers keep states: the computed tokens of each chat are bounded, and
 //! the outputs are bit for bit those of an engine that caches nothing.
 
 use std::path::{Path, PathBuf};
@@ -19,17 +19,17 @@ use crate::world::{World, within};
 const MODELS: [&str; 2] = ["qwen3-5", "lfm2"];
 /// Requests at once.
 const ROWS: usize = 4;
-/// States as far apart as these models' grid has them.
+/// States at the distance of these models' grid.
 const GRID: usize = 64;
 const CONTEXT: usize = 1024;
-/// Tokens of a pool whose share of states keeps all that the trace leaves.
+/// A pool size in tokens whose share of states keeps all states of the trace.
 const ROOMY_TOKENS: usize = 16_384;
 /// Tokens of a reply.
 const REPLY: u32 = 10;
 /// Tokens of the digits in the fixtures' vocabulary: text made of them is encoded as it was sampled.
 const DIGITS: std::ops::Range<u32> = 17..27;
 
-/// Reasoning stays in the turns since the last words of the user, and is dropped from those before.
+/// Reasoning stays in the turns since the user's last message; the template drops earlier reasoning.
 const TEMPLATE: &str = "{%- set ns = namespace(last=-1) -%}
 {%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
 {%- if tools -%}{{- '[' ~ (tools | tojson) ~ ']' -}}{%- endif -%}
@@ -86,7 +86,7 @@ fn said(role: &str, seed: usize, n: usize) -> Value {
     json!({"role": role, "content": digits(seed, n)})
 }
 
-/// A reply that is only thought, and what the template makes of it later.
+/// A reply that consists of reasoning, which the template later renders or drops.
 fn thought(reply: &str) -> Value {
     json!({"role": "assistant", "content": "", "reasoning_content": reply})
 }
@@ -109,14 +109,14 @@ impl Done {
     }
 }
 
-/// A turn: how many tokens were computed for it, and how many may be.
+/// A turn: the number of computed tokens, and its bound.
 struct Turn {
     name: &'static str,
     computed: usize,
     most: usize,
 }
 
-/// An engine with the chats that it is sent.
+/// An engine and its chats.
 struct Agent {
     world: World,
     text: text::TextModel,
@@ -126,7 +126,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// With so many states, or as many as the memory plan gives.
+    /// With `n_states` states, or the number in the memory plan.
     fn start(config: &EngineConfig, n_states: Option<usize>) -> Self {
         let text = text::TextModel::load(&config.model_path).expect("it has a tokenizer");
         let mut parts = EngineParts::from_model(config, Progress::silent()).expect("it is a model");
@@ -203,7 +203,7 @@ impl Agent {
         }
     }
 
-    /// One call. `state_at` is where a state must be that it goes on from.
+    /// One call. `state_at` is the position of the state that it must resume from.
     async fn call(&mut self, name: &'static str, messages: &[Value], state_at: usize) -> String {
         let done = Self::done(self.world.generate(Self::request(messages, None))).await;
         assert_eq!(done.prompt_tokens, self.tokens(messages).len());
@@ -218,7 +218,7 @@ impl Agent {
         text
     }
 
-    /// Two prompts' common tokens.
+    /// The length of two prompts' common prefix.
     fn common(&self, a: &[Value], b: &[Value]) -> usize {
         let (a, b) = (self.tokens(a), self.tokens(b));
         a.iter().zip(&b).take_while(|(a, b)| a == b).count()
@@ -279,7 +279,7 @@ impl Agent {
         self.turns.push(Turn {
             name: "four samples",
             computed: done.iter().map(Done::computed).sum(),
-            // The first one leaves a state for those that wait for it.
+            // The first one leaves a state for the others, which wait for it.
             most: own + 3 * self.page_size,
         });
         self.said.extend(done.into_iter().map(|done| done.bits));
@@ -297,7 +297,7 @@ fn config(model: PathBuf) -> EngineConfig {
     }
 }
 
-/// Runs the trace on an engine of its own.
+/// Runs the trace on a separate engine.
 async fn run(config: EngineConfig, n_states: Option<usize>) -> (Vec<Turn>, Vec<Bits>) {
     let mut agent = Agent::start(&config, n_states);
     agent.trace().await;
@@ -354,7 +354,7 @@ async fn check(name: &str) {
             let about =
                 format!("{name}, pages of {page_size}, {slots} states, {max_total_tokens} tokens");
             assert!(said == expected, "{about}");
-            // Of few pages, those that a turn would go on from may be gone.
+            // With few pages, the pages that a turn would resume from may be evicted.
             if max_total_tokens == ROOMY_TOKENS {
                 assert_bounds(&turns, &about);
             }

@@ -1,4 +1,4 @@
-//! One step ahead: the executor has the next step before the result of the one before is read.
+//! One step ahead: the executor has the next step before the previous result is read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,7 +61,7 @@ async fn retractions_change_no_output() {
     build.gate = Some(gate);
     (build.n_pages, build.rows) = (300, 16);
     build.config.schedule_conservativeness = 0.01;
-    // All prompts in one step: a bound in time would admit them one after the other.
+    // All prompts in one step: a bound on step time would admit them one after the other.
     build.config.max_prefill_step_ms = 0;
     let world = build.start();
     // The first two are of the longest: both do not fit.
@@ -124,6 +124,6 @@ async fn an_engine_stops_with_steps_under_way() {
     let mut running = world.generate(endless);
     assert!(matches!(running.next().await, Some(Event::Delta(_))));
     within(world.engine.shutdown(Duration::ZERO)).await;
-    // Whichever end, it has one.
+    // Each has an end, whichever it is.
     collect(running).await;
 }

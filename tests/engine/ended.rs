@@ -1,5 +1,5 @@
-//! Requests that end by themselves: no step feeds a row whose output has ended, though it was planned before that was
-//! known. Counted where steps are run.
+//! Requests that end early: no step feeds a row whose output has ended, though the step was planned before the end was
+//! known. Counted in the executor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use crate::world::{Build, EOS, VOCAB, World, collect, request, within};
 /// Tokens of an answer, the last one of which ends it.
 const ANSWER: u32 = 36;
 
-/// What steps have fed.
+/// Counts of the rows that steps have fed.
 #[derive(Default)]
 struct Fed {
     /// Steps with a row.
@@ -52,7 +52,7 @@ impl Executor for Counting {
         if !plan.rows.is_empty() {
             self.fed.steps.fetch_add(1, Ordering::SeqCst);
             if let Some(gate) = &self.gate {
-                // A dropped gate stands open.
+                // A dropped gate is open.
                 let _ = gate.recv();
             }
         }
@@ -60,7 +60,7 @@ impl Executor for Counting {
     }
 }
 
-/// The same parts on an executor that is counted.
+/// The same parts on a counting executor.
 fn counted(mut parts: EngineParts, gate: Option<Receiver<()>>) -> (EngineParts, Arc<Fed>) {
     let fed = Arc::new(Fed::default());
     let (inner, counts) = (parts.executor.clone(), fed.clone());
@@ -74,7 +74,7 @@ fn counted(mut parts: EngineParts, gate: Option<Receiver<()>>) -> (EngineParts, 
     (parts, fed)
 }
 
-/// An engine whose answers count up, as many tokens as the prompt's first one says.
+/// An engine whose answers count up, with as many tokens as the prompt's first token says.
 fn start(gate: Option<Receiver<()>>) -> (World, Arc<Fed>) {
     let build = Build::default();
     let mut parts = build.parts();
@@ -163,13 +163,13 @@ async fn rows_that_go_on_are_not_left_out_and_the_next_turn_finds_what_was_compu
         .chain([EOS, 9])
         .collect();
     let outcome = collect(world.generate(request(&turn, 1, 7))).await;
-    // The last token of an answer is fed to nothing.
+    // The last token of an answer is never fed.
     assert_eq!(outcome.cached_tokens as usize, turn.len() - 2);
     world.assert_whole().await;
     world.stop().await;
 }
 
-/// Lets `steps` through, and waits until the next one has begun.
+/// Grants `steps` steps, and waits until the next one has begun.
 async fn let_through(open: &crossbeam_channel::Sender<()>, fed: &Fed, steps: usize) {
     let before = fed.steps();
     for _ in 0..steps {

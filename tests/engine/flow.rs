@@ -64,12 +64,12 @@ async fn a_pool_too_small_for_all_retracts_and_changes_no_output() {
         gate: Some(gate),
         ..Build::default()
     };
-    // Reserves next to nothing for the running ones, so that they run into each other.
+    // Reserves next to nothing for running requests, so that they compete for pages.
     build.config.schedule_conservativeness = 0.01;
-    // All prompts in one step: a bound in time would admit them one after the other.
+    // All prompts in one step: a bound on step time would admit them one after the other.
     build.config.max_prefill_step_ms = 0;
     let world = build.start();
-    // One that leaves early makes room for more than can stay.
+    // An early end makes room for more requests than can stay.
     let length = |seed: usize| 20 + 40 * (seed as u32 % 4);
     let prompts: Vec<Vec<u32>> = (0..12)
         .map(|i| (1..20).map(|t| t * 7 + i).collect())
@@ -113,7 +113,7 @@ async fn a_full_queue_turns_away_the_worst_that_waits_where_priorities_decide() 
         request.priority = priority;
         world.generate(request)
     });
-    // They hear of it while the first one's step stands at the gate.
+    // They get the refusal while the first one's step waits at the gate.
     for turned_away in [worst, last] {
         let end = collect(turned_away).await.end;
         let is_expected = matches!(

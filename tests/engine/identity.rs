@@ -1,4 +1,4 @@
-//! The output of a request is bit for bit the same whatever the schedule does to it: alone or in a batch of 16,
+//! The output of a request is bit for bit the same under any schedule: alone or in a batch of 16,
 //! with and without a prefix hit, chunked at any size, on any page size, in mixed steps, across retractions,
 //! preemptions and swaps of the policies.
 //!
@@ -46,13 +46,13 @@ const MODELS: [&str; 16] = [
     "tests/fixtures/models/phi3-longrope",
 ];
 
-/// Layers of these keep a state, and a prompt goes on only where one was saved.
+/// Layers of these keep a state: a prompt resumes only at a saved state.
 const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 
 /// Requests that run at once where others take their places.
 const RUNNING: u32 = 4;
 
-/// A model, and what its weights become.
+/// A model, and how its weights are converted.
 #[derive(Clone, Copy, Debug)]
 struct Setup<'a> {
     /// Its folder, in the repository or anywhere.
@@ -75,7 +75,7 @@ impl fmt::Display for Setup<'_> {
     }
 }
 
-/// The configuration of a model with the weights that it has.
+/// The configuration of a model with its stored weights.
 pub fn plain(model: &str, dtype: DtypeChoice) -> EngineConfig {
     let quantization = None;
     config(&Setup {
@@ -108,7 +108,7 @@ pub fn start(config: EngineConfig) -> World {
     }
 }
 
-/// The same, and it makes no step before the other end of a gate is dropped.
+/// The same, but it makes no step before the other end of a gate is dropped.
 pub fn start_behind(gate: Receiver<()>, config: EngineConfig) -> World {
     let mut parts = EngineParts::from_model(&config, Progress::silent()).expect("the model exists");
     let executor = parts.executor.clone();
@@ -129,7 +129,7 @@ pub fn assert_same(got: &[(Bits, u32)], expected: &[(Bits, u32)], what: &str) {
     }
 }
 
-/// Each alone in an engine that caches nothing: what every other way must give.
+/// Each alone in an engine without a cache: the reference for all schedules.
 async fn reference(setup: &Setup<'_>) -> Vec<(Bits, u32)> {
     let world = start(EngineConfig {
         disable_radix_cache: true,
@@ -207,7 +207,7 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
             world.generate(request)
         };
         let sent: Vec<_> = (0..REQUESTS).map(send).collect();
-        // Those that come late would find nobody to ride along.
+        // Late requests would find no decode to share a step with.
         world.until_inside(sent.len()).await;
         drop(open);
         let how = format!("{setup}, mixed, chunks of {chunk}, pages of {page_size}");
@@ -222,7 +222,7 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
     }
 }
 
-/// Requests that lose their place in the batch and are computed again.
+/// Requests that are retracted or preempted and computed again.
 async fn check_evacuated(setup: &Setup<'_>) {
     let alone = start(EngineConfig {
         disable_radix_cache: true,
@@ -234,7 +234,7 @@ async fn check_evacuated(setup: &Setup<'_>) {
     }
     alone.stop().await;
     let tight = EngineConfig {
-        // The longest two fit alone, and not together.
+        // The longest two fit alone, but not together.
         max_total_tokens: Some(340),
         // Prompts are admitted at once, however slow the machine is.
         max_prefill_step_ms: 0,
@@ -300,7 +300,7 @@ async fn send_the_worst_first(world: &World) -> Vec<Generation> {
     let mut sent = Vec::new();
     for index in 0..REQUESTS {
         if index == RUNNING {
-            // All at once, the best would be the first.
+            // If all were sent at once, the best would come first.
             world.until(|stats| stats.running_requests > 0).await;
         }
         let mut request = long_request(index);

@@ -32,7 +32,7 @@ const BLOCK_AT: usize = 112;
 const PLANES_AT: usize = 116;
 const SUMS_AT: usize = 128;
 
-/// Models of all kinds of layers, with the weights that they have: the first is large enough for kernels of many rows and
+/// Models with all kinds of layers and their stored weights: the first is large enough for kernels of many rows and
 /// columns.
 const MODELS: [&str; 10] = [
     "models/souffleur-tiny",
@@ -180,7 +180,7 @@ fn fixture(path: Isa) -> PathBuf {
     folder.join(format!("{}.txt", path.name()))
 }
 
-/// Names the kernel paths that no fixture is of; those that the machine lacks are named by the test of all paths.
+/// Names the kernel paths without a fixture; the test of all paths names those that the machine lacks.
 fn say_which_are_missing() {
     let missing = Isa::ALL.into_iter().filter(|path| !fixture(*path).exists());
     for path in missing {
@@ -188,7 +188,7 @@ fn say_which_are_missing() {
     }
 }
 
-/// Writes the fixture. Bits that moved need another epoch first.
+/// Writes the fixture. Changed bits need another epoch first.
 fn remake(path: Isa, now: &KvBits) {
     let file = fixture(path);
     let text = fs::read_to_string(&file).unwrap_or_default();
@@ -243,7 +243,7 @@ async fn keys_and_values_have_the_bits_of_their_epoch() {
             let expected = KvBits::parse(&text).expect("the fixture is whole");
             check(path, &expected, &now);
         }
-        // Every machine has this one.
+        // Every machine has this path.
         Err(error) => assert_ne!(path, Isa::Portable, "{error}: run {COMMAND}"),
     }
 }

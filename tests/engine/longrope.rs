@@ -1,4 +1,4 @@
-//! A prefix that a short sequence has computed is none of a long one's, where these rotate otherwise.
+//! A prefix computed for a short sequence does not match a long one, whose rotary frequencies differ.
 
 use std::sync::Arc;
 use std::time::Duration;

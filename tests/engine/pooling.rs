@@ -53,7 +53,7 @@ async fn a_last_token_is_all_that_is_computed_again_and_a_mean_needs_all() {
     let (again, _) = embed(&world, Pooling::Mean).await;
     assert_eq!(again, mean);
     let stats = world.assert_whole().await;
-    // One copy of the prompt, whoever computed it.
+    // One copy of the prompt, regardless of the request that computed it.
     assert_eq!(stats.evictable_tokens, PROMPT_TOKENS as usize);
     world.stop().await;
     let whole = start(plain(MODEL, DtypeChoice::Float32));
@@ -96,7 +96,7 @@ async fn what_has_no_embedding_is_refused() {
     let text = refusal(&none, request(Pooling::Last)).await;
     assert!(text.contains("makes no embeddings"), "{text}");
     none.stop().await;
-    // A host's executor that does not do what its engine was told.
+    // A host's executor that differs from its engine's configuration.
     let idle = Build {
         hidden_size: Some(8),
         ..Build::default()

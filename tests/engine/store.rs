@@ -1,5 +1,5 @@
 //! Prefixes outlive a restart: a prompt that was computed, an engine that ended, and a prompt that is loaded give the same
-//! tokens and log probabilities, bit for bit. Real models on the CPU executor, a real store in a folder of its own.
+//! tokens and log probabilities, bit for bit. Real models on the CPU executor, a real store in a temporary folder.
 
 use std::path::Path;
 
@@ -80,7 +80,7 @@ pub async fn first_life(config: EngineConfig, seed: u32) -> Bits {
     bits
 }
 
-/// Runs it again; how many tokens came from the store.
+/// Runs it again; returns the number of tokens from the store.
 async fn second_life(config: EngineConfig, seed: u32) -> (Bits, u64) {
     let world = serving(config).await;
     let (bits, cached) = bits(world.generate(ask(seed))).await;
@@ -136,7 +136,7 @@ async fn a_prefix_that_comes_in_rounds_says_the_same() {
         let folder = TempDir::new().expect("a temporary folder");
         let config = stored(MODELS[0], folder.path(), page_size);
         let expected = first_life(config.clone(), 6).await;
-        // Buffers for two of its blocks, which have 32 KiB, and one of them is for saves.
+        // Buffers for two of its blocks, which have 32 KiB; one of them is for saves.
         let config = EngineConfig {
             kv_host_bytes: Some(1 << 16),
             ..config

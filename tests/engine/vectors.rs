@@ -1,4 +1,4 @@
-//! Requests whose prompts are vectors: the bits of the tokens whose embeddings these are, and no trace in the cache.
+//! Requests whose prompts are vectors: the same bits as the embedded tokens, and no trace in the cache.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use crate::identity::{assert_same, plain, start, start_behind};
 use crate::requests::{Bits, REQUESTS, bits, first_of, request};
 use crate::world::{Build, World, collect};
 
-/// Attention, states besides, and latents with experts.
+/// Attention, states in addition, and latents with experts.
 const MODELS: [&str; 3] = [
     "tests/fixtures/models/llama",
     "tests/fixtures/models/qwen3-5",
     "tests/fixtures/models/deepseek-v2",
 ];
 
-/// As [`request`], without penalties on tokens of the prompt: vectors are none.
+/// As [`request`], without penalties on tokens of the prompt, which has none.
 fn of_tokens(index: u32) -> GenerateRequest {
     let mut request = request(index);
     request.sampling.repetition_penalty = 1.0;
@@ -41,7 +41,7 @@ async fn all_of_vectors(world: &World, model: &str) -> Vec<(Bits, u32)> {
     join_all(sent).await
 }
 
-/// Nobody had a hit, and nothing is cached.
+/// No request had a hit, and nothing is cached.
 async fn assert_no_trace(world: &World, got: &[(Bits, u32)]) {
     assert!(got.iter().all(|(_, cached)| *cached == 0));
     let stats = world.assert_whole().await;
@@ -71,7 +71,7 @@ async fn check(model: &str) {
         assert_no_trace(&world, &got).await;
         world.stop().await;
     }
-    // The longest two fit alone, and not together.
+    // The longest two fit alone, but not together.
     tight.max_total_tokens = Some(310);
     // Prompts are admitted at once, however slow the machine is.
     tight.max_prefill_step_ms = 0;
@@ -80,7 +80,7 @@ async fn check(model: &str) {
     let world = start_behind(gate, tight);
     let requests = first_of([15, 14], REQUESTS).into_iter().map(|index| {
         let mut request = of_vectors(model, index);
-        // Of a length that the scheduler must not reserve in full.
+        // The scheduler must not reserve its length in full.
         request.sampling.ignore_eos = false;
         request.sampling.min_new_tokens = request.sampling.max_new_tokens;
         request

@@ -1,4 +1,4 @@
-//! One engine of a test's own, on a fake executor, that must be whole when the test ends.
+//! One engine for each test, on a fake executor, that must be whole when the test ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use souffleur::state::step::{RowResult, StepOutput, StepPlan};
 pub const VOCAB: u32 = 500;
 pub const EOS: u32 = 0;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time for what is inside when an engine is stopped: no test stops one that does not end by itself.
+/// Time for requests in flight when an engine is stopped: no test stops a request that does not end by itself.
 pub const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The parts of a world.
@@ -29,12 +29,12 @@ pub struct Build {
     pub rows: usize,
     pub context: usize,
     pub faults: Vec<(StepId, StepError)>,
-    /// Values of an embedding: what the engine is told, and what the executor makes.
+    /// Values of an embedding: the size in the engine's configuration, and the size that the executor returns.
     pub hidden_size: Option<usize>,
     pub embedding_values: usize,
     /// Every step waits for one token of this gate, if there is one.
     pub gate: Option<crossbeam_channel::Receiver<()>>,
-    /// Steps are launched before the result of the step before is asked for; tells how many are under way.
+    /// Steps are launched before the previous result is read; counts the steps in flight.
     pub ahead: Option<Arc<AtomicUsize>>,
 }
 
@@ -119,7 +119,7 @@ pub struct Gated<E: ?Sized> {
 impl<E: ?Sized> Gated<E> {
     fn wait(&self) {
         if let Some(gate) = &self.gate {
-            // A dropped gate stands open.
+            // A dropped gate is open.
             let _ = gate.recv();
         }
     }
@@ -149,17 +149,17 @@ impl<E: Executor + ?Sized> Executor for Gated<E> {
     }
 }
 
-/// An executor that works like a device: a step runs when its result is asked for, or some glances later.
+/// An executor that works like a device: a step runs when its result is read, or after some polls.
 struct Ahead {
     inner: Gated<FakeExecutor>,
     under_way: VecDeque<StepPlan>,
-    /// Most steps that were under way at once.
+    /// The maximum number of steps in flight.
     most: Arc<AtomicUsize>,
     glances: u32,
 }
 
 impl Ahead {
-    /// Glances at a step before it is said to have ended.
+    /// Polls of a step before it has ended.
     const GLANCES: u32 = 200;
 
     fn new(inner: Gated<FakeExecutor>, most: Arc<AtomicUsize>) -> Self {
@@ -222,9 +222,9 @@ impl World {
     /// Sends requests to an engine whose gate is closed. The first one has the first step to itself; when this returns,
     /// the others wait.
     ///
-    /// What the engine reserves depends on it: whole outputs for requests that it admits together, next to nothing for the
+    /// The engine's reservations depend on it: whole outputs for requests that it admits together, next to nothing for the
     /// output of one that runs. So the first two run together although they do not fit together, and one of them is
-    /// retracted, where the second fits beside the prompt of the first.
+    /// retracted, while the second fits together with the prompt of the first.
     pub async fn send_behind_first(
         &self,
         requests: impl IntoIterator<Item = GenerateRequest>,
@@ -244,7 +244,7 @@ impl World {
             .await;
     }
 
-    /// Waits until the engine stands like this.
+    /// Waits until the engine's statistics satisfy `is_so`.
     pub async fn until(&self, is_so: impl Fn(&EngineStats) -> bool) {
         within(async {
             while !is_so(&self.engine.stats().await.expect("the engine lives")) {
@@ -309,7 +309,7 @@ pub async fn collect(mut generation: Generation) -> Outcome {
     }
 }
 
-/// The answer that a request must get, whatever the schedule: tokens and reason.
+/// The answer that a request must get under any schedule: tokens and reason.
 pub fn expected(prompt: &[u32], max_new_tokens: u32, seed: u64) -> (Vec<u32>, FinishReason) {
     let mut tokens = expected_output(prompt, seed, max_new_tokens as usize, VOCAB);
     match tokens.iter().position(|token| *token == EOS) {

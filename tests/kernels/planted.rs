@@ -1,5 +1,5 @@
-//! Faults planted in kernels: the tests of those kernels have to find them, which says that they would find real ones.
-//! That the same programs pass without a fault is what `emulated.rs` asserts.
+//! Faults planted in kernels: the tests of those kernels have to find them, as they would find real ones.
+//! `emulated.rs` asserts that the same programs pass without a fault.
 
 use std::fs;
 
@@ -16,8 +16,8 @@ fn is_found(test: &str, cases: &[(&str, &str)], fault: (&str, &str)) -> bool {
     })
 }
 
-/// Skips each barrier of a unit in turn; the unit's test must find all but `unseen` of them, which guard what no kernel
-/// makes use of.
+/// Skips each barrier of a unit in turn; the unit's test must find all but `unseen` of them, which guard
+/// properties that no kernel relies on.
 #[track_caller]
 fn check_barriers(unit: &str, (test, cases): (&str, &[(&str, &str)]), unseen: usize) {
     let source = fs::read_to_string(kernels().join(unit)).unwrap();

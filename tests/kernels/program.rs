@@ -1,4 +1,4 @@
-//! Compiles the C++ tests of kernels, once for each state of what they are made of, and runs them.
+//! Compiles the C++ tests of kernels, once for each state of their sources, and runs them.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Build {
     Plain,
-    /// With AddressSanitizer and UndefinedBehaviorSanitizer; what they find ends the test.
+    /// With AddressSanitizer and UndefinedBehaviorSanitizer; a finding ends the test.
     Sanitized,
 }
 
@@ -37,7 +37,7 @@ pub fn kernels() -> PathBuf {
 /// Compiles a test and returns the program.
 ///
 /// # Panics
-/// With what the compiler says.
+/// With the compiler's messages.
 pub fn compile(source: &Path, build: Build) -> PathBuf {
     // Several tests run the same program: one of them compiles it.
     static LOCKS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
@@ -67,7 +67,7 @@ pub fn compile(source: &Path, build: Build) -> PathBuf {
     program
 }
 
-/// Removes what the test was compiled to before.
+/// Removes older programs of the test.
 fn remove_older(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
@@ -80,7 +80,7 @@ fn remove_older(folder: &Path, prefix: &str) {
 /// Runs a program with these variables set.
 pub fn run(program: &Path, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(program);
-    // Memory that the emulator leaves to the end of the process is no leak that matters.
+    // Memory that the emulator frees only at the end of the process is not reported as a leak.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
     command.envs(variables.iter().copied());
     command
@@ -106,7 +106,7 @@ pub fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Of all that a test is compiled from.
+/// A hash of all files that a test is compiled from.
 fn fingerprint(source: &Path, build: Build) -> u64 {
     let kernels = kernels();
     let emulator = kernels.join("cusim");

@@ -1,4 +1,4 @@
-//! Faults planted between streams: the emulated driver has to show them, which says that it would show real ones.
+//! Faults planted between streams: the emulated driver has to show them, as it would show real ones.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ enum Planted {
     MissingWait,
     /// The host writes to the pinned buffer while it is being copied.
     EarlyReuse,
-    /// The host reads what comes back before it has come.
+    /// The host reads the result before it has arrived.
     EarlyRead,
 }
 
@@ -103,7 +103,7 @@ fn reading_pinned_memory_too_early_is_found() {
     check(3, Planted::EarlyRead);
 }
 
-/// A graph is the work that was recorded, over what lies in memory when it runs.
+/// A graph is the recorded work, over the contents of memory when it runs.
 #[test]
 fn a_graph_runs_with_what_its_buffers_hold_by_then() {
     let (emulated, device) = open(6);
@@ -138,7 +138,7 @@ fn what_a_capture_must_not_do_ends_it() {
     other.record(&event).unwrap();
     let refused = |work: &dyn Fn() -> Result<(), DriverError>| {
         let captured = stream.capture(|| {
-            // Whatever the call itself says, the capture is over.
+            // The capture is over, whether the call succeeds or fails.
             let _ = work();
             Ok::<(), DriverError>(())
         });
@@ -168,7 +168,7 @@ fn a_write_behind_an_allocation_is_laid_to_its_kernel() {
         WIDTH as u32,
         1e-5_f32,
     );
-    // SAFETY: `short` is too short on purpose; an emulated device has guards behind its allocations.
+    // SAFETY: `short` is too short on purpose; an emulated device has guards after its allocations.
     unsafe { norm.launch(&stream, Grid::new([1, 1, 1], 32), &arguments) }.unwrap();
     let error = stream.synchronize().unwrap_err();
     assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");

@@ -1,4 +1,4 @@
-//! No more than a few files of `src/` import each other in a circle.
+//! No more than a few files of `src/` import each other in a cycle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,7 +1,7 @@
 //! Which file of a crate imports which, read from the source as text.
 //!
-//! A path leads to the file that defines its item: `use` of another file on the way is followed. What a module has from
-//! its own children is no import: they are parts of it. Tests are left out.
+//! A path leads to the file that defines its item: `use` of another file on the way is followed. Items of a module's
+//! own children are no imports: they are parts of it. Tests are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -119,7 +119,7 @@ impl Sources {
         Some(at)
     }
 
-    /// Where a name leads that a module has from another one.
+    /// Where a name leads that a module imports from another one.
     fn follow(&self, at: &Names, name: &str, after: &[String], depth: usize) -> Option<Names> {
         let import = self
             .0
@@ -141,7 +141,7 @@ struct Reader {
     tokens: Vec<String>,
     at: usize,
     module: Module,
-    /// Modules that are built for tests alone.
+    /// Modules that are compiled for tests only.
     tests: Vec<String>,
 }
 
@@ -209,7 +209,7 @@ impl Reader {
         self.module.paths.push(path);
     }
 
-    /// Reads one path or a group of them, up to what parts it from the next.
+    /// Reads one path or a group of them, up to the separator before the next.
     fn read_use(&mut self, mut path: Names) {
         loop {
             match self.token(0) {

@@ -1,5 +1,5 @@
-//! The imports between the folders of `src/`, and between the rooms of `src/state/`, are those that ARCHITECTURE.md's
-//! tables allow. The source is read as text: nothing of the engine is linked.
+//! The imports between the folders of `src/`, and between those of `src/state/`, match the tables in ARCHITECTURE.md.
+//! The source is read as text: nothing of the engine is linked.
 
 mod circles;
 mod imports_of_files;
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Layers, and what each may import or imports.
+/// Layers, and the layers that each may import or imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 fn root() -> PathBuf {

@@ -1,5 +1,5 @@
-//! Files in which all matrices have one type of blocks, or a mix of them as people have: the logits of a sequence are the same
-//! bits whatever happens beside it and however it is cut.
+//! Files in which all matrices have one type of blocks, or a usual mix of them: the logits of a sequence are bit for
+//! bit the same, whatever else is in the batch and however it is chunked.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ const LAYERS: usize = 2;
 /// The type of each matrix, by its name.
 type Mix<'a> = &'a dyn Fn(&str) -> BlockType;
 
-/// Q4_K_M: more bits for values, what goes down and the output.
+/// Q4_K_M: more bits for values, down projections and the output.
 fn medium(name: &str) -> BlockType {
     match name {
         "attn_v" | "ffn_down" | "token_embd" => BlockType::Q6K,
@@ -31,7 +31,7 @@ fn medium(name: &str) -> BlockType {
     }
 }
 
-/// The formats that wide and narrow rows have in one file.
+/// The formats of wide and narrow rows in one file.
 fn fallen_back(name: &str) -> BlockType {
     match name {
         "attn_q" => BlockType::Q5_0,
@@ -43,7 +43,7 @@ fn fallen_back(name: &str) -> BlockType {
     }
 }
 
-/// Where a block has scales in f16, and what all of its values are about.
+/// The offsets of a block's f16 scales, and the magnitude of its values.
 fn scales(block: BlockType) -> (&'static [usize], f32) {
     match block {
         BlockType::Q4_0 => (&[0], 8.0),
@@ -89,7 +89,7 @@ enum FeedForward {
     Experts,
 }
 
-/// Experts of a layer, and those that a token goes through.
+/// Experts of a layer, and the number per token.
 const EXPERTS: usize = 4;
 const USED: usize = 2;
 /// Width of an expert.

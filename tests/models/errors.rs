@@ -1,4 +1,4 @@
-//! Broken models end in an error that says what is wrong, before memory is taken.
+//! Broken models give an error that names the fault, before memory is allocated.
 
 use std::path::Path;
 

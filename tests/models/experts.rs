@@ -1,4 +1,4 @@
-//! Checkpoints of experts in all ways of naming them, and what they take.
+//! Checkpoints of experts in all ways of naming them, and their memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -128,7 +128,7 @@ fn experts_may_be_named_and_stacked_as_any_family_does() {
     assert_eq!(logits(dir.path()), logits(&fixture("mixtral")));
 }
 
-/// Experts of two tensors a layer, each in tensors of its own.
+/// Experts of two tensors a layer, each in separate tensors.
 fn one_by_one(tensors: &Tensors) -> Tensors {
     let mut result = Tensors::new();
     for (name, stored) in tensors {

@@ -37,7 +37,7 @@ fn logits_in(path: &Path, dtype: Dtype, chunk: usize) -> Vec<Vec<f32>> {
     seen
 }
 
-/// Takes out of a configuration what a GGUF file of its family cannot say.
+/// Removes the keys of a configuration that a GGUF file of its family cannot express.
 fn without_the_unsaid(config: &mut Value) {
     let inner = config.get_mut("text_config").is_some();
     let config = match inner {
@@ -97,7 +97,7 @@ fn without_the_unsaid(config: &mut Value) {
     }
 }
 
-/// A copy of a fixture that a GGUF file can say all of.
+/// A copy of a fixture that a GGUF file can express in full.
 fn folder(name: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let config = std::fs::read(fixture(name).join("config.json")).unwrap();
@@ -213,7 +213,7 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         ("gemma2", &forms[..1], true),
         ("gemma3", &forms[..1], true),
         ("gemma3-wrapped", &forms[..1], true),
-        // Pairs that do not turn are turned by very little there.
+        // Pairs without rotation are rotated by very little there.
         ("gemma4", &forms[..1], false),
         ("gemma4-experts", &forms[..1], false),
         ("granite", &forms[..1], true),

@@ -1,4 +1,4 @@
-//! `--quantization int4` computes what a GGUF file of the same superblocks computes.
+//! `--quantization int4` gives the results of a GGUF file of the same superblocks.
 
 use std::path::Path;
 

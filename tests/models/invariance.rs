@@ -1,4 +1,4 @@
-//! The logits of a sequence are the same bits whatever happens beside it and however it is cut.
+//! The logits of a sequence are bit for bit the same, whatever else is in the batch and however it is chunked.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -137,7 +137,7 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
     bits
 }
 
-/// The prompt behind a prefix of `cached` tokens that another row has computed.
+/// The prompt after a prefix of `cached` tokens that another row has computed.
 pub fn behind_prefix(executor: &mut CpuExecutor, page_size: u32, cached: u32) -> Bits {
     let mut bits = Bits::new();
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
@@ -253,7 +253,7 @@ fn page_size_threads_and_cached_prefix_do_not_change_a_bit() {
     });
 }
 
-/// The prompt alone and among others, and tokens that are decoded, on so many nodes of memory.
+/// The prompt alone and among others, and decoded tokens, on each number of NUMA nodes.
 fn check_nodes(name: &str, options: &CpuOptions, numbers: &[usize]) {
     let on = |numa| {
         let options = CpuOptions {
@@ -318,7 +318,7 @@ fn decoding_gives_the_bits_of_prefilling_the_same_tokens() {
     }
 }
 
-/// Decodes behind a prompt of 20 tokens and compares with prefills of what came out, at once and in parts.
+/// Decodes after a prompt of 20 tokens and compares with prefills of the output, at once and in parts.
 pub fn check_retraction(executor: &mut CpuExecutor, what: &str) {
     let prompt = tokens(5, 20, VOCAB);
     let mut decoded = Bits::new();

@@ -1,4 +1,4 @@
-//! `--kv-cache-dtype int8`: near to KV in the type of the weights, and as invariant.
+//! `--kv-cache-dtype int8`: close to KV in the type of the weights, and as invariant.
 
 use souffleur::executor::cpu::{CpuOptions, describe};
 use souffleur::executor::logits::LogitsRequest;

@@ -1,4 +1,4 @@
-//! Sequences rotate as short or as long ones by the longest that they may become, whoever is beside them.
+//! Sequences have the short or the long frequencies by their longest possible length, whatever else is in the batch.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn at_most(max_new_tokens: u32) -> Arc<SamplingParams> {
     })
 }
 
-/// The bits of all logits of each row: its prompt in chunks, all rows together, then four tokens behind it.
+/// The bits of all logits of each row: its prompt in chunks, all rows together, then four tokens after it.
 fn bits(rows: &[(u32, u32)], chunk: u32) -> Vec<Vec<Vec<u32>>> {
     let mut executor = executor();
     let prompt = tokens(3, PROMPT_TOKENS as usize, VOCAB);

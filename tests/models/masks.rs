@@ -239,7 +239,7 @@ fn a_row_that_starts_again_goes_on_where_it_was() {
     let expected = generate(&rows);
     let mut executor = load("llama", &options());
     run(&mut executor, &plans(&rows, 7));
-    // Some again from what they had, with the rest of the rows going on.
+    // Some rows start again from their outputs so far, while the others continue.
     let so_far: Vec<Vec<u32>> = expected.iter().map(|output| output[..7].to_vec()).collect();
     let mut again = opening(7, &rows[..4], &so_far[..4]);
     again.rows.extend(decodes(7, &rows[4..], 7).rows);

@@ -1,4 +1,4 @@
-//! Every family and rope variant against what transformers computed (tools/oracle).
+//! Every family and rope variant against results of transformers (tools/oracle).
 
 use std::path::PathBuf;
 use std::sync::Arc;

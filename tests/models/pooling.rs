@@ -20,7 +20,7 @@ const ROW: u32 = 7;
 const OTHER: u32 = 3;
 const POOLINGS: [Pooling; 2] = [Pooling::Last, Pooling::Mean];
 
-/// The embedding of a prompt in chunks, beside a row that decodes.
+/// The embedding of a prompt in chunks, with another row that decodes.
 fn embed(executor: &mut CpuExecutor, prompt: &[u32], pooling: Pooling, chunk: u32) -> Arc<[f32]> {
     let n_tokens = prompt.len() as u32;
     let mut embedding = None;
@@ -102,7 +102,7 @@ fn embeddings_point_where_the_logits_of_transformers_do() {
             let embedding = embed(&mut load(&name, &options), &prompt, pooling, 10);
             let length: f64 = embedding.iter().map(|v| f64::from(*v).powi(2)).sum();
             assert!((length - 1.0).abs() < 1e-5, "{name}: length {length}");
-            // The head is linear, caps aside: it takes the mean of states to the mean of logits.
+            // The head is linear, except for softcaps: it maps the mean of states to the mean of logits.
             let rows = head.chunks_exact(embedding.len());
             let ours: Vec<f64> = rows
                 .map(|row| {

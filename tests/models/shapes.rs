@@ -1,4 +1,4 @@
-//! Shapes that no published model has and a configuration may ask for: they run, in every quantisation.
+//! Shapes that no published model has and a configuration may have: they run, in every quantisation.
 
 use serde_json::{Value, json};
 use souffleur::executor::cpu::{CpuExecutor, CpuOptions, describe};

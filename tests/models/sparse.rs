@@ -59,7 +59,7 @@ fn sparse_options(name: &str, file: &Path, dtype: Dtype, tokens: usize) -> CpuOp
     }
 }
 
-/// Grouped heads, head norms, sinks with windows in every second layer, gates beside layers with states.
+/// Grouped heads, head norms, sinks with windows in every second layer, gates in a model with states.
 const MODELS: [&str; 4] = ["llama", "qwen3", "gpt-oss", "qwen3-5"];
 
 #[test]

@@ -79,7 +79,7 @@ fn last(executor: &mut CpuExecutor, step: &StepPlan) -> Vec<u32> {
     bits
 }
 
-/// The end of the prompt, behind a step up to each of `cuts`, and eight tokens that are decoded after it.
+/// The end of the prompt, after a step up to each of `cuts`, and eight tokens that are decoded after it.
 fn run(executor: &mut CpuExecutor, cuts: &[u32]) -> Vec<Vec<u32>> {
     run_from(executor, begun(&prompt(), 1, None), cuts)
 }
@@ -424,7 +424,7 @@ fn contradictions_are_refused_before_anything_is_written() {
     shared.rows = Vec::new();
     executor.run(&shared).unwrap();
     executor.run(&good()).unwrap();
-    // Again what is computed already.
+    // A chunk that is partly computed already.
     let mut again = plan(2);
     again.rows = vec![prefill(ROW, 99..130, true)];
     assert!(matches!(executor.run(&again), Err(StepError::Rejected(_))));

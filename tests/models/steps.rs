@@ -1,4 +1,4 @@
-//! Plans that contradict themselves, and what a step answers.
+//! Plans that contradict themselves, and the results of steps.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use crate::embeddings::embeddings;
 use crate::invariance::{Bits, observe};
 
 const ROW: u32 = 7;
-/// A row of tokens beside it.
+/// Another row, of tokens, in the same steps.
 const OTHER: u32 = 3;
 const PROMPT_TOKENS: u32 = 41;
 const CHUNK: u32 = 17;
@@ -30,12 +30,12 @@ fn sampling() -> Arc<SamplingParams> {
     })
 }
 
-/// The bits of a prompt and of what is decoded behind it, in chunks, beside a row that prefills and decodes tokens.
+/// The bits of a prompt in chunks and of tokens decoded after it, with another row that prefills and decodes.
 fn run(executor: &mut CpuExecutor, vectors: Option<&Arc<PromptVectors>>) -> (Bits, Vec<u32>) {
     let (mut bits, mut output) = (Bits::new(), Vec::new());
     let mut prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     if vectors.is_some() {
-        // Placeholders are not looked at.
+        // The executor ignores placeholders.
         prompt.fill(0);
     }
     let chunks = (0..PROMPT_TOKENS).step_by(CHUNK as usize);
@@ -70,12 +70,12 @@ fn embeddings_of_tokens_give_the_bits_of_the_tokens() {
     let prompt = tokens(1, PROMPT_TOKENS as usize, VOCAB);
     for name in fixtures() {
         if name == "gemma4" {
-            // Its layers get something of the tokens beside their embeddings.
+            // Its layers have per-layer inputs, looked up by token.
             continue;
         }
         let mut vectors = embeddings(&fixture(&name), &prompt);
         if name.starts_with("gemma") {
-            // A vector in the place of an embedding is not multiplied with the root of the width.
+            // A vector in place of an embedding is not multiplied by the root of the width.
             let values = vectors
                 .values(0..prompt.len())
                 .iter()

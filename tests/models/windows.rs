@@ -1,5 +1,5 @@
-//! Layers with windows say the same, bit for bit, with pages of their own for what they see and with pages for all tokens,
-//! whatever the cache holds, however short pages are.
+//! Layers with windows give the same bits with separate pages for their windows and with pages for all tokens, whatever
+//! the cache holds and however short pages are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use souffleur::state::step::TableDelta;
 use crate::common::{append, greedy, load, options, plan, prefill, start, tokens};
 use crate::invariance::VOCAB;
 
-/// That of the tiny models.
+/// The window of the tiny models.
 const WINDOW: usize = 24;
 const OUTPUT_TOKENS: usize = 40;
 /// Their layers with windows are all, the first of two, the second of two, all with experts.

@@ -24,7 +24,7 @@ const KEPT: [&str; 9] = [
 /// Models with layers that keep a state.
 const WITH_STATES: [&str; 3] = ["lfm2", "qwen3-5", "qwen3-next"];
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
-/// What each run of the tests takes of these.
+/// The subset that each run of the tests covers.
 const SOME: [(&str, u32); 11] = [
     ("souffleur-tiny", 1),
     ("souffleur-tiny", 16),
@@ -59,12 +59,12 @@ fn check(name: &str, page_size: u32, isa: Isa) {
     let again = second.ask(&prompt(1));
     assert_eq!(again.said, expected.said, "{what}");
     if WITH_STATES.contains(&name) {
-        // Behind a block at whose end a state was saved.
+        // At the end of a block for which a state was saved.
         let is_block = got.stored.is_multiple_of(BLOCK_TOKENS) && got.stored <= STORED_TOKENS;
         assert!(got.stored > 0 && is_block, "{what}: {}", got.stored);
     } else {
         assert_eq!(got.stored, STORED_TOKENS, "{what}");
-        // What was loaded is in memory now, and is not loaded again.
+        // The loaded blocks are in memory now, and are not loaded again.
         let is_cached = again.device >= STORED_TOKENS && again.stored == 0;
         assert!(is_cached, "{what}: {again:?}");
     }

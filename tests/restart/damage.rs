@@ -1,4 +1,4 @@
-//! Files that changed between two lives: what is damaged is a miss that is counted, never another output.
+//! Files that changed between two lives: damage is a counted miss, never another output.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::{BLOCK_TOKENS, STORED_TOKENS, model, prompt};
 const ALIGN: usize = 4096;
 /// The file of records of keys and values.
 const RECORDS: &str = "seg-kv-0000";
-/// Lives in which everything is mended.
+/// Lives within which all damage is repaired.
 const MAX_LIVES: usize = 3;
 /// The magic bytes of a header, and where it has the number of its block.
 const MAGIC: &[u8] = b"SFKVBLK1";
@@ -41,7 +41,7 @@ impl Files {
         fs::write(path, bytes).expect("it can be written");
     }
 
-    /// Changes the records of the prompt's two blocks: where each begins, in the order of the blocks.
+    /// Changes the records of the prompt's two blocks, given their offsets in the order of the blocks.
     fn edit_records(&self, change: impl FnOnce(&mut Vec<u8>, [usize; 2])) {
         self.edit(RECORDS, |bytes| {
             let block = |at: &usize| bytes[at + BLOCK_AT];
@@ -56,7 +56,7 @@ impl Files {
     }
 }
 
-/// A damage, the tokens that are found all the same, and whether reading it counts as one.
+/// A damage, the tokens that are still found, and whether reading it counts as damage.
 type Damage = (&'static str, fn(&Files), u64, bool);
 
 const DAMAGES: [Damage; 12] = [
@@ -139,7 +139,7 @@ const DAMAGES: [Damage; 12] = [
     ),
 ];
 
-/// Each takes the other's place.
+/// Swaps the two records.
 fn swap(bytes: &mut [u8], [first, second]: [usize; 2]) {
     let (low, high) = (first.min(second), first.max(second));
     let (before, behind) = bytes.split_at_mut(high);
@@ -163,7 +163,7 @@ fn what_is_damaged_is_computed_again_and_then_found_again() {
         assert_eq!(server.damages() > 0, is_counted, "{what}");
         let misses = server.metric("souffleur_prefix_misses_total", "stored_damaged");
         assert_eq!(misses > 0.0, is_counted, "{what}");
-        // What is behind a damaged block is met in the next life, and may be damaged, too.
+        // Blocks after a damaged one are read in the next life, and may be damaged, too.
         for _ in 0..MAX_LIVES {
             if found.stored == STORED_TOKENS {
                 break;

@@ -1,4 +1,4 @@
-//! Events of an engine that has come back: readers hear of blocks that a request has loaded, by the names that they had before.
+//! Events of a restarted engine: subscribers get the blocks that a request has loaded, under their former block ids.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -49,7 +49,7 @@ fn blocks_that_were_loaded_are_told_like_blocks_that_were_computed() {
     first.kill();
 
     let second = launch.start_serving();
-    // Blocks on the disk are told once a request has loaded them.
+    // Blocks on the disk are published once a request has loaded them.
     assert_eq!(stored(&second), []);
     assert_eq!(second.ask(&prompt(1)).stored, STORED_TOKENS);
     second.wait_until("both blocks are told", || stored(&second).len() >= n_blocks);

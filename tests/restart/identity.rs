@@ -1,4 +1,4 @@
-//! Whatever changes bits, and whoever must not see what others asked, finds nothing; all else finds everything.
+//! Launches with other bits, and clients in other namespaces, find nothing; all others find everything.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::server::{Answer, Launch, Said};
 use crate::{STORED_TOKENS, model, prompt};
 
-/// A folder with what a prompt of the fixture left, the launch that fills it, and what it said.
+/// A folder with the blocks of one prompt, the launch that fills it, and the output.
 struct Stored {
     folder: TempDir,
     launch: Launch,
@@ -31,19 +31,19 @@ impl Stored {
         }
     }
 
-    /// The prompt, asked in another life of the server.
+    /// Sends the prompt in another life of the server.
     fn ask(&self, launch: &Launch) -> Answer {
         launch.start_serving().ask(&prompt(1))
     }
 
-    /// It is found by the launch that it comes from.
+    /// The original launch finds it.
     fn assert_found(&self) {
         let found = self.ask(&self.launch);
         assert_eq!((found.stored, &found.said), (STORED_TOKENS, &self.said));
     }
 }
 
-/// What a server without a store says.
+/// The output of a server without a store.
 fn computed(launch: &Launch) -> Said {
     launch.start().ask(&prompt(1)).said
 }
@@ -113,7 +113,7 @@ fn other_weights_under_the_same_name_load_nothing() {
     let expected = computed(&Launch::new(folder.path()));
     let found = stored.ask(&stored.launch);
     assert_eq!((found.stored, found.said), (0, expected));
-    // Another folder with the first weights is the first model, whatever it is called.
+    // Another folder with the first weights is the first model, whatever its name.
     let elsewhere = TempDir::new().expect("a folder can be made");
     copy_folder(folder.path(), elsewhere.path());
     let copied = elsewhere.path().join("model.safetensors");

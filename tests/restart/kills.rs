@@ -1,4 +1,4 @@
-//! Servers under load, killed at any moment: what was answered five seconds before is found, and whatever is found is right.
+//! Servers under load, killed at any moment: answers older than five seconds are found, and every found block is right.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,11 @@ use crate::{BLOCK_TOKENS, kills, model, number};
 const FEW: u64 = 2;
 /// Prompts that are answered, and written, before the load that is killed.
 const SETTLED: u32 = 6;
-/// What was answered so long ago is written.
+/// Answers older than this are written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 /// Tokens that the prompts are made of.
 const VOCABULARY: u32 = 2000;
-/// Prompts of the load at most.
+/// Maximum number of prompts in the load.
 const MOST: u32 = 8;
 /// Room for some of the rounds: later ones take the place of earlier ones.
 const DISK_BYTES: &str = "50331648";
@@ -36,7 +36,7 @@ fn block_tokens(prompt: &[u32]) -> u64 {
     prompt.len() as u64 / BLOCK_TOKENS * BLOCK_TOKENS
 }
 
-/// Answers that no store was part of.
+/// Answers without a store.
 struct Reference(Server);
 
 impl Reference {
@@ -45,7 +45,7 @@ impl Reference {
         Self(launch.args(&["--disable-radix-cache"]).start())
     }
 
-    /// Asks a server for a prompt, which must be answered as here. Tokens that were cached anywhere.
+    /// Sends a prompt to a server, whose answer must be the same as here. Returns the tokens cached anywhere.
     fn check(&self, server: &Server, seed: u32) -> u64 {
         let prompt = long_prompt(seed);
         let (expected, got) = (self.0.ask(&prompt), server.ask(&prompt));
@@ -54,7 +54,7 @@ impl Reference {
     }
 }
 
-/// Asks for new prompts and kills the server within one of them.
+/// Sends new prompts and kills the server during one of them.
 fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fastrand::Rng) {
     let last = random.u32(seeds.clone());
     for seed in seeds.start..last {
@@ -62,7 +62,7 @@ fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fas
     }
     let mut body = call(&long_prompt(last));
     body["stream"] = true.into();
-    // In the prefill, or behind some tokens.
+    // During the prefill, or after some tokens.
     let n_events = random.usize(0..10);
     if n_events == 0 {
         let socket = crate::http::open(server.addr, "/v1/completions", &body);

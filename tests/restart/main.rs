@@ -1,4 +1,4 @@
-//! A server that is killed and started again on the same KV store: black box, with real processes and real files.
+//! A server that is killed and restarted on the same KV store: black box, with real processes and real files.
 //!
 //! `SOUFFLEUR_RESTART_KILLS` says how often a server under load is killed (twice otherwise); with it, the other tests take
 //! every model, page size and kernel path. `SOUFFLEUR_RESTART_SEED` says at which moments (the same ones otherwise).
@@ -54,7 +54,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 
-/// How often to kill, if that was asked for.
+/// The number of kills, if it is set.
 fn kills() -> Option<u64> {
     number("SOUFFLEUR_RESTART_KILLS")
 }

@@ -1,4 +1,4 @@
-//! A server process with a KV store: started, asked, watched and killed.
+//! A server process with a KV store: start, requests, observation and kill.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -13,13 +13,13 @@ use souffleur::kernels::cpu::{ISA_VARIABLE, Isa};
 
 use crate::http::{get, post};
 
-/// Longest time that something is waited for.
+/// Maximum time of a wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Memory of the emulated GPU.
 const GPU_BYTES: &str = "2147483648";
 
-/// What all servers here have, unless a flag says otherwise.
+/// The settings of all servers here, unless a flag overrides them.
 const SETTINGS: [(&str, &str); 5] = [
     ("SOUFFLEUR_THREADS", "1"),
     ("SOUFFLEUR_MAX_TOTAL_TOKENS", "4096"),
@@ -63,7 +63,7 @@ impl Launch {
         self
     }
 
-    /// The same with pages of so many tokens.
+    /// The same with pages of `tokens` tokens.
     pub fn pages_of(self, tokens: u32) -> Self {
         self.args(&["--page-size", &tokens.to_string()])
     }
@@ -76,7 +76,7 @@ impl Launch {
         }
     }
 
-    /// The same with files of so many times 512 bytes at most: writes beyond fail as on a full disk.
+    /// The same with files of at most `blocks` times 512 bytes: writes beyond fail as on a full disk.
     pub fn with_files_of(self, blocks: u32) -> Self {
         Self {
             file_blocks: Some(blocks),
@@ -98,7 +98,7 @@ impl Launch {
         let mut command = match self.file_blocks {
             None => Command::new(program),
             Some(blocks) => {
-                // The signal that comes with the error is the server's to survive.
+                // The server must survive the signal that comes with the error.
                 let script = format!("ulimit -f {blocks}; exec \"$0\" \"$@\"");
                 let mut shell = Command::new("sh");
                 shell.args(["-c", &script, program]);
@@ -118,7 +118,7 @@ impl Launch {
             command.env("LD_LIBRARY_PATH", driver.expect("it lies in a folder"));
             command.env("CUSIM_TOTAL_MEMORY", GPU_BYTES);
         }
-        // In the environment, where flags can say otherwise.
+        // In the environment, where flags can override them.
         command.envs(SETTINGS);
         command.args(["serve", "--port", "0"]);
         command
@@ -130,7 +130,7 @@ impl Launch {
         command
     }
 
-    /// Starts it; it is ready, and its store may not be.
+    /// Starts it; it is ready, but its store may not be.
     pub fn start(&self) -> Server {
         let mut child = self.command().spawn().expect("the binary runs");
         let log = Log::of(child.stderr.take().expect("it is piped"));
@@ -158,7 +158,7 @@ impl Launch {
         server
     }
 
-    /// What it says when it does not start.
+    /// The error of a server that refuses to start.
     pub fn refused(&self) -> String {
         let output = self.command().output().expect("the binary runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -168,7 +168,7 @@ impl Launch {
     }
 }
 
-/// The address that is printed once the model is loaded, or all that was printed.
+/// The address that is printed once the model is loaded, or the whole output.
 fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
     let mut printed = String::new();
     loop {
@@ -183,7 +183,7 @@ fn address(stdout: &mut BufReader<ChildStdout>) -> Result<SocketAddr, String> {
     }
 }
 
-/// What a process logs, read as it comes.
+/// The log of a process, read as it arrives.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);
 
@@ -209,7 +209,7 @@ impl Log {
     }
 }
 
-/// What a request said, by its bits.
+/// The output of a request, by its bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said {
     tokens: Value,
@@ -233,7 +233,7 @@ pub struct Server {
     pub addr: SocketAddr,
 }
 
-/// A request of eight tokens behind a prompt.
+/// A request for eight tokens after a prompt.
 pub fn call(prompt: &[u32]) -> Value {
     json!({
         "prompt": prompt,
@@ -248,7 +248,7 @@ pub fn call(prompt: &[u32]) -> Value {
 }
 
 impl Server {
-    /// Asks for eight tokens.
+    /// Requests eight tokens.
     #[track_caller]
     pub fn ask(&self, prompt: &[u32]) -> Answer {
         self.answer(&call(prompt))
@@ -277,7 +277,7 @@ impl Server {
         }
         Answer {
             said,
-            // It is not told of a request that loaded nothing.
+            // The field is missing for a request that loaded nothing.
             stored: stored.unwrap_or(0),
             device: device.expect("a count"),
         }
@@ -305,12 +305,12 @@ impl Server {
         self.metric("sglang:backuped_tokens_total", "") as u64
     }
 
-    /// Records that were found to be something else than what was written.
+    /// Records whose contents differ from the written ones.
     pub fn damages(&self) -> u64 {
         self.metric("souffleur_kv_store_short_fetches_total", "damaged") as u64
     }
 
-    /// Waits until so many tokens are written, and nothing more is under way.
+    /// Waits until `tokens` tokens are written, and no more writes are in flight.
     #[track_caller]
     pub fn wait_until_written(&self, tokens: u64) {
         self.wait_until("everything is written", || {
@@ -322,13 +322,13 @@ impl Server {
         });
     }
 
-    /// Waits for something that does not take long.
+    /// Waits for a condition that holds soon.
     #[track_caller]
     pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
         self.wait_at_most(PATIENCE, what, holds);
     }
 
-    /// The same with a limit of its own.
+    /// The same with an explicit limit.
     #[track_caller]
     pub fn wait_at_most(&self, limit: Duration, what: &str, holds: impl Fn() -> bool) {
         let started = Instant::now();
@@ -344,7 +344,7 @@ impl Server {
         }
     }
 
-    /// What it logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         self.log.text()
     }

@@ -1,5 +1,5 @@
-//! Folders that cannot be used, or not any more: the engine serves as without a store, and says why. And flags that no store
-//! can be made of.
+//! Folders that are or become unusable: the engine serves without a store, and logs why. Also flags that are invalid for a
+//! store.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn a_second_engine_on_the_same_folder_serves_without_and_says_so() {
     let said = first.ask(&prompt(1)).said;
     first.wait_until_written(STORED_TOKENS);
     let second = stored(folder.path()).start();
-    // While it waits for the folder, and once it has given up.
+    // While it waits for the folder, and after it has given up.
     assert_eq!(second.ask(&prompt(1)).said, said);
     second.wait_until("it gives up", || {
         second.log().contains("another engine uses the KV store")
@@ -34,7 +34,7 @@ fn a_second_engine_on_the_same_folder_serves_without_and_says_so() {
     assert_eq!((other.stored, other.said), (0, computed(2)));
     assert_eq!(second.written_tokens(), 0);
     second.kill();
-    // The first one has not noticed.
+    // The first one is unaffected.
     first.ask(&prompt(3));
     first.wait_until_written(2 * STORED_TOKENS);
     first.kill();
@@ -72,7 +72,7 @@ fn a_disk_that_is_full_keeps_what_fits_and_the_engine_serves() {
     assert_eq!(roomy.damages(), 0);
 }
 
-/// It serves without a store, and says what is wrong.
+/// It serves without a store, and logs the reason.
 #[track_caller]
 fn serves_without(folder: &Path, reason: &str) {
     let server = stored(folder).start();
@@ -137,14 +137,14 @@ fn flags_that_make_no_store_are_refused_with_a_sentence() {
         ),
     ];
     for (flags, parts) in refused {
-        // Its blocks are as large as the least that buffers may take.
+        // Its blocks are as large as the minimum size of buffers.
         let launch = Launch::new(&model("souffleur-tiny")).stored(folder.path());
         let said = launch.args(flags).refused();
         for part in parts {
             assert!(said.contains(part), "{flags:?}: {part:?} in\n{said}");
         }
     }
-    // Nothing is left of a start that was refused.
+    // A refused start leaves no files.
     let left = fs::read_dir(folder.path()).expect("it is there").count();
     assert_eq!(left, 0);
 }

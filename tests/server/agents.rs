@@ -26,7 +26,7 @@ fn weather() -> Value {
     }}})
 }
 
-/// A model that thinks, says something and makes two calls.
+/// A model that reasons, then writes a text and two calls.
 fn two_calls() -> World {
     let (lisbon, oslo) = (call("weather", LISBON), call("weather", OSLO));
     let line = format!("<think>\nWhich one?\n</think>\n\nBoth.\n{lisbon}\n{oslo}");
@@ -164,8 +164,8 @@ fn a_stream_has_the_order_that_clients_rely_on() {
     world.wait_until_whole();
 }
 
-/// Clients put every string of a call's deltas together but its index and type, and take a new index for the end of the
-/// call before.
+/// Clients concatenate all strings of a call's deltas except its index and type, and take a new index for the end of
+/// the previous call.
 fn check_calls(events: &[Value], index: usize) {
     let mut calls: Vec<(String, String)> = Vec::new();
     for delta in deltas(events, index) {
@@ -241,7 +241,7 @@ fn a_call_that_is_cut_off_ends_by_its_length() {
             assert!(!text.contains("think>"), "{text}");
             assert!(!text.contains("<tool_call>"), "{text}");
         }
-        // A stream has told what came of a call; a whole answer has nothing that a client could run.
+        // A stream has sent the beginning of the call; a whole answer has no call that a client could run.
         let calls = choice["message"]["tool_calls"].as_array();
         for call in calls.into_iter().flatten() {
             let arguments = call["function"]["arguments"].as_str().expect("a text");
@@ -253,8 +253,8 @@ fn a_call_that_is_cut_off_ends_by_its_length() {
     world.wait_until_whole();
 }
 
-/// Codex 0.94 over chat completions, in other words and with fewer tools: its tools carry their name twice, a developer
-/// speaks after the system, several user messages follow each other, and assistants that call have no content.
+/// Codex 0.94 over chat completions, paraphrased and with fewer tools: its tools carry their name twice, a developer
+/// message follows the system, several user messages follow each other, and assistants that call have no content.
 #[test]
 fn the_conversation_of_codex_with_two_calls_of_its_shell() {
     let run = |script: &str| json!({"command": ["bash", "-c", script]}).to_string();

@@ -1,4 +1,4 @@
-//! Tools and the arguments of earlier calls stand in the prompt as they were sent, on all doors.
+//! The prompt contains tools and the arguments of earlier calls as the client sent them, in every API.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// Checks that the prompt of each body has its text, which is as the template writes it.
+/// Checks that the prompt of each body contains its text, which is as the template writes it.
 fn check(cases: &[(&str, &str, &str)]) {
     let first = |expected: &str| cases.iter().position(|(_, _, text)| *text == expected);
     let lines: Vec<String> = (0..cases.len()).map(|at| format!("Text {at}.")).collect();
@@ -29,7 +29,7 @@ fn check(cases: &[(&str, &str, &str)]) {
     world.wait_until_whole();
 }
 
-/// The text of an answer of any door.
+/// The text of an answer of any API.
 fn said(answer: &Value) -> &str {
     let places = [
         "/choices/0/message/content",

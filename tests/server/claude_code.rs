@@ -1,5 +1,5 @@
-//! A task of twelve turns as Claude Code did it (`tests/fixtures/claude-code`), sent again call by call. The model says
-//! what it said then; what the calls share is in the tree.
+//! A recorded task of twelve turns of Claude Code (`tests/fixtures/claude-code`), replayed call by call. The model
+//! repeats its recorded replies; the calls' common prefix is in the tree.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn blocks(content: &Value) -> &[Value] {
     content.as_array().expect("a list of blocks")
 }
 
-/// The words that stand last in a call: a result of a tool, or the task.
+/// The last text of a call: a result of a tool, or the task.
 fn cue(messages: &[Value]) -> String {
     let last = messages
         .iter()
@@ -51,7 +51,7 @@ fn arguments(input: &Map<String, Value>) -> String {
     format!("{{{}}}", fields.join(", "))
 }
 
-/// An answer as the template writes it, which is how this model says it.
+/// An answer as the template writes it, which is also the model's output.
 fn line(content: &Value) -> String {
     let parts: Vec<String> = blocks(content)
         .iter()
@@ -69,7 +69,7 @@ fn line(content: &Value) -> String {
     parts.join("\n")
 }
 
-/// The model's words in each turn, by the words that it says them after.
+/// The model's reply in each turn, with its cue.
 fn lines(calls: &[Vec<Value>]) -> Vec<(String, String)> {
     let answer = |turn: usize| match calls.get(turn + 1) {
         Some(next) => line(&next[calls[turn].len()]["content"]),

@@ -1,4 +1,4 @@
-//! Clients that disappear: whatever state their request is in, it ends and the pool is whole again.
+//! Clients that disconnect: in any state, their request ends and the pool is whole again.
 
 use std::net::{Shutdown, TcpStream};
 
@@ -105,7 +105,7 @@ fn a_client_that_does_not_read_is_cancelled_and_told_when_it_reads() {
         engine.client_backlog_bytes = 1000;
     });
     let mut events = stream(world.addr, "/generate", &endless(true));
-    // The sockets between hold a few megabytes; chunks of everything so far fill them soon.
+    // The sockets in between hold a few megabytes; chunks of all text so far fill them soon.
     ends_early(&world);
     let mut last = events.next_json();
     while let Some(data) = events.next_data().filter(|data| data != "[DONE]") {

@@ -81,7 +81,7 @@ fn a_text_and_its_tokens_have_one_embedding_in_either_encoding() {
         &json!({"input": tokens["tokens"][0], "encoding_format": "float"}),
     );
     assert_eq!(one["data"][0]["embedding"], data[0]["embedding"]);
-    // As OpenAI's clients ask for it.
+    // As OpenAI's clients request it.
     let encoded = embed(
         &world,
         &json!({"input": texts[0], "encoding_format": "base64"}),

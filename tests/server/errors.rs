@@ -1,4 +1,4 @@
-//! Bad input, as a table: status and what the message says.
+//! Bad input, as a table: status and expected message.
 
 use serde_json::{Value, json};
 use souffleur::server::ServerConfig;

@@ -47,7 +47,7 @@ fn body(endpoint: &str) -> Value {
     }
 }
 
-/// The endpoint that a path is another name of, or else the path.
+/// The canonical endpoint of a path.
 fn walked_as(path: &str) -> &str {
     match path {
         "/responses" => "/v1/responses",
@@ -76,7 +76,7 @@ fn every_documented_field_is_read_or_refused_by_name_or_ignored_as_the_document_
             .flat_map(|(source, fields)| fields.iter().map(|field| (place(source), field.as_str())))
             .collect();
         for (place, field) in fields {
-            // No field takes all of them.
+            // No field takes all of these values.
             let wrong = [
                 json!([{"a": [1]}]),
                 json!(7.5),

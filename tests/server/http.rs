@@ -1,4 +1,4 @@
-//! A client of raw sockets, which can also behave badly.
+//! A client of raw sockets, which can also misbehave.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Longest time that a test waits for a server's next byte.
+/// Maximum time that a test waits for a server's next byte.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A whole response.
@@ -75,7 +75,7 @@ pub fn send(addr: SocketAddr, request: &str) -> Response {
     read_response(stream)
 }
 
-/// Opens a POST whose response the caller reads, or not.
+/// Opens a POST whose response the caller may read.
 pub fn open(addr: SocketAddr, path: &str, body: &Value) -> TcpStream {
     let mut stream = connect(addr);
     let request = post_head(addr, path, &body.to_string());
@@ -120,7 +120,7 @@ pub fn read_response(stream: TcpStream) -> Response {
     response
 }
 
-/// The head of a response, whose body is left alone.
+/// The head of a response; the body is left unread.
 pub fn read_head_of(stream: TcpStream) -> Response {
     let (status, headers) = read_head(&mut BufReader::new(stream));
     Response {

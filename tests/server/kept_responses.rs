@@ -1,4 +1,4 @@
-//! A response after it has ended: its events are told again, its conversation is kept in the cache.
+//! A response after it has ended: its events can be replayed, and its conversation is kept in the cache.
 
 use serde_json::{Value, json};
 
@@ -104,7 +104,7 @@ fn what_cannot_be_streamed_again_is_refused_by_name() {
     }
     let unknown = get(world.addr, &format!("{PATH}/resp_0?stream=true"));
     assert_eq!(unknown.status, 404);
-    // Query parameters that OpenAI's client may send besides.
+    // Query parameters that OpenAI's client may add.
     let told = replayed(&world, &path, "&include_obfuscation=false&include[]=x");
     assert_eq!(told.last().expect("events")["response"], response);
     world.wait_until_whole();
@@ -132,7 +132,7 @@ fn conversations_stay_in_the_cache_as_long_as_their_responses() {
     pinned("what is not kept is not pinned", 2);
     delete(world.addr, &path_of(&fork)).ok();
     pinned("what is deleted is not pinned", 1);
-    // Three are kept: the newest push the others out.
+    // Three are kept: the newest evict the others.
     for input in ["hello 1", "hello 2", "hello 3"] {
         ask(json!({ "input": input }));
     }

@@ -39,7 +39,7 @@ const METHODS: [(&str, &str); 32] = [
     ("GET", "/v1/loads"),
     ("GET", "/loads"),
     ("GET", "/get_load"),
-    // Not even its methods are told.
+    // Not even its methods are revealed.
     ("GET", "/generate"),
 ];
 
@@ -47,7 +47,7 @@ fn keyed(config: &mut ServerConfig) {
     config.api_key = Some(ApiKey::new(KEY).expect("it is printable"));
 }
 
-/// Asks with a header of authorization, and an empty object where there is to be a body.
+/// Requests with an authorization header, and an empty object if there is to be a body.
 fn ask(world: &World, (method, path): (&str, &str), authorization: &str) -> Response {
     let addr = world.addr;
     let request = format!(

@@ -1,13 +1,13 @@
-//! The load of an engine, as gateways ask for it.
+//! The load of an engine, as gateways request it.
 
 use serde_json::{Value, json};
 
 use crate::http::{get, open, post, stream};
 use crate::world::{CONTEXT_TOKENS, World};
 
-/// The question of smg, once every ten seconds.
+/// The request that smg sends every ten seconds.
 const SMG: &str = "/v1/loads?include=core,disagg,queues,memory";
-/// Whole numbers that smg reads in 32 bits.
+/// Integers that smg parses as 32 bits.
 const COUNTS: [&str; 9] = [
     "dp_rank",
     "num_running_reqs",

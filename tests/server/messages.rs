@@ -39,7 +39,7 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// A model that thinks, says something and makes two calls.
+/// A model that reasons, then writes a text and two calls.
 fn two_calls() -> World {
     let (lisbon, oslo) = (call("weather", LISBON), call("weather", "{}"));
     let line = format!("<think>\nWhich one?\n</think>\n\nBoth.\n{lisbon}\n{oslo}");
@@ -61,7 +61,7 @@ pub fn events(addr: SocketAddr, body: Value) -> Vec<(String, Value)> {
     all
 }
 
-/// Puts a stream together as clients do.
+/// Assembles a stream as clients do.
 pub fn together(events: &[(String, Value)]) -> Value {
     let (first, rest) = events.split_first().expect("events");
     assert_eq!(first.0, "message_start");
@@ -94,7 +94,7 @@ pub fn together(events: &[(String, Value)]) -> Value {
                 let (index, json) = open.take().expect("a block is open");
                 assert_eq!(data["index"], index);
                 if content[index]["type"] == "tool_use" {
-                    // Null in a call that was cut.
+                    // Null in a truncated call.
                     content[index]["input"] = serde_json::from_str(&json).unwrap_or_default();
                 }
             }
@@ -113,8 +113,8 @@ pub fn together(events: &[(String, Value)]) -> Value {
     message
 }
 
-/// The whole answer, which the stream must equal but for what differs between any two, and for a call that was cut: the
-/// stream has told what came of it.
+/// The whole answer, which the stream must equal except for ids and, in a truncated call, the part that only the
+/// stream has sent.
 fn answer(world: &World, body: Value) -> Value {
     let whole = post(world.addr, PATH, &body).ok();
     let mut streamed = together(&events(world.addr, body));
@@ -131,7 +131,7 @@ fn answer(world: &World, body: Value) -> Value {
     streamed["id"] = whole["id"].clone();
     let content = whole["content"].as_array().expect("a list");
     for (index, block) in content.iter().enumerate() {
-        // Ids of calls are made of the message's.
+        // Ids of calls are derived from the message's.
         if block["type"] == "tool_use" && streamed["content"][index]["id"].is_string() {
             streamed["content"][index]["id"] = block["id"].clone();
         }
@@ -232,7 +232,7 @@ fn an_answer_ends_for_one_reason() {
     assert_eq!(reason(stopped), (json!("stop_sequence"), json!("of")));
     let short = with(ask("capital"), json!({"max_tokens": 1}));
     assert_eq!(reason(short), (json!("max_tokens"), Value::Null));
-    // A complete call counts for less than the length, and for more than a stop sequence.
+    // The length takes precedence over a complete call, and that over a stop sequence.
     let tools = with(ask("compare"), json!({"tools": [weather()]}));
     let whole = post(world.addr, PATH, &tools).ok();
     let n_tokens = whole["usage"]["output_tokens"].as_u64().expect("a number");
@@ -299,7 +299,7 @@ fn tools_are_chosen_as_the_call_says() {
     world.wait_until_whole();
 }
 
-/// The prompt that the template makes of the messages, by the length of its tokens.
+/// The length in tokens of the prompt that the template renders from the messages.
 fn count(world: &World, body: &Value) -> u64 {
     let counted = post(world.addr, COUNT, body).ok();
     assert_eq!(
@@ -310,8 +310,8 @@ fn count(world: &World, body: &Value) -> u64 {
     counted["input_tokens"].as_u64().expect("a number")
 }
 
-/// The text of the prompt that a call had, as a model says it that repeats its prompt's end. Here: as the token ids of
-/// `/tokenize` for the same chat say it.
+/// The prompt of a call, which a model that repeats its prompt's end would show. Here: the token ids of `/tokenize`
+/// for the same chat.
 #[test]
 fn a_prompt_has_as_many_tokens_as_are_counted() {
     let world = two_calls();
@@ -343,7 +343,7 @@ fn a_prompt_has_as_many_tokens_as_are_counted() {
     let prompt = number("input_tokens") + number("cache_read_input_tokens");
     assert_eq!(count(&world, &body), prompt);
     assert_eq!(number("cache_creation_input_tokens"), 0);
-    // The same as a chat in OpenAI's words.
+    // The same as a chat in OpenAI's format.
     let chat = json!({"max_tokens": 1, "messages": [
         {"role": "system", "content": "Be brief.\n\nBe kind."},
         {"role": "user", "content": "The weather?"},
@@ -695,7 +695,7 @@ fn a_changing_header_is_dropped_wherever_the_system_speaks_unless_it_is_to_stay(
     ]);
     let inline = with(ask("x"), json!({"messages": inline}));
     assert_eq!(count(&world, &inline), count(&world, &ask("capital")));
-    // Other tests count there too.
+    // Other tests increment the counter too.
     assert!(dropped(&world) >= before + 4);
     let user = count(&world, &ask(&header(1)));
     assert!(
@@ -707,8 +707,8 @@ fn a_changing_header_is_dropped_wherever_the_system_speaks_unless_it_is_to_stay(
     assert!(count(&keeps, &body(with_header)) > expected + 10);
 }
 
-/// Twelve turns as Claude Code sends them: a header that changes, results of tools, and a reminder of the system in each
-/// turn; the model's answers come back as they were.
+/// Twelve turns as Claude Code sends them: a changing header, results of tools, and a system reminder in each
+/// turn; the model's answers come back unchanged.
 #[test]
 fn the_prompts_of_an_agents_conversation_share_all_but_the_last_turn() {
     const PAGE: u64 = 16;
@@ -749,7 +749,7 @@ fn the_prompts_of_an_agents_conversation_share_all_but_the_last_turn() {
         let number = |name: &str| usage[name].as_u64().expect("a number");
         let cached = number("cache_read_input_tokens");
         if let Some(before) = before {
-            // The prompt before, and the answer as far as the template writes it as the model did.
+            // The previous prompt, and the answer as far as the template writes it as the model did.
             assert!(cached + PAGE > before, "turn {turn}: {cached} of {before}");
             assert_eq!(cached % PAGE, 0);
         }

@@ -89,7 +89,7 @@ fn what_was_evicted_and_what_is_salted_is_told_over_http_too() {
     run_tokens(&world, "first", 10, None);
     run_tokens(&world, "salted", 10, Some("secret"));
     let salted = report(&world, "salted");
-    // Prefixes that are cached without the salt are none of its business, nor the other way round.
+    // Prefixes that are cached without the salt are in another namespace, and the other way round.
     assert_eq!(salted["cause"], "never_cached", "{salted}");
     assert_eq!(salted["elsewhere"], Value::Null, "{salted}");
     assert!(!salted.to_string().contains("secret"), "{salted}");

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::http::{post, stream};
 use crate::world::World;
 
-/// The texts of a choice's chunks, put together.
+/// The concatenated texts of a choice's chunks.
 fn joined(events: &[Value], text: impl Fn(&Value) -> &Value) -> String {
     let choices = events
         .iter()

@@ -43,7 +43,7 @@ fn examples_are_answered_as_the_document_tells() {
         let responses = operation["responses"].as_object().expect("there are some");
         let told = responses.get(&response.status.to_string());
         let told = told.unwrap_or_else(|| panic!("{path}: {}", response.body));
-        // A session of no one is closed, and no error but that.
+        // Only closing an unknown session is an error.
         let is_unknown = path == "/close_session" && response.status == 404;
         assert!(
             response.status == 200 || is_unknown,
@@ -80,7 +80,7 @@ fn examples_are_answered_as_the_document_tells() {
     world.wait_until_whole();
 }
 
-/// Values just outside of what a schema of a number allows.
+/// Values just outside the range of a number's schema.
 fn beyond(schema: &Value) -> Vec<Value> {
     let bound = |name: &str| schema.get(name).filter(|bound| bound.is_number());
     let moved = |bound: &Value, by: i64| match bound.as_i64() {

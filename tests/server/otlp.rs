@@ -1,4 +1,4 @@
-//! Traces, as a collector gets them. With the feature `otlp` only.
+//! Traces, as a collector receives them. With the feature `otlp` only.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,7 +22,7 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(30);
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const UNSAMPLED: &str = "00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-00";
 
-/// A collector that takes what it is sent.
+/// A collector that records the spans that it receives.
 struct Collector {
     addr: SocketAddr,
     sent: Receiver<ExportTraceServiceRequest>,
@@ -33,7 +33,7 @@ impl Collector {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let addr = listener.local_addr().expect("the socket is bound");
         let (sender, sent) = channel();
-        // It ends with the process: nothing tells it that nobody will connect any more.
+        // It ends with the process: no event signals the last connection.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let sender = sender.clone();
@@ -47,7 +47,7 @@ impl Collector {
         format!("http://{}/v1/traces", self.addr)
     }
 
-    /// The spans that have come.
+    /// The received spans.
     fn spans(&self) -> Vec<Span> {
         let requests = self.sent.try_iter();
         let resources = requests.flat_map(|request| request.resource_spans);
@@ -122,7 +122,7 @@ fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
     span
 }
 
-/// The spans of what `work` asks a server.
+/// The spans of the requests that `work` sends to a server.
 fn trace(work: impl FnOnce(&World)) -> Vec<Span> {
     let collector = Collector::new();
     let otlp = Otlp::start(Some(&collector.endpoint())).expect("the endpoint is a URL");

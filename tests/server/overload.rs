@@ -1,4 +1,4 @@
-//! More requests than the door lets in.
+//! More requests than the admission limit.
 
 use serde_json::json;
 
@@ -49,7 +49,7 @@ fn a_batch_is_let_in_whole_or_not_at_all() {
     let world = World::with(|engine, _| engine.max_queued_requests = 2);
     let sampling = json!({"max_new_tokens": 1});
     let call = json!({"text": ["a", "b", "c"], "sampling_params": sampling});
-    // However soon the first of them would be done.
+    // However soon the first of them would end.
     for _ in 0..20 {
         assert_eq!(post(world.addr, "/generate", &call).status, 503);
     }

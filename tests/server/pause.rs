@@ -46,11 +46,11 @@ fn what_runs_and_what_comes_waits_in_place_and_goes_on_with_the_same_text() {
     assert_eq!(info["internal_states"][0]["is_paused"], true);
     let second = open(world.addr, "/v1/completions", &completion(2));
     world.wait_until("the second one waits", |stats| stats.waiting_requests > 0);
-    // A step that was being planned when the pause came is under way by now.
+    // A step that was being planned when the pause came is in flight by now.
     let steps = world.stats().steps;
     assert_eq!(post(world.addr, "/flush_cache", &json!({})).status, 400);
     assert_eq!(world.stats().steps, steps, "nothing is planned");
-    // Twice is once.
+    // A second pause has no effect.
     told(&world, PAUSE, json!({"mode": "in_place"}));
     told(&world, CONTINUE, json!({}));
     assert!(!world.stats().is_paused);

@@ -13,7 +13,7 @@ use tracing_subscriber::{Layer, fmt, registry};
 use crate::http::{self, Response, get, post, send, stream};
 use crate::world::World;
 
-/// Longest time that a line is waited for.
+/// Maximum time to wait for a line.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The access log of all servers of this process, as the binary would write it.
@@ -28,7 +28,7 @@ static LOG: Log = Log {
 };
 
 impl Log {
-    /// Begins to listen; to be called before there are requests.
+    /// Starts capturing; call it before there are requests.
     fn listen() -> &'static Self {
         static STARTED: OnceLock<()> = OnceLock::new();
         STARTED.get_or_init(|| {
@@ -295,7 +295,7 @@ fn probes_are_left_out_and_the_log_can_be_turned_off() {
         200
     );
     let last = get(world.addr, "/v1/models");
-    // Workers write their lines when an answer has ended: those of closed servers are out.
+    // Workers write their lines when an answer has ended: closed servers have written theirs.
     drop(world);
     log.line(&[id_of(&last), "path=/v1/models "]);
     let lines = log.lines();

@@ -8,7 +8,7 @@ use crate::http::{delete, get, open, post, stream};
 use crate::world::World;
 
 const PATH: &str = "/v1/responses";
-/// Written as no template writes it: blanks, and a character escaped that need not be.
+/// Written as no template writes it: blanks, and an unnecessary escape.
 const LISBON: &str = r#"{"city":   "Lis\u0062on",  "days": 3}"#;
 
 fn call(name: &str, arguments: &str) -> String {
@@ -22,7 +22,7 @@ fn weather() -> Value {
     }})
 }
 
-/// A model that thinks, says something and makes two calls, and knows what to say to their results.
+/// A model that reasons, then writes a text and two calls, and has replies to their results.
 fn traveller() -> World {
     traveller_with_pages(1)
 }
@@ -61,8 +61,8 @@ pub fn events(addr: SocketAddr, mut body: Value) -> Vec<Value> {
     events
 }
 
-/// Checks what clients rely on: numbers without a gap, one item after the other, nothing before its item or part, and all of
-/// it again at the end.
+/// Checks the properties that clients rely on: numbers without a gap, one item after the other, nothing before its item or
+/// part, and all of it again at the end.
 #[track_caller]
 pub fn check_order(events: &[Value]) {
     let (first, last) = (&events[0], &events[events.len() - 1]);
@@ -255,7 +255,7 @@ fn custom_tools_and_namespaces_are_called_by_the_clients_names_and_hosted_tools_
         (&item["name"], &item["namespace"]),
         (&json!("find"), &json!("crm"))
     );
-    // The conversation goes on under the same names.
+    // The conversation continues under the same names.
     let next = json!({
         "previous_response_id": response["id"], "tools": tools,
         "input": [{"type": "function_call_output", "call_id": item["call_id"], "output": "hello"}],
@@ -296,7 +296,7 @@ fn a_continuation_has_everything_cached_whatever_was_sampled() {
     let known = first["usage"]["total_tokens"].as_u64().expect("a number") - 1;
     let cached = &second["usage"]["input_tokens_details"]["cached_tokens"];
     assert_eq!(*cached, known);
-    // Sent whole, the conversation is another one: the model wrote its arguments in its own way.
+    // Sent whole, the conversation is another one: the model formatted its arguments differently.
     let mut input = vec![json!({"role": "user", "content": "compare"})];
     input.extend(first["output"].as_array().expect("items").iter().cloned());
     input.extend(results);
@@ -306,7 +306,7 @@ fn a_continuation_has_everything_cached_whatever_was_sampled() {
     world.wait_until_whole();
 }
 
-/// Twelve turns of a loop of tools, each answered with thoughts and with calls that no template would write so.
+/// Twelve turns of a tool loop, each answered with reasoning and with calls that no template would format so.
 #[test]
 fn continuations_have_everything_cached_in_pages_of_any_size() {
     for page in [1, 16] {
@@ -369,7 +369,7 @@ fn instructions_do_not_carry_over_and_forks_share_their_past() {
     let other = ask(&world, &next("sunny?"));
     assert_eq!(other["output"][0]["content"][0]["text"], "Lisbon it is.");
     assert_ne!(one["id"], other["id"]);
-    // A cut answer is gone on from as well: it is rendered again.
+    // A truncated answer can be continued as well: it is rendered again.
     let cut = ask(&world, &json!({"input": "hello", "max_output_tokens": 2}));
     assert_eq!(cut["status"], "incomplete");
     assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
@@ -475,7 +475,7 @@ fn a_full_store_forgets_the_oldest() {
             .iter()
             .map(|id| get(world.addr, &path(id)).status)
             .collect();
-        // A client that goes on from one that was forgotten hears so; the others go on.
+        // A client that continues a forgotten response gets an error; the others continue.
         for (id, status) in ids.iter().zip(&found) {
             let next = json!({"input": "hello", "previous_response_id": id});
             if *status == 404 {
@@ -537,7 +537,7 @@ fn a_client_that_keeps_its_reasoning_itself_sends_it_back() {
     let foreign =
         json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"});
     assert_eq!(tokens(json!([ask, foreign, call, result])), without);
-    // Items of a service's tools say nothing here.
+    // Items of a hosted tool add no tokens.
     let searched = json!({"type": "web_search_call", "id": "ws_1", "status": "completed"});
     assert_eq!(tokens(json!([ask, searched, call, result])), without);
 }

@@ -99,7 +99,7 @@ fn requests_of_one_lane_come_one_after_the_other_and_have_one_end_each() {
         let mut other = Client::connect_to(world.addr, "/responses", None)
             .await
             .expect("it connects");
-        // The answer is a stream, whatever the request asks for.
+        // The answer is a stream, even if the request sets `stream` to false.
         let mut frame = create("bye");
         frame["stream"] = false.into();
         assert_eq!(text(&ask(&mut other, frame).await), Some("Good bye."));
@@ -127,7 +127,7 @@ fn lanes_are_answered_side_by_side_and_named_in_every_event() {
             *events += 1;
         }
         assert_eq!(seen.keys().collect::<Vec<_>>(), ["a", "b"]);
-        // A client that aborts by name makes room for the lane that waits.
+        // A client that aborts by name makes room for the waiting lane.
         let addr = world.addr;
         let abort = move || crate::http::post(addr, "/abort_request", &json!({"rid": "a"})).ok();
         tokio::task::spawn_blocking(abort)
@@ -143,7 +143,7 @@ fn lanes_are_answered_side_by_side_and_named_in_every_event() {
         }
         assert_eq!(failed, 1);
     });
-    // The connection is gone, and takes its requests with it.
+    // The connection is closed, which cancels its requests.
     world.wait_until_whole();
     assert!(world.stats().steps < u64::from(ENDLESS));
 }
@@ -168,7 +168,7 @@ fn a_conversation_goes_on_though_nothing_is_stored() {
             second["usage"]["input_tokens_details"]["cached_tokens"],
             known
         );
-        // Nobody else has it.
+        // No other client can read it.
         let path = format!("{PATH}/{id}");
         let addr = world.addr;
         let found = tokio::task::spawn_blocking(move || get(addr, &path).status);
@@ -181,7 +181,7 @@ fn a_conversation_goes_on_though_nothing_is_stored() {
             "previous_response_not_found",
         )
         .await;
-        // A fork on another lane that fails leaves it there; a failure on its own lane does not.
+        // A failed fork on another lane leaves it there; a failure on its own lane does not.
         let mut wrong = next.clone();
         wrong["background"] = true.into();
         wrong["stream_id"] = "fork".into();
@@ -318,7 +318,7 @@ fn frames_that_ask_for_nothing_possible_are_answered_and_the_connection_stays() 
         assert_eq!(failed["type"], "response.steer.failed");
         assert_eq!(failed["error"]["code"], "steering_not_supported");
         assert_eq!(failed["steer"]["input"], "left");
-        // Too many names, and too much at once.
+        // Too many names, and too many requests at once.
         for lane in ["a", "b"] {
             let mut frame = create("hello");
             frame["stream_id"] = lane.into();

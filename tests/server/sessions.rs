@@ -12,7 +12,7 @@ fn open(world: &World, body: &Value) -> String {
     id.as_str().expect("the id").to_owned()
 }
 
-/// Generates some tokens behind those of the session's request `rid`.
+/// Generates some tokens after those of the session's request `rid`.
 fn call(id: &str, rid: Option<&str>, name: &str, new: &[u32]) -> Value {
     json!({
         "input_ids": new, "rid": name,
@@ -74,7 +74,7 @@ fn a_request_goes_on_from_an_earlier_one_of_its_session() {
     let third = post(world.addr, "/generate", &call(&id, Some("b"), "c", &[30])).ok();
     let prompt = [&prompt[..], &ids(last), &[30]].concat();
     assert_eq!(ids(&third), plain(&world, &prompt));
-    // Nothing but what is new is computed.
+    // Only the new tokens are computed.
     let cached = third["meta_info"]["cached_tokens"]
         .as_u64()
         .expect("a count");
@@ -209,7 +209,7 @@ fn a_websocket_goes_on_in_sessions_too() {
             .await
             .expect("it is open");
         assert_eq!(second, plain(&world, &prompt));
-        // The next one goes on from it as soon as it has ended.
+        // The next one continues from it as soon as it has ended.
         let third = answer(frame(Some("b"), "c", &[30]))
             .await
             .expect("it has ended");
@@ -313,7 +313,7 @@ fn sessions_are_refused_by_name_and_bounded() {
         400,
         "session_params.id is missing",
     );
-    // Nobody can fill the memory.
+    // No client can fill the memory.
     let filled = (0..10).map(|at| {
         let call = call(&id, None, &format!("r{at}"), &[7; 40]);
         post(world.addr, "/generate", &call).status

@@ -1,4 +1,4 @@
-//! Sixteen clients share a prefix of 512 tokens; what each is told and what the metrics say agree exactly.
+//! Sixteen clients share a prefix of 512 tokens; the cached tokens in their answers and in the metrics agree exactly.
 
 use serde_json::{Value, json};
 

@@ -56,7 +56,7 @@ fn a_server_without_its_engine_says_that_it_is_loading() {
     );
 }
 
-/// Dies of its first step.
+/// Fails at its first step.
 struct Mortal;
 
 impl Executor for Mortal {
@@ -65,8 +65,8 @@ impl Executor for Mortal {
     }
 }
 
-/// A server whose engine dies of its first request, with its model's folder. The rebuild waits for what is sent here, and
-/// fails then.
+/// A server whose engine dies at its first request, with its model's folder. The rebuild waits for a message on this
+/// channel, and then fails.
 pub fn mortal_world() -> (World, TempDir, Sender<()>) {
     let world = World::without_engine(ServerConfig::default());
     let model = long_model();
@@ -91,14 +91,14 @@ pub fn mortal_world() -> (World, TempDir, Sender<()>) {
     (world, model, fail)
 }
 
-/// Sends the request that [`mortal_world`]'s engine dies of, and waits until it is being rebuilt.
+/// Sends the request that kills [`mortal_world`]'s engine, and waits until the rebuild has begun.
 pub fn kill(world: &World) {
     let call = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 3}});
     assert_eq!(post(world.addr, "/generate", &call).status, 503);
     wait_until("it is rebuilt", || get(world.addr, "/ready").status == 503);
 }
 
-/// A supervisor that restarts a process that fails its liveness probe would end the rebuild that mends it.
+/// A supervisor that restarts a process after a failed liveness probe would end the rebuild that repairs it.
 #[test]
 fn a_rebuild_is_alive_and_not_ready_and_a_failure_is_neither() {
     let (world, _model, fail) = mortal_world();
@@ -167,7 +167,7 @@ fn the_metrics_page_counts_requests_by_route_and_never_by_path() {
         format!(r#"sglang:http_responses_total{{{route},status_code="503",method="GET"}}"#);
     assert!(has(&labels), "{}", page.body);
     assert!(!page.body.contains("some-name"), "{}", page.body);
-    // The recorder is the whole binary's: other tests may be asking for a model.
+    // The recorder is the whole binary's: other tests may be requesting a model.
     let labels = format!(r#"sglang:http_requests_active{{{route},method="GET"}} 0"#);
     wait_until("nobody asks for a model", || {
         let page = get(world.addr, "/metrics").body;
@@ -260,7 +260,7 @@ fn a_host_mounts_two_servers_beside_routes_of_its_own() {
     assert_eq!(get(addr, "/own").body, "own");
     assert_eq!(get(addr, "/b/metrics").body, "page");
     assert_eq!(get(addr, "/elsewhere").status, 404);
-    // Routes that the host mounts are guarded, its own routes are its own affair.
+    // The server guards the routes that it mounts, but not the host's routes.
     let stranger = |path: &str| {
         let lines = "Host: evil.example\r\nOrigin: http://evil.example\r\nConnection: close";
         send(addr, &format!("GET {path} HTTP/1.1\r\n{lines}\r\n\r\n")).status

@@ -77,7 +77,7 @@ fn a_chat_has_the_tokens_of_its_prompt() {
     chat["add_generation_prompt"] = false.into();
     let shorter = post(world.addr, "/tokenize", &chat).ok();
     assert!(shorter["count"].as_u64() < answer["count"].as_u64());
-    // Special tokens are left out of a text unless they are asked for.
+    // Special tokens are left out of a text unless the request includes them.
     let plain = post(
         world.addr,
         "/detokenize",
@@ -162,7 +162,7 @@ fn what_cannot_be_encoded_or_decoded_is_refused_by_its_field() {
 fn large_texts_wait_for_each_other_and_nobody_else_waits() {
     let world = World::new();
     let body = json!({"prompt": "some words of a long text. ".repeat(100_000)});
-    // One more, and the one that leaves could take the room of another.
+    // With one more, the departing request could take the room of another.
     let large: Vec<_> = (0..7)
         .map(|_| open(world.addr, "/tokenize", &body))
         .collect();

@@ -1,4 +1,4 @@
-//! Calls of tools on all doors: as the model really writes them, as many as were asked for, and none by halves.
+//! Tool calls in every API: in the models' real formats, within the requested number, and never partial.
 
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn of_chat(answer: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Those of a whole response, all of which must be complete.
+/// The same for a whole response, all of whose calls must be complete.
 fn of_response(answer: &Value) -> Vec<(String, String)> {
     let items = list(&answer["output"]).iter();
     items
@@ -84,7 +84,7 @@ fn of_response(answer: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Name and input of those of a whole message.
+/// Name and input of the calls of a whole message.
 fn of_message(answer: &Value) -> Vec<(String, Value)> {
     let blocks = list(&answer["content"]).iter();
     blocks
@@ -383,7 +383,7 @@ fn the_input_of_a_custom_tool_is_told_whole_or_not_at_all() {
     world.wait_until_whole();
 }
 
-/// The grammar of a constant opens the output with all of it, so the next request finds the prompt and that in the cache.
+/// The grammar of a constant opens the output with all of it, so the next request finds prompt and constant in the cache.
 #[test]
 fn tokens_that_a_grammar_opens_an_output_with_are_not_cached_tokens_of_the_prompt() {
     let world = World::new();

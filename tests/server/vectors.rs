@@ -127,7 +127,7 @@ fn vectors_that_cannot_be_read_are_refused_by_their_place() {
     let scored =
         json!({"input_embeds": [vector()], "return_logprob": true, "logprob_start_len": 0});
     check_refused(&world, scored, "logprob_start_len", "no log probabilities");
-    // None is none.
+    // An empty list is no prompt.
     let none = json!({"input_embeds": [], "text": "a", "sampling_params": greedy(2)});
     post(world.addr, "/generate", &none).ok();
     world.wait_until_whole();

@@ -1,4 +1,4 @@
-//! Requests that generate nothing, and requests that may not wait or run for ever.
+//! Requests that generate nothing, and requests with waiting or running limits.
 
 use serde_json::{Value, json};
 

@@ -189,7 +189,7 @@ fn a_client_that_disappears_takes_its_requests_with_it() {
             client.send(generate(rid, ENDLESS)).await;
         }
         client.json().await;
-        // No closing handshake: the socket just goes.
+        // No closing handshake: the socket just closes.
         drop(client);
     });
     ends_early(&world);

@@ -1,4 +1,4 @@
-//! A prompt that is too long, in the words that the clients of each API look for, with its true number of tokens.
+//! A prompt that is too long: the error has the words that each API's clients look for, and the true number of tokens.
 
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
@@ -133,7 +133,7 @@ fn a_response_that_is_streamed_begins_and_fails() {
     assert_eq!(response["error"]["code"], "context_length_exceeded");
     let message = response["error"]["message"].as_str().expect("a text");
     assert!(message.contains("exceeds the context window"), "{message}");
-    // Other faults are a status, before any event.
+    // Other errors are a status, before any event.
     let wrong = json!({"input": "hello", "temperature": -1, "stream": true});
     assert_eq!(post(world.addr, "/v1/responses", &wrong).status, 400);
     world.wait_until_whole();

@@ -1,4 +1,4 @@
-//! A server with an engine of its own, torn down at the end of a test.
+//! A server with a separate engine, torn down at the end of a test.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::scripted::{self, Line};
 
-/// Longest time that something is waited for.
+/// Maximum time of a wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest sequence of the model: more tokens than a test has time for.
 pub const CONTEXT_TOKENS: usize = 1 << 16;
@@ -54,7 +54,7 @@ impl World {
         configure: impl FnOnce(&mut EngineConfig, &mut ServerConfig),
         adapt: impl FnOnce(AppState) -> AppState,
     ) -> Self {
-        // The engine's metrics go to the recorder that is there when it starts.
+        // The engine's metrics go to the recorder that is installed when it starts.
         recorder();
         let model = long_model();
         let mut engine = EngineConfig {
@@ -74,7 +74,7 @@ impl World {
         world
     }
 
-    /// A server on the checkpoint with tool tokens, whose model says these lines.
+    /// A server on the checkpoint with tool tokens, whose model replies with these lines.
     pub fn scripted(lines: &[Line<'_>]) -> Self {
         Self::scripted_with(lines, |_, _| ())
     }
@@ -142,7 +142,7 @@ impl World {
         stats.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Waits until nothing is under way and every page is free or cached.
+    /// Waits until no request is in flight and every page is free or cached.
     #[track_caller]
     pub fn wait_until_whole(&self) {
         self.wait_until("the pool is whole", |stats| stats.is_idle_and_whole());
@@ -155,7 +155,7 @@ impl World {
         wait_until(what, || holds(&self.stats()));
     }
 
-    /// Tells the server to stop.
+    /// Signals the server to stop.
     pub fn stop(&mut self) {
         drop(self.stop.take());
     }

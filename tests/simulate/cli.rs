@@ -1,4 +1,4 @@
-//! The command as its users meet it.
+//! The command as its users see it.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-//! The states in virtual time: what must hold of any load, and what is known of small ones.
+//! The states in virtual time: invariants under any load, and known results of small ones.
 
 use souffleur::config::EngineConfig;
 use souffleur::simulate::engine::{Simulation, simulate};

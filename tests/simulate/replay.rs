@@ -1,4 +1,4 @@
-//! Prompts alone: the reference curve of Mooncake's synthetic trace, which SGLang's own tree gave.
+//! Prompts alone: the reference curve of Mooncake's synthetic trace, computed with SGLang's own tree.
 
 use souffleur::simulate::replay::{ReplayCache, Replayed, replay_prompts};
 use souffleur::state::cache::eviction::EvictionPolicy;

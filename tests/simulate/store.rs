@@ -24,7 +24,7 @@ fn cores() -> Hardware {
     Hardware::load("zen4-2-cores").expect("it is compiled in")
 }
 
-/// A pool of so many tokens and a store of so many bytes, or none.
+/// A pool and an optional store of `disk_bytes` bytes.
 fn config(disk_bytes: Option<u64>) -> EngineConfig {
     EngineConfig {
         kv_disk_path: disk_bytes.map(|_| PathBuf::from("nowhere")),
@@ -100,7 +100,7 @@ fn a_prompt_that_memory_has_lost_comes_from_the_disk_in_the_time_that_the_disk_t
     );
     let store = with.store.expect("there is one");
     assert_eq!(store.read, 15);
-    // Of each prompt and its output 1,049 tokens are stored: 16 blocks. The third one's last is another.
+    // Of each prompt and its output 1,049 tokens are stored: 16 blocks. The third one's last block differs.
     assert!((32..=33).contains(&store.written), "{store:?}");
     let block_bytes = 64.0 * TOKEN_BYTES;
     let fetch_s = 100e-6 + 15.0 * block_bytes / 0.68e9;
@@ -116,7 +116,7 @@ fn a_prompt_that_memory_has_lost_comes_from_the_disk_in_the_time_that_the_disk_t
     assert!((with.disk_hit_rate() + with.memory_hit_rate() - with.hit_rate()).abs() < 1e-12);
 }
 
-/// Conversations that go on at random, in blocks of 64 tokens and more.
+/// Random conversations with several turns, in blocks of 64 tokens and more.
 fn conversations(n: usize) -> Vec<Vec<(u32, u32)>> {
     let mut random: u64 = 7;
     let mut below = |n: u32| {
@@ -126,7 +126,7 @@ fn conversations(n: usize) -> Vec<Vec<(u32, u32)>> {
         (random >> 33) as u32 % n
     };
     let prompt = |_| {
-        // A few beginnings, with few ways to go on.
+        // A few beginnings, with few continuations.
         let turns = 1 + below(3);
         let mut runs = vec![(below(4) * 100, 512)];
         for turn in 0..turns {
@@ -149,7 +149,7 @@ fn one_request_after_another_hits_what_a_naive_store_has() {
         kv_host_bytes: Some(4 * GIB),
         ..config(Some(1000 * GIB))
     };
-    // Whole blocks, by all tokens up to their end: whatever was computed is in memory or on disk.
+    // Whole blocks, by all tokens up to their end: every computed block is in memory or on disk.
     let mut stored: HashSet<Vec<u32>> = HashSet::new();
     let mut expected = Vec::new();
     for request in &load.requests {

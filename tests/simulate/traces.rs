@@ -1,4 +1,4 @@
-//! Traces as files: both formats, and what is said of those that are neither.
+//! Traces as files: both formats, and the errors for files in neither.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,11 +1,11 @@
-//! Thousands of requests that come, share prefixes, are stopped, cancelled, timed out, preempted and retracted, while
-//! plans are open and steps under way, in pools that are too small for them.
+//! Thousands of requests that arrive, share prefixes, are stopped, cancelled, timed out, preempted and retracted, while
+//! plans are open and steps in flight, in pools that are too small for them.
 //!
-//! [`crate::scheduler_world`] asserts what must hold at every plan: the counters add up, every request hears of its end
-//! once and got its own tokens. Every 64 plans, and at the end, whole sets are compared: no page is lost or held twice,
-//! the tree is sound, the queue has the order of a naive model. [`crate::scheduler_waits`] says how long a wait may be.
+//! [`crate::scheduler_world`] asserts the invariants of every plan: the counters add up, and every request gets exactly
+//! one end and its own tokens. Every 64 plans, and at the end, it compares whole sets: no page is lost or held twice,
+//! the tree is sound, the queue has the order of a naive model. [`crate::scheduler_waits`] bounds the waits.
 //!
-//! `SOUFFLEUR_CHAOS_SCALE=20` makes every run twenty times as long, `SOUFFLEUR_CHAOS_SEED` makes other ones.
+//! `SOUFFLEUR_CHAOS_SCALE=20` makes every run twenty times as long; `SOUFFLEUR_CHAOS_SEED` selects other runs.
 
 use crate::chaos_load::{Chaos, Seen};
 use crate::chaos_table::{Mix, table};
@@ -20,7 +20,7 @@ fn from_environment(name: &str, default: usize) -> usize {
     value.map_or(default, |value| value.parse().expect("it is a number"))
 }
 
-#[allow(clippy::print_stdout)] // what a failed run was, and with --nocapture what each got into
+#[allow(clippy::print_stdout)] // names a failed run; with --nocapture, each run's situations
 fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
     let seed = from_environment("SOUFFLEUR_CHAOS_SEED", 0) << 16 | number;
     let n_requests = n_requests * from_environment("SOUFFLEUR_CHAOS_SCALE", 1);
@@ -34,7 +34,7 @@ fn run(mix: Mix, number: usize, n_requests: usize) -> Seen {
     chaos.seen
 }
 
-/// The runs of the table with this page size, and what they got into together.
+/// The runs of the table with this page size, and the situations of all of them.
 #[allow(clippy::print_stdout)]
 fn run_table(page_size: u32) {
     let runs = table().into_iter().enumerate();

@@ -1,4 +1,4 @@
-//! The events of an engine in the chaos: who comes, and what interferes between any two legs of any plan.
+//! The events of an engine in the chaos: arrivals, and events between any two legs of any plan.
 
 use souffleur::request::RequestTimeouts;
 use souffleur::state::cache::eviction::EvictionPolicy;
@@ -15,7 +15,7 @@ use crate::scheduler_world::{Ask, Fate, Setup, VOCAB, World};
 
 const N_FAMILIES: usize = 8;
 const FAMILY_TOKENS: usize = 240;
-/// Requests that a conversation may go on from.
+/// Requests that a conversation may continue.
 const RECENT: usize = 40;
 /// Plans between two looks at whole sets.
 const SETS_EVERY: usize = 64;
@@ -52,7 +52,7 @@ impl Random {
     }
 }
 
-/// The situations that a run got into.
+/// The situations of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub retractions: usize,
@@ -72,7 +72,7 @@ pub struct Seen {
     pub pins: usize,
     /// Times that arrivals stopped until everything had ended.
     pub closed: usize,
-    /// Chunks that went on, and starts that had to keep an order: see [`crate::scheduler_waits`].
+    /// Resumed chunks, and starts that had to keep an order: see [`crate::scheduler_waits`].
     pub resumed: usize,
     pub by_class: usize,
     pub by_arrival: usize,
@@ -148,14 +148,14 @@ impl Chaos {
         }
     }
 
-    /// Waves of requests, some of them closed: nobody comes until all have ended.
+    /// Waves of requests, some of them closed: no request arrives until all have ended.
     pub fn run(&mut self, n_requests: usize) {
         while self.world.lives.len() < n_requests {
             let waves = if self.talks { 10..60 } else { 10..160 };
             let left = n_requests - self.world.lives.len();
             let wave = self.random.within(waves).min(left);
             self.arrive(wave);
-            // An idle engine forgets what it has learned of outputs, and overcommits again.
+            // An idle engine resets its estimate of outputs, and overcommits again.
             if self.random.percent(if self.talks { 80 } else { 50 }) {
                 self.close();
             }
@@ -200,7 +200,7 @@ impl Chaos {
         }
     }
 
-    /// Nobody comes until everybody has ended.
+    /// No request arrives until all have ended.
     fn close(&mut self) {
         while !self.world.alive().is_empty() {
             self.turn();
@@ -258,7 +258,7 @@ impl Chaos {
         }
     }
 
-    /// One of those that stand where the dice say, so that all stages get their share.
+    /// Aborts a request in a random stage, so that all stages get their share.
     fn abort(&mut self) {
         let stages = [
             Stage::Waiting,
@@ -334,7 +334,7 @@ impl Chaos {
         }
     }
 
-    /// Half of the pool, so that two of the longest fit beside each other.
+    /// Half of the pool, so that two of the longest fit together.
     fn longest_prompt(&self) -> usize {
         let setup = &self.world.setup;
         (setup.n_pages * setup.page_size) as usize / 2
@@ -383,7 +383,7 @@ impl Chaos {
         }
     }
 
-    /// Every eighth request has one; none draws on the load's random numbers.
+    /// Every eighth request has one; none consumes the load's random numbers.
     fn grammar(&self) -> Option<HashedGrammar> {
         let number = self.world.lives.len();
         let opening: Vec<u32> = (0..number as u32 / 8 % 6).map(|token| token + 7).collect();
@@ -435,7 +435,7 @@ fn windows(setup: &Setup, seed: u64) -> Option<WindowLimits> {
     })
 }
 
-/// Two thirds of the prompts have some; they draw on no random numbers.
+/// Two thirds of the prompts have some; they consume no random numbers.
 fn anchors(prompt: &[u32], number: usize) -> Vec<u32> {
     let len = prompt.len() as u32;
     match number % 3 {

@@ -1,4 +1,4 @@
-//! Which runs the chaos makes: every pair of values of any two factors comes together in one of them.
+//! The table of chaos runs: every pair of values of any two factors comes together in one of them.
 
 use std::collections::HashSet;
 

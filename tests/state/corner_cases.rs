@@ -1,4 +1,4 @@
-//! Situations that went wrong in other engines, one test each, and the examples of the design's sources.
+//! Situations that failed in other engines, one test each, and the examples of the design's sources.
 
 use souffleur::ids::PageId;
 use souffleur::state::cache::eviction::EvictionPolicy;

@@ -1,4 +1,4 @@
-//! Counts what the current thread allocates, for tests that promise not to.
+//! Counts the allocations of the current thread, for tests of allocation-free code.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

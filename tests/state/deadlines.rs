@@ -1,4 +1,4 @@
-//! Requests that may not wait or run for ever, in virtual time.
+//! Requests with limits on waiting and running, in virtual time.
 
 use proptest::prelude::*;
 use souffleur::error::RequestError;
@@ -62,7 +62,7 @@ fn a_request_runs_no_longer_than_it_may_and_gives_everything_back() {
     let mut world = one_row();
     world.submit(limited(vec![1; 10], Some(1.0), Some(3.0)));
     world.turn();
-    // The running time begins here, the waiting limit means nothing any more.
+    // The running time begins here; the waiting limit no longer applies.
     world.pass(5.0);
     world.turn();
     world.pass(2.9);
@@ -103,7 +103,7 @@ fn a_retracted_request_is_running_and_not_waiting() {
         conservativeness: 0.001,
         ..Setup::default()
     });
-    // An output that EOS may cut short is not reserved in full, so both get in; and none does.
+    // An output that EOS may cut short is not reserved in full, so both are admitted, and neither fits.
     for number in 0..2u64 {
         let prompts = (0..200u32).map(|first| vec![first + 50 * number as u32 % 200; 10]);
         let is_long =

@@ -1,5 +1,5 @@
-//! KV events: whoever applies them in order knows which blocks of tokens the tree holds after each plan, whatever the plans
-//! are, and however often everything is told again.
+//! KV events: a reader that applies them in order knows the blocks of tokens in the tree after each plan, for any plans
+//! and after any number of full resends.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const N_REQUESTS: usize = 200;
 /// Lists of changes between two comparisons of everything, in a run of the chaos.
 const COMPARED_EVERY: usize = 16;
 
-/// A reader of events, beside a naive account of the nodes that they come from.
+/// A reader of events, with a naive account of the nodes that they come from.
 pub struct Account {
     block_size: usize,
     mirror: BlockMirror,
@@ -58,7 +58,7 @@ impl Account {
         }
     }
 
-    /// Takes what has changed in the cache, and at times compares everything.
+    /// Applies the cache's changes, and at times compares everything.
     pub fn hear(&mut self, cache: &mut dyn PrefixCache) {
         cache.take_changes(&mut self.changes);
         if self.changes.is_empty() {
@@ -164,7 +164,7 @@ impl Account {
         assert_eq!(self.mirror.n_blocks(), self.known.len());
     }
 
-    /// As [`compare`](Self::compare), of a tree whose layers keep nothing besides.
+    /// As [`compare`](Self::compare), for a tree whose layers keep no states or windows.
     fn compare_plain(&self, cache: &dyn PrefixCache) {
         self.compare(cache);
         if cache.has_more_to_tell() {
@@ -290,7 +290,7 @@ fn the_blocks_of_a_tree_are_known_after_every_plan_of_the_chaos() {
     assert!(windows > 0 && states > 0 && cleared > 0);
 }
 
-/// Without a look at the whole tree, which is large.
+/// Without walking the whole tree, which is large.
 fn insert(memory: &mut Memory, tokens: &[u32]) {
     let pages = memory.alloc(tokens.len());
     let inserted = memory.tree.insert(Insert {
@@ -305,7 +305,7 @@ fn insert(memory: &mut Memory, tokens: &[u32]) {
     memory.pool.free(inserted.rest);
 }
 
-/// More nodes than are told at once.
+/// More nodes than one resend includes.
 #[test]
 fn a_tree_that_grows_and_shrinks_while_it_is_told_again_is_told_as_it_is() {
     for seed in 0..3 {
@@ -321,7 +321,7 @@ fn a_tree_that_grows_and_shrinks_while_it_is_told_again_is_told_as_it_is() {
             insert(&mut memory, &tokens(&mut random));
         }
         assert!(memory.tree.n_nodes() > 1_500, "{}", memory.tree.n_nodes());
-        // Nobody has heard anything so far, as if it had been lost.
+        // The reader has no events so far, as if all had been lost.
         let mut lost = Vec::new();
         memory.tree.take_changes(&mut lost);
         memory.tree.note_changes();

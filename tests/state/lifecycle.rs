@@ -86,7 +86,7 @@ struct Sequence {
     prompt_tokens: usize,
     /// Tokens whose KV is written.
     committed: usize,
-    /// The page table: what a kernel would read.
+    /// The page table, as a kernel would read it.
     row: Vec<PageId>,
     lock: NodeLock,
     private: Pages,
@@ -279,7 +279,7 @@ impl Engine {
         self.cache.unlock(sequence.lock);
     }
 
-    /// Every page has exactly one owner, and every sequence reads what its tokens ask for.
+    /// Every page has exactly one owner, and every sequence reads the KV of its own tokens.
     fn check(&self) {
         assert_eq!(self.cache.check_integrity(), Ok(()));
         let mut owned: Vec<PageId> = self.pool.iter().collect();

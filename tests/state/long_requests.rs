@@ -1,10 +1,10 @@
-//! Requests that run long, as the log says it, in virtual time.
+//! The log of long requests, in virtual time.
 
 use crate::scheduler_world::{Ask, Setup, World};
 
 const EVERY_S: f64 = 30.0;
 
-/// The phases and tokens of those that are logged between two moments, and how many others there are.
+/// The phases and tokens of the requests that are logged between two moments, and the number of others.
 fn logged(world: &World, since_s: f64, now_s: f64) -> (Vec<(&'static str, usize, usize)>, usize) {
     let scheduler = &world.states.scheduler;
     let (shown, others) = scheduler.long_requests((since_s, now_s), EVERY_S);

@@ -52,7 +52,7 @@ use souffleur::state::cache::radix_tree::{Insert, RadixTree};
 use souffleur::state::pool::page_pool::PagePool;
 use souffleur::state::pool::pages::{NodeLock, PageSize, Pages, PoolLedger};
 
-/// A tree over a pool, and shorthands for what tests do with the two.
+/// A tree over a pool, and shorthands for common operations on the two.
 struct Memory {
     page_size: PageSize,
     pool: PagePool,
@@ -171,7 +171,7 @@ impl Memory {
         assert_eq!(self.tree.check_integrity(), Ok(()));
     }
 
-    /// Nothing is held by anybody: every page is either free or cached.
+    /// Nothing is locked: every page is either free or cached.
     fn assert_idle(&self) {
         let n_cached = self.page_size.full_pages(self.tree.total_size());
         assert_eq!(self.pool.free_pages() + n_cached, self.pool.total_pages());
@@ -199,7 +199,7 @@ fn deterministic_runner(cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-/// Runs what must panic in debug builds and must be counted in others.
+/// Runs code that must panic in debug builds and be counted in others.
 fn panics(run: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }

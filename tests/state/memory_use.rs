@@ -137,7 +137,7 @@ fn cached_tokens_cost_at_most_ten_bytes_each_after_many_splits_and_evictions() {
     let empty = live_bytes();
     let mut key: Vec<u32> = Vec::new();
     for _ in 0..400 {
-        // A conversation goes on, is taken up again from somewhere earlier, or a new one begins.
+        // A conversation continues, restarts from an earlier point, or a new one begins.
         let kept = [0, key.len() as u64, below(key.len() as u64 + 1)][below(3) as usize];
         key.truncate(kept as usize);
         let n_new = 100 + below(700);

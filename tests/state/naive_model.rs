@@ -29,12 +29,12 @@ fn tree_does_what_the_naive_model_does() {
     }
 }
 
-/// Of tlru: what a next turn may have to compute.
+/// For tlru: the number of tokens that a next turn may have to compute.
 fn threshold(page_size: usize) -> usize {
     3 * page_size
 }
 
-/// Of tlru: what it is expected to add.
+/// For tlru: the number of tokens that a next turn is expected to add.
 fn next_prompt_estimate(page_size: usize) -> usize {
     page_size / 2
 }
@@ -48,7 +48,7 @@ fn policy_of(name: &str, page_size: usize) -> EvictionPolicy {
     })
 }
 
-/// All nodes in a list, each with its whole path: no links, no indices, nothing kept incrementally.
+/// All nodes in a list, each with its whole path: no links, no indices, no incremental state.
 struct Model {
     page_size: usize,
     policy: &'static str,

@@ -1,4 +1,4 @@
-//! Faults of a scheduler as its steps would show them: each breaks one promise of [`crate::scheduler_waits`], and the
+//! Faults of a scheduler, planted in its steps: each breaks one promise of [`crate::scheduler_waits`], and the
 //! same steps without it break none.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const NEW_TOKENS: usize = 3;
 enum Does {
     /// Starts, with its whole prompt.
     Start(usize),
-    /// Starts, or goes on, with the chunk that ends there.
+    /// Starts, or continues, with the chunk that ends there.
     StartChunk(usize),
     Chunk(usize, u32),
     Decode(usize),
@@ -143,7 +143,7 @@ fn planted_a_retracted_request_at_the_back_of_the_queue_breaks_every_policys_ord
             let mut log = log();
             step(&mut log, Promise::Nothing, &[Start(1)]);
             log.evacuated(1, false);
-            // Its last token is on its way: this step may be without it.
+            // Its last token is in flight: this step may be without it.
             step(&mut log, Promise::Nothing, &[Start(0)]);
             rest.iter()
                 .for_each(|rows| step(&mut log, Promise::Nothing, rows));
@@ -166,7 +166,7 @@ fn planted_a_chunk_that_does_not_go_on_breaks_its_promise() {
 fn planted_an_engine_that_admits_nobody_breaks_the_bound() {
     let decode = [Decode(0)];
     assert!(!breaks(&[&[Start(0)], &decode, &decode, &[Start(1)]]));
-    // Nobody runs any more, but steps go on.
+    // No request runs any more, but steps continue.
     let empty: [Does; 0] = [];
     assert!(breaks(&[&[Start(0)], &decode, &decode, &empty]));
 }
@@ -189,7 +189,7 @@ fn planted_an_engine_that_leaves_room_unused_breaks_its_promise() {
     assert!(!decodes(wanted));
 }
 
-/// Last come, first served, under another's name.
+/// Last come, first served, under another policy's name.
 struct Newest;
 
 impl SchedulePolicy for Newest {
@@ -208,7 +208,7 @@ fn planted_a_real_scheduler_with_another_order_breaks_the_one_that_is_promised()
         panics(|| {
             let setup = Setup {
                 n_rows: 2,
-                // No look at the order by the naive model.
+                // No check of the order by the naive model.
                 sets_every: usize::MAX,
                 ..Setup::default()
             };
@@ -221,7 +221,7 @@ fn planted_a_real_scheduler_with_another_order_breaks_the_one_that_is_promised()
                 max_new_tokens: 6,
                 ..Ask::default()
             };
-            // The first plan is looked at whatever is set.
+            // The first plan is checked regardless of `sets_every`.
             world.submit(ask(1));
             world.turn();
             world.submit_all(&mut (2..9).map(ask));

@@ -1,4 +1,4 @@
-//! The order that the queue should have, worked out slowly: the checker that looks at every plan of every test, and random
+//! The order that the queue should have, computed slowly: the checker of every plan of every test, and random
 //! queues for each policy.
 
 use std::cmp::Ordering;
@@ -13,7 +13,7 @@ use souffleur::state::step::{RowWork, StepPlan};
 use crate::scheduler_requests::Life;
 use crate::scheduler_world::World;
 
-/// Policies that look at the cache, and whether they give that up when more than 128 wait.
+/// Policies that probe the cache, and whether they fall back to arrival order when more than 128 wait.
 const PROBING: [(&str, bool); 4] = [
     ("lpm", true),
     ("hrrn", true),
@@ -21,7 +21,7 @@ const PROBING: [(&str, bool); 4] = [
     ("shortest-prefill-first", false),
 ];
 const MOST_PROBED: usize = 128;
-/// Candidates that a plan looks at.
+/// Candidates that a plan considers.
 const MOST_CANDIDATES: usize = 256;
 
 /// The facts that the order of a queue depends on, gathered while a world runs.
@@ -30,13 +30,13 @@ pub struct OrderCheck {
     /// Prompt tokens prefilled so far, and when each request arrived.
     prefilled: u64,
     arrivals: Vec<u64>,
-    /// Requests that were admitted once: what waits of them was retracted.
+    /// Requests that were admitted once: if they wait, they were retracted.
     started: HashSet<usize>,
-    /// The keys that were asked for, in their order, and the cached part of each.
+    /// The probed requests, in their order, and the cached part of each.
     probed: Option<Vec<(usize, usize)>>,
-    /// The policy that asked: a swap counts from the next plan on.
+    /// The policy that probed: a swap takes effect at the next plan.
     asking: Option<&'static str>,
-    /// The plan comes from the answer to another one, whose order it keeps.
+    /// The plan repeats another one, whose order it keeps.
     pub is_again: bool,
     /// The candidates of the last plan.
     last: Vec<usize>,
@@ -72,7 +72,7 @@ impl OrderCheck {
         self.asking = Some(policy);
     }
 
-    /// Matching adds and removes nothing, so that a look at the cache afterwards finds what was matched.
+    /// Matching adds and removes nothing, so a later peek finds the same match.
     pub fn note_probe(&mut self, cache: &dyn PrefixCache, numbers: &[usize], keys: &[ProbeKey]) {
         let policy = self.asking.expect("a policy asks");
         let (_, falls_back) = PROBING
@@ -86,7 +86,7 @@ impl OrderCheck {
         self.probed = Some(numbers.iter().copied().zip(matched).collect());
     }
 
-    /// The plan's candidates are those that wait, in the order of the policy, those that were retracted before them.
+    /// The plan's candidates are the waiting requests, retracted ones first, the others in the order of the policy.
     pub fn check(&mut self, world: &World, plan: &PlanStep) {
         let (probed, asking) = (self.probed.take(), self.asking.take());
         let Some(admit) = &plan.admit else { return };
@@ -112,7 +112,7 @@ impl OrderCheck {
             }
             let asked = probed.iter().flatten().map(|(number, _)| number);
             if numbers.iter().chain(asked).any(is_retracted) {
-                // The model knows nothing of who starts over among those that never ran.
+                // The model does not know which preempted requests start over among those that never ran.
                 return;
             }
         }
@@ -189,7 +189,7 @@ struct Model<'a, W> {
     page_size: usize,
     /// Tokens of each request that the cache held.
     probed: HashMap<usize, usize>,
-    /// In the order in which they were asked for.
+    /// In the order of the probe.
     asked: Vec<usize>,
 }
 
@@ -208,7 +208,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
             }
             _ => {}
         }
-        // A request that came too late for the probe stays behind.
+        // A request that came too late for the probe comes last.
         let (mut known, late): (Vec<_>, Vec<_>) =
             order.into_iter().partition(|n| self.probed.contains_key(n));
         let later = self.deprioritised();
@@ -260,8 +260,8 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
         pairs.take_while(|(x, y)| x == y).count()
     }
 
-    /// In queue order, those of which little is cached: one that shares 32 tokens with an earlier one that was not
-    /// put off itself is put off.
+    /// Requests with little in the cache, in queue order, that share 32 tokens with an earlier one that is not
+    /// deprioritised itself.
     fn deprioritised(&self) -> HashSet<usize> {
         let (mut kept, mut later) = (Vec::new(), HashSet::new());
         for &number in self.asked.iter().filter(|n| self.probed[n] <= 32) {
@@ -285,7 +285,7 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
         }
     }
 
-    /// Where the cached prefixes of two requests part, each goes on into a branch: the one with more requests first,
+    /// At the node where the cached prefixes of two requests diverge, the branch with more requests comes first,
     /// then the one whose first request came first. A request that ends at a node comes after those below it.
     fn depth_first(&self, all: &[usize], a: usize, b: usize) -> Ordering {
         let whole_pages = |tokens: usize| tokens - tokens % self.page_size;

@@ -1,4 +1,4 @@
-//! Orders worked out by hand from the description of SGLang's policies.
+//! Orders computed by hand from the description of SGLang's policies.
 
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ fn dfs_weight_enters_the_branch_with_most_requests_and_serves_a_node_after_those
         },
         ..waiting(id)
     };
-    // Node 1 has the children 2 and 3, node 9 stands beside it.
+    // Node 1 has the children 2 and 3; node 9 is a sibling of node 1.
     let queue = vec![
         at(1, &[]),
         at(2, &[9]),
@@ -122,7 +122,7 @@ fn dfs_weight_enters_the_branch_with_most_requests_and_serves_a_node_after_those
     ];
     // Weights: 1 has four (3 has two, 2 has one), 9 has three.
     check_order("dfs-weight", queue, &[5, 6, 4, 3, 2, 7, 8, 1]);
-    // Equal weights: whose first request came first.
+    // Equal weights: the one whose first request came first.
     let tie = vec![at(1, &[7]), at(2, &[4]), at(3, &[4]), at(4, &[7])];
     check_order("dfs-weight", tie, &[1, 4, 2, 3]);
 }
@@ -154,7 +154,7 @@ fn an_unknown_policy_is_told_the_known_ones() {
     assert_eq!(error, format!("is \"sjf\", must be one of {known}"));
 }
 
-/// A prompt of `shared` tokens of a family and then its own up to `len`.
+/// A prompt of `shared` tokens of a family, then unique ones up to `len`.
 fn prompt(family: u32, shared: usize, own: u32, len: usize) -> Vec<u32> {
     let shared = (0..shared as u32).map(|at| (family * 11 + at * 3) % 200);
     let own = (0..).map(|at: u32| 200 + (own + at / 7) % 56);
@@ -174,7 +174,7 @@ fn in_batch_rule_compares_what_is_hardly_cached_with_earlier_requests_of_the_que
         // 32 tokens shared with the first: enough. 31: not.
         (prompt(2, 32, 2, 70), &plain, 0, true),
         (prompt(2, 31, 3, 70), &plain, 0, false),
-        // Whatever follows.
+        // Regardless of the tokens after them.
         (prompt(2, 32, 2, 33), &plain, 0, true),
         // 33 cached tokens: not compared, and not compared with. 32: both.
         (prompt(1, 33, 4, 70), &plain, 33, false),
@@ -182,7 +182,7 @@ fn in_batch_rule_compares_what_is_hardly_cached_with_earlier_requests_of_the_que
         (prompt(1, 32, 6, 70), &plain, 32, true),
         // Another namespace shares nothing.
         (prompt(2, 50, 1, 70), &salted, 0, false),
-        // Too short to be put off.
+        // Too short to be deprioritised.
         (prompt(2, 31, 7, 31), &plain, 0, false),
     ];
     let keys = rows
@@ -262,7 +262,7 @@ fn a_match_never_counts_the_last_token() {
     assert_eq!((matched.tokens, matched.path.len()), (19, 1));
 }
 
-/// One row, and `n` requests at once: each has more in the cache than the one before, and less to compute.
+/// One row, and `n` requests at once: each has more in the cache than the previous one, and less to compute.
 fn crowd(policy: &'static str, n: usize) -> World {
     let mut world = World::new(Setup {
         n_pages: 16384,
@@ -366,7 +366,7 @@ fn priorities_come_before_the_policy_and_none_is_the_worst() {
 
 #[test]
 fn fcfs_with_lru_touches_the_prefixes_of_the_queue_at_every_32nd_admission() {
-    // A long prompt in small chunks: every chunk's plan looks at the queue, and its budget lets nobody else in.
+    // A long prompt in small chunks: every chunk's plan checks the queue, and its budget admits no other request.
     let run = |policy, eviction| {
         let mut world = World::new(Setup {
             n_pages: 4096,
@@ -391,7 +391,7 @@ fn fcfs_with_lru_touches_the_prefixes_of_the_queue_at_every_32nd_admission() {
             .iter()
             .all(|(_, keys)| *keys == [5, 4, 3, 2, 1])
     );
-    // Another policy, or another eviction, has no use for it.
+    // Another schedule policy or another eviction policy has no use for it.
     assert!(run("lof", "lru").is_empty());
     assert!(run("fcfs", "fifo").is_empty());
 }

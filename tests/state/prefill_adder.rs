@@ -1,4 +1,4 @@
-//! The admission arithmetic against values worked out by hand.
+//! The admission arithmetic against values computed by hand.
 
 use souffleur::state::plan::prefill_adder::Budget::{Continue, NoToken, Other};
 use souffleur::state::plan::prefill_adder::{
@@ -107,11 +107,11 @@ fn admission_reserves_whole_pages_and_one_more() {
 #[test]
 fn step_without_chunks_takes_any_first_request_and_then_up_to_its_input_limit() {
     let available = 100_000;
-    // The limit is 1000. The first is taken whatever its length; then nothing fits.
+    // The limit is 1000. The first is taken at any length; then nothing fits.
     let mut long = adder(1, None);
     assert_eq!(long.add(1500, 0, 1, available, true), whole(1500));
     assert_eq!(long.budget(available), Other);
-    // 1000 - 600 = 400: a request of 400 is as long as what is left and waits, one of 399 goes.
+    // 1000 - 600 = 400: a request of 400 fills the rest exactly and waits, one of 399 goes.
     let mut short = adder(1, None);
     assert_eq!(short.add(600, 0, 1, available, true), whole(600));
     assert_eq!(
@@ -125,7 +125,7 @@ fn step_without_chunks_takes_any_first_request_and_then_up_to_its_input_limit() 
 #[test]
 fn chunk_is_floored_to_pages_and_reserves_no_output() {
     let mut adder = adder(16, Some(100));
-    // floor(100) = 96 behind 32 cached tokens; 96 + 16 reserved and none of the 500 to generate.
+    // floor(100) = 96 after 32 cached tokens; 96 + 16 reserved and none of the 500 to generate.
     assert_eq!(adder.add(300, 32, 500, 2000, true), part(128));
     // 100 - 96 = 4 are left: less than a page.
     assert_eq!(adder.budget(113), Continue);
@@ -151,7 +151,7 @@ fn continued_chunk_takes_what_memory_leaves_and_all_of_it_when_memory_leaves_non
     assert_eq!(fresh().add_chunked(500, 100, 9, 200), part(200));
     // rem_total = 50 - 20 = 30 < 100.
     assert_eq!(fresh().add_chunked(500, 100, 9, 50), part(130));
-    // rem_total <= 0: it goes on nevertheless, since only its end gives back what it holds.
+    // rem_total <= 0: it continues nevertheless, since only its end frees its memory.
     assert_eq!(fresh().add_chunked(500, 100, 9, 20), part(200));
     // The rest is shorter than either.
     assert_eq!(fresh().add_chunked(125, 100, 9, 200), whole(125));
@@ -159,7 +159,7 @@ fn continued_chunk_takes_what_memory_leaves_and_all_of_it_when_memory_leaves_non
 
 #[test]
 fn continued_chunk_reserves_its_output_only_at_its_end() {
-    // Goes on: 100 + 1 reserved. Ends: 25 + 1 + 9.
+    // Continues: 100 + 1 reserved. Ends: 25 + 1 + 9.
     let mut goes_on = adder(1, Some(100));
     assert_eq!(goes_on.add_chunked(500, 100, 9, 1000), part(200));
     assert_eq!(goes_on.budget(1000), Other);
@@ -222,7 +222,7 @@ fn a_load_that_goes_on_takes_pages_and_the_place_of_the_one_that_is_cut() {
     assert_eq!(full.add_round(100, (0, 64), 20, 124), refused(NoToken));
     let mut adder = adder(4, Some(32));
     assert_eq!(adder.add_round(100, (0, 64), 20, 125), part(64));
-    // Nothing of the step's input is taken, but nobody else is cut, and nobody begins to load in rounds.
+    // It takes none of the step's input, but no other request is chunked, and none begins to load in rounds.
     assert_eq!(adder.rem_chunk(), 32);
     assert_eq!(adder.add_round(100, (0, 64), 20, 1000), refused(Other));
     assert_eq!(adder.add(40, 0, 1, 1000, false), refused(Other));

@@ -91,7 +91,7 @@ fn setup(step_ms: Option<u32>, page_size: u32) -> ControlSetup {
     }
 }
 
-/// What a request got.
+/// The outcome of a request.
 #[derive(Clone, Debug, Default)]
 struct Life {
     submitted: u64,
@@ -100,7 +100,7 @@ struct Life {
 }
 
 impl Life {
-    /// The longest time between two tokens, of those that begins after `from`.
+    /// The longest time between two tokens, of the gaps that end after `from`.
     fn longest_gap(&self, from: u64) -> u64 {
         let gaps = self.tokens.windows(2).filter(|two| two[1] > from);
         gaps.map(|two| two[1] - two[0]).max().unwrap_or(0)
@@ -304,7 +304,7 @@ fn chunks_fill_their_time_and_a_decode_rides_in_each_of_them() {
     let (world, span) = stream_and_prompt(World::new(REAL, CONFIGURED), 8000, false);
     let stream = &world.lives[span.stream];
     let tokens = stream.tokens_between(span.from, span.to) as u64;
-    // The first chunks are those of a machine of which little is known.
+    // The first chunks are those of a machine with few measurements.
     assert!(tokens <= span.micros() / 400_000, "{tokens}");
     let cut = world
         .steps
@@ -348,7 +348,7 @@ fn a_machine_that_takes_a_whole_chunk_in_time_is_not_mixed_and_not_cut() {
     let machine = Machine { row: 10, ..FAST };
     let steps = [CONFIGURED, None].map(|step_ms| {
         let mut world = World::new(machine, step_ms);
-        // Measured before anybody decodes.
+        // Measured before any request decodes.
         world.submit(3000, 1, false);
         world.drain();
         std::mem::take(&mut stream_and_prompt(world, 8000, false).0.steps)
@@ -376,7 +376,7 @@ fn the_first_chunks_of_an_engine_that_nothing_is_known_of_are_small() {
     let mut world = World::new(SLOW, CONFIGURED);
     let stream = world.submit(5, 100, false);
     world.plan();
-    // Both steps under way are planned before anything is measured.
+    // Both steps in flight are planned before anything is measured.
     world.submit(4000, 1, false);
     world.drain();
     let gap = world.lives[stream].longest_gap(0);
@@ -390,7 +390,7 @@ fn chunks_get_shorter_as_the_context_gets_longer() {
         ..REAL
     };
     let mut world = World::new(deep, CONFIGURED);
-    // Nothing is known but the beginning of a context.
+    // Only the beginning of a context has been measured.
     world.submit(600, 1, false);
     world.drain();
     let (world, span) = stream_and_prompt(world, 6000, false);

@@ -1,4 +1,4 @@
-//! Why a prompt was not cached: one cause after the other, on whole schedulers.
+//! The reasons of cache misses: one cause after the other, on whole schedulers.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ fn what_nobody_sent_before_was_never_cached() {
     let report = world.report(first);
     assert_eq!((report.cause, report.position), (Cause::NeverCached, 0));
     assert!(report.tokens_before.is_empty());
-    // A second turn goes on where the cache ends: the last output token was never fed.
+    // A second turn continues at the end of the cached part: the last output token was never fed.
     let mut turn = prompt(1, 40);
     turn.extend(&world.lives[first].delivered);
     let cached = turn.len() - 1;
@@ -167,7 +167,7 @@ fn a_divergence_shows_how_the_newest_other_goes_on() {
 #[test]
 fn a_divergence_inside_a_page_names_its_token() {
     let mut world = world(16, 64);
-    // As a date in the first line of a system prompt would.
+    // Like a date in the first line of a system prompt.
     let dated = |day: u32| [prompt(1, 21), vec![day], prompt(3, 60)].concat();
     run(&mut world, &dated(101));
     let second = run(&mut world, &dated(102));
@@ -293,7 +293,7 @@ fn what_a_host_flushed_is_told_until_it_is_cached_and_evicted_again() {
     assert_eq!((report.cause, report.cached_tokens), (Cause::Flushed, 0));
     let report = report.evicted.as_ref().expect("the flush");
     assert_eq!(report.cached_until, 96);
-    // A prompt that goes on where the flushed one ended was never there from then on.
+    // A prompt that continues past the end of the flushed one was never cached from there on.
     let other = run(&mut world, &prompt(7, 60));
     assert_eq!(world.report(other).cause, Cause::NeverCached);
     for family in 2..8 {
@@ -312,7 +312,7 @@ fn pins_outlive_a_flush_and_nobody_who_runs_or_waits_does() {
     run(&mut world, &gone);
     let namespace = Namespace::default();
     let cached = world.states.cache.total_size();
-    // The pin was asked for first, so the flush comes after it.
+    // The pin was requested first, so the flush comes after it.
     world.pin(&kept[..30], 1000);
     let flushed = flush(&mut world);
     assert_eq!(flushed.kept_tokens, 30);
@@ -448,7 +448,7 @@ fn the_causes_have_an_order() {
     assert_eq!(elsewhere, Some((Cause::DifferentNamespace, 3)));
 }
 
-/// A departure at 4 of the prompt's tokens, with what the store brought behind them.
+/// A departure after 4 of the prompt's tokens, and the tokens loaded from the store after them.
 fn left_stored(prompt: &[u32], departure: Departure, stored: StoredPart) -> PrefixEvent {
     PrefixEvent::Left(Box::new(PrefixLeft {
         rid: RequestId::new("a"),
@@ -488,13 +488,13 @@ fn a_prompt_leaves_the_cache_behind_what_the_store_brought() {
         let event = left_stored(&prompt, departure.clone(), stored);
         history.take(event, 1.0).expect("an admission").clone()
     };
-    // What memory lost behind it is found, too.
+    // The report includes tokens after it that memory has evicted.
     let report = take(8, None);
     assert_eq!((report.cause, report.position), (Cause::Evicted, 12));
     assert_eq!((report.cached_tokens, report.loaded_tokens), (12, 8));
     assert_eq!(report.evicted.map(|evicted| evicted.cached_until), Some(16));
     let report = take(13, None);
-    // Neither the branch nor the other namespace is where the prompt left.
+    // The prompt left neither at the branch nor at the other namespace.
     assert_eq!((report.cause, report.position), (Cause::NeverCached, 17));
     assert_eq!((report.branch, report.elsewhere), (None, None));
     for miss in [

@@ -1,4 +1,4 @@
-//! The diagnosis against a naive one: everything that was ever published, page by page.
+//! The diagnosis against a naive one, which knows everything that was ever published, page by page.
 
 use std::collections::HashSet;
 use std::sync::Arc;

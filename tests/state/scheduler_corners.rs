@@ -1,6 +1,6 @@
-//! Situations that went wrong in SGLang after its first papers, by the numbers of the list that the design keeps.
+//! Situations that failed in SGLang after its first papers, numbered as in the list that the design keeps.
 //!
-//! | | situation | where it is tested, or why it is not |
+//! | | situation | test, or the reason for none |
 //! |---|---|---|
 //! | 1 | duplicates of a chunk freed once, on page boundaries | `corner_1_and_9`; `corner_cases`: `prompt_computed_in_chunks_beside_a_cached_copy_frees_its_duplicates_once` |
 //! | 2 | a second turn's key holds the first one's output | `corner_2` |
@@ -14,7 +14,7 @@
 //! | 10 | output evicted without its prompt | `corner_cases`: `output_can_be_evicted_without_the_prompt` |
 //! | 11 | one hit a request, however many chunks | `corner_cases`: `request_counts_as_one_hit_however_many_chunks_it_comes_in` |
 //! | 12 | clipped so that an idle engine can always admit | `corner_12` |
-//! | 13 | a stop string trims what is published | `corner_13` (steps of several tokens need speculation, which there is not) |
+//! | 13 | a stop string trims published tokens | `corner_13` (steps of several tokens need speculation, which there is not) |
 //! | 14 | namespaces isolated, also by splits | `corner_cases`: `namespaces_never_share_and_keep_their_own_splits` |
 //! | 15 | unlocked on every exit path | `corner_15` |
 //! | 16 | a match ends one token before the prompt | `corner_16` |
@@ -23,9 +23,9 @@
 //! | 19 | a full batch that stays full | `corner_19` |
 //! | 20 | the order of a queue longer than 128 | `corner_20` |
 //! | 21 | eviction frees more than asked, parents become leaves | `corner_cases`: `eviction_takes_whole_nodes_and_goes_on_with_parents_that_became_leaves` |
-//! | 22 | a flush while busy | `corner_22`: nobody can ask for a flush; the one after a lost step waits until nothing is held |
+//! | 22 | a flush while busy | `corner_22`: no flush can be requested; the one after a lost step waits until nothing is held |
 //! | 23 | state slots of hybrid models leak on reject | does not apply: there are no such models |
-//! | 24 | over-allocation by speculation | does not apply: there is no speculation; pages behind the last token are given back whole in `lifecycle` |
+//! | 24 | over-allocation by speculation | does not apply: there is no speculation; pages after the last token are freed whole in `lifecycle` |
 
 use souffleur::error::RequestError;
 use souffleur::executor::fake::expected_output;
@@ -170,7 +170,7 @@ fn retracting() -> World {
     world
 }
 
-/// A prompt behind which this request generates no EOS in 60 tokens.
+/// A prompt after which this request generates no EOS in 60 tokens.
 fn long_winded(number: u64, prompt_tokens: usize) -> Ask {
     let prompts = (0..4096u32).map(|suffix| {
         let mut tokens = prompt(number as u32, prompt_tokens - 3);
@@ -205,11 +205,11 @@ fn corner_6_request_that_outgrows_the_pool_alone_fails_with_what_it_has() {
         clips: false,
         ..small(1, 4200)
     });
-    // 20 + 4096 + 1 < 4200 is all that is asked at the admission.
+    // The admission only requires 20 + 4096 + 1 < 4200.
     world.submit(Ask::exactly(prompt(0, 20), 5000));
     world.drain();
     assert_eq!(world.lives[0].failure(), Some(&RequestError::OutOfMemory));
-    // Every slot was used: one token for each behind the prompt, and the one of the prefill.
+    // Every slot was used: one token for each slot after the prompt, and the one of the prefill.
     assert_eq!(world.lives[0].delivered.len(), 4200 - 20 + 1);
     world.submit(Ask::exactly(prompt(1, 20), 5));
     world.assert_clean();
@@ -281,7 +281,7 @@ fn corner_13_stop_string_trims_what_is_published() {
 
 #[test]
 fn corner_15_cancel_on_every_exit_path_leaves_no_lock() {
-    // Before its message, in the queue, with the plan under way at each leg, running.
+    // Before its message, in the queue, with the plan in flight at each leg, running.
     for legs in 0..6 {
         for turns in 0..4 {
             let mut world = World::new(small(4, 64));

@@ -1,4 +1,4 @@
-//! Random scripts of everything that can happen to requests, in every interleaving with plans and steps.
+//! Random scripts of all events of requests, in every interleaving with plans and steps.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use crate::deterministic_runner;
 use crate::grammars::HashedGrammar;
 use crate::scheduler_world::{Ask, EOS, Fate, Setup, VOCAB, World};
 
-/// Cases for each of the sixteen machines; `PROPTEST_CASES` asks for more.
+/// Cases for each of the sixteen machines; `PROPTEST_CASES` requests more.
 const CASES: u32 = 200;
 const MAX_EVENTS: usize = 120;
 
@@ -179,7 +179,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The differences between machines besides page size, cache and prefix wait.
+/// The differences between machines in addition to page size, cache and prefix wait.
 #[derive(Clone, Debug)]
 struct Size {
     pool_units: u32,
@@ -417,7 +417,7 @@ fn live(page_size: u32, has_radix_cache: bool, prefix_wait: bool) {
     assert_eq!((seen.evicts, seen.hits), (has_radix_cache, has_radix_cache));
 }
 
-/// The situations that the scripts of one machine got into: that they are small is no use if they are tame.
+/// The situations in the scripts of one machine: small scripts are no use if they are tame.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     retracts: bool,

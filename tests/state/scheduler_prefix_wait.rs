@@ -11,7 +11,7 @@ fn asks() -> impl Iterator<Item = Ask> {
         .collect();
     (0..N_REQUESTS).map(move |number| {
         let mut prompt = shared.clone();
-        // Differ from the first token behind the prefix on.
+        // Differ from the first token after the prefix.
         prompt.extend([number, 1, 2, number]);
         Ask::exactly(prompt, 3)
     })
@@ -42,7 +42,7 @@ fn all_but_one_of_sixteen_report_the_shared_prefix_as_cached() {
         let n_cached = cached.iter().filter(|cached| **cached == common).count();
         assert_eq!(n_cached, 15, "page size {page_size}: {cached:?}");
         assert_eq!(cached[0], 0);
-        // One prefill of everything, one of the rests.
+        // One prefill of a whole prompt, one of the others' remaining tokens.
         assert_eq!(world.history[0].rows.len(), 1);
         assert_eq!(world.history[1].rows.len(), 15);
     }

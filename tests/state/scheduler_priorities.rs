@@ -1,7 +1,7 @@
-//! Requests that give way to a better priority: in the batch, in the queue, at the door.
+//! Requests that give way to a better priority: in the batch, in the queue, at admission.
 //!
-//! The tables' values were worked out from the reference: the lowest priority goes first, then the newest; each must
-//! differ by more than the threshold; what is reserved for them must cover what the candidate lacks, or nobody goes.
+//! The tables' values were computed from the reference: the lowest priority goes first, then the newest; each must
+//! differ by more than the threshold; their reservations must cover the candidate's deficit, or none goes.
 
 use souffleur::error::RequestError;
 use souffleur::ids::SeqId;
@@ -44,7 +44,7 @@ fn world(n_rows: u32, n_pages: u32, rules: BatchRules) -> World {
     })
 }
 
-/// Runs until the request with this number has so many tokens.
+/// Runs until the request with this number has `tokens` tokens.
 fn run_until(world: &mut World, number: usize, tokens: usize) {
     let mut turns = 0;
     while world.lives[number].delivered.len() < tokens {
@@ -80,12 +80,12 @@ fn the_fewest_of_the_worst_and_newest_that_cover_the_deficit_give_way() {
         (Some(11), 60.0, Some(&[4, 3])),
         (Some(11), 61.0, Some(&[4, 3, 1])),
         (Some(11), 160.0, Some(&[4, 3, 1])),
-        // 11 - 5 is not more than 10: the deficit is not covered, nobody goes.
+        // 11 - 5 is not more than 10: the deficit is not covered, none goes.
         (Some(11), 161.0, None),
         (Some(15), 161.0, None),
         (Some(16), 161.0, Some(&[4, 3, 1, 2])),
         (Some(16), 360.5, None),
-        // 10 - 0 is not more than 10; a missing priority lies below by more than any threshold.
+        // 10 - 0 is not more than 10; a missing priority is lower by more than any threshold.
         (Some(10), 11.0, None),
         (Some(-1000), 0.0, Some(&[4])),
         (None, 0.0, None),
@@ -134,11 +134,11 @@ fn those_who_give_way_cover_pages_and_window_pages() {
         (15, -3.0, 60.0, Some(3)),
         (15, 2.0, 5.0, Some(2)),
         (15, 52.0, 5.0, Some(3)),
-        // 61 are more than the three can give, and the fourth goes for nobody below 31.
+        // 61 are more than the three can give, and the fourth gives way to priorities from 31 on only.
         (15, -3.0, 61.0, None),
         (30, -3.0, 61.0, None),
         (31, -3.0, 61.0, Some(4)),
-        // Alone, the candidate needs less than was counted; but pages it needs as many.
+        // Alone, the candidate needs less than was counted, but the same number of pages.
         (31, -3.0, 1000.0, Some(4)),
         (31, 66.0, 61.0, None),
     ] {
@@ -193,7 +193,7 @@ fn the_deficit_is_what_a_candidate_wants_beyond_what_remains() {
 
 #[test]
 fn request_without_a_row_takes_that_of_the_newest_of_the_lowest_priority() {
-    // (priority of the one that comes, whose row it takes)
+    // (priority of the arriving request, the row that it takes)
     for (priority, victim) in [
         (Some(30), Some(2)),
         (Some(11), Some(2)),
@@ -225,7 +225,7 @@ fn request_without_a_row_takes_that_of_the_newest_of_the_lowest_priority() {
 #[test]
 fn request_without_memory_preempts_only_when_that_covers_what_it_lacks() {
     // Of 200 tokens each of two running ones holds 8 and reserves the 80 that it generates or has generated: 24 remain,
-    // and each could give up 80 less what it has generated. It wants 22, 42, 112, 192.
+    // and each could free 80 minus its generated tokens. The candidate wants 22, 42, 112, 192.
     for (prompt_tokens, preemptions) in [(20, 0), (40, 1), (110, 2), (190, 0)] {
         let mut world = world(8, 200, rules(Some(10)));
         world.submit_all(&mut (0..2).map(|number| ask(number, 8, 80, Some(0))));
@@ -242,7 +242,7 @@ fn request_without_memory_preempts_only_when_that_covers_what_it_lacks() {
     }
 }
 
-/// Four that run, of which each keeps the window pages of 32 tokens and what an end may take, and one that is better.
+/// Four running requests, each of which keeps the window pages of 32 tokens and of its end, and one that is better.
 fn crowded_windows(priorities: [i64; 4], prompt_tokens: u32) -> World {
     let mut world = World::new(Setup {
         n_pages: 8192,
@@ -278,7 +278,7 @@ fn request_without_window_pages_preempts_as_many_at_once_as_it_needs() {
 
 #[test]
 fn nobody_gives_window_pages_that_do_not_suffice() {
-    // Those of two would, but only one of the four may be preempted.
+    // The pages of two would, but only one of the four may be preempted.
     let mut world = crowded_windows([0, 45, 45, 45], 110);
     assert!(world.preempted.is_empty(), "{:?}", world.preempted);
     world.assert_clean();
@@ -312,7 +312,7 @@ fn step_that_was_to_end_a_long_prompt_is_planned_again_with_the_request_that_pre
     (0..4).for_each(|_| assert!(world.turn()));
     let urgent = world.submit(ask(9, 8, 4, Some(50))).expect("it fits");
     run_until(&mut world, urgent, 1);
-    // The 16th chunk is 40 tokens long and leaves 24: only then can anybody else be admitted.
+    // The 16th chunk is 40 tokens long and leaves 24: only then can another request be admitted.
     let step = world.history.iter().find(|step| {
         let mut starts = step.starts.iter();
         starts.any(|start| world.number_of(start.seq) == urgent)
@@ -422,7 +422,7 @@ fn full_queue_turns_away_the_worst_that_waits_or_the_one_that_comes() {
             Some(RequestError::Overloaded { limit: 4, .. })
         )
     };
-    // (priority of the fifth, who is turned away): 0 runs, 1 to 3 wait; the newest of the worst is 3.
+    // (priority of the fifth, the refused one): 0 runs, 1 to 3 wait; the newest of the worst is 3.
     for (priority, away) in [
         (Some(4), 3),
         (Some(3), 4),

@@ -1,4 +1,4 @@
-//! Sequences that decode never wait behind a queue of prompts, and prompts that arrive do not wait longer than that takes.
+//! Decoding sequences never wait for a queue of prompts, and arriving prompts wait no longer than that takes.
 
 use souffleur::state::scheduler::BatchRules;
 use souffleur::state::step::RowWork;
@@ -80,7 +80,7 @@ fn gap_of_a_stream(rules: BatchRules) -> u64 {
 }
 
 #[test]
-#[allow(clippy::print_stdout)] // the figures are asked for, side by side
+#[allow(clippy::print_stdout)] // prints the figures next to each other
 fn stream_gets_a_token_at_least_every_other_step_while_64_prompts_of_4k_tokens_arrive() {
     let configured = gap_of_a_stream(BatchRules::default());
     let unprotected = gap_of_a_stream(off());
@@ -114,7 +114,7 @@ fn interval_of_k_gives_k_decodes_between_two_prefills() {
         };
         let prefills = world.history.iter().filter(|step| is_prefill(step));
         let steps: Vec<u64> = prefills.map(|step| step.step.get()).collect();
-        // The first prefill leaves nobody out; the ones behind it do.
+        // The first prefill leaves no stream out; the following ones do.
         let gaps: Vec<u64> = steps[1..].windows(2).map(|two| two[1] - two[0]).collect();
         assert_eq!(gaps, vec![interval as u64 + 1; 5], "{steps:?}");
         world.assert_clean();
@@ -144,7 +144,7 @@ fn fewer_streams_than_the_minimum_do_not_hold_up_a_prefill() {
 }
 
 #[test]
-#[allow(clippy::print_stdout)] // the figures are asked for, side by side
+#[allow(clippy::print_stdout)] // prints the figures next to each other
 fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
     let first_tokens = |rules, prompt_tokens, shared: u32| {
         let mut world = world(rules);
@@ -161,7 +161,7 @@ fn sixteen_users_who_arrive_at_once_wait_no_longer_with_the_protection() {
         world.assert_clean();
         steps
     };
-    // All in one chunk; in two; behind a shared prefix that one of them computes.
+    // All in one chunk; in two; after a shared prefix that one of them computes.
     for (prompt_tokens, shared) in [(200, 0), (400, 0), (100, 512)] {
         let configured = first_tokens(BatchRules::default(), prompt_tokens, shared);
         let unprotected = first_tokens(off(), prompt_tokens, shared);

@@ -1,4 +1,4 @@
-//! The requests in the tests of the scheduler, and the output that each must have got when it ends.
+//! The requests in the tests of the scheduler, and the output that each must have at its end.
 
 use std::ops::ControlFlow;
 
@@ -23,12 +23,12 @@ pub struct Ask {
     pub ignore_eos: bool,
     pub stop_token: Option<u32>,
     pub salt: Option<&'static str>,
-    /// Wishes log probabilities of the prompt from this position on.
+    /// Requests log probabilities of the prompt from this position on.
     pub logprob_start: Option<u32>,
     pub timeouts: RequestTimeouts,
     pub priority: Option<i64>,
     pub grammar: Option<HashedGrammar>,
-    /// Positions at which other prompts are likely to leave it.
+    /// Positions at which other prompts are likely to diverge from it.
     pub anchors: Vec<u32>,
     /// Its prompt neither comes from the cache nor goes there.
     pub bypasses_cache: bool,
@@ -49,7 +49,7 @@ impl Ask {
         }
     }
 
-    /// Generates exactly so many tokens.
+    /// Generates exactly `max_new_tokens` tokens.
     pub fn exactly(prompt: Vec<u32>, max_new_tokens: usize) -> Self {
         Self {
             prompt,
@@ -82,7 +82,7 @@ pub struct Life {
     pub rejected_steps: usize,
     pub lost_steps: usize,
     natural_output: Vec<u32>,
-    /// How it stands in its grammar at the end of the natural output.
+    /// The state of its grammar at the end of the natural output.
     natural_standing: Result<GrammarProgress, GrammarFailure>,
 }
 
@@ -107,7 +107,7 @@ impl Life {
         }
     }
 
-    /// The output that it generates if nobody interferes.
+    /// The output that it generates without interference.
     pub fn natural_output(&self) -> &[u32] {
         &self.natural_output
     }
@@ -127,7 +127,7 @@ impl Life {
         }
     }
 
-    /// It ended as it should, with what it should have got.
+    /// It ended as it should, with the expected output.
     pub fn check_end(&self) {
         let rid = &self.rid;
         match self.end.as_ref().expect("every request ends") {
@@ -163,7 +163,7 @@ impl Life {
                 let opening = self.ask.opening().len();
                 let expected = self.natural_output();
                 let expected = match expected.len() == opening {
-                    // The opening is told with the first token after it.
+                    // The opening is delivered with the first token after it.
                     true => &[],
                     false => expected,
                 };
@@ -182,7 +182,7 @@ impl Life {
         }
     }
 
-    /// Every wished position once and in order.
+    /// Every requested position once and in order.
     fn check_input_logprobs(&self) {
         let Some(start) = self.ask.logprob_start else {
             return;

@@ -1,4 +1,4 @@
-//! The exact steps of small scripts: what is planned when, and with which pages.
+//! The exact steps of small scripts: the time and the pages of each plan.
 
 use souffleur::ids::PageId;
 use souffleur::request::FinishReason;
@@ -33,7 +33,7 @@ fn one_request_prefills_decodes_ahead_and_ends_by_length_without_a_wasted_step()
     });
     world.submit(Ask::exactly(vec![1, 2, 3, 4, 5, 6], 4));
     world.finish_plan();
-    // The first step and the one behind it are planned before anything is known of their tokens.
+    // The first two steps are planned before any of their tokens are known.
     assert_eq!((world.depth(), world.history.len()), (2, 2));
     let first = &world.history[0];
     assert_eq!((first.starts.len(), first.starts[0].prompt_tokens), (1, 6));
@@ -53,7 +53,7 @@ fn one_request_prefills_decodes_ahead_and_ends_by_length_without_a_wasted_step()
     assert!(appended(&world.history[2]).is_empty());
     world.turn();
     world.finish_plan();
-    // Position 8 opens a page. Its token is the fourth and last output: nothing is planned behind it.
+    // Position 8 opens a page. Its token is the fourth and last output: nothing is planned after it.
     assert_eq!(work(&world.history[3]), [(8..9, true)]);
     assert_eq!(appended(&world.history[3]), [3]);
     world.turn();
@@ -107,7 +107,7 @@ fn long_prompt_is_cut_into_page_floored_chunks_and_samples_in_the_last() {
     world.submit(Ask::exactly((0..25).map(|token| token % 7).collect(), 2));
     world.assert_clean();
     let steps: Vec<_> = world.history.iter().flat_map(work).collect();
-    // floor_page(10) = 8; a chunk that goes on is not floored.
+    // floor_page(10) = 8; a chunk that continues is not floored.
     assert_eq!(
         steps,
         [

@@ -1,41 +1,41 @@
-//! How long requests wait, in steps, and how long they may.
+//! Bounds on the waits of requests, in steps.
 //!
-//! Four promises, each checked at every step, with nothing but the steps and the order of events to go by:
+//! Four promises, each checked at every step, using only the steps and the order of events:
 //!
-//! - **Somebody starts.** While anybody waits, no more steps pass from one admission to the next, or to the first since
-//!   somebody waits, than those inside can take when all of them run to their ends beside each other: a row for each
-//!   chunk that is left of the one prefill that is cut in pieces, the decode steps that are owed behind each, and as many
-//!   decodes as the one with most tokens left has. Steps in which memory cut a chunk short come on top, and so does a
-//!   step for each plan that the pools refused. This holds under every policy: the pool can take anybody alone.
-//! - **Room is used.** Once somebody has ended, and there is a row and memory for whoever waits besides all that those
-//!   inside may still ask for, somebody starts in the next plan, or behind the decodes that are owed. Under every policy
-//!   too; the test's own sum of what is asked for is the most that it can be, so it says nothing of a full pool.
-//! - **Nobody goes before one who comes first.** Who comes first depends on the policy. Under all of them it is, if
-//!   priorities count, whoever has the better one; then whoever was retracted, the oldest of them first. Among the others
-//!   `fcfs` promises the order of arrival, and so do the policies that look at the cache when they did not ask it: for
-//!   want of a cache, or because more than 128 wait. `lof` promises the longest output. `lpm`, `hrrn`, `dfs-weight` and
-//!   `shortest-prefill-first` promise nothing while they ask the cache, and `random` never does: a stream of better
-//!   requests holds one up for ever, by intent. Exempt is a step whose plan was begun before the request came or while
-//!   its last tokens were on their way, and as many plans as the prefix wait holds a request back for.
-//! - **A chunk goes on.** A prefill that was begun has a row in every step but those that are owed to decodes, and one
-//!   for each plan that the pools refused.
+//! - **Progress.** While requests wait, the steps from one admission to the next, or from the first wait to the first
+//!   admission, are at most the longest run of those inside when all of them run to their ends together: a row for each
+//!   chunk that remains of the one chunked prefill, the decode steps that are owed after each, and as many decodes as the
+//!   request with most tokens left has. Steps in which memory cut a chunk short come on top, and so does a step for
+//!   each plan that the pools refused. This holds under every policy: the pool can hold any request alone.
+//! - **Room is used.** Once a request has ended, and there is a row and memory for any waiting request in addition to
+//!   all that those inside may still request, one starts in the next plan, or after the decodes that are owed. Under
+//!   every policy too; the test's sum of these requests is an upper bound, so it says nothing about a full pool.
+//! - **No request overtakes one that comes first.** The policy decides which one comes first. Under all of them it is,
+//!   if priorities count, the one with the better priority; then retracted ones, the oldest first. Among the others
+//!   `fcfs` promises the order of arrival, and so do the policies that probe the cache when they did not: for want of a
+//!   cache, or because more than 128 wait. `lof` promises the longest output. `lpm`, `hrrn`, `dfs-weight` and
+//!   `shortest-prefill-first` promise nothing while they probe the cache, and `random` never does: a stream of better
+//!   requests can starve one for ever, by intent. Exempt is a step whose plan was begun before the request came or
+//!   while its last tokens were in flight, and as many plans as the prefix wait holds a request back for.
+//! - **A chunk continues.** A prefill that was begun has a row in every step except those that are owed to decodes, and
+//!   one for each plan that the pools refused.
 //!
-//! So who is promised a place waits at most as many times the longest run of those inside as requests come before it.
+//! So a request with a promised place waits at most as many longest runs of those inside as requests come before it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use souffleur::state::step::{RowWork, StepPlan};
 
-/// Plans that hold a request back for a prefix in flight.
+/// Plans for which a prefix in flight may hold a request back.
 const MOST_HELD: usize = 2;
 
 /// The facts that stay the same while a world runs.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitRules {
-    /// The least that one chunk computes when memory does not bound it; `None`: prompts are prefilled whole.
+    /// The minimum size of a chunk when memory does not bound it; `None`: prompts are prefilled whole.
     pub least_chunk: Option<usize>,
-    /// Decode steps that may be owed behind a prefill step.
+    /// Decode steps that may be owed after a prefill step.
     pub owed_decodes: usize,
     pub prefix_wait: bool,
     /// Priorities come before classes.
@@ -43,16 +43,16 @@ pub struct WaitRules {
     pub page_size: usize,
 }
 
-/// The requests that are there when a step is sent.
+/// The free resources when a step is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub rows: usize,
-    /// Free, or cached by nobody who runs.
+    /// Free, or cached and not locked by a running request.
     pub tokens: usize,
 }
 
 impl WaitRules {
-    /// With mixed batches the rows that decode come out of the chunk, which keeps a page at least.
+    /// With mixed batches the decoding rows are subtracted from the chunk, which keeps a page at least.
     pub fn least_chunk(chunk: Option<usize>, mixed_rows: usize, page_size: usize) -> Option<usize> {
         chunk.map(|chunk| {
             let left = chunk.saturating_sub(mixed_rows);
@@ -66,7 +66,7 @@ impl WaitRules {
     }
 }
 
-/// The promise of a plan's policy to those who never ran.
+/// The promise of a plan's policy to requests that never ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     Arrival,
@@ -74,24 +74,24 @@ pub enum Promise {
     Nothing,
 }
 
-/// Why one waits; smaller is sooner.
+/// The reason for a wait; smaller is sooner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
-    /// It ran, and gave way to others' growth.
+    /// It ran, and was retracted for others' growth.
     Retracted,
-    /// It never ran, or gave way to a better one.
+    /// It never ran, or was preempted by a better one.
     Queued,
 }
 
-/// The run of one who was admitted.
+/// The run of an admitted request.
 #[derive(Clone, Copy, Debug)]
 struct Tenure {
-    /// Tokens to be prefilled, and those that are.
+    /// Tokens to be prefilled, and the prefilled ones.
     fill_tokens: usize,
     filled_tokens: usize,
     /// Tokens that it may still generate.
     tokens_left: usize,
-    /// Steps without a row since its last chunk, and how many there may be.
+    /// Steps without a row since its last chunk, and their maximum.
     idle_steps: usize,
     may_idle: usize,
 }
@@ -107,51 +107,51 @@ struct Waiter {
     since_plan: usize,
     /// Steps sent when its wait began.
     waits_from: Option<usize>,
-    /// Steps sent when it was evacuated: the one behind them may be without it.
+    /// Steps sent when it was evacuated: the next one may be without it.
     left_at: Option<usize>,
-    /// Plans in which somebody started who comes after it.
+    /// Plans in which a request started that comes after it.
     overtaken: usize,
     tenure: Option<Tenure>,
 }
 
-/// The situations that a run put to the test.
+/// The situations that a run has tested.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waits {
     /// Rows that computed a part of a prefill.
     pub chunks: usize,
-    /// Prefills that went on.
+    /// Prefills that continued.
     pub resumed: usize,
-    /// Starts that passed nobody among those who had to come first: by priority or class, by arrival, by output.
+    /// Starts that overtook no request that had to come first: by priority or class, by arrival, by output.
     pub by_class: usize,
     pub by_arrival: usize,
     pub by_output: usize,
     /// Starts in the order of arrival that a policy fell back to.
     pub by_fallback: usize,
-    /// Starts that had to come behind the decodes that were owed, since there was room.
+    /// Starts that had to follow the decodes that were owed, since there was room.
     pub by_room: usize,
     /// Longest wait of a request.
     pub longest: usize,
-    /// Longest time without an admission while somebody waited, and in parts of what it might have been.
+    /// Longest time without an admission while requests waited, and its largest fraction of the bound.
     pub longest_pause: usize,
     pub tightest: f64,
 }
 
-/// Keeps the books.
+/// Records the events and checks the promises.
 #[derive(Debug)]
 pub struct WaitLog {
     rules: WaitRules,
     waiters: Vec<Waiter>,
     waiting: BTreeSet<usize>,
     inside: BTreeSet<usize>,
-    /// Plans begun, and what the last one's policy promises.
+    /// Plans begun, and the promise of the last one's policy.
     plans: usize,
     promise: Promise,
     falls_back: bool,
-    /// Since somebody waits, or since the last admission; and the step in which somebody starts at the latest.
+    /// The step of the first wait or of the last admission; and the latest step for the next admission.
     pause: Option<(usize, usize)>,
-    /// Plans begun when somebody last ended, until somebody starts or there is no room.
+    /// Plans begun at the last end, until a request starts or there is no room.
     ended_at: Option<usize>,
-    /// Steps since then in which somebody could have started.
+    /// Steps since then in which a request could have started.
     roomy_steps: usize,
     steps: usize,
     pub seen: Waits,
@@ -192,7 +192,7 @@ impl WaitLog {
         self.begin_pause();
     }
 
-    /// A plan is begun: who comes from now on is not in it.
+    /// A plan is begun: later arrivals are not in it.
     pub fn begin_plan(&mut self, promise: Promise, falls_back: bool) {
         self.plans += 1;
         self.promise = promise;
@@ -227,13 +227,13 @@ impl WaitLog {
         }
     }
 
-    /// There is room by other means than an end, for which nobody is asked.
+    /// Room that does not come from an end is not checked.
     pub fn forget_ends(&mut self) {
         self.ended_at = None;
         self.roomy_steps = 0;
     }
 
-    /// The pools refused a plan: the one that makes room for it may end in a decode.
+    /// The pools refused a plan: the plan that frees memory for it may end in a decode.
     pub fn refused(&mut self) {
         self.forget_ends();
         for number in &self.inside {
@@ -254,7 +254,7 @@ impl WaitLog {
             let waiter = &mut self.waiters[number];
             waiter.tenure = Some(Tenure {
                 fill_tokens: start.tokens.len(),
-                // The cached part is found when the first row comes.
+                // The first row shows the cached part.
                 filled_tokens: 0,
                 tokens_left: waiter.max_new_tokens - known,
                 idle_steps: 0,
@@ -296,7 +296,7 @@ impl WaitLog {
         }
     }
 
-    /// A request that starts passes nobody who comes first.
+    /// A start overtakes no request that comes first.
     fn check_passed(&mut self, starts: &[usize]) {
         let waits = |number: &&usize| !starts.contains(number);
         let waiting: Vec<usize> = self.waiting.iter().filter(waits).copied().collect();
@@ -325,7 +325,7 @@ impl WaitLog {
         }
     }
 
-    /// True if the one that waits comes before the one that starts whatever the cache holds.
+    /// True if the waiting one comes before the starting one for any contents of the cache.
     fn is_first(&mut self, waits: usize, starts: usize) -> bool {
         let (a, b) = (self.waiters[waits], self.waiters[starts]);
         let (arrival, ranks) = (waits.cmp(&starts), a.rank.cmp(&b.rank));
@@ -353,7 +353,7 @@ impl WaitLog {
         }
     }
 
-    /// Somebody starts if there is room for all.
+    /// A request starts if there is room for all.
     fn check_room(&mut self, has_starts: bool, room: Room) {
         if has_starts {
             self.seen.by_room += usize::from(self.roomy_steps > 0);
@@ -379,7 +379,7 @@ impl WaitLog {
         );
     }
 
-    /// Whoever waits has room beside all that those inside may ask for. Not told of prefills in pieces.
+    /// Any waiting request has room in addition to all that those inside may request. False during chunked prefills.
     fn fits(&self, room: Room) -> bool {
         let page_size = self.rules.page_size;
         let tenures = self.inside.iter().filter_map(|n| self.waiters[*n].tenure);
@@ -398,7 +398,7 @@ impl WaitLog {
         room.rows > 0 && asked_tokens + most_tokens.max().unwrap_or(0) < room.tokens
     }
 
-    /// A prefill that was begun goes on.
+    /// A prefill that was begun continues.
     fn check_chunks(&mut self, rows: &[usize]) {
         for number in &self.inside {
             let Some(tenure) = &mut self.waiters[*number].tenure else {
@@ -418,7 +418,7 @@ impl WaitLog {
         }
     }
 
-    /// Somebody waits: the pause begins, unless it has.
+    /// A request waits: the pause begins, unless it has.
     fn begin_pause(&mut self) {
         if self.pause.is_none() {
             self.pause = Some((self.steps, self.steps + self.longest_run()));
@@ -431,7 +431,7 @@ impl WaitLog {
         }
     }
 
-    /// Steps in which all of those inside come to their ends.
+    /// Steps until all of those inside have ended.
     fn longest_run(&self) -> usize {
         let tenures = self.inside.iter().filter_map(|n| self.waiters[*n].tenure);
         let (mut chunks, mut decodes) = (0, 0);
@@ -442,7 +442,7 @@ impl WaitLog {
         chunks * (1 + self.rules.owed_decodes) + decodes
     }
 
-    /// Somebody starts in time.
+    /// A request starts in time.
     fn check_pause(&mut self, has_starts: bool) {
         let Some((from, latest)) = self.pause else {
             return;

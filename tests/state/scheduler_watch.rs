@@ -1,4 +1,4 @@
-//! The look of a schedule, worked out from its steps alone: who rides, who sits out, who gives way.
+//! Checks of a schedule from its steps alone: the rows that decode, that are left out, and that give way.
 
 use souffleur::ids::SeqId;
 use souffleur::state::scheduler::BatchRules;
@@ -30,7 +30,7 @@ impl Watched {
     }
 }
 
-/// Where a request stands, as far as the steps show.
+/// The stage of a request, as far as the steps show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Waiting,
@@ -41,7 +41,7 @@ pub enum Stage {
     Ending,
 }
 
-/// The steps' watchman.
+/// Watches the steps.
 #[derive(Debug)]
 pub struct Watch {
     rules: BatchRules,
@@ -50,7 +50,7 @@ pub struct Watch {
     owed_decodes: usize,
     preemptions: u64,
     pub mixed_steps: usize,
-    /// Decode steps that a prefill had to wait for.
+    /// Decode steps that delayed a prefill.
     pub deferrals: usize,
 }
 
@@ -98,7 +98,7 @@ impl Watch {
         self.requests[number].has_ended = true;
     }
 
-    /// It gives back its row.
+    /// It frees its row.
     pub fn released(&mut self, number: usize) {
         let request = &mut self.requests[number];
         request.is_prefilled = false;
@@ -106,7 +106,7 @@ impl Watch {
         request.sat_out = 0;
     }
 
-    /// Steps between two tokens of this request at worst, 1 when it is in each.
+    /// The maximum of steps between two tokens of this request, 1 when it is in each.
     pub fn worst_gap(&self, number: usize) -> usize {
         self.requests[number].worst_sat_out + 1
     }
@@ -144,7 +144,7 @@ impl Watch {
             .collect();
         let prefills = plan.rows.len() - decodes.len();
         assert!(decodes.iter().all(|number| decodable.contains(number)));
-        // All of those that decode, or none.
+        // All decoding rows, or none.
         let all_ride = decodable.iter().all(|number| decodes.contains(number));
         assert!(all_ride || decodes.is_empty(), "{decodes:?} {decodable:?}");
         if prefills > 0 && !decodes.is_empty() {
@@ -162,7 +162,7 @@ impl Watch {
         self.check_turns(prefills > 0, !decodes.is_empty(), decodable);
     }
 
-    /// A sequence that could decode is left out of one prefill step at most, then of none for the interval.
+    /// At most one prefill step leaves out a sequence that could decode, then none for the interval.
     fn check_turns(&mut self, has_prefill: bool, has_decode: bool, decodable: &[usize]) {
         let protected = self.rules.prefill_decode_interval_min_bs.max(1);
         if has_prefill && self.owed_decodes > 0 {
@@ -183,8 +183,8 @@ impl Watch {
         }
     }
 
-    /// These gave way, if the count of preemptions says so: each to a request that is better by more than the
-    /// threshold, and nobody worse runs on. True if it does.
+    /// The victims, if the count of preemptions says so: each gave way to a request that is better by more than the
+    /// threshold, and no worse one runs on. True if there are any.
     pub fn note_preemptions(&mut self, preemptions: u64, victims: &[usize]) -> bool {
         let n_victims = preemptions - std::mem::replace(&mut self.preemptions, preemptions);
         if n_victims == 0 {

@@ -1,4 +1,4 @@
-//! Soft pins keep a prefix from eviction for as long as nobody needs its memory, and never longer.
+//! Soft pins keep a prefix from eviction only as long as no request needs its memory.
 
 use souffleur::state::plan::preemption::PriorityRules;
 use souffleur::state::scheduler::BatchRules;
@@ -96,7 +96,7 @@ fn they_give_way_before_pins_of_hosts_and_before_a_retraction() {
     world.pin(&prompt(1, 12), SOON);
     pinned(&mut world, 0, 30, false);
     assert_eq!(held(&world), (1, 42));
-    // Two that fit beside the host's pin, and not beside both.
+    // Two that fit together with the host's pin, but not with both.
     for family in [2, 3] {
         world.submit(Ask::exactly(prompt(family, 6), 16));
     }

@@ -1,4 +1,4 @@
-//! Faults that users report of other engines' caches of states, as tests of this one. Names of issues are those of the
+//! Reported faults of other engines' caches of states, as tests of this one. Names of issues are those of the
 //! engine's repository. Two kinds are elsewhere: windows of attention whose pages went too early or left holes in
 //! `window_defects`, anchors at wrong places in a chat (llama.cpp #22929, #24176) in the tests of `TurnMarks`.
 
@@ -42,7 +42,7 @@ fn cached(world: &mut World, prompt: Vec<u32>, anchors: &[u32]) -> usize {
     world.lives[number].cached_tokens as usize
 }
 
-/// SGLang #36935: a state at the end of each chunk pushed out those of other prompts.
+/// SGLang #36935: the states at the ends of chunks evicted those of other prompts.
 #[test]
 fn chunks_of_a_long_prompt_leave_no_states_but_the_grid() {
     let mut world = world(1, 2, 40, 512);
@@ -52,14 +52,14 @@ fn chunks_of_a_long_prompt_leave_no_states_but_the_grid() {
     world.assert_clean();
 }
 
-/// SGLang #31643, #31648: a hit made every state on its path young, also those that nobody goes on from.
+/// SGLang #31643, #31648: a hit refreshed every state on its path, also those that no prompt resumes from.
 #[test]
 fn a_hit_makes_only_the_state_young_that_it_used() {
     let mut world = world(1, 1, 5, 1 << 20);
     let long = tokens(2, 300);
     cached(&mut world, long.clone(), &[100, 200]);
     for _ in 0..40 {
-        // Goes on from 200, below 100, and leaves one at its own end.
+        // Resumes from 200, below 100, and leaves one at its own end.
         let prompt = [&long[..200], &tokens(4, 30)].concat();
         cached(&mut world, prompt, &[200]);
     }
@@ -71,7 +71,7 @@ fn a_hit_makes_only_the_state_young_that_it_used() {
     world.assert_clean();
 }
 
-/// SGLang #35412, #34808, #29860, #34870: states beside the page grid, and boundaries off by a page.
+/// SGLang #35412, #34808, #29860, #34870: states off the page grid, and boundaries off by a page.
 #[test]
 fn states_are_at_ends_of_whole_pages_and_the_match_ends_there() {
     for page_size in [4, 16] {
@@ -113,13 +113,13 @@ fn a_request_that_goes_before_its_step_leaves_no_state() {
         }
         world.cancel(number);
         world.drain();
-        // The executor compares the states of this one with its tokens.
+        // The executor compares this prompt's states with its tokens.
         cached(&mut world, prompt.clone(), &[70, 140]);
         world.assert_clean();
     }
 }
 
-/// SGLang #29792, #27586: books that were late under overlapping steps, slots that leaked.
+/// SGLang #29792, #27586: accounting that was late under overlapping steps, slots that leaked.
 #[test]
 fn ends_of_every_kind_leave_every_state_accounted_for() {
     for (number_of_steps, fate) in (0..6).zip([
@@ -198,8 +198,8 @@ fn a_pin_keeps_the_state_at_its_end() {
     world.assert_clean();
 }
 
-/// SGLang #38000, #36935: the states of long prompts went from their beginnings on, so a fork in the middle had nothing
-/// to go on from.
+/// SGLang #38000, #36935: the states of long prompts were evicted from their beginnings on, so a fork in the middle
+/// could not resume.
 #[test]
 fn a_fork_of_a_long_prompt_finds_a_state_after_others_as_long() {
     let mut world = world(1, 4, 48, 128);
@@ -216,14 +216,14 @@ fn a_fork_of_a_long_prompt_finds_a_state_after_others_as_long() {
     world.assert_clean();
 }
 
-/// The beginning of a tool loop's next prompt: the last one, the opening of the reply, and the reply.
+/// The beginning of a tool loop's next prompt: the previous prompt, the opening of the reply, and the reply.
 fn told(world: &World, mut prompt: Vec<u32>) -> Vec<u32> {
     let last = world.lives.last().expect("somebody asked");
     prompt.extend(&last.delivered);
     prompt
 }
 
-/// Twenty calls of a tool behind a query. Each goes on from the reply before.
+/// Twenty calls of a tool after a query. Each resumes from the previous reply.
 fn tool_loop(world: &mut World, query: &[u32], system_tokens: u32) {
     let page = world.setup.page_size as usize;
     let query_tokens = query.len() as u32;
@@ -239,8 +239,8 @@ fn tool_loop(world: &mut World, query: &[u32], system_tokens: u32) {
     }
 }
 
-/// llama.cpp #25019, #25420: each message of a tool loop left a state, and these pushed those further up out, of which the
-/// next turn of the user needs one.
+/// llama.cpp #25019, #25420: each message of a tool loop left a state, and these evicted earlier states, of which the
+/// user's next turn needs one.
 #[test]
 fn a_tool_loop_keeps_the_ends_of_its_instructions_and_of_its_query() {
     for page_size in [1, 4, 16] {
@@ -258,7 +258,7 @@ fn a_tool_loop_keeps_the_ends_of_its_instructions_and_of_its_query() {
 }
 
 /// A prefill whose last whole page ended with a chunk left no state there: the reply after it was too short to fill a page,
-/// and the next prompt went on from the last boundary of a turn.
+/// and the next prompt resumed from the last boundary of a turn.
 #[test]
 fn a_page_that_ends_with_a_chunk_and_is_the_last_of_a_prompt_has_a_state() {
     for prompt_tokens in [65, 70, 128, 140] {
@@ -276,7 +276,7 @@ fn a_page_that_ends_with_a_chunk_and_is_the_last_of_a_prompt_has_a_state() {
     }
 }
 
-/// SGLang #31230: the states along one long conversation pushed those of all others out.
+/// SGLang #31230: the states along one long conversation evicted those of all others.
 #[test]
 fn a_tool_loop_leaves_the_states_of_another_conversation() {
     for page_size in [1, 16] {
@@ -290,7 +290,7 @@ fn a_tool_loop_leaves_the_states_of_another_conversation() {
     }
 }
 
-/// SGLang #33773: no slot was left for the state of a chunk, and the engine fell.
+/// SGLang #33773: no slot was left for the state of a chunk, and the engine crashed.
 #[test]
 fn no_state_to_spare_for_copies_stops_nobody() {
     for page_size in [1, 16] {
@@ -308,7 +308,7 @@ fn no_state_to_spare_for_copies_stops_nobody() {
     }
 }
 
-/// SGLang #31181, #37198: prompts that share about as much of one, but none exactly as much as another, found no state.
+/// SGLang #31181, #37198: prompts that diverge from one prompt at nearby but different places found no state.
 #[test]
 fn prompts_that_part_near_each_other_all_find_a_state() {
     let mut world = world(16, 2, 40, 64);
@@ -339,7 +339,7 @@ fn a_prompt_that_begins_another_is_found_again_whole() {
     }
 }
 
-/// vLLM #46453: keys and values of a prefix were gone, and a state behind them was still offered.
+/// vLLM #46453: keys and values of a prefix were gone, but the match still offered a state after them.
 #[test]
 fn a_state_goes_with_the_keys_and_values_before_it() {
     for page_size in [1, 4] {
@@ -370,7 +370,7 @@ fn a_state_goes_with_the_keys_and_values_before_it() {
     }
 }
 
-/// llama.cpp #20225, #19794: no turn of a conversation, however short, went on from the one before.
+/// llama.cpp #20225, #19794: no turn of a conversation, however short, resumed from the previous one.
 #[test]
 fn short_conversations_go_on_from_their_last_turn() {
     for page_size in [1, 4] {
@@ -390,7 +390,7 @@ fn short_conversations_go_on_from_their_last_turn() {
     }
 }
 
-/// A prompt that is matched, but not admitted, leaves the states above its match as they were.
+/// A prompt that is matched, but not admitted, leaves the states above its match unchanged.
 #[test]
 fn a_refused_prompt_passes_no_states() {
     let mut world = World::new(Setup {
@@ -413,7 +413,7 @@ fn a_refused_prompt_passes_no_states() {
             anchors: vec![150],
             ..Ask::exactly(tokens(303, 200), 300)
         },
-        // Would pass the state after 100 tokens, but its output does not fit beside the other's.
+        // Would pass the state after 100 tokens, but its output does not fit together with the other's.
         Ask {
             anchors: vec![212],
             ..Ask::exactly(longer, 700)
@@ -429,8 +429,8 @@ fn a_refused_prompt_passes_no_states() {
     world.assert_clean();
 }
 
-/// A chat that asks for several outputs is no turn of a tool: the state at the end of its query comes before one at the end
-/// of the reply.
+/// A chat with several requested outputs is no turn of a tool: the state at the end of its query has precedence over one at
+/// the end of the reply.
 #[test]
 fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     let mut world = World::new(Setup {
@@ -446,7 +446,7 @@ fn several_outputs_of_a_chat_leave_the_state_of_its_query() {
     let prime = [&system[..], &tokens(311, 8)].concat();
     cached(&mut world, prime, &[160]);
     assert_eq!(world.states.cache.cached_states(), 1);
-    // Has a state, and leaves none: beside it and the chat's own two can be copies.
+    // Has a state, and leaves none: next to its state and the chat's own, two slots can hold copies.
     world.submit(Ask {
         bypasses_cache: true,
         ..Ask::exactly(tokens(312, 40), 100)

@@ -1,6 +1,6 @@
-//! Models whose layers keep a state: which prompts go on from the cache, what is computed for them, and that no state is
-//! lost, read before it is written or given to a prompt that it does not belong to. The fake executor compares every
-//! state with the tokens that it must have seen.
+//! Models whose layers keep a state: which prompts resume from the cache, the tokens computed for them, and that no
+//! state is lost, read before it is written or given to a prompt that it does not belong to. The fake executor compares
+//! every state with the tokens that it must have seen.
 
 use souffleur::state::cache::prefix_history::{Cause, MissingState};
 use souffleur::state::pool::state_pool::StateLimits;
@@ -38,7 +38,7 @@ fn tokens(seed: u32, n: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Runs one request alone: how many tokens of its prompt were computed, and what it said.
+/// Runs one request alone: the number of computed prompt tokens, and the output.
 fn run(world: &mut World, ask: Ask) -> (usize, Vec<u32>) {
     let prompt = ask.prompt.len();
     let number = world.submit(ask).expect("it fits");
@@ -54,16 +54,16 @@ fn ask(prompt: &[u32], anchors: &[usize], n_output: usize) -> Ask {
     }
 }
 
-/// A conversation as a template renders it: whole turns, the last one followed by what opens the reply.
+/// A conversation as a template renders it: whole turns, the last one followed by the opening of the reply.
 #[derive(Clone)]
 struct Conversation {
     system_tokens: usize,
-    /// Up to the end of the last words of the user.
+    /// Up to the end of the user's last message.
     query_tokens: usize,
     turns: Vec<u32>,
 }
 
-/// The opening of a reply, and the thinking in it that the template drops later.
+/// The opening of a reply, and the reasoning in it that the template drops later.
 const OPEN: [u32; 3] = [5, 6, 7];
 
 impl Conversation {
@@ -80,7 +80,7 @@ impl Conversation {
         self.query_tokens = self.turns.len();
     }
 
-    /// Said by others than the user.
+    /// Adds a turn of another role than the user.
     fn hear(&mut self, turn: &[u32]) {
         self.turns.extend_from_slice(turn);
     }
@@ -92,7 +92,7 @@ impl Conversation {
         ask(&prompt, &anchors, n_output)
     }
 
-    /// One call, whose reply becomes part of the conversation as it was said.
+    /// One call, whose reply becomes part of the conversation unchanged.
     fn turn(&mut self, world: &mut World, n_output: usize) -> usize {
         let (computed, reply) = run(world, self.ask(n_output));
         self.hear(&OPEN);
@@ -120,7 +120,7 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
         // The reply's last token may not have been fed.
         seen.push(("tool call", computed, new + 1 + page));
     }
-    // The thinking of the whole loop goes: what is left of it was never computed in this place.
+    // The reasoning of the whole loop is dropped: the rest was never computed at these positions.
     let answer = tokens(30, 200);
     let mut second = Conversation {
         turns: first.turns[..query_end].to_vec(),
@@ -169,7 +169,7 @@ fn agentic_trace(world: &mut World) -> Vec<(&'static str, usize, usize)> {
 #[test]
 fn every_turn_of_an_agent_computes_only_what_is_new() {
     for page_size in [1, 4, 16] {
-        // As many as the memory plan gives eight rows and more, and hardly any beside those of the rows.
+        // As many as the memory plan grants eight rows and more, and few more than the rows need.
         for (rows, slots) in [(8, 64), (4, 8), (4, 5), (2, 5)] {
             let mut world = World::new(setup(page_size, rows, slots));
             for (turn, computed, most) in agentic_trace(&mut world) {
@@ -326,13 +326,13 @@ fn a_state_is_published_as_of_the_last_token_that_was_fed() {
         let mut world = World::new(roomy(page_size));
         for seed in 0..12 {
             let prompt = tokens(1000 + seed, 64 + seed as usize);
-            // Most outputs end by themselves, and not with the length.
+            // Most outputs end with EOS, and not with the length.
             let said = Ask {
                 ignore_eos: false,
                 ..ask(&prompt, &[], 400)
             };
             let (_, said) = run(&mut world, said);
-            // Those that go on get a state that has seen what they say it has: the executor looks.
+            // Those that continue get a state of exactly the tokens that it claims: the executor checks.
             let whole = [prompt, said].concat();
             let turn = [&whole[..], &[9, 8, 7]].concat();
             let (computed, _) = run(&mut world, ask(&turn, &[], 3));

@@ -1,4 +1,4 @@
-//! Tail-optimised LRU: victims worked out by hand.
+//! Tail-optimised LRU: victims computed by hand.
 
 use souffleur::state::cache::eviction::{EvictionParameters, EvictionPolicy};
 
@@ -17,7 +17,7 @@ fn tlru_evicts_the_tail_that_the_next_turn_can_compute_again_then_by_age() {
     // An old conversation of 8 tokens in one node, a recent one of 2 in two nodes.
     let old: Vec<u32> = (1..=8).collect();
     let (head, recent) = ([20], [20, 21]);
-    // (threshold, estimate, what goes first): the recent tail starts at 1 and needs 2 + estimate - threshold kept.
+    // (threshold, estimate, the first victim): the recent tail starts at 1 and needs 2 + estimate - threshold kept.
     for (threshold, estimate, recent_goes) in [
         (0, 0, false),
         (4, 0, true),

@@ -1,11 +1,11 @@
-//! Faults that users report of other engines' window pages, as tests of these. Names of issues are those of the engine's
+//! Reported faults of other engines' window pages, as tests of this one. Names of issues are those of the engine's
 //! repository.
 
 use crate::scheduler_world::{Ask, Setup, World};
 use crate::windows::{Tree, run, setup, tokens};
 
-/// SGLang #35515: one hole in the last window made a whole branch useless. It only shortens the match, and whoever
-/// computes the rest closes it.
+/// SGLang #35515: one hole in the last window made a whole branch useless. It only shortens the match, and the next
+/// sequence that computes the rest closes it.
 #[test]
 fn a_hole_in_the_last_window_shortens_the_match_until_somebody_fills_it() {
     for page_size in [1, 4, 16] {
@@ -13,7 +13,7 @@ fn a_hole_in_the_last_window_shortens_the_match_until_somebody_fills_it() {
         let mut world = Tree::new(page_size, 33);
         let prompt = tokens(1, 160);
         world.publish(&prompt[..96]);
-        // The rest comes without its first page of windows, as from a sequence that has left it behind.
+        // The rest comes without its first page of windows, like that of a sequence that has freed it.
         assert_eq!(world.publish_from(&prompt, 96 / page + 1), 96);
         assert_eq!(world.peek(&prompt), 160, "the last window is whole");
         let into_hole = 96 + page + 16;
@@ -24,7 +24,7 @@ fn a_hole_in_the_last_window_shortens_the_match_until_somebody_fills_it() {
     }
 }
 
-/// SGLang #36935, of states: what each chunk of a long prompt left at its end pushed out the boundaries of others.
+/// SGLang #36935, of states: the pages at the ends of a long prompt's chunks evicted the boundaries of others.
 #[test]
 fn ends_of_chunks_push_out_no_boundaries() {
     let mut world = World::new(setup(1, 24, 64 + 4 * 24 + 32));
@@ -36,7 +36,7 @@ fn ends_of_chunks_push_out_no_boundaries() {
     world.assert_clean();
 }
 
-/// SGLang #29860, #34870: what a sequence kept of its end was a page short of what the next prompt sees.
+/// SGLang #29860, #34870: a sequence kept a page less of its end than the next prompt sees.
 #[test]
 fn the_next_turn_goes_on_at_the_last_whole_page_of_every_length() {
     for (page_size, window) in [(1, 9), (4, 9), (4, 8), (16, 24), (16, 17), (16, 16)] {
@@ -60,7 +60,7 @@ fn the_next_turn_goes_on_at_the_last_whole_page_of_every_length() {
     }
 }
 
-/// The same after a stop string, which takes tokens back that were computed.
+/// The same after a stop string, which removes computed tokens.
 #[test]
 fn the_next_turn_goes_on_where_a_stop_string_left_the_output() {
     for (page_size, window) in [(1, 9), (4, 9), (16, 24)] {
@@ -87,18 +87,18 @@ fn the_next_turn_goes_on_where_a_stop_string_left_the_output() {
     }
 }
 
-/// SGLang #31486: pages that a sequence had given back were cached with what it published at its end.
+/// SGLang #31486: pages that a sequence had freed were published with others at its end.
 #[test]
 fn no_page_is_cached_that_its_sequence_has_left() {
     for page_size in [1, 4, 16] {
         let window = 20;
-        // As many as two sequences see: what one leaves, the other takes at once.
+        // As many as two sequences see: pages that one frees, the other takes at once.
         let tight = 64 + 2 * window + 8 * page_size as usize;
         let mut world = World::new(setup(page_size, window, tight));
         let asks = (40..44).map(|seed| Ask::exactly(tokens(seed, 50), 150));
         world.submit_all(&mut asks.into_iter());
         world.drain();
-        // The fake executor compares every page that a hit names with what it must hold.
+        // The fake executor compares every page of a hit with the expected content.
         for number in 0..4 {
             let life = &world.lives[number];
             let whole = [&life.ask.prompt[..], &life.delivered].concat();
@@ -135,8 +135,8 @@ fn who_is_cancelled_or_retracted_anywhere_leaves_no_page_behind() {
     }
 }
 
-/// vLLM #46453: groups of pages disagreed on how long a hit is. A row begins with as many pages of the one as the other
-/// has for what it sees, or the executor finds the hole.
+/// vLLM #46453: groups of pages disagreed on the length of a hit. A row begins with as many pages of one as the other
+/// has for its window, or the executor finds the hole.
 #[test]
 fn a_row_begins_where_both_groups_of_pages_do() {
     for page_size in [1, 4, 16] {
@@ -160,7 +160,7 @@ fn a_row_begins_where_both_groups_of_pages_do() {
 }
 
 /// llama.cpp #13194: the next turn of a conversation computed everything again, since the window did not reach back to
-/// where it goes on.
+/// the position where it resumes.
 #[test]
 fn a_conversation_computes_only_what_is_new() {
     for page_size in [1, 4, 16] {
@@ -184,7 +184,7 @@ fn a_conversation_computes_only_what_is_new() {
     }
 }
 
-/// A prompt that is asked for again, by itself and by several at once, goes on a page before its end at most.
+/// A repeated prompt, by itself and several times at once, resumes at most a page before its end.
 #[test]
 fn a_repeated_prompt_computes_a_page_at_most() {
     for (page_size, window) in [(1, 10), (4, 10), (16, 40)] {

@@ -1,5 +1,5 @@
-//! Models whose layers see no further back than a window: what their sequences hold, where prompts go on from the cache,
-//! and what goes first when window pages run out. The fake executor looks at all that each query sees.
+//! Models with sliding windows: the pages that their sequences hold, the positions where prompts resume from the cache,
+//! and the order of eviction when window pages run out. The fake executor checks all tokens that each query sees.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub fn tokens(seed: u32, n: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Runs one request alone: how many tokens of its prompt came from the cache, and what it said.
+/// Runs one request alone: the number of prompt tokens from the cache, and the output.
 pub fn run(world: &mut World, prompt: &[u32], n_output: usize) -> (usize, Vec<u32>) {
     let ask = Ask::exactly(prompt.to_vec(), n_output);
     let number = world.submit(ask).expect("it fits");
@@ -86,7 +86,7 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
             });
             let page = page_size as usize;
             world.submit(Ask::exactly(tokens(2, 300), 200));
-            // The tokens that are seen, and a partly filled page at either end.
+            // The visible tokens, and a partly filled page at either end.
             let seen = (window + 2 * page - 2).div_ceil(page);
             let (mut most, mut last) = (0, 0);
             while world.turn() {
@@ -96,7 +96,7 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
                     last = stats.protected_windows;
                 }
             }
-            // Where its own end is to be cached, a whole page before it, and what a stop string may take.
+            // To cache its own end, a whole page before it, and the tokens that a stop string may remove.
             let spare = match has_radix_cache {
                 true => (page + 8).div_ceil(page),
                 false => 0,
@@ -167,7 +167,7 @@ fn chunks_longer_than_the_window_and_shorter_say_the_same() {
         for chunk in [16, 48, 112] {
             let setup = Setup {
                 chunk_tokens: Some(chunk),
-                // A chunk, a prefix that is kept and a decode: what the memory plan gives at least.
+                // A chunk, a kept prefix and a decode: the minimum in a memory plan.
                 ..setup(page_size, 30, chunk + 2 * 30 + 8 * page_size as usize)
             };
             assert_eq!(said(setup), expected, "chunks of {chunk}");
@@ -238,7 +238,7 @@ impl Tree {
         self.check();
     }
 
-    /// A sequence computes what it does not find, publishes all of it, with the window pages from `first` on, and ends.
+    /// A sequence computes the uncached part, publishes all of it, with the window pages from `first` on, and ends.
     pub fn publish_from(&mut self, tokens: &[u32], first: usize) -> usize {
         let locked = self.lock(tokens);
         let matched = locked.tokens;
@@ -280,7 +280,7 @@ impl Tree {
         self.tree.peek(&Namespace::default(), tokens)
     }
 
-    /// Evicts window pages; returns how many went.
+    /// Evicts window pages; returns the number of freed ones.
     pub fn evict(&mut self, n_pages: usize) -> usize {
         self.tree.evict_windows(n_pages);
         let freed = self.tree.take_freed_windows();
@@ -290,7 +290,7 @@ impl Tree {
         n
     }
 
-    /// Evicts window pages until so many are left in the cache, or fewer.
+    /// Evicts window pages until at most `n_pages` are left in the cache.
     pub fn leave(&mut self, n_pages: usize) {
         while self.tree.evictable_windows() > n_pages {
             assert!(self.evict(1) > 0);
@@ -315,7 +315,7 @@ fn what_no_prompt_ends_with_goes_first_and_the_oldest_end_before_the_youngest() 
         let (old, young) = (tokens(5, 120), tokens(6, 120));
         world.publish(&old);
         world.publish(&young);
-        // The tokens that are seen behind an end, and a page more.
+        // The visible tokens before an end, and a page more.
         let tail = 15_usize.div_ceil(page) + 1;
         world.leave(2 * tail);
         assert_eq!((world.peek(&old), world.peek(&young)), (120, 120));
@@ -394,7 +394,7 @@ fn a_match_falls_back_to_the_deepest_end_that_is_whole() {
         }
         let tail = 19_usize.div_ceil(page) + 1;
         world.leave(3 * tail);
-        // The pages that each end has kept, and those that a sequence sees that goes on behind so many tokens.
+        // The pages that each end has kept, and the pages that a sequence sees when it resumes after `end` tokens.
         let has = |at: usize| {
             [48, 112, 192]
                 .iter()

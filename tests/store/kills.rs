@@ -1,5 +1,5 @@
-//! A child process saves until it is killed; then everything that is found is what was saved, and what was saved last is
-//! found.
+//! A child process saves until it is killed; then every found block has the saved contents, and the blocks saved
+//! last are found.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use crate::world::{BLOCKS, DISK_BYTES, World};
 const FOLDER: &str = "SOUFFLEUR_STORE_FOLDER";
 /// The first of its prompts.
 const FIRST: &str = "SOUFFLEUR_STORE_FIRST";
-/// Prompts that a child saves at most: it is killed long before.
+/// Maximum number of prompts that a child saves: it is killed long before.
 const PROMPTS: u32 = 10_000;
-/// Saves that the child has under way.
+/// Saves of the child in flight.
 const UNDER_WAY: usize = 4;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -26,7 +26,7 @@ fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// The child: says `saved PROMPT BLOCK` for each block that the store has said to be written.
+/// The child: prints `saved PROMPT BLOCK` for each block that the store has acknowledged.
 #[test]
 fn a_child_saves_until_it_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else {
@@ -58,7 +58,7 @@ fn a_child_saves_until_it_is_killed() {
     (0..under_way).for_each(|_| say());
 }
 
-/// Runs the child until it has saved so many blocks. Returns the last that it said to be saved.
+/// Runs the child until it has saved `saves` blocks. Returns the last block that it printed.
 fn run_child(folder: &Path, first: u32, saves: usize) -> Option<(u32, usize)> {
     let program = std::env::current_exe().expect("the test has a path");
     let mut child = Command::new(program)
@@ -134,7 +134,7 @@ fn a_killed_store_finds_what_it_had_and_nothing_else() {
             );
         }
         let stats = world.store.stats();
-        // Afterwards there is damage that nobody has met yet.
+        // Afterwards there is damage that no read has found yet.
         assert!(stats.damaged == 0 || kill >= 2, "kill {kill}: {stats:?}");
         assert!(stats.disk_bytes <= DISK_BYTES);
         assert!(world.store.shut_down());

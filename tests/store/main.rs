@@ -1,6 +1,6 @@
 //! The KV store on a real disk, whose process is killed at any moment.
 //!
-//! `SOUFFLEUR_STORE_KILLS` says how often (6 otherwise), `SOUFFLEUR_STORE_SEED` which moments (the same ones otherwise).
+//! `SOUFFLEUR_STORE_KILLS` sets the number of kills (default 6), `SOUFFLEUR_STORE_SEED` the moments (fixed by default).
 
 mod kills;
 mod world;

@@ -81,7 +81,7 @@ impl World {
         self.keys.path(&Namespace::default(), &tokens(prompt))
     }
 
-    /// Gives a block to be written; its ticket says which it is.
+    /// Gives a block to be written; its ticket identifies it.
     pub fn save(&self, place: BlockPlace, ticket: Ticket) {
         let pool = self.store.pools().of(BlockKind::Kv).expect("there is one");
         let mut block = pool.take(BlockUse::Saving).expect("one is free");
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// How many blocks of a prompt are found and loaded. Whatever is loaded is what was saved.
+    /// The number of a prompt's blocks that are found and loaded. Every loaded block has the saved contents.
     pub fn load(&self, prompt: u32) -> usize {
         let find = Find {
             seq: SeqId::new(1),

@@ -14,7 +14,7 @@ use crate::validity::{Tally, check_schema};
 const TOKENS: usize = 150_000;
 /// Rows of the output head that no token has.
 const SPARE: usize = 64;
-/// One in so many schemas.
+/// One in this many schemas.
 const EVERY: usize = 6;
 const STREAMS: u64 = 8;
 

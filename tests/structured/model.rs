@@ -83,7 +83,7 @@ impl Model {
         }
     }
 
-    /// A request with a prompt of its own, constrained or not; greedy if the seed is even.
+    /// A request whose prompt follows from its number, constrained or not; greedy if the seed is even.
     pub fn request(
         &self,
         number: u64,
@@ -126,7 +126,7 @@ impl Model {
         (model, open)
     }
 
-    /// Waits until so many requests are inside and the first is in a step.
+    /// Waits until this many requests are in flight and the first is in a step.
     pub async fn until_begun(&self, requests: usize) {
         self.world.until(|stats| stats.running_requests > 0).await;
         self.world.until_inside(requests).await;

@@ -5,10 +5,10 @@ use serde_json::Value;
 
 use crate::model::{Model, Said, schema};
 
-/// Least share of the outputs that must come to their end, in percent.
+/// Least share of the outputs that must finish, in percent.
 const LEAST_ENDED: usize = 95;
 
-/// How many outputs came to their end.
+/// How many outputs finished.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub ended: usize,
@@ -27,7 +27,7 @@ impl Tally {
     }
 }
 
-/// Asks for values of a schema, one for each seed, all at once, and checks those that come to their end.
+/// Requests values of a schema, one for each seed, all at once, and checks those that finish.
 pub async fn check_schema(
     model: &Model,
     (number, written): (usize, &Value),

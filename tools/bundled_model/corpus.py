@@ -44,7 +44,7 @@ class Dialogue:
 
 
 def render(messages):
-    """What the chat template makes of a complete dialogue."""
+    """A complete dialogue, rendered by the chat template."""
     return "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
 
 

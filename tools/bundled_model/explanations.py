@@ -1,4 +1,4 @@
-"""Subjects the model can explain: a definition, then details told in order."""
+"""Subjects the model can explain: a definition, then details in order."""
 
 # subject: (definition, details)
 ENGINE = {

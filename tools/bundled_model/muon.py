@@ -20,7 +20,7 @@ def orthogonal(matrices):
 
 
 class Muon(torch.optim.Optimizer):
-    """Handles all matrices of one shape as one stack, which is what makes it quick enough on a CPU."""
+    """Handles all matrices of one shape as one stack, which makes it quick enough on a CPU."""
 
     def __init__(self, matrices, lr, momentum, weight_decay):
         shapes = {}

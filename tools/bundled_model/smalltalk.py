@@ -1,6 +1,6 @@
 """Small talk. Each skill returns the turns of one subject.
 
-A turn is a pair (what the user says, what the assistant answers).
+A turn is a pair (the user's message, the assistant's answer).
 """
 
 import facts

@@ -1,4 +1,4 @@
-"""Writes tests/fixtures/chat_templates/expressions.jsonl: what jinja2 makes of some hundred expressions and templates.
+"""Writes tests/fixtures/chat_templates/expressions.jsonl: some hundred expressions and templates with jinja2's results.
 
 Run: python expressions.py ../../tests/fixtures/chat_templates/expressions.jsonl (needs jinja2 3.1.6).
 """

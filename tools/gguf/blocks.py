@@ -1,8 +1,8 @@
 """Writes tests/fixtures/blocks: quantised blocks of GGUF files with the f32 values that they stand for.
 
-blocks.py [--ggml LIBGGML_BASE] [--out DIR]: the values are what the `gguf` package dequantises. With `--ggml`, llama.cpp's
-library has to give the same values bit for bit, and quantises the types that `gguf` only reads. README.md beside the
-files says what they hold.
+blocks.py [--ggml LIBGGML_BASE] [--out DIR]: the `gguf` package dequantises the values. With `--ggml`, llama.cpp's library
+has to give the same values bit for bit, and quantises the types that `gguf` only reads. README.md next to the files
+describes their content.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def function_name(kind):
 
 
 def quantised(rng, kind, ggml):
-    """Gaussian values as blocks; none where nobody here can quantise the type."""
+    """Gaussian values as blocks; none for types that neither library quantises."""
     values = rng.standard_normal(QUANTISED_UNITS * UNIT, dtype=np.float32)
     if ggml is not None:
         made = ggml.quantise(values, kind)

@@ -1,4 +1,4 @@
-"""Holds the engine's GGUF reader, and the writer of its tests, against the package `gguf`.
+"""Compares the engine's GGUF reader, and the writer of its tests, with the package `gguf`.
 
 Usage: check.py [PATH OF THE souffleur BINARY]
 

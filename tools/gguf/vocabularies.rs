@@ -1,4 +1,4 @@
-//! Compares the tokenizers that are made of GGUF files with the expected ids beside llama.cpp's vocabulary files:
+//! Compares the tokenizers that are made of GGUF files with the expected ids of llama.cpp's vocabulary files:
 //!
 //!     cargo run --locked --example gguf_vocabularies -- PATH_TO_LLAMA_CPP/models [NAME...]
 //!

@@ -74,7 +74,7 @@ def check_f32(answer, rows):
     report = f"max error {error.max().item():.2e} ({used:.1%} of the bar), {wrong} of {sum(decisive)} greedy tokens differ"
     if answer.exact is not None:
         report += f"; against f64, where transformers in f32 has {own.max().item():.2e}"
-    # A NaN must fail, so the bar is asked for, not its opposite.
+    # A NaN must fail, so this tests the bar, not its opposite.
     return report, used <= 1.0 and wrong == 0
 
 
@@ -95,7 +95,7 @@ def check_bf16(answer, rows):
 
 
 def check_left_out(answers):
-    """Returns what to print, and whether enough tokens were compared in bf16 to say anything."""
+    """Returns the report, and whether enough tokens were compared in bf16 to say anything."""
     clear = [is_clear for answer in answers for is_clear in answer.clear_experts()]
     left_out = len(clear) - sum(clear)
     report = f"{left_out} of {len(clear)} tokens left out, at most {MOST_LEFT_OUT:.0%}"

@@ -29,7 +29,7 @@ HIDDEN = 64
 LAYERS = 2
 CONTEXT = 256
 WINDOW = 24
-# What norms add shows in the logits; the usual 1e-5 would be the same as 1e-6.
+# Wide enough to show in the logits; the usual 1e-5 would give the same as 1e-6.
 WIDE_EPS = 0.05
 
 SPECIAL_TOKENS = ["<s>", "</s>"]
@@ -71,7 +71,7 @@ DELTA_NET = BASE | {
 QWEN3_5 = DELTA_NET | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
 QWEN3_5_MOE = DELTA_NET | {"model_type": "qwen3_5_moe_text"}
 QWEN3_NEXT = DELTA_NET | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}
-# Families whose norms are written as what is added to one.
+# Families whose norm weights are stored minus one.
 NORMS_FROM_ONE = ("qwen3_5", "qwen3_next", "gemma2", "gemma3")
 
 # Published files have both keys of the activation.
@@ -152,7 +152,7 @@ GEMMA4 = {name: value for name, value in GEMMA.items() if name != "hidden_act"} 
     "hidden_size_per_layer_input": 0,
 }
 
-# Models that also see are loaded whole by transformers; none of this is stored.
+# Transformers loads vision-language models whole; none of this is stored.
 TINY_VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 16,
@@ -1057,7 +1057,7 @@ def make_tokenizer():
 
 
 def fill(name, tensor, config, generator):
-    """Draws one weight; the scale follows from what the tensor is for."""
+    """Draws one weight; the scale follows from the tensor's use."""
 
     def normal(std):
         return torch.randn(tensor.shape, generator=generator) * std
@@ -1066,7 +1066,7 @@ def fill(name, tensor, config, generator):
         return low + torch.rand(tensor.shape, generator=generator) * (high - low)
 
     if name.endswith("A_log"):
-        # Decays of .9 to .999 a token: of a state that is forgotten at once nothing would be seen.
+        # Decays of .9 to .999 a token: a state that is forgotten at once would not show.
         return between(math.log(0.0015), math.log(0.15))
     if name.endswith("dt_bias"):
         return between(-1.0, 1.0)
@@ -1075,7 +1075,7 @@ def fill(name, tensor, config, generator):
     if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
         return between(0.5, 1.5)
     if name.endswith(".router.proj.weight"):
-        # What it reads is divided by the root of the width.
+        # Its input is divided by the root of the width.
         return normal(ROUTER_GAIN)
     if name.endswith("expert_bias"):
         return normal(0.3)
@@ -1099,13 +1099,13 @@ def fill(name, tensor, config, generator):
         sigmoid = config.model_type in ("deepseek_v3", "glm4_moe_lite", "lfm2_moe")
         return normal((SIGMOID_ROUTER_GAIN if sigmoid else ROUTER_GAIN) / math.sqrt(HIDDEN))
     if config.model_type == "gpt_oss" and ".experts." in name:
-        # The inputs stand in the middle.
+        # The inputs are in the middle.
         return normal(1 / math.sqrt(tensor.shape[1]))
     if name.endswith("e_score_correction_bias"):
         return normal(0.5)
     peaked = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj", "qkv_proj")
     gain = 1.4 if any(part in name for part in peaked) else 1.0
-    # The inputs stand last, also where experts are stacked.
+    # The inputs are last, also where experts are stacked.
     return normal(gain / math.sqrt(tensor.shape[-1]))
 
 
@@ -1131,7 +1131,7 @@ def unstacked(weights, expert_names):
 
 
 def in_blocks(name, tensor, generator):
-    """Random blocks for a stack of experts, whose inputs stand in the middle: two codes in a byte, scales of powers of two."""
+    """Random blocks for a stack of experts, whose inputs are in the middle: two codes in a byte, scales of powers of two."""
     experts, inputs, outputs = tensor.shape
     shape = (experts, outputs, inputs // 32)
     blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
@@ -1194,7 +1194,7 @@ def make(name, directory):
         stored = torch.float32 if "correction_bias" in tensor_name else dtype
         weights[tensor_name] = fill(tensor_name, tensor, read_back, generator).to(stored).contiguous()
     if whole is not read_back:
-        # As in models that also see.
+        # As in vision-language models.
         if whole.model_type == "mistral3":
             weights = {f"language_model.{name}": tensor for name, tensor in weights.items()}
         else:

@@ -26,7 +26,7 @@ SEED = 2
 
 @dataclass
 class Answer:
-    """What transformers computes for one prompt."""
+    """The results of transformers for one prompt."""
 
     tokens: list[int]
     logits: torch.Tensor
@@ -38,7 +38,7 @@ class Answer:
     # Of models with experts: see tools/README.md.
     router_margins: list[float] | None
     router_rounding: float | None
-    # The logits in f64, of prompts that are asked for so.
+    # The logits in f64, for prompts above `exact_above` tokens.
     exact: torch.Tensor | None = None
 
     def clear_experts(self):
@@ -57,7 +57,7 @@ class RouterProbe:
         self.n_used = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
         for layer in getattr(model.model, "language_model", model.model).layers:
             routers = [module for module in layer.modules() if type(module).__name__.lower().endswith(("topkrouter", "textrouter"))]
-            # How many tokens a short convolution mixes, and the router behind it.
+            # How many tokens a short convolution mixes, and the router after it.
             taps = config.conv_L_cache if hasattr(layer, "conv") else 1
             self.layers.append((taps, next(iter(routers), None)))
             for router in routers:
@@ -116,7 +116,7 @@ def group_margins(router, scores):
 
 
 def load(directory, dtype):
-    # Eager attention: plain matrix products and a softmax, no fused kernel with numerics of its own.
+    # Eager attention: plain matrix products and a softmax, no fused kernel with different numerics.
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     config = AutoConfig.from_pretrained(directory)
     quantised = getattr(config, "quantization_config", {})
@@ -134,7 +134,7 @@ def load(directory, dtype):
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in f64 what models compute in f32 whatever their weights are in: norms, softmaxes, rotations."""
+    """Computes in f64 the parts that models compute in f32 for weights of any type: norms, softmaxes, rotations."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.float:
@@ -164,7 +164,7 @@ def exact_logits(directory, prompts):
 
 def n_greedy_behind(config, n_prompt, wanted):
     """How many tokens may follow a prompt. With longrope all stay on its side of the original context: transformers changes
-    the rotation behind it, and its cached keys would be of the other one."""
+    the rotation after it, and its cached keys would have the other one."""
     config = config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":

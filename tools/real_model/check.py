@@ -13,7 +13,7 @@ F32_RATIO, DEFAULT_RATIO, INT8_KV_RATIO = 0.001, 0.01, 0.005
 # Of log probabilities, below which rounding may choose another token.
 DECISIVE_MARGIN = 1e-2
 TEXT_TOKENS, GREEDY_TOKENS = 2_000, 48
-# What the engine's own options cost shows in long contexts; these need no transformers.
+# The cost of the engine's own options shows in long contexts; these need no transformers.
 LONG_TOKENS, SPARSE_FROM = 6_144, 4_096
 # Prose, Markdown and code.
 TEXTS = ("README.md", "ARCHITECTURE.md", "src/state/cache/radix_tree/mod.rs")
@@ -44,7 +44,7 @@ def first_difference(ours, others):
 
 
 def check_tokens(server, vocabulary, report):
-    """Compares ids with llama.cpp's, and texts with those that ids become."""
+    """Compares ids with llama.cpp's, and texts with the decoded ids."""
     parts = corpus.parts(vocabulary.markers)
     n_bytes, n_tokens, differ, lost = 0, 0, 0, 0
     for part in parts:
@@ -122,7 +122,7 @@ def ask(server, ids, prompts, checks):
 
 
 class Engine:
-    """The engine with the file, and a folder for what it writes."""
+    """The engine with the file, and a folder for its output."""
 
     def __init__(self, scratch, souffleur, file):
         self.scratch, self.souffleur, self.file = scratch, souffleur, file
@@ -148,7 +148,7 @@ class Engine:
 def against_transformers(engine, checks, report):
     """The checks of perplexity and greedy texts."""
     with engine.serve("default") as server:
-        # The files change with the repository: the same text for both sides is what counts.
+        # The files change with the repository: only the same text for both sides counts.
         texts = [(corpus.REPOSITORY / text).read_text()[: 2 * TEXT_TOKENS] for text in TEXTS]
         ids = server.tokenize("\n".join(texts), True)[:TEXT_TOKENS]
         prompts = [server.tokenize(prompt, True) for prompt in PROMPTS]
@@ -178,7 +178,7 @@ def against_itself(engine, checks, report):
 
 
 def main():
-    """Runs the checks that were asked for."""
+    """Runs the requested checks."""
     engine, checks, report = Engine(*map(Path, sys.argv[1:4])), sys.argv[4:], Report()
     if "tokens" in checks:
         vocabulary = theirs.Vocabulary(engine.file)

@@ -1,4 +1,4 @@
-"""What llama.cpp and transformers make of the file."""
+"""The results of llama.cpp and transformers for the file."""
 
 import re
 
@@ -23,7 +23,7 @@ class Vocabulary:
         tokens = fields["tokenizer.ggml.tokens"].contents()
         types = fields["tokenizer.ggml.token_type"].contents()
         self.markers = [text for text, kind in zip(tokens, types) if kind in MARKER_TYPES and text.strip() and not FILLER.match(text)][:MOST_MARKERS]
-        # A blank is put before every text, also after markers: these do not come back as they were.
+        # It puts a blank before every text, also after markers: these do not come back as they were.
         prefix = fields.get("tokenizer.ggml.add_space_prefix")
         is_sentence_piece = fields["tokenizer.ggml.model"].contents() == "llama"
         self.puts_blanks = is_sentence_piece and (prefix is None or prefix.contents())

@@ -17,8 +17,8 @@ use souffleur::state::control::ControlStates;
 use crate::engine::{Shape, answer, request};
 use crate::prompts::prompt;
 
-/// Lets so many requests decode and returns the time of a step in microseconds, one value for `steps_a_value` of
-/// them: everything that the Arbiter does between two answers of the executor, the answers themselves apart.
+/// Decodes `batch` requests and returns the time of a step in microseconds, one value for `steps_a_value` steps: all
+/// work of the Arbiter between two answers of the executor, without the answers themselves.
 pub fn decode_us(batch: u32, steps_a_value: usize, n_values: usize) -> Vec<f64> {
     let (values, measured) = channel();
     let system = System::new();
@@ -107,7 +107,7 @@ impl NullExecutor {
             return;
         }
         let spent = entered - self.started - self.answering;
-        // Nobody listens once there are enough.
+        // The receiver is gone once it has enough values.
         let _ = self
             .values
             .send(spent.as_secs_f64() * 1e6 / self.n_steps as f64);

@@ -26,7 +26,7 @@ impl Times {
     }
 }
 
-/// Runs `operations` (so many of them) and returns the CPU time of one in microseconds.
+/// Runs `operations`, of which there are `n_operations`, and returns the CPU time of one in microseconds.
 pub fn time_us(n_operations: usize, operations: impl FnOnce()) -> f64 {
     let started = cpu_seconds();
     operations();

@@ -52,7 +52,7 @@ impl Shape {
     }
 }
 
-/// A request that generates exactly so many tokens.
+/// A request that generates exactly `max_new_tokens` tokens.
 pub fn request(number: u64, prompt: &[u32], max_new_tokens: u32) -> Submission {
     Submission {
         rid: RequestId::new(format!("request-{number}")),
@@ -122,7 +122,7 @@ impl Engine {
         self.steps.len()
     }
 
-    /// Takes a request in and plans what can be planned.
+    /// Submits a request and plans the steps that are possible.
     pub fn submit(&mut self, request: Submission) {
         let started = Instant::now();
         self.states.scheduler.submit(request);

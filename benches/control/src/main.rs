@@ -1,4 +1,4 @@
-//! Times the control plane: tree, scheduler, allocator and an executor that does nothing, beside smg's kv-index.
+//! Times the control plane (tree, scheduler, allocator, an executor that does nothing), compared with smg's kv-index.
 //!
 //! Prints one table to standard output, rows as they come to standard error.
 
@@ -19,7 +19,7 @@ use clap::Parser;
 
 use report::Report;
 
-/// Times the control plane beside smg's kv-index.
+/// Times the control plane, compared with smg's kv-index.
 #[derive(Parser)]
 struct Arguments {
     /// Writes everything measured as JSON.

@@ -1,7 +1,6 @@
-//! Bytes a cached token, after a long random run in a process of its own.
+//! Bytes a cached token, after a long random run in a separate process.
 //!
-//! The memory that the system says the process holds, less what it held before the tree grew: the allocator's headers and holes
-//! count.
+//! The resident memory of the process, less its size before the tree grew: the allocator's headers and holes count.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -43,7 +42,7 @@ impl Memory {
     }
 }
 
-/// Runs all of them, each in a process of its own.
+/// Runs all of them, each in a separate process.
 pub fn all() -> anyhow::Result<Vec<Memory>> {
     let program = std::env::current_exe()?;
     let run = |name: &&str| {
@@ -84,7 +83,7 @@ fn add(ours: &mut Ours, key: &Arc<[u32]>) {
     ours.add(key);
 }
 
-/// Each goes on, is taken up again from somewhere earlier, or a new one begins.
+/// Each step continues a conversation, resumes one from an earlier point, or begins a new one.
 fn conversations(ours: &mut Ours) {
     let mut random = fastrand::Rng::with_seed(1);
     let mut key: Vec<u32> = Vec::new();

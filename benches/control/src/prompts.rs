@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 /// Tokens that all prompts of a large tree share.
 pub const SHARED_TOKENS: usize = 256;
-/// Tokens of each prompt behind them.
+/// Tokens of each prompt after the shared ones.
 pub const NEW_TOKENS: usize = 64;
 const VOCABULARY: u32 = 150_000;
 
-/// So many tokens that belong to this number.
+/// `n_tokens` tokens that belong to `number`.
 pub fn tokens_of(number: u64, n_tokens: usize) -> Arc<[u32]> {
     let mut random = fastrand::Rng::with_seed(number);
     (0..n_tokens).map(|_| random.u32(..VOCABULARY)).collect()

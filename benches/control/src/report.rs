@@ -1,4 +1,4 @@
-//! One table: what was measured, what it was measured against, and whether it is slower.
+//! One table: the measures, the figures of peers, and whether ours are slower.
 
 use std::fmt::Write;
 
@@ -176,7 +176,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Sets what was measured beside what others took.
+    /// Compares the measures with the figures of peers.
     pub fn new(mut rows: Vec<Row>, memory: Vec<crate::memory::Memory>) -> serde_json::Result<Self> {
         let peers: Peers = serde_json::from_str(PEERS)?;
         let mut all: serde_json::Value = serde_json::from_str(PEERS)?;

@@ -13,7 +13,7 @@ const BATCHES: usize = 51;
 const ADMISSIONS: usize = 201;
 /// Leaves of the tree that admissions meet.
 const LEAVES: u64 = 100_000;
-/// Requests of a batch in which requests come and go live so many steps.
+/// Life of each request, in steps, in a batch in which requests come and go.
 const LIFE_STEPS: u32 = 64;
 
 const BATCH_SIZES: [u32; 4] = [1, 64, 256, 1024];
@@ -37,8 +37,8 @@ fn batch_size(batch: u32) -> String {
     format!("batch {batch}")
 }
 
-/// From a request's arrival to the step that computes its 64 new tokens, with so many others running: whose last
-/// decode it sees the end of.
+/// From a request's arrival to the step that computes its 64 new tokens, with `running` others decoding: the request
+/// sees the end of their last decode.
 fn admission(running: u32) -> Row {
     let n_pages = (LEAVES as u32 + 8_192) * 64 + running * 8_192;
     let mut engine = Engine::new(Shape {
@@ -84,7 +84,7 @@ fn admit_alone(engine: &mut Engine, request: Submission) -> f64 {
     us
 }
 
-/// The step that admits it takes the place of a decode, and what ends it is the end of such a decode.
+/// The step that admits it replaces a decode, and the step that it ends is such a decode.
 fn admit_beside(engine: &mut Engine, request: Submission, running: usize) -> f64 {
     engine.take_spent_us();
     engine.submit(request);
@@ -101,7 +101,7 @@ fn admit_beside(engine: &mut Engine, request: Submission, running: usize) -> f64
     us
 }
 
-/// An engine in which so many requests decode.
+/// An engine in which `batch` requests decode.
 fn decoding(batch: u32, page_size: u32, max_new_tokens: u32) -> Engine {
     let tokens = SHARED_TOKENS as u32 + batch * (1_024 + 2 * max_new_tokens);
     let mut engine = Engine::new(Shape {

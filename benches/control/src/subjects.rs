@@ -1,4 +1,4 @@
-//! The two trees behind one interface.
+//! One interface to the two trees.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use souffleur::state::pool::pages::{EvictedPages, PageSize, Pages, PoolLedger};
 /// A tree as the benchmark drives it. The work around an operation (getting pages, giving them back) is done
 /// before and after the clock runs.
 pub trait Subject {
-    /// The arguments of an insert besides its key.
+    /// The arguments of an insert in addition to its key.
     type Given;
     /// The rest of an insert, which is to be put away.
     type Left;
@@ -23,7 +23,7 @@ pub trait Subject {
     fn given(&mut self, n_tokens: usize) -> Self::Given;
     fn insert(&mut self, key: &Arc<[u32]>, given: Self::Given) -> Self::Left;
     fn matched(&mut self, key: &[u32]) -> usize;
-    /// Makes a node end where `key` does, inside a node that goes on.
+    /// Makes a node end where `key` does, within a longer node.
     fn split(&mut self, key: &[u32]);
     /// Evicts the leaves that were not used for longest.
     fn evict(&mut self, n_tokens: usize) -> Self::Evicted;
@@ -140,7 +140,7 @@ impl Subject for KvIndex {
         self.tree.match_prefix_with_counts(key).matched_token_count
     }
 
-    /// A match leaves this tree as it is: an insert of the prefix is what splits.
+    /// A match does not change this tree: an insert of the prefix splits.
     fn split(&mut self, key: &[u32]) {
         self.tree.insert_tokens(key, &self.tenant);
     }

@@ -20,12 +20,12 @@ const BATCH: usize = 256;
 const SPLIT_ROUNDS: usize = 3;
 /// Matches of one key a batch.
 const MATCHES: usize = 256;
-/// Leaves of a large tree that are asked for again and again.
+/// Leaves of a large tree that are matched repeatedly.
 const IN_USE: u64 = 512;
 /// Nodes of the deep path.
 const DEPTH: usize = 32;
 
-/// Measures both trees in turn, so that what else the machine does meets both alike.
+/// Alternates between the trees, so that other load on the machine affects both alike.
 fn both(
     rounds: [usize; 2],
     mut ours: impl FnMut() -> f64,
@@ -43,7 +43,7 @@ fn both(
     [of_ours, of_peer].map(|times| (!times.is_empty()).then(|| Times::new(times)))
 }
 
-/// Keys of so many tokens, in trees that hold little else.
+/// Keys of `n_tokens` tokens, in trees that hold little else.
 pub fn by_length(n_tokens: usize) -> Vec<Row> {
     let size = format!("{}k tokens", n_tokens / 1024);
     let row = |operation, times: [Option<Times>; 2]| Row::new(operation, &size, times);
@@ -99,7 +99,7 @@ fn both_or_ours(mut ours: Box<dyn FnMut() -> f64>) -> [Option<Times>; 2] {
     both([ROUNDS, 0], &mut *ours, || 0.0)
 }
 
-/// Matches a key that the tree holds in so many nodes, one below the other.
+/// Matches a key that the tree holds as a path of `depth` nodes.
 fn match_round(
     mut tree: impl Subject + 'static,
     n_tokens: usize,
@@ -132,7 +132,7 @@ fn lock_round(mut ours: Ours, n_tokens: usize) -> Box<dyn FnMut() -> f64> {
     })
 }
 
-/// Blocks at the top of the heap: what is freed below them stays with the process, as it does in one that has run for
+/// Blocks at the top of the heap: memory freed below them stays with the process, as it does in one that has run for
 /// long, and page faults are no part of the time.
 #[derive(Default)]
 struct HeapTop(Vec<Vec<u8>>);
@@ -153,7 +153,7 @@ impl HeapTop {
 fn timed_inserts<S: Subject>(tree: &mut S, keys: &[Arc<[u32]>]) -> f64 {
     let given: Vec<S::Given> = keys.iter().map(|key| tree.given(key.len())).collect();
     let mut left = Vec::with_capacity(keys.len());
-    // A prompt was written right before; getting pages for it is not what it should have left the caches for.
+    // A prompt was written right before; bring it back into the caches, which allocating its pages has evicted.
     black_box(
         keys.iter()
             .flat_map(|key| &key[..])
@@ -246,7 +246,7 @@ fn evict_round(mut tree: impl Subject + 'static, n_tokens: usize) -> Box<dyn FnM
     })
 }
 
-/// Prompts of 256 shared and 64 new tokens, in trees of so many leaves.
+/// Prompts of 256 shared and 64 new tokens, in trees of `n_leaves` leaves.
 pub fn by_leaves(n_leaves: u64) -> Vec<Row> {
     let size = match n_leaves {
         1_000_000.. => "1e6 leaves".to_owned(),
@@ -295,7 +295,7 @@ struct Grove<S> {
     oldest: u64,
     next: u64,
     random: fastrand::Rng,
-    /// Asked for again and again, as what is in use is.
+    /// Matched repeatedly, like prompts in use.
     in_use: Vec<Arc<[u32]>>,
 }
 
@@ -335,7 +335,7 @@ impl<S: Subject> Grove<S> {
         Self::timed_matches(&mut self.tree, &self.in_use)
     }
 
-    /// Of leaves that nobody has asked for since they came in.
+    /// Matches leaves for the first time since their insert.
     fn cold_matches(&mut self) -> f64 {
         let prompts = self.some_prompts();
         Self::timed_matches(&mut self.tree, &prompts)
@@ -377,7 +377,7 @@ impl<S: Subject> Grove<S> {
         us
     }
 
-    /// Match, insert and make room for it: what a request costs a full cache.
+    /// Match, insert and the eviction that makes room: the cost of a request on a full cache.
     fn cycles(&mut self, n: usize) -> f64 {
         let prompts = self.new_prompts(n);
         let given: Vec<S::Given> = prompts

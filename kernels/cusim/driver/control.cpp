@@ -1,4 +1,4 @@
-// What tests set and ask; no part of the driver API.
+// Settings and queries of tests; not part of the driver API.
 #include "driver.h"
 
 using namespace fake;
@@ -74,7 +74,7 @@ CUSIM_API Result cusim_counts(int ordinal, CusimCounts* counts) {
   return kSuccess;
 }
 
-// What the emulator said about the device's failure; returns its length.
+// The emulator's description of the device's failure; returns its length.
 CUSIM_API size_t cusim_failure(int ordinal, char* text, size_t bytes) {
   Guard guard(mutex());
   const Device* device = find(ordinal);

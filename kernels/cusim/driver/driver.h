@@ -1,10 +1,10 @@
 // A libcuda whose device is the CPU and whose kernels are those compiled with cusim.h: enough of the driver API for an
 // executor over an unmodified cudarc.
 //
-// Streams are as lazy as CUDA allows: work runs when a synchronisation, a dependency or a query needs it, no earlier, so
-// a missing wait or a host buffer that is used too early shows as a wrong result. On request a device is as hasty with
-// copies instead, so that memory which is written while earlier work still reads it shows too. Every device has memory,
-// errors and planned faults of its own, so tests that share a process do not meet if they use different ordinals.
+// Streams are as lazy as CUDA allows: work runs when a synchronisation, a dependency or a query needs it, no earlier,
+// so a missing wait or a host buffer that is used too early shows as a wrong result. On request a device runs copies
+// eagerly instead, so that memory written while earlier work still reads it shows too. Memory, errors and planned
+// faults belong to a device, so tests in one process are independent on different ordinals.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -79,7 +79,7 @@ struct Graph {
   std::vector<Task> tasks;
 };
 
-// A capture under way, shared by the streams that take part in it. It is replayed as one sequence, so it does not show
+// A capture in flight, shared by the streams that take part in it. It is replayed as one sequence, so it does not show
 // a dependency that is missing between the streams of one capture.
 struct Capture {
   Stream* origin;
@@ -107,7 +107,7 @@ struct Event {
   Stream* captured_stream = nullptr;
 };
 
-// What is to go wrong: the n-th from now on, counted down; 0 is never.
+// A planned fault: strikes at the n-th event from now on, counted down; 0 is never.
 struct Fault {
   uint64_t countdown = 0;
   Result error = kSuccess;
@@ -123,7 +123,7 @@ struct Device {
   unsigned n_retained = 0;
   // An error that only the end of the context heals.
   Result sticky = kSuccess;
-  std::string failure;  // what the emulator said about it
+  std::string failure;  // the emulator's description of it
   std::map<Pointer, size_t> allocations;
   Stream null_stream{this};
   std::vector<Stream*> streams{&null_stream};  // in the order of their creation
@@ -164,13 +164,13 @@ void run_until(Mark& mark);
 Result forbid_in_capture(Stream& stream);
 // Likewise for calls that a capture of this thread (or any global one) forbids altogether.
 Result forbid_while_capturing();
-// Likewise for calls that wait for a whole context: whatever the mode and the thread of its captures.
+// Likewise for calls that wait for a whole context: for any mode and thread of its captures.
 Result forbid_beside_captures(const Device& device);
 std::vector<std::weak_ptr<Capture>>& captures();
 
-// Ends the context: what it owned is gone, and its sticky error with it.
+// Ends the context: its resources are gone, and its sticky error with them.
 void end_context(Device& device);
-// Its memory, and what it has pinned of others'.
+// Its memory, and its pinnings of foreign memory.
 void free_all(Device& device);
 bool is_inside_allocation(const Device& device, Pointer start, size_t bytes);
 // The allocation around which something was written, or an empty string.

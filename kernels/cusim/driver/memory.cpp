@@ -1,9 +1,9 @@
 // Device memory, pinned host memory, copies and fills.
 //
 // Device memory is poisoned when it is allocated and when it is freed, and has guards around it: AddressSanitizer sees
-// what touches them; without it, what is written to them is found after the kernel that did it. Copies to and from
-// pinned memory read and write it when they run; pageable memory is copied before the call returns. Memory is pinned by
-// the page: none is pinned twice, and what is copied is pinned as a whole or has no page that is.
+// every access to them; without it, writes to them are found after the kernel that did them. Copies to and from pinned
+// memory read and write it when they run; pageable memory is copied before the call returns. Memory is pinned by the
+// page: none is pinned twice, and the memory of a copy is pinned as a whole or has no pinned page.
 #include "driver.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -19,7 +19,7 @@ constexpr unsigned char kGuard = 0xa5;
 
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// The guard behind an allocation begins right at its end.
+// The guard after an allocation begins right at its end.
 size_t back_guard_bytes(size_t bytes) { return padded(bytes) - bytes + kGuardBytes; }
 
 unsigned char* bytes_at(Pointer pointer) { return reinterpret_cast<unsigned char*>(pointer); }
@@ -41,7 +41,7 @@ std::map<uintptr_t, Pinned>& pinned_ranges() {
   return *ranges;
 }
 
-// Whether it lies in one range.
+// Whether the memory is within one range.
 bool is_pinned(const void* start, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(start);
   auto range = pinned_ranges().upper_bound(address);
@@ -105,13 +105,13 @@ Result release(Device& device, Pointer pointer) {
   return kSuccess;
 }
 
-// Asked of every allocation after every kernel.
+// Checked for every allocation after every kernel.
 [[maybe_unused]] bool is_guard_whole(const unsigned char* start, size_t bytes) {
   static const std::vector<unsigned char> whole(kAlignment + kGuardBytes, kGuard);
   return memcmp(start, whole.data(), bytes) == 0;
 }
 
-// Of the device whose stream it is, if the range lies in one of its allocations.
+// The device of the stream, if one of its allocations contains the range.
 Device* device_with(void* stream_handle, Pointer start, size_t bytes) {
   Stream* stream = stream_of(stream_handle);
   return stream && is_inside_allocation(*stream->device, start, bytes) ? stream->device : nullptr;
@@ -275,8 +275,8 @@ CUSIM_API Result cuMemFreeAsync(Pointer pointer, void* handle) {
 CUSIM_API Result cuMemHostAlloc(void** pointer, size_t bytes, unsigned) { return pin(pointer, bytes); }
 CUSIM_API Result cuMemAllocHost_v2(void** pointer, size_t bytes) { return pin(pointer, bytes); }
 
-// What is about to lose its pinned memory comes to its end first: all work of the device that is current, as whoever frees
-// memory has made its own. The work of other devices stays lazy, whatever ends beside it.
+// Before pinned memory is freed, all work of the current device runs to its end, since a caller that frees memory has
+// made its own device current. The work of other devices stays lazy.
 static void run_own_device() {
   if (Device* device = current_device()) return void(run_all(*device));
   for (const auto& device : devices()) run_all(*device);

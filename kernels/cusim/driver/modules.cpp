@@ -1,7 +1,7 @@
 // Modules, functions and launches.
 //
-// A module is checked like a real one as far as names go: a function is found in it only if its image, a cubin or PTX,
-// has a kernel of that name. What runs is the emulated kernel. Shared memory is counted as a device does: static and
+// Names in a module are checked as in a real one: a function is found in it only if its image, a cubin or PTX, has a
+// kernel of that name. The emulated kernel runs in its place. Shared memory is counted as a device does: static and
 // dynamic bytes together, where the static ones are those of the image.
 #include <elf.h>
 
@@ -87,7 +87,7 @@ unsigned number_after(std::string_view line, std::string_view word) {
 
 unsigned round_up(unsigned bytes, unsigned alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Of a kernel in PTX: what is declared in it, up to the alignment of the module's dynamic shared memory.
+// Shared bytes that a kernel in PTX declares, up to the alignment of the module's dynamic shared memory.
 unsigned ptx_shared_bytes(const std::string& ptx, const std::string& name) {
   unsigned bytes = 0, alignment = 1;
   bool is_inside = false;

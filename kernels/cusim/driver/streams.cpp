@@ -31,7 +31,7 @@ void run_next(Stream& stream) {
   }
 }
 
-// Whether the stream goes on with something else than a kernel, and nothing holds it back.
+// Whether the stream's next operation is not a kernel, and can run now.
 bool is_copy_next(const Stream& stream) {
   if (stream.next == stream.queue.size()) return false;
   const Operation& operation = stream.queue[stream.next];

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// The compiler, told what the kernels ask of it and where the headers of `kernels/` and `kernels/cusim/` are.
+/// The compiler, with the options of the kernels and the include paths of `kernels/` and `kernels/cusim/`.
 ///
 /// `kernels` is the folder of the kernels: this one's parent, or a changed copy of it.
 pub fn compiler(kernels: &Path) -> Command {

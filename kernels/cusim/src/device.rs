@@ -1,4 +1,4 @@
-//! What tests set and ask of one emulated device.
+//! Settings and queries of tests for one emulated device.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ pub struct Device {
     ordinal: usize,
 }
 
-/// What is to go wrong on a device.
+/// A fault to plan on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// An allocation of device memory is refused: `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -32,7 +32,7 @@ pub enum Fault {
     Copy(i32),
 }
 
-/// What happened on a device.
+/// Event counts of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -113,7 +113,7 @@ impl Device {
         self.expect(unsafe { plan(self.number(), kind, nth, error) });
     }
 
-    /// What happened so far.
+    /// The counts so far.
     pub fn counts(self) -> Counts {
         let ask: Symbol<unsafe extern "C" fn(c_int, *mut Counts) -> c_int> =
             function(b"cusim_counts");
@@ -123,12 +123,12 @@ impl Device {
         counts
     }
 
-    /// What the emulator said about the kernel that failed, if one did.
+    /// The emulator's description of the kernel that failed, if one did.
     pub fn failure(self) -> Option<String> {
         let ask: Symbol<unsafe extern "C" fn(c_int, *mut u8, usize) -> usize> =
             function(b"cusim_failure");
         let mut text = vec![0; 1024];
-        // SAFETY: as above; it writes no more than it is told, a NUL included.
+        // SAFETY: as above; it writes no more than the length given, a NUL included.
         let written = unsafe { ask(self.number(), text.as_mut_ptr(), text.len()) };
         text.truncate(written.min(text.len() - 1));
         (!text.is_empty()).then(|| String::from_utf8_lossy(&text).into_owned())

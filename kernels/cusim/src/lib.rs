@@ -1,10 +1,10 @@
 //! A CUDA driver whose device is the CPU, for tests.
 //!
-//! The library runs the kernels of `kernels/*.cu`, compiled as C++ (`cusim.h`), behind the functions of `libcuda`
-//! (`driver/`). Its streams are as lazy as CUDA allows and its memory is poisoned, so that a missing wait, a buffer that
-//! is used too early and memory that was never written show as wrong results. Faults can be planned for each device.
+//! The library runs the kernels of `kernels/*.cu`, compiled as C++ (`cusim.h`), through the functions of `libcuda`
+//! (`driver/`). Streams are as lazy as CUDA allows and memory is poisoned, so that a missing wait, a buffer that is
+//! used too early and memory that was never written show as wrong results. Faults can be planned for each device.
 //!
-//! It knows nothing of the engine, and its results say nothing about speed.
+//! It does not depend on the engine, and its results say nothing about speed.
 
 mod compiler;
 mod device;
@@ -22,7 +22,7 @@ pub fn library() -> &'static Path {
     Path::new(env!("CUSIM_LIBRARY"))
 }
 
-/// Loads the library into this process, for good: from then on whoever opens `libcuda.so` by name gets it.
+/// Loads the library into this process, for good: from then on opening `libcuda.so` by name returns it.
 ///
 /// # Panics
 /// If it cannot be loaded.

@@ -1,4 +1,4 @@
-// What kernel tests share: random arrays, poisoned outputs, launches, and comparisons that say what differs.
+// Shared code of kernel tests: random arrays, poisoned outputs, launches, and comparisons that report the difference.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,7 @@ template <class E> std::vector<E> normal(size_t n, double deviation = 1.0) {
   return values;
 }
 
-// NaN in every element: a kernel must write what it is asked for, and must not read it.
+// NaN in every element: a kernel must write all of its output, and must not read it.
 template <class E> std::vector<E> poisoned(size_t n) {
   std::vector<E> values(n);
   if (n != 0) memset(static_cast<void*>(values.data()), 0xff, n * sizeof(E));

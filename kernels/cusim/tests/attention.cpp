@@ -1,6 +1,6 @@
-// Attention kernels against a plain reference in double, over page tables of shuffled pages. Whatever a query
-// must not read is poison: NaN in the pool, and page ids far outside it in the page table. Every case runs
-// under three schedules of the emulator and must give the same bits.
+// Attention kernels against a plain reference in double, over page tables of shuffled pages. All that a query must not
+// read is poison: NaN in the pool, and page ids far outside it in the page table. Every case runs under three schedules
+// of the emulator and must give the same bits.
 #include <algorithm>
 #include <random>
 #include "cusim.h"
@@ -25,7 +25,7 @@ struct Shape {
   float query_scale;  // large: the softmax is sharp
 };
 
-// What a row of the page table has in a step.
+// The query tokens of a row of the page table in a step.
 struct Row {
   uint32_t first_position, n_tokens;
 };
@@ -106,8 +106,8 @@ template <class E> AttendParams<E> params_of(Case<E>& c) {
           s.head_dim,          s.window,          s.n_splits,     1.44269504f / sqrtf((float)s.head_dim)};
 }
 
-// The row of `out` of one token and head, and the length of what its terms amount to: the measure of a
-// rounding error that does not vanish where the terms cancel.
+// The row of `out` of one token and head, and the norm of the sum of its terms' magnitudes: the measure of a rounding
+// error that does not vanish where the terms cancel.
 struct Output {
   std::vector<double> out;
   double norm;

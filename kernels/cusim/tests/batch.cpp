@@ -1,5 +1,4 @@
-// What a step is derived from on the device: page-table edits, decodes, prefills, rows that start, counts of
-// tokens.
+// Inputs of a step derived on the device: page-table edits, decodes, prefills, rows that start, counts of tokens.
 #include "cusim.h"
 
 #include <algorithm>

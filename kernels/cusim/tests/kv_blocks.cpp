@@ -1,4 +1,4 @@
-// kv_blocks.cu against a plain loop, both ways: equal bytes, and nothing beside them is touched.
+// kv_blocks.cu against a plain loop, both ways: equal bytes, and no other byte is touched.
 #include "cusim.h"
 
 #include <algorithm>

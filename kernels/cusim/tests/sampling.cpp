@@ -117,7 +117,7 @@ static std::vector<Sampled> sample(const std::vector<Row>& rows, const Batch& ba
                                    std::vector<RowState>* states_out, std::vector<uint32_t>* counts_out) {
   const uint32_t n = (uint32_t)rows.size(), vocab = batch.vocab;
   const uint32_t n_chunks = (vocab + batch.chunk - 1) / batch.chunk, mask_words = (vocab + 63) / 64 * 2;
-  // Works stand in another order than rows, and one is padding.
+  // Works have another order than rows, and one is padding.
   auto logits = poisoned<float>((size_t)n * batch.stride + batch.first_logit);
   auto samplers = poisoned<RowSampler>(n + 1);
   auto states = poisoned<RowState>(n + 1);

@@ -139,7 +139,7 @@ inline uint32_t pick_by_id(const std::vector<double>& weights, double draw) {
   return (uint32_t)i;
 }
 
-// Sorts everything: what the CPU's classes leave out is dropped by the filters as well.
+// Sorts everything: the filters also drop the tokens that the CPU's classes leave out.
 inline uint32_t pick_by_rank(const Row& row, const std::vector<double>& weights, double mass, double draw) {
   std::vector<std::pair<uint32_t, double>> ranked;
   for (uint32_t token = 0; token < weights.size(); ++token) {

@@ -13,7 +13,7 @@ use sha2::Sha256;
 pub const COMMIT: &str = "1111111111111111111111111111111111111111";
 /// The commit of another branch.
 pub const OLD_COMMIT: &str = "2222222222222222222222222222222222222222";
-/// A part of the addresses of large files, which must stay a secret.
+/// A part of the URLs of large files that must stay secret.
 pub const SIGNATURE: &str = "X-Signature=s3cr3t";
 
 /// A file of a repository.
@@ -21,7 +21,7 @@ pub const SIGNATURE: &str = "X-Signature=s3cr3t";
 pub struct RepoFile {
     pub bytes: Vec<u8>,
     pub is_large: bool,
-    /// The hub's word for its size, if that is not true.
+    /// The size that the hub reports, if it is not the true one.
     pub claimed_bytes: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ impl RepoFile {
         }
     }
 
-    /// The name of the contents: SHA-256 of large files, git's of others.
+    /// The ETag of the contents: SHA-256 for large files, git's hash for others.
     pub fn etag(&self) -> String {
         match self.is_large {
             true => hex(&Sha256::digest(&self.bytes)),
@@ -69,23 +69,23 @@ pub type Files = BTreeMap<String, RepoFile>;
 pub struct Behaviour {
     /// Files by repository and revision; a commit is a revision too.
     pub repos: BTreeMap<(String, String), (String, Files)>,
-    /// Status and code for all that is asked of the hub.
+    /// Status and code of the answer to every request to the hub.
     pub refusal: Option<(u16, &'static str)>,
-    /// The next answers with contents of large files end after so many bytes.
+    /// Each of the next answers with contents of large files ends after this many bytes.
     pub cuts: Vec<usize>,
-    /// One byte of each large file is another.
+    /// One byte of each large file is changed.
     pub damages: bool,
-    /// The host of large files sends them whole, whatever part is asked for.
+    /// The host of large files ignores range requests and sends whole files.
     pub ignores_ranges: bool,
-    /// The host of large files has no part from any byte on.
+    /// The host of large files refuses every range request.
     pub refuses_ranges: bool,
     /// The listing gives names only.
     pub lists_names_only: bool,
-    /// Redirects to large files tell nothing of them.
+    /// Redirects to large files carry no metadata about them.
     pub hides_links: bool,
 }
 
-/// One request that came.
+/// One received request.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     /// `hub` or `cdn`.
@@ -188,7 +188,7 @@ fn answer(
         stream.write_all(&body[..sent_bytes.unwrap_or(body.len())])?;
     }
     stream.shutdown(std::net::Shutdown::Write)?;
-    // Until the client has closed its side too: closing before would lose what it has not read.
+    // Waits until the client has closed its side too: closing earlier would lose data that it has not read.
     let _ = stream.read(&mut [0]);
     Ok(())
 }
@@ -221,7 +221,7 @@ struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// The connection ends after so many bytes of the body.
+    /// The connection ends after this many bytes of the body.
     sent_bytes: Option<usize>,
 }
 
@@ -272,7 +272,7 @@ fn of_hub(request: &Asked, cdn: SocketAddr, behaviour: &Behaviour) -> Reply {
         return not_found("RevisionNotFound");
     };
     let Some(path) = file else {
-        // The question of huggingface_hub.
+        // The request of huggingface_hub.
         if request.path.contains("/tree/") {
             return Reply::new(200, &[], tree(files).to_string());
         }

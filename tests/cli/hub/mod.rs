@@ -14,7 +14,7 @@ use fake::{Asked, COMMIT, FakeHub, Files, OLD_COMMIT, RepoFile, SIGNATURE};
 
 const SECRET: &str = "hf_s3cr3tToken";
 
-/// The tiny model with what else lies in repositories.
+/// The tiny model and other files that are common in repositories.
 fn tiny_files() -> Files {
     let mut files = Files::new();
     for name in [
@@ -41,7 +41,7 @@ fn bare_files(weights: &[u8]) -> Files {
     ])
 }
 
-/// With the files without which a model in the cache may be one of another program's halves.
+/// With the files whose absence would mean that another program downloaded only half of the model.
 fn with_tokenizer(mut files: Files) -> Files {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         files.insert(name.to_owned(), RepoFile::small("{}"));
@@ -80,7 +80,7 @@ fn ranges(asked: &[Asked]) -> Vec<Option<&str>> {
     of_cdn.map(|asked| asked.range.as_deref()).collect()
 }
 
-/// The command with a home of its own, and no proxy between it and the fake hub.
+/// The command with a separate home folder and no proxy between it and the fake hub.
 fn run_at(hub: &str, home: &Path, args: &[&str], more: &[(&str, &str)]) -> Output {
     let mut command = souffleur(args);
     for (name, _) in std::env::vars_os() {
@@ -132,7 +132,7 @@ fn a_model_is_downloaded_once_and_the_token_goes_to_the_hub_only() {
     assert!(hub.asked().is_empty());
 }
 
-/// The cache is what huggingface_hub makes of the same files.
+/// The cache has the layout that huggingface_hub gives the same files.
 fn check_layout(cache: &Path) {
     let folder = repo_folder(cache);
     let main = fs::read_to_string(folder.join("refs/main")).expect("it is kept");
@@ -184,15 +184,15 @@ fn a_download_goes_on_where_it_stopped() {
         cache
     };
     check(left(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
-    // All of it came, but nobody gave it its name.
+    // The file is complete but was never renamed.
     check(left(&weights).path(), &[]);
-    // More than the file has, or other bytes: it begins again.
+    // The partial file is longer than the file, or has other bytes: the download starts again.
     check(left(&[1; 100_001]).path(), &[None]);
     check(left(&[1; 70_000]).path(), &[Some("bytes=70000-"), None]);
-    // The host sends the whole file, whatever is asked for.
+    // The host ignores ranges and sends the whole file.
     hub.behaviour().ignores_ranges = true;
     check(left(&weights[..70_000]).path(), &[Some("bytes=70000-")]);
-    // The host knows nothing of such a part.
+    // The host refuses the range.
     hub.behaviour().refuses_ranges = true;
     let refused = [Some("bytes=70000-"), None];
     check(left(&weights[..70_000]).path(), &refused);
@@ -207,7 +207,7 @@ fn a_host_that_hangs_up_again_and_again_is_given_up() {
     let text = error.to_string();
     assert!(!text.contains(SIGNATURE), "{text}");
     assert_eq!(ranges(&hub.asked()).len(), 5);
-    // One that begins again each time gets no further either.
+    // A host that restarts the file each time makes no progress either.
     let mut behaviour = hub.behaviour();
     behaviour.cuts = vec![40_000; 100];
     behaviour.ignores_ranges = true;
@@ -292,7 +292,7 @@ fn damaged_files_are_thrown_away() {
     let (_, files) = behaviour.repos.get_mut(&key).expect("it is there");
     files.insert("config.json".to_owned(), RepoFile::small("[]"));
     drop(behaviour);
-    // The commit's own file is the old one: git's hash tells.
+    // The commit still has the old file: git's hash reveals the change.
     let error = fetch(&hub, cache.path(), "owner/tiny").expect_err("it is another file");
     assert!(
         error.to_string().contains("config.json: its git SHA-1 is"),
@@ -494,7 +494,7 @@ fn without_the_hub_the_cache_is_used_if_it_is_complete() {
     hub.behaviour().refusal = Some((502, ""));
     let found = fetch(&hub, cache.path(), "owner/tiny").expect("it is cached");
     assert_eq!(found, folder);
-    // The file that huggingface_hub was told to download a part of.
+    // The file that a partial download by huggingface_hub left out.
     fs::remove_file(folder.join("model.safetensors")).expect("it is there");
     for settings in [offline(), unreachable()] {
         let error = fetch_by(settings, "owner/tiny", None).expect_err("it is not complete");

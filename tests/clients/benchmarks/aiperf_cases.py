@@ -12,7 +12,7 @@ STREAMING = ["--streaming"]
 
 
 def profile(endpoint, *flags):
-    """All requests succeed with the tokens that were asked for, and both sides count the same."""
+    """All requests succeed with the requested number of tokens, and both sides count the same."""
 
     def check(bin_folder, server):
         folder = server.out / "artifacts"

@@ -15,7 +15,7 @@ SHARED = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", GROUP
 
 
 def bench(bin_folder, server, backend, *flags):
-    """Runs it; problems and the record that it writes."""
+    """Runs it; returns the problems and the record that it writes."""
     record = server.out / "record.jsonl"
     command = [bin_folder / "python", "-m", "sglang.benchmark.serving", "--backend", backend, "--base-url", server.url, "--model", MODEL, "--tokenizer", MODEL_FOLDER,
                "--num-prompts", PROMPTS, "--max-concurrency", 4, "--seed", 3, "--warmup-requests", 0, "--disable-tqdm", "--output-file", record, "--output-details", *flags]
@@ -29,7 +29,7 @@ def bench(bin_folder, server, backend, *flags):
 
 
 def generation(backend, *flags, counts_prompts=True):
-    """All requests succeed, and both sides count the same tokens. Streams of OpenAI's endpoints do not tell the client how long its prompts were."""
+    """All requests succeed, and both sides count the same tokens. Streams of OpenAI's endpoints do not report prompt lengths."""
 
     def check(bin_folder, server):
         problems, record, printed = bench(bin_folder, server, backend, *flags)
@@ -54,7 +54,7 @@ def generation(backend, *flags, counts_prompts=True):
 
 
 def embeddings(bin_folder, server):
-    """All requests succeed, and the server has their tokens. The client counts ids that it drew, and sends the text of them."""
+    """All requests succeed, and the server counts their tokens. The client counts ids that it drew, and sends their text."""
     problems, record, _ = bench(bin_folder, server, "sglang-embedding", *RANDOM)
     if record and server.tokens()[0] < PROMPTS:
         problems.append(f"the server counted {server.tokens()[0]} tokens of {PROMPTS} prompts")

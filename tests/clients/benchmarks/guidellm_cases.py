@@ -10,7 +10,7 @@ REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 24, 64, 16
 
 
 def benchmark(path, *, backend="", data=""):
-    """All requests succeed with the tokens that were asked for, and both sides count the same."""
+    """All requests succeed with the requested number of tokens, and both sides count the same."""
 
     def check(bin_folder, server):
         record = server.out / "record.json"

@@ -13,7 +13,7 @@ TASK_FOLDER = MODEL_FOLDER.parents[1] / "tests" / "clients" / "benchmarks" / "ta
 
 
 def evaluate(bin_folder, server, name, *model):
-    """Runs it with a model; problems, and the responses by task, in the order of the documents."""
+    """Runs it with a model; returns the problems, and the responses by task, in the order of the documents."""
     out = server.out / name
     problems, _ = server.client(bin_folder / "lm_eval", "run", *model, "--tasks", ",".join(TASKS), "--include_path", ".", "--log_samples", "--output_path", out, cwd=TASK_FOLDER)
     if problems:
@@ -27,7 +27,7 @@ def evaluate(bin_folder, server, name, *model):
 
 
 def compare(got, want):
-    """What differs between the responses of two models."""
+    """The differences between the responses of two models."""
     problems = differ("greedy answers", got["stage_answers"], want["stage_answers"])
     ours = [float(likelihood) for document in got["stage_choices"] for ((likelihood, _),) in document]
     theirs = [float(likelihood) for document in want["stage_choices"] for ((likelihood, _),) in document]

@@ -1,4 +1,4 @@
-"""The server under test, started anew for each case, and what it counted itself."""
+"""The server under test, started anew for each case, and the server's own counts."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Server:
         self.log.close()
 
     def client(self, *command, offline=True, cwd=None):
-        """Runs a client that must not reach the network; the problem if it fails, and what it printed."""
+        """Runs a client without network access; returns the problem if it fails, and its output."""
         environment = dict(os.environ, HF_HOME=str(self.scratch / "hf"), HTTPS_PROXY="http://127.0.0.1:9", NO_PROXY="127.0.0.1", TOKENIZERS_PARALLELISM="false")
         environment.pop("HF_HUB_OFFLINE", None)
         if offline:
@@ -67,11 +67,11 @@ class Server:
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^\n]*}})? (\S+)$", page, re.MULTILINE))
 
     def tokens(self):
-        """How many tokens it has read and said."""
+        """The numbers of tokens that it has read and generated."""
         return int(self.metric("sglang:prompt_tokens_total")), int(self.metric("sglang:generation_tokens_total"))
 
     def left_over(self):
-        """Problems that remain when the client has gone."""
+        """Problems that remain after the client has disconnected."""
         with urllib.request.urlopen(f"{self.url}/server_info") as response:
             info = json.load(response)
         now = info["internal_states"][0]
@@ -83,16 +83,16 @@ class Server:
 
 @dataclass
 class Case:
-    """One run of a client: `check(bin, server)` returns what is wrong."""
+    """One run of a client: `check(bin, server)` returns the problems."""
 
     name: str
     check: object
 
     def problems(self, bin_folder, server):
-        """What is wrong with the run, the server's state behind it included."""
+        """The problems of the run, including those of the state that it leaves in the server."""
         return self.check(bin_folder, server) + server.left_over()
 
 
 def differ(what, got, want):
-    """The problem of a number that is not as it must be."""
+    """The problem if a number differs from the expected one."""
     return [] if got == want else [f"{what}: {got}, must be {want}"]

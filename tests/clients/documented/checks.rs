@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// Looks at what an example printed; the error says what is wrong with it.
+/// Checks the output of an example; the error describes the problem.
 pub type Check = fn(&str) -> Result<(), String>;
 
 /// A part of each example for a shell, and its check.
@@ -174,7 +174,7 @@ fn parse(said: &str) -> Result<Value, String> {
     serde_json::from_str(said).map_err(|error| error.to_string())
 }
 
-/// The text of a chat's only choice, which ended by itself.
+/// The text of a chat's only choice, which must end with a stop.
 fn content(answer: &Value) -> Result<String, String> {
     let choice = &answer["choices"][0];
     expect(
@@ -191,7 +191,7 @@ fn json_content(said: &str) -> Result<Value, String> {
     parse(&content(&parse(said)?)?)
 }
 
-/// The text of an answer of `/generate`, which ended by itself.
+/// The text of an answer of `/generate`, which must end with a stop.
 fn generated(said: &str) -> Result<String, String> {
     let answer = parse(said)?;
     let is_stopped = answer["meta_info"]["finish_reason"]["type"] == "stop";
@@ -302,7 +302,7 @@ fn streams_two_calls(said: &str) -> Result<(), String> {
     expect(reason == "tool_calls", "the finish reason is another")
 }
 
-/// Both choices have the call, and log probabilities of all that the model wrote.
+/// Both choices have the call, and log probabilities of all generated tokens.
 fn has_logprobs(said: &str) -> Result<(), String> {
     let answer = parse(said)?;
     let choices = answer["choices"].as_array().ok_or("no choices")?;

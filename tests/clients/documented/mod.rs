@@ -1,5 +1,5 @@
-//! Every example of `docs/api.md`, taken out of it and run as it stands, against a model that says the lines below; and
-//! whether its answer is what the text around it promises.
+//! Runs every example of `docs/api.md` unchanged against a model that replies with the lines below, and checks the
+//! answer against the text around the example.
 
 mod checks;
 
@@ -17,7 +17,7 @@ use crate::world::World;
 /// The address in the document.
 const ADDRESS: &str = "http://127.0.0.1:30000";
 
-/// Cues of the questions, and what the model would like to say. Some constraints make it say something else.
+/// Cues of the questions, and the replies that the model prefers. Some constraints force another reply.
 const LINES: [(&str, &str); 23] = [
     ("I am", " the prompter."),
     ("free in row 4?", FIND_4),
@@ -81,7 +81,7 @@ fn examples(language: &str) -> Vec<String> {
 
 /// Runs the examples of a language; each has one check, and each check an example.
 fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Command) {
-    // A model that follows a script has no states, and so no embeddings.
+    // A scripted model has no hidden states, and so no embeddings.
     let (world, model) = (World::scripted(&LINES), World::new());
     let examples = examples(language);
     assert_eq!(examples.len(), checks.len(), "examples and checks");

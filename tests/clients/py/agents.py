@@ -1,4 +1,4 @@
-"""What the tests of agents share: the tools that the scripted model calls, and the lines that it says."""
+"""Shared by the tests of agents: the tools that the scripted model calls, and the lines that it replies with."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Optional
 
 from pydantic import BaseModel
 
-# The server under test says these lines.
+# The server under test replies with these lines.
 LINES = dict(json.loads(Path(__file__).with_name("lines.json").read_text()))
 MODEL = "scripted"
 LISBON = {"city": "Lisbon", "days": 3}

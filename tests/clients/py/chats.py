@@ -1,4 +1,4 @@
-"""Tests of every gateway that speaks gRPC with engines, and that hears of their caches."""
+"""Tests of every gateway that speaks gRPC with engines and receives their KV events."""
 
 from fleet import Fleet
 from world import wait_until
@@ -13,7 +13,7 @@ class Chats(Fleet):
         self.wait_until_whole()
 
     def known(self):
-        """A number that grows with what the gateway has heard of the engines' caches."""
+        """A number that grows with the KV events that the gateway has received."""
         raise NotImplementedError
 
     def test_answers_are_those_of_an_engine(self):

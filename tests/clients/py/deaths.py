@@ -1,4 +1,4 @@
-"""The death of one of two engines behind a gateway: its streams are lost, and no later request fails."""
+"""Kills one of two engines that serve a gateway: its streams are lost, and no later request fails."""
 
 import contextlib
 import os
@@ -22,17 +22,17 @@ class Death(Fleet):
         return f"{PLACES[index % len(PLACES)]}: what comes next? " * times
 
     def under_way(self, index):
-        """A stream that is under way."""
+        """A stream in flight."""
         raise NotImplementedError
 
     def ask_later(self):
-        """Prompts that either engine has in its cache, by turns."""
+        """Prompts that each engine has in its cache, alternating."""
         raise NotImplementedError
 
     def check(self):
         victim, survivor = self.engines
         with contextlib.ExitStack() as streams:
-            # All are under way at once: one engine does not get them all.
+            # All are in flight at once: one engine does not get them all.
             under_way = [streams.enter_context(self.under_way(index)) for index in range(len(PLACES))]
             lost, kept = self.check_both_run(len(PLACES))
             # None of its streams ends before it does.
@@ -46,7 +46,7 @@ class Death(Fleet):
         self.wait_until_whole([survivor])
 
     def ends_well(self, lines):
-        """A stream that is lost has an error, with an end of its own or without, or its connection ends."""
+        """A lost stream has an error, with or without an end marker, or its connection ends."""
         with contextlib.suppress(httpx2.TransportError):
             return any(self.ending in line for line in lines)
         return False

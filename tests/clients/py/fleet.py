@@ -1,4 +1,4 @@
-"""What the tests of gateways share: two engines, a gateway in front of them, and clients that know the gateway."""
+"""Shared by the tests of gateways: two engines, a gateway in front of them, and clients of the gateway."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ GATEWAY = os.environ["SOUFFLEUR_GATEWAY"]
 
 
 class Engine:
-    """One engine behind the gateway, asked directly."""
+    """One engine of the gateway, with direct access."""
 
     def __init__(self, url):
         self.url = url
@@ -26,15 +26,15 @@ class Engine:
         return {**info["internal_states"][0], "requests_inside": info["requests_inside"]}
 
     def prompt_tokens(self):
-        """Prompt tokens of all that it admitted."""
+        """Prompt tokens of all admitted requests."""
         return self.stats()["prompt_tokens"]
 
     def cached_tokens(self):
-        """Tokens in its prefix cache that nobody needs at the moment."""
+        """Tokens in its prefix cache that no request uses at the moment."""
         return self.stats()["evictable_tokens"]
 
     def pause(self):
-        """What is inside stays where it is, with all that it holds."""
+        """Requests stay in the engine, with all the memory that they hold."""
         self.http.post("/pause_generation", json={"mode": "in_place"}).raise_for_status()
 
     def go_on(self):
@@ -71,7 +71,7 @@ class Fleet(unittest.TestCase):
             return False
         if readiness.status_code != 200 or readiness.json()["healthy_workers"] != len(ENGINES):
             return False
-        # smg counts an engine as healthy before it sends requests there, and lists loads of those that it does.
+        # smg marks an engine healthy before it routes requests to it, and lists loads of healthy engines only.
         loads = cls.http.get("/get_loads")
         return loads.status_code == 200 and all(url in loads.text for url in WORKERS)
 
@@ -86,7 +86,7 @@ class Fleet(unittest.TestCase):
         workers = [instance for instance in health["instances"] if instance["endpoint"] == "generate"]
         if len(workers) < len(ENGINES) or not listed:
             return False
-        # The router learns of engines after they are listed: it does know one that it has sent something.
+        # The router learns of engines after they are listed: once it has routed a request to one, it knows it.
         call = {"model": listed[0]["id"], "prompt": f"{time.monotonic()}", "max_tokens": 1}
         cls.http.post("/v1/completions", json=call)
         return all(engine.prompt_tokens() for engine in cls.engines)
@@ -97,7 +97,7 @@ class Fleet(unittest.TestCase):
 
     @contextlib.contextmanager
     def endless(self, path="/generate", **call):
-        """The events of a stream that ends when it is left, from behind the first one on."""
+        """The events, after the first one, of a stream that only ends when the client disconnects."""
         options = {"sampling_params": {"max_new_tokens": LONG, "temperature": 0, "ignore_eos": True}}
         if path != "/generate":
             options = {"model": self.model, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
@@ -115,7 +115,7 @@ class Fleet(unittest.TestCase):
 
     @contextlib.contextmanager
     def paused_under_way(self, *path, **call):
-        """A request that neither ends nor leaves."""
+        """A request that neither ends nor disconnects."""
         with self.endless(*path, **call):
             try:
                 for engine in self.engines:
@@ -130,7 +130,7 @@ class Fleet(unittest.TestCase):
         return sorted(load > 100 for load in self.loads()) == [False, True]
 
     def loads(self):
-        """Tokens that each engine has to hold, by the gateway's own account."""
+        """Tokens that each engine holds, by the gateway's own account."""
         loads = self.http.get("/get_loads").json()
         if GATEWAY == "sglang_router":
             self.assertTrue(all(worker["load"] >= 0 for worker in loads["workers"]), loads)
@@ -160,7 +160,7 @@ class Fleet(unittest.TestCase):
         return response.json()
 
     def ask(self, engine, messages):
-        """The answer of an engine to a chat, past the gateway."""
+        """The answer of an engine to a chat, without the gateway."""
         call = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 16}
         response = engine.http.post("/v1/chat/completions", json=call)
         self.assertEqual(response.status_code, 200, response.text)

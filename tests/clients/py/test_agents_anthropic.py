@@ -10,7 +10,7 @@ LISBON_QUESTION = "What is the weather in Lisbon?"
 
 
 def tool(function):
-    """A tool of the others as Anthropic's clients declare it."""
+    """A tool of the shared ones as Anthropic's clients declare it."""
     function = function["function"]
     schema = function.get("parameters", {"type": "object", "properties": {}})
     return {"name": function["name"], "description": function["description"], "input_schema": schema}
@@ -34,7 +34,7 @@ class Messages(World):
         return self.anthropic.messages.create(**self.options(question, options))
 
     def streamed(self, question, **options):
-        """The message that the client builds of a stream."""
+        """The message that the client builds from a stream."""
         with self.anthropic.messages.stream(**self.options(question, options)) as stream:
             for _ in stream:
                 pass

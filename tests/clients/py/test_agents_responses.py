@@ -113,7 +113,7 @@ class Responses(Turns):
 
 class Connections(Turns):
     def answer(self, connection, lane=None):
-        """The next response of a lane, whose events are those that a stream has."""
+        """The next response of a lane, with the same events as a stream."""
         kinds = []
         for event in connection:
             self.assertNotEqual(event.type, "error", event)

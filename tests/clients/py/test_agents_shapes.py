@@ -1,5 +1,5 @@
 """Every event and answer for agents against the types of the clients' libraries: nothing is missing, of another type or
-unknown. The clients themselves forgive all three, until somebody reads the field."""
+unknown. The clients themselves forgive all three, until code reads the field."""
 
 import json
 
@@ -62,7 +62,7 @@ class Shapes(World):
     def check(self, kind, text):
         value = TypeAdapter(kind).validate_json(text, strict=True)
         self.assertEqual(list(unknown(value)), [], text)
-        # Nothing was read as something else.
+        # No field was read as another type.
         self.assertEqual(TypeAdapter(kind).dump_python(value, mode="json", exclude_unset=True, by_alias=True), json.loads(text))
 
     def post(self, path, body):

@@ -1,4 +1,4 @@
-"""Clients that go away: whatever they asked for is cancelled, and the pool is whole again."""
+"""Clients that disconnect: the server cancels all their requests, and the pool is whole again."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ class Cancel(World):
         self.aborted = self.metrics("sglang:num_aborted_requests_total")
 
     def check_all_were_aborted(self, requests):
-        """The metrics count an aborted request among those that ended: none of these ended by itself."""
+        """The metrics count an aborted request as ended too: here every ended request was aborted."""
         wait_until(f"{requests} requests ended", lambda: self.ended_requests() >= requests)
         self.wait_until_whole()
         self.assertEqual((self.ended_requests(), self.aborted_requests()), (requests, requests))
@@ -80,7 +80,7 @@ class Cancel(World):
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
                 self.assertTrue(task.cancelled())
-            # The client lives on: only the tasks' connections are gone.
+            # The client stays open: only the tasks' connections are closed.
             await asyncio.to_thread(self.check_all_were_aborted, 4)
 
     def test_clients_that_vanish_while_prompts_are_prefilled_leave_nothing(self):

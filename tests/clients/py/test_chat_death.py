@@ -1,4 +1,4 @@
-"""One of two engines that a gateway speaks gRPC with is killed: what runs in it is lost, and no later chat fails."""
+"""One of two engines that a gateway speaks gRPC with is killed: its streams are lost, and no later chat fails."""
 
 import deaths
 

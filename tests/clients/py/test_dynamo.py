@@ -1,5 +1,5 @@
-"""Clients of Dynamo's frontend in front of two engines, each with its sidecar: its answers are an engine's, and events
-of the engines' caches tell it who has a prompt."""
+"""Clients of Dynamo's frontend in front of two engines, each with its sidecar: its answers are an engine's, and KV
+events tell it which engine has a prompt."""
 
 import re
 

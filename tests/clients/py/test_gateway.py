@@ -1,4 +1,4 @@
-"""Clients of a gateway in front of two engines: they get an engine's answers, and prefixes meet the one that has them."""
+"""Clients of a gateway in front of two engines: answers are an engine's, prompts reach the engine with the prefix."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ class Gateway(Fleet):
         conversations = [
             [{"role": "user", "content": f"{place}: tell me what happens behind the curtain. " * 8}] for place in PLACES
         ]
-        # All are under way at once: one engine does not get them all.
+        # All are in flight at once: one engine does not get them all.
         with contextlib.ExitStack() as streams:
             for messages in conversations:
                 streams.enter_context(self.endless("/v1/chat/completions", messages=messages))

@@ -1,4 +1,4 @@
-"""One of two engines behind a gateway is killed: what runs in it is lost, and no later request fails."""
+"""One of two engines of a gateway is killed: its streams are lost, and no later request fails."""
 
 import deaths
 

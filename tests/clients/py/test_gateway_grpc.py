@@ -1,4 +1,4 @@
-"""Clients of smg in front of two engines that it speaks gRPC with: events of their caches tell it who has a prompt."""
+"""Clients of smg in front of two engines that it speaks gRPC with: KV events tell it which engine has a prompt."""
 
 import os
 import re

@@ -99,7 +99,7 @@ class KvEvents(World):
                     return batches
 
     def blocks(self, batches):
-        """What a reader of all batches knows, by the ids of blocks."""
+        """The blocks of a reader that has applied all batches, by block id."""
         known = {}
         for seq in sorted(batches):
             batch = batches[seq]
@@ -132,7 +132,7 @@ class KvEvents(World):
         return head + [(seed * 31 + at * 7) % 200 + 10 for at in range(length - 2)]
 
     def wait_for_blocks(self, tokens):
-        """All batches, once they hold the prompt's blocks, which come a step behind the answer."""
+        """All batches, once they hold the prompt's blocks, which arrive one step after the answer."""
         expected = block_ids(tokens, self.info["block_size"])
         batches = {}
 

@@ -1,4 +1,4 @@
-"""KV events by places, as llm-d's reader decodes them, to a subscriber that has bound its socket."""
+"""KV events in positional encoding, as llm-d's reader decodes them, to a subscriber that binds its socket."""
 
 import msgspec
 import zmq
@@ -21,7 +21,7 @@ class KvEventArrays(World):
         seed = 0
         stored = None
         while stored is None:
-            # The server connects in its own time, and what was published before is not for this subscriber.
+            # The server connects at some later time, and events published before that do not reach this subscriber.
             seed += 1
             prompt = [seed + 10, *tokens]
             self.generate(input_ids=prompt, sampling_params={"max_new_tokens": 1})

@@ -1,4 +1,4 @@
-"""KV events by Unix sockets, read by libzmq."""
+"""KV events over Unix sockets, read by libzmq."""
 
 import os
 import stat
@@ -41,7 +41,7 @@ class KvEventsByFiles(World):
                 stored.update({event.token_ids[0]: event for event in events})
         ids = block_ids(tokens, 16)
         self.assertEqual(stored[20].block_hashes, ids[: len(stored[20].block_hashes)])
-        # A subscriber hears what comes next, once its subscription has arrived.
+        # A subscriber receives later events only, once its subscription has arrived.
         subscriber = context.socket(zmq.SUB)
         subscriber.setsockopt(zmq.SUBSCRIBE, b"kv")
         subscriber.connect(info["endpoint_host"])

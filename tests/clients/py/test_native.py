@@ -88,7 +88,7 @@ class Native(World):
             self.assertAlmostEqual(top[0][0], logprob, places=5)
         chosen = [[token for _, token, _ in place] for place in meta["output_token_ids_logprobs"]]
         self.assertEqual(chosen, [[5, 6]] * 6)
-        # Scoring the answer as a prompt gives what generating it gave.
+        # Scoring the answer as a prompt gives the same log probabilities as generating it.
         ids = [token for _, token, _ in inputs] + answer["output_ids"]
         scored = self.generate(input_ids=ids, sampling_params={"max_new_tokens": 0}, **wish)
         self.assertEqual(scored["meta_info"]["input_token_logprobs"], inputs + outputs)

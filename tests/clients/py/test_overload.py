@@ -1,4 +1,4 @@
-"""A server that takes two requests at once, and clients that want more."""
+"""A server with two slots, and clients that send more requests."""
 
 import openai
 from world import LONG, World, openai_client
@@ -27,7 +27,7 @@ class Overload(World):
 
         def on_response(response):
             refused.append(response.status_code)
-            # Nobody is in the way of the second try.
+            # No other request delays the second try.
             for stream in streams:
                 stream.close()
 

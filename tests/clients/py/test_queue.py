@@ -1,4 +1,4 @@
-"""A server that runs one request at a time: clients that leave the queue are cancelled in it."""
+"""A server that runs one request at a time: clients that disconnect while queued are cancelled in the queue."""
 
 import asyncio
 
@@ -22,11 +22,11 @@ class Queue(World):
         self.assertEqual(texts, [alone] * samples)
         wait_until("they are cancelled", lambda: self.metrics("sglang:num_aborted_requests_total") == aborted + 5)
         self.wait_until_whole()
-        # None of them got as far as a token.
+        # None of them generated a token.
         self.assertEqual(self.metrics("sglang:generation_tokens_total") - generated, tokens * samples)
 
     async def run_some_and_leave(self, tokens, samples, leaving):
-        """The texts of samples that run one by one while others wait behind all of them and leave."""
+        """The texts of samples that run one by one while other requests queue after all of them and disconnect."""
         texts = [""] * samples
         async with openai_client(openai.AsyncOpenAI) as client:
             first = await client.completions.create(stream=True, n=samples, max_tokens=tokens, **STORY)
@@ -44,7 +44,7 @@ class Queue(World):
         return texts
 
     def wait_until_came(self, requests):
-        """Those that have ended are asked for first: one that ends in between is missed, not counted twice."""
+        """Reads the ended requests first: one that ends in between is missed, not counted twice."""
 
         def came():
             ended = self.metrics("sglang:num_requests_total") - self.ended

@@ -1,4 +1,4 @@
-"""Sixteen clients share a prefix: what each is told is cached, and what the metrics add up."""
+"""Sixteen clients share a prefix: the cached tokens that each answer reports, and the sums in the metrics."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ class Sharing(World):
         return [self.metrics(name) for name in ("sglang:prompt_tokens_total", "sglang:cached_tokens_total")]
 
     def prompts(self, shared_tokens):
-        """Prompts that differ from the first token behind the shared ones on."""
+        """Prompts that differ from the first token after the shared ones."""
         shared = [100 + index * 7 % 1000 for index in range(shared_tokens)]
         firsts = range(1200, 1200 + CLIENTS * OWN_TOKENS, OWN_TOKENS)
         return [[*shared, *range(first, first + OWN_TOKENS)] for first in firsts]
@@ -56,7 +56,7 @@ class Sharing(World):
                 self.check(shared_tokens, completions)
 
     async def at_once(self, prompts, salt):
-        """Each client has a connection of its own, open before the first prompt is sent."""
+        """Each client has a separate connection, open before the first prompt is sent."""
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(openai_client(openai.AsyncOpenAI)) for _ in prompts]
             await asyncio.gather(*(client.models.list() for client in clients))

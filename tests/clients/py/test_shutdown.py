@@ -1,4 +1,4 @@
-"""SIGTERM while clients are served: they get the rest of what they asked for, newcomers do not."""
+"""SIGTERM while clients are served: running requests complete, new ones are refused."""
 
 import concurrent.futures
 import json
@@ -16,7 +16,7 @@ ADDRESS = URL.replace("http://", "ws://") + "/v1/ws/generate"
 
 class Shutdown(World):
     def tearDown(self):
-        """The server is gone; its exit code is looked at outside."""
+        """The server is gone; the caller checks its exit code."""
 
     def connect(self):
         return connect(ADDRESS, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S)
@@ -45,7 +45,7 @@ class Shutdown(World):
         self.assertEqual((raised.exception.status_code, raised.exception.code), (503, "shutting_down"))
 
     def brake(self):
-        """More than anybody waits for: the server is not done before this is aborted by name."""
+        """Longer than any wait: the server cannot stop before this request is aborted by name."""
         with openai_client() as client:
             return client.completions.create(
                 model="any", prompt="Hello", n=16, max_tokens=LONG, extra_body={"ignore_eos": True, "rid": "brake"}
@@ -63,7 +63,7 @@ class Shutdown(World):
             self.assertEqual(self.http.get("/ready").status_code, 200)
 
             os.kill(int(os.environ["SOUFFLEUR_PID"]), signal.SIGTERM)
-            # Both are read while they run: a client that does not read is cut off.
+            # Both are read while they run: the server disconnects a client that does not read.
             chunks, end = threads.submit(list, stream), threads.submit(self.read_to_the_end, busy)
             wait_until("it is not ready", lambda: self.http.get("/ready").status_code == 503)
             self.assertEqual(self.http.get("/health").status_code, 200)

@@ -17,7 +17,7 @@ class WebSocket(World):
 
     @contextlib.contextmanager
     def connected(self):
-        # A client with a bounded queue stops reading when it is full, and then closes only when its timeout has passed.
+        # A client with a bounded queue stops reading when it is full, and then closes only after its timeout.
         unbounded = {"max_queue": None}
         with connect(ADDRESS, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S, **unbounded) as socket:
             self.socket = socket

@@ -1,4 +1,4 @@
-"""What the test modules share: clients of the server under test, and the proof that every test leaves it whole."""
+"""Shared by the test modules: clients of the server under test, and the check that every test leaves it whole."""
 
 import faulthandler
 import os
@@ -14,7 +14,7 @@ PATIENCE_S = 60
 # More tokens than are generated before a test cancels.
 LONG = 3900
 
-# A module that hangs shows where, and ends.
+# A module that hangs prints its traceback and exits.
 faulthandler.dump_traceback_later(int(os.environ["SOUFFLEUR_TEST_SECONDS"]), exit=True)
 
 
@@ -64,13 +64,13 @@ class World(unittest.TestCase):
         return {**info["internal_states"][0], "requests_inside": info["requests_inside"]}
 
     def metrics(self, name, label=""):
-        """The sum of a metric over its labels, or over those that hold this one; 0 before its first sample."""
+        """The sum of a metric over its labels, or over the labels that contain this one; 0 before its first sample."""
         page = self.http.get("/metrics").text
         values = re.findall(rf"^{re.escape(name)}(?:{{([^\n]*)}})? (\S+)$", page, re.MULTILINE)
         return sum(float(value) for labels, value in values if label in labels)
 
     def wait_until_whole(self):
-        """Waits until nobody is inside and every token of the pool is free or can be evicted."""
+        """Waits until no request is inside and every token of the pool is free or can be evicted."""
 
         def is_whole():
             now = self.stats()

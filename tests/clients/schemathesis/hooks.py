@@ -7,9 +7,9 @@ MAX_SAMPLES = 2
 # The largest `n` that the server takes: a larger one must be refused, so it stays.
 MAX_TAKEN_SAMPLES = 128
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
-# A call that misses a limit of its own gets 503, as it should.
+# A call that misses its own limit gets 503, as it should.
 TIMES = ("waiting_timeout", "running_timeout")
-# What generates as long as it can where no limit is sent.
+# Limits of endpoints that would otherwise generate as long as they can.
 UNLIMITED = {
     "/v1/chat/completions": "max_tokens",
     "/v1/responses": "max_output_tokens",

@@ -150,7 +150,7 @@ impl Pool {
         }
     }
 
-    /// The tokens that the segments' tokens attend to, one behind the other; `None` for padding.
+    /// The tokens that the segments' tokens attend to, one after the other; `None` for padding.
     fn expected(&self, q: &Elements, segments: &[Segment]) -> Vec<(usize, Vec<f64>)> {
         let (heads, dim) = (self.case.n_heads as usize, self.case.head_dim as usize);
         let tokens = segments
@@ -191,7 +191,7 @@ fn check(
 ) {
     let got = gpu.read(out, what);
     let width = got.len() / n_tokens;
-    // Results lie within 1; the tensor cores take probabilities rounded to bfloat16.
+    // Results are within 1 of zero; the tensor cores take probabilities rounded to bfloat16.
     let absolute = match case.element {
         ElementType::F32 => 5e-6,
         ElementType::Bf16 => 6e-3,

@@ -1,5 +1,5 @@
 //! Each kernel against plain arithmetic on the host, through the launches that the executor uses: random inputs,
-//! outputs poisoned with NaN, and a guard behind each output that must stay as it was.
+//! outputs poisoned with NaN, and a guard after each output that must stay unchanged.
 //!
 //! `kernels/cusim/tests` has more shapes; these run on a real GPU too.
 
@@ -23,10 +23,10 @@ use crate::gpu;
 
 /// The emulated device of all twins.
 const EMULATED: usize = 60;
-/// Bytes behind an output that no kernel may touch.
+/// Bytes after an output that no kernel may touch.
 const GUARD_BYTES: usize = 256;
 const POISON: u8 = 0xff;
-/// Of a result that is right but for its rounding to bfloat16, and for f32 sums in another order.
+/// Relative tolerance of a result that differs by rounding to bfloat16, and of f32 sums in another order.
 const BF16_RELATIVE: f64 = 0.004;
 const F32_RELATIVE: f64 = 2e-5;
 
@@ -39,7 +39,7 @@ pub struct Gpu {
     n_numbers: usize,
 }
 
-/// Elements on the device, and what they are.
+/// Elements on the device, and their values.
 pub struct Elements {
     buffer: DeviceBuffer<u8>,
     pub values: Vec<f64>,
@@ -65,8 +65,8 @@ impl Output {
 }
 
 impl Gpu {
-    /// A stream of its own on the one context of all twins: making contexts and loading kernels is most of what a
-    /// sanitizer has to do.
+    /// A separate stream on the one context of all twins: making contexts and loading kernels is most of the work of a
+    /// sanitizer.
     pub fn new() -> Self {
         static SHARED: OnceLock<(Device, Modules)> = OnceLock::new();
         let (device, modules) = SHARED.get_or_init(|| gpu::open(EMULATED)).clone();
@@ -80,7 +80,7 @@ impl Gpu {
         }
     }
 
-    /// How many numbers it made so far.
+    /// The count of numbers made so far.
     pub fn n_numbers(&self) -> usize {
         self.n_numbers
     }
@@ -131,7 +131,7 @@ impl Gpu {
         buffer
     }
 
-    /// Poisoned memory, with a guard behind it.
+    /// Poisoned memory, followed by a guard.
     pub fn output(&self, element: ElementType, len: usize) -> Output {
         let bytes = len * element.bytes() + GUARD_BYTES;
         let buffer = self.device.alloc(bytes).unwrap();
@@ -148,7 +148,7 @@ impl Gpu {
         self.stream.write(&output.buffer, 0, bytes).unwrap();
     }
 
-    /// The output of a kernel, after the check that it wrote nothing behind it.
+    /// The output of a kernel, after a check that the guard is intact.
     pub fn read(&self, output: &Output, what: &str) -> Vec<f64> {
         let bytes = self.stream.read(&output.buffer, 0..output.buffer.len());
         let bytes = bytes.unwrap_or_else(|error| panic!("{what}: {error}"));

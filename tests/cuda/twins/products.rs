@@ -1,4 +1,4 @@
-//! Matrix products, our own and cuBLASLt's.
+//! Matrix products of the built-in kernels and of cuBLASLt.
 
 use souffleur::kernels::cuda::driver::{DeviceBuffer, DevicePtr};
 use souffleur::kernels::cuda::gemm::{GemmWish, Products};
@@ -43,7 +43,7 @@ fn shapes() -> impl Iterator<Item = [usize; 3]> {
     SHAPES.into_iter().chain(large)
 }
 
-/// Numbers that a shape takes: x, w, biases, and what is added to.
+/// Random numbers for a shape: x, w, biases, and the previous output.
 fn n_numbers([m, n, k]: [usize; 3]) -> usize {
     m * k + n * k + n + m * n
 }
@@ -67,7 +67,7 @@ struct Operands<'a> {
     x: Elements,
     w: Elements,
     bias_list: DeviceBuffer<f32>,
-    /// The right products at `places`, without a bias.
+    /// The expected products at `places`, without a bias.
     products: Vec<f64>,
 }
 
@@ -180,11 +180,11 @@ fn dot(x: &Elements, w: &Elements, k: usize, row: usize, column: usize) -> f64 {
     x.iter().zip(w).map(|(x, w)| x * w).sum()
 }
 
-/// Our own products and, where they can be loaded, cuBLASLt's.
+/// The built-in products and, where the library can be loaded, cuBLASLt's.
 fn libraries(gpu: &Gpu, element: ElementType) -> Vec<Products> {
     let load = |wish| Products::new(&gpu.device, &gpu.modules, element, wish);
     let mut libraries = vec![load(GemmWish::Own).unwrap()];
-    // NVIDIA's library multiplies on NVIDIA's devices only, and is not what sanitizers are to look at.
+    // NVIDIA's library multiplies on NVIDIA's devices only, and sanitizers need not check it.
     if gpu::is_thorough() {
         match load(GemmWish::CublasLt) {
             Ok(cublaslt) => libraries.push(cublaslt),
@@ -214,7 +214,7 @@ fn products_are_right() {
     assert_eq!(gpu.n_numbers(), once, "numbers are made once for a shape");
 }
 
-/// One thread makes some hundred million in a few seconds; ten billion took longer than the check has.
+/// One thread makes some hundred million numbers in a few seconds; ten billion took longer than the check's time limit.
 #[test]
 fn numbers_of_all_shapes_are_made_in_seconds() {
     let all = SHAPES.into_iter().chain(LARGE_SHAPES);

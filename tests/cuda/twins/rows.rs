@@ -1,4 +1,4 @@
-//! Kernels that go over rows.
+//! Kernels that process rows.
 
 use souffleur::kernels::cuda::driver::DevicePtr;
 use souffleur::kernels::cuda::launch::{Embed, FillRandom, RmsNorm, RopeStore, SiluMul};

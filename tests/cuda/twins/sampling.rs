@@ -23,7 +23,7 @@ fn vocab_size() -> usize {
     }
 }
 
-/// Ways to sample, by row.
+/// Sampling parameters, by row.
 fn params(row: usize) -> SamplingParams {
     let default = SamplingParams {
         sampling_seed: Some(17 * row as u64 + 1),
@@ -167,7 +167,7 @@ fn tokens_are_those_of_the_host() {
         let got = gpu.stream.read(&out, 0..ROWS).unwrap();
         let mut scratch = DrawScratch::default();
         for (row, got) in got.iter().enumerate() {
-            // The tokens of the output do not matter to these parameters, only its length.
+            // These parameters depend only on the length of the output, not on its tokens.
             let output = vec![0; step as usize];
             let sampler = RowSampler::new(Arc::new(params(row)), vocab, &[], &[], &output);
             let mut logits = logits[row * vocab..(row + 1) * vocab].to_vec();

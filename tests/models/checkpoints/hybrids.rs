@@ -1,4 +1,4 @@
-//! Families that hold several matrices in one, and names of their own.
+//! Families with fused matrices and other names.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -97,7 +97,7 @@ fn every_kind_has_the_logits_of_its_values() {
     }
 }
 
-/// Of kinds that become blocks, one for each way to lay them out; the others become bf16.
+/// Of kinds that become blocks, one for each layout; the others become bf16.
 #[test]
 fn kinds_in_blocks_are_invariant() {
     for (kind, config, quantise) in kinds() {

@@ -24,7 +24,7 @@ fn scales_stay_as_they_are_in_float32() {
             logits(plain, Dtype::BF16, int8),
             "{kind} in int8"
         );
-        // Rounded to f16, beside activations of eight bits.
+        // Rounded to f16, and multiplied with activations of eight bits.
         let expected = logits(plain, Dtype::BF16, None);
         let error = relative_error(&logits(quantised, Dtype::BF16, None), &expected);
         assert!(error > 0.0 && error < 0.03, "{kind}: {error}");

@@ -1,8 +1,8 @@
-//! Families of models: their markers, and how they write what they mean.
+//! Families of models: their markers and output formats.
 
 use serde_json::{Map, Value};
 
-/// An answer, as it is meant.
+/// The meaning of an answer.
 #[derive(Clone, Default)]
 pub struct Said {
     pub reasoning: &'static str,
@@ -17,16 +17,16 @@ pub struct Call {
     pub arguments: Map<String, Value>,
 }
 
-/// The way in which a family's models write.
+/// The output format of a family.
 pub struct Family {
     /// The markers that are tokens.
     pub tokens: &'static [&'static str],
     /// These tokens are special: texts leave them out.
     pub has_special_tokens: bool,
     pub form: Form,
-    /// Tags that are written as text, as they stand in arguments too.
+    /// Tags that are written as text, and that arguments may contain, too.
     pub written_tags: &'static [&'static str],
-    /// Text may stand before calls.
+    /// Text may precede calls.
     pub speaks_before_calls: bool,
     /// An answer ends after its first call.
     pub calls_once: bool,
@@ -55,7 +55,7 @@ pub enum Thoughts {
 }
 
 impl Call {
-    /// The arguments as clients must hear them.
+    /// The arguments as clients must receive them.
     pub fn json(&self) -> String {
         json(&Value::Object(self.arguments.clone()))
     }
@@ -89,7 +89,7 @@ impl Thoughts {
 }
 
 impl Family {
-    /// The tokens that a model of this family says.
+    /// The tokens of an output of this family.
     pub fn write(&self, said: &Said) -> String {
         let (start, end) = match self.form {
             Form::Tagged { ref thoughts, .. } => thoughts.around(said),
@@ -120,7 +120,7 @@ impl Family {
         format!("{start}{reasoning}{end}{content}{line}{calls}")
     }
 
-    /// The text of what is said: special tokens have none.
+    /// The visible text of an output: special tokens have none.
     pub fn shown(&self, line: &str) -> String {
         let hidden = self.hidden().iter();
         hidden.fold(line.to_owned(), |text, tag| text.replace(tag, ""))
@@ -134,14 +134,14 @@ impl Family {
         }
     }
 
-    /// Whether a grammar that asks for calls has its models say this.
+    /// Whether this is a possible output under a grammar that requires calls.
     pub fn can_be_told(&self, said: &Said) -> bool {
         let n_calls = said.calls.len();
         let is_message = matches!(self.form, Form::Messages);
         self.has_grammar && said.content.is_empty() && n_calls > 0 && (n_calls == 1 || !is_message)
     }
 
-    /// Whether its models can mean this.
+    /// Whether its models can produce this.
     pub fn can_say(&self, said: &Said) -> bool {
         let thinks = !matches!(
             self.form,
@@ -315,7 +315,7 @@ fn braced(value: &Value) -> String {
     }
 }
 
-/// Each part in a message of its own, the first of which the prompt begins.
+/// Each part in a separate message, the first of which the prompt begins.
 fn messages(said: &Said) -> String {
     let mut messages = Vec::new();
     if !said.reasoning.is_empty() {

@@ -1,4 +1,4 @@
-//! Answers as clients hear them, whole and streamed.
+//! Answers as clients receive them, whole and streamed.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::world::World;
 
 const PATH: &str = "/v1/chat/completions";
 
-/// An answer as a client has put it together.
+/// An answer that a client has assembled.
 #[derive(Debug, Default, PartialEq)]
 pub struct Heard {
     pub reasoning: String,
@@ -16,11 +16,11 @@ pub struct Heard {
     pub calls: Vec<HeardCall>,
     pub finish_reason: String,
     pub completion_tokens: u64,
-    /// Name and arguments of a call that a stream began and did not end.
+    /// Name and arguments of a call that a stream began but did not end.
     pub half: Option<(String, String)>,
 }
 
-/// A call as a client has put it together.
+/// A call that a client has assembled.
 #[derive(Debug, PartialEq)]
 pub struct HeardCall {
     pub id: String,
@@ -29,8 +29,8 @@ pub struct HeardCall {
 }
 
 impl Heard {
-    /// The answer to a request, which must be the same whole and streamed, but for a call that was cut: of that a stream
-    /// has told what came.
+    /// The answer to a request, which must be the same whole and streamed, except for a truncated call: the stream has
+    /// sent its beginning.
     #[track_caller]
     pub fn ask(world: &World, body: &Value) -> Self {
         let mut body = body.clone();
@@ -107,7 +107,7 @@ impl Heard {
         self.calls.last_mut().expect("it has begun").arguments += &arguments;
     }
 
-    /// It is what was said.
+    /// Equals the intended answer.
     #[track_caller]
     pub fn check(&self, said: &Said, line: &str) {
         assert_eq!(self.reasoning, said.reasoning, "{line:?}");
@@ -139,7 +139,7 @@ impl Heard {
         assert_eq!(ids.len(), self.calls.len());
     }
 
-    /// It is the beginning of what was said. The opening of a call that is cut is nothing, and a tag that is cut and no
+    /// Is a prefix of the intended answer. A truncated opening of a call yields nothing, and a truncated tag that is no
     /// token is text. Whole answers have whole calls only.
     #[track_caller]
     pub fn check_cut(&self, family: &Family, said: &Said) {
@@ -174,7 +174,7 @@ impl Heard {
         }
     }
 
-    /// None of these tags is in what a client shows.
+    /// None of these tags is in the text that a client shows.
     #[track_caller]
     pub fn check_without(&self, tags: &[&str]) {
         for tag in tags {
@@ -184,8 +184,8 @@ impl Heard {
     }
 }
 
-/// Whether a text is the beginning of the first tag of an opening, or of what names a tool where there is no tag, and not
-/// all of it.
+/// Whether a text is a proper prefix of the first tag of an opening or, without a tag, of the part that names
+/// the tool.
 fn is_part_of_tag(opening: &str, rest: &str) -> bool {
     let opening = opening.trim_start();
     let end = match opening.chars().next() {
@@ -196,8 +196,8 @@ fn is_part_of_tag(opening: &str, rest: &str) -> bool {
     end.is_some_and(|end| rest.len() <= end && opening.starts_with(rest))
 }
 
-/// The end of a text that was cut, after what it has in common with what was meant. A character whose bytes did not all
-/// come is nothing.
+/// The rest of a truncated text after its common prefix with the intended text. A character with missing bytes counts
+/// as nothing.
 fn rest_of<'a>(heard: &'a str, meant: &str) -> &'a str {
     let heard = heard.trim_end_matches('\u{fffd}');
     let pairs = heard.char_indices().zip(meant.chars());

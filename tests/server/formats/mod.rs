@@ -1,5 +1,5 @@
-//! Every format of calls and reasoning through a whole engine and its server: a scripted model says something in the words
-//! of its family, and clients must hear the meaning, whole and streamed.
+//! Every format of calls and reasoning through a whole engine and its server: a scripted model replies in the format of
+//! its family, and clients must receive the meaning, whole and streamed.
 //!
 //! A format is a line in a test: the family's markers, its tags of reasoning, and a function that writes calls. The engine
 //! learns the format from the checkpoint, as it does from real ones.
@@ -82,7 +82,7 @@ const fn bare(tokens: &'static [&'static str], calls: fn(&[Call]) -> String) -> 
     }
 }
 
-/// A family whose markers are tokens that texts show.
+/// A family whose markers are tokens with visible text.
 const fn shown(family: Family) -> Family {
     Family {
         has_special_tokens: false,

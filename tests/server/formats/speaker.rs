@@ -1,4 +1,4 @@
-//! A model that says all that its family can, and the checks of what clients hear.
+//! A model that produces all outputs of its family, and the checks of the clients' view.
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -80,7 +80,7 @@ pub fn ask(question: &str) -> Value {
     json!({"messages": [{"role": "user", "content": question}], "tools": tools()})
 }
 
-/// A family's model that says what it can.
+/// A model that produces all outputs of a family.
 pub struct Speaker<'a> {
     family: &'a Family,
     answers: Vec<Said>,
@@ -88,17 +88,17 @@ pub struct Speaker<'a> {
     _folder: TempDir,
 }
 
-/// The cue of the answer of this number.
+/// The cue of the answer with this index.
 fn answer(index: usize) -> String {
     format!("Question {index}?")
 }
 
-/// The cue of that answer as a grammar allows it.
+/// The cue of that answer in the form that a grammar allows.
 fn tight(index: usize) -> String {
     format!("Order {index}!")
 }
 
-/// The cue of a text with this one of the markers where it means nothing.
+/// The cue of a text that contains this marker in a place where it has no meaning.
 fn stray(index: usize) -> String {
     format!("Stray {index}.")
 }
@@ -159,7 +159,7 @@ impl<'a> Speaker<'a> {
         }
     }
 
-    /// Calls that are asked for follow a grammar, which allows what the model says anyway.
+    /// Required calls follow a grammar, which allows the model's output anyway.
     pub fn check_required(&self) {
         let numbered = self.answers.iter().enumerate();
         for (index, said) in numbered.filter(|(_, said)| self.family.can_be_told(said)) {
@@ -175,7 +175,7 @@ impl<'a> Speaker<'a> {
         }
     }
 
-    /// One call ends an answer that may have one only.
+    /// With parallel calls disabled, the first call ends the answer.
     pub fn check_alone(&self) {
         for (index, said) in self.answers.iter().enumerate() {
             let mut body = ask(&answer(index));
@@ -186,7 +186,7 @@ impl<'a> Speaker<'a> {
         }
     }
 
-    /// A conversation goes on after a call.
+    /// A conversation continues after a call.
     pub fn check_results(&self) {
         let said = &self.answers[0];
         let mut body = ask("Now?");

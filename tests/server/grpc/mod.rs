@@ -1,4 +1,4 @@
-//! gRPC, asked by clients that are made of the same proto files. With the feature `grpc` only.
+//! gRPC, called by clients that are generated from the same proto files. With the feature `grpc` only.
 
 mod runtime;
 mod scheduler;
@@ -42,7 +42,7 @@ impl GrpcWorld {
         }
     }
 
-    /// Does something over a connection, on a runtime of its own.
+    /// Calls `ask` with a connection, on a separate runtime.
     fn with<T>(&self, ask: impl AsyncFnOnce(Channel) -> T) -> T {
         let endpoint = Endpoint::from_shared(self.url.clone()).expect("it is a URL");
         block_on(async {
@@ -66,7 +66,7 @@ impl Drop for GrpcWorld {
     }
 }
 
-/// The rest of a stream.
+/// The remaining messages of a stream.
 async fn rest<T>(mut stream: Streaming<T>) -> Result<Vec<T>, Status> {
     let mut responses = Vec::new();
     while let Some(response) = stream.message().await? {
@@ -79,7 +79,7 @@ fn parse(text: &str) -> Value {
     serde_json::from_str(text).expect("it is JSON")
 }
 
-/// Waits until so many requests run, and lets the client's connection go on meanwhile.
+/// Waits until `requests` requests run, while the client's connection makes progress.
 async fn wait_for(world: &World, requests: usize) {
     let engine = world.engine();
     let wait = async {
@@ -106,7 +106,7 @@ fn fault(grpc: &GrpcWorld) -> String {
     })
 }
 
-/// A gateway sends its requests elsewhere meanwhile, and a supervisor, which asks `/health`, lets the rebuild end.
+/// A gateway routes its requests elsewhere meanwhile, and a supervisor, which polls `/health`, lets the rebuild end.
 #[test]
 fn an_engine_that_is_rebuilt_is_not_healthy_to_gateways() {
     let (world, _model, fail) = mortal_world();

@@ -18,7 +18,7 @@ use super::{GrpcWorld, rest, wait_for};
 use crate::http::post;
 use crate::world::World;
 
-/// As smg builds one: every plain number is there.
+/// As smg builds one, with every plain number set.
 fn request(name: &str, max_new_tokens: u32, stream: bool) -> GenerateRequest {
     GenerateRequest {
         request_id: name.to_owned(),

@@ -1,4 +1,4 @@
-//! The limits at the door hold for every way in: `tests/embedding/doors.rs` has the ways that no socket has.
+//! The admission limits hold for every entry point: `tests/embedding/doors.rs` covers those without a socket.
 
 use serde_json::json;
 use souffleur::actors::messages::{CancelRequest, Generate};

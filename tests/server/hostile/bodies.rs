@@ -1,4 +1,4 @@
-//! Bodies that parse to much more than they are, or arrive slowly and many at once.
+//! Bodies that parse to much more than their size, or arrive slowly and many at once.
 
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use crate::world::wait_until;
 
 /// Bytes of the bodies that are all zeros.
 pub(super) const BODY_BYTES: usize = 2 * MIB;
-/// Most memory for each of their bytes: token ids of two bytes are read into four, copied once into what is shared.
+/// Maximum memory for each of their bytes: token ids of two bytes are read into four, copied once into a shared list.
 const MOST_PER_BYTE: usize = 10;
 
 #[test]
@@ -92,7 +92,7 @@ fn lists_of_zeros_take_little_more_than_their_text_wherever_they_stand() {
     }
 }
 
-/// Posts a body that is refused, shortly, and takes no more memory than its bytes allow.
+/// Posts a body that gets a short refusal, and takes no more memory than its bytes allow.
 #[track_caller]
 pub(super) fn bounded(server: &ChildServer, path: &str, body: &str, name: &str) {
     let growth = server.growth_bytes(|| {
@@ -122,7 +122,7 @@ fn conversations_have_no_more_values_than_the_limit() {
     );
 }
 
-/// A connection on which a large body arrives, but for its last byte.
+/// A connection on which a large body arrives, except for its last byte.
 struct SlowBody {
     stream: TcpStream,
 }
@@ -165,7 +165,7 @@ fn bodies_that_arrive_slowly_have_a_common_budget() {
     ]);
     let growth = server.growth_bytes(|| {
         let mut slow: Vec<SlowBody> = (0..32).map(|_| SlowBody::open(&server, MIB)).collect();
-        // Three quarters of the budget are for what is large: no more than three of them.
+        // Three quarters of the budget are for large bodies: no more than three of them fit.
         let refused = |slow: &[SlowBody]| slow.iter().filter(|body| body.has_answer()).count();
         wait_until("those beyond the budget are refused", || {
             refused(&slow) >= 32 - 3
@@ -179,7 +179,7 @@ fn bodies_that_arrive_slowly_have_a_common_budget() {
         post(server.addr, "/generate", &small).ok();
     });
     assert!(growth < 24 * MIB, "{growth} bytes");
-    // The slow ones are gone, and what they had is free again.
+    // The slow ones are gone, and their memory is free again.
     let large = format!(
         "{{\"text\": \"a\", \"stream\": 5{}}}",
         " ".repeat(MIB - 100)

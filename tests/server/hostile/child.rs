@@ -1,4 +1,4 @@
-//! The real binary in a process of its own, whose memory can be read.
+//! The real binary in a separate process, whose memory can be measured.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -49,7 +49,7 @@ impl ChildServer {
         }
     }
 
-    /// Most bytes that were resident since the start, or since [`ChildServer::reset_peak`].
+    /// The maximum of resident bytes since the start, or since [`ChildServer::reset_peak`].
     pub fn peak_bytes(&self) -> usize {
         self.status("VmHWM:")
     }
@@ -59,13 +59,13 @@ impl ChildServer {
         self.status("VmRSS:")
     }
 
-    /// From now on [`ChildServer::peak_bytes`] starts from what is resident now.
+    /// From now on [`ChildServer::peak_bytes`] starts from the bytes that are resident now.
     pub fn reset_peak(&self) {
         let file = format!("/proc/{}/clear_refs", self.child.id());
         fs::write(file, "5").expect("the system keeps a high-water mark");
     }
 
-    /// How many more bytes than now were resident at most while `work` ran.
+    /// The growth of the maximum of resident bytes while `work` ran.
     pub fn growth_bytes(&self, work: impl FnOnce()) -> usize {
         self.reset_peak();
         let before = self.resident_bytes();
@@ -82,7 +82,7 @@ impl ChildServer {
     pub fn sockets(&self) -> usize {
         let folder = format!("/proc/{}/fd", self.child.id());
         let open = fs::read_dir(folder).expect("the process lives");
-        // One that is closed meanwhile leads nowhere.
+        // A socket that is closed meanwhile has no target.
         let targets = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         let is_socket =
             |target: &std::path::PathBuf| target.to_string_lossy().starts_with("socket:");

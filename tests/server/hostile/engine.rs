@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::http::{Response, get, post, post_text, stream};
 use crate::world::{World, block_on, long_model};
 
-/// Values that a number may be set to; those that a key's type does not hold are refused while the file is read.
+/// Values that a number may be set to; the config parser rejects values that a key's type does not hold.
 fn extremes(default: &Value) -> Vec<Value> {
     match default {
         Value::Number(_) | Value::Null => vec![
@@ -125,7 +125,7 @@ fn assert_answers(what: &str, response: &Response) {
     );
 }
 
-/// A request over a WebSocket gets something back, if it is only why there is nothing.
+/// A request over a WebSocket gets an answer, even if that is only an error.
 fn websocket_answers(world: &World) -> bool {
     let address = format!("ws://{}/v1/ws/generate", world.addr);
     let sampling = json!({"max_new_tokens": 1});
@@ -133,7 +133,7 @@ fn websocket_answers(world: &World) -> bool {
     block_on(async {
         let stream = TcpStream::connect(world.addr).await.expect("it listens");
         match client_async(address, stream).await {
-            // No more connections are taken.
+            // No more connections are accepted.
             Err(_) => true,
             Ok((mut socket, _)) => {
                 let _ = socket.send(Message::text(call.to_string())).await;
@@ -155,7 +155,7 @@ fn every_number_of_the_server_is_refused_with_a_sentence_or_serves() {
         };
         if let Err(error) = config.validate() {
             assert!(error.reason.starts_with("is "), "{what}: {error}");
-            // Two keys may be too far from each other: the sentence names both.
+            // The limit may concern two keys together: the sentence names both.
             let names_it = error.key == key || error.reason.contains(&key);
             assert!(names_it, "{what}: {error}");
             n_refused += 1;
@@ -185,7 +185,7 @@ fn the_largest_sizes_that_are_taken_serve() {
     world.wait_until_whole();
 }
 
-/// How the binary ends that is given these flags.
+/// The exit of the binary with these flags.
 fn refused(flags: &[&str]) -> (Option<i32>, String) {
     let model = long_model();
     let mut command = Command::new(env!("CARGO_BIN_EXE_souffleur"));
@@ -242,7 +242,7 @@ fn more_pool_than_a_fraction_leaves_is_clamped_with_a_warning_and_more_than_memo
         log.contains("larger than what mem_fraction_static"),
         "{log}"
     );
-    // Without one the pool took all memory, with a warning alone.
+    // Without one the pool took all memory, with only a warning.
     let (code, _, log) = plan(&[]);
     assert_eq!(code, Some(1), "{log}");
     let reason = format!("max_total_tokens is {ASKED}, whose K/V takes");
@@ -280,7 +280,7 @@ fn an_end_of_sequence_outside_the_vocabulary_is_left_out() {
     let table = [
         (json!([288, 7]), beyond.clone(), json!([7])),
         (beyond.clone(), json!([2, 288]), json!([2])),
-        // The tokenizer's is what is left.
+        // Only the tokenizer's remains.
         (beyond.clone(), beyond, json!([1])),
         (json!(null), json!(null), json!([1])),
     ];
@@ -293,7 +293,7 @@ fn an_end_of_sequence_outside_the_vocabulary_is_left_out() {
 #[test]
 fn an_end_that_only_the_tokenizer_names_waits_for_the_least_length() {
     let world = World::with(|engine, _| set_eos(&engine.model_path, &json!(null), &json!(null)));
-    // It would end at once if it might.
+    // Without the ban it would end at once.
     let call = |min_new_tokens: u32| {
         json!({"input_ids": [5, 6, 7], "sampling_params": {
             "max_new_tokens": 20, "min_new_tokens": min_new_tokens, "temperature": 0,
@@ -331,7 +331,7 @@ fn a_flush_empties_the_cache_and_says_what_it_freed() {
         let world = World::with(|engine, _| engine.page_size = page_size);
         assert_eq!(cached(&world, 1), 0);
         assert!(cached(&world, 1) > 180);
-        // The last request's K/V is in the cache with the plan after its end.
+        // The last request's K/V is in the cache only after the plan that follows its end.
         world.wait_until_whole();
         let in_cache = world.stats().evictable_tokens;
         assert!(in_cache > 180, "{in_cache}");

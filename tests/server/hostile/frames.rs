@@ -1,4 +1,4 @@
-//! WebSocket frames that claim, or bring, more than they may.
+//! WebSocket frames that claim or carry more than the limits allow.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,7 +21,7 @@ const LAST: u8 = 0x80;
 
 /// The default of `--ws-max-frame-bytes`.
 const LIMIT: u64 = 1 << 20;
-/// Most that a server may grow by while clients send far more than they may.
+/// Maximum growth of a server while clients send far more than the limits allow.
 const GROWTH_BYTES: usize = 16 * MIB;
 const MASK: [u8; 4] = [0x11, 0x22, 0x33, 0x44];
 
@@ -31,7 +31,7 @@ const NOT_UTF8: u16 = 1007;
 const TOO_LARGE: u16 = 1009;
 const TRY_AGAIN: u16 = 1013;
 
-/// A client that writes what it likes.
+/// A client that writes arbitrary bytes.
 struct Client(BufReader<TcpStream>);
 
 impl Client {
@@ -111,11 +111,11 @@ impl Client {
         u16::from_be_bytes([payload[0], payload[1]])
     }
 
-    /// Nothing comes after the close frame.
+    /// No frame follows the close frame.
     #[track_caller]
     fn ends(mut self) {
         let mut rest = Vec::new();
-        // A server that has bytes of ours unread resets the connection.
+        // A server that has unread bytes of ours resets the connection.
         let _ = self.0.read_to_end(&mut rest);
         assert!(rest.is_empty(), "{rest:?}");
     }
@@ -212,7 +212,7 @@ fn a_message_for_a_response_is_bounded_like_a_body() {
         }
     });
     assert!(growth < GROWTH_BYTES, "{} MiB", growth / MIB);
-    // A frame that is too large for the other WebSocket is none too large here.
+    // A frame that is too large for the other WebSocket fits here.
     let mut client = Client::connect_to(server.addr, "/v1/responses");
     let mut text = br#"{"type": "response.sing"}"#.to_vec();
     text.resize(2 * LIMIT as usize, b' ');
@@ -435,7 +435,7 @@ fn a_refused_frame_cancels_what_is_under_way_on_its_socket() {
     assert!(world.stats().steps < 60_000, "it ran to its end");
 }
 
-/// A client that sends pings, or requests for answers, and reads none of what comes back.
+/// A client that sends pings, or requests for answers, and reads none of the replies.
 #[test]
 fn answers_that_nobody_reads_do_not_pile_up() {
     let server = ChildServer::start(&["--ws-send-timeout-s", "1"]);

@@ -1,4 +1,4 @@
-//! Grammars that ask for too much: each is refused or served, harms nobody else, and leaves nothing in memory.
+//! Grammars beyond the limits: each is refused or served, harms no other client, and leaves nothing in memory.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ const LEFT_BYTES: usize = 256 * MIB;
 /// How many different schemas come one after another.
 const N_SCHEMAS: usize = 10_000;
 
-/// A grammar and what a client calls it.
+/// A grammar and the test's name for it.
 struct Bomb(String, Value);
 
 fn bomb(name: &str, key: &str, value: impl Into<Value>) -> Bomb {
@@ -30,7 +30,7 @@ fn schema_bomb(name: &str, schema: Value) -> Bomb {
     bomb(name, "json_schema", schema.to_string())
 }
 
-/// Answers to a hostile call are an answer, a refusal, or "later".
+/// Allowed answers to a hostile call: an answer, a refusal, or "later".
 #[track_caller]
 fn check_answer(name: &str, response: &Response) {
     let status = response.status;
@@ -48,7 +48,7 @@ fn check_answer(name: &str, response: &Response) {
     }
 }
 
-/// Nothing is under way, and every page is free or cached.
+/// No request is in flight, and every page is free or cached.
 #[track_caller]
 fn check_whole(server: &ChildServer) {
     wait_until("nothing is under way", || {
@@ -75,7 +75,7 @@ fn labelled(addr: SocketAddr, name: &str) -> usize {
     values.map(|value| value as usize).sum()
 }
 
-/// Sends bombs while somebody else's stream goes on, each within its memory.
+/// Sends bombs while another client's stream continues, each within its memory.
 fn survive(bombs: &[Bomb]) {
     let server = ChildServer::start(&["--tool-call-parser", "hermes"]);
     check_streams_go_on(&server, || {
@@ -335,7 +335,7 @@ fn many_hostile_grammars_at_once_leave_others_their_turn() {
                         check_answer("a pattern", &post(server.addr, "/generate", &hostile(at)));
                     });
                 }
-                // Clients that leave need no grammar any more.
+                // Grammars of disconnected clients are dropped.
                 for at in 32..64 {
                     drop(open(server.addr, "/generate", &hostile(at)));
                 }

@@ -1,4 +1,4 @@
-//! Log probabilities are sent once, within a bound, and to clients who read.
+//! Log probabilities are sent once, within a bound, and to clients that read.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ fn tokens(count: usize) -> Vec<usize> {
     (0..count).map(|index| 2 + index % 250).collect()
 }
 
-/// A request for all that can be known of `prompt_tokens` positions and `new_tokens` more.
+/// A request for all log probabilities of `prompt_tokens` positions and of `new_tokens` more.
 fn everything(prompt_tokens: usize, new_tokens: usize) -> Value {
     json!({
         "input_ids": tokens(prompt_tokens),
@@ -201,8 +201,8 @@ fn a_long_echo_is_streamed_in_small_chunks() {
     world.wait_until_whole();
 }
 
-/// A worker that writes a large answer at a stretch leaves another stream's tokens waiting: its channel fills, and the
-/// next event brings all that came meanwhile.
+/// A worker that writes a large answer at a stretch delays another stream's tokens: its channel fills, and the
+/// next event carries all tokens since the last one.
 #[test]
 fn a_large_answer_does_not_hold_up_another_stream_of_its_worker() {
     const CHANNEL_EVENTS: usize = 256;

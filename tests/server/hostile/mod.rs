@@ -1,7 +1,7 @@
-//! Small requests that ask for much: none takes memory, time or a place that another request needs.
+//! Small requests that claim much: none takes memory, time or a slot that another request needs.
 //!
 //! Memory is bounded by the high-water mark of a child process, stalls by the tokens that another stream received
-//! meanwhile. Nothing here measures a wall time.
+//! meanwhile. Nothing here measures wall time.
 
 mod child;
 

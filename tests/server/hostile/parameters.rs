@@ -1,4 +1,4 @@
-//! Parameters that are short once and many times over: lists that go with every prompt, names that stay.
+//! Parameters that are short once and long in total: lists that go with every prompt, names that are kept.
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Map, Value, json};
@@ -24,7 +24,7 @@ fn batch(fields: Value) -> Value {
     body
 }
 
-/// Posts what must be refused with a short text that holds `words`.
+/// Posts a body whose refusal must be short and hold `words`.
 #[track_caller]
 fn refused(server: &ChildServer, path: &str, body: &Value, words: &str) {
     let response = post(server.addr, path, body);
@@ -121,7 +121,7 @@ fn lists_within_their_limits_are_shared_by_all_prompts() {
     let ids: Vec<u32> = (0..1024).map(|token| token % 200).collect();
     let stops: Vec<String> = (0..32).map(|n| "x".repeat(990 + n)).collect();
     let biases = Map::from_iter((0..200).map(|token| (token.to_string(), json!(1))));
-    // The last field is wrong, so that all the rest has been read by then.
+    // The last field is wrong, so the parser has read all others by then.
     let body = batch(json!({
         "sampling_params": {"stop": stops, "stop_token_ids": ids, "logit_bias": biases},
         "return_logprob": true, "token_ids_logprob": ids, "waiting_timeout": "never",
@@ -140,7 +140,7 @@ fn tables_of_stop_strings_are_shared_by_all_prompts() {
         let replies = post(server.addr, "/generate", body).ok();
         assert_eq!(replies.as_array().map(Vec::len), Some(PROMPTS));
     };
-    // Memory that many requests take whatever they ask for.
+    // Takes the memory that many requests need in any case.
     answers(&batch(json!({"sampling_params": {"max_new_tokens": 1}})));
     let body = batch(json!({ "sampling_params": sampling }));
     let growth = server.growth_bytes(|| answers(&body));

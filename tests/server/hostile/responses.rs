@@ -1,4 +1,4 @@
-//! Responses keep to HTTP, whatever the request.
+//! Responses conform to HTTP for any request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -41,7 +41,7 @@ fn head(addr: SocketAddr, path: &str) -> Response {
     )
 }
 
-/// The headers that two answers of one question have in common.
+/// The headers that two answers to one request have in common.
 fn lasting<'a>(response: &'a Response, path: &str) -> Vec<(&'a str, &'a str)> {
     let counts = [
         "/metrics",
@@ -215,7 +215,7 @@ fn the_metrics_keep_their_order_from_scrape_to_scrape() {
     }
 }
 
-/// Bytes that are no HTTP request, or stop being one: the server answers and closes.
+/// Bytes that are not HTTP, or stop being HTTP: the server answers and closes.
 fn malformed() -> Vec<Vec<u8>> {
     let head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     let texts = [
@@ -261,7 +261,7 @@ fn malformed_requests_are_no_errors_in_the_log() {
         let _ = client.write_all(&bytes);
         let _ = client.read_to_end(&mut Vec::new());
     }
-    // Clients that leave: one that speaks TLS, and two in the middle of a request.
+    // Clients that disconnect: one that speaks TLS, and two in the middle of a request.
     for bytes in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
         b"POST /generate HTTP/1.1\r\nHost: localh",
@@ -285,7 +285,7 @@ fn a_stream_that_nobody_reads_ends() {
     let call = json!({"text": "a", "stream": true, "sampling_params": sampling});
     let client = open(child.addr, "/generate", &call);
     wait_until("it is connected", || child.sockets() > idle);
-    // The sockets between hold a few megabytes; chunks of everything so far fill them soon.
+    // The sockets in between hold a few megabytes; chunks of all text so far fill them soon.
     wait_until("its connection is closed", || child.sockets() <= idle);
     let page = get(child.addr, "/metrics").body;
     let inside = r#"sglang:http_requests_active{endpoint="/generate",method="POST"} 0"#;

@@ -1,5 +1,5 @@
-//! Routes for agents, embeddings, tokens and sessions: whatever is sent, the answer is an error that names it, no memory is
-//! taken for it, and nobody's kept things are told to others.
+//! Routes for agents, embeddings, tokens and sessions: for any input, the answer is an error that names it, the
+//! server allocates no memory for it, and no client sees another client's kept data.
 
 use serde_json::{Value, json};
 
@@ -83,7 +83,7 @@ const FIELDS: [(&str, &str, &[&str]); 11] = [
     ),
 ];
 
-/// Sends each field of each route with a value, in a body that is refused whatever the value is.
+/// Sends each field of each route with a value, in a body that is refused for any value.
 fn each_field(value: &str, mut send: impl FnMut(&str, &str, &str)) {
     for (path, others, fields) in FIELDS {
         for name in fields {
@@ -151,7 +151,7 @@ fn values_of_any_depth_and_kind_are_refused_with_a_sentence() {
 #[track_caller]
 fn check_refusal(response: &Response, what: &str) {
     let text = &response.body;
-    // A field that nobody reads is passed over; then the session that is named is not there.
+    // Routes ignore unread fields; then the named session does not exist.
     let is_refused = matches!(response.status, 400 | 404 | 413);
     let is_untouched = response.status == 200 && what.starts_with("/set_internal_state");
     assert!(
@@ -209,7 +209,7 @@ fn numbers_at_the_edges_are_refused_by_name() {
     ]
     .into_iter()
     .flat_map(|(path, start, name)| {
-        // The length of an answer has no limit of its own.
+        // The length of an answer has no separate limit.
         let large = if name.starts_with("max_") {
             "[]"
         } else {
@@ -319,7 +319,7 @@ fn ids_that_are_not_known_are_answered_alike() {
                 break event["response"]["id"].clone();
             }
         };
-        // While its connection lasts, others ask for it.
+        // While its connection is open, other clients request it.
         check_unknown(&world, &id);
         id
     });
@@ -340,7 +340,7 @@ fn ids_that_are_not_known_are_answered_alike() {
         check_unknown(&world, &json!(id));
     }
     assert_eq!(get(world.addr, &format!("/v1/responses/{id}")).ok(), kept);
-    // A conversation has no way back into itself: what is not there yet cannot be gone on from.
+    // A conversation cannot refer to itself: a response that does not exist yet cannot be continued.
     for (previous, status) in [
         (json!(""), 400),
         (json!(5), 400),
@@ -355,7 +355,7 @@ fn ids_that_are_not_known_are_answered_alike() {
     world.wait_until_whole();
 }
 
-/// Every question about a response by this name has the answer of one that never was.
+/// Every request for a response with this id gets the answer for an unknown one.
 #[track_caller]
 fn check_unknown(world: &World, id: &Value) {
     let id = id.as_str().expect("an id");

@@ -1,4 +1,4 @@
-//! Web pages, other people's names, and everybody who has no key: none gets in, reads a prompt or takes a place.
+//! Web pages, other clients' names, and clients without a key: none gets in, reads a prompt or takes a slot.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -67,7 +67,7 @@ const EVIL: &str = "Origin: http://evil.example";
 const CHAT: &str = "Origin: https://chat.example";
 const JSON: &str = "Content-Type: application/json";
 
-/// Sends a request of HTTP/1.1 whose head has these lines.
+/// Sends a request of HTTP/1.1 with these header lines.
 fn ask(addr: SocketAddr, start: &str, lines: &[&str], body: &str) -> Response {
     let mut head = format!("{start} HTTP/1.1\r\nConnection: close\r\n");
     if !lines.iter().any(|line| line.starts_with("Host:")) {
@@ -451,7 +451,7 @@ fn a_guess_of_a_salted_prompt_is_confirmed_to_nobody() {
             assert_eq!(full["elsewhere"], Value::Null, "{full}");
         }
     }
-    // Both were asked for without a salt by now, so that is told of both.
+    // Both prompts are cached without a salt by now, so the report names both.
     for guess in [&wrong, &prompt] {
         let (outline, full) = told(guess, &json!({"extra_key": "secret-name"}));
         let expected = json!({"cause": "different_namespace", "position": 0});
@@ -485,7 +485,7 @@ fn where_another_prompt_differs_inside_a_page_is_not_told() {
         let expected = json!({"cause": "divergence", "position": 16});
         assert_eq!(told(rid, n_right), expected, "{rid}");
     }
-    // Nothing of a page is as if nobody had asked.
+    // A match shorter than a page looks like no match.
     let expected = json!({"cause": "never_cached", "position": 0});
     assert_eq!(told("one", 1), expected);
     let full = report(&world, "two", &bearer(ADMIN_KEY));
@@ -599,7 +599,7 @@ fn what_changes_the_server_for_everybody_needs_the_admins_key_where_there_is_one
     assert!(!format!("{:?}", world.state.config()).contains(ADMIN_KEY));
 }
 
-/// How many askers of `/health_generate` wait for an answer, at least: the recorder is the whole binary's.
+/// The minimum number of `/health_generate` requests that wait for an answer: the recorder is the whole binary's.
 fn waiting_askers(addr: SocketAddr) -> usize {
     let page = get(addr, "/metrics").body;
     let name = "sglang:http_requests_active{endpoint=\"/health_generate\",method=\"GET\"} ";
@@ -632,7 +632,7 @@ fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
         std::io::Write::write_all(&mut socket, probe.as_bytes()).expect("the server reads");
         socket
     };
-    // Those that do not wait for the answer leave no request behind, and no room for another probe.
+    // Disconnected askers leave no requests: at most one probe waits.
     for _ in 0..20 {
         let gone = begin();
         wait_until("it is heard", || waiting_askers(addr) > 0);
@@ -656,7 +656,7 @@ fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
         503,
         "the queue is full"
     );
-    // A full queue refuses no probe either.
+    // A full queue does not refuse probes either.
     let late = begin();
     let aborted = post(addr, "/abort_request", &json!({"rid": "long"})).ok();
     assert_eq!(aborted["aborted"], 1);
@@ -666,7 +666,7 @@ fn two_hundred_askers_for_health_share_one_probe_and_take_nobodys_place() {
         assert_eq!(answer.status, 200, "{}", answer.body);
     }
     world.wait_until_whole();
-    // One token each: that of `long` and `other` have three.
+    // One token each, and three for each of `long` and `other`.
     let probes = world.stats().prompt_tokens - 6;
     let bound = 1 + began.elapsed().as_secs();
     assert!(

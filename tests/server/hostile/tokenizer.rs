@@ -1,7 +1,7 @@
-//! Text of one client is encoded while the streams of others go on.
+//! The engine encodes one client's text while other clients' streams continue.
 //!
-//! The clock is the engine itself: it goes on making the tokens of a stream whether or not they are passed on. A stall
-//! is what it has made and the stream's client has not got.
+//! The clock is the engine itself: it generates the tokens of a stream whether or not they are sent. A stall is the
+//! number of generated tokens that the stream's client has not received.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use super::child::{ChildServer, MIB};
 use crate::http::{get, open, post, stream};
 use crate::world::wait_until;
 
-/// Tokens of the stream that are waited for after the other client was answered: what was begun for it may go on.
+/// Tokens of the stream to wait for after the other client was answered: work that was begun for it may continue.
 const TOKENS_AFTER: usize = 3000;
-/// A prompt that takes a second or two to encode; of a longer one it is known before that it cannot fit.
+/// A prompt that takes a second or two to encode; a longer one is refused before, since it cannot fit.
 const LONG_BYTES: usize = 1_700_000;
-/// A position that no prompt of these tests has: asked for, the request is refused once its prompt is encoded.
+/// A position past every prompt of these tests: a request for it is refused once its prompt is encoded.
 const NO_POSITION: u32 = 65_000;
 
-/// A stream that is read by another thread to its end, and how far it is.
+/// A stream that another thread reads to its end, and its progress.
 struct Listener {
     received: Arc<AtomicUsize>,
     is_left: Arc<AtomicBool>,
@@ -243,7 +243,7 @@ fn prompts_of_clients_that_left_are_not_encoded() {
         drop(open(server.addr, "/generate", &body));
     }
     refused(&server, "/generate", &body);
-    // The first one may have been begun before its client left.
+    // The first one may have been begun before its client disconnected.
     let encoded = encoded_bytes(server.addr);
     let expected = LONG_BYTES..2 * LONG_BYTES + 1000;
     assert!(expected.contains(&encoded), "{encoded} bytes");

@@ -1,4 +1,4 @@
-//! A megabyte of what an engine may stumble over, again and again.
+//! A megabyte of one repeated text that is hard for the parser.
 
 use souffleur::state::output::{OutputPiece, ReasoningFormat, ToolFormat};
 
@@ -24,7 +24,7 @@ fn bytes(piece: &OutputPiece) -> usize {
         OutputPiece::Text(text) | OutputPiece::Reasoning(text) => text.len(),
         OutputPiece::CallArguments(text) => text.len(),
         OutputPiece::CallStart { name } => name.len(),
-        // The text of a call that broke off is told again.
+        // The text of a broken call is emitted again.
         OutputPiece::CallEnd | OutputPiece::CallBroken { .. } => 0,
     }
 }

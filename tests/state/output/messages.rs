@@ -6,7 +6,7 @@ use souffleur::state::output::ToolFormat;
 use super::plan::Plan;
 use super::values;
 
-/// Text of messages, also such as looks like parts of headers.
+/// Text of messages, some of which looks like parts of headers.
 const TEXTS: [&str; 6] = [
     "I see.",
     "Shall I?\n\nYes <|chan of to=functions.seat, é",
@@ -47,7 +47,7 @@ pub fn write(plan: &mut Plan, rng: &mut fastrand::Rng) {
     }
 }
 
-/// Messages of one kind are on lines of their own.
+/// Messages of one kind are on separate lines.
 fn append(said: &mut String, text: &str) {
     if !said.is_empty() && !text.is_empty() {
         said.push('\n');

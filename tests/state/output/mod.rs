@@ -1,4 +1,4 @@
-//! Calls and reasoning in outputs: the same pieces however an output is cut, and the pieces that were meant.
+//! Calls and reasoning in outputs: the same pieces for any cuts of an output, and the intended pieces.
 //!
 //! Every transcript is read whole, one character at a time, in all cuts in two, and in 1,000 random cuts.
 
@@ -32,7 +32,7 @@ fn mode(seed: u64) -> Mode {
     }
 }
 
-/// Reads a transcript in every way and returns what was said.
+/// Reads a transcript in every way and returns the pieces.
 fn read_in_all_cuts(transcript: &Transcript, rng: &mut fastrand::Rng) -> Vec<OutputPiece> {
     let whole = transcript.read(&[]);
     let n = transcript.len();
@@ -82,7 +82,7 @@ fn check_order(pieces: &[OutputPiece]) {
     }
 }
 
-/// Whole transcripts say what was meant; the same ones with an error in them, or cut off, say the same in all cuts.
+/// Whole transcripts give the intended pieces; those with an error in them, or cut off, give the same in all cuts.
 fn check_format(formats: OutputFormats) {
     for seed in 0..TRANSCRIPTS {
         let mut rng = fastrand::Rng::with_seed(seed);

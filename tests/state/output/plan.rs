@@ -23,7 +23,7 @@ pub struct Call {
     pub is_complete: bool,
 }
 
-/// A transcript and what it says.
+/// A transcript and its meaning.
 pub struct Plan {
     pub transcript: Transcript,
     pub said: Said,
@@ -445,7 +445,7 @@ enum Start {
     Tagged,
 }
 
-/// Writes a value as Python's `json.dumps` does without escapes for what is not ASCII.
+/// Writes a value as Python's `json.dumps` does with `ensure_ascii=False`.
 fn dumps(value: &Value) -> String {
     match value {
         Value::Array(items) => {

@@ -1,10 +1,10 @@
-//! Arguments, and how the formats write them.
+//! Arguments, and their form in the formats.
 
 use serde_json::{Map, Value, json};
 
 use super::transcript::Transcript;
 
-/// Pieces of strings, many of which mean something elsewhere.
+/// Pieces of strings, many of which have a meaning elsewhere.
 const PARTS: [&str; 33] = [
     "Ada",
     "é",

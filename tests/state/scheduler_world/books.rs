@@ -1,4 +1,4 @@
-//! The books that are kept while the engine runs, and the rules that they must obey.
+//! Accounting while the engine runs, and its invariants.
 
 use souffleur::error::RequestError;
 use souffleur::ids::{PageId, StateSlot};
@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// A plan is begun, in an order that the policy alone decides from here on.
+    /// A plan is begun, whose order only the policy decides from here on.
     pub(super) fn note_plan(&mut self, next: &Next) {
         let policy = self.states.scheduler.policy_name();
         match next {
@@ -142,7 +142,7 @@ impl World {
         assert!(self.misses.evicted_pages() <= MAX_EVICTED_PAGES);
     }
 
-    /// The sums of what the pools, the tree and the sequences themselves say.
+    /// The counters against the pools, the tree and the sequences themselves.
     pub(super) fn check_counters(&self) {
         let page_size = self.states.cache.page_size();
         let private = self.states.scheduler.private_pages().count();
@@ -168,7 +168,7 @@ impl World {
         assert_eq!(free + cached + private, self.n_windows());
     }
 
-    /// Every page is free, cached or one sequence's own.
+    /// Every page is free, cached or private to one sequence.
     pub(super) fn check_pages(&self) {
         let mut pages: Vec<PageId> = self.states.pools.pages.iter().collect();
         self.states
@@ -180,7 +180,7 @@ impl World {
         assert_eq!(pages, all);
     }
 
-    /// Every state is free, cached or one sequence's own.
+    /// Every state is free, cached or private to one sequence.
     pub(super) fn check_states(&self) {
         let mut slots: Vec<StateSlot> = self.states.pools.states.iter().collect();
         self.states
@@ -197,7 +197,7 @@ impl World {
         self.setup.windows.map_or(0, |windows| windows.total_pages)
     }
 
-    /// Every window page is free, cached or one sequence's own.
+    /// Every window page is free, cached or private to one sequence.
     pub(super) fn check_windows(&self) {
         let mut pages: Vec<PageId> = self.states.pools.windows.iter().collect();
         self.states

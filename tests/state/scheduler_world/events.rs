@@ -1,4 +1,4 @@
-//! The deeds of hosts and clients.
+//! The events of hosts and clients.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl World {
         self.order.note_arrival();
         self.states.scheduler.submit(submission);
         self.hear();
-        // A request that is turned away at the door never is a sequence.
+        // A refused request is never a sequence.
         if !matches!(
             self.lives[number].failure(),
             Some(RequestError::Overloaded { .. })
@@ -145,7 +145,7 @@ impl World {
         self.after_event();
     }
 
-    /// Names count up; the pin before it is replaced if `replaces`.
+    /// Names count up; the previous pin is replaced if `replaces`.
     pub fn pin_softly(&mut self, tokens: &[u32], expires_s: u64, replaces: bool) -> u64 {
         let last = self.soft_pins;
         self.soft_pins += 1;
@@ -179,14 +179,14 @@ impl World {
         self.after_event();
     }
 
-    /// Asks to empty the cache; its number, or the code of the refusal.
+    /// Requests a flush of the cache; returns its number, or the code of the refusal.
     pub fn flush_cache(&mut self) -> Result<u64, &'static str> {
         let asked = self.states.scheduler.flush_cache();
         self.after_event();
         asked.map_err(|error| error.code())
     }
 
-    /// Lets time pass and ends what is over.
+    /// Advances the clock and ends expired requests.
     pub fn pass(&mut self, seconds: f64) {
         self.now_s += seconds;
         self.states.scheduler.expire_requests(self.now_s);

@@ -1,4 +1,4 @@
-//! How a plan goes on, leg by leg, and how a step ends.
+//! Runs a plan leg by leg, and ends steps.
 
 use std::collections::HashSet;
 
@@ -14,10 +14,10 @@ use crate::scheduler_waits::Room;
 
 use super::{Fate, World};
 
-/// Rounds of a drain that are more than any script of these tests needs.
+/// More rounds of a drain than any script of these tests needs.
 const MAX_ROUNDS: usize = 200_000;
 
-/// The facts of a leg before it is carried on.
+/// The facts of a leg before it runs.
 enum Before {
     Probe(Vec<ProbeKey>),
     Probed,
@@ -46,7 +46,7 @@ impl World {
         true
     }
 
-    /// Checks what must hold of a leg before it is carried on, and keeps what is checked afterwards.
+    /// Checks the invariants of a leg before it runs, and keeps values for the check after it.
     fn look_before(&self, leg: &Leg) -> Before {
         match leg {
             Leg::ProbePrefixes(probe) => Before::Probe(probe.keys.clone()),
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// Checks what the tree or the pools have done.
+    /// Checks the results of the tree and the pools.
     fn look_after(&mut self, before: Before, leg: &Leg) {
         match (before, leg) {
             (Before::Probe(keys), _) if self.looks_at_sets() => {
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// Takes what the scheduler says to an answer, and plans on.
+    /// Takes the scheduler's next message after an answer, and starts plans.
     fn take_answer(&mut self, before: Before, next: Next) {
         let is_planned = matches!(before, Before::Planned);
         if is_planned {
@@ -114,12 +114,12 @@ impl World {
         self.pump();
     }
 
-    /// Moves the open plan to its end, and those that follow it at once.
+    /// Moves the open plan to its end, and the plans that follow it at once.
     pub fn finish_plan(&mut self) {
         while self.advance() {}
     }
 
-    /// Ends the oldest step under way; false without one.
+    /// Ends the oldest step in flight; false without one.
     pub fn end_step(&mut self, fate: Fate) -> bool {
         let Some(plan) = self.steps.pop_front() else {
             return false;
@@ -155,13 +155,13 @@ impl World {
         true
     }
 
-    /// One whole step: plans what can be planned, then ends the oldest step. False when there was none.
+    /// One whole step: makes all possible plans, then ends the oldest step. False when there was none.
     pub fn turn(&mut self) -> bool {
         self.finish_plan();
         self.end_step(Fate::Done)
     }
 
-    /// Lets everything run to its end, then checks that nothing is left and everybody got what they asked for.
+    /// Runs everything to its end, then checks that nothing is left and every request got its output.
     pub fn drain(&mut self) {
         let mut rounds = 0;
         while !self.is_idle() {
@@ -290,7 +290,7 @@ impl World {
     }
 }
 
-/// How long a step takes on a machine that needs a millisecond a token, and twice as much after a hundred others.
+/// The time of a step on a machine that needs a millisecond a token, and twice as much after a hundred others.
 fn micros_of(plan: &StepPlan) -> u64 {
     let positions = plan.rows.iter().flat_map(|row| row.work.positions());
     positions.map(|before| 1000 + 10 * u64::from(before)).sum()

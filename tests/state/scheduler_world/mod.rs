@@ -1,7 +1,7 @@
-//! A whole engine without actors: scheduler, cache, pools, fake executor, and what every request must get.
+//! A whole engine without actors: scheduler, cache, pools, fake executor, and the expected output of every request.
 //!
-//! Events may come between any two legs of a plan. Everything that must hold at every moment is asserted here, so
-//! a test only says what happens.
+//! Events may come between any two legs of a plan. Every invariant is asserted here, so a test only lists
+//! events.
 
 mod books;
 mod events;
@@ -32,7 +32,7 @@ use crate::scheduler_watch::Watch;
 
 /// Evicted pages that the history remembers.
 const MAX_EVICTED_PAGES: usize = 4096;
-/// What every step has time for.
+/// The minimum of tokens that every step has time for.
 const LEAST_TIMED_TOKENS: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -44,20 +44,20 @@ pub struct Setup {
     pub max_prefill_tokens: usize,
     pub prefix_wait: bool,
     pub has_radix_cache: bool,
-    /// The share of the reservation for outputs: 0 lets requests in that will not fit together.
+    /// The share of the reservation for outputs: 0 admits requests that will not fit together.
     pub conservativeness: f64,
     /// Clips `max_new_tokens` as the tokenizer does.
     pub clips: bool,
     pub rules: BatchRules,
     pub policy: &'static str,
-    /// Without rules for priorities, which say that themselves.
+    /// Only without rules for priorities, which contain it.
     pub priority: PriorityOrder,
     pub eviction: &'static str,
     /// Of a model whose layers keep states.
     pub states: Option<StateLimits>,
     /// Of a model whose layers have windows.
     pub windows: Option<WindowLimits>,
-    /// Plans between two looks at whole sets: each page, each node, the whole order of the queue.
+    /// Plans between two checks of whole sets: each page, each node, the whole order of the queue.
     pub sets_every: usize,
 }
 
@@ -167,7 +167,7 @@ pub struct World {
     pub skipped_steps: usize,
     leg: Option<Leg>,
     steps: VecDeque<StepPlan>,
-    /// Steps behind a lost one, whose result means nothing.
+    /// Steps after a lost one, whose results are void.
     void_until: StepId,
     /// By the order in which the scheduler took them in.
     numbers: Vec<usize>,
@@ -177,20 +177,20 @@ pub struct World {
     inside: Vec<usize>,
     /// Plans answered.
     plans: usize,
-    /// How many gave way in each plan in which some did.
+    /// The number of victims of each plan with preemptions.
     pub preempted: Vec<usize>,
     pins: Vec<u64>,
     soft_pins: u64,
     plans_since_progress: usize,
-    /// Plans nothing for now.
+    /// Makes no plans for now.
     holds_back: bool,
     /// A step was made to fail.
     pub has_failures: bool,
     pub misses: PrefixHistory,
     reported: HashSet<RequestId>,
-    /// The time that events come with.
+    /// The time of events.
     pub now_s: f64,
-    /// The cache as its events tell it, if they are asked for.
+    /// The cache as its events describe it, if they are enabled.
     pub account: Option<Account>,
     order: OrderCheck,
 }
@@ -263,7 +263,7 @@ impl World {
         self.account.insert(Account::new(page_size, block_size))
     }
 
-    /// True while a request stands in the queue with tokens of its own.
+    /// True while a request waits in the queue after it has run.
     pub fn is_retracted(&self, number: usize) -> bool {
         let life = &self.lives[number];
         life.end.is_none() && !life.holds_memory && self.was_started(number)
@@ -274,7 +274,7 @@ impl World {
         starts.any(|start| self.number_of(start.seq) == number)
     }
 
-    /// Where the request left the tree.
+    /// The report on the request's departure from the tree.
     #[track_caller]
     pub fn report(&self, number: usize) -> &PrefixReport {
         let report = self.misses.report(&self.lives[number].rid);
@@ -301,17 +301,17 @@ impl World {
         self.inside.iter().copied().filter(is_alive).collect()
     }
 
-    /// Nothing is inside and nothing under way.
+    /// No request is inside and no plan is open.
     pub fn is_idle(&self) -> bool {
         self.states.scheduler.is_idle() && self.leg.is_none()
     }
 
-    /// True at those plans at which whole sets are looked at.
+    /// True at the plans that check whole sets.
     pub fn looks_at_sets(&self) -> bool {
         self.plans.is_multiple_of(self.setup.sets_every)
     }
 
-    /// Steps under way.
+    /// Steps in flight.
     pub fn depth(&self) -> usize {
         self.steps.len()
     }

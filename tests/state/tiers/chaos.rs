@@ -1,5 +1,5 @@
-//! Hundreds of requests on an engine with a store that is slow, forgets, lies about nothing and dies: in any order of events,
-//! pages and buffers are accounted for, and everybody gets the tokens that it would get without a store.
+//! Hundreds of requests on an engine with a store that is slow, drops blocks, never returns wrong data, and dies: in any
+//! order of events, pages and buffers are accounted for, and every request gets the same tokens as without a store.
 
 use super::world::{TierWorld, Tiered, prompt};
 use crate::chaos_load::Random;
@@ -8,7 +8,7 @@ use crate::scheduler_world::Fate;
 /// Requests of a run.
 const N_REQUESTS: usize = 150;
 
-/// What a run got into.
+/// The situations of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     loaded: u64,
@@ -83,7 +83,7 @@ fn add(seen: &mut Seen, world: &mut TierWorld) {
     seen.evicted += stats.evicted_tokens;
 }
 
-#[allow(clippy::print_stdout)] // what a failed run was
+#[allow(clippy::print_stdout)] // names a failed run
 fn run_all(page_size: u32, block_tokens: usize, n_states: usize) {
     let mut sums = Seen::default();
     for seed in 0..12 {

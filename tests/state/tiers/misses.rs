@@ -1,4 +1,4 @@
-//! Misses with a store have a cause, at the place where the store left the prompt.
+//! Misses with a store have a cause, at the position where the store's blocks end.
 
 use souffleur::state::cache::prefix_history::{Cause, StoredMiss};
 
@@ -11,7 +11,7 @@ fn restarted() -> TierWorld {
     world.restart()
 }
 
-/// Submits the prompt with 9 tokens of its own behind it.
+/// Submits the prompt with 9 unique tokens after it.
 fn ask(world: &mut TierWorld) -> usize {
     world.submit(prompt(1, 80, 9), 2)
 }
@@ -80,12 +80,12 @@ fn a_damaged_block_ends_what_is_loaded() {
 
 #[test]
 fn a_block_that_gave_way_is_evicted_whenever_that_was() {
-    // Before it was asked for,
+    // Before the query,
     let mut world = restarted();
     world.store.evict(3);
     let number = ask(&mut world);
     check(&mut world, number, (Cause::StoredEvicted, 48, 48));
-    // or between the question and the fetch.
+    // or between the query and the fetch.
     let mut world = restarted();
     let number = ask(&mut world);
     world.answer();

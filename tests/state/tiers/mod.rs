@@ -1,5 +1,5 @@
-//! A store beside the engine: prefixes outlive memory and restarts, and nothing that a store does or fails to do changes
-//! what a request gets.
+//! An engine with a store: prefixes outlive memory and restarts, and nothing that a store does or fails to do changes
+//! a request's output.
 //!
 //! The executor's K/V is a hash of all tokens up to a position, so a block that was saved too early, of another path, or
 //! loaded to the wrong place fails the next step.
@@ -42,7 +42,7 @@ fn a_prompt_after_a_restart_is_loaded_and_says_the_same() {
             (whole, whole),
             "pages of {page_size}"
         );
-        // What came from the store is not saved again.
+        // Loaded blocks are not saved again.
         assert_eq!(world.written(), 0);
     }
 }
@@ -67,7 +67,7 @@ fn a_prompt_of_a_model_with_states_goes_on_behind_a_stored_one() {
         world.drain();
         let life = &world.lives[number];
         assert_eq!((life.cached_tokens, life.loaded_tokens), (256, 256));
-        // The state that was loaded is in the tree, for whoever comes next.
+        // The loaded state is in the tree, for later requests.
         let number = world.submit(prompt(1, 290, 9), 4);
         world.assert_clean();
         let life = &world.lives[number];
@@ -95,7 +95,7 @@ fn a_load_goes_on_inside_a_block_where_the_tree_ends() {
     let mut world = TierWorld::new(Tiered::default(), Default::default());
     world.submit(prompt(1, 80, 0), 1);
     let mut world = world.restart();
-    // Of the first block and a half of it, the tree has its own.
+    // The tree has recomputed the first block and a half of it.
     let disk = std::mem::take(&mut world.store.disk);
     world.submit(prompt(1, 24, 0), 1);
     world.drain();
@@ -184,9 +184,9 @@ fn a_store_that_dies_leaves_the_engine_serving() {
         let after = world.submit(prompt(1, 64, 6), 3);
         world.assert_clean();
         let loaded = [asked, after].map(|number| world.lives[number].loaded_tokens);
-        // Nothing waits to be saved any more.
+        // No block waits to be saved any more.
         assert_eq!(world.tier().queued_paths, 0);
-        // What was there before it died is still good.
+        // Blocks that arrived before it died remain valid.
         assert_eq!(loaded, [if n_answers == 2 { 64 } else { 0 }, 0]);
         assert!(!world.tier().serves);
     }
@@ -306,11 +306,11 @@ fn what_the_store_did_without_is_written_when_it_is_used_again() {
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 0);
     set_full(&world, false);
-    // The tree has it, and the blocks behind it are of no use without it.
+    // The tree has it, and the blocks after it are of no use without it.
     world.submit(prompt(1, 64, 40), 1);
     world.assert_clean();
     assert_eq!(world.store.disk.blocks.len(), 104 / 16);
-    // What is evicted there while it is hot in memory comes back once something follows on it.
+    // Blocks evicted there while they are hot in memory come back once a block after them is saved.
     world.store.evict(0);
     assert_eq!(world.store.disk.blocks.len(), 0);
     world.submit(prompt(1, 64, 80), 1);
@@ -339,12 +339,12 @@ fn a_prefix_that_is_longer_than_the_buffers_comes_in_rounds() {
         assert_eq!((life.cached_tokens, life.loaded_tokens), (192, 192));
         // Of four buffers one is for saves; one block is fetched while another one is copied.
         assert_eq!(world.tier().fetches, 12);
-        // What was loaded is not saved again.
+        // Loaded blocks are not saved again.
         assert_eq!(world.written(), 0);
     }
 }
 
-/// A store with six blocks of a prompt, of which a step loads two; the first round is in a step, the second one asked for.
+/// A store with six blocks of a prompt, of which a step loads two; the first round is in a step, the second is requested.
 fn in_rounds() -> (TierWorld, usize) {
     in_rounds_with(None)
 }
@@ -379,7 +379,7 @@ fn no_step_loads_more_than_its_share() {
 fn others_go_on_between_two_rounds() {
     let (mut world, number) = in_rounds();
     let other = world.submit(prompt(2, 10, 0), 4);
-    // Its prefix is looked for, if it is long enough, and nothing else of the store is answered.
+    // The engine looks up its prefix, if it is long enough, but the store answers nothing else.
     while world.end_step(Fate::Done) {}
     assert!(world.lives[other].end.is_some() && world.lives[number].end.is_none());
     world.assert_clean();
@@ -418,7 +418,7 @@ fn whoever_leaves_between_two_rounds_leaves_no_buffer_behind() {
     world.cancel(number);
     world.assert_clean();
     assert!(world.lives[number].delivered.is_empty());
-    // The second round is in a step too, and the third one asked for.
+    // The second round is in a step too, and the third is requested.
     let (mut world, number) = in_rounds();
     world.answer();
     world.cancel(number);

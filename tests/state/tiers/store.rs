@@ -85,18 +85,18 @@ impl BlockPort for Port {
 pub struct NaiveStore {
     pub disk: Disk,
     pub desk: Arc<Mutex<Desk>>,
-    /// Orders that are not answered, in the order in which they came.
+    /// Unanswered orders, in the order of arrival.
     pub pending: Vec<StoreOrder>,
-    /// Every order that ever came.
+    /// Every order so far.
     pub seen: Vec<StoreOrder>,
     /// Loading takes longer than computing.
     pub is_slow: bool,
-    /// Why a fetch brings less than there is.
+    /// The reason of a short fetch.
     pub cut_by: StoredMiss,
-    /// Blocks that it had.
+    /// Blocks that it has evicted.
     evicted: HashSet<Path>,
     block_tokens: usize,
-    /// A prompt goes on only where there is a state.
+    /// A prompt resumes only where there is a state.
     has_states: bool,
     asked: HashMap<SeqId, (Namespace, Arc<[u32]>)>,
     discarded: HashSet<Ticket>,
@@ -127,7 +127,7 @@ impl NaiveStore {
         })
     }
 
-    /// Takes orders in. What is to be discarded is gone at once.
+    /// Takes orders. Discards take effect at once.
     pub fn take(&mut self, orders: Vec<StoreOrder>) {
         for order in orders {
             self.seen.push(order.clone());
@@ -158,7 +158,7 @@ impl NaiveStore {
         blocks.take_while(is_there).count()
     }
 
-    /// Whether it had the block behind so many.
+    /// Whether it has evicted the block after `there` blocks.
     fn gone_behind(
         &self,
         namespace: &Namespace,
@@ -173,7 +173,7 @@ impl NaiveStore {
         is_gone.then_some(StoredMiss::Evicted)
     }
 
-    /// Of so many blocks, those behind which a sequence can go on.
+    /// The number of blocks in the range after which a sequence can resume.
     fn usable(
         &self,
         namespace: &Namespace,
@@ -191,7 +191,7 @@ impl NaiveStore {
         ends.into_iter().find(has_state).unwrap_or(blocks.start)
     }
 
-    /// Answers one of the orders; of a fetch, that it brings no more than `most` blocks.
+    /// Answers one of the orders; a fetch brings at most `most` blocks.
     pub fn answer(&mut self, index: usize, most: usize, scheduler: &mut Scheduler) {
         match self.pending.remove(index) {
             StoreOrder::Find {
@@ -292,7 +292,7 @@ impl NaiveStore {
         true
     }
 
-    /// Drops a block, and with it those that nobody would find any more.
+    /// Drops a block and all blocks after it, which no lookup would find any more.
     pub fn evict(&mut self, index: usize) {
         let mut paths: Vec<Path> = self.disk.blocks.keys().cloned().collect();
         paths.sort_by(|a, b| a.1.cmp(&b.1));

@@ -1,4 +1,4 @@
-//! An engine without actors on a naive store. What must hold at every moment is asserted here.
+//! An engine without actors on a naive store. Its invariants are asserted here at every moment.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct Tiered {
     pub min_hits: u32,
     pub buffers: usize,
     pub blocks_per_load: usize,
-    /// States of a model whose layers keep some; 0 of another.
+    /// States of a model whose layers keep some; 0 for other models.
     pub n_states: usize,
 }
 
@@ -85,7 +85,7 @@ pub struct TierWorld {
     void_until: StepId,
 }
 
-/// What the tree holds at the end of an engine is not lost.
+/// Pages that the tree holds at the end of an engine are not lost.
 impl Drop for TierWorld {
     fn drop(&mut self) {
         self.states.ledger.close();
@@ -234,7 +234,7 @@ impl TierWorld {
         true
     }
 
-    /// The store is dead: nothing that it was asked is answered any more.
+    /// The store is dead: pending orders are never answered.
     pub fn kill_store(&mut self) {
         self.store.pending.clear();
         self.states.scheduler.store_serves(false);
@@ -267,7 +267,7 @@ impl TierWorld {
         true
     }
 
-    /// Lets everything run to its end, the store included.
+    /// Runs everything to its end, the store included.
     pub fn drain(&mut self) {
         let mut rounds = 0;
         loop {
@@ -281,7 +281,7 @@ impl TierWorld {
         assert!(self.states.scheduler.is_idle(), "{:?}", self.stats());
     }
 
-    /// Everybody got what it asked for, and every page and buffer is where it belongs.
+    /// Every request got its output, and every page and buffer is where it belongs.
     pub fn assert_clean(&mut self) {
         self.drain();
         for (number, life) in self.lives.iter().enumerate() {
@@ -319,13 +319,13 @@ impl TierWorld {
         self.stats().store.expect("there is a store")
     }
 
-    /// Blocks that the store was told to write so far.
+    /// Blocks that the store was ordered to write so far.
     pub fn written(&self) -> usize {
         let is_write = |order: &&StoreOrder| matches!(order, StoreOrder::Write { .. });
         self.store.seen.iter().filter(is_write).count()
     }
 
-    /// Plans what can be planned, and looks at everything.
+    /// Makes all possible plans, and checks everything.
     pub fn settle(&mut self) {
         while self.steps.len() < 2
             && let Some(plan) = self.states.advance()
@@ -348,7 +348,7 @@ impl TierWorld {
         self.check();
     }
 
-    /// Hears why prompts were not cached. What a report says of a request's cached tokens is what the request is told.
+    /// Takes the reports of cache misses. A report's cached tokens equal those in the request's answer.
     fn diagnose(&mut self) {
         for event in self.states.scheduler.take_prefix_events() {
             let Some(report) = self.history.take(event, 0.0) else {

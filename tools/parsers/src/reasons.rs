@@ -5,7 +5,7 @@ use souffleur::state::output::{OutputFormats, ToolFormat};
 
 use super::Reading;
 
-/// Returns the reason for a difference, if it is one of those that are meant.
+/// Returns the reason for a difference, if it is intended.
 pub fn find(
     formats: OutputFormats,
     text: &str,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use fastrand::Rng;
 
-/// Numbers as JSON writes them, some of which no double or no 64 bits hold.
+/// Numbers as JSON writes them, some of which exceed doubles or 64 bits.
 const NUMBERS: [&str; 46] = [
     "0",
     "-0",
@@ -173,7 +173,7 @@ impl Maker {
         }
     }
 
-    /// Something inside very many of something.
+    /// A value nested very deeply.
     fn nested(&mut self, open: &str, inner: &str, close: &str) -> String {
         let depth = [1, 3, 60, 300, 5_000][self.0.usize(..5)];
         format!("{}{inner}{}", open.repeat(depth), close.repeat(depth))
@@ -367,7 +367,7 @@ fn text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A call, of as many as there are doors.
+/// A call, to any of the endpoints.
 pub struct Call {
     pub path: &'static str,
     pub body: String,

@@ -1,5 +1,5 @@
-//! Random schemas, expressions and grammars, with numbers at every border, at every door: each is served or refused, and
-//! the process lives.
+//! Random schemas, expressions and grammars, with numbers at every limit, at every endpoint: each is served or refused,
+//! and the process survives.
 
 mod calls;
 
@@ -11,16 +11,16 @@ use self::calls::{Call, call};
 use super::child::ChildServer;
 use crate::http::post_text;
 
-/// How many: `SOUFFLEUR_CONSTRAINTS=100000 cargo test --test server random_constraints`.
+/// The number of calls: `SOUFFLEUR_CONSTRAINTS=100000 cargo test --test server random_constraints`.
 const CONSTRAINTS: &str = "SOUFFLEUR_CONSTRAINTS";
-/// The first of them: another number makes others.
+/// The first number of the calls: another one gives other calls.
 const FIRST: &str = "SOUFFLEUR_CONSTRAINTS_FIRST";
-/// About a minute beside the other tests of two busy cores.
+/// Takes about a minute alongside the other tests on two busy cores.
 const USUAL_CONSTRAINTS: usize = 20_000;
 /// Clients that send them.
 const CLIENTS: usize = 3;
 
-/// Words of messages that a client can do nothing about.
+/// Words of messages that do not help a client.
 const INSIDE_WORDS: [&str; 6] = [
     "coerce_one_of",
     "feature",
@@ -30,7 +30,7 @@ const INSIDE_WORDS: [&str; 6] = [
     "x-guidance",
 ];
 
-/// Sends a call; counts those that were served.
+/// Sends a call; counts the served ones.
 fn check(addr: SocketAddr, number: u64, served: &AtomicUsize) {
     let Call { path, body } = call(number);
     let shown = || body.chars().take(2_000).collect::<String>();
