@@ -52,7 +52,7 @@
 //!
 //! The features `server`, `cli` (the binary, with `server` and `hub`), `hub` and `cuda` are on by default; without them
 //! the engine on the CPU remains. In a dev build of a host the kernels are not optimised unless its `Cargo.toml` says
-//! so: `[profile.dev.package.souffleur]` with `opt-level = 3` (`docs/embedding.md`).
+//! so: `[profile.dev.package.souffleur-kernels]` with `opt-level = 3` (`docs/embedding.md`).
 //!
 //! The library installs no metrics recorder, log subscriber, panic hook or signal handler.
 //!
@@ -69,23 +69,17 @@ pub mod admission;
 pub mod bundled;
 pub mod config;
 pub mod engine;
-pub mod error;
 pub mod executor;
-mod field;
 #[doc(hidden)]
 pub mod grammar;
 #[cfg(feature = "hub")]
 pub mod hub;
-pub mod ids;
-#[doc(hidden)]
-pub mod kernels;
 #[doc(hidden)]
 pub mod kv_events;
 #[doc(hidden)]
 pub mod metrics;
 #[doc(hidden)]
 pub mod model;
-mod prefetch;
 pub mod record;
 pub mod request;
 #[cfg(feature = "server")]
@@ -97,3 +91,8 @@ pub mod sink;
 pub mod state;
 #[doc(hidden)]
 pub mod store;
+
+pub use souffleur_base::{error, ids};
+use souffleur_base::{field, kv_layout};
+#[doc(hidden)]
+pub use souffleur_kernels as kernels;

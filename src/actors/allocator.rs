@@ -5,6 +5,7 @@ use actix::{Actor, Context, Handler, Recipient};
 use crate::actors::death::{DeathNote, StopActor, stop_actor};
 use crate::actors::mailbox::{Mailbox, Posted};
 use crate::actors::messages::{ReservePages, StepPlanned};
+use crate::state::plan::reserve_pages;
 use crate::state::pool::pools::Pools;
 
 /// The actor around the pools.
@@ -42,7 +43,7 @@ impl Handler<Posted<Box<ReservePages>>> for Allocator {
 
     fn handle(&mut self, posted: Posted<Box<ReservePages>>, _: &mut Context<Self>) {
         let (reserve, _timer) = posted.open();
-        let planned = Box::new(self.pools.reserve_pages(*reserve));
+        let planned = Box::new(reserve_pages(&mut self.pools, *reserve));
         match &self.planned {
             PlannedTo::Scheduler(scheduler) => scheduler.post(planned),
             PlannedTo::Host(host) => host.do_send(planned),

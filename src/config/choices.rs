@@ -8,9 +8,9 @@ use super::keys::{Form, KeyType};
 use crate::kernels::cpu::Numa;
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kernels::gemm::GemmWish;
+use crate::kv_layout::KvDtype;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
-use crate::state::pool::kv_layout::KvDtype;
 
 /// Storage of weights and KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

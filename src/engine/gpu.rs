@@ -20,7 +20,7 @@ use crate::kernels::cuda::gemm::Products;
 use crate::kernels::cuda::pack::kernels_name;
 use crate::kernels::cuda::params::ElementType;
 use crate::kernels::dtype::Dtype as Stored;
-use crate::state::pool::kv_layout::KvDtype;
+use crate::kv_layout::KvDtype;
 use crate::store::block_tokens;
 
 /// Memory reserved for unplanned use: graphs, kernel code, lists of samplers, rounding of allocations. SGLang reserves

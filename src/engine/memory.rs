@@ -8,8 +8,8 @@ use crate::executor::cpu::{self, CpuDescription};
 use crate::executor::memory_plan::{
     MemoryBudget, MemoryPlan, MemoryWish, Place, WindowWish, available_bytes, reserve_bytes,
 };
+use crate::kv_layout::KvLayout;
 use crate::model::config::ModelConfig;
-use crate::state::pool::kv_layout::KvLayout;
 
 /// The longest sequence: the model's, or a shorter configured one.
 pub(super) fn context_length(

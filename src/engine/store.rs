@@ -12,11 +12,11 @@ use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::cpu::CpuDescription;
 use crate::executor::memory_plan::{MemoryPlan, available_bytes};
 use crate::kernels::cpu::Isa;
+use crate::kv_layout::KvLayout;
 use crate::model::loader::LoadFormat;
 use crate::model::location::ModelLocation;
 use crate::model::sparsity::ModelSparsity;
 use crate::state::cache::radix_tree::SaveRules;
-use crate::state::pool::kv_layout::KvLayout;
 use crate::state::scheduler::tier::TierLimits;
 use crate::store::weights::{WeightFiles, digest};
 use crate::store::{

@@ -7,8 +7,8 @@ use safetensors::tensor::TensorView;
 use crate::error::LoadError;
 use crate::executor::cpu::{CpuExecutor, CpuOptions};
 use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kv_layout::KvDtype;
 use crate::model::json_file::format_error;
-use crate::state::pool::kv_layout::KvDtype;
 
 /// Tokens in a chunk of the prompt.
 const CHUNK_TOKENS: usize = 512;

@@ -1,7 +1,7 @@
 //! Element types of weights and of the KV pool, and quantization types of matrices.
 
 use super::blocks::BlockType;
-use crate::state::pool::kv_layout::KvDtype;
+use souffleur_base::kv_layout::KvDtype;
 
 /// Element types of weights and of the KV pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@
 //! `[latent, rotated part]`, whose first part is the value, and the same sums in a prefill as in a decode.
 
 use super::{Backend, HeadShape, Linear};
-use crate::state::pool::kv_layout::Values;
+use souffleur_base::kv_layout::Values;
 
 /// The heads of a latent attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,13 +3,13 @@
 use crate::error::LoadError;
 use crate::kernels::rope::PositionScale;
 use crate::kernels::{Backend, HeadShape, Linear, QkvWeights, QueryWeights};
+use crate::kv_layout::Values;
 use crate::model::blocks::ends::Rotations;
 use crate::model::blocks::mixed::Mixed;
 use crate::model::blocks::mlp::add_projected;
 use crate::model::blocks::norm::Norm;
 use crate::model::config::ModelConfig;
 use crate::model::loader::Loader;
-use crate::state::pool::kv_layout::Values;
 
 /// The parts of an attention layer.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ use crate::state::cache::plain_cache::PlainCache;
 use crate::state::cache::prefix_cache::PrefixCache;
 use crate::state::cache::radix_tree::RadixTree;
 use crate::state::plan::probe::{PrefixesProbed, ProbePrefixes};
-use crate::state::plan::{PlanStep, ReservePages, StepPlanned};
+use crate::state::plan::{PlanStep, ReservePages, StepPlanned, reserve_pages};
 use crate::state::pool::pages::PoolLedger;
 use crate::state::pool::pools::Pools;
 use crate::state::scheduler::policy::{SchedulePolicy, schedule_policy};
@@ -157,11 +157,11 @@ impl<S: Plans> ControlStates<S> {
             Leg::PrefixesProbed(probed) => self.scheduler.prefixes_probed(*probed),
             Leg::PlanStep(plan) => {
                 let reserve = self.plan(*plan);
-                let planned = self.pools.reserve_pages(reserve);
+                let planned = reserve_pages(&mut self.pools, reserve);
                 self.scheduler.step_planned(planned)
             }
             Leg::ReservePages(reserve) => {
-                let planned = self.pools.reserve_pages(*reserve);
+                let planned = reserve_pages(&mut self.pools, *reserve);
                 self.scheduler.step_planned(planned)
             }
             Leg::StepPlanned(planned) => self.scheduler.step_planned(*planned),
@@ -187,7 +187,7 @@ impl<S: Plans> ControlStates<S> {
                 Carried::On(Leg::ReservePages(Box::new(reserve)))
             }
             Leg::ReservePages(reserve) => {
-                let planned = self.pools.reserve_pages(*reserve);
+                let planned = reserve_pages(&mut self.pools, *reserve);
                 Carried::On(Leg::StepPlanned(Box::new(planned)))
             }
             Leg::StepPlanned(planned) => Carried::Back(self.scheduler.step_planned(*planned)),

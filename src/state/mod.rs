@@ -9,17 +9,15 @@
 //! [`plan`] (transactions between scheduler, cache and pools), [`scheduler`], [`control`] (scheduler, cache and pools).
 
 pub mod answer;
-pub mod cache;
 pub mod control;
 pub mod detok;
 pub mod grammar;
 pub mod output;
 pub mod plan;
-pub mod pool;
 pub mod pooling;
-pub mod prompt_vectors;
-pub mod request_limits;
 pub mod sampling;
 pub mod scheduler;
 pub mod step;
-pub mod tiers;
+
+pub use souffleur_base::{prompt_vectors, request_limits};
+pub use souffleur_radix::{cache, pool, tiers};

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+pub use souffleur_base::row_state::{StateSave, StateStart};
 
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId, Ticket};
 use crate::state::grammar::{Grammar, GrammarFailure, GrammarProgress, RowGrammar};
@@ -170,16 +171,6 @@ impl RowStart {
     }
 }
 
-/// A row's initial state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateStart {
-    /// The slot that the row's steps read and write.
-    pub live: StateSlot,
-    /// The state after the prefix, which is copied to `live` before the row computes; `None` for a row without a
-    /// prefix, whose slot is zeroed, since it holds another sequence's state.
-    pub from: Option<StateSlot>,
-}
-
 /// One edit of the page table.
 #[derive(Clone, Debug)]
 pub enum TableDelta {
@@ -245,15 +236,6 @@ pub struct StepRow {
     pub logprobs: Option<Arc<LogprobWish>>,
     /// Copies of the row's state during `work`, by position.
     pub saves: SmallVec<[StateSave; 1]>,
-}
-
-/// A copy of a row's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateSave {
-    /// Number of tokens in the state: more than before the row's work, at most as many as after it.
-    pub position: u32,
-    /// The destination slot.
-    pub slot: StateSlot,
 }
 
 /// The query tokens of one row.

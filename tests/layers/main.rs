@@ -1,5 +1,5 @@
-//! The imports between the folders of `src/`, and between those of `src/state/`, match the tables in ARCHITECTURE.md.
-//! The source is read as text: nothing of the engine is linked.
+//! The imports between the modules of each crate, and between the folders of `src/state/`, are those that
+//! ARCHITECTURE.md's tables allow. The source is read as text: nothing of the engine is linked.
 
 mod circles;
 mod imports_of_files;
@@ -46,7 +46,9 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in entries {
         let path = entry.expect("the folder can be read").path();
         if path.is_dir() {
-            sources(&path, found);
+            if !is_package(&path) {
+                sources(&path, found);
+            }
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
@@ -112,11 +114,50 @@ fn imports(base: &Path, prefixes: &[&str], shown: &str) -> Imports {
     found
 }
 
+/// The folders with the sources of the crates below the root's, by the names of their folders in `crates/`.
+fn crates() -> BTreeMap<String, PathBuf> {
+    let folder = root().join("crates");
+    let entries = fs::read_dir(&folder).expect("crates can be listed");
+    let paths = entries.map(|entry| entry.expect("it can be listed").path());
+    let named = paths.map(|path| {
+        let name = path.file_name().expect("it has a name");
+        (name.to_string_lossy().into_owned(), path.join("src"))
+    });
+    named.collect()
+}
+
+/// Whether a folder in `src/` is another crate's: its imports are its own matter.
+fn is_package(folder: &Path) -> bool {
+    folder.join("Cargo.toml").is_file()
+}
+
+/// The modules of other crates that a file names as if they were its own: layers whose imports their crate's rows have.
+fn re_exported(file: &Path, shown: &str) -> Imports {
+    let text = read(file);
+    let uses = text.split("use souffleur_").skip(1);
+    let paths = uses.filter_map(|rest| {
+        let path = rest.split(';').next()?;
+        path.split_once("::").or(path.split_once(" as "))
+    });
+    let names =
+        paths.flat_map(|(_, names)| names.split("::").next().unwrap_or_default().split(','));
+    let names = names.map(|name| name.trim_matches(|c: char| !c.is_alphanumeric() && c != '_'));
+    names
+        .map(|name| (format!("{shown}{name}"), BTreeSet::new()))
+        .collect()
+}
+
 #[test]
-fn folders_import_what_the_table_allows() {
+fn modules_import_what_the_table_allows() {
     let src = root().join("src");
+    let state = src.join("state");
     let mut found = imports(&src, &["crate::", "souffleur::"], "");
-    found.extend(imports(&src.join("state"), &["crate::state::"], "state/"));
+    found.extend(re_exported(&src.join("lib.rs"), ""));
+    found.extend(imports(&state, &["crate::state::"], "state/"));
+    found.extend(re_exported(&state.join("mod.rs"), "state/"));
+    for (name, src) in crates() {
+        found.extend(imports(&src, &["crate::"], &format!("{name}/")));
+    }
     let table = table();
     let allowed: Imports = table.iter().cloned().collect();
     assert_eq!(found, allowed, "left: the code; right: ARCHITECTURE.md");

@@ -49,7 +49,10 @@ fn of_image(image: &[u8]) -> Option<Vec<(String, u64)>> {
     let mut sizes = Vec::new();
     for index in 0..n_sections {
         let section = section(index)?;
-        let name = names.get(number(section, 0, 4)?..)?.split(|byte| *byte == 0).next()?;
+        let name = names
+            .get(number(section, 0, 4)?..)?
+            .split(|byte| *byte == 0)
+            .next()?;
         let name = std::str::from_utf8(name).ok()?;
         if let Some(kernel) = name.strip_prefix(SECTION_PREFIX) {
             sizes.push((kernel.to_owned(), number(section, 0x20, 8)? as u64));

@@ -6,11 +6,11 @@ use crate::error::LoadError;
 use crate::kernels::cpu::{FormatRule, WeightProduct};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kernels::tensor_view::Stored;
+use crate::kv_layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::loader::{Checkpoint, LoadFormat};
 use crate::model::sparsity::{LayersToLabel, ModelSparsity, SparsityWish};
 use crate::model::weights::TensorSpec;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// A model and the memory that it needs, known before memory is taken.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! The CPU executor: weights, KV pool, page table and samplers on one thread's side of the channel.
 
+mod argmax;
 mod blocks;
 mod describe;
 mod masks;
@@ -19,16 +20,16 @@ use crate::executor::results::SpentResults;
 use crate::executor::rows::Rows;
 use crate::ids::{PageId, RowId, SeqId, StateSlot, StepId};
 use crate::kernels::cpu::Isa;
+use crate::kernels::cpu::Tensor;
 use crate::kernels::cpu::calibration::Calibration;
 use crate::kernels::cpu::recall::Recall;
-use crate::kernels::cpu::tensor::Tensor;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Numa};
 use crate::kernels::dtype::{Dtype, Quantization};
+use crate::kv_layout::{KvDtype, KvLayout};
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::sparsity::ModelSparsity;
 use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 use crate::state::pool::pages::PageRun;
 use crate::state::pool::window_pool::WindowLimits;
 use crate::state::sampling::{RowSampler, SamplingParams};

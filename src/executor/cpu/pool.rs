@@ -2,9 +2,9 @@
 
 use super::CpuOptions;
 use crate::error::LoadError;
+use crate::kv_layout::{KvDtype, KvLayout};
 use crate::model::loader::Checkpoint;
 use crate::model::sparsity::ModelSparsity;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// Refuses sizes that leave nothing to grant, or that exceed the range of ids.
 pub(super) fn check(options: &CpuOptions, layout: &KvLayout) -> Result<(), LoadError> {
@@ -117,7 +117,7 @@ fn check_states(n_slots: usize, layout: &KvLayout) -> Result<(), LoadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::pool::kv_layout::{LayerKv, StateHeads};
+    use crate::kv_layout::{LayerKv, StateHeads};
 
     #[test]
     fn states_have_slots_that_can_be_named() {

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
+use super::argmax::{Part, argmax, choose};
 use super::{CpuExecutor, LogitsProbe, RowSampling};
 use crate::executor::rows::Rows;
 use crate::executor::wanted::{Wanted, find_wanted, part};
 use crate::ids::RowId;
-use crate::kernels::cpu::readout::choose;
-use crate::kernels::cpu::tensor::Tensor;
+use crate::kernels::cpu::Tensor;
 use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask, token_logprobs};
 use crate::state::sampling::{LogprobWish, TokenLogprobs};
 use crate::state::step::{RowResult, RowVerdict, StepPlan};
@@ -31,6 +31,8 @@ pub(super) struct Readout {
     /// Rows of logits whose peak is the next token, and their peaks.
     peaked: Vec<usize>,
     peaks: Vec<Peak>,
+    /// Parts of those rows.
+    parts: Vec<Part>,
     readings: Vec<Reading>,
     /// One a thread.
     lanes: Vec<Lane>,
@@ -133,8 +135,9 @@ impl CpuExecutor {
             }
         }
         if !readout.peaked.is_empty() {
-            self.backend
-                .peaks(logits, vocab_size, &readout.peaked, &mut readout.peaks);
+            let (rows, parts, peaks) = (&readout.peaked, &mut readout.parts, &mut readout.peaks);
+            peaks.clear();
+            argmax(&mut self.backend, logits, vocab_size, rows, parts, peaks);
             for (&index, &peak) in readout.peaked.iter().zip(&readout.peaks) {
                 readout.readings[index].sampled = Some(RowSampler::sampled_peak(peak));
             }

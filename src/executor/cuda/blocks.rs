@@ -21,7 +21,7 @@ use crate::executor::host::{BlockPort, HostBuffer};
 use crate::ids::{PageId, RowId, Ticket};
 use crate::kernels::cuda::backend::{CudaBackend, CudaFailure};
 use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError, Event, Priority, Stream};
-use crate::state::pool::kv_layout::KvLayout;
+use crate::kv_layout::KvLayout;
 use crate::state::step::{BlockLoad, BlockSave, BlockSource};
 use crate::state::tiers::BlockKind;
 

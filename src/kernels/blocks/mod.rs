@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn values_are_those_of_the_oracles_bit_for_bit() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/blocks");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/blocks");
         for block in BlockType::ALL {
             let file = format!("{folder}/{}.bin", block.name().to_lowercase());
             let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{file}: {error}"));

@@ -13,13 +13,13 @@ use super::{
     CpuBackend, CpuBatch, Operand, caps, experts, gates, latent, norms, recurrent, residual,
     rowwise,
 };
-use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::MatrixRole;
-use crate::kernels::latent::{LatentShape, LatentWeights};
-use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::{PositionScale, Rope};
-use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
+use crate::blocks::BlockType;
+use crate::dtype::MatrixRole;
+use crate::latent::{LatentShape, LatentWeights};
+use crate::recurrent::{DeltaNetWeights, GatedConvWeights};
+use crate::rope::{PositionScale, Rope};
+use crate::tensor_view::TensorView;
+use crate::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
 impl Backend for CpuBackend {
     type Tensor = Tensor;

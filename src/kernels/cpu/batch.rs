@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::kv::{KvPool, PageTable};
-use crate::ids::{RowId, StateSlot};
-use crate::state::prompt_vectors::VectorRun;
-use crate::state::step::StateSave;
+use souffleur_base::ids::{RowId, StateSlot};
+use souffleur_base::prompt_vectors::VectorRun;
+use souffleur_base::row_state::StateSave;
 
 /// The query tokens of one row in a step; contiguous, in ascending position.
 #[derive(Clone, Copy, Debug)]

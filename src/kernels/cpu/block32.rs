@@ -10,7 +10,7 @@ use half::f16;
 use super::ahead::{Ahead, are_quads_foreseen};
 use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
-use crate::kernels::blocks::BlockType;
+use crate::blocks::BlockType;
 
 /// Inputs of a block.
 pub const BLOCK: usize = 32;

@@ -4,7 +4,7 @@ use super::batch::CpuBatch;
 use super::element::{Borrowed, Element, Storage};
 use super::planes::Planes;
 use super::tensor::Tensor;
-use crate::kernels::HeadShape;
+use crate::HeadShape;
 
 /// Sums over tokens of the absolute values of one channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -7,7 +7,7 @@ use memmap2::MmapMut;
 
 use super::kept::Kept;
 use super::simd::{LANES, Lanes};
-use crate::state::pool::kv_layout::KvDtype;
+use souffleur_base::kv_layout::KvDtype;
 
 /// A number as stored. Kernels widen it to f32 on the way into a register.
 pub trait Element: bytemuck::Pod + Default + Send + Sync {
@@ -213,7 +213,7 @@ pub enum Storage {
 /// have no scales.
 macro_rules! with_elements {
     ($storage:expr, $data:ident, $scales:ident => $body:expr) => {{
-        use $crate::kernels::cpu::element::{Borrowed, Storage};
+        use $crate::cpu::element::{Borrowed, Storage};
         match $storage {
             Storage::F32(elements) => {
                 let ($data, $scales) = (elements.slice(), Default::default());

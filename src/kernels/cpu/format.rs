@@ -26,9 +26,9 @@ use super::k_quants::{self, SUPER_BLOCK};
 use super::nibbles::Header;
 use super::panel::{INT8_GROUP, INT8_STEPS, PANEL};
 use super::simd::{Isa, Kernel, Lanes, dispatch, dispatch_integers};
-use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
-use crate::kernels::tensor_view::Stored;
+use crate::blocks::BlockType;
+use crate::dtype::{Dtype, MatrixRole, Quantization};
+use crate::tensor_view::Stored;
 
 /// Pairs of bf16 of a row in a tile of AMX, which are as many steps of a panel.
 pub const TILE_PAIRS: usize = 16;

@@ -112,9 +112,9 @@ pub unsafe fn gelu<S: Lanes>(x: S::V) -> S::V {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Gate;
-    use crate::kernels::cpu::rowwise::gated;
-    use crate::kernels::cpu::tensor::Scratch;
+    use crate::Gate;
+    use crate::cpu::rowwise::gated;
+    use crate::cpu::tensor::Scratch;
 
     #[test]
     fn gelu_is_that_of_the_book_on_every_instruction_set() {

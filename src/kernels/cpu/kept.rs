@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::element::{Element, narrow_into};
 use super::simd::{LANES, Lanes, MAGIC};
-use crate::state::pool::kv_layout::SCALE_GROUP;
+use souffleur_base::kv_layout::SCALE_GROUP;
 
 /// Codes of a whole vector.
 const VECTOR_CODES: usize = 4 * LANES;
@@ -96,7 +96,7 @@ fn scale_of(largest: u32) -> (bf16, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::cpu::simd::{Isa, Kernel, dispatch};
+    use crate::cpu::simd::{Isa, Kernel, dispatch};
 
     struct Keep<'a>(&'a [f32]);
 

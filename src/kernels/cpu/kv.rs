@@ -12,10 +12,10 @@ use super::homes;
 use super::kv_blocks::BlockMap;
 use super::labels::{self, Labels};
 use super::threads::ThreadPool;
-use crate::ids::{PageId, RowId};
-use crate::kernels::HeadShape;
-use crate::kernels::sparsity::DoubleSparsity;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
+use crate::HeadShape;
+use crate::sparsity::DoubleSparsity;
+use souffleur_base::ids::{PageId, RowId};
+use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Keys and values of all layers, each as [`Planes`](super::planes::Planes) says. Slot 0, of the dummy page, stays zero.
 pub struct KvPool {

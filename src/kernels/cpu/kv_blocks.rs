@@ -11,8 +11,8 @@ use super::element::Storage;
 use super::labels::Labels;
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use crate::ids::PageId;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_BYTES, Values};
+use souffleur_base::ids::PageId;
+use souffleur_base::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_BYTES, Values};
 
 /// Offsets of the parts of a block in the pool, and in the block.
 pub struct BlockMap {
@@ -278,10 +278,10 @@ fn planes_of(pages: &PagedKv, n_slots: usize) -> SmallVec<[PlaneMap; 4]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::HeadShape;
-    use crate::kernels::cpu::kv::KvPool;
-    use crate::kernels::cpu::planes::Planes;
-    use crate::state::pool::kv_layout::LayerKv;
+    use crate::HeadShape;
+    use crate::cpu::kv::KvPool;
+    use crate::cpu::planes::Planes;
+    use souffleur_base::kv_layout::LayerKv;
 
     fn layer(heads: usize, key_dim: usize, values: Values, dtype: KvDtype) -> LayerKv {
         LayerKv::Pages(PagedKv {

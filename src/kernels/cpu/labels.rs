@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::element::{Borrowed, Storage};
 use super::planes::Planes;
-use crate::kernels::HeadShape;
-use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
-use crate::state::pool::kv_layout::KvLayout;
+use crate::HeadShape;
+use crate::sparsity::{DoubleSparsity, LabelChannels};
+use souffleur_base::kv_layout::KvLayout;
 
 /// The labels of a layer, `[n_kv_heads, n_slots, channels]`: those of neighbouring slots are contiguous, so that
 /// scoring a sequence is one stream for each head. Slot 0, of the dummy page, stays zero.

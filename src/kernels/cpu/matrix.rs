@@ -15,9 +15,9 @@ use super::quantise::{INT8_VECTORS, INT8_WORDS, quantise};
 use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::tensor::Shared;
 use super::threads::ThreadPool;
-use crate::kernels::blocks::{BlockType, encode};
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::{Stored, TensorView, widen};
+use crate::blocks::{BlockType, encode};
+use crate::dtype::Dtype;
+use crate::tensor_view::{Stored, TensorView, widen};
 
 /// Approximate cost of packing a weight, in multiply-adds.
 const WEIGHT_COST: usize = 4;

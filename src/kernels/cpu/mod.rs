@@ -41,7 +41,7 @@ mod planes;
 mod portable;
 pub mod probe;
 mod quantise;
-pub(crate) mod readout;
+mod readout;
 pub mod recall;
 mod recurrent;
 mod residual;
@@ -53,7 +53,7 @@ mod simd;
 mod stack;
 mod strip_product;
 mod strips;
-pub(crate) mod tensor;
+mod tensor;
 mod threads;
 mod tile;
 #[cfg(target_arch = "x86_64")]
@@ -76,21 +76,23 @@ use self::kv_blocks::BlockMap;
 use self::matmul::{ItemRun, Product, Write, matmul};
 use self::memory::WeightArena;
 pub use self::path::{KernelPath, Reason as PathReason};
+pub use self::readout::LOGIT_COST;
 use self::recall::Recall;
 use self::recurrent::pool::StatePool;
 use self::row_source::Activations;
 pub use self::seats::Numa;
 use self::seats::Seats;
-pub use self::simd::{ISA_VARIABLE, Isa};
+pub use self::simd::{ISA_VARIABLE, Isa, Kernel, Lanes, dispatch};
 use self::stack::Stack;
-use self::tensor::{Scratch, Tensor};
+use self::tensor::Scratch;
+pub use self::tensor::Tensor;
 use self::threads::ThreadPool;
 use super::{HeadShape, Linear};
-use crate::ids::{PageId, RowId, StateSlot};
-use crate::kernels::dtype::{Dtype, Quantization};
-use crate::kernels::sparsity::DoubleSparsity;
-use crate::state::pool::kv_layout::KvLayout;
-use crate::state::step::StateStart;
+use crate::dtype::{Dtype, Quantization};
+use crate::sparsity::DoubleSparsity;
+use souffleur_base::ids::{PageId, RowId, StateSlot};
+use souffleur_base::kv_layout::KvLayout;
+use souffleur_base::row_state::StateStart;
 
 /// Sizes of a [`CpuBackend`].
 #[derive(Clone, Debug)]

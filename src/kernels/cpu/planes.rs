@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::kept::Kept;
-use crate::kernels::HeadShape;
-use crate::state::pool::kv_layout::{KvDtype, Values};
+use crate::HeadShape;
+use souffleur_base::kv_layout::{KvDtype, Values};
 
 /// Where the keys and values of a layer lie, in elements.
 ///

@@ -353,9 +353,9 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
-    use crate::kernels::cpu::probe::CHAINS;
-    use crate::kernels::cpu::simd::LANES;
-    use crate::kernels::cpu::x86::amx::{TILE_ROWS, Tiles};
+    use crate::cpu::probe::CHAINS;
+    use crate::cpu::simd::LANES;
+    use crate::cpu::x86::amx::{TILE_ROWS, Tiles};
 
     /// Operations of a round of [`tile_dots`] with bf16: four products of tiles.
     pub const TILE_OPS: usize = 4 * TILE_ROWS * LANES * TILE_ROWS * 2 * 2;

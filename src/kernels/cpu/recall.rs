@@ -8,8 +8,8 @@ use super::element::{Borrowed, Element, Storage};
 use super::kv::PageTable;
 use super::planes::Planes;
 use super::tensor::Tensor;
-use crate::kernels::HeadShape;
-use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
+use crate::HeadShape;
+use crate::sparsity::{DoubleSparsity, LabelChannels};
 
 /// A count over some queries of all layers that have labels. The queries' own tokens, which are always chosen, do not count.
 #[derive(Clone, Debug)]

@@ -66,7 +66,7 @@ impl Kernel for AddNormed<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::cpu::tensor::Scratch;
+    use crate::cpu::tensor::Scratch;
 
     #[test]
     fn parts_of_rows_are_normed_each_by_itself() {

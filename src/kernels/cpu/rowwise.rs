@@ -11,7 +11,7 @@ use super::simd::{Isa, Kernel, LANES, Lanes, dispatch};
 use super::stack::Stack;
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
-use crate::kernels::Gate;
+use crate::Gate;
 
 /// Copies the rows of `table` that the batch's tokens name, times a factor.
 pub fn look_up(

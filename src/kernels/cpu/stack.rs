@@ -7,8 +7,8 @@ use super::matrix::{Matrix, Parts};
 use super::memory::WeightArena;
 use super::simd::Isa;
 use super::threads::ThreadPool;
-use crate::kernels::dtype::MatrixRole;
-use crate::kernels::tensor_view::TensorView;
+use crate::dtype::MatrixRole;
+use crate::tensor_view::TensorView;
 
 /// Most stored tensors in a stack.
 const MAX_PARTS: usize = 4;

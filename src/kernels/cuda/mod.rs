@@ -8,7 +8,7 @@
 // The driver's functions take and give raw handles and addresses; each call says why it may be made.
 #![allow(unsafe_code)]
 
-pub(crate) mod arena;
+pub mod arena;
 pub mod backend;
 pub mod driver;
 pub mod gemm;

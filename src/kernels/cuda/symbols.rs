@@ -18,7 +18,7 @@ macro_rules! library_functions {
         }
 
         $(const _: unsafe fn($($argument),*) -> $result =
-            $crate::kernels::cuda::symbols::library_functions!(@binding $bindings $symbol $($binding)?);)*
+            $crate::cuda::symbols::library_functions!(@binding $bindings $symbol $($binding)?);)*
 
         impl $name {
             /// Looks all of them up, or names one that is missing.
@@ -31,7 +31,7 @@ macro_rules! library_functions {
                 Ok(Self {
                     // SAFETY: the arguments are those of the bindings, and results are ints.
                     $($field: unsafe {
-                        $crate::kernels::cuda::symbols::symbol(
+                        $crate::cuda::symbols::symbol(
                             library,
                             concat!(stringify!($symbol), "\0"),
                         )

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 
 use super::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Priority, Uploader};
 use super::params::{Element, ElementType};
-use crate::kernels::dtype::Dtype;
-use crate::kernels::tensor_view::TensorView;
+use crate::dtype::Dtype;
+use crate::tensor_view::TensorView;
 
 /// Every tensor begins at a multiple of this.
 const ALIGNMENT: usize = 256;

@@ -39,9 +39,9 @@ use crate::kernels::Gate;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::rope::PositionScale;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
+use crate::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 use crate::model::json_file::JsonFile;
 use crate::model::rope::{RopeConfig, RopeScaling, theta};
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Largest `config.json` read.
 const MAX_FILE_BYTES: u64 = 4 << 20;

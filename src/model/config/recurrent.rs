@@ -4,9 +4,9 @@ use super::architecture::Architecture;
 use super::limits::{HEADS, INTERMEDIATE, check_kv_heads};
 use crate::error::LoadError;
 use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
+use crate::kv_layout::StateHeads;
 use crate::model::json_file::JsonFile;
 use crate::model::tensor_spec::TensorSpec;
-use crate::state::pool::kv_layout::StateHeads;
 
 /// Name suffixes of the projections to a delta net's decay and beta, which have few outputs.
 pub(super) const GATES: [&str; 2] = [

@@ -16,6 +16,7 @@ use crate::kernels::random::RandomTensor;
 use crate::kernels::rope::Rope;
 use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
 use crate::kernels::{Backend, Expert, Gate, Linear};
+use crate::kv_layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::config::recurrent::Written;
 use crate::model::gguf::Gguf;
@@ -24,7 +25,6 @@ use crate::model::random::random_vector;
 use crate::model::weights::{
     Converted, MatrixSource, Scheme, Target, TensorSpec, TypeCount, Weights,
 };
-use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

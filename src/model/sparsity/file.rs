@@ -15,8 +15,8 @@ use serde_json::Value;
 use super::channel_type::ChannelType;
 use crate::error::LoadError;
 use crate::kernels::sparsity::LabelChannels;
+use crate::kv_layout::PagedKv;
 use crate::model::json_file::{JsonFile, format_error};
-use crate::state::pool::kv_layout::PagedKv;
 
 /// Largest file read: that of 128 layers with 128 heads of 256 channels takes half of it.
 const MAX_FILE_BYTES: u64 = 64 << 20;

@@ -12,7 +12,7 @@ pub use self::channel_type::ChannelType;
 pub use self::file::{ChannelRanks, write};
 use crate::error::LoadError;
 use crate::kernels::sparsity::DoubleSparsity;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
+use crate::kv_layout::{KvDtype, KvLayout, PagedKv, Values};
 
 /// The requested settings.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Files of channels, good and hostile, and models that cannot be sparse.
 
 use super::*;
-use crate::state::pool::kv_layout::{LayerKv, StateHeads};
+use crate::kv_layout::{LayerKv, StateHeads};
 use serde_json::{Value, json};
 
 const DIM: usize = 8;

@@ -1,8 +1,8 @@
 //! Attention: the layers of a model that keep K/V, by the cost of a query and a token in them.
 
 use super::storage::Sparsity;
+use crate::kv_layout::{KvLayout, PagedKv};
 use crate::model::config::ModelConfig;
-use crate::state::pool::kv_layout::{KvLayout, PagedKv};
 
 /// Layers with one window and the same K/V: the operations of one query and key, and the bytes of one token's K/V, in
 /// all of them.

@@ -2,9 +2,9 @@
 
 use crate::error::LoadError;
 use crate::kernels::dtype::{Dtype, MatrixRole, Quantization};
+use crate::kv_layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::sparsity::LayersToLabel;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout};
 
 /// The type that the weights are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

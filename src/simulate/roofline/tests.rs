@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::*;
 use crate::ids::{RowId, SeqId, StateSlot, StepId};
 use crate::kernels::dtype::Dtype;
+use crate::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, StateHeads, Values};
 use crate::simulate::shape;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, StateHeads, Values};
 use crate::state::pool::pages::PageRun;
 use crate::state::step::{RowStart, StateSave, StateStart, StepRow};
 

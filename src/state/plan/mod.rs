@@ -20,6 +20,8 @@ pub mod token_ratio;
 mod verdict;
 pub mod window_budget;
 
+pub use reservation::reserve_pages;
+
 pub use self::candidate::{Candidate, FetchWish, LoadGrant, StoredPrefix};
 pub use self::granted::{Grant, Growth, Reservation, StepPlanned};
 pub use self::settle::{PinDemand, Pinned, PublishKey, Settle, SettleCheckpoint, SettleRelease};

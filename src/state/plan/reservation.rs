@@ -4,81 +4,80 @@ use super::{Grant, Growth, Reservation, ReservePages, StepPlanned};
 use crate::state::pool::pages::WindowPages;
 use crate::state::pool::pools::Pools;
 
-impl Pools {
-    /// Runs the second half of a plan.
-    pub fn reserve_pages(&mut self, request: ReservePages) -> StepPlanned {
-        self.pages.free_both(request.returned, request.evicted);
-        for row in request.returned_rows {
-            self.rows.free(row);
+/// Runs the second half of a plan.
+pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
+    pools.pages.free_both(request.returned, request.evicted);
+    for row in request.returned_rows {
+        pools.rows.free(row);
+    }
+    let demanded = request.demands.iter().map(|demand| demand.pages as usize);
+    let wanted = demanded.sum::<usize>() + request.growing.len();
+    for state in request.returned_states {
+        pools.states.free(state);
+    }
+    let states_wanted: usize = request
+        .demands
+        .iter()
+        .map(|demand| demand.states as usize)
+        .sum();
+    let rows_wanted = request.demands.iter().filter(|demand| demand.row).count();
+    pools.windows.free(request.returned_windows);
+    let has_windows = pools.windows.is_used();
+    let is_short = wanted > pools.pages.free_pages()
+        || has_windows && wanted > pools.windows.free_pages()
+        || rows_wanted > pools.rows.free_rows()
+        || states_wanted > pools.states.free_slots();
+    let reservation = if is_short {
+        let mut free = pools.pages.free_pages();
+        if has_windows {
+            free = free.min(pools.windows.free_pages());
         }
-        let demanded = request.demands.iter().map(|demand| demand.pages as usize);
-        let wanted = demanded.sum::<usize>() + request.growing.len();
-        for state in request.returned_states {
-            self.states.free(state);
-        }
-        let states_wanted: usize = request
-            .demands
-            .iter()
-            .map(|demand| demand.states as usize)
-            .sum();
-        let rows_wanted = request.demands.iter().filter(|demand| demand.row).count();
-        self.windows.free(request.returned_windows);
-        let has_windows = self.windows.is_used();
-        let is_short = wanted > self.pages.free_pages()
-            || has_windows && wanted > self.windows.free_pages()
-            || rows_wanted > self.rows.free_rows()
-            || states_wanted > self.states.free_slots();
-        let reservation = if is_short {
-            let mut free = self.pages.free_pages();
-            if has_windows {
-                free = free.min(self.windows.free_pages());
-            }
-            let missing_pages = wanted.saturating_sub(free);
-            Reservation::Short { missing_pages }
-        } else {
-            let mut alloc = |n: usize| {
-                let pages = self.pages.alloc(n);
-                pages.expect("the sum of the demands was compared with the free pages")
-            };
-            let windows = &mut self.windows;
-            let mut alloc_windows = |n: usize| match has_windows {
-                false => WindowPages::empty(),
-                true => {
-                    let pages = windows.alloc(n);
-                    pages.expect("the sum of the demands was compared with the free window pages")
-                }
-            };
-            let grants = request.demands.iter().map(|demand| Grant {
-                seq: demand.seq,
-                pages: alloc(demand.pages as usize),
-                windows: alloc_windows(demand.pages as usize),
-                row: demand.row.then(|| {
-                    self.rows
-                        .alloc()
-                        .expect("the rows asked for were compared with the free rows")
-                }),
-                states: (0..demand.states)
-                    .filter_map(|_| self.states.alloc())
-                    .collect(),
-            });
-            let grants = grants.collect();
-            Reservation::Granted {
-                grants,
-                growth: Growth {
-                    pages: alloc(request.growing.len()),
-                    windows: alloc_windows(request.growing.len()),
-                    seqs: request.growing,
-                },
+        let missing_pages = wanted.saturating_sub(free);
+        Reservation::Short { missing_pages }
+    } else {
+        let mut alloc = |n: usize| {
+            let pages = pools.pages.alloc(n);
+            pages.expect("the sum of the demands was compared with the free pages")
+        };
+        let windows = &mut pools.windows;
+        let mut alloc_windows = |n: usize| match has_windows {
+            false => WindowPages::empty(),
+            true => {
+                let pages = windows.alloc(n);
+                pages.expect("the sum of the demands was compared with the free window pages")
             }
         };
-        StepPlanned {
-            step: request.step,
-            reservation,
-            verdict: request.verdict,
-            free_pages: self.pages.free_pages(),
-            free_rows: self.rows.free_rows(),
-            free_states: self.states.free_slots(),
-            free_windows: self.windows.free_pages(),
+        let grants = request.demands.iter().map(|demand| Grant {
+            seq: demand.seq,
+            pages: alloc(demand.pages as usize),
+            windows: alloc_windows(demand.pages as usize),
+            row: demand.row.then(|| {
+                pools
+                    .rows
+                    .alloc()
+                    .expect("the rows asked for were compared with the free rows")
+            }),
+            states: (0..demand.states)
+                .filter_map(|_| pools.states.alloc())
+                .collect(),
+        });
+        let grants = grants.collect();
+        Reservation::Granted {
+            grants,
+            growth: Growth {
+                pages: alloc(request.growing.len()),
+                windows: alloc_windows(request.growing.len()),
+                seqs: request.growing,
+            },
         }
+    };
+    StepPlanned {
+        step: request.step,
+        reservation,
+        verdict: request.verdict,
+        free_pages: pools.pages.free_pages(),
+        free_rows: pools.rows.free_rows(),
+        free_states: pools.states.free_slots(),
+        free_windows: pools.windows.free_pages(),
     }
 }

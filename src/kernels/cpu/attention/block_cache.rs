@@ -100,8 +100,8 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::kernels::HeadShape;
-    use crate::state::pool::kv_layout::Values;
+    use crate::HeadShape;
+    use souffleur_base::kv_layout::Values;
 
     #[test]
     fn a_block_is_found_by_who_sees_the_same_slots_of_its_head() {

@@ -49,7 +49,7 @@ use super::planes::Planes;
 use super::simd::{Isa, Kernel, Lanes};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
-use crate::kernels::HeadShape;
+use crate::HeadShape;
 
 /// Plans, buffers and counts of all layers' attention.
 pub struct Attention {

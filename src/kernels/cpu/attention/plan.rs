@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use super::prefix::Prefixes;
 use super::seen::{BLOCK, SPAN};
-use crate::ids::RowId;
-use crate::kernels::HeadShape;
-use crate::kernels::cpu::batch::Segment;
-use crate::kernels::cpu::kv::PageTable;
-use crate::kernels::cpu::nodes::Nodes;
-use crate::kernels::cpu::threads::Taking;
+use crate::HeadShape;
+use crate::cpu::batch::Segment;
+use crate::cpu::kv::PageTable;
+use crate::cpu::nodes::Nodes;
+use crate::cpu::threads::Taking;
+use souffleur_base::ids::RowId;
 
 /// Queries of a key head (tokens times heads of its group) that share the packing of a block, about: a half more or fewer,
 /// so that no small tile is left over, for which a block would be packed once more.
@@ -373,7 +373,7 @@ fn tokens_of(segment: &Segment) -> impl Iterator<Item = QueryToken> + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::pool::kv_layout::Values;
+    use souffleur_base::kv_layout::Values;
 
     /// The merges of a step with these chunks on two threads: (first position, tokens).
     fn merges_of(heads: &HeadShape, chunks: &[(usize, usize)]) -> usize {

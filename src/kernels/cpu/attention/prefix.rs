@@ -7,8 +7,8 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::seen::SPAN;
-use crate::kernels::cpu::batch::Segment;
-use crate::kernels::cpu::kv::PageTable;
+use crate::cpu::batch::Segment;
+use crate::cpu::kv::PageTable;
 
 /// Most levels of nested prefixes; rows continue alone after the last.
 const MAX_ROUNDS: usize = 3;

@@ -8,7 +8,7 @@ use super::seen::BLOCK;
 use super::sizes::Sizes;
 use super::space::Workspace;
 use super::tile::Work;
-use crate::kernels::cpu::simd::Lanes;
+use crate::cpu::simd::Lanes;
 
 impl Workspace {
     /// The scales of the block that was loaded last, and of the queries from record `first` on.

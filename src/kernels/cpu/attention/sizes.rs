@@ -3,8 +3,8 @@
 use super::kv_element::KvElement;
 use super::seen::BLOCK;
 use super::state::record_len;
-use crate::kernels::HeadShape;
-use crate::state::pool::kv_layout::{SCALE_GROUP, Values};
+use crate::HeadShape;
+use souffleur_base::kv_layout::{SCALE_GROUP, Values};
 
 /// Sizes of an item.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ use super::block_cache::BlockCache;
 use super::kv_element::KvElement;
 use super::seen::{BLOCK, Seen};
 use super::sizes::Sizes;
-use crate::kernels::HeadShape;
+use crate::HeadShape;
 
 /// Queries that fold a block together: their scores stay in the nearest cache.
 pub const CHUNK_ROWS: usize = 96;

@@ -17,7 +17,7 @@ use super::seen::{BLOCK, SPAN, Seen};
 use super::sizes::Sizes;
 use super::space::Workspace;
 use super::state::clear;
-use crate::kernels::HeadShape;
+use crate::HeadShape;
 
 /// The input that all items of a step and layer share.
 #[derive(Clone, Copy)]

@@ -23,7 +23,7 @@ use super::simd::Isa;
 use super::stack::Encodings;
 use super::tensor::{Scratch, Tensor};
 use super::threads::ThreadPool;
-use crate::kernels::{Expert, Gate, Linear, Router};
+use crate::{Expert, Gate, Linear, Router};
 
 type Packed<'a> = SmallVec<[ExpertRows<'a>; 2]>;
 

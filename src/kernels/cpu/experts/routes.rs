@@ -7,7 +7,7 @@ use super::super::format::{group_rows, n_groups};
 use super::super::simd::Isa;
 use super::super::tensor::{Shared, Tensor};
 use super::super::threads::ThreadPool;
-use crate::kernels::routing::Routing;
+use crate::routing::Routing;
 
 /// Approximate cost of choosing, for each logit, in multiply-adds.
 const LOGIT_COST: usize = 32;

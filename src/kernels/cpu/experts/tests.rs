@@ -6,9 +6,9 @@ use super::super::matmul::tests::{FORMATS, seeded_weight, seeded_weight_on, valu
 use super::super::panel::PANEL;
 use super::super::stack::Stack;
 use super::*;
-use crate::kernels::Gate;
-use crate::kernels::blocks::BlockType;
-use crate::kernels::routing::Routing;
+use crate::Gate;
+use crate::blocks::BlockType;
+use crate::routing::Routing;
 
 const EXPERTS: usize = 6;
 const USED: usize = 3;

@@ -30,7 +30,7 @@ mod unpack;
 use super::ahead::Ahead;
 use super::panel::{PANEL, SUMS, Sums};
 use super::simd::{Lanes, read};
-use crate::kernels::blocks::BlockType;
+use crate::blocks::BlockType;
 
 pub use formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub use pack::pack;

@@ -6,7 +6,7 @@
 use super::super::panel::PANEL;
 use super::formats::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::{KQuant, SUB_BLOCKS, SUB_STEPS};
-use crate::kernels::blocks::{BlockType, q3_k_scale};
+use crate::blocks::{BlockType, q3_k_scale};
 
 const LOW_HALVES: u32 = 0x0f0f_0f0f;
 const LOW_TWO: u32 = 0x0303_0303;

@@ -5,7 +5,7 @@ use half::f16;
 use super::super::panel::PANEL;
 use super::SUPER_BLOCK;
 use super::pack::{MIN_HEADER, PAIR_HEADER, PAIR_ORDER};
-use crate::kernels::blocks::{BlockType, scale_and_min};
+use crate::blocks::{BlockType, scale_and_min};
 
 fn half_at(line: &[u32], index: usize) -> f32 {
     f16::from_bits((line[index / 2] >> (16 * (index % 2))) as u16).to_f32()

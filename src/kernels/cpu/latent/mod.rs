@@ -19,7 +19,7 @@ use super::simd::{Isa, Kernel, Lanes, dispatch};
 use super::tensor::{Shared, Tensor};
 use super::threads::ThreadPool;
 use super::{CpuBackend, Operand};
-use crate::kernels::latent::{LatentShape, LatentWeights};
+use crate::latent::{LatentShape, LatentWeights};
 
 /// Approximate cost of an element, in multiply-adds.
 const ELEMENT_COST: usize = 64;

@@ -18,7 +18,7 @@ use super::item_run::ItemRun;
 use super::output::{Output, Weighted, Write};
 use super::section::{STREAM_BYTES, Section};
 use super::threads_of;
-use crate::kernels::Linear;
+use crate::Linear;
 
 /// Panels of an item with several groups of rows, so that the rows stay near while weights pass by.
 const ITEM_PANELS: usize = 2 * MAX_PANELS;

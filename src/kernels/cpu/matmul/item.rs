@@ -20,7 +20,7 @@ use super::output::{Output, Panels, panels_of};
 use super::tiles::{
     Block32Tile, Int8Tile, KQuantTile, NibbleTile, Operands, PlainTile, Rows, Tile,
 };
-use crate::kernels::blocks::BlockType;
+use crate::blocks::BlockType;
 
 /// Some rows of some panels of a product.
 pub struct Item<'a> {

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::super::block32::BLOCK_STEPS;
 use super::super::panel::PANEL;
 use super::super::simd::Lanes;
-use crate::kernels::blocks::{BlockType, IQ4_VALUES, MXFP4_VALUES};
+use crate::blocks::{BlockType, IQ4_VALUES, MXFP4_VALUES};
 
 /// Lines of codes of a block.
 pub(super) const CODE_LINES: usize = BLOCK_STEPS / 2;

@@ -5,7 +5,7 @@ use half::f16;
 use super::super::block32::BLOCK;
 use super::super::panel::PANEL;
 use super::header::{CODE_LINES, Header};
-use crate::kernels::blocks::{half_power, iq4_xs_scale};
+use crate::blocks::{half_power, iq4_xs_scale};
 
 /// Bytes of a superblock of IQ4_XS before its codes, and its blocks.
 const XS_HEADER: usize = 8;
@@ -86,7 +86,7 @@ fn put_codes(header: Header, codes: &[u8], (lane, half): (usize, usize), two: &m
     }
 }
 
-/// Reads the values of a lane, as [`BlockType::decode`](crate::kernels::blocks::BlockType::decode) gives them.
+/// Reads the values of a lane, as [`BlockType::decode`](crate::blocks::BlockType::decode) gives them.
 pub fn unpack(header: Header, panel: &[u32], lane: usize, out: &mut [f32]) {
     let twos = panel.chunks_exact(header.lines() * PANEL);
     for (two, out) in twos.zip(out.chunks_mut(2 * BLOCK)) {

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::*;
-use crate::kernels::cpu::activations::most_group_rows;
+use crate::cpu::activations::most_group_rows;
 
 const GUARD: u32 = 0xdead_beef;
 

@@ -1,16 +1,16 @@
 //! Short convolutions: each channel of a token is mixed with the same channel of the tokens before it.
 
 use super::pool::{StatePool, States};
-use crate::ids::StateSlot;
-use crate::kernels::cpu::batch::{CpuBatch, Segment};
-use crate::kernels::cpu::element::{load_up_to, store_up_to};
-use crate::kernels::cpu::gates::silu;
-use crate::kernels::cpu::rows::for_rows;
-use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
-use crate::kernels::cpu::tensor::{Shared, Tensor};
-use crate::kernels::cpu::threads::ThreadPool;
-use crate::kernels::recurrent::MAX_TAPS;
-use crate::state::step::StateSave;
+use crate::cpu::batch::{CpuBatch, Segment};
+use crate::cpu::element::{load_up_to, store_up_to};
+use crate::cpu::gates::silu;
+use crate::cpu::rows::for_rows;
+use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::cpu::tensor::{Shared, Tensor};
+use crate::cpu::threads::ThreadPool;
+use crate::recurrent::MAX_TAPS;
+use souffleur_base::ids::StateSlot;
+use souffleur_base::row_state::StateSave;
 
 /// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;

@@ -3,15 +3,15 @@
 use std::ops::Range;
 
 use super::pool::{StatePool, States};
-use crate::ids::StateSlot;
-use crate::kernels::cpu::batch::{CpuBatch, Segment};
-use crate::kernels::cpu::element::{load_up_to, store_up_to};
-use crate::kernels::cpu::nodes::{PerNode, locate};
-use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
-use crate::kernels::cpu::tensor::{Shared, Tensor};
-use crate::kernels::cpu::threads::ThreadPool;
-use crate::kernels::recurrent::DeltaNetShape;
-use crate::state::step::StateSave;
+use crate::cpu::batch::{CpuBatch, Segment};
+use crate::cpu::element::{load_up_to, store_up_to};
+use crate::cpu::nodes::{PerNode, locate};
+use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::cpu::tensor::{Shared, Tensor};
+use crate::cpu::threads::ThreadPool;
+use crate::recurrent::DeltaNetShape;
+use souffleur_base::ids::StateSlot;
+use souffleur_base::row_state::StateSave;
 
 /// Blocks of columns of an item: the keys and queries are read once for all of them, and their sums are independent
 /// chains. They stay in the first cache for the whole extent.

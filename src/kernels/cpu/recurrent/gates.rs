@@ -1,14 +1,14 @@
 //! The steps before and after the delta rule: heads of length one, decays and rates, the gated norm.
 
-use crate::kernels::cpu::CpuBackend;
-use crate::kernels::cpu::element::{load_up_to, store_up_to};
-use crate::kernels::cpu::gates::silu;
-use crate::kernels::cpu::norms::norm_scale;
-use crate::kernels::cpu::rows::for_rows;
-use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
-use crate::kernels::cpu::tensor::{Shared, Tensor};
-use crate::kernels::cpu::threads::ThreadPool;
-use crate::kernels::recurrent::{DeltaNetShape, DeltaNetWeights};
+use crate::cpu::CpuBackend;
+use crate::cpu::element::{load_up_to, store_up_to};
+use crate::cpu::gates::silu;
+use crate::cpu::norms::norm_scale;
+use crate::cpu::rows::for_rows;
+use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::cpu::tensor::{Shared, Tensor};
+use crate::cpu::threads::ThreadPool;
+use crate::recurrent::{DeltaNetShape, DeltaNetWeights};
 
 /// Approximate cost of an element, in multiply-adds: mostly waiting for memory.
 const ELEMENT_COST: usize = 64;

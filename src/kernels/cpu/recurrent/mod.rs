@@ -14,9 +14,9 @@ use super::batch::CpuBatch;
 use super::matmul::Write;
 use super::tensor::Tensor;
 use super::{CpuBackend, Operand};
-use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
+use crate::recurrent::{DeltaNetWeights, GatedConvWeights};
 
-/// Does [`Backend::gated_conv`](crate::kernels::Backend::gated_conv).
+/// Does [`Backend::gated_conv`](crate::Backend::gated_conv).
 pub fn gated_conv(
     backend: &mut CpuBackend,
     x: &Operand,
@@ -41,7 +41,7 @@ pub fn gated_conv(
     convolve(threads, &input, (&mut backend.states, layer, 0), batch, out)
 }
 
-/// Does [`Backend::delta_net`](crate::kernels::Backend::delta_net).
+/// Does [`Backend::delta_net`](crate::Backend::delta_net).
 pub fn delta_net(
     backend: &mut CpuBackend,
     x: &Operand,

@@ -4,14 +4,14 @@
 
 use std::ops::Range;
 
-use crate::ids::StateSlot;
-use crate::kernels::cpu::element::{Borrowed, Elements};
-use crate::kernels::cpu::homes;
-use crate::kernels::cpu::nodes::{Nodes, PerNode};
-use crate::kernels::cpu::tensor::Shared;
-use crate::kernels::cpu::threads::ThreadPool;
-use crate::state::pool::kv_layout::{KvLayout, LayerKv, StateHeads};
-use crate::state::step::StateStart;
+use crate::cpu::element::{Borrowed, Elements};
+use crate::cpu::homes;
+use crate::cpu::nodes::{Nodes, PerNode};
+use crate::cpu::tensor::Shared;
+use crate::cpu::threads::ThreadPool;
+use souffleur_base::ids::StateSlot;
+use souffleur_base::kv_layout::{KvLayout, LayerKv, StateHeads};
+use souffleur_base::row_state::StateStart;
 
 /// Elements of a cache line, at which every state begins.
 const LINE: usize = 16;

@@ -2,18 +2,18 @@
 
 use half::bf16;
 
-use crate::kernels::HeadShape;
-use crate::kernels::cpu::batch::CpuBatch;
-use crate::kernels::cpu::element::{Storage, with_elements};
-use crate::kernels::cpu::kept::Kept;
-use crate::kernels::cpu::norms::{norm_in_place, norm_scale};
-use crate::kernels::cpu::planes::Planes;
-use crate::kernels::cpu::rows::{ELEMENT_COST, for_rows};
-use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
-use crate::kernels::cpu::tensor::{Shared, Tensor};
-use crate::kernels::cpu::threads::ThreadPool;
-use crate::kernels::rope::Rope;
-use crate::state::pool::kv_layout::Values;
+use crate::HeadShape;
+use crate::cpu::batch::CpuBatch;
+use crate::cpu::element::{Storage, with_elements};
+use crate::cpu::kept::Kept;
+use crate::cpu::norms::{norm_in_place, norm_scale};
+use crate::cpu::planes::Planes;
+use crate::cpu::rows::{ELEMENT_COST, for_rows};
+use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch};
+use crate::cpu::tensor::{Shared, Tensor};
+use crate::cpu::threads::ThreadPool;
+use crate::rope::Rope;
+use souffleur_base::kv_layout::Values;
 
 /// Approximate cost of the cosine or sine of an angle, in multiply-adds.
 const ANGLE_COST: usize = 1024;
@@ -241,9 +241,9 @@ pub fn turn_head<S: Lanes>(head: &mut [f32], norm: Option<(&[f32], f32)>, turn: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::cpu::element::Borrowed;
-    use crate::kernels::cpu::tensor::Scratch;
-    use crate::state::pool::kv_layout::KvDtype;
+    use crate::cpu::element::Borrowed;
+    use crate::cpu::tensor::Scratch;
+    use souffleur_base::kv_layout::KvDtype;
 
     #[test]
     fn keys_and_values_of_other_widths_go_to_their_own_places() {

@@ -1,5 +1,10 @@
 //! The lanes that kernels are written against, and the trait of kernels.
 
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "the traits say it for all of their functions"
+)]
+
 use half::{bf16, f16};
 
 use super::super::strip_product::StripProduct;
@@ -14,7 +19,7 @@ pub const FOUR: usize = LANES / 4;
 pub const LINE_BYTES: usize = 64;
 
 /// 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
-pub(in crate::kernels::cpu) const MAGIC: f32 = 12_582_912.0;
+pub(in crate::cpu) const MAGIC: f32 = 12_582_912.0;
 
 /// Work that is compiled once for each instruction set. `run` must be `#[inline(always)]`.
 pub trait Kernel {

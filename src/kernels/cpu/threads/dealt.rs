@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use super::{Item, NUMBER, Parts, Run, ThreadPool};
-use crate::kernels::cpu::cores::run_on;
+use crate::cpu::cores::run_on;
 
 /// The order in which a node's items are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

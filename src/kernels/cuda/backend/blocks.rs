@@ -1,15 +1,15 @@
 //! Copies blocks of tokens between the KV pool and staging memory of the device.
 //!
 //! A block has the planes of the pool in their order, contiguous, each with the block's tokens in the pool's layout.
-//! Planes are as long as [`KvLayout::block_planes`](crate::state::pool::kv_layout::KvLayout::block_planes) says; in
+//! Planes are as long as [`KvLayout::block_planes`](souffleur_base::kv_layout::KvLayout::block_planes) says; in
 //! them the heads of a token are contiguous, while on the CPU the tokens of a head are.
 
 use std::ops::Range;
 
 use super::CudaBackend;
-use crate::ids::{PageId, RowId};
-use crate::kernels::cuda::driver::{DevicePtr, DriverError, Stream};
-use crate::kernels::cuda::launch::{BlockCopy, KvBlockParams, MOST_BLOCK_PAGES, WORD_BYTES};
+use crate::cuda::driver::{DevicePtr, DriverError, Stream};
+use crate::cuda::launch::{BlockCopy, KvBlockParams, MOST_BLOCK_PAGES, WORD_BYTES};
+use souffleur_base::ids::{PageId, RowId};
 
 impl CudaBackend {
     /// Bytes of a block of `block_tokens` tokens.
@@ -40,7 +40,7 @@ impl CudaBackend {
     /// Copies the tokens of `pages`, which are a block, to `to`.
     ///
     /// # Safety
-    /// As of the launches: see [`launch`](crate::kernels::cuda::launch). The pages are written by no other stream unordered,
+    /// As of the launches: see [`launch`](crate::cuda::launch). The pages are written by no other stream unordered,
     /// and `to` has room for a block.
     ///
     /// # Errors

@@ -1,10 +1,10 @@
 //! The memory of a step, and the places of keys and values.
 
 use super::{Arena, CudaSizes, Device, DeviceBuffer, DevicePtr, DriverError};
-use crate::kernels::cuda::params::Element;
-use crate::kernels::cuda::sampling::SamplingShape;
-use crate::kernels::shape::DecoderShape;
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
+use crate::cuda::params::Element;
+use crate::cuda::sampling::SamplingShape;
+use crate::shape::DecoderShape;
+use souffleur_base::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 
 /// Pools begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -154,7 +154,7 @@ impl KvPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::pool::kv_layout::StateHeads;
+    use souffleur_base::kv_layout::StateHeads;
 
     fn pages(key_dim: usize, values: Values) -> LayerKv {
         LayerKv::Pages(PagedKv {

@@ -1,4 +1,4 @@
-//! [`Backend`](crate::kernels::Backend) on a GPU: every operation is a launch on one stream.
+//! [`Backend`](crate::Backend) on a GPU: every operation is a launch on one stream.
 //!
 //! The residual stream, rotations and logits are f32, all other activations and KV are elements (f32 or bfloat16, as
 //! the weights). Nothing is allocated once the model is loaded: activations come from an arena. The first failure
@@ -15,8 +15,8 @@ use super::launch::{
 use super::pack::Modules;
 use super::params::{Element, ElementType, Segment, Tile};
 use super::weights::WeightLoader;
-use crate::kernels::shape::DecoderShape;
-use crate::state::pool::kv_layout::KvLayout;
+use crate::shape::DecoderShape;
+use souffleur_base::kv_layout::KvLayout;
 
 mod blocks;
 mod memory;

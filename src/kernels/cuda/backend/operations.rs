@@ -3,16 +3,16 @@
 use std::f32::consts::LOG2_E;
 
 use super::{CudaBackend, CudaBatch, Tensor, TokenList};
-use crate::kernels::cuda::driver::DevicePtr;
-use crate::kernels::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
-use crate::kernels::cuda::weights::Weights;
-use crate::kernels::dtype::MatrixRole;
-use crate::kernels::latent::{LatentShape, LatentWeights};
-use crate::kernels::random::RandomTensor;
-use crate::kernels::recurrent::{DeltaNetWeights, GatedConvWeights};
-use crate::kernels::rope::{PositionScale, Rope};
-use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
+use crate::cuda::driver::DevicePtr;
+use crate::cuda::params::{AttendParams, Element, GemmParams, GemmWrite, RopeStoreParams};
+use crate::cuda::weights::Weights;
+use crate::dtype::MatrixRole;
+use crate::latent::{LatentShape, LatentWeights};
+use crate::random::RandomTensor;
+use crate::recurrent::{DeltaNetWeights, GatedConvWeights};
+use crate::rope::{PositionScale, Rope};
+use crate::tensor_view::TensorView;
+use crate::{Backend, Expert, Gate, HeadShape, Linear, QkvWeights, QueryWeights, Router};
 
 /// A weight matrix.
 pub struct Matrix {

@@ -4,8 +4,8 @@
 //! size, which is allocated on first use.
 
 use super::{CudaBackend, Tensor};
-use crate::kernels::cuda::driver::{DriverError, Uploader};
-use crate::state::prompt_vectors::VectorRun;
+use crate::cuda::driver::{DriverError, Uploader};
+use souffleur_base::prompt_vectors::VectorRun;
 
 /// The vectors of the step that is launched next.
 #[derive(Default)]

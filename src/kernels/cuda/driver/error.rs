@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use super::device::CudaVersion;
 use super::table::Functions;
-use crate::error::StepError;
+use souffleur_base::error::StepError;
 
 const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;

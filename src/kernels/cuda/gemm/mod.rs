@@ -7,7 +7,7 @@ use super::driver::{Device, DeviceBuffer, DriverError, Stream};
 use super::launch::OwnGemm;
 use super::pack::Modules;
 use super::params::{ElementType, GemmParams};
-pub use crate::kernels::gemm::GemmWish;
+pub use crate::gemm::GemmWish;
 
 /// NVIDIA's advice for cuBLASLt on Hopper and later, and before.
 const HOPPER_WORKSPACE_BYTES: usize = 32 << 20;

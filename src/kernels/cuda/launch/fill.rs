@@ -9,7 +9,7 @@ const ELEMENTS_PER_THREAD: u64 = 8;
 /// Blocks of a multiprocessor; each takes several turns at a large tensor.
 const BLOCKS: u32 = 8;
 
-/// Random elements: those of [`RandomTensor`](crate::kernels::random::RandomTensor).
+/// Random elements: those of [`RandomTensor`](crate::random::RandomTensor).
 #[derive(Clone, Debug)]
 pub struct FillRandom {
     kernel: Kernel,

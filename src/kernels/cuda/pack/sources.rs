@@ -2,20 +2,17 @@
 
 use sha2::{Digest, Sha256};
 
-include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+use souffleur_cuda_sources::{COMPILER, HEADERS, PACK, UNITS};
 
 /// The files of kernels, with their text, by name.
-pub const ALL_UNITS: &[(&str, &str)] = &UNITS;
+pub const ALL_UNITS: &[(&str, &str)] = UNITS;
 /// The files that they include, likewise.
-pub const ALL_HEADERS: &[(&str, &str)] = &HEADERS;
+pub const ALL_HEADERS: &[(&str, &str)] = HEADERS;
 /// The pack; empty in a binary that was built without one.
 pub const EMBEDDED_PACK: &[u8] = PACK;
 
 /// The target that PTX is compiled for: every GPU from Ampere on can run it.
 pub const PTX_TARGET: &str = "compute_80";
-
-/// The first line is the version that the pack is made with, the others are options.
-const COMPILER: &str = include_str!("../../../../kernels/nvrtc.txt");
 
 /// Of everything that machine code is made from.
 pub type SourceHash = [u8; 32];

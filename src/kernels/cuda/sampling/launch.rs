@@ -4,8 +4,8 @@ use super::{
     BeginDecodeParams, BeginPrefillParams, BeginRowsParams, CountParams, EditTableParams,
     LogprobParams, MAX_TOP, RecordParams, SampleParams,
 };
-use crate::kernels::cuda::driver::{DriverError, Grid, Kernel, KernelArg, Stream};
-use crate::kernels::cuda::pack::Modules;
+use crate::cuda::driver::{DriverError, Grid, Kernel, KernelArg, Stream};
+use crate::cuda::pack::Modules;
 
 /// Weights that are summed to one number.
 const SUM_BLOCK: usize = 64;

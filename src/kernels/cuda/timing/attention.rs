@@ -4,9 +4,9 @@ use std::f32::consts::LOG2_E;
 
 use super::Timing;
 use super::lab::{Copies, Lab};
-use crate::kernels::cuda::driver::{DeviceBuffer, DevicePtr, DriverError};
-use crate::kernels::cuda::launch::{AttendShape, Attention};
-use crate::kernels::cuda::params::{AttendParams, Element, ElementType, Segment, Tile};
+use crate::cuda::driver::{DeviceBuffer, DevicePtr, DriverError};
+use crate::cuda::launch::{AttendShape, Attention};
+use crate::cuda::params::{AttendParams, Element, ElementType, Segment, Tile};
 
 const ELEMENT: ElementType = ElementType::Bf16;
 /// As Llama-3.1-8B has them; Qwen3-8B's are the same.

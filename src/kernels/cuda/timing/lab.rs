@@ -3,13 +3,11 @@
 use serde::Serialize;
 
 use super::Extent;
-use crate::kernels::cuda::driver::{
-    Device, DeviceBuffer, DevicePtr, DriverError, Event, Priority, Stream,
-};
-use crate::kernels::cuda::gemm::{GemmWish, Products};
-use crate::kernels::cuda::launch::FillRandom;
-use crate::kernels::cuda::pack::Modules;
-use crate::kernels::cuda::params::{Element, ElementType, GemmParams, GemmWrite};
+use crate::cuda::driver::{Device, DeviceBuffer, DevicePtr, DriverError, Event, Priority, Stream};
+use crate::cuda::gemm::{GemmWish, Products};
+use crate::cuda::launch::FillRandom;
+use crate::cuda::pack::Modules;
+use crate::cuda::params::{Element, ElementType, GemmParams, GemmWrite};
 
 /// Larger than the cache of any GPU.
 const ROTATED_BYTES: usize = 512 << 20;

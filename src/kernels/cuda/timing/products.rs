@@ -2,9 +2,9 @@
 
 use super::Timing;
 use super::lab::Lab;
-use crate::kernels::cuda::driver::DriverError;
-use crate::kernels::cuda::gemm::{GemmWish, Products};
-use crate::kernels::cuda::params::{ElementType, GemmWrite};
+use crate::cuda::driver::DriverError;
+use crate::cuda::gemm::{GemmWish, Products};
+use crate::cuda::params::{ElementType, GemmWrite};
 
 /// The products of a layer of Llama-3.1-8B, and its output: outputs, inputs, use of the result.
 const LLAMA: [(&str, u32, u32, GemmWrite); 5] = [

@@ -2,9 +2,9 @@
 
 use super::Timing;
 use super::lab::Lab;
-use crate::kernels::cuda::driver::{DevicePtr, DriverError};
-use crate::kernels::cuda::launch::{Embed, RmsNorm, RopeStore, SiluMul};
-use crate::kernels::cuda::params::{ElementType, RopeStoreParams};
+use crate::cuda::driver::{DevicePtr, DriverError};
+use crate::cuda::launch::{Embed, RmsNorm, RopeStore, SiluMul};
+use crate::cuda::params::{ElementType, RopeStoreParams};
 
 const ELEMENT: ElementType = ElementType::Bf16;
 const ROWS: [u32; 4] = [1, 32, 128, 4096];

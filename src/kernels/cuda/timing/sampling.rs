@@ -2,9 +2,9 @@
 
 use super::Timing;
 use super::lab::Lab;
-use crate::kernels::cuda::driver::DriverError;
-use crate::kernels::cuda::params::ElementType;
-use crate::kernels::cuda::sampling::{
+use crate::cuda::driver::DriverError;
+use crate::cuda::params::ElementType;
+use crate::cuda::sampling::{
     BeginRowsParams, NONE, RowBegin, RowSampler, RowState, SampleParams, SampleWork, Sampled,
     SamplingKernels, SamplingShape, TIE_MARGIN,
 };

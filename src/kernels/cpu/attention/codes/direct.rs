@@ -5,8 +5,8 @@ use super::{
     BLOCK, CHUNK, CHUNK_GROUPS, CHUNK_VECTORS, CHUNK_WORDS, GROUP_QUADS, GROUP_VECTORS, HALF,
     HALF_WORDS, quads,
 };
-use crate::kernels::cpu::simd::{LANES, Lanes};
-use crate::state::pool::kv_layout::SCALE_GROUP;
+use crate::cpu::simd::{LANES, Lanes};
+use souffleur_base::kv_layout::SCALE_GROUP;
 
 impl Direct<'_, i8> {
     /// Scores the queries against the keys.

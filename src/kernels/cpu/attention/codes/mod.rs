@@ -14,8 +14,8 @@ use super::pack::Packing;
 use super::product::Product;
 use super::seen::BLOCK;
 use super::state::{Fold, VECTORS};
-use crate::kernels::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch_integers};
-use crate::state::pool::kv_layout::SCALE_GROUP;
+use crate::cpu::simd::{Isa, Kernel, LANES, Lanes, dispatch_integers};
+use souffleur_base::kv_layout::SCALE_GROUP;
 
 /// Codes in a word.
 const QUAD: usize = 4;

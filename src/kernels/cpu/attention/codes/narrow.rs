@@ -3,7 +3,7 @@
 use super::super::seen::BLOCK;
 use super::super::state::{Fold, VECTORS};
 use super::{CHUNK, CHUNK_WORDS, HALF, HALF_WORDS, QUAD};
-use crate::kernels::cpu::simd::{LANES, Lanes, MAGIC};
+use crate::cpu::simd::{LANES, Lanes, MAGIC};
 
 /// The largest integer of a row.
 const MAX: f32 = i16::MAX as f32;

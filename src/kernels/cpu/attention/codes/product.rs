@@ -2,7 +2,7 @@
 
 use super::super::product::Product;
 use super::{BLOCK, GROUP_VECTORS, GROUP_WORDS};
-use crate::kernels::cpu::simd::{LANES, Lanes};
+use crate::cpu::simd::{LANES, Lanes};
 
 impl Product {
     /// Scores rows against `vectors` times sixteen keys: for each group of a key a sum of integers, then one chain over the

@@ -27,8 +27,8 @@ use super::float_kv::FloatKv;
 use super::kv_element::KvElement;
 use super::seen::BLOCK;
 use super::sizes::Sizes;
-use crate::kernels::HeadShape;
-use crate::kernels::sparsity::LabelChannels;
+use crate::HeadShape;
+use crate::sparsity::LabelChannels;
 
 /// Queries of a key head that score a block of labels together.
 const TILE_ROWS: usize = 32;

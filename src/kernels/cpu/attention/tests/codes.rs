@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::*;
-use crate::kernels::cpu::element::{Borrowed, Storage};
+use crate::cpu::element::{Borrowed, Storage};
 
 const LEN: usize = 300;
 

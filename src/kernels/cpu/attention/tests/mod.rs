@@ -7,8 +7,8 @@ mod widths;
 mod world;
 
 use super::*;
-use crate::ids::RowId;
-use crate::state::pool::kv_layout::{KvDtype, Values};
+use souffleur_base::ids::RowId;
+use souffleur_base::kv_layout::{KvDtype, Values};
 use world::{HEADS, Part, SLOTS, Setup, World, keep, part, places, setup};
 
 const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::BF16, KvDtype::F16, KvDtype::Int8];

@@ -2,7 +2,7 @@
 
 use super::world::Sparse;
 use super::*;
-use crate::kernels::cpu::nodes::Nodes;
+use crate::cpu::nodes::Nodes;
 
 const fn shape(n_heads: usize, n_kv_heads: usize, values: Values) -> HeadShape {
     HeadShape {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::super::*;
-use crate::ids::{PageId, RowId};
-use crate::kernels::cpu::element::{Borrowed, Element, Storage};
-use crate::kernels::cpu::kept::Kept;
-use crate::kernels::cpu::portable::Portable;
-use crate::kernels::cpu::seats::{Numa, Seats};
-use crate::kernels::cpu::tensor::Scratch;
-use crate::kernels::sparsity::{DoubleSparsity, LabelChannels};
-use crate::state::pool::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_GROUP, Values};
+use crate::cpu::element::{Borrowed, Element, Storage};
+use crate::cpu::kept::Kept;
+use crate::cpu::portable::Portable;
+use crate::cpu::seats::{Numa, Seats};
+use crate::cpu::tensor::Scratch;
+use crate::sparsity::{DoubleSparsity, LabelChannels};
+use souffleur_base::ids::{PageId, RowId};
+use souffleur_base::kv_layout::{KvDtype, KvLayout, PagedKv, SCALE_GROUP, Values};
 
 /// A number in [-1, 1] that depends on all of the arguments.
 fn noise(kind: u64, content: u64, i: usize) -> f32 {

@@ -7,9 +7,9 @@ use super::super::super::memory::WeightArena;
 use super::super::super::tensor::Scratch;
 use super::super::*;
 use super::{Activations, values};
-use crate::kernels::blocks::BlockType;
-use crate::kernels::dtype::{Dtype, MatrixRole};
-use crate::kernels::tensor_view::{RowOrder, Stored, TensorView};
+use crate::blocks::BlockType;
+use crate::dtype::{Dtype, MatrixRole};
+use crate::tensor_view::{RowOrder, Stored, TensorView};
 
 /// Types that products read natively.
 pub const TYPES: [BlockType; 13] = [

@@ -11,8 +11,8 @@ use super::super::row_source::Activations;
 use super::super::simd::{Kernel, LANES, Lanes, dispatch};
 use super::super::tensor::Scratch;
 use super::*;
-use crate::kernels::dtype::{Dtype, MatrixRole};
-use crate::kernels::tensor_view::TensorView;
+use crate::dtype::{Dtype, MatrixRole};
+use crate::tensor_view::TensorView;
 
 pub const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Int8];
 

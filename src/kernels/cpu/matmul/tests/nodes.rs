@@ -5,7 +5,7 @@ use super::super::super::nodes::Nodes;
 use super::super::super::panel::PANEL;
 use super::blocks::{TYPES, seeded_stack_on};
 use super::*;
-use crate::kernels::blocks::BlockType;
+use crate::blocks::BlockType;
 
 const GROUPINGS: [&[usize]; 5] = [&[1, 1], &[3, 1], &[1, 1, 1], &[1, 2, 1], &[1, 1, 1, 1]];
 

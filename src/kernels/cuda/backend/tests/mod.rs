@@ -6,14 +6,14 @@ use half::bf16;
 
 use self::model::{Model, Seen, model, run};
 use super::*;
-use crate::ids::{PageId, RowId};
-use crate::kernels::HeadShape;
-use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa};
-use crate::kernels::cuda::driver::Priority;
-use crate::kernels::cuda::gemm::GemmWish;
-use crate::kernels::dtype::Dtype;
-use crate::kernels::shape::AttentionShape;
-use crate::state::pool::kv_layout::{PagedKv, Values};
+use crate::HeadShape;
+use crate::cpu::{CpuBackend, CpuBatch, CpuSizes, Isa, Numa};
+use crate::cuda::driver::Priority;
+use crate::cuda::gemm::GemmWish;
+use crate::dtype::Dtype;
+use crate::shape::AttentionShape;
+use souffleur_base::ids::{PageId, RowId};
+use souffleur_base::kv_layout::{PagedKv, Values};
 
 const VOCAB: usize = 70;
 const PAGES: usize = 1000;

@@ -3,10 +3,10 @@
 use half::bf16;
 
 use super::{Case, VOCAB};
-use crate::kernels::dtype::{Dtype, MatrixRole};
-use crate::kernels::rope::Rope;
-use crate::kernels::tensor_view::TensorView;
-use crate::kernels::{Backend, Gate, Linear, QkvWeights};
+use crate::dtype::{Dtype, MatrixRole};
+use crate::rope::Rope;
+use crate::tensor_view::TensorView;
+use crate::{Backend, Gate, Linear, QkvWeights};
 
 /// The weights of a layer and the ends of a model.
 pub(super) struct Model<B: Backend> {

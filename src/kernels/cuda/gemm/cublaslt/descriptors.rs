@@ -7,7 +7,7 @@ use cudarc::cublaslt::sys::{
 };
 
 use super::library::{Functions, check};
-use crate::kernels::cuda::driver::DriverError;
+use crate::cuda::driver::DriverError;
 
 /// CUBLAS_OP_T of cublas_api.h, which the bindings leave out.
 const TRANSPOSED: i32 = 1;

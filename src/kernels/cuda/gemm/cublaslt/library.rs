@@ -10,9 +10,9 @@ use cudarc::cublaslt::sys::{
     cudaDataType_t, cudaStream_t,
 };
 
-use crate::kernels::cuda::driver::{CudaVersion, Device, DriverError};
-use crate::kernels::cuda::search;
-use crate::kernels::cuda::symbols::library_functions;
+use crate::cuda::driver::{CudaVersion, Device, DriverError};
+use crate::cuda::search;
+use crate::cuda::symbols::library_functions;
 
 const LIBRARY: &str = "libcublasLt.so";
 /// Versions that are looked for by name; newer ones where the driver is of one.

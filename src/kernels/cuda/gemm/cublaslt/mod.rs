@@ -13,8 +13,8 @@ use rustc_hash::FxHashMap;
 
 use self::library::Handle;
 use self::product::{Key, Product};
-use crate::kernels::cuda::driver::{Device, DeviceBuffer, DriverError, Stream};
-use crate::kernels::cuda::params::{ElementType, GemmParams};
+use crate::cuda::driver::{Device, DeviceBuffer, DriverError, Stream};
+use crate::cuda::params::{ElementType, GemmParams};
 
 /// Prefills come in many lengths; beyond this the products begin anew.
 const MAX_PRODUCTS: usize = 4096;

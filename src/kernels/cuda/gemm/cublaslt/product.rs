@@ -9,8 +9,8 @@ use cudarc::cublaslt::sys::{
 
 use super::descriptors::{MatrixLayout, Preference, ProductDesc};
 use super::library::{Handle, check};
-use crate::kernels::cuda::driver::{DeviceBuffer, DriverError, Stream};
-use crate::kernels::cuda::params::{ElementType, GemmParams, GemmWrite};
+use crate::cuda::driver::{DeviceBuffer, DriverError, Stream};
+use crate::cuda::params::{ElementType, GemmParams, GemmWrite};
 
 /// No algorithm needs more.
 const MAX_ALIGNMENT: u64 = 256;

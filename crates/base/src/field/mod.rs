@@ -1,0 +1,195 @@
+//! Reading the fields of a request: one reader for bodies, for messages of a WebSocket, and for hosts that read
+//! `SamplingParams` by serde.
+//!
+//! An invalid value is reported as a [`FieldError`]: the field as data, and a sentence that names the value, the limit
+//! and the remedy. Nothing is kept of a value beyond what its field may hold.
+
+mod shallow;
+mod tree;
+
+use std::ops::RangeInclusive;
+
+pub use shallow::{Cut, Keep, ReadTokenIds, Shallow, TokenIds};
+pub use tree::{Tree, count_values};
+
+use crate::error::FieldError;
+
+/// Whole numbers that a float holds exactly.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+/// A token's id, in words.
+const TOKEN_ID: &str = "a token id from 0 to 4294967295";
+
+/// A field's value under the name that its errors give it.
+#[derive(Clone, Copy)]
+pub struct Field<'a> {
+    name: &'a str,
+    value: &'a Shallow,
+}
+
+impl<'a> Field<'a> {
+    pub fn new(name: &'a str, value: &'a Shallow) -> Self {
+        Self { name, value }
+    }
+
+    /// The error for a value of the wrong kind.
+    pub fn must_be(self, wanted: &str) -> FieldError {
+        let Self { name, value } = self;
+        FieldError::new(name, format!("{name} is {value}, must be {wanted}"))
+    }
+
+    pub fn boolean(self) -> Result<bool, FieldError> {
+        self.value
+            .as_bool()
+            .ok_or_else(|| self.must_be("true or false"))
+    }
+
+    /// A whole number in the bounds of its type. Some clients write it as a float.
+    pub fn integer<T: Integer>(self) -> Result<T, FieldError> {
+        let number = self.whole().and_then(|number| T::try_from(number).ok());
+        number.ok_or_else(|| self.must_be(T::RANGE))
+    }
+
+    /// A whole number of at least 1 that nothing else bounds.
+    pub fn positive(self) -> Result<i64, FieldError> {
+        self.whole()
+            .filter(|number| *number > 0)
+            .ok_or_else(|| self.must_be("a whole number of at least 1"))
+    }
+
+    pub fn float(self) -> Result<f32, FieldError> {
+        let number = self.value.as_f64().map(|number| number as f32);
+        number.ok_or_else(|| self.must_be("a number"))
+    }
+
+    pub fn seconds(self) -> Result<f64, FieldError> {
+        let seconds = self.value.as_f64().filter(|seconds| *seconds > 0.0);
+        seconds.ok_or_else(|| self.must_be("a number of seconds above 0"))
+    }
+
+    /// A limit in tokens. A number beyond `u32` is beyond every context, and clipped as the context clips it.
+    pub fn token_limit(self) -> Result<u32, FieldError> {
+        let whole = |number: &f64| *number >= 0.0 && number.fract() == 0.0;
+        let number = self.value.as_f64().filter(whole);
+        number
+            .map(|number| number as u32)
+            .ok_or_else(|| self.must_be("a whole number of at least 0"))
+    }
+
+    /// A number of most likely tokens. More than there can be is all of them, which is `-1`.
+    pub fn top_k(self) -> Result<i32, FieldError> {
+        const ALL: i32 = -1;
+        match self.value.as_f64() {
+            Some(number) if number > f64::from(i32::MAX) && number.fract() == 0.0 => Ok(ALL),
+            _ => self.integer(),
+        }
+    }
+
+    /// A seed of 64 bits; negative ones are taken by their bits.
+    pub fn seed(self) -> Result<u64, FieldError> {
+        let negative = || self.whole().map(|number| number as u64);
+        let seed = self.value.as_u64().or_else(negative);
+        seed.ok_or_else(|| self.must_be(i64::RANGE))
+    }
+
+    pub fn token_id(self) -> Result<u32, FieldError> {
+        let number = self.whole().and_then(|number| u32::try_from(number).ok());
+        number.ok_or_else(|| self.must_be(TOKEN_ID))
+    }
+
+    /// The items of a list, `wanted` in words, that may have `limit` of `unit`.
+    pub fn list(self, wanted: &str, limit: usize, unit: &str) -> Result<&'a [Shallow], FieldError> {
+        let Shallow::List { items, len, .. } = self.value else {
+            return Err(self.must_be(wanted));
+        };
+        check_count(self.name, *len, limit, unit)?;
+        Ok(items)
+    }
+
+    /// The entries of a map, `wanted` in words, that may have `limit` of `unit`.
+    pub fn map(
+        self,
+        wanted: &str,
+        limit: usize,
+        unit: &str,
+    ) -> Result<&'a [(String, Shallow)], FieldError> {
+        let Shallow::Map { entries, len } = self.value else {
+            return Err(self.must_be(wanted));
+        };
+        check_count(self.name, *len, limit, unit)?;
+        Ok(entries)
+    }
+
+    fn whole(self) -> Option<i64> {
+        let from_float =
+            |number: f64| (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64);
+        let value = self.value;
+        value.as_i64().or_else(|| from_float(value.as_f64()?))
+    }
+}
+
+/// An integer that a field can hold.
+pub trait Integer: TryFrom<i64> {
+    /// Its bounds, in words.
+    const RANGE: &str;
+    /// Its bounds.
+    const BOUNDS: RangeInclusive<i64>;
+}
+
+impl Integer for u32 {
+    const RANGE: &str = "a whole number from 0 to 4294967295";
+    const BOUNDS: RangeInclusive<i64> = 0..=u32::MAX as i64;
+}
+
+impl Integer for i32 {
+    const RANGE: &str = "a whole number from -2147483648 to 2147483647";
+    const BOUNDS: RangeInclusive<i64> = i32::MIN as i64..=i32::MAX as i64;
+}
+
+impl Integer for i64 {
+    const RANGE: &str = "a whole number of 64 bits";
+    const BOUNDS: RangeInclusive<i64> = i64::MIN..=i64::MAX;
+}
+
+/// A text, moved and not copied: it may be as long as the request.
+pub fn text(name: &str, value: Shallow) -> Result<String, FieldError> {
+    match value {
+        Shallow::Text(text) => Ok(text),
+        other => Err(Field::new(name, &other).must_be("a string")),
+    }
+}
+
+/// The ids of a list, or the error for the first item that is none.
+pub fn token_ids(name: &str, read: TokenIds) -> Result<Vec<u32>, FieldError> {
+    match read {
+        TokenIds::Ids(ids) => Ok(ids),
+        TokenIds::Bad { index, found } => {
+            Err(Field::new(&format!("{name}[{index}]"), &found).must_be(TOKEN_ID))
+        }
+    }
+}
+
+/// Refuses a list or map with too many entries; it may not be here whole.
+pub fn check_count(name: &str, count: usize, limit: usize, unit: &str) -> Result<(), FieldError> {
+    match count <= limit {
+        true => Ok(()),
+        false => Err(FieldError::new(
+            name,
+            format!("{name} has {count} {unit}, limit is {limit}: send fewer"),
+        )),
+    }
+}
+
+/// Refuses a text that is too long.
+pub fn check_bytes(name: &str, text: &str, limit: usize) -> Result<(), FieldError> {
+    let bytes = text.len();
+    match bytes <= limit {
+        true => Ok(()),
+        false => Err(FieldError::new(
+            name,
+            format!("{name} has {bytes} bytes, limit is {limit}: shorten it"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! JSON values as clients send them, whole.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+/// Returns how many values a JSON text has, itself included, without reading it: at least as many as there are.
+pub fn count_values(text: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (1, false, false);
+    for byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b'[' | b'{' if !in_text => count += 1,
+            _ => (),
+        }
+    }
+    count
+}
+
+/// A [`Value`] whose every part occurs in the text that it was read from.
+///
+/// `Value`'s own reader takes an object of one key, by which serde_json marks its raw values, for the JSON inside of that
+/// key's text. A client who writes the key would get values past every limit that counts those of the body.
+#[derive(Debug, PartialEq)]
+pub struct Tree(pub Value);
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TreeVisitor).map(Self)
+    }
+}
+
+struct TreeVisitor;
+
+impl<'de> Visitor<'de> for TreeVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(Tree(item)) = list.next_element()? {
+            items.push(item);
+        }
+        Ok(Value::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some((name, Tree(value))) = object.next_entry()? {
+            fields.insert(name, value);
+        }
+        Ok(Value::Object(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_what_serde_json_reads() {
+        let text = r#"{"a": [1, -2, 1.5, 1e300, 18446744073709551615, true, null, "\u00e4"], "b": {}, "a b": [[]]}"#;
+        let Tree(tree) = serde_json::from_str(text).expect("it is JSON");
+        assert_eq!(
+            tree,
+            serde_json::from_str::<Value>(text).expect("it is JSON")
+        );
+    }
+
+    #[test]
+    fn the_text_of_a_raw_value_s_key_is_text() {
+        let text = r#"{"\u0024serde_json::private::RawValue": "[[0], [0]]"}"#;
+        let Tree(tree) = serde_json::from_str(text).expect("it is JSON");
+        let inside = tree.as_object().and_then(|object| object.values().next());
+        assert_eq!(inside.and_then(Value::as_str), Some("[[0], [0]]"));
+    }
+}

@@ -1,0 +1,85 @@
+//! Changes of a prefix cache's nodes, in order, for observers that track the cache's content.
+//!
+//! Applied in order to an empty set, the changes give the nodes of the cache.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::cache::namespace::Namespace;
+use crate::pool::pages::EdgeBuffer;
+
+/// A change. Nodes are named by numbers, which are used again once their nodes are gone.
+#[derive(Debug)]
+pub enum CacheChange {
+    /// A node holds the K/V of tokens from now on.
+    Stored {
+        /// The node.
+        node: u32,
+        /// The node or root above it.
+        above: Above,
+        /// Whole pages.
+        tokens: NodeTokens,
+    },
+    /// A node was cut in two. The cached tokens stay the same.
+    Split {
+        /// Has the first tokens from now on, and takes the node's place.
+        upper: u32,
+        /// The node: keeps the other tokens and all that was below.
+        lower: u32,
+        /// How many tokens are the upper one's, in whole pages.
+        at: usize,
+    },
+    /// A leaf was removed with its tokens.
+    Removed {
+        /// The node.
+        node: u32,
+    },
+    /// Every node is gone, or is reported again from here on.
+    Cleared,
+}
+
+impl CacheChange {
+    /// Tokens that the change keeps in memory.
+    pub fn n_tokens(&self) -> usize {
+        match self {
+            Self::Stored { tokens, .. } => tokens.get().len(),
+            Self::Split { .. } | Self::Removed { .. } | Self::Cleared => 0,
+        }
+    }
+}
+
+/// The place above a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Above {
+    /// Nothing: its tokens begin a prefix in this namespace.
+    Root(Namespace),
+    /// Another node.
+    Node(u32),
+}
+
+/// Tokens of a node, shared with the cache.
+#[derive(Clone, Debug)]
+pub struct NodeTokens {
+    buffer: EdgeBuffer,
+    range: Range<u32>,
+}
+
+impl NodeTokens {
+    /// Tokens of a node that is in no tree.
+    ///
+    /// # Panics
+    /// If there are more than `u32::MAX`.
+    pub fn new(tokens: &[u32]) -> Self {
+        let end = u32::try_from(tokens.len()).expect("a node has fewer than 2^32 tokens");
+        Self::part_of((EdgeBuffer::Short(Arc::from(tokens)), 0..end))
+    }
+
+    pub(crate) fn part_of((buffer, range): (EdgeBuffer, Range<u32>)) -> Self {
+        Self { buffer, range }
+    }
+
+    /// The tokens.
+    pub fn get(&self) -> &[u32] {
+        &self.buffer.tokens()[self.range.start as usize..self.range.end as usize]
+    }
+}

@@ -1,0 +1,121 @@
+//! The parties that may share cached KV.
+
+use std::fmt;
+use std::sync::Arc;
+
+use souffleur_base::error::RequestError;
+use souffleur_base::request_limits::RequestLimits;
+
+/// The part of a cache key that is not tokens: two namespaces never share a node of the tree.
+///
+/// Keys and values also depend on the weights, double sparsity's parameters and the like, which are constant for the
+/// life of an engine and in no key. Where K/V outlives the engine, they belong to its lookup key.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Namespace {
+    extra_key: Option<Arc<str>>,
+    cache_salt: Option<Arc<str>>,
+    long_rotation: bool,
+}
+
+impl Namespace {
+    /// Makes a namespace. An empty salt is the same as none; an empty extra key differs from none.
+    pub fn new(extra_key: Option<&str>, cache_salt: Option<&str>) -> Self {
+        let cache_salt = cache_salt.filter(|salt| !salt.is_empty());
+        Self {
+            extra_key: extra_key.map(Arc::from),
+            cache_salt: cache_salt.map(Arc::from),
+            long_rotation: false,
+        }
+    }
+
+    /// The same namespace for sequences with the long rotation, or for all others: cached keys of one rotation are
+    /// invalid for the other. Most models have one rotation for both.
+    pub fn with_long_rotation(self, long_rotation: bool) -> Self {
+        Self {
+            long_rotation,
+            ..self
+        }
+    }
+
+    /// True for sequences with the long rotation.
+    pub fn has_long_rotation(&self) -> bool {
+        self.long_rotation
+    }
+
+    /// The namespaces of both rotations, for callers that know a prefix but not its sequences.
+    pub fn of_both_rotations(&self) -> [Self; 2] {
+        [false, true].map(|is_long| self.clone().with_long_rotation(is_long))
+    }
+
+    /// Checks the lengths: the tree keeps the names as long as anything is cached under them.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] with the name, its length, the limit and what to do.
+    pub fn validate(&self, limits: &RequestLimits) -> Result<(), RequestError> {
+        let names = [
+            ("extra_key", self.extra_key()),
+            ("cache_salt", self.cache_salt()),
+        ];
+        let limit = limits.max_extra_key_bytes;
+        for (name, value) in names {
+            let bytes = value.map_or(0, str::len);
+            if bytes > limit {
+                let text = format!("{name} has {bytes} bytes, limit is {limit}: shorten it");
+                return Err(RequestError::Invalid(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// True for the namespace of requests that name none.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// True if a `cache_salt` keeps others out.
+    pub fn is_salted(&self) -> bool {
+        self.cache_salt.is_some()
+    }
+
+    /// The `extra_key` that the client gave, the adapter's name included.
+    pub fn extra_key(&self) -> Option<&str> {
+        self.extra_key.as_deref()
+    }
+
+    /// The `cache_salt` that the client gave, never empty.
+    pub fn cache_salt(&self) -> Option<&str> {
+        self.cache_salt.as_deref()
+    }
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = |part: Option<&str>| part.map_or_else(|| "-".to_owned(), |p| format!("{p:?}"));
+        write!(f, "{}/{}", part(self.extra_key()), part(self.cache_salt()))?;
+        match self.long_rotation {
+            true => f.write_str("/long"),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rotations_are_apart_and_change_no_name() {
+        let plain = Namespace::new(Some("key"), Some("salt"));
+        let [short, long] = plain.of_both_rotations();
+        assert_eq!(short, plain);
+        assert_ne!(long, plain);
+        assert_eq!(long.clone().with_long_rotation(false), plain);
+        assert_eq!(
+            (long.extra_key(), long.cache_salt()),
+            (Some("key"), Some("salt"))
+        );
+        assert_eq!(long.to_string(), "\"key\"/\"salt\"/long");
+        let default = Namespace::default().with_long_rotation(true);
+        assert!(!default.is_default() && !default.is_salted());
+    }
+}

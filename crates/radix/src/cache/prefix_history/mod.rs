@@ -1,0 +1,291 @@
+//! The miss points of admitted requests' prompts, and their causes: the answer to "why was this not cached?".
+//!
+//! The tree reports its view at an admission ([`Departure`]) and its evictions ([`EvictedEdge`]); the scheduler
+//! forwards both in order as [`PrefixEvent`]s. The history keeps the last reports and the last evictions, both bounded,
+//! and is updated and queried outside of planning. It reads no clock: the caller passes the time.
+
+mod changing;
+mod evictions;
+mod hash;
+mod report;
+mod stored;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::cache::namespace::Namespace;
+use crate::pool::pages::EdgeBuffer;
+use crate::pool::pages::PageSize;
+use souffleur_base::ids::{RequestId, StepId};
+
+use evictions::Evictions;
+
+pub use changing::{ChangingValue, changing_value};
+pub use hash::PrefixHash;
+pub use report::{
+    BranchReport, Cause, ElsewhereReport, EvictionReport, MissingState, PrefixOutline,
+    PrefixReport, PrefixTexts,
+};
+pub use stored::{StoredMiss, StoredPart};
+
+/// Tokens shown before and after a prompt's miss point.
+pub const WINDOW_TOKENS: usize = 24;
+
+/// The tree's view when a prompt was admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// Tokens of the prefix that came from the cache.
+    pub matched_tokens: usize,
+    /// Tokens of the prompt whose K/V is cached: more than `matched_tokens` where no state was kept to resume from.
+    pub kv_tokens: usize,
+    /// Why there is no state in that part.
+    pub missing_state: Option<MissingState>,
+    /// Longest prefix that could come from the cache: at least one token is computed.
+    pub match_limit: usize,
+    /// The cache keeps nothing at all.
+    pub is_cache_disabled: bool,
+    /// How the tree continued after the matched prefix.
+    pub branch: Option<Branch>,
+    /// Another namespace that has more of the prompt. Neither that one nor the prompt's own is salted.
+    pub elsewhere: Option<Elsewhere>,
+}
+
+impl Departure {
+    /// The part that concerns the prompt. An output that a grammar opens is computed and cached with the prompt, so the tree
+    /// may have more than the prompt's tokens.
+    fn of_prompt(self, prompt_tokens: usize) -> Self {
+        let matched_tokens = self.matched_tokens.min(prompt_tokens);
+        let is_whole = matched_tokens == prompt_tokens;
+        let elsewhere = self.elsewhere.map(|elsewhere| Elsewhere {
+            tokens: elsewhere.tokens.min(prompt_tokens),
+            ..elsewhere
+        });
+        Self {
+            matched_tokens,
+            kv_tokens: self.kv_tokens.min(prompt_tokens),
+            match_limit: self.match_limit.min(prompt_tokens),
+            branch: self.branch.filter(|_| !is_whole),
+            elsewhere: elsewhere.filter(|elsewhere| elsewhere.tokens > matched_tokens),
+            ..self
+        }
+    }
+}
+
+/// How the tree continued at a prompt's miss point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Branch {
+    /// Edges that began there.
+    pub n_branches: u32,
+    /// The first tokens of the newest of them; empty if that one was evicted since.
+    pub tokens: Vec<u32>,
+}
+
+/// A namespace that has more of a prompt than the prompt's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// The namespace.
+    pub namespace: Namespace,
+    /// Tokens of the prompt that are cached there.
+    pub tokens: usize,
+}
+
+/// An edge that left the tree.
+#[derive(Clone, Debug)]
+pub struct EvictedEdge {
+    /// Of everything above the edge.
+    above: PrefixHash,
+    /// Shared with the remaining path above the edge.
+    buffer: EdgeBuffer,
+    /// The edge's part of the buffer's tokens.
+    range: Range<u32>,
+}
+
+impl EvictedEdge {
+    /// An edge that held `tokens`, whole pages, below a prefix.
+    ///
+    /// # Panics
+    /// If there are more than `u32::MAX` tokens.
+    pub fn new(above: PrefixHash, tokens: Arc<[u32]>) -> Self {
+        let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
+        Self::part_of(above, EdgeBuffer::Short(tokens), 0..end)
+    }
+
+    pub(crate) fn part_of(above: PrefixHash, buffer: EdgeBuffer, range: Range<u32>) -> Self {
+        Self {
+            above,
+            buffer,
+            range,
+        }
+    }
+
+    /// The edge's tokens: whole pages.
+    pub fn tokens(&self) -> &[u32] {
+        &self.buffer.tokens()[self.range.start as usize..self.range.end as usize]
+    }
+}
+
+/// Events for the history, in the order in which they happened.
+#[derive(Debug)]
+pub enum PrefixEvent {
+    /// A request was admitted for the first time.
+    Left(Box<PrefixLeft>),
+    /// A plan evicted.
+    Evicted {
+        /// The step that it made room for.
+        step: StepId,
+        /// The edges that went.
+        edges: Vec<EvictedEdge>,
+    },
+    /// The cache was emptied: a step was lost, or a host requested it.
+    Flushed {
+        /// The step that was being planned.
+        step: StepId,
+        /// The edges that went, the starts of prompts first.
+        edges: Vec<EvictedEdge>,
+    },
+}
+
+/// A request's first admission.
+#[derive(Debug)]
+pub struct PrefixLeft {
+    /// The request.
+    pub rid: RequestId,
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its prompt.
+    pub prompt: Arc<[u32]>,
+    /// The step that begins its prefill.
+    pub step: StepId,
+    /// The tree's view.
+    pub departure: Departure,
+    /// The tokens from the KV store, and why there were no more.
+    pub stored: StoredPart,
+}
+
+/// The bounds of the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryLimits {
+    /// Tokens a page.
+    pub page_size: PageSize,
+    /// Requests remembered.
+    pub max_requests: usize,
+    /// Evicted pages remembered, at 24 to 50 bytes each.
+    pub max_evicted_pages: usize,
+}
+
+/// The last admitted requests and the last evictions.
+#[derive(Debug)]
+pub struct PrefixHistory {
+    limits: HistoryLimits,
+    evictions: Evictions,
+    reports: VecDeque<PrefixReport>,
+    /// Number of the first of `reports`; they are numbered without gaps.
+    first: u64,
+    by_rid: FxHashMap<RequestId, u64>,
+    flushed_at_step: Option<StepId>,
+}
+
+impl PrefixHistory {
+    /// A history of nothing.
+    pub fn new(limits: HistoryLimits) -> Self {
+        Self {
+            evictions: Evictions::new(limits.page_size, limits.max_evicted_pages),
+            reports: VecDeque::new(),
+            first: 0,
+            by_rid: FxHashMap::default(),
+            flushed_at_step: None,
+            limits,
+        }
+    }
+
+    /// Takes an event in. Returns the report that it led to, if it was an admission.
+    pub fn take(&mut self, event: PrefixEvent, now_s: f64) -> Option<&PrefixReport> {
+        match event {
+            PrefixEvent::Left(left) => Some(self.admit(*left, now_s)),
+            PrefixEvent::Evicted { step, edges } => {
+                for edge in &edges {
+                    self.evictions.remember(edge, step, now_s);
+                }
+                None
+            }
+            PrefixEvent::Flushed { step, edges } => {
+                self.flushed_at_step = Some(step);
+                self.evictions.remember_flush(&edges, step, now_s);
+                None
+            }
+        }
+    }
+
+    /// The report on the last request of that id, if it is remembered.
+    pub fn report(&self, rid: &RequestId) -> Option<&PrefixReport> {
+        let number = self.by_rid.get(rid)?;
+        self.reports.get((number - self.first) as usize)
+    }
+
+    /// Requests remembered.
+    pub fn len(&self) -> usize {
+        self.reports.len()
+    }
+
+    /// True before the first admission.
+    pub fn is_empty(&self) -> bool {
+        self.reports.is_empty()
+    }
+
+    /// Evicted pages remembered.
+    pub fn evicted_pages(&self) -> usize {
+        self.evictions.pages()
+    }
+
+    fn admit(&mut self, left: PrefixLeft, now_s: f64) -> &PrefixReport {
+        while self.reports.len() >= self.limits.max_requests.max(1) {
+            self.forget_oldest();
+        }
+        let report = self.diagnose(left, now_s);
+        let number = self.first + self.reports.len() as u64;
+        self.by_rid.insert(report.rid.clone(), number);
+        self.reports.push_back(report);
+        self.reports.back().expect("a report was just pushed")
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(oldest) = self.reports.pop_front() {
+            if self.by_rid.get(&oldest.rid) == Some(&self.first) {
+                self.by_rid.remove(&oldest.rid);
+            }
+            self.first += 1;
+        }
+    }
+
+    fn diagnose(&self, mut left: PrefixLeft, now_s: f64) -> PrefixReport {
+        let departure = left.stored.moved(left.departure);
+        left.departure = departure.of_prompt(left.prompt.len());
+        let departure = &left.departure;
+        let reachable = self.limits.page_size.floor(departure.match_limit);
+        let is_missing = departure.matched_tokens < reachable && !departure.is_cache_disabled;
+        let evicted = is_missing
+            .then(|| {
+                let key = &left.prompt[..departure.match_limit];
+                self.evictions
+                    .find(&left.namespace, key, departure.matched_tokens)
+            })
+            .flatten();
+        let evicted = evicted.map(|found| {
+            let report = EvictionReport {
+                step: found.step,
+                steps_before: left.step.get().saturating_sub(found.step.get()),
+                seconds_before: (now_s - found.at_s).max(0.0),
+                cached_until: found.until,
+            };
+            (found.cause, report)
+        });
+        PrefixReport {
+            flushed_at_step: self.flushed_at_step,
+            evictions_forgotten_until_step: self.evictions.forgotten_until(),
+            ..PrefixReport::new(left, self.limits.page_size, evicted)
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The report about one request's prefix.
+
+use serde::Serialize;
+
+use super::{Departure, PrefixLeft, StoredMiss, WINDOW_TOKENS};
+use crate::pool::pages::PageSize;
+use souffleur_base::ids::{RequestId, StepId};
+
+/// Why a prompt was not cached further than it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Only tokens are missing that must be computed: the last one, or those with requested log probabilities.
+    MatchLimit,
+    /// The missing part is less than a page.
+    PageFloor,
+    /// The prompt is too short to share anything: less than a page ahead of the token that must be computed.
+    TooShort,
+    /// It was cached and evicted.
+    Evicted,
+    /// Another namespace has it: one of another `extra_key`. Salted ones are never looked into.
+    DifferentNamespace,
+    /// The cache continues with other tokens there.
+    Divergence,
+    /// No request had it before, as far as is remembered.
+    NeverCached,
+    /// The cache is off.
+    CacheDisabled,
+    /// It was cached, and the cache was emptied: for a host, or after a lost step.
+    Flushed,
+    /// Its K/V is cached further on, but no state of the layers that keep one: none was saved there, or it was dropped for
+    /// another.
+    NoState,
+    /// Its K/V is cached further on, but not that of the layers with windows for the last tokens there: it was evicted
+    /// for other prompts.
+    NoWindow,
+    /// The KV store has it, and computing it is faster than loading it.
+    StoredTooSlow,
+    /// The KV store has it, and did not bring it in time.
+    StoredLate,
+    /// The KV store had it, and the data read was damaged.
+    StoredDamaged,
+    /// The KV store had it, and has dropped it for others.
+    StoredEvicted,
+}
+
+impl Cause {
+    /// Every cause.
+    pub const ALL: [Self; 15] = [
+        Self::MatchLimit,
+        Self::PageFloor,
+        Self::TooShort,
+        Self::Evicted,
+        Self::DifferentNamespace,
+        Self::Divergence,
+        Self::NeverCached,
+        Self::CacheDisabled,
+        Self::Flushed,
+        Self::NoState,
+        Self::NoWindow,
+        Self::StoredTooSlow,
+        Self::StoredLate,
+        Self::StoredDamaged,
+        Self::StoredEvicted,
+    ];
+
+    /// Its name in JSON and metric labels.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::MatchLimit => "match_limit",
+            Self::PageFloor => "page_floor",
+            Self::TooShort => "too_short",
+            Self::Evicted => "evicted",
+            Self::DifferentNamespace => "different_namespace",
+            Self::Divergence => "divergence",
+            Self::NeverCached => "never_cached",
+            Self::CacheDisabled => "cache_disabled",
+            Self::Flushed => "flushed",
+            Self::NoState => "no_state",
+            Self::NoWindow => "no_window",
+            Self::StoredTooSlow => "stored_too_slow",
+            Self::StoredLate => "stored_late",
+            Self::StoredDamaged => "stored_damaged",
+            Self::StoredEvicted => "stored_evicted",
+        }
+    }
+}
+
+/// Why a prompt has no state to resume from where its K/V is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MissingState {
+    /// None was saved there.
+    NeverSaved,
+    /// There was one, and it was dropped for another.
+    Thinned,
+    /// There is one, but after tokens that must be computed: the last one, or those with requested log probabilities.
+    PastLimit,
+}
+
+/// The miss point of one request's prompt, and its cause.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PrefixReport {
+    /// The request.
+    pub rid: RequestId,
+    /// Why the cache helped no further.
+    pub cause: Cause,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, tokens that came from the cache: whole pages.
+    pub cached_tokens: usize,
+    /// Of these, tokens that the KV store brought.
+    pub loaded_tokens: usize,
+    /// Of the prompt's tokens, those whose K/V was cached: more than `cached_tokens` where there was no state to resume
+    /// from, or where that of layers with windows was gone.
+    pub kv_tokens: usize,
+    /// Why there was none, if the cause is [`Cause::NoState`].
+    pub missing_state: Option<MissingState>,
+    /// The first token that was not there: `cached_tokens`, or further on inside a page that differs later.
+    pub position: usize,
+    /// Upper bound on tokens from the cache.
+    pub match_limit: usize,
+    /// Tokens a page.
+    pub page_size: usize,
+    /// The request's `extra_key`.
+    pub extra_key: Option<String>,
+    /// The request has a `cache_salt`. Salts are secrets: none is shown.
+    pub has_cache_salt: bool,
+    /// The step that began its prefill.
+    pub step: StepId,
+    /// The prompt's tokens before `position`.
+    pub tokens_before: Vec<u32>,
+    /// The prompt's tokens from `position` on.
+    pub tokens_after: Vec<u32>,
+    /// The text of the tokens shown; `None` without a tokenizer.
+    pub text: Option<PrefixTexts>,
+    /// Advice about a divergence, if its texts look like a value that changes with each request.
+    pub hint: Option<&'static str>,
+    /// When the missing part was evicted or flushed, if it was ever cached.
+    pub evicted: Option<EvictionReport>,
+    /// How the cache continued instead.
+    pub branch: Option<BranchReport>,
+    /// The namespace that has it.
+    pub elsewhere: Option<ElsewhereReport>,
+    /// Evictions up to this step are forgotten, at least in part: their pages count as never cached.
+    pub evictions_forgotten_until_step: Option<StepId>,
+    /// The whole cache was dropped at this step: its pages beyond the first 32,768 count as never cached.
+    pub flushed_at_step: Option<StepId>,
+}
+
+/// The report for clients other than the admin: no tokens of any prompt, and no more information than the count of
+/// cached tokens gives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PrefixOutline {
+    /// The request.
+    pub rid: RequestId,
+    /// Why the cache helped no further.
+    pub cause: Cause,
+    /// The first token that did not come from the cache: a page's first.
+    pub position: usize,
+}
+
+/// The tokens of a report as text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PrefixTexts {
+    /// Of `tokens_before`.
+    pub before: String,
+    /// Of `tokens_after`.
+    pub after: String,
+    /// The text of the branch's tokens.
+    pub branch: Option<String>,
+}
+
+/// The eviction or flush of the part that a prompt misses.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvictionReport {
+    /// The step that it made room for.
+    pub step: StepId,
+    /// Steps from then to the request's first.
+    pub steps_before: u64,
+    /// Seconds from then to the request's first step.
+    pub seconds_before: f64,
+    /// The prompt was cached up to this position, as far as is remembered.
+    pub cached_until: usize,
+}
+
+/// Other tokens that the cache has at a prompt's miss point.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BranchReport {
+    /// Edges that began there.
+    pub n_branches: u32,
+    /// Tokens of the newest of them, from `position` on; empty if that one was evicted since.
+    pub tokens: Vec<u32>,
+}
+
+/// Another namespace with more of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ElsewhereReport {
+    /// Its `extra_key`.
+    pub extra_key: Option<String>,
+    /// Tokens of the prompt that are cached there.
+    pub cached_tokens: usize,
+}
+
+impl PrefixReport {
+    pub(super) fn new(
+        left: PrefixLeft,
+        page_size: PageSize,
+        evicted: Option<(Cause, EvictionReport)>,
+    ) -> Self {
+        let matched = left.departure.matched_tokens;
+        let shared = shared_with_branch(&left, matched);
+        let (lost, evicted) = evicted.unzip();
+        let miss = left.stored.miss;
+        let cause = cause_of(&left.departure, page_size, (miss, lost), shared);
+        let is_diverged = cause == Cause::Divergence;
+        let shift = if is_diverged { shared } else { 0 };
+        let position = matched + shift;
+        let PrefixLeft {
+            rid,
+            namespace,
+            prompt,
+            step,
+            departure,
+            stored,
+        } = left;
+        let branch = departure.branch.filter(|_| is_diverged);
+        let branch = branch.map(|branch| BranchReport {
+            n_branches: branch.n_branches,
+            tokens: branch.tokens.get(shift..).unwrap_or_default().to_vec(),
+        });
+        let elsewhere = departure.elsewhere.map(|elsewhere| ElsewhereReport {
+            extra_key: elsewhere.namespace.extra_key().map(str::to_owned),
+            cached_tokens: elsewhere.tokens,
+        });
+        Self {
+            rid,
+            cause,
+            prompt_tokens: prompt.len(),
+            cached_tokens: matched,
+            loaded_tokens: stored.loaded_tokens.min(matched),
+            kv_tokens: departure.kv_tokens.max(matched),
+            missing_state: departure.missing_state.filter(|_| cause == Cause::NoState),
+            position,
+            match_limit: departure.match_limit,
+            page_size: page_size.get(),
+            extra_key: namespace.extra_key().map(str::to_owned),
+            has_cache_salt: namespace.cache_salt().is_some(),
+            step,
+            tokens_before: prompt[position.saturating_sub(WINDOW_TOKENS)..position].to_vec(),
+            tokens_after: prompt[position..prompt.len().min(position + WINDOW_TOKENS)].to_vec(),
+            text: None,
+            hint: None,
+            evicted,
+            branch,
+            elsewhere,
+            evictions_forgotten_until_step: None,
+            flushed_at_step: None,
+        }
+    }
+
+    /// The part for all clients. It omits the position inside a page where another request's prompt differs: with it, a
+    /// client could confirm guesses of that prompt token by token.
+    pub fn outline(&self) -> PrefixOutline {
+        let cause = match self.cause {
+            Cause::Divergence if self.cached_tokens == 0 => Cause::NeverCached,
+            cause => cause,
+        };
+        PrefixOutline {
+            rid: self.rid.clone(),
+            cause,
+            position: self.cached_tokens,
+        }
+    }
+}
+
+/// Tokens after the match that the newest branch shares: less than a page.
+fn shared_with_branch(left: &PrefixLeft, matched: usize) -> usize {
+    let branch = left.departure.branch.as_ref();
+    let tokens = branch.map_or(&[] as &[u32], |branch| branch.tokens.as_slice());
+    let same = tokens.iter().zip(&left.prompt[matched..]);
+    same.take_while(|(a, b)| a == b).count()
+}
+
+/// `miss` is why the missing part did not come from the KV store, `lost` how it left the cache, if it was there and
+/// that is remembered.
+fn cause_of(
+    departure: &Departure,
+    page_size: PageSize,
+    (miss, lost): (Option<StoredMiss>, Option<Cause>),
+    shared: usize,
+) -> Cause {
+    let matched = departure.matched_tokens;
+    let reachable = page_size.floor(departure.match_limit);
+    if departure.is_cache_disabled {
+        Cause::CacheDisabled
+    } else if reachable == 0 {
+        Cause::TooShort
+    } else if matched >= departure.match_limit {
+        Cause::MatchLimit
+    } else if matched >= reachable {
+        Cause::PageFloor
+    } else if let Some(miss) = miss {
+        // The store would have brought the state, too.
+        miss.cause()
+    } else if departure.kv_tokens > matched {
+        match departure.missing_state {
+            Some(_) => Cause::NoState,
+            None => Cause::NoWindow,
+        }
+    } else if let Some(lost) = lost {
+        lost
+    } else if departure.elsewhere.is_some() {
+        Cause::DifferentNamespace
+    } else if departure.branch.is_some() && matched + shared > 0 {
+        // Every prompt leaves a used cache at its root: that alone is no divergence.
+        Cause::Divergence
+    } else {
+        Cause::NeverCached
+    }
+}

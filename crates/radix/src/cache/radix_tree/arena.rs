@@ -1,0 +1,390 @@
+//! Nodes by index, and the step from a node along a key.
+
+use std::ops::{Index, IndexMut};
+
+use super::children::{Children, Spot, tag_of};
+use super::compare::common_prefix;
+use crate::cache::eviction::NodeUse;
+use crate::pool::pages::{Edge, PageSize};
+use crate::prefetch::prefetch;
+
+/// Means "no node" wherever an index is stored.
+pub(super) const NO_NODE: u32 = u32::MAX;
+
+/// One edge and its lower end, in one cache line: all that walks and evictions touch. A root has no parent or tokens.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Node {
+    /// Whole pages of tokens, with the pages.
+    pub edge: Edge,
+    /// As in [`NodeUse`].
+    pub last_access: u64,
+    pub parent: u32,
+    pub n_children: u32,
+    /// Locks on this node and below it.
+    pub lock_ref: u32,
+    /// The parent's lookup key for the node.
+    tag: u32,
+    /// The node's slot in that table.
+    spot: Spot,
+    /// As in [`NodeUse`].
+    pub hits: u32,
+    pub is_live: bool,
+    /// True while the eviction order has an entry for the node.
+    pub is_queued: bool,
+    /// True if the node was used since that entry was made: its key may be another by now.
+    pub is_used_since: bool,
+}
+
+/// The rest of a node's [`NodeUse`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Past {
+    pub created: u64,
+    pub priority: i64,
+    pub start_tokens: u32,
+    pub history_tokens: u32,
+}
+
+impl Node {
+    fn new(parent: u32, edge: Edge, last_access: u64, hits: u32) -> Self {
+        Self {
+            edge,
+            last_access,
+            parent,
+            n_children: 0,
+            lock_ref: 0,
+            tag: 0,
+            spot: Spot::FAR,
+            hits,
+            is_live: true,
+            is_queued: false,
+            is_used_since: false,
+        }
+    }
+
+    pub(super) fn is_root(&self) -> bool {
+        self.parent == NO_NODE
+    }
+
+    pub(super) fn is_evictable(&self) -> bool {
+        self.is_live && self.lock_ref == 0 && self.n_children == 0 && !self.is_root()
+    }
+}
+
+/// The rest after [`Arena::remove_leaf`].
+pub(super) struct RemovedLeaf {
+    pub edge: Edge,
+    pub parent: u32,
+    /// The parent has no other child.
+    pub is_last: bool,
+    /// The edge shares the buffer of the parent's.
+    pub shares_buffer: bool,
+}
+
+/// A step down the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub child: u32,
+    /// Tokens of the edge that are the key's: whole pages, at least one.
+    pub common: usize,
+    /// The tag of the key's page after the whole edge, if there is a whole page.
+    pub tag: Option<u32>,
+}
+
+/// All nodes of a tree. Indices of removed nodes are used again.
+pub(super) struct Arena {
+    nodes: Vec<Node>,
+    pasts: Vec<Past>,
+    free: Vec<u32>,
+    children: Children,
+    page_size: PageSize,
+}
+
+impl Arena {
+    pub(super) fn new(page_size: PageSize) -> Self {
+        Self {
+            nodes: Vec::new(),
+            pasts: Vec::new(),
+            free: Vec::new(),
+            children: Children::default(),
+            page_size,
+        }
+    }
+
+    /// Number of nodes, roots included.
+    pub(super) fn n_live(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
+        (0..).zip(&self.nodes).filter(|(_, node)| node.is_live)
+    }
+
+    /// Indices that were ever in use.
+    pub(super) fn indices(&self) -> std::ops::Range<u32> {
+        0..self.nodes.len() as u32
+    }
+
+    /// Adds a root.
+    pub(super) fn add_root(&mut self) -> u32 {
+        self.place(Node::new(NO_NODE, Edge::empty(), 0, 0), Past::default())
+    }
+
+    /// Adds a node that is findable from its parent, under a tag if that is known.
+    #[inline(always)]
+    pub(super) fn add(&mut self, parent: u32, tag: Option<u32>, edge: Edge, usage: NodeUse) -> u32 {
+        let past = Past {
+            created: usage.created,
+            priority: usage.priority,
+            start_tokens: usage.start_tokens,
+            history_tokens: usage.history_tokens,
+        };
+        let node = Node::new(parent, edge, usage.last_access, usage.hits);
+        let index = self.place(node, past);
+        self.link(index, tag);
+        index
+    }
+
+    /// The facts that an eviction policy may look at.
+    pub(super) fn usage(&self, index: u32) -> NodeUse {
+        let (node, past) = (&self[index], &self.pasts[index as usize]);
+        NodeUse {
+            last_access: node.last_access,
+            created: past.created,
+            hits: node.hits,
+            priority: past.priority,
+            start_tokens: past.start_tokens,
+            history_tokens: past.history_tokens,
+        }
+    }
+
+    /// A node in use.
+    pub(super) fn used(&mut self, index: u32) -> (&mut Node, &mut Past) {
+        let node = &mut self.nodes[index as usize];
+        node.is_used_since = true;
+        (node, &mut self.pasts[index as usize])
+    }
+
+    /// Removes a root without children.
+    pub(super) fn remove_root(&mut self, index: u32) {
+        self[index].is_live = false;
+        self.free.push(index);
+    }
+
+    /// Removes a node without children below another one.
+    #[inline(always)]
+    pub(super) fn remove_leaf(&mut self, index: u32) -> RemovedLeaf {
+        let node = &mut self.nodes[index as usize];
+        debug_assert!(node.n_children == 0 && node.lock_ref == 0);
+        node.is_live = false;
+        let edge = std::mem::replace(&mut node.edge, Edge::empty());
+        let parent = node.parent;
+        self.children.remove(node.tag, index, node.spot);
+        self.free.push(index);
+        let above = &mut self[parent];
+        above.n_children -= 1;
+        RemovedLeaf {
+            parent,
+            is_last: above.n_children == 0,
+            shares_buffer: edge.shares_with(&above.edge),
+            edge,
+        }
+    }
+
+    /// The tag of the child of `parent` that `rest` leads into; `None` if `rest` is shorter than a page.
+    #[inline]
+    pub(super) fn tag_below(&self, parent: u32, rest: &[u32]) -> Option<u32> {
+        let page = rest.get(..self.page_size.get())?;
+        Some(tag_of(parent, page))
+    }
+
+    /// Steps from `parent` along `rest`, under its tag.
+    pub(super) fn step(&self, parent: u32, tag: Option<u32>, rest: &[u32]) -> Option<Step> {
+        self.children.find(tag?, |child| {
+            let node = &self[child];
+            if node.parent != parent {
+                return None;
+            }
+            let behind = rest.get(node.edge.len()..);
+            let tag = behind.and_then(|behind| self.tag_below(child, behind));
+            if let Some(tag) = tag {
+                // Fetched while the edge is compared.
+                self.children.prefetch(tag);
+            }
+            let common = common_prefix(node.edge.tokens(), rest);
+            let common = self.page_size.floor(common);
+            (common > 0).then_some(Step { child, common, tag })
+        })
+    }
+
+    /// The child at this node's recorded spot.
+    pub(super) fn at_spot_of(&self, index: u32) -> u32 {
+        let node = &self[index];
+        self.children.at(node.tag, index, node.spot)
+    }
+
+    /// Cuts a node after its first `at` tokens. The upper half is a new node, created `now`; the lower half
+    /// keeps the index, and with it locks, children and its place in the eviction order.
+    pub(super) fn split(&mut self, lower: u32, at: usize, now: u64) -> u32 {
+        let (node, past) = self.used(lower);
+        let past_of_upper = Past {
+            created: now,
+            ..*past
+        };
+        past.start_tokens += at as u32;
+        let (parent, tag, spot) = (node.parent, node.tag, node.spot);
+        let front = node.edge.cut_front(at);
+        let mut upper = Node::new(parent, front, node.last_access, node.hits);
+        upper.lock_ref = node.lock_ref;
+        (upper.tag, upper.spot) = (tag, spot);
+        let upper = self.place(upper, past_of_upper);
+        self.children.replace(tag, lower, spot, upper);
+        self[lower].parent = upper;
+        self.link(lower, None);
+        upper
+    }
+
+    /// Reads a node and its parent's entry for it, to bring both into the CPU cache; the value means nothing.
+    pub(super) fn glance(&self, index: u32) -> u32 {
+        self.children.glance(self[index].tag)
+    }
+
+    /// The tokens after `last` in its buffer were evicted: cuts the buffer if that is worth it.
+    #[inline(never)]
+    pub(super) fn cut_buffer(&mut self, last: u32) {
+        let Some(buffer) = self[last].edge.cut_buffer(self.page_size) else {
+            return;
+        };
+        let mut at = last;
+        loop {
+            let parent = self[at].parent;
+            let goes_on = parent != NO_NODE && self[at].edge.shares_with(&self[parent].edge);
+            self[at].edge.move_to(buffer.clone());
+            if !goes_on {
+                return;
+            }
+            at = parent;
+        }
+    }
+
+    /// Prefetches the memory of the next new node.
+    #[inline]
+    pub(super) fn prefetch_free(&self) {
+        if let Some(&index) = self.free.last() {
+            prefetch(&self[index]);
+            prefetch(&self.pasts[index as usize]);
+        }
+    }
+
+    #[inline(always)]
+    fn place(&mut self, node: Node, past: Past) -> u32 {
+        match self.free.pop() {
+            Some(index) => {
+                let before = std::mem::replace(&mut self[index], node);
+                debug_assert!(
+                    before.edge.is_empty(),
+                    "the edge of a removed node was taken"
+                );
+                // Skips the drop of an empty edge, which would read memory that is in no CPU cache.
+                std::mem::forget(before);
+                self.pasts[index as usize] = past;
+                index
+            }
+            None => {
+                self.nodes.push(node);
+                self.pasts.push(past);
+                u32::try_from(self.nodes.len() - 1).expect("there are fewer nodes than page ids")
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn link(&mut self, index: u32, tag: Option<u32>) {
+        let node = &self[index];
+        let parent = node.parent;
+        let tag = tag.or_else(|| self.tag_below(parent, node.edge.tokens()));
+        let tag = tag.expect("an edge has a page at least");
+        let nodes = &mut self.nodes;
+        let moved = |child: u32, spot| nodes[child as usize].spot = spot;
+        let spot = self.children.insert(tag, index, moved);
+        let node = &mut self[index];
+        (node.tag, node.spot) = (tag, spot);
+        self[parent].n_children += 1;
+    }
+}
+
+impl Index<u32> for Arena {
+    type Output = Node;
+
+    fn index(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+}
+
+impl IndexMut<u32> for Arena {
+    fn index_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::pool::pages::EdgeTokens;
+    use crate::pool::pages::{PageIds, Pages, PoolLedger};
+    use souffleur_base::ids::PageId;
+
+    /// Different pages that hash alike below one parent.
+    const COLLIDING: [[u32; 2]; 4] = [[0, 0], [1, 1 << 23], [2, 2 << 23], [3, 3 << 23]];
+
+    fn add_child(arena: &mut Arena, parent: u32, page: &[u32]) -> u32 {
+        let ledger = Arc::new(PoolLedger::new(arena.page_size));
+        let mut pages = Pages::adopt(PageIds::from_slice(&[PageId::new(1)]), &ledger);
+        let tokens = EdgeTokens {
+            tokens: page,
+            owner: None,
+        };
+        let edge = Edge::new(tokens, &mut pages, 0, arena.page_size);
+        let usage = arena.usage(parent);
+        arena.add(parent, None, edge, usage)
+    }
+
+    #[test]
+    fn children_whose_pages_hash_alike_are_told_apart_in_any_order_of_removal() {
+        let two = PageSize::new(2).expect("2 is positive");
+        for removed in 0..COLLIDING.len() {
+            let mut arena = Arena::new(two);
+            let root = arena.add_root();
+            let tags = COLLIDING.map(|page| tag_of(root, &page));
+            assert_eq!(tags, [tags[0]; 4]);
+            let children = COLLIDING.map(|page| add_child(&mut arena, root, &page));
+            let find = |arena: &Arena| {
+                COLLIDING.map(|page| arena.step(root, arena.tag_below(root, &page), &page))
+            };
+            let found = |child| {
+                Some(Step {
+                    child,
+                    common: 2,
+                    tag: None,
+                })
+            };
+            assert_eq!(find(&arena), children.map(found));
+
+            arena.remove_leaf(children[removed]);
+            let mut expected = children.map(found);
+            expected[removed] = None;
+            assert_eq!(find(&arena), expected);
+
+            for child in children
+                .into_iter()
+                .filter(|child| *child != children[removed])
+            {
+                arena.remove_leaf(child);
+            }
+            assert_eq!((find(&arena), arena[root].n_children), ([None; 4], 0));
+            assert_eq!(arena.children.len(), 0);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Records the tree's changes for an observer of its content. If the observer lost its state, the tree reports all
+//! nodes again, a part at a time.
+//!
+//! Meanwhile each node is reported ("told") or pending. A new or cut node is reported first, with its ancestors, so
+//! that all nodes below the index that the scan has reached are always reported: new nodes take any index.
+
+use smallvec::SmallVec;
+
+use super::RadixTree;
+use crate::cache::changes::{Above, CacheChange, NodeTokens};
+
+/// Indices that one call scans while nodes are reported again: some ten microseconds.
+const TOLD_AT_ONCE: u32 = 256;
+/// Tokens after which such a part ends, with the node that reaches them: a small share of the publisher's queue.
+const TOKENS_TOLD_AT_ONCE: usize = 64 << 10;
+
+/// The changes since they were last taken.
+pub(super) struct Changes {
+    noted: Vec<CacheChange>,
+    /// `None` once every node is reported.
+    telling: Option<Telling>,
+}
+
+struct Telling {
+    /// Every node with a smaller index is reported.
+    next: u32,
+    /// By index.
+    told: Vec<bool>,
+}
+
+impl Changes {
+    fn is_told(&self, node: u32) -> bool {
+        match &self.telling {
+            Some(telling) => telling.told.get(node as usize) == Some(&true),
+            None => true,
+        }
+    }
+
+    fn mark(&mut self, node: u32, is_told: bool) {
+        if let Some(telling) = &mut self.telling {
+            let index = node as usize;
+            if index >= telling.told.len() {
+                telling.told.resize(index + 1, false);
+            }
+            telling.told[index] = is_told;
+        }
+    }
+}
+
+impl RadixTree {
+    /// Records changes from now on; the first voids everything before them.
+    pub(super) fn begin_changes(&mut self) {
+        self.changes = Some(Box::new(Changes {
+            noted: vec![CacheChange::Cleared],
+            telling: Some(Telling {
+                next: 0,
+                told: Vec::new(),
+            }),
+        }));
+    }
+
+    #[inline(always)]
+    pub(super) fn note_stored(&mut self, leaf: u32) {
+        if self.changes.is_some() {
+            self.tell_stored(leaf);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_stored(&mut self, leaf: u32) {
+        if let Some(mut changes) = self.changes.take() {
+            self.tell(&mut changes, leaf);
+            self.changes = Some(changes);
+        }
+    }
+
+    /// `upper` is new, and `lower` its only child.
+    pub(super) fn note_cut(&mut self, upper: u32, lower: u32) {
+        let Some(mut changes) = self.changes.take() else {
+            return;
+        };
+        if changes.is_told(lower) {
+            let at = self.arena[upper].edge.len();
+            changes.noted.push(CacheChange::Split { upper, lower, at });
+            changes.mark(upper, true);
+        } else {
+            self.tell(&mut changes, lower);
+        }
+        self.changes = Some(changes);
+    }
+
+    /// The leaf is about to be removed.
+    #[inline(always)]
+    pub(super) fn note_removed(&mut self, leaf: u32) {
+        if let Some(changes) = &mut self.changes
+            && changes.is_told(leaf)
+        {
+            changes.noted.push(CacheChange::Removed { node: leaf });
+            changes.mark(leaf, false);
+        }
+    }
+
+    pub(super) fn note_cleared(&mut self) {
+        if let Some(changes) = &mut self.changes {
+            changes.noted.clear();
+            changes.noted.push(CacheChange::Cleared);
+            changes.telling = None;
+        }
+    }
+
+    pub(super) fn take_noted_changes(&mut self, into: &mut Vec<CacheChange>) {
+        let Some(mut changes) = self.changes.take() else {
+            return;
+        };
+        self.tell_more(&mut changes);
+        into.append(&mut changes.noted);
+        self.changes = Some(changes);
+    }
+
+    pub(super) fn is_telling_again(&self) -> bool {
+        let changes = self.changes.as_deref();
+        changes.is_some_and(|changes| changes.telling.is_some())
+    }
+
+    fn tell_more(&self, changes: &mut Changes) {
+        let Some(first) = changes.telling.as_ref().map(|telling| telling.next) else {
+            return;
+        };
+        let end = self.arena.indices().end;
+        let last = end.min(first + TOLD_AT_ONCE);
+        let mut next = first;
+        let mut n_tokens = 0;
+        while next < last && n_tokens < TOKENS_TOLD_AT_ONCE {
+            let node = &self.arena[next];
+            if node.is_live && !node.is_root() && !changes.is_told(next) {
+                let n_noted = changes.noted.len();
+                self.tell(changes, next);
+                let told = changes.noted[n_noted..].iter();
+                n_tokens += told.map(CacheChange::n_tokens).sum::<usize>();
+            }
+            next += 1;
+        }
+        match &mut changes.telling {
+            Some(telling) if next < end => telling.next = next,
+            telling => *telling = None,
+        }
+    }
+
+    /// Reports a node, after its pending ancestors.
+    fn tell(&self, changes: &mut Changes, node: u32) {
+        let mut path: SmallVec<[u32; 8]> = SmallVec::new();
+        let mut at = node;
+        loop {
+            path.push(at);
+            at = self.arena[at].parent;
+            if self.arena[at].is_root() || changes.is_told(at) {
+                break;
+            }
+        }
+        for &node in path.iter().rev() {
+            changes.noted.push(self.stored(node));
+            changes.mark(node, true);
+        }
+    }
+
+    fn stored(&self, index: u32) -> CacheChange {
+        let node = &self.arena[index];
+        let above = match self.arena[node.parent].is_root() {
+            true => Above::Root(self.root_names[&node.parent].clone()),
+            false => Above::Node(node.parent),
+        };
+        CacheChange::Stored {
+            node: index,
+            above,
+            tokens: NodeTokens::part_of(node.edge.part()),
+        }
+    }
+}

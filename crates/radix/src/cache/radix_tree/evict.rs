@@ -1,0 +1,229 @@
+//! The order of eviction and eviction itself.
+//!
+//! For policies whose keys only grow, the order is lazy: an entry is as old as the last time its node came up and may
+//! be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes up too early
+//! is put back at its true place, at most once for every use since; a node that is locked or has children is dropped
+//! and offered again when that ends.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::hint::black_box;
+
+use super::states::rank;
+use super::{Edge, RadixTree};
+use crate::cache::eviction::{EvictionKey, KeyTrend, NodeUse};
+use crate::pool::pages::EvictedPages;
+
+type Entry = (EvictionKey, u32);
+
+/// Candidates whose memory is fetched together: one wait for all of them.
+const LOOKAHEAD: usize = 16;
+
+/// Candidates in order of their keys. A live node has at most one entry, a removed one none.
+///
+/// New leaves mostly come with the largest key so far: those wait in a plain queue, without their keys, and only the
+/// others need a heap.
+#[derive(Default)]
+pub(super) struct Victims {
+    ascending: VecDeque<u32>,
+    /// The key of the last one in the queue, if there is one.
+    last: EvictionKey,
+    others: BinaryHeap<Reverse<Entry>>,
+    /// How many entries at the front of the queue have been handed out by [`Victims::ahead`].
+    n_fetched: usize,
+}
+
+impl Victims {
+    #[inline(always)]
+    fn push(&mut self, (key, node): Entry) {
+        if key < self.last && !self.ascending.is_empty() {
+            self.others.push(Reverse((key, node)));
+        } else {
+            self.last = key;
+            self.ascending.push_back(node);
+        }
+    }
+
+    /// The next candidate. `key_of` returns the key of a queued node, or nothing if it has to leave its place anyway.
+    #[inline(always)]
+    fn pop(&mut self, key_of: impl FnOnce(u32) -> Option<EvictionKey>) -> Option<u32> {
+        if let Some(Reverse((other, _))) = self.others.peek() {
+            let is_first = match self.ascending.front() {
+                Some(&queued) => key_of(queued).is_some_and(|key| *other < key),
+                None => true,
+            };
+            if is_first {
+                return self.others.pop().map(|Reverse((_, node))| node);
+            }
+        }
+        self.n_fetched = self.n_fetched.saturating_sub(1);
+        self.ascending.pop_front()
+    }
+
+    /// The nodes at the front of the queue, once all nodes handed out before are gone.
+    fn ahead(&mut self) -> impl Iterator<Item = u32> + '_ {
+        self.n_fetched = self.ascending.len().min(LOOKAHEAD);
+        self.ascending.iter().take(self.n_fetched).copied()
+    }
+
+    fn clear(&mut self) {
+        self.n_fetched = 0;
+        self.ascending.clear();
+        self.others.clear();
+    }
+
+    /// The queued nodes, in order.
+    pub(super) fn queued(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.ascending.iter().copied()
+    }
+
+    /// The heap's entries, in no order.
+    pub(super) fn others(&self) -> impl ExactSizeIterator<Item = Entry> {
+        self.others.iter().map(|entry| entry.0)
+    }
+}
+
+impl RadixTree {
+    pub(super) fn evict_leaves(&mut self, tokens: usize) -> EvictedPages {
+        if tokens == 0 {
+            return EvictedPages::empty();
+        }
+        if self.policy.trend() != KeyTrend::Grows || self.order_is_stale {
+            self.rebuild_victims();
+        }
+        let Some(first) = self.evict_leaf() else {
+            return EvictedPages::empty();
+        };
+        if first.len() < tokens {
+            return self.evict_more(tokens, first);
+        }
+        EvictedPages::of(first)
+    }
+
+    #[inline(never)]
+    fn evict_more(&mut self, tokens: usize, first: Edge) -> EvictedPages {
+        let mut n_tokens = first.len();
+        let mut evicted = EvictedPages::of(first);
+        while n_tokens < tokens {
+            let Some(edge) = self.evict_leaf() else {
+                break;
+            };
+            n_tokens += edge.len();
+            evicted.push(edge);
+        }
+        evicted
+    }
+
+    #[inline(always)]
+    fn evict_leaf(&mut self) -> Option<Edge> {
+        let leaf = self.next_victim()?;
+        if self.notes.is_some() {
+            self.note_eviction(leaf);
+        }
+        self.note_removed(leaf);
+        let removed = self.arena.remove_leaf(leaf);
+        if let Some(states) = &mut self.states {
+            states.drop_of(leaf);
+        }
+        if let Some(windows) = &mut self.windows {
+            windows.drop_of(leaf);
+        }
+        self.evictable_tokens -= removed.edge.len();
+        if removed.shares_buffer || removed.is_last {
+            self.tidy_above(removed.parent, removed.shares_buffer);
+        }
+        Some(removed.edge)
+    }
+
+    /// Puts a node into the order if it may be evicted and is not in it.
+    pub(super) fn offer(&mut self, node: u32) {
+        if self.policy.trend() == KeyTrend::Grows {
+            self.enqueue(node);
+        }
+    }
+
+    /// Puts a leaf that was just made into the order.
+    #[inline(always)]
+    pub(super) fn offer_new(&mut self, leaf: u32, usage: &NodeUse) {
+        if self.policy.trend() == KeyTrend::Grows {
+            self.arena[leaf].is_queued = true;
+            let key = match self.states {
+                None => self.policy.key(usage),
+                Some(_) => self.rank(leaf),
+            };
+            self.victims.push((key, leaf));
+        }
+    }
+
+    #[inline(never)]
+    fn enqueue(&mut self, index: u32) {
+        let node = &mut self.arena[index];
+        if node.is_evictable() && !node.is_queued {
+            node.is_queued = true;
+            node.is_used_since = false;
+            let key = self.rank(index);
+            self.victims.push((key, index));
+        }
+    }
+
+    /// The place of a node in the order.
+    #[inline(always)]
+    pub(super) fn rank(&self, index: u32) -> EvictionKey {
+        rank(&self.arena, self.states.as_deref(), &self.policy, index)
+    }
+
+    #[inline(never)]
+    pub(super) fn rebuild_victims(&mut self) {
+        self.order_is_stale = false;
+        self.victims.clear();
+        for index in self.arena.indices() {
+            self.arena[index].is_queued = false;
+            self.enqueue(index);
+        }
+    }
+
+    #[inline(always)]
+    fn next_victim(&mut self) -> Option<u32> {
+        if self.victims.n_fetched == 0 {
+            self.fetch_ahead();
+        }
+        loop {
+            let (arena, states, policy) = (&self.arena, self.states.as_deref(), self.policy);
+            let index = self.victims.pop(|index| {
+                let node = &arena[index];
+                let stays = node.is_evictable() && !node.is_used_since;
+                stays.then(|| rank(arena, states, &policy, index))
+            })?;
+            let node = &mut self.arena[index];
+            node.is_queued = false;
+            if node.is_evictable() {
+                if !node.is_used_since {
+                    return Some(index);
+                }
+                self.enqueue(index);
+            }
+        }
+    }
+
+    /// Reads the memory of the next evictions. Leaves unused for long are in no CPU cache, and here the reads do not
+    /// wait for each other.
+    #[inline(never)]
+    fn fetch_ahead(&mut self) {
+        let ahead = self.victims.ahead();
+        black_box(ahead.fold(0, |seen, index| seen ^ self.arena.glance(index)));
+    }
+
+    /// The work left above a leaf that was removed, if it was the last one there or its edge shared a buffer.
+    #[inline(never)]
+    fn tidy_above(&mut self, parent: u32, shares_buffer: bool) {
+        if shares_buffer {
+            self.arena.cut_buffer(parent);
+        }
+        let above = &self.arena[parent];
+        match (above.n_children, above.is_root()) {
+            (0, true) => self.drop_root(parent),
+            (0, false) => self.enqueue(parent),
+            _ => (),
+        }
+    }
+}

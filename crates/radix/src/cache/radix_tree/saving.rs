@@ -1,0 +1,341 @@
+//! The tree's account of stored blocks, and the queue of blocks to save.
+//!
+//! A block is a fixed number of tokens of a path, from a multiple of that number on, and belongs to the node of its
+//! last token. A published path waits in a queue; at its turn, the tree walks it anew. So an entry never names a
+//! removed node, and the walk counts tokens that were evicted meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::{Key, RadixTree};
+use crate::cache::namespace::Namespace;
+use crate::cache::prefix_cache::{SaveAccount, SaveCounts, SaveDemand, UnsavedBlock, UnsavedPart};
+
+/// Capacity of the queue in paths: a new path is dropped when it is full.
+const MAX_QUEUED: usize = 4096;
+/// Capacity of the queue in tokens, which it keeps in memory after their requests have ended: 32 MiB of ids. Few trees
+/// hold more tokens, and tokens evicted before their turn are not saved anyway.
+const MAX_QUEUED_TOKENS: usize = 8 << 20;
+
+/// When a block is worth a place in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SaveRules {
+    /// Tokens of a block: whole pages.
+    pub block_tokens: usize,
+    /// Prompts and outputs that went through a node before it is saved: 1 saves everything.
+    pub min_hits: u32,
+}
+
+/// See the module.
+pub(super) struct Saves {
+    rules: SaveRules,
+    /// By node.
+    nodes: Vec<NodeSaves>,
+    /// Raised to forget all stored blocks: accounts of an earlier epoch are void.
+    epoch: u32,
+    queue: VecDeque<Entry>,
+    /// Of all paths in the queue, as they are kept: to the end of their requests' tokens.
+    queued_tokens: usize,
+    /// The store has stopped: nothing is queued.
+    is_over: bool,
+    dropped_tokens: u64,
+}
+
+/// The account of a node.
+#[derive(Clone, Copy, Default)]
+struct NodeSaves {
+    epoch: u32,
+    /// The store has, or is getting, all of its blocks that end within this many tokens of their path.
+    stored_to: u32,
+    /// The same of the state at its end.
+    has_state: bool,
+}
+
+/// A path that was published.
+struct Entry {
+    namespace: Namespace,
+    tokens: Arc<[u32]>,
+    len: usize,
+    /// When it was published last.
+    epoch: u32,
+    /// Blocks that end within this many tokens were taken in its turn, and states likewise. A turn takes none twice,
+    /// even if the account is reset meanwhile: a store that refuses everything would otherwise be offered them forever.
+    blocks_to: usize,
+    states_to: usize,
+}
+
+/// A node on the way along a path.
+struct Stop {
+    node: u32,
+    start: usize,
+    /// Where the path leaves it.
+    end: usize,
+}
+
+impl Saves {
+    fn at(&mut self, node: u32) -> &mut NodeSaves {
+        let index = node as usize;
+        if index >= self.nodes.len() {
+            self.nodes.resize(index + 1, NodeSaves::default());
+        }
+        let fresh = self.fresh();
+        let saves = &mut self.nodes[index];
+        if saves.epoch != fresh.epoch {
+            *saves = fresh;
+        }
+        saves
+    }
+
+    /// The account of a node of which nothing is stored.
+    fn fresh(&self) -> NodeSaves {
+        NodeSaves {
+            epoch: self.epoch,
+            ..NodeSaves::default()
+        }
+    }
+
+    fn note_stored(&mut self, node: u32, tokens: usize) {
+        let saves = self.at(node);
+        saves.stored_to = saves.stored_to.max(tokens as u32);
+    }
+
+    /// The end of the last whole block within `tokens`.
+    fn whole(&self, tokens: usize) -> usize {
+        tokens - tokens % self.rules.block_tokens
+    }
+}
+
+impl RadixTree {
+    /// Makes the tree track the store's blocks.
+    pub fn with_saves(mut self, rules: SaveRules) -> Self {
+        debug_assert!(rules.block_tokens.is_multiple_of(self.page_size.get()));
+        self.saves = Some(Box::new(Saves {
+            rules,
+            nodes: Vec::new(),
+            epoch: 0,
+            queue: VecDeque::new(),
+            queued_tokens: 0,
+            is_over: false,
+            dropped_tokens: 0,
+        }));
+        self
+    }
+
+    /// A leaf is new: nothing of it is stored, even if its index is reused.
+    pub(super) fn note_unsaved(&mut self, leaf: u32) {
+        if let Some(saves) = &mut self.saves {
+            *saves.at(leaf) = saves.fresh();
+        }
+    }
+
+    /// An edge was cut: `upper` is new.
+    pub(super) fn split_saves(&mut self, upper: u32, lower: u32) {
+        if let Some(saves) = &mut self.saves {
+            let stored_to = saves.at(lower).stored_to;
+            // The lower half ends where the node did, and keeps its state.
+            *saves.at(upper) = NodeSaves {
+                stored_to,
+                ..saves.fresh()
+            };
+        }
+    }
+
+    /// Queues a path that was just published down to `node`, of which the store has the first `stored_tokens`.
+    pub(super) fn queue_saves(&mut self, node: u32, key: Key<'_>, stored_tokens: usize) {
+        if self.saves.as_ref().is_none_or(|saves| saves.is_over) {
+            return;
+        }
+        let Some(mut saves) = self.saves.take() else {
+            return;
+        };
+        if stored_tokens > 0 {
+            for above in self.path_to(node) {
+                saves.note_stored(above, stored_tokens);
+                saves.at(above).has_state |= self.end_of(above) == stored_tokens;
+            }
+        }
+        let end = saves.whole(key.tokens.len());
+        // States come one by one, in places that only a walk finds.
+        let may_miss = || self.states.is_some();
+        if end > 0 && ((saves.at(node).stored_to as usize) < end || may_miss()) {
+            saves.push(key);
+        }
+        self.saves = Some(saves);
+    }
+
+    pub(super) fn take_unsaved_blocks(&mut self, demand: SaveDemand) -> Vec<UnsavedBlock> {
+        let Some(mut saves) = self.saves.take() else {
+            return Vec::new();
+        };
+        saves.carry_on(demand.account);
+        let mut taken = Taken {
+            blocks: Vec::new(),
+            left: demand.blocks,
+            left_states: demand.states,
+        };
+        while taken.left > 0
+            && let Some(mut entry) = saves.queue.pop_front()
+        {
+            if !self.take_path(&mut saves, &mut entry, &mut taken) {
+                saves.queue.push_front(entry);
+                break;
+            }
+            saves.queued_tokens -= entry.tokens.len();
+        }
+        self.saves = Some(saves);
+        taken.blocks
+    }
+
+    /// Takes the blocks of a path, and the states on it, as long as more may be taken; true if it has no more.
+    fn take_path(&self, saves: &mut Saves, entry: &mut Entry, taken: &mut Taken) -> bool {
+        let block_tokens = saves.rules.block_tokens;
+        let path = self.path_along(&entry.namespace, &entry.tokens[..entry.len]);
+        for Stop { node, start, end } in &path {
+            if self.arena[*node].hits < saves.rules.min_hits {
+                // Nodes below were used no more often. The next path through here queues them again.
+                return true;
+            }
+            for block in start / block_tokens..end / block_tokens {
+                let block_end = (block + 1) * block_tokens;
+                let stored_to = saves.at(*node).stored_to as usize;
+                if stored_to.max(entry.blocks_to) >= block_end {
+                    continue;
+                }
+                if taken.left == 0 {
+                    return false;
+                }
+                taken.left -= 1;
+                let first_page = self.page_size.full_pages(block_end - block_tokens);
+                let pages = self.run_behind(*node, first_page);
+                let n_pages = self.page_size.full_pages(block_tokens);
+                let pages = pages.iter().take(n_pages).collect();
+                taken.push(entry, block, UnsavedPart::Pages(pages));
+                entry.blocks_to = block_end;
+                saves.note_stored(*node, block_end);
+            }
+            let is_whole = *end == self.end_of(*node) && end % block_tokens == 0;
+            let state = self.state_of(*node).filter(|_| is_whole);
+            if let Some(state) =
+                state.filter(|_| !saves.at(*node).has_state && entry.states_to < *end)
+            {
+                if taken.left_states == 0 {
+                    return false;
+                }
+                taken.left_states -= 1;
+                taken.push(entry, end / block_tokens - 1, UnsavedPart::State(state));
+                entry.states_to = *end;
+                saves.at(*node).has_state = true;
+            }
+        }
+        let found = path.last().map_or(0, |stop| stop.end);
+        saves.dropped_tokens += saves.whole(entry.len).saturating_sub(found) as u64;
+        true
+    }
+
+    /// The nodes along a path, as far as it is cached. Touches nothing.
+    fn path_along(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<Stop> {
+        let mut path = Vec::new();
+        let Some(&root) = self.roots.get(namespace) else {
+            return path;
+        };
+        let (mut at, mut start) = (root, 0);
+        let mut tag = self.arena.tag_below(root, tokens);
+        while let Some(step) = self.arena.step(at, tag, &tokens[start..]) {
+            let end = start + step.common;
+            path.push(Stop {
+                node: step.child,
+                start,
+                end,
+            });
+            if step.common < self.arena[step.child].edge.len() {
+                break;
+            }
+            (at, start, tag) = (step.child, end, step.tag);
+        }
+        path
+    }
+
+    pub(super) fn counts_of_saves(&self) -> SaveCounts {
+        let saves = self.saves.as_ref();
+        saves.map_or_else(SaveCounts::default, |saves| SaveCounts {
+            queued: saves.queue.len(),
+            dropped_tokens: saves.dropped_tokens,
+        })
+    }
+
+    /// Empties the queue: the tree was emptied, except for locked paths.
+    pub(super) fn clear_saves(&mut self) {
+        if let Some(saves) = &mut self.saves {
+            saves.clear();
+        }
+    }
+}
+
+/// The blocks that a plan takes, and how many more it may.
+struct Taken {
+    blocks: Vec<UnsavedBlock>,
+    left: usize,
+    left_states: usize,
+}
+
+impl Taken {
+    fn push(&mut self, entry: &Entry, block: usize, part: UnsavedPart) {
+        self.blocks.push(UnsavedBlock {
+            namespace: entry.namespace.clone(),
+            tokens: entry.tokens.clone(),
+            block: block as u32,
+            part,
+        });
+    }
+}
+
+impl Saves {
+    fn carry_on(&mut self, account: SaveAccount) {
+        if account == SaveAccount::Keep {
+            return;
+        }
+        self.epoch = self.epoch.wrapping_add(1);
+        self.is_over = account == SaveAccount::End;
+        if self.is_over {
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.queue = VecDeque::new();
+        self.queued_tokens = 0;
+    }
+
+    /// Queues a path. It replaces the youngest one if it extends that.
+    fn push(&mut self, key: Key<'_>) {
+        let len = key.tokens.len();
+        if let (Some(last), Some(owner)) = (self.queue.back_mut(), key.owner)
+            && Arc::ptr_eq(&last.tokens, owner)
+            && last.namespace == *key.namespace
+        {
+            last.len = last.len.max(len);
+            if last.epoch != self.epoch {
+                (last.epoch, last.blocks_to, last.states_to) = (self.epoch, 0, 0);
+            }
+            return;
+        }
+        let n_tokens = key.owner.map_or(len, |owner| owner.len());
+        let queued_tokens = self.queued_tokens.saturating_add(n_tokens);
+        if self.queue.len() >= MAX_QUEUED || queued_tokens > MAX_QUEUED_TOKENS {
+            self.dropped_tokens += self.whole(len) as u64;
+            return;
+        }
+        self.queued_tokens = queued_tokens;
+        self.queue.push_back(Entry {
+            namespace: key.namespace.clone(),
+            tokens: key.owner.cloned().unwrap_or_else(|| key.tokens.into()),
+            len,
+            epoch: self.epoch,
+            blocks_to: 0,
+            states_to: 0,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,412 @@
+//! States of nodes, where layers keep any: the positions from which prompts may resume, and the order of drops.
+//!
+//! A state is that after exactly its node's last token. A split leaves it with the lower half, which ends where the
+//! node did. Dropping a state keeps the node's pages: they still show where prompts diverge.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::arena::{Arena, NO_NODE};
+use super::{Key, KeyUse, RadixTree};
+use crate::cache::eviction::EvictionKey;
+use crate::cache::prefix_cache::Thinning;
+use crate::pool::pages::{NodeLock, Pages};
+use crate::pool::state_pool::{OwnedState, SaveReason, SavedState};
+use souffleur_base::ids::StateSlot;
+
+/// The states of a tree, by node.
+#[derive(Default)]
+pub(super) struct States {
+    nodes: FxHashMap<u32, NodeState>,
+    /// Nodes whose states pins keep, once for each pin.
+    pinned: FxHashMap<u32, u32>,
+    /// Nodes whose states the current plan copies from: they stay until the plan is made.
+    sources: Vec<u32>,
+    /// Nodes at which prompts of that plan have anchors: their states are not dropped for a copy.
+    named: Vec<u32>,
+    /// Nodes whose state was dropped for another.
+    thinned: FxHashSet<u32>,
+    /// States that their nodes have lost, until the caller returns them to the pool.
+    freed: Vec<OwnedState>,
+}
+
+struct NodeState {
+    state: OwnedState,
+    reason: SaveReason,
+    /// A reading of the tree's clock.
+    last_used: u64,
+    /// Prompts have resumed further down the only path below, and none is known to diverge here.
+    is_passed: bool,
+}
+
+impl States {
+    pub(super) fn has(&self, node: u32) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn is_kept(&self, node: u32) -> bool {
+        self.sources.contains(&node) || self.pinned.contains_key(&node)
+    }
+
+    /// Whether the node's state was dropped for another.
+    pub(super) fn was_thinned(&self, node: u32) -> bool {
+        self.thinned.contains(&node)
+    }
+
+    fn takes(&self, thinning: Thinning, (node, kept): (&u32, &NodeState)) -> bool {
+        let is_kept = match thinning {
+            Thinning::Later => self.pinned.contains_key(node),
+            _ => self.is_kept(*node),
+        };
+        !is_kept && thinning.takes(kept.reason, self.named.contains(node))
+    }
+
+    /// The node is removed.
+    pub(super) fn drop_of(&mut self, node: u32) {
+        self.thinned.remove(&node);
+        if let Some(kept) = self.nodes.remove(&node) {
+            self.freed.push(kept.state);
+        }
+    }
+
+    /// Drops the node's state for another.
+    fn thin(&mut self, node: u32) {
+        self.drop_of(node);
+        self.thinned.insert(node);
+    }
+
+    /// The plan is made.
+    fn forget_plan(&mut self) {
+        self.sources.clear();
+        self.named.clear();
+    }
+
+    pub(super) fn clear(&mut self) {
+        let freed = self.nodes.drain().map(|(_, kept)| kept.state);
+        let mut freed: Vec<OwnedState> = freed.collect();
+        // Makes the order deterministic.
+        freed.sort_unstable_by_key(OwnedState::slot);
+        self.freed.append(&mut freed);
+        self.forget_plan();
+        self.thinned.clear();
+    }
+}
+
+impl RadixTree {
+    /// Makes the tree keep states: a prefix is then cached up to a node that has one.
+    pub fn with_states(mut self) -> Self {
+        self.states = Some(Box::default());
+        self
+    }
+
+    /// The deepest node on the path of a match of `tokens` tokens that a sequence can resume from, and its end.
+    pub(super) fn usable(&self, node: u32, tokens: usize) -> (u32, usize) {
+        if let Some(windows) = &self.windows {
+            return self.usable_in_windows(windows, node);
+        }
+        let Some(states) = &self.states else {
+            return (node, tokens);
+        };
+        let mut at = node;
+        while at != NO_NODE && !self.arena[at].is_root() {
+            if states.has(at) {
+                return (at, self.end_of(at));
+            }
+            at = self.arena[at].parent;
+        }
+        (NO_NODE, 0)
+    }
+
+    /// The state that a node has.
+    pub(super) fn state_of(&self, node: u32) -> Option<StateSlot> {
+        let states = self.states.as_ref()?;
+        states.nodes.get(&node).map(|kept| kept.state.slot())
+    }
+
+    /// Whether a sequence can resume from the end of a node.
+    pub(super) fn is_usable(&self, node: u32) -> bool {
+        self.states.as_ref().is_none_or(|states| states.has(node))
+    }
+
+    /// Attaches each saved state to the node at its position. Frees states beyond the key and duplicates.
+    pub(super) fn keep_states(&mut self, key: Key<'_>, saved: Vec<SavedState>, key_use: KeyUse) {
+        let is_long = saved.iter().any(|saved| saved.reason == SaveReason::Grid);
+        let mut deepest = None;
+        for SavedState {
+            position,
+            reason,
+            state,
+        } in saved
+        {
+            let is_reached = position > 0 && self.page_size.floor(position) == position;
+            let tokens = key.tokens.get(..position).filter(|_| is_reached);
+            let node = tokens.map(|tokens| {
+                // Makes the node end there; it counts as no further hit.
+                let uncounted = KeyUse {
+                    counted_tokens: usize::MAX,
+                    ..key_use
+                };
+                let key = Key { tokens, ..key };
+                self.insert_key(key, 0, &mut Pages::empty(), uncounted).0
+            });
+            self.keep_state(node, reason, state);
+            deepest = node.or(deepest);
+        }
+        if let Some(node) = deepest.filter(|_| is_long) {
+            self.level_states_above(node);
+        }
+    }
+
+    /// Makes the states above a node as old as its own: a long prompt's states then thin out evenly, not from its
+    /// beginning on, and its grid before its boundaries.
+    fn level_states_above(&mut self, node: u32) {
+        let now = self.clock;
+        let mut at = self.arena[node].parent;
+        while at != NO_NODE && !self.arena[at].is_root() {
+            if let Some(states) = self.states.as_deref_mut()
+                && let Some(kept) = states.nodes.get_mut(&at)
+            {
+                kept.last_used = now;
+            }
+            at = self.arena[at].parent;
+        }
+    }
+
+    fn keep_state(&mut self, node: Option<u32>, reason: SaveReason, state: OwnedState) {
+        let now = self.clock;
+        let Some(states) = &mut self.states else {
+            debug_assert!(false, "only a tree with states is given any");
+            return drop(state);
+        };
+        let Some(node) = node else {
+            return states.freed.push(state);
+        };
+        match states.nodes.get_mut(&node) {
+            Some(kept) => {
+                kept.reason = kept.reason.min(reason);
+                kept.is_passed = false;
+                states.freed.push(state);
+            }
+            None => {
+                let kept = NodeState {
+                    state,
+                    reason,
+                    last_used: now,
+                    is_passed: false,
+                };
+                states.nodes.insert(node, kept);
+                states.thinned.remove(&node);
+                // It moves back in the order of eviction.
+                self.arena[node].is_used_since = true;
+            }
+        }
+    }
+
+    /// The state of the locked node, which a row may start from: it stays until the plan is made.
+    pub(super) fn hold_state_at(&mut self, lock: &NodeLock) -> Option<StateSlot> {
+        let node = lock.node()?;
+        let states = self.states.as_deref_mut()?;
+        let slot = states.nodes.get(&node)?.state.slot();
+        states.sources.push(node);
+        Some(slot)
+    }
+
+    /// A row starts from the state of the locked node: it is young now. Of the states above it only those at anchors
+    /// are young too: later prompts diverge there.
+    pub(super) fn use_state_at(&mut self, lock: &NodeLock, anchors: &[u32]) {
+        let Some(node) = lock.node() else {
+            return;
+        };
+        self.pass_states_above(node, anchors);
+        let now = self.clock;
+        let states = self.states.as_deref_mut();
+        if let Some(kept) = states.and_then(|states| states.nodes.get_mut(&node)) {
+            kept.last_used = now;
+            kept.is_passed = false;
+        }
+    }
+
+    /// A prompt with these anchors resumes from a node.
+    fn pass_states_above(&mut self, node: u32, anchors: &[u32]) {
+        let (now, page_size) = (self.clock, self.page_size);
+        let mut at = self.arena[node].parent;
+        while at != NO_NODE && !self.arena[at].is_root() {
+            let end = self.end_of(at);
+            let is_anchor = |anchor: &u32| page_size.floor(*anchor as usize) == end;
+            let is_branch = self.arena[at].n_children > 1;
+            if let Some(states) = self.states.as_deref_mut()
+                && let Some(kept) = states.nodes.get_mut(&at)
+            {
+                if anchors.iter().any(is_anchor) {
+                    kept.last_used = now;
+                    kept.is_passed = false;
+                    states.named.push(at);
+                } else {
+                    // Rows of this plan have no nodes yet.
+                    kept.is_passed = !is_branch && !states.sources.contains(&at);
+                }
+            }
+            at = self.arena[at].parent;
+        }
+    }
+
+    /// One row fewer may start from the state of this node.
+    pub(super) fn forget_source(&mut self, lock: &NodeLock) {
+        if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
+            && let Some(at) = states.sources.iter().position(|source| *source == node)
+        {
+            states.sources.swap_remove(at);
+        }
+    }
+
+    /// Allows drops of the states that rows of this plan start from.
+    pub(super) fn forget_sources(&mut self) {
+        if let Some(states) = &mut self.states {
+            states.forget_plan();
+        }
+    }
+
+    /// Keeps the state of the node that a pin's lock is on, if no more than `most` are kept then.
+    pub(super) fn pin_state_at(&mut self, lock: &NodeLock, most: usize) {
+        if let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node())
+            && states.has(node)
+            && (states.pinned.contains_key(&node) || states.pinned.len() < most)
+        {
+            *states.pinned.entry(node).or_default() += 1;
+        }
+    }
+
+    /// A pin's lock is released.
+    pub(super) fn unpin_state_at(&mut self, lock: &NodeLock) {
+        let (Some(states), Some(node)) = (self.states.as_deref_mut(), lock.node()) else {
+            return;
+        };
+        if let Some(pins) = states.pinned.get_mut(&node) {
+            *pins -= 1;
+            if *pins == 0 {
+                states.pinned.remove(&node);
+            }
+        }
+    }
+
+    /// States that [`thin_states`](Self::thin_states) could drop.
+    pub(super) fn droppable_states(&self, thinning: Thinning) -> usize {
+        let Some(states) = &self.states else {
+            return 0;
+        };
+        let matching = states.nodes.iter();
+        matching.filter(|one| states.takes(thinning, *one)).count()
+    }
+
+    /// Drops one state after the other: first states of turns that their conversation has passed, which are rarely used
+    /// again, regardless of age. Within each part, the least recently used ones come first, by powers of two of the
+    /// clock; of these, states that no prompt of the plan names, then states of the grid, then the ones nearest to the
+    /// state above them.
+    pub(super) fn thin_states(&mut self, n: usize, thinning: Thinning) {
+        for _ in 0..n {
+            let Some(node) = self.next_to_thin(thinning) else {
+                return;
+            };
+            if let Some(states) = &mut self.states {
+                states.thin(node);
+            }
+            // Without a state a leaf is one of the first victims.
+            self.order_is_stale |= self.arena[node].is_queued;
+        }
+    }
+
+    fn next_to_thin(&self, thinning: Thinning) -> Option<u32> {
+        let states = self.states.as_deref()?;
+        let droppable = || {
+            let all = states.nodes.iter();
+            all.filter(|one| states.takes(thinning, *one))
+        };
+        let rank = |kept: &NodeState| {
+            let age = (self.clock.saturating_sub(kept.last_used) + 1).ilog2();
+            let is_passed = kept.is_passed && kept.reason == SaveReason::Boundary;
+            (is_passed, age)
+        };
+        let first = droppable().map(|(_, kept)| rank(kept)).max()?;
+        let oldest = droppable().filter(|(_, kept)| rank(kept) == first);
+        let order = |(node, kept): &(&u32, &NodeState)| {
+            let is_named = states.named.contains(node);
+            let is_grid = kept.reason == SaveReason::Grid;
+            let distance = self.distance_to_state_above(**node);
+            (is_named, !is_grid, distance, **node)
+        };
+        oldest.min_by_key(order).map(|(node, _)| *node)
+    }
+
+    /// Tokens whose computation the state of a node saves.
+    fn distance_to_state_above(&self, node: u32) -> usize {
+        let (_, end) = self.usable(self.arena[node].parent, 0);
+        self.end_of(node) - end
+    }
+
+    /// Tokens of the path down to the end of a node.
+    pub(super) fn end_of(&self, node: u32) -> usize {
+        self.arena.usage(node).start_tokens as usize + self.arena[node].edge.len()
+    }
+
+    pub(super) fn take_freed(&mut self) -> Vec<OwnedState> {
+        let states = self.states.as_deref_mut();
+        states.map_or_else(Vec::new, |states| std::mem::take(&mut states.freed))
+    }
+
+    /// The slots that nodes hold.
+    pub(super) fn state_slots(&self) -> impl Iterator<Item = StateSlot> + '_ {
+        let states = self.states.iter().flat_map(|states| states.nodes.values());
+        states.map(|kept| kept.state.slot())
+    }
+
+    /// Compares the states with the nodes, and names the first thing that is wrong.
+    pub(super) fn check_states(&self) -> Result<(), String> {
+        let Some(states) = self.states.as_deref() else {
+            return Ok(());
+        };
+        for (&node, kept) in &states.nodes {
+            let n_nodes = self.arena.indices().end;
+            let is_live = node < n_nodes && self.arena[node].is_live;
+            if !is_live || self.arena[node].is_root() {
+                return Err(format!("{:?} belongs to no node: {node}", kept.state));
+            }
+        }
+        for &node in &states.thinned {
+            let is_live = node < self.arena.indices().end && self.arena[node].is_live;
+            if !is_live || states.has(node) {
+                return Err(format!("node {node} counts as one that lost its state"));
+            }
+        }
+        for node in states.pinned.keys() {
+            if !states.has(*node) || self.arena[*node].lock_ref == 0 {
+                return Err(format!("node {node} is pinned without a state or a lock"));
+            }
+        }
+        let mut slots: Vec<StateSlot> = self.state_slots().collect();
+        slots.sort_unstable();
+        match slots.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(format!("state {} is cached twice", pair[0])),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The eviction key of a leaf: no prompt resumes from one without a state, so it is one of the first.
+pub(super) fn rank(
+    arena: &Arena,
+    states: Option<&States>,
+    policy: &crate::cache::eviction::EvictionPolicy,
+    index: u32,
+) -> EvictionKey {
+    let usage = arena.usage(index);
+    match states {
+        Some(states) if !states.has(index) => (
+            i64::MIN,
+            i64::try_from(usage.last_access).unwrap_or(i64::MAX),
+        ),
+        _ => policy.key(&usage),
+    }
+}

@@ -1,0 +1,450 @@
+//! Sliding-window layers: nodes have window pages in addition to their pages, for all of their tokens or for none.
+//!
+//! - A node may lose its window pages and keep the others. A match ends at the deepest node with a complete window: all
+//!   window pages that a sequence resuming there sees.
+//! - A lock keeps the window pages at the end of its path only. Taking one splits the path so that a node begins where
+//!   these begin.
+//! - Eviction takes window pages inside paths first, then those before boundaries from which prompts are likely to
+//!   resume, last those before the ends of paths; within each part the least recently used ones.
+
+use std::collections::BTreeSet;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::arena::NO_NODE;
+use super::{Key, KeyUse, RadixTree};
+use crate::cache::prefix_cache::CheckpointedWindows;
+use crate::pool::pages::{PageIds, PageRun, Pages, RowWindows, Window, WindowPages, WindowRun};
+use souffleur_base::ids::PageId;
+
+/// The window pages of a tree, by node.
+pub(super) struct Windows {
+    window: Window,
+    nodes: FxHashMap<u32, NodeWindow>,
+    /// Evictable nodes, in order.
+    order: BTreeSet<(Worth, u32)>,
+    /// Pages that their nodes have lost, until the caller returns them to the pool.
+    freed: PageIds,
+    evictable_pages: usize,
+    protected_pages: usize,
+}
+
+#[derive(Default)]
+struct NodeWindow {
+    /// One for each page of the node, or none.
+    pages: Vec<PageId>,
+    /// Locks that keep them. A lock counts also where there are none.
+    locks: u32,
+    worth: Worth,
+}
+
+/// The reason why a node's window pages are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Worth {
+    place: Place,
+    /// A reading of the tree's clock.
+    last_used: u64,
+}
+
+/// Where on a path window pages are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// Not before a position from which prompts are known to resume.
+    #[default]
+    Inside,
+    /// Before a position where prompts have ended or diverged.
+    Boundary,
+    /// Before the end of a path.
+    End,
+}
+
+impl Windows {
+    fn new(window: Window) -> Self {
+        Self {
+            window,
+            nodes: FxHashMap::default(),
+            order: BTreeSet::new(),
+            freed: PageIds::new(),
+            evictable_pages: 0,
+            protected_pages: 0,
+        }
+    }
+
+    fn has(&self, node: u32) -> bool {
+        self.pages(node).next().is_some()
+    }
+
+    fn pages(&self, node: u32) -> impl Iterator<Item = PageId> + '_ {
+        let held = self.nodes.get(&node);
+        held.into_iter().flat_map(|held| held.pages.iter().copied())
+    }
+
+    /// Changes a node's entry, and updates the order and the counts with it.
+    fn change<T>(&mut self, node: u32, change: impl FnOnce(&mut NodeWindow) -> T) -> T {
+        let held = self.nodes.entry(node).or_default();
+        match (held.pages.len(), held.locks) {
+            (0, _) => (),
+            (n_pages, 0) => {
+                self.order.remove(&(held.worth, node));
+                self.evictable_pages -= n_pages;
+            }
+            (n_pages, _) => self.protected_pages -= n_pages,
+        }
+        let changed = change(held);
+        match (held.pages.len(), held.locks) {
+            (0, 0) => {
+                self.nodes.remove(&node);
+            }
+            (0, _) => (),
+            (n_pages, 0) => {
+                self.order.insert((held.worth, node));
+                self.evictable_pages += n_pages;
+            }
+            (n_pages, _) => self.protected_pages += n_pages,
+        }
+        changed
+    }
+
+    /// Moves the first `n_pages` pages of a node to a new one above it, with the same locks.
+    fn split(&mut self, upper: u32, lower: u32, n_pages: usize) {
+        if !self.nodes.contains_key(&lower) {
+            return;
+        }
+        let above = self.change(lower, |held| NodeWindow {
+            pages: match held.pages.is_empty() {
+                true => Vec::new(),
+                false => held.pages.drain(..n_pages).collect(),
+            },
+            ..*held
+        });
+        self.change(upper, |held| *held = above);
+    }
+
+    /// The node is removed, or only its window pages are.
+    pub(super) fn drop_of(&mut self, node: u32) {
+        if self.nodes.contains_key(&node) {
+            let pages = self.change(node, |held| std::mem::take(&mut held.pages));
+            self.freed.extend(pages);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        let mut nodes: Vec<u32> = self.nodes.keys().copied().collect();
+        // Makes the order deterministic.
+        nodes.sort_unstable();
+        nodes.into_iter().for_each(|node| self.drop_of(node));
+    }
+
+    pub(super) fn evictable_pages(&self) -> usize {
+        self.evictable_pages
+    }
+
+    pub(super) fn protected_pages(&self) -> usize {
+        self.protected_pages
+    }
+
+    pub(super) fn iter_pages(&self) -> impl Iterator<Item = PageId> + '_ {
+        let nodes = self.nodes.values();
+        nodes.flat_map(|held| held.pages.iter().copied())
+    }
+}
+
+impl RadixTree {
+    /// Makes the tree keep window pages: a prefix is then cached up to a node with a complete window.
+    pub fn with_windows(mut self, window: Window) -> Self {
+        self.windows = Some(Box::new(Windows::new(window)));
+        self
+    }
+
+    /// The deepest node on the path down to `node` from whose end a sequence can resume, and that end.
+    pub(super) fn usable_in_windows(&self, windows: &Windows, node: u32) -> (u32, usize) {
+        let mut candidate = node;
+        while candidate != NO_NODE && !self.arena[candidate].is_root() {
+            let end = self.end_of(candidate);
+            let needed = windows.window.start_of(end);
+            let (mut at, mut reached) = (candidate, end);
+            while reached > needed && windows.has(at) {
+                reached -= self.arena[at].edge.len();
+                at = self.arena[at].parent;
+            }
+            if reached <= needed {
+                return (candidate, end);
+            }
+            // All nodes from the hole down to the candidate see it as well.
+            candidate = self.arena[at].parent;
+        }
+        (NO_NODE, 0)
+    }
+
+    /// Tokens of `key` after which a sequence could resume, even without a node that ends there.
+    pub(super) fn peek_in_windows(&self, windows: &Windows, root: u32, key: &[u32]) -> usize {
+        let (mut node, mut matched, mut usable) = (root, 0, 0);
+        // Start of the contiguous window pages that reach the end of the match.
+        let mut first = 0;
+        let mut tag = self.arena.tag_below(root, key);
+        while let Some(step) = self.arena.step(node, tag, &key[matched..]) {
+            let end = matched + step.common;
+            if !windows.has(step.child) {
+                first = end;
+            }
+            if windows.window.start_of(end) >= first {
+                usable = end;
+            }
+            if step.common < self.arena[step.child].edge.len() {
+                break;
+            }
+            (node, tag, matched) = (step.child, step.tag, end);
+        }
+        usable
+    }
+
+    pub(super) fn split_windows(&mut self, upper: u32, lower: u32) {
+        if let Some(windows) = self.windows.as_deref_mut() {
+            let n_pages = self.page_size.full_pages(self.arena[upper].edge.len());
+            windows.split(upper, lower, n_pages);
+        }
+    }
+
+    /// The nodes from `node` up that hold the tail of its path. Splits the topmost where the tail begins.
+    fn tail_of(&mut self, node: u32) -> Vec<u32> {
+        let Some(windows) = self.windows.as_deref() else {
+            return Vec::new();
+        };
+        let start = windows.window.tail_of(self.end_of(node));
+        let mut tail = Vec::new();
+        let mut at = node;
+        loop {
+            tail.push(at);
+            let first = self.arena.usage(at).start_tokens as usize;
+            if first < start {
+                self.split(at, start - first, self.clock);
+            }
+            if first <= start {
+                return tail;
+            }
+            at = self.arena[at].parent;
+        }
+    }
+
+    /// Keeps the window pages at the end of a node's path.
+    pub(super) fn lock_windows(&mut self, node: u32) {
+        for at in self.tail_of(node) {
+            self.change_windows(at, |held| held.locks += 1);
+        }
+    }
+
+    pub(super) fn unlock_windows(&mut self, node: u32) {
+        // Taking the lock split the path where the tail begins: these are the nodes that it counts on.
+        for at in self.tail_of(node) {
+            self.change_windows(at, |held| {
+                held.locks = held.locks.checked_sub(1).expect("a NodeLock counts once");
+            });
+        }
+    }
+
+    /// Prompts are likely to resume from the end of a node, or one does. The end of a chunk alone is no such position.
+    pub(super) fn value_windows(&mut self, node: u32) {
+        if self.windows.is_none() || node == NO_NODE || self.arena[node].is_root() {
+            return;
+        }
+        let last_used = self.clock;
+        let place = match self.arena[node].n_children {
+            0 => Place::End,
+            _ => Place::Boundary,
+        };
+        for at in self.tail_of(node) {
+            self.change_windows(at, |held| {
+                let place = place.max(held.worth.place);
+                held.worth = Worth { place, last_used };
+            });
+        }
+    }
+
+    /// A path was extended past a node that was its end.
+    pub(super) fn outgrow(&mut self, node: u32) {
+        if self.windows.is_none() || self.arena[node].is_root() || self.arena[node].n_children > 1 {
+            return;
+        }
+        for at in self.tail_of(node) {
+            self.change_windows(at, |held| {
+                held.worth.place = held.worth.place.min(Place::Boundary);
+            });
+        }
+    }
+
+    fn change_windows(&mut self, node: u32, change: impl FnOnce(&mut NodeWindow)) {
+        if let Some(windows) = self.windows.as_deref_mut() {
+            windows.change(node, change);
+        }
+    }
+
+    /// The window pages that a sequence resuming after a node sees.
+    pub(super) fn window_run(&self, node: u32) -> WindowRun {
+        let Some(windows) = self.windows.as_deref() else {
+            return WindowRun::default();
+        };
+        if node == NO_NODE || self.arena[node].is_root() {
+            return WindowRun::default();
+        }
+        let end = self.end_of(node);
+        let start = windows.window.start_of(end);
+        let mut parts = Vec::new();
+        let (mut at, mut first) = (node, end);
+        while first > start {
+            parts.push(at);
+            first -= self.arena[at].edge.len();
+            at = self.arena[at].parent;
+        }
+        let path = parts.iter().rev().flat_map(|node| windows.pages(*node));
+        let skipped = self.page_size.full_pages(start.saturating_sub(first));
+        let ids: Vec<PageId> = path.skip(skipped).collect();
+        debug_assert_eq!(ids.len(), self.page_size.full_pages(end - start));
+        let mut pages = PageRun::empty();
+        pages.push(
+            &ids.into(),
+            0..self.page_size.full_pages(end - start) as u32,
+        );
+        WindowRun {
+            from: self.page_size.full_pages(start),
+            pages,
+        }
+    }
+
+    /// Gives the nodes of a published key, which ends at `node`, the window pages that they lack.
+    pub(super) fn keep_windows(
+        &mut self,
+        node: u32,
+        n_key_pages: usize,
+        given: Option<Box<RowWindows>>,
+    ) -> Option<Box<CheckpointedWindows>> {
+        let mut own = *given?;
+        let mut rest = own.take_from(n_key_pages);
+        let mut duplicates = WindowPages::empty();
+        let (mut at, mut end) = (node, own.first + own.pages.len());
+        debug_assert!(own.pages.is_empty() || self.end_of(node) == self.page_size.tokens_in(end));
+        while !own.pages.is_empty() {
+            let start = self
+                .page_size
+                .full_pages(self.arena.usage(at).start_tokens as usize);
+            let from = start.max(own.first);
+            let pages = own.take_from(from);
+            if self.windows.as_ref().is_some_and(|windows| windows.has(at)) {
+                duplicates.append(pages);
+            } else {
+                if from > start {
+                    let at_tokens = self.page_size.tokens_in(from - start);
+                    self.split(at, at_tokens, self.clock);
+                }
+                let ids = pages.into_pages().surrender();
+                let now = self.clock;
+                self.change_windows(at, |held| {
+                    held.pages = ids.into_vec();
+                    held.worth.last_used = now;
+                });
+            }
+            (at, end) = (self.arena[at].parent, from);
+        }
+        debug_assert!(end >= own.first);
+        own.first = own.first.max(n_key_pages);
+        own.pages.append(std::mem::take(&mut rest));
+        Some(Box::new(CheckpointedWindows {
+            own,
+            duplicates,
+            remap: WindowRun::default(),
+        }))
+    }
+
+    /// Marks the positions of a published key from which others are likely to resume.
+    pub(super) fn value_boundaries(&mut self, key: Key<'_>, boundaries: &[usize], key_use: KeyUse) {
+        if self.windows.is_none() {
+            return;
+        }
+        let uncounted = KeyUse {
+            counted_tokens: usize::MAX,
+            ..key_use
+        };
+        for boundary in boundaries {
+            if let Some(tokens) = key.tokens.get(..self.page_size.floor(*boundary)) {
+                let key = Key { tokens, ..key };
+                let (node, _) = self.insert_key(key, 0, &mut Pages::empty(), uncounted);
+                self.value_windows(node);
+            }
+        }
+    }
+
+    /// Takes window pages from their nodes until at least `n_pages` are freed, or only locked ones are left.
+    pub(super) fn evict_window_pages(&mut self, n_pages: usize) {
+        let Some(windows) = self.windows.as_deref_mut() else {
+            return;
+        };
+        let most = windows.freed.len() + n_pages;
+        while windows.freed.len() < most
+            && let Some((_, node)) = windows.order.first().copied()
+        {
+            windows.drop_of(node);
+        }
+    }
+
+    pub(super) fn take_freed_window_pages(&mut self) -> WindowPages {
+        let Some(windows) = self.windows.as_deref_mut() else {
+            return WindowPages::empty();
+        };
+        let freed = std::mem::take(&mut windows.freed);
+        WindowPages::of(Pages::adopt(freed, &self.ledger))
+    }
+
+    /// Compares the window pages with the nodes, and names the first thing that is wrong.
+    pub(super) fn check_windows(&self) -> Result<(), String> {
+        let Some(windows) = self.windows.as_deref() else {
+            return Ok(());
+        };
+        let mut seen = FxHashSet::default();
+        let (mut evictable, mut protected, mut ordered) = (0, 0, 0);
+        for (&node, held) in &windows.nodes {
+            let is_live = node < self.arena.indices().end && self.arena[node].is_live;
+            if !is_live || self.arena[node].is_root() {
+                return Err(format!("window pages belong to no node: {node}"));
+            }
+            let (n_held, n_pages) = (
+                held.pages.len(),
+                self.page_size.full_pages(self.arena[node].edge.len()),
+            );
+            if n_held > 0 && n_held != n_pages {
+                return Err(format!(
+                    "node {node} has {n_pages} pages and {n_held} of windows"
+                ));
+            }
+            if held.locks > self.arena[node].lock_ref {
+                return Err(format!(
+                    "node {node} has more locks on windows than on itself"
+                ));
+            }
+            if let Some(page) = held.pages.iter().find(|page| !seen.insert(**page)) {
+                return Err(format!("window page {page} is cached twice"));
+            }
+            match held.locks {
+                0 => evictable += n_held,
+                _ => protected += n_held,
+            }
+            let may_go = n_held > 0 && held.locks == 0;
+            if may_go != windows.order.contains(&(held.worth, node)) {
+                return Err(format!(
+                    "the windows of node {node} have a wrong place in the order"
+                ));
+            }
+            ordered += usize::from(may_go);
+        }
+        let kept = (
+            windows.evictable_pages,
+            windows.protected_pages,
+            windows.order.len(),
+        );
+        match kept == (evictable, protected, ordered) {
+            true => Ok(()),
+            false => Err(format!(
+                "window pages: kept {kept:?}, counted {:?}",
+                (evictable, protected, ordered)
+            )),
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Tokens and page ids of the tree's edges: buffers that the nodes of one path share, and views keep alive.
+//!
+//! A split copies nothing: both halves use the buffer. It is cut back when so much of its end was evicted that
+//! keeping it would waste memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{PageIds, PageRun, PageSize, Pages, PoolLedger};
+use souffleur_base::ids::PageId;
+
+/// Edges of more tokens take over the list of their pages instead of copying it.
+const LONG_TOKENS: usize = 512;
+/// At most one in this many of a shared buffer's tokens may be unused.
+const MAX_WASTE: usize = 8;
+
+/// The content with which [`EdgeBuffer`] starts before it is filled.
+static ZEROS: [u32; 2 * LONG_TOKENS] = [0; 2 * LONG_TOKENS];
+
+/// Tokens and the pages that hold their K/V.
+#[derive(Clone, Debug)]
+pub(crate) enum EdgeBuffer {
+    /// The tokens, then the ids of their pages: one allocation for the many edges that are short.
+    Short(Arc<[u32]>),
+    /// The two separately; `None` holds no tokens.
+    Long(Option<Arc<LongEdge>>),
+}
+
+/// See [`EdgeBuffer::Long`].
+#[derive(Debug)]
+pub(crate) struct LongEdge {
+    /// May be a request's array.
+    owner: Arc<[u32]>,
+    /// The edge's range of the owner's tokens.
+    range: Range<u32>,
+    pages: PageIds,
+}
+
+impl LongEdge {
+    fn tokens(&self) -> &[u32] {
+        &self.owner[self.range.start as usize..self.range.end as usize]
+    }
+}
+
+/// The tokens of a new edge.
+#[derive(Clone, Copy)]
+pub(crate) struct EdgeTokens<'a> {
+    pub tokens: &'a [u32],
+    /// Holds `tokens` from this index on, and may be kept.
+    pub owner: Option<(&'a Arc<[u32]>, usize)>,
+}
+
+impl EdgeTokens<'_> {
+    /// A buffer with little more than the tokens, and their index in it.
+    fn to_owner(self) -> (Arc<[u32]>, usize) {
+        let n_tokens = self.tokens.len();
+        match self.owner {
+            Some((owner, at)) if (owner.len() - n_tokens) * MAX_WASTE <= owner.len() => {
+                debug_assert_eq!(&owner[at..at + n_tokens], self.tokens);
+                (owner.clone(), at)
+            }
+            _ => (Arc::from(self.tokens), 0),
+        }
+    }
+}
+
+impl EdgeBuffer {
+    #[inline(always)]
+    fn short(tokens: &[u32], pages: &[PageId]) -> Self {
+        let mut buffer: Arc<[u32]> = Arc::from(&ZEROS[..tokens.len() + pages.len()]);
+        let items = Arc::get_mut(&mut buffer).expect("the buffer is new");
+        let (first, second) = items.split_at_mut(tokens.len());
+        first.copy_from_slice(tokens);
+        for (item, page) in second.iter_mut().zip(pages) {
+            *item = page.get();
+        }
+        Self::Short(buffer)
+    }
+
+    #[inline(never)]
+    fn long(tokens: EdgeTokens<'_>, mut pages: PageIds) -> Self {
+        if pages.capacity() > pages.len() + pages.len() / MAX_WASTE {
+            pages.shrink_to_fit();
+        }
+        let (owner, at) = tokens.to_owner();
+        let range = at as u32..(at + tokens.tokens.len()) as u32;
+        Self::Long(Some(Arc::new(LongEdge {
+            owner,
+            range,
+            pages,
+        })))
+    }
+
+    /// The tokens; for a short edge followed by the ids of its pages.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        match self {
+            Self::Short(items) => items,
+            Self::Long(edge) => edge.as_ref().map_or(&[], |edge| edge.tokens()),
+        }
+    }
+
+    fn n_tokens(&self, page_size: PageSize) -> usize {
+        match self {
+            Self::Short(items) => items.len() / (page_size.get() + 1) * page_size.get(),
+            Self::Long(_) => self.tokens().len(),
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Short(a), Self::Short(b)) => Arc::ptr_eq(a, b),
+            (Self::Long(Some(a)), Self::Long(Some(b))) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
+    /// The ids in `range`, which counts from the first of a long edge's pages, and of a short edge's items.
+    pub(crate) fn ids(&self, range: Range<u32>) -> Ids<'_> {
+        let range = range.start as usize..range.end as usize;
+        match self {
+            Self::Short(items) => Ids::Numbers(items[range].iter()),
+            Self::Long(Some(edge)) => Ids::Ids(edge.pages[range].iter()),
+            Self::Long(None) => Ids::Numbers([].iter()),
+        }
+    }
+
+    fn page_range(&self, tokens: Range<u32>, page_size: PageSize) -> Range<u32> {
+        let first = match self {
+            Self::Short(_) => self.n_tokens(page_size) as u32,
+            Self::Long(_) => 0,
+        };
+        let size = page_size.get() as u32;
+        first + tokens.start / size..first + tokens.end / size
+    }
+}
+
+/// Page ids out of a buffer.
+#[derive(Clone)]
+pub(crate) enum Ids<'a> {
+    Numbers(std::slice::Iter<'a, u32>),
+    Ids(std::slice::Iter<'a, PageId>),
+}
+
+impl Iterator for Ids<'_> {
+    type Item = PageId;
+
+    fn next(&mut self) -> Option<PageId> {
+        match self {
+            Self::Numbers(numbers) => numbers.next().copied().map(PageId::new),
+            Self::Ids(ids) => ids.next().copied(),
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        match self {
+            Self::Numbers(numbers) => numbers.size_hint(),
+            Self::Ids(ids) => ids.size_hint(),
+        }
+    }
+}
+
+/// A part of a buffer, in whole pages. The parts of one buffer belong to nodes that follow each other on one path and
+/// reach from its start to where its end was evicted.
+#[derive(Debug)]
+pub(crate) struct Edge {
+    buffer: EdgeBuffer,
+    /// In tokens.
+    start: u32,
+    end: u32,
+    /// The ledger that counts the pages, if there are any.
+    ledger: Option<Arc<PoolLedger>>,
+}
+
+impl Edge {
+    pub(crate) const fn empty() -> Self {
+        Self {
+            buffer: EdgeBuffer::Long(None),
+            start: 0,
+            end: 0,
+            ledger: None,
+        }
+    }
+
+    /// Takes the pages from page `at` on, one for each page of `tokens`.
+    ///
+    /// # Panics
+    /// If there are fewer or more, or more than `u32::MAX` tokens.
+    #[inline(always)]
+    pub(crate) fn new(
+        edge: EdgeTokens<'_>,
+        pages: &mut Pages,
+        at: usize,
+        page_size: PageSize,
+    ) -> Self {
+        let tokens = edge.tokens;
+        let n_pages = page_size.full_pages(tokens.len());
+        let n_given = pages.len() - at;
+        assert!(
+            n_given == n_pages,
+            "{n_pages} pages of key with {n_given} pages"
+        );
+        let end = u32::try_from(tokens.len()).expect("an edge has fewer than 2^32 tokens");
+        let buffer = if tokens.len() > LONG_TOKENS {
+            EdgeBuffer::long(edge, pages.ids_from(at))
+        } else {
+            EdgeBuffer::short(tokens, &pages.ids()[at..])
+        };
+        Self {
+            buffer,
+            start: 0,
+            end,
+            ledger: pages.surrender_from(at),
+        }
+    }
+
+    pub(crate) fn tokens(&self) -> &[u32] {
+        &self.buffer.tokens()[self.start as usize..self.end as usize]
+    }
+
+    /// The buffer and the edge's range of its tokens.
+    pub(crate) fn part(&self) -> (EdgeBuffer, Range<u32>) {
+        (self.buffer.clone(), self.start..self.end)
+    }
+
+    /// Number of tokens.
+    pub(crate) const fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.end == self.start
+    }
+
+    pub(crate) fn ledger(&self) -> Option<&Arc<PoolLedger>> {
+        self.ledger.as_ref()
+    }
+
+    pub(crate) fn pages(&self, page_size: PageSize) -> Ids<'_> {
+        let range = self.buffer.page_range(self.start..self.end, page_size);
+        self.buffer.ids(range)
+    }
+
+    /// Appends the pages, without the first `skip`, to a view.
+    pub(crate) fn push_pages(&self, run: &mut PageRun, skip: usize, page_size: PageSize) {
+        let range = self.buffer.page_range(self.start..self.end, page_size);
+        run.push_edge(&self.buffer, range.start + skip as u32..range.end);
+    }
+
+    /// Keeps everything from token `at` on and returns the part before it.
+    pub(crate) fn cut_front(&mut self, at: usize) -> Self {
+        let middle = self.start + at as u32;
+        let front = Self {
+            buffer: self.buffer.clone(),
+            start: self.start,
+            end: middle,
+            ledger: self.ledger.clone(),
+        };
+        self.start = middle;
+        front
+    }
+
+    pub(crate) fn shares_with(&self, other: &Self) -> bool {
+        self.buffer.is_same(&other.buffer)
+    }
+
+    /// A buffer without the unused tokens after this edge, if that is worth the copy.
+    pub(crate) fn cut_buffer(&self, page_size: PageSize) -> Option<EdgeBuffer> {
+        let (used, held) = (self.end as usize, self.buffer.n_tokens(page_size));
+        if (held - used) * MAX_WASTE <= held {
+            return None;
+        }
+        let tokens = &self.buffer.tokens()[..used];
+        let pages = self.buffer.page_range(0..self.end, page_size);
+        let ids: PageIds = self.buffer.ids(pages).collect();
+        Some(match used > LONG_TOKENS {
+            true => {
+                let owner = None;
+                EdgeBuffer::long(EdgeTokens { tokens, owner }, ids)
+            }
+            false => EdgeBuffer::short(tokens, &ids),
+        })
+    }
+
+    /// Switches to a buffer with the same content at the same indices.
+    pub(crate) fn move_to(&mut self, buffer: EdgeBuffer) {
+        self.buffer = buffer;
+    }
+}

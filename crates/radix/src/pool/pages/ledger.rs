@@ -1,0 +1,80 @@
+//! The count of pages, locks and states that were dropped instead of handed back.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::PageSize;
+
+/// Counts the holdings of one pool that were dropped instead of handed back.
+///
+/// It is closed when the pool itself is torn down: later drops are no leaks.
+#[derive(Debug)]
+pub struct PoolLedger {
+    page_size: PageSize,
+    lost_pages: AtomicU64,
+    lost_locks: AtomicU64,
+    lost_states: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl PoolLedger {
+    /// Makes the ledger of a pool of pages of this size.
+    pub const fn new(page_size: PageSize) -> Self {
+        Self {
+            page_size,
+            lost_pages: AtomicU64::new(0),
+            lost_locks: AtomicU64::new(0),
+            lost_states: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Tokens in a page.
+    pub const fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// Returns how many pages were dropped while the pool lived.
+    pub fn lost_pages(&self) -> u64 {
+        self.lost_pages.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many locks were dropped while the pool lived.
+    pub fn lost_locks(&self) -> u64 {
+        self.lost_locks.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many states were dropped while the pool lived.
+    pub fn lost_states(&self) -> u64 {
+        self.lost_states.load(Ordering::Relaxed)
+    }
+
+    /// Declares the pool gone: from now on nothing counts as lost.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts pages that were dropped.
+    pub(super) fn lose_pages(&self, count: usize) {
+        self.record(&self.lost_pages, count as u64, "pages");
+    }
+
+    /// Counts a lock that was dropped.
+    pub(super) fn lose_lock(&self) {
+        self.record(&self.lost_locks, 1, "node locks");
+    }
+
+    /// Counts a state that was dropped.
+    pub(in crate::pool) fn lose_state(&self) {
+        self.record(&self.lost_states, 1, "states");
+    }
+
+    fn record(&self, counter: &AtomicU64, count: u64, what: &str) {
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        counter.fetch_add(count, Ordering::Relaxed);
+        if cfg!(debug_assertions) && !std::thread::panicking() {
+            panic!("{count} {what} dropped without being handed back");
+        }
+    }
+}

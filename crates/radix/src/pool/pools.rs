@@ -1,0 +1,51 @@
+//! The free pages, rows and states of one engine, together.
+
+use std::sync::Arc;
+
+use crate::pool::page_pool::PagePool;
+use crate::pool::pages::{PageSize, PoolLedger};
+use crate::pool::row_pool::RowPool;
+use crate::pool::state_pool::StatePool;
+use crate::pool::window_pool::WindowPool;
+
+/// Free pages, rows and states.
+#[derive(Debug)]
+pub struct Pools {
+    /// Free KV pages (the seeds' token_to_kv_pool_allocator).
+    pub pages: PagePool,
+    /// Free rows of the page table (the seeds' req_to_token_pool).
+    pub rows: RowPool,
+    /// Free states; no slots where no layer keeps any.
+    pub states: StatePool,
+    /// Free pages of layers with windows; none where those keep all their tokens.
+    pub windows: WindowPool,
+}
+
+impl Pools {
+    /// Pools in which everything is free.
+    pub fn new(n_pages: u32, n_rows: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
+        Self {
+            pages: PagePool::new(n_pages, page_size, ledger.clone()),
+            rows: RowPool::new(n_rows),
+            states: StatePool::new(0, ledger.clone()),
+            windows: WindowPool::new(0, page_size, ledger),
+        }
+    }
+
+    /// The same with free window pages.
+    pub fn with_windows(self, n_pages: u32, ledger: Arc<PoolLedger>) -> Self {
+        let page_size = self.pages.page_size();
+        Self {
+            windows: WindowPool::new(n_pages, page_size, ledger),
+            ..self
+        }
+    }
+
+    /// The same with free states.
+    pub fn with_states(self, n_slots: u32, ledger: Arc<PoolLedger>) -> Self {
+        Self {
+            states: StatePool::new(n_slots, ledger),
+            ..self
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The free list of page-table rows (the seeds' `req_to_token_pool`).
+
+use souffleur_base::ids::RowId;
+
+/// Owns every row that no request holds. Rows are `1..=n_rows`; row 0 is padding. Last freed, first granted.
+#[derive(Debug)]
+pub struct RowPool {
+    free: Vec<RowId>,
+    /// Indexed by row. Grows by one whenever the row is returned, also by `clear`, and never shrinks.
+    generations: Vec<u64>,
+    held: Vec<bool>,
+}
+
+impl RowPool {
+    /// Makes a pool of `n_rows` free rows.
+    pub fn new(n_rows: u32) -> Self {
+        let n_slots = n_rows as usize + 1;
+        let free = (1..=n_rows).rev().map(RowId::new).collect();
+        Self {
+            free,
+            generations: vec![0; n_slots],
+            held: vec![false; n_slots],
+        }
+    }
+
+    /// Grants one row, `None` when all are held.
+    pub fn alloc(&mut self) -> Option<RowId> {
+        let row = self.free.pop()?;
+        self.held[row.index()] = true;
+        Some(row)
+    }
+
+    /// Takes a row back.
+    ///
+    /// # Panics
+    /// In debug builds, if the row is not held. Release builds ignore it.
+    pub fn free(&mut self, row: RowId) {
+        let is_held = self.held.get(row.index()).copied().unwrap_or(false);
+        debug_assert!(is_held, "row {row} was freed but is not held");
+        if is_held {
+            self.release(row);
+            self.free.push(row);
+        }
+    }
+
+    /// Takes every row back, even if it is held, and restores the initial order.
+    pub fn clear(&mut self) {
+        let n_rows = self.total_rows() as u32;
+        self.free.clear();
+        for row in (1..=n_rows).rev().map(RowId::new) {
+            if self.held[row.index()] {
+                self.release(row);
+            }
+            self.free.push(row);
+        }
+    }
+
+    /// Distinguishes successive holders of a row: data noted with an older generation is stale.
+    ///
+    /// # Panics
+    /// If the row is not one of this pool's.
+    pub fn generation(&self, row: RowId) -> u64 {
+        self.generations[row.index()]
+    }
+
+    /// Number of rows that can be granted now.
+    pub fn free_rows(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Number of rows, free or held.
+    pub fn total_rows(&self) -> usize {
+        self.held.len() - 1
+    }
+
+    fn release(&mut self, row: RowId) {
+        self.held[row.index()] = false;
+        self.generations[row.index()] += 1;
+    }
+}

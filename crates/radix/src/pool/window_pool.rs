@@ -1,0 +1,76 @@
+//! The free list of window pages.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::pool::page_pool::PagePool;
+use crate::pool::pages::{PageSize, PoolLedger, Window, WindowPages};
+use souffleur_base::ids::PageId;
+
+/// The pages of layers with windows, where a model has such layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowLimits {
+    /// Tokens that a query sees, its own among them.
+    pub tokens: usize,
+    /// Pages that can be granted, ids `1..=total_pages`.
+    pub total_pages: usize,
+}
+
+impl WindowLimits {
+    /// How far back the layers see.
+    pub fn window(&self, page_size: PageSize) -> Window {
+        Window {
+            tokens: self.tokens,
+            page_size,
+        }
+    }
+}
+
+/// Owns every free window page.
+#[derive(Debug)]
+pub struct WindowPool(PagePool);
+
+impl WindowPool {
+    /// Makes a pool of `n_pages` free pages; with none, it grants none.
+    pub fn new(n_pages: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
+        Self(PagePool::new(n_pages, page_size, ledger))
+    }
+
+    /// Whether there are any pages, free or not: every granted page comes with one of these.
+    pub fn is_used(&self) -> bool {
+        self.0.total_pages() > 0
+    }
+
+    /// Grants exactly `n` pages, or nothing.
+    pub fn alloc(&mut self, n: usize) -> Option<WindowPages> {
+        self.0.alloc(n).map(WindowPages::of)
+    }
+
+    /// Takes pages back; as [`PagePool::free`].
+    pub fn free(&mut self, pages: WindowPages) {
+        if !pages.is_empty() {
+            self.0.free(pages.into_pages());
+        }
+    }
+
+    /// Number of pages that can be granted now.
+    pub fn free_pages(&self) -> usize {
+        self.0.free_pages()
+    }
+
+    /// Number of pages, free or not.
+    pub fn total_pages(&self) -> usize {
+        self.0.total_pages()
+    }
+
+    /// The free pages, next grant first.
+    pub fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
+        self.0.iter()
+    }
+
+    /// As [`PagePool::double_frees`].
+    pub fn double_frees(&self) -> u64 {
+        self.0.double_frees()
+    }
+}

@@ -1,0 +1,334 @@
+//! The blocks of a tier, the stored part of a prompt's path, and the choice of victims.
+//!
+//! Blocks form a forest by their parents. Eviction takes their keys and values leaves first: a block is as recently
+//! used as its most recently used successor, whose time it inherits when that is evicted. States and windows may be
+//! evicted at any time. A block with damaged keys and values keeps its place, empty, as long as others follow it: they
+//! are found again once it is computed and saved again.
+
+use std::collections::hash_map::Entry;
+
+use rustc_hash::FxHashMap;
+
+use crate::tiers::order::EvictionOrder;
+use crate::tiers::{BlockKey, BlockKind, BlockPlace, Needs};
+
+/// A record that a tier holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredBlock {
+    /// Its block.
+    pub place: BlockPlace,
+    /// The part of the block that it holds.
+    pub kind: BlockKind,
+    /// Where the tier keeps it: a number that the tier assigns.
+    pub location: u64,
+    /// When it was last used, in ticks of the index.
+    pub used: u64,
+}
+
+/// The result of an insertion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// It was inserted.
+    New,
+    /// It was there already.
+    Known,
+    /// The block that it follows, or for states and windows its keys and values, are missing: no lookup would find it.
+    Orphan,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    location: u64,
+    used: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    parent: BlockKey,
+    block: u32,
+    /// Nodes that follow this one.
+    children: u32,
+    /// By [`BlockKind::index`].
+    records: [Option<Record>; 3],
+}
+
+impl Node {
+    fn record(&self, kind: BlockKind) -> Option<Record> {
+        self.records[kind.index()]
+    }
+
+    fn stored(&self, key: BlockKey, kind: BlockKind, record: Record) -> StoredBlock {
+        StoredBlock {
+            place: BlockPlace {
+                key,
+                parent: self.parent,
+                block: self.block,
+            },
+            kind,
+            location: record.location,
+            used: record.used,
+        }
+    }
+
+    /// True if a record of the kind may be evicted: there is one, and nothing needs it.
+    fn may_go(&self, kind: BlockKind) -> bool {
+        let others = [BlockKind::State, BlockKind::Window];
+        let is_needed = self.children > 0 || others.iter().any(|k| self.record(*k).is_some());
+        self.record(kind).is_some() && (kind != BlockKind::Kv || !is_needed)
+    }
+}
+
+/// The records of a tier.
+#[derive(Clone, Debug, Default)]
+pub struct BlockIndex {
+    nodes: FxHashMap<BlockKey, Node>,
+    order: EvictionOrder,
+    n_records: [usize; 3],
+    clock: u64,
+}
+
+impl BlockIndex {
+    /// Records of a kind.
+    pub fn records(&self, kind: BlockKind) -> usize {
+        self.n_records[kind.index()]
+    }
+
+    /// Records of all kinds.
+    pub fn len(&self) -> usize {
+        self.n_records.iter().sum()
+    }
+
+    /// True without records.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The location of a record.
+    pub fn location(&self, key: BlockKey, kind: BlockKind) -> Option<u64> {
+        let record = self.nodes.get(&key)?.record(kind);
+        record.map(|record| record.location)
+    }
+
+    /// A record.
+    pub fn get(&self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
+        let node = self.nodes.get(&key)?;
+        node.record(kind)
+            .map(|record| node.stored(key, kind, record))
+    }
+
+    /// How many blocks from the beginning of a path have keys and values here.
+    pub fn prefix(&self, path: &[BlockPlace]) -> usize {
+        let has = |place: &BlockPlace| self.location(place.key, BlockKind::Kv).is_some();
+        path.iter().take_while(|place| has(place)).count()
+    }
+
+    /// The most blocks of a path, `end` at most and all with keys and values, after which a sequence can resume.
+    pub fn usable(
+        &self,
+        path: &[BlockPlace],
+        end: usize,
+        needs: &Needs,
+        block_tokens: usize,
+    ) -> usize {
+        let has = |block: usize, kind| {
+            let place = path.get(block);
+            place.is_some_and(|place| self.location(place.key, kind).is_some())
+        };
+        let is_end = |end: &usize| {
+            let mut window = needs.window_blocks(*end, block_tokens);
+            let has_state = !needs.state || has(*end - 1, BlockKind::State);
+            has_state && window.all(|block| has(block, BlockKind::Window))
+        };
+        let ends = (1..=end.min(path.len())).rev();
+        ends.into_iter().find(is_end).unwrap_or(0)
+    }
+
+    /// The result that inserting a record would have.
+    pub fn check(&self, place: &BlockPlace, kind: BlockKind) -> Stored {
+        let node = self.nodes.get(&place.key);
+        if node.is_some_and(|node| node.record(kind).is_some()) {
+            return Stored::Known;
+        }
+        let has_kv = |key| self.location(key, BlockKind::Kv).is_some();
+        let is_reachable = match kind {
+            BlockKind::Kv if place.block == 0 => place.parent != place.key,
+            BlockKind::Kv => {
+                let parent = self.nodes.get(&place.parent);
+                let next = parent.and_then(|parent| parent.block.checked_add(1));
+                has_kv(place.parent) && next == Some(place.block)
+            }
+            BlockKind::Window | BlockKind::State => has_kv(place.key),
+        };
+        match is_reachable {
+            true => Stored::New,
+            false => Stored::Orphan,
+        }
+    }
+
+    /// Inserts a record, as used now.
+    pub fn insert(&mut self, place: BlockPlace, kind: BlockKind, location: u64) -> Stored {
+        let stored = self.check(&place, kind);
+        if stored == Stored::New {
+            self.clock += 1;
+            let used = self.clock;
+            self.put(StoredBlock {
+                place,
+                kind,
+                location,
+                used,
+            });
+        }
+        stored
+    }
+
+    /// Inserts a tier's records, given in any order. Returns orphans and duplicates.
+    pub fn restore(&mut self, mut records: Vec<StoredBlock>) -> Vec<StoredBlock> {
+        records.sort_by_key(|record| (record.place.block, record.kind, record.used));
+        let mut dropped = Vec::new();
+        for record in records {
+            match self.check(&record.place, record.kind) {
+                Stored::New => self.put(record),
+                Stored::Known | Stored::Orphan => dropped.push(record),
+            }
+        }
+        dropped
+    }
+
+    /// Marks a block as used now, and by that all before it. Returns the time, `None` if there is no such block.
+    pub fn touch(&mut self, key: BlockKey) -> Option<u64> {
+        if !self.nodes.contains_key(&key) {
+            return None;
+        }
+        self.clock += 1;
+        let clock = self.clock;
+        self.change(key, |node| {
+            for record in node.records.iter_mut().flatten() {
+                record.used = clock;
+            }
+        });
+        Some(clock)
+    }
+
+    /// The first victim, of a kind or of all.
+    pub fn first_to_go(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
+        self.order.first(kind)
+    }
+
+    /// Removes the first victim, of a kind or of all.
+    pub fn evict(&mut self, kind: Option<BlockKind>) -> Option<StoredBlock> {
+        let (kind, key) = self.first_to_go(kind)?;
+        self.remove(key, kind)
+    }
+
+    /// Removes a record.
+    pub fn remove(&mut self, key: BlockKey, kind: BlockKind) -> Option<StoredBlock> {
+        let gone = self.get(key, kind)?;
+        self.change(key, |node| node.records[kind.index()] = None);
+        self.n_records[kind.index()] -= 1;
+        if kind == BlockKind::Kv {
+            self.inherit(gone.place.parent, gone.used);
+        }
+        self.prune(key);
+        Some(gone)
+    }
+
+    /// All records, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = StoredBlock> + '_ {
+        self.nodes.iter().flat_map(|(key, node)| {
+            BlockKind::ALL.into_iter().filter_map(|kind| {
+                let record = node.record(kind)?;
+                Some(node.stored(*key, kind, record))
+            })
+        })
+    }
+
+    fn put(&mut self, stored: StoredBlock) {
+        let StoredBlock { place, kind, .. } = stored;
+        self.clock = self.clock.max(stored.used);
+        if let Entry::Vacant(vacant) = self.nodes.entry(place.key) {
+            vacant.insert(Node {
+                parent: place.parent,
+                block: place.block,
+                children: 0,
+                records: [None; 3],
+            });
+            self.change(place.parent, |parent| parent.children += 1);
+        }
+        self.n_records[kind.index()] += 1;
+        let record = Record {
+            location: stored.location,
+            used: stored.used,
+        };
+        self.change(place.key, |node| node.records[kind.index()] = Some(record));
+    }
+
+    /// A block inherits the time of use of its removed successor.
+    fn inherit(&mut self, parent: BlockKey, used: u64) {
+        self.change(parent, |node| {
+            if let Some(record) = &mut node.records[BlockKind::Kv.index()] {
+                record.used = record.used.max(used);
+            }
+        });
+    }
+
+    /// Forgets a block without records and successors, and its predecessors that then have neither.
+    fn prune(&mut self, mut key: BlockKey) {
+        while let Some(node) = self.nodes.get(&key) {
+            if node.children > 0 || node.records.iter().any(Option::is_some) {
+                return;
+            }
+            let parent = node.parent;
+            self.nodes.remove(&key);
+            self.change(parent, |node| node.children -= 1);
+            key = parent;
+        }
+    }
+
+    /// Changes a node, if there is one, and its records' places in the order with it.
+    fn change(&mut self, key: BlockKey, change: impl FnOnce(&mut Node)) {
+        let Some(node) = self.nodes.get_mut(&key) else {
+            return;
+        };
+        let ordered = |node: &Node| {
+            BlockKind::ALL.map(|kind| node.record(kind).filter(|_| node.may_go(kind)))
+        };
+        let before = ordered(node);
+        change(node);
+        let after = ordered(node);
+        for kind in BlockKind::ALL {
+            if let Some(record) = before[kind.index()] {
+                self.order.remove(kind, record.used, key);
+            }
+            if let Some(record) = after[kind.index()] {
+                self.order.insert(kind, record.used, key);
+            }
+        }
+    }
+
+    /// Describes an inconsistency of the index; `None`, unless there is a bug.
+    pub fn fault(&self) -> Option<String> {
+        let mut may_go = 0;
+        let mut n_records = [0; 3];
+        for (key, node) in &self.nodes {
+            let children = self.nodes.values().filter(|other| other.parent == *key);
+            let children = children.count();
+            if children != node.children as usize {
+                return Some(format!("{key:?}: {children} children, {node:?}"));
+            }
+            if children == 0 && node.records.iter().all(Option::is_none) {
+                return Some(format!("{key:?} holds nothing"));
+            }
+            for kind in BlockKind::ALL {
+                n_records[kind.index()] += usize::from(node.record(kind).is_some());
+                may_go += usize::from(node.may_go(kind));
+            }
+        }
+        let counted = (n_records, may_go);
+        let kept = (self.n_records, self.order.len());
+        (counted != kept).then(|| format!("counted {counted:?}, kept {kept:?}"))
+    }
+}
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;

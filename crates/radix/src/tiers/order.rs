@@ -1,0 +1,42 @@
+//! The order of eviction: the least recently used record that leaves nothing unreachable goes first.
+
+use std::collections::BTreeSet;
+
+use crate::tiers::{BlockKey, BlockKind};
+
+/// The evictable records, by their last use. Of one time, states go before windows, and windows before keys and values:
+/// without them a path is shorter, and without its keys and values it is lost.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EvictionOrder {
+    by_use: [BTreeSet<(u64, BlockKey)>; 3],
+}
+
+impl EvictionOrder {
+    const FIRST_TO_LAST: [BlockKind; 3] = [BlockKind::State, BlockKind::Window, BlockKind::Kv];
+
+    pub fn insert(&mut self, kind: BlockKind, used: u64, key: BlockKey) {
+        self.by_use[kind.index()].insert((used, key));
+    }
+
+    pub fn remove(&mut self, kind: BlockKind, used: u64, key: BlockKey) {
+        self.by_use[kind.index()].remove(&(used, key));
+    }
+
+    /// The first victim of a kind, or of all.
+    pub fn first(&self, kind: Option<BlockKind>) -> Option<(BlockKind, BlockKey)> {
+        let kinds = Self::FIRST_TO_LAST.into_iter();
+        let wanted = kinds.filter(|each| kind.is_none_or(|kind| kind == *each));
+        let firsts = wanted.filter_map(|each| {
+            let (used, key) = self.by_use[each.index()].first()?;
+            Some((*used, each, *key))
+        });
+        // Of equals, `min_by_key` takes the first.
+        let first = firsts.min_by_key(|(used, _, _)| *used);
+        first.map(|(_, kind, key)| (kind, key))
+    }
+
+    /// Number of evictable records.
+    pub fn len(&self) -> usize {
+        self.by_use.iter().map(BTreeSet::len).sum()
+    }
+}

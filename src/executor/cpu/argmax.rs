@@ -1,0 +1,96 @@
+//! Argmax and sampling over rows of logits, compiled for the instruction set of the backend.
+
+use crate::kernels::cpu::LOGIT_COST;
+use crate::kernels::cpu::Tensor;
+use crate::kernels::cpu::{CpuBackend, Isa, Kernel, Lanes, dispatch};
+use crate::state::sampling::{DrawScratch, Peak, RowSampler, Sampled, TokenMask};
+
+/// Logits of a [`Part`].
+const PART: usize = 16 << 10;
+
+/// A part of a row of logits, and its peak.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    row: usize,
+    first: usize,
+    peak: Peak,
+}
+
+/// Finds the peaks of these rows of logits, up to `vocab_size`, on all threads, and appends them to `peaks` in order.
+/// `parts` is scratch memory.
+pub(super) fn argmax(
+    backend: &mut CpuBackend,
+    logits: &Tensor,
+    vocab_size: usize,
+    rows: &[usize],
+    parts: &mut Vec<Part>,
+    peaks: &mut Vec<Peak>,
+) {
+    let parts_of = |&row: &usize| {
+        let firsts = (0..vocab_size).step_by(PART);
+        firsts.map(move |first| Part {
+            row,
+            first,
+            peak: Peak::default(),
+        })
+    };
+    parts.clear();
+    parts.extend(rows.iter().flat_map(parts_of));
+    let (isa, cost) = (backend.isa(), rows.len() * vocab_size * LOGIT_COST);
+    backend.for_each_of(parts, cost, &|part: &mut Part| {
+        let end = vocab_size.min(part.first + PART);
+        let logits = &logits.row(part.row)[part.first..end];
+        part.peak = dispatch(isa, PeakOf(logits, part.first));
+    });
+    let of_rows = parts.chunks(vocab_size.div_ceil(PART));
+    peaks.extend(of_rows.map(|parts| {
+        let found = parts.iter().map(|part| part.peak);
+        found.fold(Peak::default(), Peak::merge)
+    }));
+}
+
+struct PeakOf<'a>(&'a [f32], usize);
+
+impl Kernel for PeakOf<'_> {
+    type Output = Peak;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Peak {
+        Peak::of(self.0, self.1)
+    }
+}
+
+/// Chooses a token like [`RowSampler::choose`], compiled for `isa`. The result is the same for all of them.
+pub(super) fn choose(
+    isa: Isa,
+    sampler: &RowSampler,
+    logits: &mut [f32],
+    mask: Option<&TokenMask>,
+    scratch: &mut DrawScratch,
+) -> Sampled {
+    dispatch(
+        isa,
+        Choose {
+            sampler,
+            logits,
+            mask,
+            scratch,
+        },
+    )
+}
+
+struct Choose<'a> {
+    sampler: &'a RowSampler,
+    logits: &'a mut [f32],
+    mask: Option<&'a TokenMask>,
+    scratch: &'a mut DrawScratch,
+}
+
+impl Kernel for Choose<'_> {
+    type Output = Sampled;
+
+    #[inline(always)]
+    fn run<S: Lanes>(self) -> Sampled {
+        self.sampler.choose(self.logits, self.mask, self.scratch)
+    }
+}
