@@ -3,6 +3,7 @@
 
 mod circles;
 mod imports_of_files;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
