@@ -16,7 +16,7 @@ TEXT_TOKENS, GREEDY_TOKENS = 2_000, 48
 # The cost of the engine's own options shows in long contexts; these need no transformers.
 LONG_TOKENS, SPARSE_FROM = 6_144, 4_096
 # Prose, Markdown and code.
-TEXTS = ("README.md", "ARCHITECTURE.md", "src/state/cache/radix_tree/mod.rs")
+TEXTS = ("README.md", "ARCHITECTURE.md", "crates/radix/src/cache/radix_tree/mod.rs")
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    \"\"\"The n-th Fibonacci number.\"\"\"\n",

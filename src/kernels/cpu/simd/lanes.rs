@@ -271,21 +271,21 @@ pub trait Lanes: Copy + 'static {
     }
 
     /// Multiplies `M` rows with a strip of weights in f32 into rows of sums, each in ascending inputs with fused multiply-adds.
-    /// See [`strips`](super::super::strips).
+    /// See `strips`.
     ///
     /// # Safety
     /// The product's `rows` are valid for `M * inputs` values, its `strip` for `STRIP` values of each input, and its `sums` for
     /// writing `STRIP` values of each of `M` rows, and for reading them unless it `begins`; the instruction set was detected,
     /// and has [`Self::STRIPS`]. `STRIP` is
-    /// [`WIDE_STRIP`](super::super::strip_product::WIDE_STRIP) or [`NARROW_STRIP`](super::super::strip_product::NARROW_STRIP).
+    /// `WIDE_STRIP` or `NARROW_STRIP`.
     #[inline(always)]
     unsafe fn multiply_strip<const M: usize, const STRIP: usize>(_product: StripProduct) {
         unreachable!("products from strips without registers for them");
     }
 
     /// Fills a wide strip with inputs of pairs of bf16, eight words of each half of a panel from one pair to the next
-    /// [`PANEL`](super::super::panel::PANEL) further, and multiplies
-    /// [`STRIP_ROWS`](super::super::strip_product::STRIP_ROWS) rows with it as [`Self::multiply_strip`] does.
+    /// `PANEL` further, and multiplies
+    /// `STRIP_ROWS` rows with it as [`Self::multiply_strip`] does.
     ///
     /// # Safety
     /// As [`Self::multiply_strip`]; each half is valid for the product's inputs, an even number, and its strip for writing.

@@ -17,7 +17,7 @@ use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 
-/// Runs a kernel with the lanes of `isa`. VNNI makes no difference to it; see [`dispatch_integers`].
+/// Runs a kernel with the lanes of `isa`. VNNI makes no difference to it; see `dispatch_integers`.
 ///
 /// # Panics
 /// If this machine lacks `isa`.
