@@ -124,7 +124,7 @@ async fn check(address: SocketAddr, first: &EngineHandle) -> anyhow::Result<()> 
         reply.starts_with("HTTP/1.1 200"),
         "the other engine answered {reply}"
     );
-    println!("the first engine is stopped, the second goes on");
+    println!("the first engine is stopped, the second still answers");
     Ok(())
 }
 

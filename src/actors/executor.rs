@@ -275,7 +275,7 @@ impl Handler<Posted<RunStep>> for Executor {
         let (step, _timer) = posted.open();
         if self.line.steps.try_send(step).is_err() {
             // The thread is gone (and has sent its note) or a third step came: either way the unit is broken.
-            tracing::error!("the executor thread takes no step");
+            tracing::error!("executor thread rejected a step: its queue is full or it has ended");
             ctx.terminate();
         }
     }

@@ -270,7 +270,7 @@ impl Handler<ActorDied> for Watchdog {
         tracing::error!(
             actor = died.actor,
             panicked = died.panicked,
-            "an actor died, the engine is rebuilt"
+            "an actor died, rebuilding the engine"
         );
         self.rebuild(Some(unit), ctx);
     }

@@ -69,7 +69,7 @@ pub fn run(args: &CalibrateArgs) -> Result<(), Failure> {
     tokens.truncate(args.max_tokens as usize);
     if tokens.is_empty() {
         return Err(Failure::failed(format_args!(
-            "{}: holds no text",
+            "{}: contains no text",
             args.text.display()
         )));
     }

@@ -73,7 +73,7 @@ fn show(replayed: &Replayed) {
     let ending = match (&replayed.difference, replayed.ending) {
         (Some(_), _) => "not reached",
         (None, LogEnd::Closed) => "the engine stopped",
-        (None, LogEnd::SizeLimit) => "the log reached its greatest size",
+        (None, LogEnd::SizeLimit) => "the log reached its maximum size",
         (None, LogEnd::CutOff) => "cut off: whatever was not written whole is missing",
     };
     say(format_args!("end           {ending}"));

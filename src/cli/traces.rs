@@ -56,7 +56,7 @@ impl Tracing {
         if let Some(exporter) = &self.0
             && let Err(error) = exporter.shutdown(FLUSH_LIMIT)
         {
-            tracing::warn!(%error, "the last traces were not sent");
+            tracing::warn!(%error, "failed to send the last traces");
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn context_length(
     match config.context_length {
         Some(asked) if asked > limit => Err(ConfigError {
             key: "context_length".to_owned(),
-            reason: format!("is {asked}, the model was made for at most {limit} tokens"),
+            reason: format!("is {asked}, the model supports at most {limit} tokens"),
         }),
         Some(asked) => Ok(asked),
         None => Ok(limit),

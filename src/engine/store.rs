@@ -204,8 +204,7 @@ fn host_bytes_of(
     match config.kv_host_bytes {
         None => Ok(wanted.min(available_bytes / POOL_SHARE)),
         Some(asked) if asked > available_bytes => Err(format!(
-            "{asked} bytes for buffers, but {available_bytes} are available on this machine: ask for fewer, or leave it \
-             out for at most one in {POOL_SHARE} of these"
+            "{asked} bytes for buffers, but {available_bytes} are available on this machine: set fewer, or leave it out for at most 1/{POOL_SHARE} of these"
         )),
         Some(_) => Ok(wanted),
     }

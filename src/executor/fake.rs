@@ -388,7 +388,7 @@ impl FakeExecutor {
             if self.kv[self.slot(row, position)?] != expected {
                 let seq = row.seq;
                 return Err(StepError::Lost(format!(
-                    "K/V of {seq} at {position} is not its own"
+                    "K/V of {seq} at {position} belongs to another sequence"
                 )));
             }
         }

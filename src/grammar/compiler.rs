@@ -245,7 +245,7 @@ impl Core {
             Unready::Cancelled => cancelled(),
             Unready::Late => {
                 let limit = self.limits.compile_time;
-                let reason = format!("compiling takes longer than {limit:?}, which is the limit");
+                let reason = format!("compilation exceeded the limit of {limit:?}");
                 refusal(field, &reason)
             }
         }
@@ -280,7 +280,7 @@ fn cancelled() -> RequestError {
 
 fn refusal(field: &'static str, reason: &str) -> RequestError {
     let told: String = words::told(reason).chars().take(TOLD_CHARS).collect();
-    let reason = format!("no grammar can be made of {field}: {told}: ask for something simpler");
+    let reason = format!("{field} cannot be compiled to a grammar: {told}: simplify it");
     RequestError::Field(FieldError::new(field, reason))
 }
 

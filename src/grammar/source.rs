@@ -108,7 +108,7 @@ impl Source {
         Err(FieldError::new(
             self.field,
             format!(
-                "the grammar of {} has {bytes} bytes, limit is {}: ask for less",
+                "the grammar of {} has {bytes} bytes, limit is {}: simplify it",
                 self.field, limits.source_bytes
             ),
         ))

@@ -27,7 +27,7 @@ pub(super) fn read(tag: &Value, limits: &GrammarLimits) -> Result<Part, FieldErr
     match (object.get("format"), object.get("structures")) {
         (Some(format), None) => reader.format(format, "#/format", 0),
         (None, Some(structures)) => reader.old(structures, object.get("triggers")),
-        _ => Err(refusal("#", "has neither a format nor structures, or both")),
+        _ => Err(refusal("#", "needs either a format or structures")),
     }
 }
 
@@ -122,7 +122,7 @@ impl Reader<'_> {
             .get("any_order")
             .is_some_and(|any| *any != Value::Bool(false))
         {
-            return Err(refusal(place, "asks for any_order, which is not supported"));
+            return Err(refusal(place, "has any_order, which is not supported"));
         }
         match object.get("style").map(|style| style.as_str()) {
             None | Some(Some("json")) => {}
@@ -180,7 +180,7 @@ impl Reader<'_> {
             None | Some(Value::Null) => None,
             Some(limit) => match limit.as_u64().and_then(|limit| u32::try_from(limit).ok()) {
                 Some(limit) => Some(format!("/(?s:.{{0,{limit}}})/")),
-                None => return Err(refusal(place, "has max_chars that is no count")),
+                None => return Err(refusal(place, "has max_chars that is not a count")),
             },
         };
         Ok(Part::Free(Free {
@@ -218,7 +218,7 @@ impl Reader<'_> {
         place: &str,
     ) -> Result<Triggered, FieldError> {
         if triggers.is_empty() || triggers.iter().any(String::is_empty) {
-            return Err(refusal(place, "has no triggers, or an empty one"));
+            return Err(refusal(place, "has no triggers, or an empty trigger"));
         }
         let mut begun: Vec<(String, Vec<Part>)> = triggers
             .iter()
@@ -384,7 +384,7 @@ impl Reader<'_> {
         match object.get(name).and_then(Value::as_i64) {
             Some(-1) => Ok(None),
             Some(count @ 0..=1_000_000) => Ok(u32::try_from(count).ok()),
-            _ => Err(refusal(place, &format!("has a {name} that is no count"))),
+            _ => Err(refusal(place, &format!("has a {name} that is not a count"))),
         }
     }
 }

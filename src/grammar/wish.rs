@@ -135,7 +135,7 @@ fn of_constraint(
 
 fn choice(texts: &[String], limits: &GrammarLimits) -> Result<Part, FieldError> {
     if texts.is_empty() {
-        let reason = "choice is empty: name one text at least";
+        let reason = "choice is empty: send at least one text";
         return Err(FieldError::new("choice", reason));
     }
     check_bytes("choice", texts.iter().map(String::len).sum(), limits)?;

@@ -26,7 +26,7 @@ const INSTEAD: [(&str, &str); 13] = [
     ),
     (
         "l-flag is not supported",
-        "expressions in Lark have no flag l",
+        "the flag l is not supported in Lark expressions",
     ),
     (
         "lookarounds not supported",
@@ -36,7 +36,10 @@ const INSTEAD: [(&str, &str); 13] = [
         "Regex is empty",
         "a pattern and the other keywords beside it allow no text",
     ),
-    ("Failed to generate regex", "no number is within its bounds"),
+    (
+        "Failed to generate regex",
+        "its bounds exclude every number",
+    ),
 ];
 const TOO_COMPLEX: &str = "it is too complex";
 

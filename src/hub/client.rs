@@ -135,7 +135,7 @@ impl<'a> Client<'a> {
             serde_json::from_slice(&body).map_err(|error| protocol(error.to_string()))?;
         match super::cache::is_commit(&listing.commit) {
             true => Ok(listing),
-            false => Err(protocol(format!("{:?} is no commit", listing.commit))),
+            false => Err(protocol(format!("{:?} is not a commit", listing.commit))),
         }
     }
 
@@ -273,7 +273,7 @@ impl<'a> Client<'a> {
             },
             (404, Some("EntryNotFound")) => HubError::Unsuitable {
                 repo,
-                reason: format!("has no file {what}"),
+                reason: format!("does not contain {what}"),
             },
             (404, _) => HubError::NoRepository { repo, endpoint },
             (status, _) => HubError::Status {
@@ -301,7 +301,7 @@ fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, Hub
     let location = answer.headers().get(LOCATION);
     let location = location.and_then(|location| location.to_str().ok());
     let next = location.and_then(|location| resolved(url, location));
-    let next = next.ok_or_else(|| unreachable_host(url, "it redirects to no usable address"))?;
+    let next = next.ok_or_else(|| unreachable_host(url, "it redirects to an invalid address"))?;
     match url.starts_with("https://") && !next.starts_with("https://") {
         true => Err(unreachable_host(
             url,

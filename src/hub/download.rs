@@ -111,7 +111,7 @@ impl Fetch<'_> {
         } else {
             tracing::warn!(
                 file = file.path,
-                "the hub gives no hash of this file, only its size is checked"
+                "no hash from the hub for this file, checking its size only"
             );
         }
         // A name that survives a power cut must have contents that survive it too.

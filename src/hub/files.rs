@@ -149,14 +149,16 @@ pub(super) fn has_safetensors(names: &BTreeSet<String>) -> bool {
 pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value = serde_json::from_slice(index).map_err(|error| error.to_string())?;
     let map = index["weight_map"].as_object();
-    let map = map.ok_or("its weight_map is no object")?;
+    let map = map.ok_or("its weight_map is not an object")?;
     let name = |file: &Value| {
         let name = file.as_str().filter(|name| {
             is_plain_path(name) && !name.contains('/') && name.ends_with(SAFETENSORS)
         });
         let name = name.map(str::to_owned);
         name.ok_or_else(|| {
-            format!("its weight_map names {file}, which is no safetensors file beside it")
+            format!(
+                "its weight_map names {file}, which is not a safetensors file in the same folder"
+            )
         })
     };
     map.values().map(name).collect()

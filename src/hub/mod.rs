@@ -75,7 +75,7 @@ pub fn localise(config: EngineConfig, watch: Watch<'_>) -> Result<EngineConfig, 
             return Err(HubError::Setting {
                 name: "--revision",
                 value,
-                reason: format!("but the model is no id of the hub: {path:?} has no revisions"),
+                reason: format!("but the model is not an id of the hub: {path:?} has no revisions"),
             });
         }
         return Ok(config);
@@ -135,7 +135,7 @@ impl Hub {
                 let Some(found) = find() else {
                     return Err(self.neither(error, model, revision));
                 };
-                tracing::warn!(%error, "the hub does not say which files the model has, the ones in the cache are used");
+                tracing::warn!(%error, "cannot list the model's files on the hub, using the cached ones");
                 return Ok(found.taken_unasked());
             }
             listing => listing?,

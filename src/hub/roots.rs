@@ -34,10 +34,10 @@ fn found(file: Option<&Path>) -> Vec<Vec<u8>> {
         None => load_native_certs(),
     };
     for error in &read.errors {
-        tracing::debug!(%error, "certificates that cannot be read");
+        tracing::debug!(%error, "unreadable certificates");
     }
     if let (Some(file), true) = (file, read.certs.is_empty()) {
-        tracing::warn!(file = %file.display(), "no certificates in this file, Mozilla's roots are trusted instead");
+        tracing::warn!(file = %file.display(), "no certificates in this file, using Mozilla's roots");
     }
     read.certs.iter().map(|der| der.to_vec()).collect()
 }

@@ -93,7 +93,7 @@ impl Endpoint {
         if let Some(path) = text.strip_prefix("ipc://") {
             return match path.starts_with('/') && path.len() <= MAX_IPC_PATH_BYTES {
                 true => Ok(Self::Ipc { path: path.into() }),
-                false if path.starts_with('/') => Err(wrong("has a path of over 100 bytes")),
+                false if path.starts_with('/') => Err(wrong("has a path longer than 100 bytes")),
                 false => Err(wrong("has no whole path")),
             };
         }
@@ -174,7 +174,9 @@ impl KvEventsConfig {
     /// A sentence that names the key, its value and the limit.
     pub fn parse(json: &str, page_size: PageSize) -> Result<Option<Self>, String> {
         let written: Written = serde_json::from_str(json).map_err(|error| {
-            format!("is no JSON object of a publisher: {error}; write {{\"publisher\": \"zmq\"}}")
+            format!(
+                "is not a JSON object of a publisher: {error}; write {{\"publisher\": \"zmq\"}}"
+            )
         })?;
         match written.publisher.as_str() {
             "null" => return Ok(None),

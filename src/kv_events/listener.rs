@@ -36,11 +36,11 @@ impl Bound {
         };
         bound.map_err(|error| {
             let advice = match endpoint {
-                Endpoint::Tcp { .. } => "choose another port, or 0 for one that is free",
+                Endpoint::Tcp { .. } => "choose another port, or 0 for any free one",
                 Endpoint::Ipc { .. } => "choose another path",
             };
             refused(format!(
-                "{key} {endpoint} cannot be bound: {error}; {advice}"
+                "failed to bind {key} {endpoint}: {error}; {advice}"
             ))
         })
     }

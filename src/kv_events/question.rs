@@ -53,7 +53,9 @@ pub(super) async fn read_question(
         }
         if frame.has_more {
             if envelope.len() >= MAX_QUESTION_FRAMES {
-                return Err(ZmtpError::Peer("asks with too many frames"));
+                return Err(ZmtpError::Peer(
+                    "sent a replay request with too many frames",
+                ));
             }
             envelope.push(frame.body);
             continue;

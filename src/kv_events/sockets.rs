@@ -117,7 +117,7 @@ async fn accept<F>(
             }
         };
         if open.get() >= MAX_CONNECTIONS {
-            let reason = format_args!("{MAX_CONNECTIONS} are connected, which is the limit");
+            let reason = format_args!("the limit of {MAX_CONNECTIONS} connections is reached");
             let what = "a reader of KV events was turned away";
             sockets.complaints.log(what, &reason);
             continue;
@@ -215,7 +215,7 @@ async fn hear_wishes(
         match zmtp::subscriber_word(&frame) {
             Some(SubscriberWord::Subscribe(topic)) => {
                 if topics.len() >= MAX_TOPICS {
-                    return Err(ZmtpError::Peer("subscribes to too many topics"));
+                    return Err(ZmtpError::Peer("subscribed to too many topics"));
                 }
                 topics.push(topic.to_vec());
             }

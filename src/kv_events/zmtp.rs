@@ -134,7 +134,7 @@ pub async fn read_frame(
     };
     let n_bytes = usize::try_from(n_bytes).ok();
     let n_bytes = n_bytes.filter(|n_bytes| *n_bytes <= limit);
-    let n_bytes = n_bytes.ok_or(ZmtpError::Peer("sends a frame that is too long"))?;
+    let n_bytes = n_bytes.ok_or(ZmtpError::Peer("sent a frame that is too long"))?;
     let mut body = vec![0; n_bytes];
     reader.read_exact(&mut body).await?;
     Ok(Frame {
@@ -210,10 +210,10 @@ fn greeting() -> [u8; GREETING_BYTES] {
 
 fn check_greeting(peer: &[u8; GREETING_BYTES]) -> Result<PeerVersion, ZmtpError> {
     if (peer[0], peer[9]) != (0xff, 0x7f) {
-        return Err(ZmtpError::Peer("does not speak ZeroMQ's protocol"));
+        return Err(ZmtpError::Peer("sent no ZMTP greeting"));
     }
     if peer[10] < 3 {
-        return Err(ZmtpError::Peer("speaks a version before 3.0"));
+        return Err(ZmtpError::Peer("uses a ZMTP version before 3.0"));
     }
     if &peer[12..32] != MECHANISM {
         return Err(ZmtpError::Peer("wants security, and this socket has none"));

@@ -94,7 +94,7 @@ const GAUGES: [(&str, &str); 36] = [
     ("souffleur_kv_store_bytes", "Size of the KV store on disk."),
     (
         "sglang:num_running_reqs",
-        "Requests that prefill or decode.",
+        "Running requests, in prefill or decode.",
     ),
     (
         "sglang:num_queue_reqs",
@@ -158,7 +158,7 @@ const GAUGES: [(&str, &str); 36] = [
         "sglang:max_total_num_tokens",
         "Tokens that the KV pool holds.",
     ),
-    ("sglang:page_size", "Tokens a KV page."),
+    ("sglang:page_size", "Tokens per KV page."),
     ("sglang:num_pages", "Pages of the KV pool."),
     (
         "souffleur_states_used",
@@ -193,7 +193,7 @@ const GAUGES: [(&str, &str); 36] = [
     ("sglang:startup_time_seconds", "Time to start, by phase."),
     (
         "souffleur_actor_mailbox_depth",
-        "Messages that wait in an actor's mailbox.",
+        "Messages queued in an actor's mailbox.",
     ),
     ("souffleur_prefix_pins", "Prefixes pinned by hosts."),
     (
@@ -202,7 +202,7 @@ const GAUGES: [(&str, &str); 36] = [
     ),
     (
         "sglang:http_requests_active",
-        "HTTP requests under way, streams until their end.",
+        "HTTP requests in flight, streams until their end.",
     ),
     ("souffleur_websocket_connections_active", "Open WebSockets."),
     (
@@ -231,7 +231,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ("sglang:num_retracted_requests_total", "Retractions."),
     (
         "souffleur_preemptions_total",
-        "Running requests that gave way to one of higher priority.",
+        "Running requests preempted by one of higher priority.",
     ),
     (
         "sglang:num_retracted_input_tokens_total",
@@ -279,27 +279,24 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "sglang:num_grammar_cache_hit_total",
-        "Grammars that were at hand.",
+        "Grammars found in the cache.",
     ),
     (
         "sglang:num_grammar_aborted_total",
-        "Grammars that were refused, or whose clients left meanwhile.",
+        "Grammars that were refused, or whose clients disconnected.",
     ),
     (
         "sglang:num_grammar_timeout_total",
         "Grammars that took too long to compile.",
     ),
-    (
-        "souffleur_requests_received_total",
-        "Requests that came through the door.",
-    ),
+    ("souffleur_requests_received_total", "Admitted requests."),
     (
         "souffleur_requests_failed_total",
         "Requests refused or failed, by code.",
     ),
     (
         "souffleur_client_stalls_total",
-        "Deltas that waited because a client did not read.",
+        "Deltas queued because a client read too slowly.",
     ),
     (
         "souffleur_encoded_prompt_bytes_total",
@@ -313,7 +310,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "souffleur_stale_messages_total",
-        "Messages that came too late to matter.",
+        "Messages dropped because they came too late.",
     ),
     (
         "souffleur_integrity_failures_total",
@@ -345,7 +342,7 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     (
         "souffleur_websocket_aborts_total",
-        "Requests cancelled by the end of their WebSocket, by reason.",
+        "Requests cancelled because their WebSocket closed, by reason.",
     ),
 ];
 
@@ -412,7 +409,7 @@ const HISTOGRAMS: [(&str, &str, &[f64]); 14] = [
     ),
     (
         "sglang:grammar_compilation_time_seconds",
-        "Time from asking for a grammar that was not at hand to having it, or to giving it up.",
+        "Time from the request of an uncached grammar to its compilation or cancellation.",
         &GRAMMAR_SECONDS,
     ),
     (

@@ -16,11 +16,11 @@ pub(super) const COUNTERS: [(&str, &str); 6] = [
     ),
     (
         "souffleur_kv_event_blocks_total",
-        "Blocks that KV events said were stored or removed.",
+        "Blocks reported as stored or removed by KV events.",
     ),
     (
         "souffleur_kv_event_clears_total",
-        "KV events that said that all blocks are gone: at the start, after flushes and lost changes.",
+        "KV events that clear all blocks: at startup, after flushes and lost changes.",
     ),
     (
         "souffleur_kv_event_lost_changes_total",
@@ -28,7 +28,7 @@ pub(super) const COUNTERS: [(&str, &str); 6] = [
     ),
     (
         "souffleur_kv_event_skipped_batches_total",
-        "Batches of KV events that subscribers did not get because they read too slowly.",
+        "Batches of KV events dropped because a subscriber read too slowly.",
     ),
     (
         "souffleur_kv_event_replays_total",

@@ -284,7 +284,7 @@ impl Entry {
             Self::UnpinSoftly { .. } => "UnpinSoftly",
             Self::ExpirePins { .. } => "expiry of pins",
             Self::Planned(_) => "StepPlanned",
-            Self::Next => "the question what to send",
+            Self::Next => "next-message request",
             Self::CancelsSeen(_) => "raised flags",
             Self::Outcome(next) => next.message(),
             Self::News(_) => "TokensReady",

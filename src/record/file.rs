@@ -213,7 +213,7 @@ impl<R: Read> LogReader<R> {
         check_version(&json)?;
         // The checksum is correct: an incomplete header of this format is from another engine.
         let header = serde_json::from_value(json)
-            .map_err(|error| damaged(format!("the header is not of this engine: {error}")))?;
+            .map_err(|error| damaged(format!("the header does not match this engine: {error}")))?;
         Ok(Self {
             source,
             header,
@@ -245,7 +245,7 @@ impl<R: Read> LogReader<R> {
             if self.at < self.block.len() {
                 let rest = &self.block[self.at..];
                 let (entry, rest) = postcard::take_from_bytes(rest)
-                    .map_err(|error| self.damaged(format!("an entry: {error}")))?;
+                    .map_err(|error| self.damaged(format!("invalid entry: {error}")))?;
                 self.at = self.block.len() - rest.len();
                 return Ok(Some(Record::Entry(entry)));
             }
@@ -284,10 +284,13 @@ impl<R: Read> LogReader<R> {
             .take(limit)
             .read_to_end(&mut raw);
         if let Err(error) = unpacked {
-            return Err(self.damaged(format!("a block does not unpack: {error}")));
+            return Err(self.damaged(format!("failed to decompress a block: {error}")));
         }
         if raw.len() != frame.n_raw {
-            return Err(self.damaged(format!("a block does not unpack to {} bytes", frame.n_raw)));
+            return Err(self.damaged(format!(
+                "a block does not decompress to {} bytes",
+                frame.n_raw
+            )));
         }
         Ok(raw)
     }
@@ -297,7 +300,8 @@ impl<R: Read> LogReader<R> {
             [why, n_dropped @ ..] => (*why, <[u8; 8]>::try_from(n_dropped).ok()),
             [] => (0, None),
         };
-        let n_dropped = n_dropped.ok_or_else(|| self.damaged("the end is too short".to_owned()))?;
+        let n_dropped =
+            n_dropped.ok_or_else(|| self.damaged("the end block is too short".to_owned()))?;
         let ending = match why {
             0 => LogEnd::Closed,
             _ => LogEnd::SizeLimit,
@@ -343,7 +347,7 @@ fn read_frame(
     };
     let (n_raw, n_stored, sum) = (number(1) as usize, number(5) as usize, number(SUMMED_BYTES));
     let kind = Kind::of(frame[0]);
-    let kind = kind.ok_or_else(|| damaged(format!("a block of kind {}", frame[0])))?;
+    let kind = kind.ok_or_else(|| damaged(format!("unknown block kind {}", frame[0])))?;
     // Deflate adds a few bytes to incompressible data.
     if n_raw > limit || n_stored > limit + limit / 8 {
         return Err(damaged(format!(
@@ -356,7 +360,7 @@ fn read_frame(
         return Ok(None);
     }
     if checksum(&frame[..SUMMED_BYTES], &stored) != sum {
-        return Err(damaged("a block's checksum is wrong".to_owned()));
+        return Err(damaged("checksum mismatch in a block".to_owned()));
     }
     *at += (FRAME_BYTES + n_stored) as u64;
     Ok(Some(Frame {

@@ -53,6 +53,6 @@ pub(super) fn operation(_: &Facts) -> Operation {
     describe(Group::Control, "Cancel requests")
         .takes(fields.shape(), json!({"rid": "a"}))
         .answers(aborted.shape(), "how many were cancelled")
-        .needs_engine("bodies that are being read take all of the memory for them")
+        .needs_engine("the memory for request bodies is used up")
         .done()
 }

@@ -41,7 +41,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
         );
     describe(Group::Server, "Why a prompt was not cached")
         .about("With the admin key the report has more, excerpts of prompts among it.")
-        .at("rid", "the id of a request that was admitted lately")
+        .at("rid", "the id of a recently admitted request")
         .answers(report.shape(), "the report")
         .fails(404, "nothing is remembered of the request")
         .needs_engine("there is no engine")

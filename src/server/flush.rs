@@ -23,7 +23,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
         .has("flushed_pages", count())
         .has("kept_tokens", count().about("tokens of pinned prefixes"));
     describe(Group::Control, "Empty the prefix cache")
-        .answers(flushed.shape(), "it is empty, but for what is pinned")
+        .answers(flushed.shape(), "it is empty, except pinned prefixes")
         .fails(400, "`busy`: a request runs or waits")
         .fails(415, "there is a body, which is not declared as JSON")
         .needs_engine("there is no engine")

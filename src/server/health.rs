@@ -241,7 +241,7 @@ pub(super) fn model_info_operation(_: &Facts) -> Operation {
         .has("hidden_size", count().or_null())
         .has("eos_token_ids", list(token_id()));
     describe(Group::Server, "The model")
-        .answers(info.shape(), "what is known of it")
+        .answers(info.shape(), "the model's properties")
         .needs_engine("there is no engine")
         .done()
 }
@@ -272,7 +272,7 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
         .has(
             "kv_events",
             free_object()
-                .about("where the cache's changes are published")
+                .about("publishers of the cache's events")
                 .or_null(),
         )
         .has("internal_states", list(free_object()))
@@ -281,7 +281,7 @@ pub(super) fn server_info_operation(_: &Facts) -> Operation {
             free_object().about("the server's configuration, without its keys"),
         );
     describe(Group::Server, "Limits, queues and configuration")
-        .answers(info.shape(), "what is known of them")
+        .answers(info.shape(), "the values")
         .needs_engine("there is no engine")
         .done()
 }

@@ -42,7 +42,8 @@ pub(super) fn operation(_: &Facts) -> Operation {
         .takes("radix_eviction_policy", text());
     let fields = object().has(
         ARGS,
-        args.shape().about("with any other key nothing is set"),
+        args.shape()
+            .about("any other key is refused and sets nothing"),
     );
     let updated = object().has("updated", flag());
     describe(Group::Control, "Change the policies, as SGLang has it")

@@ -261,7 +261,7 @@ pub(super) fn get_load_operation(_: &Facts) -> Operation {
             count().about("held, or of requests that wait"),
         )
         .has("num_pending_tokens", count().about("not computed yet"));
-    describe(Group::Server, "The load, as older gateways ask for it")
+    describe(Group::Server, "The load, in the form of older gateways")
         .answers(list(load.shape()), "the load of each rank")
         .needs_engine("there is no engine")
         .done()

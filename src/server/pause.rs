@@ -42,7 +42,7 @@ pub(super) async fn pause(state: Data<AppState>, body: JsonBody) -> Result<HttpR
 /// Ends a pause.
 pub(super) async fn go_on(state: Data<AppState>) -> Result<HttpResponse, ApiError> {
     state.loaded()?.engine.set_paused(false).await?;
-    Ok(done("generation goes on"))
+    Ok(done("generation continues"))
 }
 
 fn done(message: &str) -> HttpResponse {
@@ -63,7 +63,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
         mode.about("`abort` cancels what is inside, `in_place` keeps it"),
     );
     describe(Group::Control, "Plan no more work")
-        .about("Requests that come meanwhile wait.")
+        .about("New requests wait.")
         .takes(fields.shape(), json!({"mode": "in_place"}))
         .answers(status(), "generation is paused")
         .needs_engine("there is no engine")
@@ -72,7 +72,7 @@ pub(super) fn operation(_: &Facts) -> Operation {
 
 pub(super) fn go_on_operation(_: &Facts) -> Operation {
     describe(Group::Control, "End a pause")
-        .answers(status(), "generation goes on")
+        .answers(status(), "generation continues")
         .fails(415, "there is a body, which is not declared as JSON")
         .needs_engine("there is no engine")
         .done()

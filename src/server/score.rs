@@ -229,7 +229,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
         .has(LABELS, labels.about("the tokens to score"))
         .takes(
             "apply_softmax",
-            flag().or(false).about("their shares among themselves"),
+            flag().or(false).about("normalise over the labels"),
         )
         .takes(
             "item_first",

@@ -151,7 +151,7 @@ impl Row<'_> {
         let field = self.field(0)?;
         since_1970(field).ok_or_else(|| {
             let reason = format!(
-                "is {field:?}, expected a moment as 2023-11-16 18:17:03.9799600, with a zone as +00:00 or without"
+                "is {field:?}, expected a time such as 2023-11-16 18:17:03.9799600, optionally with a zone such as +00:00"
             );
             self.place.error(COLUMNS[0], reason)
         })

@@ -45,7 +45,7 @@ pub enum SimulateError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// A bug: requests are inside, no step is in flight and none is planned.
-    #[error("the scheduler stands still with {inside} requests inside at {now_s:.3} s")]
+    #[error("the scheduler made no progress with {inside} requests in flight at {now_s:.3} s")]
     Stuck {
         /// Requests inside.
         inside: usize,

@@ -86,6 +86,6 @@ pub enum StoreError {
     #[error("no layer of the model keeps keys and values of all tokens: leave kv_disk_path out")]
     NoBlocks,
     /// The thread does not start.
-    #[error("the thread of the KV store does not start: {0}")]
+    #[error("failed to start the KV store thread: {0}")]
     Thread(std::io::Error),
 }

@@ -165,7 +165,7 @@ fn secret(files: &dyn Files, root: &Path) -> io::Result<Secret> {
         Err(kind) => return Err(kind.into()),
     }
     // Another engine may have been faster.
-    let bytes = read().ok_or_else(|| io::Error::other("the secret cannot be read"))?;
+    let bytes = read().ok_or_else(|| io::Error::other("failed to read the secret file"))?;
     Ok(Secret::new(bytes))
 }
 

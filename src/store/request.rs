@@ -59,7 +59,7 @@ pub enum Refusal {
     #[error("the KV store does not serve yet, or no more")]
     NotServing,
     /// The queue of requests is full.
-    #[error("the queue of the KV store is full")]
+    #[error("the KV store request queue is full")]
     Full,
 }
 

@@ -189,7 +189,7 @@ impl Kept {
         let folder = path.parent().map_or(Ok(()), |p| SystemFiles.make_folder(p));
         let written = folder.and_then(|()| SystemFiles.replace(path, text.as_bytes()));
         if let Err(error) = written {
-            tracing::debug!(%error, "the hashes of weights cannot be kept");
+            tracing::debug!(%error, "failed to cache the hashes of weights");
         }
     }
 }

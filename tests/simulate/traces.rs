@@ -176,7 +176,7 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
         ),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5+99:00,12,1\n".into(),
-            "t, line 2: TIMESTAMP is \"2023-11-16 18:17:03.5+99:00\", expected a moment",
+            "t, line 2: TIMESTAMP is \"2023-11-16 18:17:03.5+99:00\", expected a time",
         ),
         (
             line(&format!("{good}, \"input_length\": 1, \"hash_ids\": 3")),
@@ -196,7 +196,7 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
         ),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n\n2023-13-16 18:17:03,1,1\n".into(),
-            "t, line 3: TIMESTAMP is \"2023-13-16 18:17:03\", expected a moment",
+            "t, line 3: TIMESTAMP is \"2023-13-16 18:17:03\", expected a time",
         ),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n".into(),

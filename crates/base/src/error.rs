@@ -128,7 +128,7 @@ pub enum RequestError {
         limit: usize,
     },
     /// A request with the same id is in flight.
-    #[error("request id {0:?} is in flight already: choose another rid")]
+    #[error("request id {0:?} is already in flight: choose another rid")]
     DuplicateRequest(String),
     /// Even alone on the device the sequence does not fit.
     #[error("out of memory even after retracting all other requests: raise --max-total-tokens")]
@@ -159,10 +159,12 @@ pub enum RequestError {
     #[error("the model produced NaN logits")]
     NanLogits,
     /// The output cannot follow the request's grammar any further.
-    #[error("the output cannot follow its grammar any further: {0}")]
+    #[error("no token continues the output within its grammar: {0}")]
     Grammar(&'static str),
     /// The client did not read its stream.
-    #[error("client did not read its stream: {backlog_bytes} bytes wait, limit is {limit_bytes}")]
+    #[error(
+        "client reads its stream too slowly: {backlog_bytes} bytes queued, limit is {limit_bytes}"
+    )]
     SlowClient {
         /// Bytes of text that wait.
         backlog_bytes: usize,

@@ -80,7 +80,9 @@ impl fmt::Display for LayerKv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pages(pages) => pages.fmt(f),
-            Self::Window { pages, tokens } => write!(f, "{pages}, of the last {tokens} tokens"),
+            Self::Window { pages, tokens } => {
+                write!(f, "{pages}, sliding window of {tokens} tokens")
+            }
             Self::State { bytes, .. } => write!(f, "a state of {bytes} bytes a sequence"),
             Self::Shared(layer) => write!(f, "nothing, reads layer {layer}"),
         }

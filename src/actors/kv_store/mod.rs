@@ -169,8 +169,8 @@ impl KvStore {
 
     fn take_state(&mut self, state: TierState) {
         match state {
-            TierState::Identifying => tracing::info!("the KV store learns which model it is for"),
-            TierState::Recovering => tracing::info!("the KV store looks at what it has"),
+            TierState::Identifying => tracing::info!("KV store: computing the model fingerprint"),
+            TierState::Recovering => tracing::info!("KV store: recovering its index"),
             TierState::Serving { keys, records } => {
                 tracing::info!(records, "the KV store serves");
                 self.paths = Some(Paths::new(keys));
@@ -182,7 +182,7 @@ impl KvStore {
                 }
                 tracing::warn!(
                     reason,
-                    "the KV store is off: prefixes are cached in memory only"
+                    "KV store disabled: prefixes are cached in memory only"
                 );
                 self.end();
             }
@@ -250,7 +250,7 @@ impl Actor for KvStore {
                 self.store = Some(store);
             }
             // Dropping the line reports that the store is off.
-            Err(error) => tracing::error!(%error, "the KV store does not start"),
+            Err(error) => tracing::error!(%error, "failed to start the KV store"),
         }
         ctx.run_interval(STATS_EVERY, |actor, _| {
             if let Some(store) = &actor.store {

@@ -80,8 +80,7 @@ pub(super) fn check_entries(
     let all = before.saturating_add(entries);
     if all > limit {
         return Err(invalid(format!(
-            "prompts and samples of the call ask for {all} log probabilities so far, limit is {limit} for all together: \
-             send fewer at once"
+            "prompts and samples of the call request {all} log probabilities so far, limit is {limit} per call: send fewer at once"
         )));
     }
     Ok(entries)

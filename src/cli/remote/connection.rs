@@ -93,7 +93,7 @@ impl Connector {
         };
         let name = host.trim_start_matches('[').trim_end_matches(']');
         let name = ServerName::try_from(name.to_owned());
-        let name = name.map_err(|_| format!("{host:?} is no name of a host"))?;
+        let name = name.map_err(|_| format!("{host:?} is not a valid host name"))?;
         let secured = tls.connect(name, stream).await;
         Ok(Box::new(
             secured.map_err(|error| format!("TLS: {}", explained(&error)))?,

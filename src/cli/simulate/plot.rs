@@ -69,7 +69,7 @@ fn draw_run(svg: &mut String, title: &str, outcome: &Outcome) -> Drawn {
     let percent = |tokens: usize| 100.0 * tokens as f64 / outcome.kv_tokens.max(1) as f64;
     let memory = [
         (
-            "cached, free to go",
+            "cached, evictable",
             over_time(&|m| percent(m.held_tokens)),
             LIGHT,
         ),

@@ -262,7 +262,7 @@ fn store_rows(outcome: &Outcome) -> Vec<Cell> {
             "slower than computing",
             cell(&|store| store.too_slow.to_string()),
         ),
-        ("fetched in vain", cell(&|store| store.late.to_string())),
+        ("fetched, unused", cell(&|store| store.late.to_string())),
         ("copy steps", outcome.copy_steps.to_string()),
     ])
 }

@@ -276,7 +276,7 @@ impl Check<'_> {
                     .work(work, (live, starts), self.limits.n_state_slots)?;
             }
             None if !work.saves.is_empty() => {
-                return Err("copies of a state that it has not".to_owned());
+                return Err("saves a state, but the row has none".to_owned());
             }
             None => {}
         }

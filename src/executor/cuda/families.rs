@@ -83,7 +83,7 @@ fn family_without_kernel(config: &ModelConfig) -> Option<&'static str> {
             Some("this family's experts")
         }
         A::Qwen35 | A::Qwen35Moe | A::Qwen3Next | A::Lfm2 | A::Lfm2Moe => {
-            Some("this family's states")
+            Some("this family's recurrent states")
         }
         A::Gemma2 | A::Gemma3 | A::Gemma4 => Some("this family's gates and norms"),
     }

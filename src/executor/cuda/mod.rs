@@ -376,7 +376,7 @@ impl Executor for CudaExecutor {
 
     fn finish(&mut self) -> Result<StepOutput, StepError> {
         let Some(mut step) = self.under_way.pop_front() else {
-            return Err(StepError::Lost("no step is under way".to_owned()));
+            return Err(StepError::Lost("no step is in flight".to_owned()));
         };
         let blocks = std::mem::take(&mut step.blocks);
         let output = self.take_results(step).map_err(|error| self.lose(error))?;
@@ -393,8 +393,7 @@ impl Executor for CudaExecutor {
 fn to_load_error(failure: impl Into<CudaFailure>) -> LoadError {
     match failure.into() {
         CudaFailure::Driver(error) if error.is_out_of_memory() => LoadError::Memory(format!(
-            "the GPU's memory does not suffice: {error}; use a smaller --mem-fraction-static, or end other processes \
-             on the GPU"
+            "out of GPU memory: {error}; lower --mem-fraction-static, or end other processes on the GPU"
         )),
         failure => LoadError::Device(failure.to_string()),
     }

@@ -116,7 +116,7 @@ pub(super) fn check_options(options: &CudaOptions, vocab_size: usize) -> Result<
     match options.placement.world_size() {
         1 => Ok(()),
         n => Err(LoadError::Device(format!(
-            "{n} ranks were asked for, a model runs on one GPU as yet"
+            "{n} ranks requested, but a model can run on one GPU only"
         ))),
     }
 }

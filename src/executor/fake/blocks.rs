@@ -38,7 +38,7 @@ impl FakeExecutor {
                 }
             };
             if pages.len() * page_size != host.block_tokens {
-                let reason = format!("save {ticket} is of {} pages", pages.len());
+                let reason = format!("save {ticket} has {} pages", pages.len());
                 return Err(StepError::Rejected(reason));
             }
             let slots = pages.iter().flat_map(|page| {

@@ -52,7 +52,7 @@ impl FakeWindows {
                 *kv = hash;
             } else if *kv != hash {
                 return Err(StepError::Lost(format!(
-                    "the window of {seq} is not its own at {position}"
+                    "window K/V of {seq} at {position} belongs to another sequence"
                 )));
             }
         }

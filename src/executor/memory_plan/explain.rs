@@ -119,7 +119,7 @@ impl MemoryPlan {
             ),
             PoolLimit::Room => {
                 format!(
-                    "all that the weights and a reserve of {} leave",
+                    "the memory that weights and a reserve of {} leave",
                     Bytes(self.budget.reserve_bytes)
                 )
             }

@@ -152,14 +152,14 @@ impl MemoryPlan {
         let safe = taken as f64 / budget.free_before_bytes.max(1) as f64;
         let safe = (safe * FRACTION_STEPS).floor() / FRACTION_STEPS;
         let advice = match left >= self.wish.smallest_pool_bytes() {
-            true => format!("--mem-fraction-static {safe:.3} is the largest safe one now"),
+            true => format!("--mem-fraction-static {safe:.3} is the largest safe value now"),
             false => {
                 "no fraction works: use a smaller model, page_size or dtype, or end other processes"
                     .to_owned()
             }
         };
         Err(LoadError::Memory(format!(
-            "{} are free after loading the weights, {} were expected; the KV pool takes {} and activations need {}: {advice}",
+            "{} are free after loading the weights, expected {}; the KV pool needs {} and activations {}: {advice}",
             Bytes(free_bytes),
             Bytes(
                 budget
@@ -245,7 +245,7 @@ fn free_choice(
     if room < wish.smallest_pool_bytes() {
         let advice = match budget.page_table_bytes {
             _ if budget.store_bytes > 0 => format!(
-                "buffers of the KV store take {} of it, which a smaller kv_host_bytes shrinks",
+                "KV store buffers take {} of it: lower kv_host_bytes",
                 Bytes(budget.store_bytes)
             ),
             0 => "use a smaller model, page_size or chunked_prefill_size".to_owned(),

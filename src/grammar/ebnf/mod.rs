@@ -57,7 +57,7 @@ fn checked_lark(field: &str, grammar: &str) -> Result<String, FieldError> {
         "%json" => {
             "send the JSON schema as json_schema, or as a json_schema format of a structural tag"
         }
-        _ => "write one expression that says the same",
+        _ => "write one equivalent expression",
     };
     let line = grammar[..found.start()].matches('\n').count() + 1;
     let sign = found.as_str();

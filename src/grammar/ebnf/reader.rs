@@ -240,7 +240,7 @@ impl<'a> Reader<'a> {
         loop {
             let first = match self.character()? {
                 None | Some(('\n', false)) => {
-                    return Err(format!("line {line}: a class does not end"));
+                    return Err(format!("line {line}: a character class is not closed"));
                 }
                 Some((']', false)) => break,
                 Some((first, _)) => first,
@@ -251,17 +251,19 @@ impl<'a> Reader<'a> {
                 true => {
                     self.eat_here("-");
                     let last = self.character()?;
-                    last.ok_or_else(|| format!("line {line}: a class does not end"))?
+                    last.ok_or_else(|| format!("line {line}: a character class is not closed"))?
                         .0
                 }
             };
             if first > last {
-                return Err(format!("line {line}: {first}-{last} is no range"));
+                return Err(format!(
+                    "line {line}: {first}-{last} is not an ascending range"
+                ));
             }
             items.push((first, last));
         }
         match (items.is_empty(), is_negated) {
-            (true, false) => Err(format!("line {line}: a class is empty")),
+            (true, false) => Err(format!("line {line}: a character class is empty")),
             (true, true) => Ok(Expression::Class("(?s:.)".to_owned())),
             (false, _) => Ok(Expression::Class(class_regex(&items, is_negated))),
         }
@@ -279,12 +281,7 @@ impl<'a> Reader<'a> {
         }
         let line = self.line;
         let escape = letters.next();
-        let wrong = || {
-            format!(
-                "line {line}: an escape is not known: \\{}",
-                escape.unwrap_or(' ')
-            )
-        };
+        let wrong = || format!("line {line}: unknown escape: \\{}", escape.unwrap_or(' '));
         let escape = escape.ok_or_else(wrong)?;
         self.rest = letters.as_str();
         let digits = match escape {
@@ -351,10 +348,7 @@ impl<'a> Reader<'a> {
             false => format!("{found:?}"),
         };
         let found = found.replace('"', "'");
-        format!(
-            "line {}: {found} is found where {wanted} is expected",
-            self.line
-        )
+        format!("line {}: expected {wanted}, found {found}", self.line)
     }
 
     fn refused(&self, what: &str) -> String {

@@ -67,7 +67,7 @@ impl Reader {
         self.eat("-");
         match self.class_item()? {
             Escaped::Code(to) if *from <= to => add(class::of_codes(*from, to)),
-            Escaped::Code(_) => return Err("a range in a class that is none".to_owned()),
+            Escaped::Code(_) => return Err("an invalid range in a class".to_owned()),
             last => [ranges(first), class::of(&[('-', '-')]), ranges(last)]
                 .into_iter()
                 .for_each(add),
@@ -81,7 +81,7 @@ impl Reader {
     }
 
     fn class_item(&mut self) -> Result<Escaped, String> {
-        let unended = || "a class that does not end".to_owned();
+        let unended = || "an unclosed class".to_owned();
         match self.next().ok_or_else(unended)? {
             '\\' => self.escape(),
             '[' if self.dialect == Dialect::Python && self.sees(":") => self.posix(),
@@ -178,7 +178,7 @@ impl Reader {
         };
         let name = name.ok_or_else(|| unknown('p'))?;
         let set = class::property(&name);
-        let set = set.ok_or_else(|| format!("the property {name:?} that is not known"))?;
+        let set = set.ok_or_else(|| format!("the unknown property {name:?}"))?;
         let set = self.counted(set)?;
         Ok(Escaped::Class(match is_negated {
             true => class::without(set),
@@ -195,7 +195,7 @@ fn ranges(item: Escaped) -> ClassUnicode {
 }
 
 fn unknown(letter: char) -> String {
-    format!("the escape \\{letter} that is not known")
+    format!("the unknown escape \\{letter}")
 }
 
 fn hexadecimal(digits: &str) -> Option<u32> {

@@ -179,7 +179,7 @@ impl Reader {
         self.depth -= 1;
         match self.eat(")") {
             true => Ok(node),
-            false => Err("a group that does not end".to_owned()),
+            false => Err("an unclosed group".to_owned()),
         }
     }
 
@@ -208,7 +208,7 @@ impl Reader {
                     return Ok(false);
                 }
                 Some(flag) => return Err(format!("the flag {flag:?}")),
-                None => return Err("a group that does not end".to_owned()),
+                None => return Err("an unclosed group".to_owned()),
             }
         }
     }
@@ -262,7 +262,7 @@ impl Reader {
             _ if text.is_empty() => Ok(None),
             // The library takes the largest number for no limit.
             Ok(number) if number < u32::MAX => Ok(Some(number)),
-            _ => Err(format!("the count {{{inner}}} that is too large")),
+            _ => Err(format!("the count {{{inner}}}, which is too large")),
         };
         let lower = number(least)?.unwrap_or(0);
         let upper = match most {

@@ -115,7 +115,7 @@ impl<'a> Check<'a> {
         let object = match schema {
             Value::Bool(_) => return Ok(schema.clone()),
             Value::Object(object) => object,
-            _ => return Err(self.refuse(place, "a schema is an object, true or false")),
+            _ => return Err(self.refuse(place, "expected a schema: an object, true or false")),
         };
         let mut kept = Map::new();
         for (name, value) in object {

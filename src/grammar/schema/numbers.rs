@@ -37,9 +37,7 @@ fn fault_beyond(number: &Number, largest: u64) -> Option<String> {
         (_, _, Some(number)) => number.is_nan() || number.abs() > largest as f64,
         _ => true,
     };
-    is_beyond.then(|| {
-        format!("the number {number} is not supported, those beyond {largest} (2^53) are not")
-    })
+    is_beyond.then(|| format!("the number {number} is not supported, limit is {largest} (2^53)"))
 }
 
 /// Whether a keyword is a bound at the end of all doubles, which generators write for a number in 64 bits.
@@ -184,15 +182,14 @@ impl Multiple {
     /// Why it cannot.
     pub(super) fn new(value: &Value) -> Result<Self, String> {
         let number = value.as_f64().filter(|number| *number > 0.0);
-        let number = number.ok_or_else(|| format!("{value} is no number above 0"))?;
+        let number = number.ok_or_else(|| format!("{value} is not a number above 0"))?;
         let multiple = Self::of_digits(&value.to_string());
         let multiple = multiple.filter(|multiple| {
             multiple.is_counted() && Self::of_compiler(number) == Some(*multiple)
         });
         multiple.ok_or_else(|| {
             format!(
-                "multiples of {value} are not supported: without its point the number may be {MOST_REMAINDERS} at most, \
-                 or two digits with zeros up to 300000000, with {MOST_DECIMALS} decimals at most"
+                "multiples of {value} are not supported: without its point the number may be at most {MOST_REMAINDERS}, or two digits followed by zeros up to 300000000, with at most {MOST_DECIMALS} decimals"
             )
         })
     }

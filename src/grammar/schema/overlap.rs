@@ -32,7 +32,7 @@ pub(super) enum Fault {
 impl Fault {
     pub(super) fn reason(self) -> &'static str {
         match self {
-            Self::TooManyPatterns => "too many patterns may apply to one text",
+            Self::TooManyPatterns => "too many patterns may apply to one string",
             Self::LargeMultiples => {
                 "the multipleOf of schemas that may apply to one number have too many digits together"
             }

@@ -21,7 +21,7 @@ const NEXT: &str = "<|start|>assistant";
 pub(super) fn alone() -> FieldError {
     FieldError::new(
         "tools",
-        "tools of this model are called in messages: send a chat",
+        "this model calls tools in chat messages only: send a chat request",
     )
 }
 

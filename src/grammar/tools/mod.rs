@@ -274,7 +274,7 @@ impl Calls<'_> {
             false => Ok(calls),
             true => Err(FieldError::new(
                 "tool_choice",
-                "tool_choice names a tool that is not among the tools: name one of them",
+                "tool_choice names a tool that is not in tools: name one of them",
             )),
         }
     }

@@ -34,7 +34,7 @@ pub(super) fn properties<'a>(
     ];
     let object = schema
         .as_object()
-        .ok_or_else(|| wrong("a schema that is no object"))?;
+        .ok_or_else(|| wrong("a schema that is not an object"))?;
     if let Some(name) = object.keys().find(|name| !known.contains(&name.as_str())) {
         return Err(wrong(&format!("the keyword {name:?}")));
     }

@@ -51,7 +51,7 @@ impl PackedRows {
         let (rows, inputs) = (source.n_rows(), source.inputs);
         assert!(
             source.norm.is_none_or(|(weight, _)| weight.len() == inputs),
-            "norm of rows of {inputs}"
+            "the norm's weight must have {inputs} elements"
         );
         let mut packed = Self::uninit(scratch, isa, encoding, rows, inputs);
         let (n_groups, row_words) = (packed.n_groups, packed.row_words());
@@ -141,7 +141,7 @@ impl<'a> RowGroups<'a> {
     /// # Panics
     /// If they are picked.
     pub fn group(&self, group: usize) -> (std::ops::Range<usize>, &'a [u32]) {
-        assert!(self.picked.is_none(), "rows that are picked stand apart");
+        assert!(self.picked.is_none(), "picked rows are not contiguous");
         let rows = self.rows_of(group);
         let words = &self.words[rows.start * self.row_words..rows.end * self.row_words];
         (self.numbers(rows), words)

@@ -17,7 +17,7 @@ pub fn multiply(pool: &mut ThreadPool, isa: Isa, x: &mut Tensor, gate: &Tensor) 
     let (rows, width) = (x.rows(), x.width());
     assert!(
         [1, width].contains(&gate.width()),
-        "gates for each element, or one"
+        "one gate per element or per row"
     );
     let shared = Shared::new(x.values_mut());
     for_rows(pool, rows, width * ELEMENT_COST, |row| {

@@ -103,7 +103,7 @@ impl BlockMap {
             }
         });
         let layers = layers.collect();
-        debug_assert_eq!(at, len, "a block holds what the layout says");
+        debug_assert_eq!(at, len, "block size matches the KV layout");
         Ok(Self {
             layers,
             block_tokens,

@@ -85,7 +85,7 @@ impl Labels {
             (Storage::BF16(keys), Storage::BF16(labels)) => {
                 copy(keys.slice(), labels.slice(), places)
             }
-            _ => panic!("labels have the keys' type"),
+            _ => panic!("labels and keys must have the same element type"),
         }
     }
 }

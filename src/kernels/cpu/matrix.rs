@@ -383,7 +383,7 @@ fn encode<S: Lanes>(format: Format, chunk: &[f32; CHUNK], lane: usize, out: &mut
             }
         }
         Format::Block32(_) | Format::Nibbles(_) | Format::KQuant(_) => {
-            unreachable!("blocks are kept")
+            unreachable!("blocks are packed natively")
         }
         Format::Int8 => {
             let mut words = [0u32; INT8_STEPS];

@@ -182,7 +182,7 @@ impl CpuBackend {
             tracing::info!(
                 nodes,
                 threads,
-                "threads, weights and KV memory are divided among NUMA nodes"
+                "NUMA partitioning enabled: threads, weights and KV memory are divided among nodes"
             );
         }
         let mut pool = ThreadPool::seated(seats)?;
@@ -295,7 +295,10 @@ impl CpuBackend {
     /// # Panics
     /// Without [`Self::carry_blocks`]; if pages or bytes are not those of a block.
     pub fn save_block(&mut self, pages: &[PageId], block: &mut [u8]) {
-        let map = self.blocks.as_mut().expect("blocks are carried");
+        let map = self
+            .blocks
+            .as_mut()
+            .expect("carry_blocks was called (2 places)");
         self.kv.gather(map, &mut self.pool, pages, block);
     }
 
@@ -304,7 +307,10 @@ impl CpuBackend {
     /// # Panics
     /// As [`Self::save_block`], and if the row has no pages there.
     pub fn load_block(&mut self, row: RowId, positions: Range<usize>, block: &[u8]) {
-        let map = self.blocks.as_mut().expect("blocks are carried");
+        let map = self
+            .blocks
+            .as_mut()
+            .expect("carry_blocks was called (2 places)");
         let first = positions.start - positions.start % map.block_tokens();
         let page_size = self.table.page_size();
         let pages = positions.start / page_size..positions.end / page_size;

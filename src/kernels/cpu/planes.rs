@@ -64,7 +64,10 @@ impl Planes {
         let n_slots = len / (n_kv_heads * head_elements);
         let (slot, to_values) = match values {
             Values::InKeys { dim } => {
-                assert!(dim <= key_dim, "values of {dim} in keys of {key_dim}");
+                assert!(
+                    dim <= key_dim,
+                    "values of {dim} elements do not fit in keys of {key_dim}"
+                );
                 (key_dim, 0)
             }
             Values::Own { dim } if dim == key_dim => (key_dim, n_kv_heads * n_slots * key_dim),

@@ -204,7 +204,7 @@ fn best_rate(threads: usize, passes: usize, work: impl Fn(usize) -> usize + Sync
             .collect();
         let joined = started.into_iter().map(|thread| thread.join());
         joined
-            .map(|passes| passes.expect("a probe does not panic"))
+            .map(|passes| passes.expect("a probe thread panicked"))
             .collect()
     });
     let rates = (0..passes).map(|pass| {

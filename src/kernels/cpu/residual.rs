@@ -22,7 +22,7 @@ pub fn add_normed(
     assert_eq!(
         [to.rows(), to.width()],
         [x.rows(), width],
-        "rows of one shape"
+        "rows of equal shape"
     );
     assert!(
         width.is_multiple_of(part),

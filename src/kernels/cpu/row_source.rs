@@ -53,7 +53,7 @@ impl<'a> Activations<'a> {
         let all = (self.x.len() + between) / self.stride;
         assert!(
             (self.x.len() + between) % self.stride <= between,
-            "activations of {} inputs",
+            "rows of {} inputs",
             self.inputs
         );
         self.picked.map_or(all, <[u32]>::len)

@@ -39,7 +39,7 @@ impl Stack {
         rule: FormatRule,
         (parts, roles): (&[TensorView<'_>], &[MatrixRole]),
     ) -> Self {
-        assert_eq!(parts.len(), roles.len(), "a role for each part");
+        assert_eq!(parts.len(), roles.len(), "one role per part");
         let inputs = parts[0].shape[1];
         let mut outputs = 0;
         let mut sections: SmallVec<[Matrix; 1]> = SmallVec::new();

@@ -145,7 +145,7 @@ impl<'a, T> Shared<'a, T> {
         let end = start.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= self.len),
-            "part {start}+{len} of a slice of {}",
+            "range {start}+{len} is outside a slice of {}",
             self.len
         );
         // SAFETY: in bounds by the line above, disjoint by the caller's promise.

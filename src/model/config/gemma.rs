@@ -158,7 +158,8 @@ fn of_kind(json: &JsonFile, kind: &str) -> Result<Option<JsonFile>, LoadError> {
         .iter()
         .find(|(key, _)| !known.contains(&key.as_str()))
     {
-        let reason = "stands where full_attention and sliding_attention are expected, each with its own rope";
+        let reason =
+            "is given, expected full_attention and sliding_attention, each with its own rope";
         return Err(kinds.error(key, reason));
     }
     kinds.object(kind)

@@ -88,8 +88,7 @@ impl<'a> Cursor<'a> {
     fn short(&self, what: &str) -> String {
         if self.bytes.len() > MAX_HEADER_BYTES {
             return format!(
-                "{what} lies beyond byte {MAX_HEADER_BYTES}, the limit of metadata: the file is broken, download it \
-                 again"
+                "{what} is beyond byte {MAX_HEADER_BYTES}, the limit of metadata: the file is broken, download it again"
             );
         }
         format!(

@@ -154,7 +154,9 @@ fn read_pair(cursor: &mut Cursor<'_>, index: usize) -> Result<(String, Value), S
 fn read_kind(cursor: &mut Cursor<'_>, what: &str) -> Result<Kind, String> {
     let id = cursor.u32(what)?;
     Kind::from_id(id).ok_or_else(|| {
-        format!("{what} has type {id}, known are 0 to 12: the file is broken, or made for a newer version of GGUF")
+        format!(
+            "{what} has type {id}, expected 0 to 12: the file is broken, or of a newer GGUF version"
+        )
     })
 }
 

@@ -90,7 +90,7 @@ fn token_of(file: &Path, name: &str, value: Option<&Value>) -> Result<Option<Str
         Some(Value::String(text)) => Ok(Some(text.clone())),
         Some(Value::Object(object)) => match object.get("content") {
             Some(Value::String(text)) => Ok(Some(text.clone())),
-            _ => Err(malformed(file, format!("{name}.content is no string"))),
+            _ => Err(malformed(file, format!("{name}.content is not a string"))),
         },
         Some(_) => Err(malformed(
             file,

@@ -109,9 +109,9 @@ impl StepRows {
         let mut rows = Vec::with_capacity(self.rows.len());
         for row in &self.rows {
             let n_tokens = row.n_tokens as usize;
-            let (sampled, rest) = tokens
-                .split_at_checked(n_tokens)
-                .ok_or_else(|| format!("step {} has fewer tokens than its rows say", self.step))?;
+            let (sampled, rest) = tokens.split_at_checked(n_tokens).ok_or_else(|| {
+                format!("step {} has fewer tokens than its rows declare", self.step)
+            })?;
             tokens = rest;
             let n_input = row.input_logprobs.unwrap_or(0);
             if n_input > MAX_INPUT_LOGPROBS {

@@ -105,7 +105,7 @@ impl fmt::Display for Difference {
         if !at.field.is_empty() {
             write!(f, "{} ", at.field)?;
         }
-        write!(f, "was {}, is {}", at.recorded, at.replayed)
+        write!(f, "recorded {}, replayed {}", at.recorded, at.replayed)
     }
 }
 
@@ -116,10 +116,10 @@ pub enum ReplayError {
     #[error(transparent)]
     Log(#[from] LogError),
     /// The states cannot be built from the header.
-    #[error("the log's states cannot be made: {0}")]
+    #[error("failed to build the log's states: {0}")]
     Setup(String),
     /// The states panicked: as they did when the log was written, or because the log was made up.
-    #[error("record {record}, after {after}: the states panic: {text}")]
+    #[error("record {record}, after {after}: the states panicked: {text}")]
     Panicked {
         /// Its number, from 1.
         record: u64,
@@ -129,7 +129,7 @@ pub enum ReplayError {
         text: String,
     },
     /// A record that cannot follow the previous ones.
-    #[error("record {record} makes no sense: {reason}")]
+    #[error("record {record} is inconsistent: {reason}")]
     Senseless {
         /// Its number, from 1.
         record: u64,
@@ -302,7 +302,7 @@ impl Replay<'_> {
         if let Some(said) = said.filter(|_| !self.has_gap) {
             let died = FieldDifference {
                 field: "the scheduler".to_owned(),
-                recorded: "dead behind this call".to_owned(),
+                recorded: "dead after this call".to_owned(),
                 replayed: "alive".to_owned(),
             };
             let said = NextDigest::from(&said);

@@ -331,7 +331,7 @@ fn a_call_behind_which_the_scheduler_died_is_the_difference() {
     assert!(
         difference
             .to_string()
-            .contains("was dead behind this call, is alive")
+            .contains("recorded dead after this call, replayed alive")
     );
 }
 

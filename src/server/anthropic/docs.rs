@@ -122,7 +122,7 @@ fn tool() -> Shape {
         object()
             .has(
                 "type",
-                text().about("other types, which Anthropic runs, are passed over"),
+                text().about("other types, run by Anthropic, are ignored"),
             )
             .shape(),
     ])

@@ -28,9 +28,7 @@ impl ApiError {
     /// 403: a page of another site asks.
     pub(in crate::server) fn foreign_origin(origin: &[u8]) -> Self {
         let origin = excerpt(origin);
-        let message = format!(
-            "origin {origin} may not ask here: add it to --allowed-origins if its pages may"
-        );
+        let message = format!("origin {origin} is not allowed: add it to --allowed-origins");
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 

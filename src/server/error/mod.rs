@@ -180,7 +180,7 @@ impl ApiError {
 
     /// 503: other bodies have the memory.
     pub(super) fn bodies_full(limit_bytes: usize) -> Self {
-        let text = format!("bodies that are being read take the {limit_bytes} bytes for them");
+        let text = format!("the limit of {limit_bytes} bytes for request bodies is reached");
         let message = format!("{text}: try again later");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
@@ -188,7 +188,7 @@ impl ApiError {
     /// 503: other answers have the memory.
     pub(super) fn answers_full(limit_bytes: usize) -> Self {
         let text = format!(
-            "log probabilities and tokens of other answers take the {limit_bytes} bytes for them"
+            "log probabilities and tokens of other answers use the limit of {limit_bytes} bytes"
         );
         let message = format!("{text}: try again later, or ask for fewer");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
@@ -211,7 +211,7 @@ impl ApiError {
 
     /// 503: the engine gave no token in time.
     pub(super) fn no_token(seconds: u32) -> Self {
-        let message = format!("the engine gave no token within {seconds} s");
+        let message = format!("the engine generated no token within {seconds} s");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_token", message)
     }
 

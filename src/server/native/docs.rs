@@ -69,9 +69,8 @@ fn session() -> Shape {
         )
         .takes(
             "offset",
-            integer::<i64>().about(
-                "keep only so many of the earlier tokens; negative: leave so many out at the end",
-            ),
+            integer::<i64>()
+                .about("number of earlier tokens to keep; negative: number to drop from their end"),
         )
         .takes("replace", flag().or(false))
         .takes("drop_previous_output", flag().or(false))

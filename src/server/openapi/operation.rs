@@ -31,7 +31,7 @@ impl Group {
         (
             Self::Control,
             "Control",
-            "What changes the server or what runs in it",
+            "Operations that change the server or its requests",
         ),
         (Self::Server, "Server", "Health, information and metrics"),
     ];
@@ -177,7 +177,7 @@ impl Describe {
     pub(in crate::server) fn upgrades(mut self) -> Self {
         let response = ResponseBuilder::new().description("the WebSocket is open");
         self.operation = self.operation.response("101", response.build());
-        self.fails(400, "the request is no WebSocket handshake")
+        self.fails(400, "the request is not a WebSocket handshake")
             .fails(
                 426,
                 "the client speaks another version of the WebSocket protocol",

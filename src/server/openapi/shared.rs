@@ -143,7 +143,7 @@ fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
         .takes("n", samples())
         .takes(
             "ignore_eos",
-            flag().about("go on after the end of the text"),
+            flag().about("continue after the end-of-text token"),
         )
         .takes(
             "skip_special_tokens",
@@ -284,7 +284,7 @@ pub(super) fn response_format() -> Shape {
         .may_have("name", anything())
         .takes(
             "strict",
-            flag().about("allow no properties but those that the schema names"),
+            flag().about("allow only properties that the schema names"),
         )
         .has("schema", schema_or_text());
     any_of([
@@ -323,7 +323,7 @@ pub(super) fn error() -> Shape {
     let error = object()
         .has(
             "message",
-            text().about("what is wrong, with the value, the limit and what to do"),
+            text().about("the fault, with the value, the limit and the remedy"),
         )
         .has(
             "type",
@@ -333,7 +333,7 @@ pub(super) fn error() -> Shape {
                 "server_error",
             ]),
         )
-        .has("param", text().or_null().about("the field that is wrong"))
+        .has("param", text().or_null().about("the invalid field"))
         .has("code", text().about("stable name of the error"));
     object().has("error", error.shape()).shape()
 }

@@ -154,6 +154,6 @@ pub(super) fn close_operation(_: &Facts) -> Operation {
         .takes(fields.shape(), json!({"session_id": "a"}))
         .answers_nothing("it is closed, and what runs in it is cancelled")
         .fails(404, "it is not open")
-        .needs_engine("bodies that are being read take all of the memory for them")
+        .needs_engine("the memory for request bodies is used up")
         .done()
 }

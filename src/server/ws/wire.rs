@@ -64,7 +64,8 @@ pub(super) async fn accept(
 }
 
 fn handshake(request: &HttpRequest) -> Result<HttpResponseBuilder, ApiError> {
-    let refused = |reason: &str| ApiError::invalid(format!("no WebSocket handshake: {reason}"));
+    let refused =
+        |reason: &str| ApiError::invalid(format!("invalid WebSocket handshake: {reason}"));
     if request.version() < Version::HTTP_11 {
         return Err(refused("HTTP must be 1.1 or later"));
     }

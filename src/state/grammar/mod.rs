@@ -79,7 +79,7 @@ impl GrammarFailure {
     pub fn reason(self) -> &'static str {
         match self {
             Self::NoToken => {
-                "no token of the vocabulary may follow: send a grammar that the vocabulary can spell"
+                "no token of the vocabulary is allowed next: send a grammar that the vocabulary can express"
             }
             Self::TooComplex => {
                 "the next token takes more time or memory than a request may have: send a simpler grammar"

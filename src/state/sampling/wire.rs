@@ -144,7 +144,7 @@ fn asks(name: &str, value: &Shallow) -> bool {
 
 /// The error for a constraint among a host's sampling parameters.
 fn of_the_request(name: &str) -> FieldError {
-    let text = format!("{name} is no sampling parameter here: set the request's constraint");
+    let text = format!("{name} is not a sampling parameter here: set the request's constraint");
     FieldError::new(name, text)
 }
 

@@ -77,7 +77,7 @@ impl Batch {
             Extent::Chunk => {
                 debug_assert!(
                     self.chunked.is_none_or(|chunked| chunked == seq),
-                    "one prompt at a time is cut"
+                    "only one prompt is chunked at a time"
                 );
                 self.chunked = Some(seq);
             }

@@ -129,7 +129,7 @@ impl Scheduler {
     pub fn set_eviction_policy(&mut self, name: &str) -> Result<(), String> {
         let order = self.queue.order_mut();
         let Some(present) = order.rules.eviction_policy else {
-            return Err("needs the prefix cache, which disable_radix_cache turns off".to_owned());
+            return Err("requires the prefix cache: unset disable_radix_cache".to_owned());
         };
         let policy = EvictionPolicy::from_name(name).map_err(|unknown| unknown.reason())?;
         let policy = policy.with_parameters(present.parameters());

@@ -114,7 +114,7 @@ impl Scheduler {
             return;
         };
         if !sequence.has_ended {
-            let error = StepError::Lost("a step left out a request that goes on".to_owned());
+            let error = StepError::Lost("the step skipped a live request".to_owned());
             return self.fail(seq, RequestError::Step(error));
         }
         if let Some(kv) = &mut sequence.kv {

@@ -79,7 +79,7 @@ pub(super) fn start(beginning: Beginning, doors: Doors) -> Result<(), StoreError
             Ok(Err(reason)) => reason,
             Err(_) => "the thread of the KV store has panicked: please report this".to_owned(),
         };
-        tracing::warn!(%reason, "the KV store is off");
+        tracing::warn!(%reason, "KV store disabled");
         (doors.sink)(Answer::State(TierState::Off { reason, panicked }));
     });
     spawned.map(drop).map_err(StoreError::Thread)

@@ -167,7 +167,7 @@ impl DiskTier {
         let mut segments = self.segments.iter_mut();
         let synced = segments.try_for_each(|each| each.sync(files, drop_behind));
         if let Err(error) = synced.and_then(|()| self.log.sync()) {
-            tracing::warn!(%error, "the KV store cannot wait for its disk");
+            tracing::warn!(%error, "failed to sync the KV store to disk");
         }
     }
 
@@ -221,7 +221,7 @@ impl DiskTier {
             return;
         }
         self.logged_at = Some(now);
-        let error = error.map_or_else(|| "its checksums differ".to_owned(), |e| e.to_string());
+        let error = error.map_or_else(|| "checksum mismatch".to_owned(), |e| e.to_string());
         let key = place.key;
         tracing::warn!(?key, %error, "a record of the KV store is damaged, and is computed again");
     }

@@ -185,7 +185,7 @@ impl<'de> Visitor<'de> for Keep {
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<Shallow, E> {
         let number = Number::from_f64(value).map(Shallow::Number);
-        number.ok_or_else(|| E::custom(format!("{value} is no number of JSON")))
+        number.ok_or_else(|| E::custom(format!("{value} is not a JSON number")))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Shallow, E> {

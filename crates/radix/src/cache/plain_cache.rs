@@ -40,7 +40,7 @@ impl PrefixCache for PlainCache {
 
     fn unlock(&mut self, lock: NodeLock) {
         let node = lock.surrender();
-        debug_assert!(node.is_none(), "a lock of another cache was given back");
+        debug_assert!(node.is_none(), "a lock of another cache was released");
     }
 
     fn touch_prefix(&mut self, _namespace: &Namespace, _tokens: &[u32]) -> usize {

@@ -26,7 +26,11 @@ impl PagePool {
     /// # Panics
     /// If the ledger is that of a pool with another page size.
     pub fn new(n_pages: u32, page_size: PageSize, ledger: Arc<PoolLedger>) -> Self {
-        assert_eq!(ledger.page_size(), page_size, "the ledger is the pool's");
+        assert_eq!(
+            ledger.page_size(),
+            page_size,
+            "the ledger's page size is the pool's"
+        );
         Self {
             free: (1..=n_pages).map(PageId::new).collect(),
             granted: BitSet::new(n_pages as usize + 1),
@@ -141,7 +145,7 @@ impl PagePool {
             return true;
         }
         self.double_frees += 1;
-        debug_assert!(was_granted, "page {id} was freed but is not granted");
+        debug_assert!(was_granted, "page {id} was freed but not allocated");
         false
     }
 }

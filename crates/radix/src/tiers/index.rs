@@ -325,7 +325,7 @@ impl BlockIndex {
         }
         let counted = (n_records, may_go);
         let kept = (self.n_records, self.order.len());
-        (counted != kept).then(|| format!("counted {counted:?}, kept {kept:?}"))
+        (counted != kept).then(|| format!("counted {counted:?}, recorded {kept:?}"))
     }
 }
 

@@ -65,7 +65,7 @@ impl Experts {
         assert_eq!(
             [both, hidden],
             [2 * width, outputs],
-            "gates and ways down that fit"
+            "gate/up and down projections of matching shapes"
         );
         Self {
             gate_up_encodings: encodings(&gate_up),

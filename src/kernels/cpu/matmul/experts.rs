@@ -283,7 +283,9 @@ impl<'a> ExpertSections<'a> {
     fn rows_for(&self, weight: &Matrix, active: &ActiveExpert) -> RowGroups<'a> {
         let wanted = (weight.inputs, weight.format.encoding(self.isa));
         let found = self.x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
-        found.expect("activations as the weights").of(active)
+        found
+            .expect("activations encoded for the weights")
+            .of(active)
     }
 }
 

@@ -46,7 +46,7 @@ pub fn multiply_heads(pool: &mut ThreadPool, isa: Isa, product: HeadsProduct<'_>
         let weight = &heads[head].sections()[node];
         let wanted = (weight.inputs, weight.format.encoding(isa));
         let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
-        let rows: RowGroups<'_> = found.expect("activations as the weights").of(head);
+        let rows: RowGroups<'_> = found.expect("activations encoded for the weights").of(head);
         let output = Output {
             panels: weight.panels(),
             bias: None,

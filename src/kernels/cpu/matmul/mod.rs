@@ -66,7 +66,7 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
     let columns = write.columns(weight.outputs);
     assert!(
         !write.is_gated() || weight.alternates(),
-        "gates beside what they let through"
+        "gated product needs alternating gate and up panels"
     );
     assert_eq!(out.len(), rows * columns, "{rows} rows of {columns}");
     assert!(
@@ -123,7 +123,7 @@ fn threads_of(pool: &ThreadPool, weight: &Stack, node: usize) -> usize {
 fn rows_for<'a>(x: &'a [PackedRows], weight: &Matrix, isa: Isa) -> &'a PackedRows {
     let wanted = (weight.inputs, weight.format.encoding(isa));
     let found = x.iter().find(|x| (x.inputs(), x.encoding()) == wanted);
-    found.expect("activations as the weights")
+    found.expect("activations encoded for the weights")
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ impl Rows {
     fn group(self) -> *const u32 {
         match self {
             Self::Group(words) => words,
-            Self::Picked { .. } => unreachable!("a format that picks no rows"),
+            Self::Picked { .. } => unreachable!("this format does not support picked rows"),
         }
     }
 }
@@ -110,7 +110,7 @@ pub(super) trait Tile: Sized + 'static {
         _strips: &mut Widened,
         _first: GroupPart<'_>,
     ) {
-        unreachable!("a format without strips");
+        unreachable!("this format has no strips");
     }
 
     /// # Safety

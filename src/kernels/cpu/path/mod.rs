@@ -135,15 +135,15 @@ impl fmt::Display for KernelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.isa.name())?;
         match &self.reason {
-            Reason::Forced => write!(f, ", as {ISA_VARIABLE} says"),
-            Reason::Only => write!(f, ", the best that the processor has"),
+            Reason::Forced => write!(f, ", set by {ISA_VARIABLE}"),
+            Reason::Only => write!(f, ", the best supported by the processor"),
             Reason::Known(core) => write!(f, ", known to be the fastest on {core}"),
             Reason::Measured { giga_ops, file } => {
                 write!(f, ", measured on one core:")?;
                 for (instruction, rate) in giga_ops {
                     write!(f, " {} {rate:.0} GOP/s,", instruction.name())?;
                 }
-                write!(f, " kept in {}", file.display())
+                write!(f, " stored in {}", file.display())
             }
             Reason::Flags { error } => {
                 write!(

@@ -210,7 +210,7 @@ impl<'a> States<'a> {
         let start = slot.index() * self.stride + first;
         assert!(
             start + len <= self.elements.len(),
-            "part {start}+{len} of the states"
+            "range {start}+{len} is outside the states"
         );
         // SAFETY: in bounds by the line above; not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.elements.at(start), len) }

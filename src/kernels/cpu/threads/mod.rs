@@ -235,7 +235,7 @@ impl ThreadPool {
         item: &(dyn Fn(&mut L, usize) + Sync),
     ) {
         let n_lanes = lanes.len().min(self.n_threads()).min(n_items);
-        assert!(n_lanes > 0 || n_items == 0, "{n_items} items need a lane");
+        assert!(n_lanes > 0 || n_items == 0, "no lanes for {n_items} items");
         let lanes = Parts::new(lanes);
         let next = AtomicUsize::new(0);
         self.for_each(n_lanes, cost, &|lane| {
@@ -337,7 +337,7 @@ impl ThreadPool {
         }
         assert!(
             !self.shared.panicked.load(Ordering::Relaxed),
-            "a kernel panicked, see the message above"
+            "a compute kernel panicked, see the panic message above"
         );
     }
 
@@ -430,7 +430,7 @@ fn run_items(shared: &Shared) -> u32 {
 /// Runs the item that this thread has claimed; `rest` are left after it.
 fn run_claimed(shared: &Shared, rest: usize) {
     // SAFETY: the claim keeps `pending` above 0, so the caller does not write.
-    let job = unsafe { *shared.job.get() }.expect("a job is set before claims are open");
+    let job = unsafe { *shared.job.get() }.expect("the job is published before its claims");
     // The caller must reach the barrier even if an item panics: the borrow in `job` ends there.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (job.item)(job.n_items - 1 - rest))) {
         // Its drop could panic before the barrier.

@@ -58,7 +58,7 @@ pub fn check_layout(layout: &KvLayout) -> Result<(), DriverError> {
     for (index, layer) in layout.layers().iter().enumerate() {
         let needed = match layer {
             LayerKv::State { .. } => "there are no CUDA kernels for states",
-            LayerKv::Window { .. } => "there are no CUDA kernels for window pages",
+            LayerKv::Window { .. } => "there are no CUDA kernels for sliding-window pages",
             LayerKv::Shared(_) => "the CUDA kernels need keys and values in every layer",
             LayerKv::Pages(pages) if !is_served(pages) => {
                 "the CUDA kernels need values of their own, as wide as the keys"

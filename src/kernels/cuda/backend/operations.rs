@@ -181,13 +181,11 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, _: &Tensor, _: &Linear<Self>) -> Tensor {
-        unreachable!(
-            "models with states, with scaled activations, or that norm what they add, are refused"
-        )
+        unreachable!("models with recurrent states, scaled activations or post-norms are refused")
     }
 
     fn add_normed(&mut self, _: &mut Tensor, _: &Tensor, _: &Vector, _: f32) {
-        unreachable!("models that norm what they add are refused")
+        unreachable!("models with post-norms are refused")
     }
 
     fn soft_cap(&mut self, _: &mut Tensor, _: f32) {

@@ -63,7 +63,7 @@ impl fmt::Display for DeviceInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "GPU {}: {}, sm_{}{}, {} multiprocessors, {:.1} GiB, driver for CUDA {}",
+            "GPU {}: {}, sm_{}{}, {} multiprocessors, {:.1} GiB, driver supports CUDA {}",
             self.ordinal,
             self.name,
             self.capability.0,

@@ -189,7 +189,7 @@ pub enum CudaUnavailable {
     },
     /// The context could not be made.
     #[error(
-        "GPU {ordinal} gives no context: {error}; see in nvidia-smi whether other processes hold its memory or its use is exclusive"
+        "failed to create a context on GPU {ordinal}: {error}; check in nvidia-smi whether other processes hold its memory, or it is in exclusive mode"
     )]
     Context {
         /// The GPU.
@@ -227,9 +227,9 @@ impl CudaUnavailable {
                 "the libcuda found is the toolkit's stub: take its folder out of LD_LIBRARY_PATH"
             }
             DEVICE_UNAVAILABLE => "another process uses the GPU alone: end it, or choose another",
-            SYSTEM_NOT_READY => "the system's services for the GPUs are not up: see nvidia-smi",
+            SYSTEM_NOT_READY => "the GPU services of the system are not running: check nvidia-smi",
             DRIVER_MISMATCH => {
-                "libcuda and the kernel's module are of different versions: reboot, or reload the module"
+                "libcuda and the kernel module have different versions: reboot, or reload the module"
             }
             _ => "check nvidia-smi and the kernel's log",
         };

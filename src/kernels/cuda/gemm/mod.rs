@@ -53,7 +53,7 @@ impl Products {
                     )));
                 }
                 Err(reason) => {
-                    tracing::info!(reason, "no cuBLASLt: products are our own");
+                    tracing::info!(reason, "cuBLASLt not found, using built-in GEMM kernels");
                     None
                 }
             },

@@ -37,7 +37,10 @@ impl Cache {
     /// # Errors
     /// There is none.
     pub fn read(&self, sources: &SourceHash) -> Result<Vec<u8>, String> {
-        let dir = self.0.as_ref().ok_or("no HOME, no SOUFFLEUR_CACHE_DIR")?;
+        let dir = self
+            .0
+            .as_ref()
+            .ok_or("neither HOME nor SOUFFLEUR_CACHE_DIR is set")?;
         let path = newest(dir, sources).ok_or_else(|| format!("none in {}", dir.display()))?;
         let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let whole = bytes

@@ -254,7 +254,7 @@ impl<'a> Finder<'a> {
                 let compiler = nvrtc.version().to_owned();
                 let sources = source_hash(unit, &target, ANY_COMPILER);
                 if let Err(reason) = self.cache.write(&sources, &compiler, &image) {
-                    tracing::warn!(reason, "a compiled kernel cannot be kept");
+                    tracing::warn!(reason, "failed to cache a compiled kernel");
                 }
                 Ok(Cow::Owned(image))
             }
@@ -275,7 +275,7 @@ fn current<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, Str
     match sources == entry.sources {
         true => Ok(Cow::Borrowed(archive.image(entry))),
         false => Err(format!(
-            "{} for {} was made from other sources",
+            "{} for {} was compiled from other sources",
             entry.unit, entry.target
         )),
     }

@@ -58,7 +58,7 @@ impl Nvrtc {
                 return Ok(nvrtc);
             }
         }
-        tried.push("none on the loader's path".to_owned());
+        tried.push("not on the loader's path".to_owned());
         Err(tried.join(", "))
     }
 
@@ -86,7 +86,7 @@ impl Nvrtc {
         let library = Box::leak(Box::new(library));
         // SAFETY: by its name, and checked by that of each function, it is NVRTC.
         let functions = unsafe { Functions::resolve(library) };
-        let functions = functions.map_err(|name| format!("has no {name}"))?;
+        let functions = functions.map_err(|name| format!("lacks the function {name}"))?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both outlive the call.
         check("nvrtcVersion", unsafe {
@@ -163,7 +163,7 @@ impl Program<'_> {
     fn cubin(&self) -> Result<Vec<u8>, String> {
         let cubin = self.text(self.functions.cubin_size, self.functions.cubin)?;
         match cubin.is_empty() {
-            true => Err("NVRTC gave no machine code".to_owned()),
+            true => Err("NVRTC returned no machine code".to_owned()),
             false => Ok(cubin),
         }
     }
@@ -204,7 +204,7 @@ fn check(call: &str, code: c_int) -> Result<(), String> {
 }
 
 fn c_string(text: &str) -> Result<CString, String> {
-    CString::new(text).map_err(|_| "a source holds a NUL".to_owned())
+    CString::new(text).map_err(|_| "a source contains a NUL byte".to_owned())
 }
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {

@@ -121,7 +121,7 @@ fn what_a_gemma_cannot_do_here_is_refused() {
         ),
         (
             json!({"rope_parameters": {"rope_theta": 1e4}}),
-            "rope_parameters.rope_theta stands where full_attention and sliding_attention are expected",
+            "rope_parameters.rope_theta is given, expected full_attention and sliding_attention",
         ),
     ];
     for (edits, complaint) in table {

@@ -104,7 +104,7 @@ fn keys_are_there_once_and_readable() {
 fn values_have_known_types() {
     refused_file(
         &with("k", Value::Raw(13, vec![0; 8])),
-        "the value of k has type 13, known are 0 to 12",
+        "the value of k has type 13, expected 0 to 12",
     );
     refused_file(
         &with("k", writer::list(99, 0, &[])),

@@ -73,7 +73,7 @@ fn hex(chars: &mut std::str::Chars<'_>, digits: usize) -> Result<char, String> {
     let code = u32::from_str_radix(&written, 16).ok();
     let code = code.filter(|_| written.len() == digits && !written.starts_with('+'));
     code.and_then(char::from_u32)
-        .ok_or_else(|| format!("\\{written:?} is no character"))
+        .ok_or_else(|| format!("\\{written:?} is not a character"))
 }
 
 /// A number at the start of `rest`, and its bytes. After a dot it is an index: `a.0.1`.
@@ -123,7 +123,7 @@ pub(super) fn number(rest: &str, follows_dot: bool) -> Result<(Kind, usize), Str
     match is_float {
         true => match written.replace('_', "").parse() {
             Ok(number) => Ok((Kind::Float(number), end)),
-            Err(_) => Err(format!("{written} is no number")),
+            Err(_) => Err(format!("{written} is not a number")),
         },
         false => integer(written, 10).map(|kind| (kind, end)),
     }
@@ -137,5 +137,5 @@ fn integer(digits: &str, radix: u32) -> Result<Kind, String> {
     let number = BigInt::parse_bytes(digits.as_bytes(), radix);
     number
         .map(|number| Kind::Int(number.to_string()))
-        .ok_or_else(|| format!("{digits} is no number"))
+        .ok_or_else(|| format!("{digits} is not a number"))
 }

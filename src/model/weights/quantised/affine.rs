@@ -320,7 +320,7 @@ fn check_stated_shape(module: &Module<'_>, shape: [usize; 2]) -> Result<(), Load
     };
     let sizes = stated.integers()?;
     if sizes != shape.map(|size| size as i64) {
-        return Err(stated.error(format!("says {sizes:?}, expected {shape:?}")));
+        return Err(stated.error(format!("is {sizes:?}, expected {shape:?}")));
     }
     Ok(())
 }

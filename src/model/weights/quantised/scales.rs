@@ -68,7 +68,7 @@ impl<'a> GroupScales<'a> {
         }
         if largest > LARGEST {
             return Some(format!(
-                "holds the scale {largest}, but scales of 4-bit weights are kept in f16, which ends at {LARGEST}: {REMEDY}"
+                "holds the scale {largest}, limit is {LARGEST}, the largest f16, in which scales of 4-bit weights are kept: {REMEDY}"
             ));
         }
         (is_rounded && largest < SMALLEST).then(|| {

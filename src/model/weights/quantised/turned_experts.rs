@@ -81,7 +81,7 @@ impl Weights {
                 };
                 if !inputs.is_multiple_of(BLOCK) {
                     let reason = format!(
-                        "tensor {} is made of blocks of {BLOCK} inputs, which {inputs} are not a multiple of",
+                        "tensor {} has blocks of {BLOCK} inputs, but {inputs} inputs, which is not a multiple",
                         name("blocks")
                     );
                     return Err(format_error(self.files[codes.file].path(), reason));

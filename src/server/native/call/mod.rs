@@ -186,7 +186,7 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Prompts, ApiEr
     let prompts = match (text, ids, embeds.filter(|raw| !raw.asks_for_nothing())) {
         (None, None, Some(embeds)) => vectors::vectors(fields, &embeds, limits)?,
         (_, _, Some(_)) => {
-            let text = "input_embeds stands beside text or input_ids: send one of them";
+            let text = "input_embeds and text or input_ids are both given: send one of them";
             return Err(ApiError::field(vectors::NAME, text));
         }
         (Some(text), None, None) if text.is_list() => texts("text", &text, limits)?,

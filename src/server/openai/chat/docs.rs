@@ -67,7 +67,7 @@ pub(in crate::server) fn prompt() -> ObjectShape {
             "continue_final_message",
             flag()
                 .or(false)
-                .about("the last message, the assistant's, goes on"),
+                .about("the last message, the assistant's, is continued"),
         )
         .and(reasoning())
 }
@@ -93,7 +93,7 @@ pub(in crate::server) fn reasoning() -> ObjectShape {
     object()
         .takes(
             "reasoning_effort",
-            name_of(EFFORTS).about("told to the chat template"),
+            name_of(EFFORTS).about("passed to the chat template"),
         )
         .takes(
             "reasoning",
@@ -156,7 +156,10 @@ pub(in crate::server) fn function() -> Shape {
         )
         .takes("description", text())
         .takes("parameters", free_object().about("a JSON schema"))
-        .takes("strict", flag().about("hold the arguments to the schema"))
+        .takes(
+            "strict",
+            flag().about("enforce the schema on the arguments"),
+        )
         .shape()
 }
 

@@ -191,7 +191,7 @@ impl ToolList {
 /// The list of tools for the template.
 fn list_of(shown: &[String]) -> Result<Box<RawValue>, ApiError> {
     RawValue::from_string(format!("[{}]", shown.join(", ")))
-        .map_err(|error| ApiError::invalid(format!("the tools are no JSON: {error}")))
+        .map_err(|error| ApiError::invalid(format!("the tools are not valid JSON: {error}")))
 }
 
 /// A function of another interface, as templates know functions: the fields that were `sent` and that a function has, in

@@ -40,7 +40,7 @@ pub(in crate::server) async fn input_tokens(
     });
     let counted = counted.await;
     drop(turn);
-    let lost = |_| RequestError::EngineDown("the count was lost".to_owned());
+    let lost = |_| RequestError::EngineDown("counting failed: its task ended".to_owned());
     let tokens = counted.map_err(lost)?;
     let tokens = tokens.map_err(|error| in_our_words(error.into()))?;
     let counted = json!({"object": "response.input_tokens", "input_tokens": tokens});

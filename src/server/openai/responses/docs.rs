@@ -16,7 +16,7 @@ use crate::server::openapi::shape::{
 use crate::server::openapi::shared;
 
 const ID: &str = "the id of a response that is kept";
-const UNKNOWN: &str = "no such response is kept";
+const UNKNOWN: &str = "no such stored response";
 
 pub(in crate::server) fn operation(facts: &Facts) -> Operation {
     describe(Group::OpenAi, "Create a response")
@@ -64,7 +64,7 @@ pub(in crate::server) fn read_operation(_: &Facts) -> Operation {
         .query(
             "starting_after",
             whole().at_least(0),
-            "with `stream=true`: the number of the last event that is known",
+            "with `stream=true`: the number of the last received event",
         )
         .answers(named("Response"), "the response, or its events")
         .streams(
@@ -248,7 +248,7 @@ fn tool() -> Shape {
             .has("tools", list(free_object()))
             .shape(),
         object()
-            .has("type", text().about("every other kind is left out"))
+            .has("type", text().about("all other kinds are left out"))
             .shape(),
     ])
 }

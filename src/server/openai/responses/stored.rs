@@ -115,7 +115,7 @@ pub(in crate::server) async fn cancel(
 ) -> Result<HttpResponse, ApiError> {
     find(&state, &id)?;
     Err(ApiError::invalid(
-        "only responses in the background can be cancelled, and this one is not: close its stream instead",
+        "only background responses can be cancelled, and this is not one: close its stream instead",
     ))
 }
 

@@ -41,7 +41,7 @@ pub(super) fn name(fields: &mut Fields) -> Result<LaneName, ApiError> {
     let Some(name) = fields.text(NAME) else {
         return match fields.peek(NAME) {
             None => Ok(None),
-            Some(_) => Err(ApiError::invalid_stream_id("stream_id is no string")),
+            Some(_) => Err(ApiError::invalid_stream_id("stream_id is not a string")),
         };
     };
     let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);

@@ -186,7 +186,10 @@ impl Planning<'_> {
         self.returned_states.extend(returned_states);
         let states = self.kept(states);
         let Some(key) = key else {
-            debug_assert!(states.is_empty(), "a state without a key is given back");
+            debug_assert!(
+                states.is_empty(),
+                "a released state without a key must be returned"
+            );
             self.cache.unlock(lock);
             self.returned.append(private);
             if let Some(windows) = windows {

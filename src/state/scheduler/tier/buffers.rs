@@ -22,7 +22,7 @@ impl Buffers {
 
     pub(super) fn free(&self) -> usize {
         let used = self.saving + self.fetching + self.ready;
-        debug_assert!(used <= self.total, "a buffer is somebody's once");
+        debug_assert!(used <= self.total, "more buffers used than allocated");
         self.total.saturating_sub(used)
     }
 

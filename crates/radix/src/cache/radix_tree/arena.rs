@@ -283,7 +283,7 @@ impl Arena {
                 let before = std::mem::replace(&mut self[index], node);
                 debug_assert!(
                     before.edge.is_empty(),
-                    "the edge of a removed node was taken"
+                    "the edge of a removed node is empty"
                 );
                 // Skips the drop of an empty edge, which would read memory that is in no CPU cache.
                 std::mem::forget(before);
@@ -303,7 +303,7 @@ impl Arena {
         let node = &self[index];
         let parent = node.parent;
         let tag = tag.or_else(|| self.tag_below(parent, node.edge.tokens()));
-        let tag = tag.expect("an edge has a page at least");
+        let tag = tag.expect("an edge has at least one page");
         let nodes = &mut self.nodes;
         let moved = |child: u32, spot| nodes[child as usize].spot = spot;
         let spot = self.children.insert(tag, index, moved);

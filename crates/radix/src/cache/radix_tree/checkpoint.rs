@@ -29,7 +29,7 @@ impl RadixTree {
         } = checkpoint;
         debug_assert!(
             self.path_pages(&lock) >= protected_pages,
-            "the lock protects the pages"
+            "the lock does not cover the protected pages"
         );
         let key = Key {
             namespace,

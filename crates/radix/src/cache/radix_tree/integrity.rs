@@ -26,7 +26,7 @@ impl RadixTree {
             same(index, "children", node.n_children, n_children)?;
             if node.lock_ref < locks_below && !node.is_root() {
                 return Err(format!(
-                    "node {index} has {} locks, a child {locks_below}",
+                    "node {index} has {} locks, fewer than a child's {locks_below}",
                     node.lock_ref
                 ));
             }
@@ -118,7 +118,12 @@ impl RadixTree {
         let n_queued = self.arena.iter().filter(|(_, node)| node.is_queued).count();
         let (queued, others) = (self.victims.queued(), self.victims.others());
         let n_entries = queued.len() + others.len();
-        same(NO_NODE, "entries in the order", n_entries, n_queued)?;
+        same(
+            NO_NODE,
+            "entries in the eviction order",
+            n_entries,
+            n_queued,
+        )?;
         let is_kept = self.policy.trend() == KeyTrend::Grows && !self.order_is_stale;
         let mut last = None;
         for index in queued {
@@ -138,7 +143,9 @@ impl RadixTree {
     fn check_entry(&self, index: u32, is_misplaced: bool) -> Result<(), String> {
         let node = &self.arena[index];
         if !node.is_live || !node.is_queued || is_misplaced {
-            return Err(format!("node {index} has a wrong entry in the order"));
+            return Err(format!(
+                "node {index} has a wrong entry in the eviction order"
+            ));
         }
         Ok(())
     }
@@ -159,6 +166,6 @@ fn same<T: PartialEq + std::fmt::Debug>(
         format!("node {index}")
     };
     Err(format!(
-        "{place}: {what}: kept {kept:?}, counted {counted:?}"
+        "{place}: {what}: recorded {kept:?}, counted {counted:?}"
     ))
 }

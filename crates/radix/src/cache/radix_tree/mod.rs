@@ -163,7 +163,11 @@ impl RadixTree {
     /// # Panics
     /// If the ledger is that of a pool with another page size.
     pub fn new(page_size: PageSize, policy: EvictionPolicy, ledger: Arc<PoolLedger>) -> Self {
-        assert_eq!(ledger.page_size(), page_size, "the ledger is the pool's");
+        assert_eq!(
+            ledger.page_size(),
+            page_size,
+            "the ledger's page size is the pool's"
+        );
         Self {
             page_size,
             policy,

@@ -371,7 +371,10 @@ impl RadixTree {
             let n_nodes = self.arena.indices().end;
             let is_live = node < n_nodes && self.arena[node].is_live;
             if !is_live || self.arena[node].is_root() {
-                return Err(format!("{:?} belongs to no node: {node}", kept.state));
+                return Err(format!(
+                    "{:?} belongs to node {node}, which does not exist",
+                    kept.state
+                ));
             }
         }
         for &node in &states.thinned {

@@ -403,7 +403,9 @@ impl RadixTree {
         for (&node, held) in &windows.nodes {
             let is_live = node < self.arena.indices().end && self.arena[node].is_live;
             if !is_live || self.arena[node].is_root() {
-                return Err(format!("window pages belong to no node: {node}"));
+                return Err(format!(
+                    "window pages belong to node {node}, which does not exist"
+                ));
             }
             let (n_held, n_pages) = (
                 held.pages.len(),
@@ -442,7 +444,7 @@ impl RadixTree {
         match kept == (evictable, protected, ordered) {
             true => Ok(()),
             false => Err(format!(
-                "window pages: kept {kept:?}, counted {:?}",
+                "window pages: recorded {kept:?}, counted {:?}",
                 (evictable, protected, ordered)
             )),
         }

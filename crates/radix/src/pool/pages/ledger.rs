@@ -74,7 +74,7 @@ impl PoolLedger {
         }
         counter.fetch_add(count, Ordering::Relaxed);
         if cfg!(debug_assertions) && !std::thread::panicking() {
-            panic!("{count} {what} dropped without being handed back");
+            panic!("leaked {count} {what}: dropped without being returned to the pool");
         }
     }
 }

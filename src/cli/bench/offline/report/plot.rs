@@ -67,7 +67,7 @@ fn draw(
     let floor = points(|row| row.floor);
     chart
         .draw_series(LineSeries::new(floor, FLOOR.stroke_width(2)))?
-        .label("limit of the machine")
+        .label("machine limit")
         .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], FLOOR.stroke_width(2)));
     let medians = points(|row| Some(row.quartiles.median));
     chart

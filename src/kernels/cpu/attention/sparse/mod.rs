@@ -173,7 +173,7 @@ impl SparseAttention {
             (Storage::BF16(kv), Storage::BF16(labels)) => {
                 self.run(given, kv.slice(), labels.slice())
             }
-            _ => panic!("labels have the keys' type"),
+            _ => panic!("labels and keys must have the same element type"),
         }
     }
 

@@ -98,7 +98,7 @@ pub(super) fn is_there(device: &Device) -> bool {
 fn open(driver: CudaVersion) -> Result<&'static Functions, String> {
     static FUNCTIONS: std::sync::OnceLock<Result<Functions, String>> = std::sync::OnceLock::new();
     let functions = FUNCTIONS.get_or_init(|| {
-        let mut reason = format!("{LIBRARY} was not found");
+        let mut reason = format!("{LIBRARY} not found");
         for path in candidates(driver, &search::folders("cublas")) {
             // SAFETY: initialisers as in any CUDA program.
             let Ok(library) = (unsafe { libloading::Library::new(&path) }) else {
