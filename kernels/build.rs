@@ -29,9 +29,10 @@ fn main() {
         writeln!(list, "];").expect("memory");
     }
     let pack = kernels.join("kernels.pack");
-    let bytes = match pack.is_file() {
-        true => format!("include_bytes!({pack:?})"),
-        false => "&[]".to_owned(),
+    let bytes = if pack.is_file() {
+        format!("include_bytes!({pack:?})")
+    } else {
+        "&[]".to_owned()
     };
     writeln!(list, "/// The pack; empty where it was not made.").expect("memory");
     writeln!(list, "pub const PACK: &[u8] = {bytes};").expect("memory");

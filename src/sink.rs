@@ -208,12 +208,11 @@ impl fmt::Debug for EventSink {
 impl Drop for EventSink {
     fn drop(&mut self) {
         if self.target.is_some() {
-            let reason = match self.is_inside {
-                true => "the request was dropped inside the engine: send it again",
-                false => {
-                    "the actors that the request was sent to have stopped: send it again, through doors that \
-                     EngineHandle::doors() gives now"
-                }
+            let reason = if self.is_inside {
+                "the request was dropped inside the engine: send it again"
+            } else {
+                "the actors that the request was sent to have stopped: send it again, through doors that \
+                 EngineHandle::doors() gives now"
             };
             self.terminate(Event::Failed(RequestError::EngineDown(reason.to_owned())));
         }

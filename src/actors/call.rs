@@ -117,9 +117,10 @@ impl OutputForm {
     }
 
     fn weight(&self) -> usize {
-        match self.is_constrained() {
-            true => GRAMMAR_WEIGHT,
-            false => 0,
+        if self.is_constrained() {
+            GRAMMAR_WEIGHT
+        } else {
+            0
         }
     }
 }

@@ -205,16 +205,17 @@ impl StepLine {
         }
         self.rows.start(&plan.starts);
         let skipped = self.rows.skip(&mut plan);
-        let result = match !skipped.is_empty() && is_empty(&plan) {
-            true => Some(Ok(StepOutput {
+        let result = if !skipped.is_empty() && is_empty(&plan) {
+            Some(Ok(StepOutput {
                 step: plan.step,
                 rows: Vec::new(),
-            })),
-            false => match self.executor.launch(&plan) {
+            }))
+        } else {
+            match self.executor.launch(&plan) {
                 Ok(Launch::UnderWay) => None,
                 Ok(Launch::Done(output)) => Some(Ok(output)),
                 Err(error) => Some(Err(error)),
-            },
+            }
         };
         let is_answered = result.is_some();
         self.under_way.push_back(LaunchedStep {

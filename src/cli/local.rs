@@ -12,9 +12,10 @@ use super::progress;
 
 impl From<HubError> for Failure {
     fn from(error: HubError) -> Self {
-        match error.is_usage() {
-            true => Self::Usage(error.to_string()),
-            false => Self::Failed(error.to_string()),
+        if error.is_usage() {
+            Self::Usage(error.to_string())
+        } else {
+            Self::Failed(error.to_string())
         }
     }
 }

@@ -203,9 +203,12 @@ mod tests {
     /// An engine whose executor can be made once.
     fn doomed() -> EngineHandle {
         let first = std::sync::atomic::AtomicBool::new(true);
-        let executor = move || match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
-            true => Ok(Box::new(Mortal) as Box<dyn Executor>),
-            false => Err(LoadError::Device("there is no device".to_owned())),
+        let executor = move || {
+            if first.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                Ok(Box::new(Mortal) as Box<dyn Executor>)
+            } else {
+                Err(LoadError::Device("there is no device".to_owned()))
+            }
         };
         let info = ModelInfo {
             served_model_name: "doomed".to_owned(),

@@ -19,9 +19,10 @@ pub struct Tracing(Option<Exporter>);
 
 /// Starts the configured exporter.
 pub fn start(config: &ServerConfig) -> Result<Tracing, Failure> {
-    match config.traces_requests() {
-        true => exporter(config).map(|exporter| Tracing(Some(exporter))),
-        false => Ok(Tracing::default()),
+    if config.traces_requests() {
+        exporter(config).map(|exporter| Tracing(Some(exporter)))
+    } else {
+        Ok(Tracing::default())
     }
 }
 

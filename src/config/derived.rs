@@ -68,12 +68,13 @@ impl EngineConfig {
             return Ok(None);
         };
         let events = KvEventsConfig::parse(json, page_size).map_err(refused)?;
-        match events.is_some() && self.disable_radix_cache {
-            true => Err(refused(
-                "is given, but disable_radix_cache is on: nothing is cached that could be published, leave one of them out"
-                    .to_owned(),
-            )),
-            false => Ok(events),
+        if events.is_some() && self.disable_radix_cache {
+            Err(refused(
+            "is given, but disable_radix_cache is on: nothing is cached that could be published, leave one of them out"
+                .to_owned(),
+        ))
+        } else {
+            Ok(events)
         }
     }
 
@@ -127,11 +128,11 @@ impl EngineConfig {
 
     /// Maximum number of requests that are admitted at once.
     pub fn door_requests(&self) -> usize {
-        match self.enable_priority_scheduling {
-            true => self
-                .max_queued_requests
-                .saturating_add(PRIORITY_DOOR_REQUESTS),
-            false => self.max_queued_requests,
+        if self.enable_priority_scheduling {
+            self.max_queued_requests
+                .saturating_add(PRIORITY_DOOR_REQUESTS)
+        } else {
+            self.max_queued_requests
         }
     }
 

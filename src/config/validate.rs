@@ -248,9 +248,10 @@ fn parser_value(value: &str, format: Option<&str>) -> String {
 }
 
 fn check(holds: bool, key: &str, reason: impl FnOnce() -> String) -> Result<(), ConfigError> {
-    match holds {
-        true => Ok(()),
-        false => Err(out_of_range(key, reason())),
+    if holds {
+        Ok(())
+    } else {
+        Err(out_of_range(key, reason()))
     }
 }
 

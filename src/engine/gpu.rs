@@ -235,9 +235,10 @@ fn options(
         context_tokens,
         step_tokens: prefill_tokens + max_rows,
         gemm: config.gemm,
-        graph_rows: match config.disable_cuda_graph {
-            true => 0,
-            false => config.cuda_graph_max_bs,
+        graph_rows: if config.disable_cuda_graph {
+            0
+        } else {
+            config.cuda_graph_max_bs
         },
         load_format: config.load_format,
         placement: Placement::WHOLE,

@@ -256,9 +256,10 @@ impl EngineParts {
                 let (ends, limits) = (&info.eos_token_ids, GrammarLimits::default());
                 Arc::new(GrammarCompiler::new(text, ends, info.vocab_size, limits))
             }),
-            turns: match limits.states.is_some() || limits.windows.is_some() {
-                true => self.text.as_deref().map(TurnMarks::learn),
-                false => None,
+            turns: if limits.states.is_some() || limits.windows.is_some() {
+                self.text.as_deref().map(TurnMarks::learn)
+            } else {
+                None
             },
             vocab_size: info.vocab_size,
             hidden_size: info.hidden_size,

@@ -188,9 +188,10 @@ impl FakeExecutor {
     fn begin_state(&mut self, start: &RowStart) -> Result<Option<StateSlot>, StepError> {
         let Some(StateStart { live, from }) = start.state else {
             let keeps = self.options.n_states > 0;
-            return match keeps {
-                true => Err(rejected(start.seq, "starts without a state")),
-                false => Ok(None),
+            return if keeps {
+                Err(rejected(start.seq, "starts without a state"))
+            } else {
+                Ok(None)
             };
         };
         let state = match from {
@@ -221,21 +222,23 @@ impl FakeExecutor {
         let seen = row.tokens[..n_tokens].iter();
         let expected = seen.fold(0, |hash, token| mix(hash, *token));
         let found = *self.state(row.seq, slot)?;
-        match found == Some(expected) {
-            true => Ok(()),
-            false => Err(StepError::Lost(format!(
+        if found == Some(expected) {
+            Ok(())
+        } else {
+            Err(StepError::Lost(format!(
                 "state {slot} of {} is not that after {n_tokens} tokens",
                 row.seq
-            ))),
+            )))
         }
     }
 
     /// Feeds the tokens of a row's work to its state, and copies it on the way.
     fn feed_state(&mut self, row: &FakeRow, work: &StepRow) -> Result<(), StepError> {
         let Some(live) = row.state else {
-            return match work.saves.is_empty() {
-                true => Ok(()),
-                false => Err(rejected(row.seq, "saves a state that it does not have")),
+            return if work.saves.is_empty() {
+                Ok(())
+            } else {
+                Err(rejected(row.seq, "saves a state that it does not have"))
             };
         };
         let positions = work.work.positions();

@@ -152,9 +152,10 @@ impl Rows {
         };
         let row = self.row_mut(work.row);
         let (first, end) = (positions.start as usize, positions.end as usize);
-        let prompt = match end >= row.prompt_tokens {
-            true => row.vectors.take()?,
-            false => row.vectors.clone()?,
+        let prompt = if end >= row.prompt_tokens {
+            row.vectors.take()?
+        } else {
+            row.vectors.clone()?
         };
         (first < row.prompt_tokens).then(|| VectorRun {
             first_token,

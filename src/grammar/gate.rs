@@ -58,12 +58,13 @@ impl Gated {
 
 impl Grammar for Gated {
     fn begin(&self) -> Box<dyn GrammarState> {
-        let at = match self.starts_inside {
-            true => At::Inside(Vec::new()),
-            false => At::Before {
+        let at = if self.starts_inside {
+            At::Inside(Vec::new())
+        } else {
+            At::Before {
                 opened: Vec::new(),
                 inner: Some(self.inner.begin()),
-            },
+            }
         };
         Box::new(Gate {
             inner: self.inner.clone(),
@@ -165,13 +166,15 @@ impl Gate {
                 }
             }
         };
-        self.at = match is_closed {
-            true => At::After(self.inner.begin()),
-            false => At::Inside(tail),
+        self.at = if is_closed {
+            At::After(self.inner.begin())
+        } else {
+            At::Inside(tail)
         };
-        Ok(match !is_closed && self.is_end(token) {
-            true => GrammarProgress::Done,
-            false => GrammarProgress::Open,
+        Ok(if !is_closed && self.is_end(token) {
+            GrammarProgress::Done
+        } else {
+            GrammarProgress::Open
         })
     }
 
@@ -181,9 +184,10 @@ impl Gate {
         inner: Option<Box<dyn GrammarState>>,
         token: u32,
     ) -> Result<GrammarProgress, GrammarFailure> {
-        let step = match self.is_end(token) {
-            true => TagStep::Broken,
-            false => self.opening(&mut opened, token),
+        let step = if self.is_end(token) {
+            TagStep::Broken
+        } else {
+            self.opening(&mut opened, token)
         };
         if matches!(step, TagStep::Complete) {
             self.at = At::Inside(Vec::new());
@@ -195,9 +199,10 @@ impl Gate {
                 opened,
                 inner: None,
             };
-            return match is_open {
-                true => Ok(GrammarProgress::Open),
-                false => Err(GrammarFailure::NoToken),
+            return if is_open {
+                Ok(GrammarProgress::Open)
+            } else {
+                Err(GrammarFailure::NoToken)
             };
         };
         let progress = inner.commit(token);

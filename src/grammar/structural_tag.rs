@@ -261,17 +261,19 @@ impl Reader<'_> {
         let tags = self.tags(object, place, depth)?;
         let tags = Part::Choice(tags.into_iter().map(Tag::into_part).collect());
         let separator = Part::Text(self.string(object, "separator", place)?);
-        let tags = match self.flag(object, "stop_after_first", place)? {
-            true => tags,
-            false => Part::separated(tags, separator),
+        let tags = if self.flag(object, "stop_after_first", place)? {
+            tags
+        } else {
+            Part::separated(tags, separator)
         };
-        Ok(match self.flag(object, "at_least_one", place)? {
-            true => tags,
-            false => Part::Repeat {
+        Ok(if self.flag(object, "at_least_one", place)? {
+            tags
+        } else {
+            Part::Repeat {
                 part: Box::new(tags),
                 least: 0,
                 most: Some(1),
-            },
+            }
         })
     }
 
@@ -341,9 +343,10 @@ impl Reader<'_> {
     ) -> Result<String, FieldError> {
         let text = object.get(name).and_then(Value::as_str);
         let text = text.ok_or_else(|| refusal(place, &format!("has no text {name}")))?;
-        match text.len() <= self.limits.text_bytes {
-            true => Ok(text.to_owned()),
-            false => Err(refusal(place, &format!("has a {name} that is too long"))),
+        if text.len() <= self.limits.text_bytes {
+            Ok(text.to_owned())
+        } else {
+            Err(refusal(place, &format!("has a {name} that is too long")))
         }
     }
 

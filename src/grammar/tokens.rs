@@ -88,9 +88,10 @@ fn marker(id: usize, name: &str) -> Vec<u8> {
         !inner.is_empty() && !inner.starts_with('[') && inner.chars().all(is_plain)
     });
     let mut word = vec![MARKER];
-    match can_be_said && name.len() <= LONGEST {
-        true => word.extend_from_slice(name.as_bytes()),
-        false => word.extend_from_slice(format!("<{id}>").as_bytes()),
+    if can_be_said && name.len() <= LONGEST {
+        word.extend_from_slice(name.as_bytes())
+    } else {
+        word.extend_from_slice(format!("<{id}>").as_bytes())
     }
     word
 }

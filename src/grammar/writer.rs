@@ -71,13 +71,12 @@ impl Writer<'_> {
             }
             _ => {
                 let part = self.part(part)?;
-                Ok(match ends.is_empty() {
-                    true => part,
-                    false => {
-                        let ends = ends.iter().map(|end| self.text(end)).collect();
-                        let ends = self.choice(ends);
-                        format!("{part} {ends}")
-                    }
+                Ok(if ends.is_empty() {
+                    part
+                } else {
+                    let ends = ends.iter().map(|end| self.text(end)).collect();
+                    let ends = self.choice(ends);
+                    format!("{part} {ends}")
                 })
             }
         }
@@ -134,9 +133,10 @@ impl Writer<'_> {
                 _ => self.part(part)?,
             });
         }
-        Ok(match written.is_empty() {
-            true => "\"\"".to_owned(),
-            false => written.join(" "),
+        Ok(if written.is_empty() {
+            "\"\"".to_owned()
+        } else {
+            written.join(" ")
         })
     }
 
@@ -168,14 +168,13 @@ impl Writer<'_> {
     /// Free text, and one of the ends if there are any.
     fn free(&mut self, free: &Free, ends: &[String]) -> String {
         let texts = self.texts(free, ends.iter());
-        match ends.is_empty() {
-            true => self.run(&texts, free.not_at_first.is_some()),
-            false => {
-                let is_first = free.not_at_first.is_some();
-                let ends = ends.iter().map(|end| self.run_to(&texts, end, is_first));
-                let ends = ends.collect();
-                self.choice(ends)
-            }
+        if ends.is_empty() {
+            self.run(&texts, free.not_at_first.is_some())
+        } else {
+            let is_first = free.not_at_first.is_some();
+            let ends = ends.iter().map(|end| self.run_to(&texts, end, is_first));
+            let ends = ends.collect();
+            self.choice(ends)
         }
     }
 
@@ -196,9 +195,10 @@ impl Writer<'_> {
             let tags = tags.collect();
             writer.choice(tags)
         };
-        let end_at = |writer: &mut Self, is_first: bool| match ends.is_empty() {
-            true => writer.run(&texts, is_first),
-            false => {
+        let end_at = |writer: &mut Self, is_first: bool| {
+            if ends.is_empty() {
+                writer.run(&texts, is_first)
+            } else {
                 let runs = ends.iter().map(|end| writer.run_to(&texts, end, is_first));
                 let runs = runs.collect();
                 writer.choice(runs)
@@ -212,9 +212,10 @@ impl Writer<'_> {
             let tags = tags.collect();
             writer.choice(tags)
         };
-        let close = |writer: &mut Self| match ends.is_empty() {
-            true => String::new(),
-            false => {
+        let close = |writer: &mut Self| {
+            if ends.is_empty() {
+                String::new()
+            } else {
                 let ends = ends.iter().map(|end| writer.text(end)).collect();
                 writer.choice(ends)
             }
@@ -268,9 +269,10 @@ impl Writer<'_> {
         let conditions = free.matches.iter().cloned();
         let conditions = conditions.chain(without_texts(&free.excludes)).collect();
         Texts {
-            others: match free.is_plain {
-                true => None,
-                false => self.markers.others(&without),
+            others: if free.is_plain {
+                None
+            } else {
+                self.markers.others(&without)
             },
             conditions,
             before_ends: without_texts(&letters),
@@ -308,9 +310,10 @@ impl Writer<'_> {
         let rest = self.spans(rest);
         let ending = |writer: &mut Self, is_first: bool| {
             let body = writer.text_body(texts, &last, is_first, is_lazy);
-            match is_lazy {
-                true => writer.hoist_lazy(&body),
-                false => writer.hoist("T", &body),
+            if is_lazy {
+                writer.hoist_lazy(&body)
+            } else {
+                writer.hoist("T", &body)
             }
         };
         let at_once = ending(self, is_first);
@@ -343,12 +346,11 @@ impl Writer<'_> {
             all.push(format!("~/(?:{begin})(?s:.*)/"));
         }
         let all = all.join(" & ");
-        match end.is_empty() {
-            true => all,
-            false => {
-                let text = self.hoist("T", &all);
-                format!("{text} {}", quoted(end))
-            }
+        if end.is_empty() {
+            all
+        } else {
+            let text = self.hoist("T", &all);
+            format!("{text} {}", quoted(end))
         }
     }
 
@@ -365,9 +367,10 @@ impl Writer<'_> {
                 Span::Marker(id) => format!("<[{id}]>"),
             })
             .collect();
-        match spans.is_empty() {
-            true => "\"\"".to_owned(),
-            false => spans.join(" "),
+        if spans.is_empty() {
+            "\"\"".to_owned()
+        } else {
+            spans.join(" ")
         }
     }
 

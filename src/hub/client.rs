@@ -133,9 +133,10 @@ impl<'a> Client<'a> {
             .map_err(|error| unreachable_host(&url, &explained(&error)))?;
         let listing: Listing =
             serde_json::from_slice(&body).map_err(|error| protocol(error.to_string()))?;
-        match super::cache::is_commit(&listing.commit) {
-            true => Ok(listing),
-            false => Err(protocol(format!("{:?} is not a commit", listing.commit))),
+        if super::cache::is_commit(&listing.commit) {
+            Ok(listing)
+        } else {
+            Err(protocol(format!("{:?} is not a commit", listing.commit)))
         }
     }
 
@@ -302,12 +303,13 @@ fn redirection(url: &str, answer: &Response<Body>) -> Result<Option<String>, Hub
     let location = location.and_then(|location| location.to_str().ok());
     let next = location.and_then(|location| resolved(url, location));
     let next = next.ok_or_else(|| unreachable_host(url, "it redirects to an invalid address"))?;
-    match url.starts_with("https://") && !next.starts_with("https://") {
-        true => Err(unreachable_host(
+    if url.starts_with("https://") && !next.starts_with("https://") {
+        Err(unreachable_host(
             url,
             &format!("it redirects from https to http, to {}", host_of(&next)),
-        )),
-        false => Ok(Some(next)),
+        ))
+    } else {
+        Ok(Some(next))
     }
 }
 

@@ -198,13 +198,10 @@ impl HubError {
 }
 
 fn token_advice(has_token: bool) -> &'static str {
-    match has_token {
-        true => {
-            "use a token (HF_TOKEN) of an account that may read it, the one that was sent may not"
-        }
-        false => {
-            "set HF_TOKEN to a token of an account that may read it, or save one with `hf auth login`: none was sent"
-        }
+    if has_token {
+        "use a token (HF_TOKEN) of an account that may read it, the one that was sent may not"
+    } else {
+        "set HF_TOKEN to a token of an account that may read it, or save one with `hf auth login`: none was sent"
     }
 }
 

@@ -177,14 +177,15 @@ struct GgufModel<'a> {
 
 impl GgufModel<'_> {
     fn files(&self) -> Result<Vec<String>, String> {
-        match self.parts.len() == self.count {
-            true => Ok(self.parts.iter().map(|part| (*part).to_owned()).collect()),
-            false => Err(format!(
+        if self.parts.len() == self.count {
+            Ok(self.parts.iter().map(|part| (*part).to_owned()).collect())
+        } else {
+            Err(format!(
                 "has {} of the {} parts of {}",
                 self.parts.len(),
                 self.count,
                 self.stem
-            )),
+            ))
         }
     }
 }
@@ -302,13 +303,15 @@ fn only<'a, 'b>(
 fn listed(models: &[GgufModel<'_>]) -> String {
     let stems = models.iter().take(SHOWN_NAMES);
     let stems: Vec<&str> = stems.map(|model| model.stem.as_str()).collect();
-    let more = match models.len() > SHOWN_NAMES {
-        true => format!(" and {} more", models.len() - SHOWN_NAMES),
-        false => String::new(),
+    let more = if models.len() > SHOWN_NAMES {
+        format!(" and {} more", models.len() - SHOWN_NAMES)
+    } else {
+        String::new()
     };
-    match stems.is_empty() {
-        true => "has no GGUF files".to_owned(),
-        false => format!("has {}{more}", stems.join(", ")),
+    if stems.is_empty() {
+        "has no GGUF files".to_owned()
+    } else {
+        format!("has {}{more}", stems.join(", "))
     }
 }
 

@@ -172,12 +172,11 @@ impl Hub {
 
     /// Explains that neither the hub nor the cache has the model.
     fn neither(&self, error: HubError, model: &HubModel, revision: &str) -> HubError {
-        match error.may_pass() {
-            true => {
-                let why = format!("the hub cannot be asked ({error}): try again later");
-                self.not_cached(model, revision, &why)
-            }
-            false => error,
+        if error.may_pass() {
+            let why = format!("the hub cannot be asked ({error}): try again later");
+            self.not_cached(model, revision, &why)
+        } else {
+            error
         }
     }
 
@@ -232,12 +231,13 @@ impl Download<'_> {
     fn describe(&self, name: &str) -> Result<RemoteFile, HubError> {
         let file = self.downloads.client.describe(self.listing, name)?;
         let max_bytes = files::max_bytes(name);
-        match file.bytes <= max_bytes {
-            true => Ok(file),
-            false => Err(self.unsuitable(format!(
+        if file.bytes <= max_bytes {
+            Ok(file)
+        } else {
+            Err(self.unsuitable(format!(
                 "has a {name} of {} bytes, the limit is {max_bytes}",
                 file.bytes
-            ))),
+            )))
         }
     }
 
@@ -359,13 +359,14 @@ fn check_revision(revision: &str) -> Result<(), HubError> {
     let fits = revision.len() <= MAX_REVISION_BYTES
         && revision.chars().all(is_char)
         && id::is_plain_path(revision);
-    match fits {
-        true => Ok(()),
-        false => Err(HubError::Setting {
+    if fits {
+        Ok(())
+    } else {
+        Err(HubError::Setting {
             name: "--revision",
             value: revision.to_owned(),
             reason: "must be a branch, a tag or a commit".to_owned(),
-        }),
+        })
     }
 }
 

@@ -24,11 +24,12 @@ impl Token {
     /// # Errors
     /// [`HubError::BadToken`], which names the place only.
     pub fn new(text: &str, place: impl Into<String>) -> Result<Self, HubError> {
-        match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            true => Ok(Self(text.to_owned())),
-            false => Err(HubError::BadToken {
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(HubError::BadToken {
                 place: place.into(),
-            }),
+            })
         }
     }
 
@@ -109,12 +110,13 @@ impl HubSettings {
         let cache = path(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]);
         let endpoint = text(&["HF_ENDPOINT"]).unwrap_or_else(|| ENDPOINT.to_owned());
         let is_set = |names: &[&str]| text(names).is_some_and(|value| is_true(&value));
-        let token = match is_set(&["HF_HUB_DISABLE_IMPLICIT_TOKEN"]) {
-            true => None,
-            false => match text(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]) {
+        let token = if is_set(&["HF_HUB_DISABLE_IMPLICIT_TOKEN"]) {
+            None
+        } else {
+            match text(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]) {
                 Some(token) => Some(Token::new(token.trim(), "HF_TOKEN")?),
                 None => token_in(&path(&["HF_TOKEN_PATH"]).unwrap_or(home.join("token")))?,
-            },
+            }
         };
         let timeout_s = text(&["HF_HUB_DOWNLOAD_TIMEOUT"])
             .map(seconds)
@@ -140,13 +142,14 @@ fn checked_endpoint(endpoint: String) -> Result<String, HubError> {
         let host = &endpoint[scheme.len()..];
         !host.is_empty() && !host.starts_with('/') && !host.contains(['@', '?', '#'])
     });
-    match has_host {
-        true => Ok(endpoint.trim_end_matches('/').to_owned()),
-        false => Err(HubError::Setting {
+    if has_host {
+        Ok(endpoint.trim_end_matches('/').to_owned())
+    } else {
+        Err(HubError::Setting {
             name: "HF_ENDPOINT",
             value: endpoint,
             reason: format!("must be like {ENDPOINT}"),
-        }),
+        })
     }
 }
 

@@ -71,9 +71,10 @@ impl Routing {
             n_used,
             score: Score::Softmax,
             groups: None,
-            sum: match renormalised {
-                true => WeightSum::One { added: 0.0 },
-                false => WeightSum::AsScored,
+            sum: if renormalised {
+                WeightSum::One { added: 0.0 }
+            } else {
+                WeightSum::AsScored
             },
             scale: 1.0,
         }
@@ -153,9 +154,10 @@ impl GroupScore {
     fn of(self, values: impl Iterator<Item = f32>) -> f32 {
         let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         for value in values {
-            match value > first {
-                true => (first, second) = (value, first),
-                false => second = second.max(value),
+            if value > first {
+                (first, second) = (value, first)
+            } else {
+                second = second.max(value)
             }
         }
         match self {

@@ -106,9 +106,10 @@ impl BlockMirror {
                 (above.space.clone(), above.last_block(), tail)
             }
         };
-        let path = match head.is_empty() {
-            true => Cow::Borrowed(tokens),
-            false => Cow::Owned([&head[..], tokens].concat()),
+        let path = if head.is_empty() {
+            Cow::Borrowed(tokens)
+        } else {
+            Cow::Owned([&head[..], tokens].concat())
         };
         let whole = path.chunks_exact(self.block_size);
         let mut last = before;
@@ -124,9 +125,10 @@ impl BlockMirror {
             space,
             before,
             head,
-            tokens: match self.keeps_tokens {
-                true => tokens.to_vec(),
-                false => Vec::new(),
+            tokens: if self.keeps_tokens {
+                tokens.to_vec()
+            } else {
+                Vec::new()
             },
             blocks,
         };
@@ -254,26 +256,28 @@ mod tests {
                     let mut mirror = BlockMirror::new(page(page_size), block, IdFormat::Default);
                     let (upper, lower) = (7, 0);
                     let cut = CacheChange::Split { upper, lower, at };
-                    let second = match again < at {
-                        true => CacheChange::Split {
+                    let second = if again < at {
+                        CacheChange::Split {
                             upper: 3,
                             lower: upper,
                             at: again,
-                        },
-                        false => CacheChange::Split {
+                        }
+                    } else {
+                        CacheChange::Split {
                             upper: 3,
                             lower,
                             at: again - at,
-                        },
+                        }
                     };
                     let cuts = [store(0, None, &tokens), cut, second];
                     assert_eq!(events(&mut mirror, &cuts), all);
                     assert_eq!(mirror.n_blocks(), 24 / block);
                     // A branch at each split has the blocks of an unsplit path.
                     let (short, long) = (at.min(again), at.max(again));
-                    let nodes = match again < at {
-                        true => [(3, short), (7, long), (0, 24)],
-                        false => [(7, short), (3, long), (0, 24)],
+                    let nodes = if again < at {
+                        [(3, short), (7, long), (0, 24)]
+                    } else {
+                        [(7, short), (3, long), (0, 24)]
                     };
                     for (node, end) in nodes {
                         let branch: Vec<u32> = (100..100 + 2 * block.max(step) as u32).collect();

@@ -228,9 +228,10 @@ async fn hear_wishes(
             None => (),
         }
         let ours = sockets.topic.as_bytes();
-        let next = match topics.iter().any(|topic| ours.starts_with(topic)) {
-            true => wishes.next.get().or(Some(sockets.ring.borrow().next())),
-            false => None,
+        let next = if topics.iter().any(|topic| ours.starts_with(topic)) {
+            wishes.next.get().or(Some(sockets.ring.borrow().next()))
+        } else {
+            None
         };
         wishes.next.set(next);
         wishes.changed.notify_one();

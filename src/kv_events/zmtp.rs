@@ -110,9 +110,10 @@ pub async fn handshake(
     let version = check_greeting(&peer)?;
     writer.write_all(&ready(socket)).await?;
     let answer = read_frame(reader, MAX_READY_BYTES).await?;
-    match answer.is_command && socket.goes_with(peer_type(&answer.body).unwrap_or_default()) {
-        true => Ok(version),
-        false => Err(ZmtpError::Peer("is no socket that this one can talk to")),
+    if answer.is_command && socket.goes_with(peer_type(&answer.body).unwrap_or_default()) {
+        Ok(version)
+    } else {
+        Err(ZmtpError::Peer("is no socket that this one can talk to"))
     }
 }
 
@@ -149,10 +150,7 @@ pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     let n_bytes: usize = frames.iter().map(|frame| 9 + frame.len()).sum();
     let mut bytes = Vec::with_capacity(n_bytes);
     for (at, frame) in frames.iter().enumerate() {
-        let more = match at + 1 < frames.len() {
-            true => MORE,
-            false => 0,
-        };
+        let more = if at + 1 < frames.len() { MORE } else { 0 };
         push_frame(&mut bytes, more, frame);
     }
     bytes
@@ -181,9 +179,10 @@ pub fn subscriber_word(frame: &Frame) -> Option<SubscriberWord<'_>> {
 /// The PONG to a PING frame; `None` for other frames.
 pub fn answer_to_ping(frame: &Frame) -> Option<Vec<u8>> {
     let (name, rest) = command(&frame.body)?;
-    match frame.is_command && name == b"PING" {
-        true => pong(rest),
-        false => None,
+    if frame.is_command && name == b"PING" {
+        pong(rest)
+    } else {
+        None
     }
 }
 

@@ -26,9 +26,10 @@ impl GpuMetrics {
 
     /// A step took `seconds`.
     pub fn busy(&self, is_decode: bool, seconds: f64) {
-        match is_decode {
-            true => self.decode.increment(seconds),
-            false => self.prefill.increment(seconds),
+        if is_decode {
+            self.decode.increment(seconds)
+        } else {
+            self.prefill.increment(seconds)
         }
     }
 

@@ -84,9 +84,12 @@ impl<B: Backend> Input<B> {
         let (hidden, eps, dim) = (config.hidden_size, config.rms_norm_eps, heads.key_dim);
         let (q, kv) = (heads.q_width(), heads.n_kv_heads * dim);
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
-        let norm = |loader: &mut Loader<'_, B>, part: &str| match spec.qk_norm {
-            true => loader.norm(&name(part), dim).map(Some),
-            false => Ok(None),
+        let norm = |loader: &mut Loader<'_, B>, part: &str| {
+            if spec.qk_norm {
+                loader.norm(&name(part), dim).map(Some)
+            } else {
+                Ok(None)
+            }
         };
         if config.kv_source(layer) != layer {
             return Ok(Self::Queries(QueryWeights {
@@ -143,22 +146,23 @@ impl<B: Backend> Attention<B> {
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
         let source = config.kv_source(layer);
         let input = Input::load(loader, layer, (spec, &heads))?;
-        let gate = match loader.config().gates_attention() {
-            true => Some(loader.linear(&[(name("gate_proj"), q)], hidden, spec.qkv_bias)?),
-            false => None,
+        let gate = if loader.config().gates_attention() {
+            Some(loader.linear(&[(name("gate_proj"), q)], hidden, spec.qkv_bias)?)
+        } else {
+            None
         };
         let n_heads = heads.n_heads;
-        let sinks = match spec.sinks {
-            true => Some(loader.vector(&[(&name("sinks"), n_heads)])?),
-            false => None,
+        let sinks = if spec.sinks {
+            Some(loader.vector(&[(&name("sinks"), n_heads)])?)
+        } else {
+            None
         };
         let o = loader.linear(&[(name("o_proj"), hidden)], q, spec.o_bias)?;
-        let post_norm = match spec.post_norm {
-            true => {
-                let name = format!("model.layers.{layer}.post_attention_layernorm");
-                Some(Norm::load(loader, &name, hidden)?)
-            }
-            false => None,
+        let post_norm = if spec.post_norm {
+            let name = format!("model.layers.{layer}.post_attention_layernorm");
+            Some(Norm::load(loader, &name, hidden)?)
+        } else {
+            None
         };
         Ok(Self {
             layer: source,
@@ -194,9 +198,10 @@ impl<B: Backend> Attention<B> {
         batch: &B::Batch,
     ) -> Mixed<B> {
         let heads = &self.heads;
-        let rotations = match self.rotates {
-            true => rotations.within(heads.window),
-            false => rotations.none(),
+        let rotations = if self.rotates {
+            rotations.within(heads.window)
+        } else {
+            rotations.none()
         };
         let mut rows = match &self.input {
             Input::Qkv(weights) => {

@@ -231,9 +231,10 @@ impl JsonFile {
 /// The description of a number within limits, for errors.
 pub(crate) fn number_within(limits: &RangeInclusive<f64>) -> String {
     let (start, end) = (Plain(limits.start()), Plain(limits.end()));
-    match *limits.start() == f64::MIN_POSITIVE {
-        true => format!("a number above 0 and at most {end}"),
-        false => format!("a number from {start} to {end}"),
+    if *limits.start() == f64::MIN_POSITIVE {
+        format!("a number above 0 and at most {end}")
+    } else {
+        format!("a number from {start} to {end}")
     }
 }
 

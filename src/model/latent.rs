@@ -42,17 +42,19 @@ impl<B: Backend> LatentAttention<B> {
                 let width = shape.query_width();
                 let latent_bias = format!("{}.bias", key.0);
                 // The queries alone have no bias.
-                let bias = match bias.qkv {
-                    true => Some(loader.vector_after_zeros(width, (&latent_bias, key.1))?),
-                    false => None,
+                let bias = if bias.qkv {
+                    Some(loader.vector_after_zeros(width, (&latent_bias, key.1))?)
+                } else {
+                    None
                 };
                 let down = loader.linear(&[(name("q_proj"), width), key], hidden, false)?;
                 (Linear { bias, ..down }, None)
             }
         };
-        let names = match latent.split {
-            true => [name("k_b_proj.weight"), name("v_b_proj.weight")],
-            false => [name("kv_b_proj.weight"), name("kv_b_proj.weight")],
+        let names = if latent.split {
+            [name("k_b_proj.weight"), name("v_b_proj.weight")]
+        } else {
+            [name("kv_b_proj.weight"), name("kv_b_proj.weight")]
         };
         let [keys, values] = head_rows(latent, [&names[0], &names[1]]);
         let weights = LatentWeights {
@@ -108,21 +110,20 @@ fn head_rows<'a>(latent: &LatentConfig, [keys, values]: [&'a str; 2]) -> [HeadRo
         len: rows,
         turn: Turn::AsStored,
     };
-    match latent.split {
-        true => [rows(keys, rank, plain), rows(values, value, rank)],
-        false => {
-            let both = rows(keys, plain + value, rank);
-            let keys = HeadRows {
-                len: plain,
-                turn: Turn::Transposed,
-                ..both
-            };
-            let values = HeadRows {
-                first: plain,
-                len: value,
-                ..both
-            };
-            [keys, values]
-        }
+    if latent.split {
+        [rows(keys, rank, plain), rows(values, value, rank)]
+    } else {
+        let both = rows(keys, plain + value, rank);
+        let keys = HeadRows {
+            len: plain,
+            turn: Turn::Transposed,
+            ..both
+        };
+        let values = HeadRows {
+            first: plain,
+            len: value,
+            ..both
+        };
+        [keys, values]
     }
 }

@@ -63,9 +63,10 @@ impl ModelFiles {
             let file = file.to_owned();
             Err(LoadError::Replaced { file, what })
         };
-        let now = match self.has_weights {
-            true => ModelLocation::find(&self.path)?.weight_files()?,
-            false => vec![self.path.join(CONFIG)],
+        let now = if self.has_weights {
+            ModelLocation::find(&self.path)?.weight_files()?
+        } else {
+            vec![self.path.join(CONFIG)]
         };
         if !self.files.iter().map(|(file, _)| file).eq(&now) {
             let then = self.files.len();

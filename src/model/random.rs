@@ -13,9 +13,10 @@ pub fn random_vector(name: &str, width: usize) -> Vec<f32> {
         let tensor = RandomTensor::new(name, &[width], Dtype::F32);
         return tensor.values().collect();
     }
-    match name.ends_with("A_log") {
-        true => vec![A_LOG; width],
-        false => vec![1.0; width],
+    if name.ends_with("A_log") {
+        vec![A_LOG; width]
+    } else {
+        vec![1.0; width]
     }
 }
 

@@ -49,9 +49,12 @@ fn load_router<B: Backend>(
 ) -> Result<Router<B>, LoadError> {
     let hidden = loader.config().hidden_size;
     let (names, count) = (config.names, config.count());
-    let numbers = |loader: &mut Loader<'_, B>, are_there: bool, name: &str| match are_there {
-        true => loader.vector(&[(name, count)]).map(Some),
-        false => Ok(None),
+    let numbers = |loader: &mut Loader<'_, B>, are_there: bool, name: &str| {
+        if are_there {
+            loader.vector(&[(name, count)]).map(Some)
+        } else {
+            Ok(None)
+        }
     };
     Ok(Router {
         logits: loader.linear(&[(names.router(layer), count)], hidden, config.bias)?,

@@ -34,9 +34,10 @@ impl<B: Backend> StateMixer<B> {
                     input: loader.linear(&[(name("in_proj"), 3 * hidden)], hidden, bias)?,
                     taps: loader.taps(&name("conv.weight"), hidden, n_taps)?,
                     n_taps,
-                    bias: match bias {
-                        true => Some(loader.vector(&[(&name("conv.bias"), hidden)])?),
-                        false => None,
+                    bias: if bias {
+                        Some(loader.vector(&[(&name("conv.bias"), hidden)])?)
+                    } else {
+                        None
                     },
                 };
                 Ok(Self {

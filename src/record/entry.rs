@@ -258,9 +258,10 @@ impl Entry {
                 anchors: request.anchors.clone(),
             };
         }
-        match request.opening.is_empty() {
-            true => Self::Submit(entry),
-            false => Self::SubmitOpened(entry, request.opening.clone()),
+        if request.opening.is_empty() {
+            Self::Submit(entry)
+        } else {
+            Self::SubmitOpened(entry, request.opening.clone())
         }
     }
 

@@ -197,9 +197,10 @@ impl Recorder {
             return;
         }
         let raw = std::mem::replace(&mut self.raw, Vec::with_capacity(BLOCK_BYTES));
-        match self.sink.send(raw) {
-            true => self.n_entries = 0,
-            false => self.lose(),
+        if self.sink.send(raw) {
+            self.n_entries = 0
+        } else {
+            self.lose()
         }
     }
 

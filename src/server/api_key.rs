@@ -16,9 +16,10 @@ impl ApiKey {
     /// # Errors
     /// The fault in it, without the key.
     pub fn new(key: &str) -> Result<Self, &'static str> {
-        match !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
-            true => Ok(Self(hash(key.as_bytes()))),
-            false => Err("must be printable ASCII without spaces, one character at least"),
+        if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            Ok(Self(hash(key.as_bytes())))
+        } else {
+            Err("must be printable ASCII without spaces, one character at least")
         }
     }
 

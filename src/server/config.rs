@@ -237,9 +237,10 @@ impl ServerConfig {
 
     fn validate_traces(&self) -> Result<(), ConfigError> {
         if self.traces_requests() && !cfg!(feature = "otlp") {
-            let key = match self.enable_trace {
-                true => "enable_trace",
-                false => "otlp_traces_endpoint",
+            let key = if self.enable_trace {
+                "enable_trace"
+            } else {
+                "otlp_traces_endpoint"
             };
             let reason = "needs a build with traces: cargo build --release --features otlp";
             return Err(out_of_range(key, reason.to_owned()));
@@ -255,12 +256,13 @@ impl ServerConfig {
         let is_url = url.is_some_and(|url| {
             matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some()
         });
-        match is_url {
-            true => Ok(()),
-            false => Err(out_of_range(
+        if is_url {
+            Ok(())
+        } else {
+            Err(out_of_range(
                 "otlp_traces_endpoint",
                 format!("is {endpoint:?}, must be a URL such as http://localhost:4318/v1/traces"),
-            )),
+            ))
         }
     }
 

@@ -60,10 +60,7 @@ mod tests {
             let value: Value = serde_json::from_str(json).expect("it is JSON");
             assert_eq!(may_differ(&value), differs, "{json}");
             let read = arguments(value.clone(), Some(Raw::in_text(json)));
-            let kept = match differs {
-                true => Value::from(json),
-                false => value,
-            };
+            let kept = if differs { Value::from(json) } else { value };
             assert_eq!(read, kept);
         }
     }

@@ -107,9 +107,10 @@ pub(super) fn encode(
     is_whole: bool,
     limit_tokens: usize,
 ) -> Result<Vec<u32>, RequestError> {
-    let beyond = match is_whole {
-        true => text.prompt_beyond(prompt, limit_tokens)?,
-        false => text.chat_beyond(prompt, limit_tokens)?,
+    let beyond = if is_whole {
+        text.prompt_beyond(prompt, limit_tokens)?
+    } else {
+        text.chat_beyond(prompt, limit_tokens)?
     };
     match beyond {
         Some(prompt_tokens) => Err(RequestError::PromptTooLong {

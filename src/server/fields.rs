@@ -163,12 +163,11 @@ impl Fields {
     fn count(&mut self, name: &str, raw: &Raw) -> Result<usize, ApiError> {
         let (values, limit) = (raw.count_values(), self.max_values);
         self.values += values;
-        match self.values <= limit {
-            true => Ok(values),
-            false => {
-                let text = format!("{name} holds {values} JSON values, limit is {limit} a body");
-                Err(ApiError::field(name, format!("{text}: send less at once")))
-            }
+        if self.values <= limit {
+            Ok(values)
+        } else {
+            let text = format!("{name} holds {values} JSON values, limit is {limit} a body");
+            Err(ApiError::field(name, format!("{text}: send less at once")))
         }
     }
 

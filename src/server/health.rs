@@ -81,9 +81,10 @@ pub(super) async fn model(
     id: Path<String>,
 ) -> Result<HttpResponse, ApiError> {
     let served = &state.loaded()?.engine.model().served_model_name;
-    match *id == *served {
-        true => Ok(HttpResponse::Ok().json(model_card(&state)?)),
-        false => Err(ApiError::no_such_model(&id, served)),
+    if *id == *served {
+        Ok(HttpResponse::Ok().json(model_card(&state)?))
+    } else {
+        Err(ApiError::no_such_model(&id, served))
     }
 }
 

@@ -44,17 +44,19 @@ fn judge(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
     if !headers.contains_key(header::AUTHORIZATION) && !headers.contains_key(X_API_KEY) {
         return Err(ApiError::no_key());
     }
-    match shows(headers, key) || is_admin(headers, config) {
-        true => Ok(()),
-        false => Err(ApiError::wrong_key()),
+    if shows(headers, key) || is_admin(headers, config) {
+        Ok(())
+    } else {
+        Err(ApiError::wrong_key())
     }
 }
 
 /// Refuses admin operations to clients that do not show the admin's key. Without such a key every client may.
 pub(super) fn judge_admin(headers: &HeaderMap, config: &ServerConfig) -> Result<(), ApiError> {
-    match config.admin_api_key.is_none() || is_admin(headers, config) {
-        true => Ok(()),
-        false => Err(ApiError::no_admin_key()),
+    if config.admin_api_key.is_none() || is_admin(headers, config) {
+        Ok(())
+    } else {
+        Err(ApiError::no_admin_key())
     }
 }
 
@@ -66,9 +68,10 @@ pub(super) fn judge_bearer(shown: Option<&[u8]>, config: &ServerConfig) -> Resul
         (Some(_), None) => Err(ApiError::no_key()),
         (Some(key), Some(shown)) => {
             let admin = config.admin_api_key.as_ref();
-            match key.is(shown) || admin.is_some_and(|key| key.is(shown)) {
-                true => Ok(()),
-                false => Err(ApiError::wrong_key()),
+            if key.is(shown) || admin.is_some_and(|key| key.is(shown)) {
+                Ok(())
+            } else {
+                Err(ApiError::wrong_key())
             }
         }
     }

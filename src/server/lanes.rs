@@ -121,12 +121,13 @@ impl Lane {
 
 /// Refuses to keep more log probabilities of one call than the limit.
 pub(super) fn check_kept(kept: usize, limit: usize) -> Result<(), RequestError> {
-    match kept <= limit {
-        true => Ok(()),
-        false => Err(RequestError::Invalid(format!(
+    if kept <= limit {
+        Ok(())
+    } else {
+        Err(RequestError::Invalid(format!(
             "the answer has {kept} log probabilities so far, limit is {limit}: \
-             ask for fewer alternatives, tokens or prompts at once"
-        ))),
+         ask for fewer alternatives, tokens or prompts at once"
+        )))
     }
 }
 

@@ -80,15 +80,14 @@ fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> 
     let first = transcript.output_logprobs.first();
     let first = first.ok_or_else(|| ApiError::aborted("the request was cancelled"))?;
     let logprobs = first.chosen.iter().map(|(_, logprob)| f64::from(*logprob));
-    let shares: Vec<f64> = match softmax {
-        false => logprobs.map(f64::exp).collect(),
-        true => {
-            // Relative to the largest, so that not all of them underflow.
-            let largest = logprobs.clone().fold(f64::NEG_INFINITY, f64::max);
-            let shares: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
-            let sum: f64 = shares.iter().sum();
-            shares.iter().map(|share| share / sum).collect()
-        }
+    let shares: Vec<f64> = if !softmax {
+        logprobs.map(f64::exp).collect()
+    } else {
+        // Relative to the largest, so that not all of them underflow.
+        let largest = logprobs.clone().fold(f64::NEG_INFINITY, f64::max);
+        let shares: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
+        let sum: f64 = shares.iter().sum();
+        shares.iter().map(|share| share / sum).collect()
     };
     // A label that no distribution has room for is not a number in JSON.
     Ok(shares
@@ -132,9 +131,10 @@ impl Call {
             ..LogprobWish::default()
         };
         let request = |item: &Prompt| {
-            let prompt = match item_first {
-                false => joined(&query, item)?,
-                true => joined(item, &query)?,
+            let prompt = if !item_first {
+                joined(&query, item)?
+            } else {
+                joined(item, &query)?
             };
             Ok(GenerateRequest {
                 sampling: SamplingParams {

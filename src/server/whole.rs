@@ -31,12 +31,13 @@ where
     W: FnOnce(Vec<Transcript>) -> Vec<u8> + Send + 'static,
 {
     let json_bytes: usize = transcripts.iter().map(Transcript::json_bytes).sum();
-    let json = match json_bytes <= MAX_INLINE_BYTES {
-        true => write(transcripts),
-        false => match aside(move || write(transcripts)).await {
+    let json = if json_bytes <= MAX_INLINE_BYTES {
+        write(transcripts)
+    } else {
+        match aside(move || write(transcripts)).await {
             Ok(json) => json,
             Err(_) => return lost().error_response(),
-        },
+        }
     };
     self::json(json, charge)
 }

@@ -295,9 +295,10 @@ impl<'a> VirtualEngine<'a> {
         if let Some(plan) = self.steps.front() {
             let roofline = self.simulation.roofline;
             // A step without rows reads no weights.
-            let cost = match plan.rows.is_empty() {
-                true => StepCost::default(),
-                false => roofline.cost(plan),
+            let cost = if plan.rows.is_empty() {
+                StepCost::default()
+            } else {
+                roofline.cost(plan)
             };
             let copies = self.simulation.store.zip(plan.copies.as_deref());
             let copies_s = copies.map_or(0.0, |(store, copies)| store.copies_s(copies));

@@ -24,13 +24,14 @@ pub fn read_trace(file: &Path, max_requests: Option<usize>) -> Result<Trace, Sim
     let start = reader
         .fill_buf()
         .map_err(|error| SimulateError::file(file, error))?;
-    match start.starts_with(&GZIP_MAGIC) {
-        true => parse(
+    if start.starts_with(&GZIP_MAGIC) {
+        parse(
             file,
             BufReader::new(MultiGzDecoder::new(reader)),
             max_requests,
-        ),
-        false => parse(file, reader, max_requests),
+        )
+    } else {
+        parse(file, reader, max_requests)
     }
 }
 
@@ -88,9 +89,10 @@ fn skip_to_text(reader: &mut impl BufRead) -> io::Result<(Option<u8>, u64)> {
         if !byte.is_ascii_whitespace() {
             return Ok((Some(byte), line));
         }
-        match ends_line(byte) {
-            true => skip_line_end(reader, byte)?,
-            false => reader.consume(1),
+        if ends_line(byte) {
+            skip_line_end(reader, byte)?
+        } else {
+            reader.consume(1)
         }
         line += u64::from(ends_line(byte));
     }

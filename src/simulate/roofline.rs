@@ -94,9 +94,10 @@ impl Roofline {
         let table_bytes =
             |role| matrix_bytes(storage, role, [model.vocab_size, model.hidden_size]) as f64;
         let head_bytes = table_bytes(MatrixRole::Logits);
-        let looked_up_bytes = match model.tie_word_embeddings {
-            true => 0.0,
-            false => table_bytes(MatrixRole::Inner),
+        let looked_up_bytes = if model.tie_word_embeddings {
+            0.0
+        } else {
+            table_bytes(MatrixRole::Inner)
         };
         let looked_up_bytes = looked_up_bytes
             + inputs.map_or(0.0, |shape| {

@@ -40,12 +40,13 @@ pub fn load(name_or_path: &str) -> Result<ModelConfig, SimulateError> {
         return Ok(ModelConfig::parse(Path::new(name), text.as_bytes())?);
     }
     let path = Path::new(name_or_path);
-    let dir = match path.is_file() && path.ends_with("config.json") {
-        true => path.parent().unwrap_or(Path::new("")).to_owned(),
-        false => match ModelLocation::find(path)? {
+    let dir = if path.is_file() && path.ends_with("config.json") {
+        path.parent().unwrap_or(Path::new("")).to_owned()
+    } else {
+        match ModelLocation::find(path)? {
             ModelLocation::Folder(dir) => dir,
             ModelLocation::Gguf(file) => return Ok(Gguf::open(&file)?.config()?),
-        },
+        }
     };
     if !dir.join("config.json").is_file() {
         let names: Vec<_> = names().collect();

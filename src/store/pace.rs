@@ -70,9 +70,10 @@ impl Pace {
 
     /// How long to rest after work that took `spent` of processor time.
     pub fn rest_after(&mut self, spent: Duration) -> Duration {
-        match self.is_busy() {
-            true => spent.mul_f64(1.0 / self.share - 1.0).min(MAX_REST),
-            false => Duration::ZERO,
+        if self.is_busy() {
+            spent.mul_f64(1.0 / self.share - 1.0).min(MAX_REST)
+        } else {
+            Duration::ZERO
         }
     }
 }

@@ -320,9 +320,10 @@ fn warm_decode_steps_allocate_nothing() {
         let int8 = Some(KvDtype::Int8);
         for (threads, kv_dtype) in [(1, None), (2, None), (3, None), (2, int8)] {
             let executor = on_cpu(&model, threads, kv_dtype, 0);
-            let keeps = match executor.keeps_states() {
-                true => Keeps::States,
-                false => Keeps::Pages,
+            let keeps = if executor.keeps_states() {
+                Keeps::States
+            } else {
+                Keeps::Pages
             };
             let allocations = allocations(executor, n_rows, keeps);
             assert_eq!(

@@ -290,14 +290,16 @@ impl<'a> Model<'a> {
     /// The name that a tensor has in a GGUF file.
     fn file_name(&self, ours: &str) -> String {
         let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
-        let ours = match self.is_gemma() {
-            true => families::GEMMA.into_iter().fold(ours.to_owned(), rename),
-            false => ours.to_owned(),
+        let ours = if self.is_gemma() {
+            families::GEMMA.into_iter().fold(ours.to_owned(), rename)
+        } else {
+            ours.to_owned()
         };
         let name = NAMES.into_iter().fold(ours, rename);
-        match self.has_delta_nets() || self.architecture == "gpt-oss" {
-            true => name.replace("ffn_norm", "post_attention_norm"),
-            false => name,
+        if self.has_delta_nets() || self.architecture == "gpt-oss" {
+            name.replace("ffn_norm", "post_attention_norm")
+        } else {
+            name
         }
     }
 

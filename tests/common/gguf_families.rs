@@ -207,8 +207,9 @@ pub fn mxfp4(name: &str, shape: &[usize], codes: &[u8], scales: &[u8]) -> Vec<Te
         let name = format!("{}ffn_{part}_exps.weight", layer(name));
         Tensor::new(&name, MXFP4, &shape, data)
     };
-    match name.contains("down_proj") {
-        true => vec![stack("down", 0, 1)],
-        false => vec![stack("gate", 0, 2), stack("up", 1, 2)],
+    if name.contains("down_proj") {
+        vec![stack("down", 0, 1)]
+    } else {
+        vec![stack("gate", 0, 2), stack("up", 1, 2)]
     }
 }

@@ -33,12 +33,13 @@ impl Model<'_> {
                 .size(&key("expert_feed_forward_length"), self.expert_width()),
         };
         let says_sum = ["llama", "qwen3moe", "deepseek2"].contains(&self.architecture);
-        let file = match says_sum && self.experts().is_some() {
-            true => file.pair(
+        let file = if says_sum && self.experts().is_some() {
+            file.pair(
                 &key("expert_weights_norm"),
                 Value::Flag(self.renormalises()),
-            ),
-            false => file,
+            )
+        } else {
+            file
         };
         let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
         let file = match self.architecture {
@@ -127,9 +128,12 @@ impl Model<'_> {
             self.size("num_hidden_layers"),
             self.size("num_kv_shared_layers"),
         );
-        let widths = (0..layers).map(|layer| match layer + sharing < layers {
-            true => width as i32,
-            false => 2 * width as i32,
+        let widths = (0..layers).map(|layer| {
+            if layer + sharing < layers {
+                width as i32
+            } else {
+                2 * width as i32
+            }
         });
         Value::I32s(widths.collect())
     }

@@ -78,9 +78,10 @@ impl GrammarState for HashedState {
         }
         self.hash = mix(self.hash, token);
         self.tokens += 1;
-        Ok(match self.tokens >= self.grammar.done_after {
-            true => GrammarProgress::Done,
-            false => GrammarProgress::Open,
+        Ok(if self.tokens >= self.grammar.done_after {
+            GrammarProgress::Done
+        } else {
+            GrammarProgress::Open
         })
     }
 }

@@ -144,8 +144,9 @@ fn remove(folder: &Path) -> io::Result<()> {
 pub fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    match output.status.success() {
-        true => Ok(text(&output.stdout)),
-        false => Err(format!("{}{}", text(&output.stdout), text(&output.stderr))),
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(format!("{}{}", text(&output.stdout), text(&output.stderr)))
     }
 }

@@ -95,9 +95,10 @@ fn weights(name: &str, len: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let value = |random: &mut fastrand::Rng| {
         let noise = random.f32() * 2.0 - 1.0;
-        match name.contains("norm") {
-            true => 1.0 + 0.2 * noise,
-            false => 0.25 * noise,
+        if name.contains("norm") {
+            1.0 + 0.2 * noise
+        } else {
+            0.25 * noise
         }
     };
     (0..len)

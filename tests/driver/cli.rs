@@ -261,12 +261,13 @@ fn kv_may_be_named_by_the_type_of_the_weights_on_a_gpu() {
 #[test]
 fn a_gpu_answers_what_the_cpu_answers() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let nvrtc = match repository.join("kernels/kernels.pack").is_file() {
-        true => None,
-        false => match pack::nvrtc() {
+    let nvrtc = if repository.join("kernels/kernels.pack").is_file() {
+        None
+    } else {
+        match pack::nvrtc() {
             Some(nvrtc) => Some(nvrtc),
             None => return,
-        },
+        }
     };
     let cache = tempfile::tempdir().unwrap();
     let answer = |device: &str| {

@@ -165,9 +165,10 @@ fn hard_to_rebuild(build: &Build, failures: usize) -> (EngineParts, Arc<AtomicUs
     let counted = asked.clone();
     parts.executor = Arc::new(move || {
         let number = counted.fetch_add(1, Ordering::SeqCst);
-        match (1..=failures).contains(&number) {
-            true => Err(LoadError::Memory(format!("attempt {number} found none"))),
-            false => make(),
+        if (1..=failures).contains(&number) {
+            Err(LoadError::Memory(format!("attempt {number} found none")))
+        } else {
+            make()
         }
     });
     (parts, asked)

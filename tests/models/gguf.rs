@@ -40,9 +40,10 @@ fn logits_in(path: &Path, dtype: Dtype, chunk: usize) -> Vec<Vec<f32>> {
 /// Removes the keys of a configuration that a GGUF file of its family cannot express.
 fn without_the_unsaid(config: &mut Value) {
     let inner = config.get_mut("text_config").is_some();
-    let config = match inner {
-        true => &mut config["text_config"],
-        false => config,
+    let config = if inner {
+        &mut config["text_config"]
+    } else {
+        config
     };
     let is = |family: &str| {
         config["model_type"]

@@ -125,9 +125,10 @@ pub fn among_others(executor: &mut CpuExecutor) -> Bits {
         }
         for &row in &others {
             let (turn, n_tokens) = (turn as u32, 40 + row);
-            step.rows.push(match row.is_multiple_of(2) {
-                true => decode(row, n_tokens + turn),
-                false => prefill(row, 3 + turn * 5..8 + turn * 5, false),
+            step.rows.push(if row.is_multiple_of(2) {
+                decode(row, n_tokens + turn)
+            } else {
+                prefill(row, 3 + turn * 5..8 + turn * 5, false)
             });
         }
         step.rows

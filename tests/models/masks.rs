@@ -305,9 +305,10 @@ impl GrammarState for AlwaysState {
     }
 
     fn commit(&mut self, token: u32) -> Result<GrammarProgress, GrammarFailure> {
-        match self.0.allows(token) {
-            true => Ok(GrammarProgress::Open),
-            false => Err(GrammarFailure::NoToken),
+        if self.0.allows(token) {
+            Ok(GrammarProgress::Open)
+        } else {
+            Err(GrammarFailure::NoToken)
         }
     }
 }

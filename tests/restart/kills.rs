@@ -83,9 +83,10 @@ fn kill_under_load(server: Server, seeds: std::ops::Range<u32>, random: &mut fas
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("it is there") {
         let path = entry.expect("it can be read").path();
-        match path.is_dir() {
-            true => files(&path, found),
-            false => found.push(path),
+        if path.is_dir() {
+            files(&path, found)
+        } else {
+            found.push(path)
         }
     }
 }

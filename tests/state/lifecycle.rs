@@ -175,9 +175,10 @@ impl Engine {
             }
             _ => false,
         };
-        match goes_on {
-            true => self.running.push(sequence),
-            false => self.release(sequence),
+        if goes_on {
+            self.running.push(sequence)
+        } else {
+            self.release(sequence)
         }
     }
 

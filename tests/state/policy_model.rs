@@ -213,9 +213,12 @@ impl<W: Fn(usize) -> u64> Model<'_, W> {
             order.into_iter().partition(|n| self.probed.contains_key(n));
         let later = self.deprioritised();
         match policy {
-            "lpm" => known.sort_by_key(|n| match later.contains(n) {
-                true => i64::MAX,
-                false => -(self.matched(*n) as i64),
+            "lpm" => known.sort_by_key(|n| {
+                if later.contains(n) {
+                    i64::MAX
+                } else {
+                    -(self.matched(*n) as i64)
+                }
             }),
             "shortest-prefill-first" => known.sort_by_key(|n| {
                 let work = self.prompt(*n).len() - self.matched(*n);

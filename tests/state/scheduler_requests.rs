@@ -43,9 +43,10 @@ impl Ask {
             .map_or(&[][..], |grammar| &grammar.opening);
         let is_end = |token: &u32| *token == EOS || Some(*token) == self.stop_token;
         let fits = opening.len() < self.max_new_tokens && !opening.iter().any(is_end);
-        match fits && self.logprob_start.is_none() {
-            true => opening,
-            false => &[],
+        if fits && self.logprob_start.is_none() {
+            opening
+        } else {
+            &[]
         }
     }
 
@@ -162,10 +163,10 @@ impl Life {
                 assert!(self.natural_standing.is_err(), "{rid} could go on");
                 let opening = self.ask.opening().len();
                 let expected = self.natural_output();
-                let expected = match expected.len() == opening {
-                    // The opening is delivered with the first token after it.
-                    true => &[],
-                    false => expected,
+                let expected = if expected.len() == opening {
+                    &[]
+                } else {
+                    expected
                 };
                 assert_eq!(self.delivered, expected, "{rid}");
             }
@@ -202,9 +203,12 @@ fn natural_output(ask: &Ask, seed: u64) -> (Vec<u32>, Result<GrammarProgress, Gr
             context.extend_from_slice(output);
             expected_output(&context, seed, 1, VOCAB)[0]
         };
-        let is_end = |token| match is_stop(token) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        let is_end = |token| {
+            if is_stop(token) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         };
         return follow(grammar, ask.max_new_tokens, natural, is_end);
     }

@@ -202,9 +202,10 @@ impl WaitLog {
     /// It was taken out of the batch and starts over.
     pub fn evacuated(&mut self, number: usize, is_preempted: bool) {
         let waiter = &mut self.waiters[number];
-        waiter.class = match is_preempted {
-            true => Class::Queued,
-            false => Class::Retracted,
+        waiter.class = if is_preempted {
+            Class::Queued
+        } else {
+            Class::Retracted
         };
         waiter.tenure = None;
         waiter.since_plan = self.plans;

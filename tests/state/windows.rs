@@ -97,9 +97,10 @@ fn a_sequence_keeps_no_more_window_pages_than_it_sees() {
                 }
             }
             // To cache its own end, a whole page before it, and the tokens that a stop string may remove.
-            let spare = match has_radix_cache {
-                true => (page + 8).div_ceil(page),
-                false => 0,
+            let spare = if has_radix_cache {
+                (page + 8).div_ceil(page)
+            } else {
+                0
             };
             assert!(
                 most <= seen + spare,

@@ -210,9 +210,10 @@ impl Executor for Forgetful {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {
         self.steps += 1;
         let output = self.inner.run(plan)?;
-        match LOST.contains(&self.steps) {
-            true => Err(StepError::Lost("forgotten".to_owned())),
-            false => Ok(output),
+        if LOST.contains(&self.steps) {
+            Err(StepError::Lost("forgotten".to_owned()))
+        } else {
+            Ok(output)
         }
     }
 }

@@ -120,9 +120,10 @@ fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
         if found == expected {
             continue;
         }
-        match composes && !is_composed(text) {
-            true => told.composed += 1,
-            false => told.wrong += 1,
+        if composes && !is_composed(text) {
+            told.composed += 1
+        } else {
+            told.wrong += 1
         }
         println!("{text:?}\n  expected {expected:?}\n  found    {found:?}");
     }

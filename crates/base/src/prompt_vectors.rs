@@ -83,15 +83,14 @@ impl PromptVectors {
     /// # Errors
     /// Names both widths.
     pub fn check_width(&self, hidden_size: usize) -> Result<(), FieldError> {
-        match self.width == hidden_size {
-            true => Ok(()),
-            false => {
-                let width = self.width;
-                let text = format!(
-                    "{FIELD} has vectors of {width} values, those of the model have {hidden_size}"
-                );
-                Err(FieldError::new(FIELD, text))
-            }
+        if self.width == hidden_size {
+            Ok(())
+        } else {
+            let width = self.width;
+            let text = format!(
+                "{FIELD} has vectors of {width} values, those of the model have {hidden_size}"
+            );
+            Err(FieldError::new(FIELD, text))
         }
     }
 }

@@ -142,9 +142,10 @@ impl BlockPort for DeskPort {
 
     fn computes(&mut self, is_computing: bool) {
         if let Some(pools) = &self.0.lock().pools {
-            match is_computing {
-                true => pools.beat().begin(),
-                false => pools.beat().end(),
+            if is_computing {
+                pools.beat().begin()
+            } else {
+                pools.beat().end()
             }
         }
     }

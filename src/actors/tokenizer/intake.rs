@@ -234,9 +234,10 @@ impl Tokenizer {
             let n_waiting: usize = jobs.iter().map(Job::n_grammars).sum();
             let encoded_bytes = self.metrics.encoded_bytes();
             let grammars = self.metrics.grammars().clone();
-            let encode = move |job: Job| match job.is_gone() {
-                true => Err(cancelled()),
-                false => {
+            let encode = move |job: Job| {
+                if job.is_gone() {
+                    Err(cancelled())
+                } else {
                     encoded_bytes.increment(job.weight as u64);
                     let is_cancelled = || job.is_gone();
                     let (prompt, form) = (job.prompt.clone(), &job.form);
@@ -353,9 +354,10 @@ impl Tokenizer {
             .is_some_and(|above| longest > above);
         let submission = Submission {
             rid: request.rid.clone(),
-            intake: match sink.is_probe() {
-                true => self.next_intake.of_probe(),
-                false => self.next_intake,
+            intake: if sink.is_probe() {
+                self.next_intake.of_probe()
+            } else {
+                self.next_intake
             },
             prompt: prepared.tokens,
             opening: opening(prepared.grammar.as_deref(), &request, &sampling),
@@ -414,9 +416,10 @@ fn opening(
     let opening = grammar.map_or(&[][..], Grammar::opening);
     let is_end = |token: &u32| sampling.stop_token_ids.contains(token);
     let fits = opening.len() < sampling.max_new_tokens as usize && !opening.iter().any(is_end);
-    match fits && request.logprobs.is_none() {
-        true => opening.into(),
-        false => Arc::default(),
+    if fits && request.logprobs.is_none() {
+        opening.into()
+    } else {
+        Arc::default()
     }
 }
 

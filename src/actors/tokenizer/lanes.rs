@@ -68,9 +68,10 @@ impl Job {
 
     /// How many requests wait for its grammar.
     pub(super) fn n_grammars(&self) -> usize {
-        match self.form.is_constrained() {
-            true => self.cancels.len(),
-            false => 0,
+        if self.form.is_constrained() {
+            self.cancels.len()
+        } else {
+            0
         }
     }
 }
@@ -82,9 +83,10 @@ impl Lanes {
 
     pub(super) fn add(&mut self, call: CallId, job: Job) {
         let fits = |longest: &usize| job.weight <= *longest;
-        let lane = match job.form.is_constrained() {
-            true => self.least_busy(GRAMMAR_LANES),
-            false => LANES.iter().position(fits).unwrap_or(LANES.len() - 1),
+        let lane = if job.form.is_constrained() {
+            self.least_busy(GRAMMAR_LANES)
+        } else {
+            LANES.iter().position(fits).unwrap_or(LANES.len() - 1)
         };
         self.0[lane].add(call, job);
     }

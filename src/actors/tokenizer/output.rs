@@ -66,9 +66,10 @@ impl AnswerFormats {
                 reasoning: reasoning.filter(|_| parsing.separates_reasoning),
                 ..self.formats
             },
-            markers: match sampling.skip_special_tokens {
-                true => self.hidden.clone(),
-                false => self.shown.clone(),
+            markers: if sampling.skip_special_tokens {
+                self.hidden.clone()
+            } else {
+                self.shown.clone()
             },
             tools: parsing.tools,
             start,

@@ -39,12 +39,13 @@ pub(super) fn refuse_hopeless(
         }
     };
     let limit_tokens = settings.limits.max_prompt_tokens();
-    match least > limit_tokens {
-        true => Err(RequestError::PromptTooLong {
+    if least > limit_tokens {
+        Err(RequestError::PromptTooLong {
             prompt_tokens,
             limit_tokens,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
@@ -114,10 +115,11 @@ pub(super) fn prepare(
     };
     check_prompt(&tokens, settings.vocab_size)?;
     refuse_unreadable_calls(form, settings)?;
-    let grammar = match form.is_constrained() {
-        true => compile(form, standing, settings, metrics, is_cancelled)
-            .map_err(|error| as_asked(error, is_chat))?,
-        false => None,
+    let grammar = if form.is_constrained() {
+        compile(form, standing, settings, metrics, is_cancelled)
+            .map_err(|error| as_asked(error, is_chat))?
+    } else {
+        None
     };
     let turns = settings.turns.as_ref().filter(|_| is_chat);
     Ok(Prepared {
@@ -262,10 +264,13 @@ impl Standing {
             Some(format) if rendered.ends_with(format.closing()) => Self::AfterReasoning,
             Some(format) if format.is_open_after(rendered) => Self::InReasoning,
             // A message that is continued is past its reasoning.
-            Some(ReasoningFormat::DeepSeekR1) => match chat.add_generation_prompt {
-                true => Self::InReasoning,
-                false => Self::AfterReasoning,
-            },
+            Some(ReasoningFormat::DeepSeekR1) => {
+                if chat.add_generation_prompt {
+                    Self::InReasoning
+                } else {
+                    Self::AfterReasoning
+                }
+            }
             Some(_) => Self::BeforeReasoning,
         }
     }

@@ -102,9 +102,10 @@ impl Prompts {
 
     /// Seconds until the next arrival of a Poisson process; none with an infinite rate.
     pub fn arrival_gap_s(&mut self, per_second: f64) -> f64 {
-        match per_second.is_finite() {
-            true => -(1.0 - self.random.f64()).ln() / per_second,
-            false => 0.0,
+        if per_second.is_finite() {
+            -(1.0 - self.random.f64()).ln() / per_second
+        } else {
+            0.0
         }
     }
 }

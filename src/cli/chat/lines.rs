@@ -87,13 +87,12 @@ impl Lines {
 
 impl Source {
     fn open(is_edited: bool) -> Result<Self, String> {
-        match is_edited {
-            false => Ok(Self::Stdin),
-            true => {
-                let editor = DefaultEditor::new();
-                let editor = editor.map_err(|error| format!("terminal: {error}"))?;
-                Ok(Self::Terminal(Box::new(editor)))
-            }
+        if !is_edited {
+            Ok(Self::Stdin)
+        } else {
+            let editor = DefaultEditor::new();
+            let editor = editor.map_err(|error| format!("terminal: {error}"))?;
+            Ok(Self::Terminal(Box::new(editor)))
         }
     }
 

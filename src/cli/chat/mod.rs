@@ -70,14 +70,15 @@ pub fn run(args: &ChatArgs, settings: Settings) -> Result<(), Failure> {
     }
     let config = local::with_text(settings.engine)?;
     let engine = local::start(config, |parts| {
-        match local::has_chat_template(parts) {
-        true => Ok(()),
-        false => Err(Failure::Usage(
+        if local::has_chat_template(parts) {
+            Ok(())
+        } else {
+            Err(Failure::Usage(
             "the model has no chat template: choose one that is made for conversations, or continue texts with \
              `souffleur generate --raw`"
                 .to_owned(),
-        )),
-    }
+        ))
+        }
     })?;
     System::new().block_on(async {
         let talked = talk(args, &Partner::Engine(engine.clone())).await;
@@ -209,11 +210,11 @@ impl Conversation {
     /// Keeps an answer, or the part of it that came. A question without any answer is forgotten: many templates want
     /// the roles to take turns.
     fn model_said(&mut self, text: String) {
-        match text.is_empty() {
-            true => drop(self.messages.pop()),
-            false => self
-                .messages
-                .push(json!({"role": "assistant", "content": text})),
+        if text.is_empty() {
+            drop(self.messages.pop())
+        } else {
+            self.messages
+                .push(json!({"role": "assistant", "content": text}))
         }
     }
 }

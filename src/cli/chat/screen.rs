@@ -63,9 +63,10 @@ impl Screen {
     /// Says something about the chat.
     pub fn note(&mut self, text: &str) {
         let mut stderr = io::stderr();
-        let _ = match self.has_colours && stderr.is_terminal() {
-            true => writeln!(stderr, "{DIM}[{text}]{PLAIN}"),
-            false => writeln!(stderr, "[{text}]"),
+        let _ = if self.has_colours && stderr.is_terminal() {
+            writeln!(stderr, "{DIM}[{text}]{PLAIN}")
+        } else {
+            writeln!(stderr, "[{text}]")
         };
     }
 
@@ -81,9 +82,10 @@ impl Screen {
 
     /// Prints a model's text, which must not control the terminal. A file gets it unchanged.
     fn put_said(&mut self, text: &str) {
-        match self.is_terminal {
-            true => self.put(&without_controls(text)),
-            false => self.put(text),
+        if self.is_terminal {
+            self.put(&without_controls(text))
+        } else {
+            self.put(text)
         }
     }
 

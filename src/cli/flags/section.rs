@@ -134,9 +134,10 @@ fn with_help(arg: Arg, doc: &str, default: &Value) -> Arg {
         help = format!("{help} [default: {default}]");
     }
     let long: String = paragraphs.map(|text| format!("\n\n{text}")).collect();
-    match long.is_empty() {
-        true => arg.help(help),
-        false => arg.long_help(format!("{help}{long}")).help(help),
+    if long.is_empty() {
+        arg.help(help)
+    } else {
+        arg.long_help(format!("{help}{long}")).help(help)
     }
 }
 
@@ -145,12 +146,13 @@ fn paragraph(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let line = lines.join(" ");
     let parts = line.trim_end_matches('.').split('`').enumerate();
-    let parts = parts.map(
-        |(index, part)| match index % 2 == 1 && !part.starts_with("--") {
-            true => format!("`{part}`"),
-            false => part.to_owned(),
-        },
-    );
+    let parts = parts.map(|(index, part)| {
+        if index % 2 == 1 && !part.starts_with("--") {
+            format!("`{part}`")
+        } else {
+            part.to_owned()
+        }
+    });
     parts.collect()
 }
 

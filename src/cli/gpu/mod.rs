@@ -72,10 +72,7 @@ fn probe(args: &DeviceArgs) -> Result<(), Failure> {
 
 fn kernels(args: &DeviceArgs, tiny: bool) -> Result<(), Failure> {
     let device = open(args)?;
-    let extent = match tiny {
-        true => Extent::Tiny,
-        false => Extent::Full,
-    };
+    let extent = if tiny { Extent::Tiny } else { Extent::Full };
     let mut has_rates = false;
     let print = &mut |rates: &Rates, timing: Timing| {
         // Written first: a run that is stopped later keeps them.

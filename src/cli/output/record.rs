@@ -49,13 +49,12 @@ fn is_replaceable(file: &Path) -> bool {
 /// Writes a file, whole or not at all where it can be replaced.
 fn write(file: &Path, text: &str) -> Result<(), Failure> {
     let text = format!("{text}\n");
-    let written = match is_replaceable(file) {
-        true => {
-            let mut part = file.as_os_str().to_owned();
-            part.push(".part");
-            std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, file))
-        }
-        false => std::fs::write(file, text),
+    let written = if is_replaceable(file) {
+        let mut part = file.as_os_str().to_owned();
+        part.push(".part");
+        std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, file))
+    } else {
+        std::fs::write(file, text)
     };
     written.map_err(|error| Failure::failed(format_args!("{}: {error}", file.display())))
 }

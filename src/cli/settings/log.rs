@@ -52,9 +52,12 @@ pub(super) fn of_rust_log(value: &str) -> Result<Option<String>, String> {
     }
     let parts = value.split(',');
     let parts = parts.map(str::trim).filter(|part| !part.is_empty());
-    let parts = parts.map(|part| match part.contains(['=', '[']) || is_level(part) {
-        true => part.to_owned(),
-        false => format!("{part}=trace"),
+    let parts = parts.map(|part| {
+        if part.contains(['=', '[']) || is_level(part) {
+            part.to_owned()
+        } else {
+            format!("{part}=trace")
+        }
     });
     Ok(Some(parts.collect::<Vec<_>>().join(",")))
 }

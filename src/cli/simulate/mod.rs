@@ -132,9 +132,10 @@ pub fn run(args: &SimulateArgs, settings: Settings) -> Result<(), Failure> {
     if !is_quiet {
         say(report::describe(&args.load.name(), &trace));
     }
-    match args.prompts_only {
-        true => run_prompts(args, &settings.engine, &trace, is_quiet),
-        false => run_engine(args, &settings.engine, &trace, is_quiet),
+    if args.prompts_only {
+        run_prompts(args, &settings.engine, &trace, is_quiet)
+    } else {
+        run_engine(args, &settings.engine, &trace, is_quiet)
     }
 }
 
@@ -171,12 +172,13 @@ fn run_prompts(
     };
     let unbounded = replay(None)?;
     let all_pages = page_size.full_pages(unbounded.replayed.cached_tokens);
-    let capacities: Vec<usize> = match args.kv_tokens.is_empty() {
-        false => args.kv_tokens.clone(),
-        true => CURVE_PERCENT
+    let capacities: Vec<usize> = if !args.kv_tokens.is_empty() {
+        args.kv_tokens.clone()
+    } else {
+        CURVE_PERCENT
             .iter()
             .map(|percent| page_size.tokens_in((all_pages * percent / 100).max(1)))
-            .collect(),
+            .collect()
     };
     let mut curve = Vec::with_capacity(capacities.len() + 1);
     for kv_tokens in capacities {
@@ -206,21 +208,24 @@ fn run_engine(
     let hardware = Hardware::load(&args.hardware)?;
     check_link(args, &hardware)?;
     let folder = config.model_path.to_string_lossy();
-    let default = match folder.is_empty() {
-        true => DEFAULT_SHAPE,
-        false => &folder,
+    let default = if folder.is_empty() {
+        DEFAULT_SHAPE
+    } else {
+        &folder
     };
     let name = args.shape.as_deref().unwrap_or(default);
     let here = local::shape_of(Path::new(name), config.revision.as_deref())?;
     let model = shape::load(&here.to_string_lossy())?;
     let roofline = Roofline::new(&hardware, &model, storage(config, &model), args.tp_size);
-    let capacities: Vec<Option<usize>> = match args.kv_tokens.is_empty() {
-        true => vec![None],
-        false => args.kv_tokens.iter().copied().map(Some).collect(),
+    let capacities: Vec<Option<usize>> = if args.kv_tokens.is_empty() {
+        vec![None]
+    } else {
+        args.kv_tokens.iter().copied().map(Some).collect()
     };
-    let disks: Vec<Option<u64>> = match args.disk_bytes.is_empty() {
-        true => vec![None],
-        false => args.disk_bytes.iter().copied().map(Some).collect(),
+    let disks: Vec<Option<u64>> = if args.disk_bytes.is_empty() {
+        vec![None]
+    } else {
+        args.disk_bytes.iter().copied().map(Some).collect()
     };
     let sizes = capacities.iter().flat_map(|kv_tokens| {
         let disks = disks.iter();
@@ -263,9 +268,10 @@ fn run_engine(
         return Ok(());
     };
     let title = format!("{} on {title}", args.load.name());
-    let svg = match args.disk_bytes.len() > 1 {
-        true => plot::disks(&title, &runs),
-        false => plot::run(&title, &run.outcome),
+    let svg = if args.disk_bytes.len() > 1 {
+        plot::disks(&title, &runs)
+    } else {
+        plot::run(&title, &run.outcome)
     };
     plot::write(file, svg)
 }

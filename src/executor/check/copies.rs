@@ -83,9 +83,10 @@ impl Check<'_> {
     }
 
     fn take(&mut self, ticket: Ticket) -> Result<(), String> {
-        match self.tickets.insert(ticket) {
-            true => Ok(()),
-            false => Err("is named twice in one step".to_owned()),
+        if self.tickets.insert(ticket) {
+            Ok(())
+        } else {
+            Err("is named twice in one step".to_owned())
         }
     }
 }

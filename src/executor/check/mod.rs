@@ -170,12 +170,13 @@ impl Check<'_> {
         };
         let has = (vectors.len(), vectors.width());
         let wanted = (start.prompt_tokens as usize, self.limits.hidden_size);
-        match has == wanted {
-            true => Ok(()),
-            false => Err(format!(
+        if has == wanted {
+            Ok(())
+        } else {
+            Err(format!(
                 "with {} vectors of {} values, expected {} of {}",
                 has.0, has.1, wanted.0, wanted.1
-            )),
+            ))
         }
     }
 

@@ -86,9 +86,10 @@ impl Slots {
 
     pub(super) fn write(&mut self, slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
         granted(slot, n_slots)?;
-        match self.written.insert(slot) {
-            true => Ok(()),
-            false => Err(format!("state {slot} is written twice in one step")),
+        if self.written.insert(slot) {
+            Ok(())
+        } else {
+            Err(format!("state {slot} is written twice in one step"))
         }
     }
 }
@@ -96,8 +97,9 @@ impl Slots {
 /// Checks that a slot can be granted at all.
 pub(super) fn granted(slot: StateSlot, n_slots: Option<usize>) -> Result<(), String> {
     let n_slots = n_slots.unwrap_or(0);
-    match (1..=n_slots).contains(&slot.index()) {
-        true => Ok(()),
-        false => Err(format!("state {slot}, states are 1 to {n_slots}")),
+    if (1..=n_slots).contains(&slot.index()) {
+        Ok(())
+    } else {
+        Err(format!("state {slot}, states are 1 to {n_slots}"))
     }
 }

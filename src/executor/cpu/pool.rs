@@ -83,11 +83,12 @@ pub(super) fn check_sparsity(
         })
     };
     let n_layers = layout.layers().len();
-    match rules.layers.len() == n_layers && rules.tokens > 0 && (0..n_layers).all(fits) {
-        true => Ok(()),
-        false => Err(LoadError::Memory(
-            "sparsity was made for a model with other layers, heads or KV: read its file for this model".to_owned(),
-        )),
+    if rules.layers.len() == n_layers && rules.tokens > 0 && (0..n_layers).all(fits) {
+        Ok(())
+    } else {
+        Err(LoadError::Memory(
+        "sparsity was made for a model with other layers, heads or KV: read its file for this model".to_owned(),
+    ))
     }
 }
 

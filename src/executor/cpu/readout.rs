@@ -192,9 +192,10 @@ impl CpuExecutor {
                 result.tokens.push(sampled.token);
             }
             if let (Some(found), Some(logprobs)) = (reading.logprobs, &mut result.logprobs) {
-                match wanted.sample {
-                    true => logprobs.output.push(found),
-                    false => logprobs.input.push(found),
+                if wanted.sample {
+                    logprobs.output.push(found)
+                } else {
+                    logprobs.input.push(found)
                 }
             }
         }

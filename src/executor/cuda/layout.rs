@@ -97,9 +97,10 @@ impl Layout {
         shape: &StepShape,
     ) -> Result<Lists, StepError> {
         self.lists.clear();
-        let starts = match plan.starts.is_empty() {
-            true => None,
-            false => Some(samplers.lay_out(&plan.starts, &mut self.lists)?),
+        let starts = if plan.starts.is_empty() {
+            None
+        } else {
+            Some(samplers.lay_out(&plan.starts, &mut self.lists)?)
         };
         let (table_runs, table_pages) = self.table(plan, rows);
         let loads = plan.copies.iter().flat_map(|copies| &copies.loads);
@@ -261,9 +262,12 @@ impl Layout {
     }
 
     fn sample_works(&mut self, plan: &StepPlan, shape: &StepShape) -> Section<SampleWork> {
-        let row_of = |wanted: &Wanted| match wanted.sample {
-            true => plan.rows[wanted.work].row.get(),
-            false => 0,
+        let row_of = |wanted: &Wanted| {
+            if wanted.sample {
+                plan.rows[wanted.work].row.get()
+            } else {
+                0
+            }
         };
         let rows = self.wanted.iter().map(row_of);
         let padding = shape.padded_rows.saturating_sub(self.wanted.len());
@@ -282,9 +286,10 @@ impl Layout {
         let (mut n_logprobs, mut max_top) = (0, 0);
         for (index, wanted) in self.wanted.iter().enumerate() {
             let work = &plan.rows[wanted.work];
-            let token = match wanted.sample || wanted.pools {
-                true => 0,
-                false => rows.row(work.row).tokens[wanted.position + 1],
+            let token = if wanted.sample || wanted.pools {
+                0
+            } else {
+                rows.row(work.row).tokens[wanted.position + 1]
             };
             let logprobs = match &work.logprobs {
                 None => Logprobs::Unwanted,

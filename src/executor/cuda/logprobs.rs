@@ -73,12 +73,11 @@ impl CudaExecutor {
             let Logprobs::Host { token, wish } = &reading.logprobs else {
                 continue;
             };
-            let token = match reading.sample {
-                true => {
-                    let first = index * SAMPLED_WORDS;
-                    self.compute.read(&self.arrays.sampled, first..first + 1)?[0]
-                }
-                false => *token,
+            let token = if reading.sample {
+                let first = index * SAMPLED_WORDS;
+                self.compute.read(&self.arrays.sampled, first..first + 1)?[0]
+            } else {
+                *token
             };
             let logits = self.backend.read_row(logits, index - rows.first)?;
             let found = token_logprobs(&logits, token, wish.top, &wish.token_ids);

@@ -111,9 +111,10 @@ impl DeviceStep {
                 nan: sampled.is_nan(),
             };
             // Another sequence, with another grammar, may have the row by now.
-            let grammar = match reading.follows_grammar {
-                true => grammars.get_mut(reading.row),
-                false => None,
+            let grammar = if reading.follows_grammar {
+                grammars.get_mut(reading.row)
+            } else {
+                None
             };
             self.rows[reading.work].verdict = RowVerdict::of(sampled, grammar);
         }

@@ -272,9 +272,10 @@ impl CudaExecutor {
             // They name the old place.
             self.graphs.forget();
         }
-        let bucket = match n_prefill == 0 && plan.rows.iter().all(|row| self.graph_covers(row)) {
-            true => self.graphs.bucket(n_decode),
-            false => None,
+        let bucket = if n_prefill == 0 && plan.rows.iter().all(|row| self.graph_covers(row)) {
+            self.graphs.bucket(n_decode)
+        } else {
+            None
         };
         let shape = StepShape {
             queries_per_tile: self.backend.queries_per_tile(),
@@ -337,9 +338,10 @@ impl CudaExecutor {
                 } => Some(read_logprobs(&logprobs[first_out..], top, n_ids)),
             };
             if let (Some(found), Some(logprobs)) = (found, &mut result.logprobs) {
-                match reading.sample {
-                    true => logprobs.output.push(found),
-                    false => logprobs.input.push(found),
+                if reading.sample {
+                    logprobs.output.push(found)
+                } else {
+                    logprobs.input.push(found)
                 }
             }
         }

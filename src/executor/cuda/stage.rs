@@ -87,9 +87,10 @@ impl UploadRing {
         (to, at): (&DeviceBuffer<u32>, usize),
         compute: &Stream,
     ) -> Result<(), DriverError> {
-        match words.is_empty() {
-            true => Ok(()),
-            false => compute.copy(to, at, &self.slots[uploaded.slot].device, words),
+        if words.is_empty() {
+            Ok(())
+        } else {
+            compute.copy(to, at, &self.slots[uploaded.slot].device, words)
         }
     }
 

@@ -151,12 +151,11 @@ impl MemoryPlan {
         let taken = budget.weights_bytes.saturating_add(left);
         let safe = taken as f64 / budget.free_before_bytes.max(1) as f64;
         let safe = (safe * FRACTION_STEPS).floor() / FRACTION_STEPS;
-        let advice = match left >= self.wish.smallest_pool_bytes() {
-            true => format!("--mem-fraction-static {safe:.3} is the largest safe value now"),
-            false => {
-                "no fraction works: use a smaller model, page_size or dtype, or end other processes"
-                    .to_owned()
-            }
+        let advice = if left >= self.wish.smallest_pool_bytes() {
+            format!("--mem-fraction-static {safe:.3} is the largest safe value now")
+        } else {
+            "no fraction works: use a smaller model, page_size or dtype, or end other processes"
+                .to_owned()
         };
         Err(LoadError::Memory(format!(
             "{} are free after loading the weights, expected {}; the KV pool needs {} and activations {}: {advice}",
@@ -222,9 +221,10 @@ fn fraction_tokens(
     }
     let needed = budget.weights_bytes as f64 + wish.smallest_pool_bytes() as f64;
     let smallest = (needed / free_before * FRACTION_STEPS).ceil() / FRACTION_STEPS;
-    let advice = match smallest < 1.0 {
-        true => format!("the smallest that works is {smallest:.3}"),
-        false => "no fraction works: use a smaller model, page_size or dtype".to_owned(),
+    let advice = if smallest < 1.0 {
+        format!("the smallest that works is {smallest:.3}")
+    } else {
+        "no fraction works: use a smaller model, page_size or dtype".to_owned()
     };
     Err(LoadError::Memory(format!(
         "mem_fraction_static {fraction} of {} is {}; the weights take {} and {}: {advice}",
@@ -271,9 +271,10 @@ fn free_choice(
             wish.whole_pages(asked),
             MAX_PAGES.saturating_mul(u64::from(wish.page_size)),
         );
-        return match wanted <= fitting.min(most) {
-            true => Ok(candidates),
-            false => Err(does_not_fit(budget, wish, (asked, fitting.min(most)))),
+        return if wanted <= fitting.min(most) {
+            Ok(candidates)
+        } else {
+            Err(does_not_fit(budget, wish, (asked, fitting.min(most))))
         };
     }
     if let Place::Gpu(_) = budget.place {

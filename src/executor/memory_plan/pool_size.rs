@@ -91,9 +91,10 @@ impl MemoryWish {
         while fits + 1 < too_many {
             let pages = fits + (too_many - fits) / 2;
             let tokens = pages.saturating_mul(u64::from(self.page_size));
-            match self.pool_bytes(tokens) <= bytes {
-                true => fits = pages,
-                false => too_many = pages,
+            if self.pool_bytes(tokens) <= bytes {
+                fits = pages
+            } else {
+                too_many = pages
             }
         }
         fits

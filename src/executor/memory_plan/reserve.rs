@@ -32,9 +32,10 @@ pub fn reserve_bytes(config: &ModelConfig, step_tokens: u64, logit_rows: u64) ->
 
 /// Activations of a token in attention or a recurrent mixer, in elements.
 fn mixer_width(config: &ModelConfig) -> usize {
-    let gates = match config.gates_attention() {
-        true => config.q_width(),
-        false => 0,
+    let gates = if config.gates_attention() {
+        config.q_width()
+    } else {
+        0
     };
     let attention = 2 * (config.q_width() + config.kv_width()) + gates;
     let states = config.recurrent.as_ref();

@@ -26,9 +26,10 @@ impl MemoryPlan {
         let (mut reserved, mut too_many) = (1, MOST_REQUESTS + 1);
         while too_many - reserved > 1 {
             let rows = reserved + (too_many - reserved) / 2;
-            match runs_all(rows) {
-                true => reserved = rows,
-                false => too_many = rows,
+            if runs_all(rows) {
+                reserved = rows
+            } else {
+                too_many = rows
             }
         }
         plan(reserved)

@@ -26,9 +26,10 @@ pub(super) fn write(rules: &[Expression]) -> Result<String, String> {
     writer.line("start", &start);
     for (id, body) in rules.iter().enumerate() {
         let name = writer.rule_name(id);
-        let body = match writer.is_terminal[id] {
-            true => writer.terminal(body),
-            false => writer.rule(body),
+        let body = if writer.is_terminal[id] {
+            writer.terminal(body)
+        } else {
+            writer.rule(body)
         };
         writer.line(&name, &body);
     }
@@ -108,9 +109,10 @@ struct Writer {
 
 impl Writer {
     fn rule_name(&self, id: RuleId) -> String {
-        match self.is_terminal[id] {
-            true => format!("T{id}"),
-            false => format!("r{id}"),
+        if self.is_terminal[id] {
+            format!("T{id}")
+        } else {
+            format!("r{id}")
         }
     }
 
@@ -203,9 +205,10 @@ impl Writer {
         atom: fn(&mut Self, &Expression) -> String,
     ) -> String {
         let atoms: Vec<String> = parts.iter().map(|part| atom(self, part)).collect();
-        match atoms.is_empty() {
-            true => "\"\"".to_owned(),
-            false => atoms.join(separator),
+        if atoms.is_empty() {
+            "\"\"".to_owned()
+        } else {
+            atoms.join(separator)
         }
     }
 

@@ -203,11 +203,12 @@ impl<'a> Reader<'a> {
                 } else {
                     number(least)
                 };
-                match most.trim().is_empty() {
-                    true => least.map(|least| (least, None)),
-                    false => least
+                if most.trim().is_empty() {
+                    least.map(|least| (least, None))
+                } else {
+                    least
                         .zip(number(most))
-                        .map(|(least, most)| (least, Some(most))),
+                        .map(|(least, most)| (least, Some(most)))
                 }
             }
         };
@@ -246,14 +247,13 @@ impl<'a> Reader<'a> {
                 Some((first, _)) => first,
             };
             let is_range = self.rest.starts_with('-') && !self.rest.starts_with("-]");
-            let last = match is_range {
-                false => first,
-                true => {
-                    self.eat_here("-");
-                    let last = self.character()?;
-                    last.ok_or_else(|| format!("line {line}: a character class is not closed"))?
-                        .0
-                }
+            let last = if !is_range {
+                first
+            } else {
+                self.eat_here("-");
+                let last = self.character()?;
+                last.ok_or_else(|| format!("line {line}: a character class is not closed"))?
+                    .0
             };
             if first > last {
                 return Err(format!(
@@ -343,9 +343,10 @@ impl<'a> Reader<'a> {
 
     fn unexpected(&self, wanted: &str) -> String {
         let found: String = self.rest.chars().take(12).collect();
-        let found = match found.is_empty() {
-            true => "the end".to_owned(),
-            false => format!("{found:?}"),
+        let found = if found.is_empty() {
+            "the end".to_owned()
+        } else {
+            format!("{found:?}")
         };
         let found = found.replace('"', "'");
         format!("line {}: expected {wanted}, found {found}", self.line)
@@ -373,9 +374,10 @@ fn repeat(expression: Expression, (least, most): (u32, Option<u32>)) -> Expressi
 fn name_bytes(text: &str) -> usize {
     let is_first = |c: char| c.is_ascii_alphabetic() || c == '_';
     let is_later = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    match text.starts_with(is_first) {
-        true => text.find(|c| !is_later(c)).unwrap_or(text.len()),
-        false => 0,
+    if text.starts_with(is_first) {
+        text.find(|c| !is_later(c)).unwrap_or(text.len())
+    } else {
+        0
     }
 }
 

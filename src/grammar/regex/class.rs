@@ -57,9 +57,10 @@ pub(super) fn escape(letter: char, dialect: Dialect) -> Option<ClassUnicode> {
         }
         _ => return None,
     };
-    Some(match letter.is_ascii_uppercase() {
-        true => without(set),
-        false => set,
+    Some(if letter.is_ascii_uppercase() {
+        without(set)
+    } else {
+        set
     })
 }
 
@@ -75,9 +76,10 @@ pub(super) fn dot(matches_ends_of_lines: bool, dialect: Dialect) -> ClassUnicode
 /// The set of a Unicode property, by the text in `\p{…}`; `None` if it is unknown.
 pub(super) fn property(name: &str) -> Option<ClassUnicode> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '=');
-    match name.chars().all(is_name) {
-        true => parsed(&format!("\\p{{{name}}}")),
-        false => None,
+    if name.chars().all(is_name) {
+        parsed(&format!("\\p{{{name}}}"))
+    } else {
+        None
     }
 }
 
@@ -89,9 +91,10 @@ pub(super) fn cased() -> &'static ClassUnicode {
 
 /// The set of a POSIX class such as `alpha`.
 pub(super) fn posix(name: &str) -> Option<ClassUnicode> {
-    match name.chars().all(|c| c.is_ascii_alphabetic()) {
-        true => parsed(&format!("[[:{name}:]]")),
-        false => None,
+    if name.chars().all(|c| c.is_ascii_alphabetic()) {
+        parsed(&format!("[[:{name}:]]"))
+    } else {
+        None
     }
 }
 

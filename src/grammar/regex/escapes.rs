@@ -48,10 +48,7 @@ impl Reader {
             self.class_part(&mut found)?;
         }
         let set = self.folded(ClassUnicode::new(found))?;
-        Ok(match is_negated {
-            true => class::without(set),
-            false => set,
-        })
+        Ok(if is_negated { class::without(set) } else { set })
     }
 
     /// Reads an item of a class, or two with a dash between them.
@@ -99,9 +96,10 @@ impl Reader {
             self.at = before;
             return Ok(Escaped::Code(u32::from('[')));
         };
-        Ok(Escaped::Class(match is_negated {
-            true => class::without(set),
-            false => set,
+        Ok(Escaped::Class(if is_negated {
+            class::without(set)
+        } else {
+            set
         }))
     }
 
@@ -180,9 +178,10 @@ impl Reader {
         let set = class::property(&name);
         let set = set.ok_or_else(|| format!("the unknown property {name:?}"))?;
         let set = self.counted(set)?;
-        Ok(Escaped::Class(match is_negated {
-            true => class::without(set),
-            false => set,
+        Ok(Escaped::Class(if is_negated {
+            class::without(set)
+        } else {
+            set
         }))
     }
 }

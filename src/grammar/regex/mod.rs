@@ -88,9 +88,10 @@ pub(super) fn search(pattern: &str) -> Option<String> {
 
 /// The terminal in Lark for an expression without slashes.
 fn terminal(expression: &str) -> String {
-    match expression.is_empty() {
-        true => "\"\"".to_owned(),
-        false => format!("/{expression}/"),
+    if expression.is_empty() {
+        "\"\"".to_owned()
+    } else {
+        format!("/{expression}/")
     }
 }
 

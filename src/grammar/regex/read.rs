@@ -38,9 +38,10 @@ pub(super) fn read(pattern: &str, dialect: Dialect) -> Result<Node, String> {
         options: Options::default(),
     };
     let node = reader.choice()?;
-    match reader.at == reader.letters.len() {
-        true => Ok(node),
-        false => Err("a closing parenthesis without an opening one".to_owned()),
+    if reader.at == reader.letters.len() {
+        Ok(node)
+    } else {
+        Err("a closing parenthesis without an opening one".to_owned())
     }
 }
 
@@ -139,9 +140,10 @@ impl Reader {
     /// Counts the ranges of a set.
     pub(super) fn counted(&mut self, set: ClassUnicode) -> Result<ClassUnicode, String> {
         self.n_ranges += set.ranges().len();
-        match self.n_ranges > MAX_RANGES {
-            true => Err(format!("classes of more than {MAX_RANGES} ranges")),
-            false => Ok(set),
+        if self.n_ranges > MAX_RANGES {
+            Err(format!("classes of more than {MAX_RANGES} ranges"))
+        } else {
+            Ok(set)
         }
     }
 
@@ -169,17 +171,19 @@ impl Reader {
         }
         let outer = self.options;
         let has_content = !self.eat("?") || self.group_kind()?;
-        let node = match has_content {
-            true => self.choice()?,
-            false => Node::empty(),
+        let node = if has_content {
+            self.choice()?
+        } else {
+            Node::empty()
         };
         if has_content {
             self.options = outer;
         }
         self.depth -= 1;
-        match self.eat(")") {
-            true => Ok(node),
-            false => Err("an unclosed group".to_owned()),
+        if self.eat(")") {
+            Ok(node)
+        } else {
+            Err("an unclosed group".to_owned())
         }
     }
 
@@ -269,9 +273,10 @@ impl Reader {
             None => Some(lower),
             Some(most) => number(most)?,
         };
-        match upper.is_some_and(|upper| upper < lower) {
-            true => Err(format!("the count {{{inner}}} that is no range")),
-            false => Ok(Some((lower, upper))),
+        if upper.is_some_and(|upper| upper < lower) {
+            Err(format!("the count {{{inner}}} that is no range"))
+        } else {
+            Ok(Some((lower, upper)))
         }
     }
 }

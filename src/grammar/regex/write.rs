@@ -207,13 +207,12 @@ fn write_class(set: &ClassUnicode, purpose: Purpose, text: &mut String) {
         let mut ranges = set.ranges().iter();
         ranges.any(|range| (range.start()..=range.end()).contains(&letter))
     };
-    let set = match purpose == Purpose::Quoted && has('\0') && !(has('"') && has('\\')) {
-        true => {
-            let mut rest = set.clone();
-            rest.difference(&ClassUnicode::new([ClassUnicodeRange::new('\0', '\0')]));
-            rest
-        }
-        false => set.clone(),
+    let set = if purpose == Purpose::Quoted && has('\0') && !(has('"') && has('\\')) {
+        let mut rest = set.clone();
+        rest.difference(&ClassUnicode::new([ClassUnicodeRange::new('\0', '\0')]));
+        rest
+    } else {
+        set.clone()
     };
     match set.ranges() {
         // Nothing is both.
@@ -236,10 +235,9 @@ fn write_class(set: &ClassUnicode, purpose: Purpose, text: &mut String) {
 
 /// A letter so that neither a regular expression nor Lark reads more into it.
 pub(super) fn write_letter(letter: char, text: &mut String) {
-    match letter.is_alphanumeric() {
-        true => text.push(letter),
-        false => {
-            let _ = write!(text, "\\x{{{:x}}}", u32::from(letter));
-        }
+    if letter.is_alphanumeric() {
+        text.push(letter)
+    } else {
+        let _ = write!(text, "\\x{{{:x}}}", u32::from(letter));
     }
 }

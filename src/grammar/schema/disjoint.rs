@@ -298,9 +298,12 @@ impl<'a> Together<'a> {
     fn property(&self, name: &str) -> Vec<&'a Value> {
         let schemas = self.objects.iter().filter_map(|object| {
             let named = object.get("properties").and_then(|named| named.get(name));
-            let others = || match object.contains_key("patternProperties") {
-                true => None,
-                false => object.get("additionalProperties"),
+            let others = || {
+                if object.contains_key("patternProperties") {
+                    None
+                } else {
+                    object.get("additionalProperties")
+                }
             };
             named.or_else(others)
         });

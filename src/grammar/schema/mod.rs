@@ -267,11 +267,12 @@ impl<'a> Check<'a> {
         let limit = self.limits.source_bytes;
         let checked = regex::check(pattern, self.limits).and_then(|bytes| {
             self.pattern_bytes += bytes;
-            match self.pattern_bytes > limit {
-                true => Err(format!(
+            if self.pattern_bytes > limit {
+                Err(format!(
                     "the patterns, with classes written out, have more than {limit} bytes"
-                )),
-                false => Ok(()),
+                ))
+            } else {
+                Ok(())
             }
         });
         checked

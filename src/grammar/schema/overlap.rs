@@ -178,18 +178,20 @@ impl<'a> Walk<'a> {
 
     fn count(&mut self) -> Result<(), Fault> {
         self.visits += 1;
-        match self.visits > MAX_VISITS {
-            true => Err(Fault::TooManyPatterns),
-            false => Ok(()),
+        if self.visits > MAX_VISITS {
+            Err(Fault::TooManyPatterns)
+        } else {
+            Ok(())
         }
     }
 
     /// Counts copies of a set of schemas before they are made.
     fn count_copies(&mut self, copies: usize, entries: usize) -> Result<(), Fault> {
         self.copies = self.copies.saturating_add(copies.saturating_mul(entries));
-        match self.copies > MAX_COPIES {
-            true => Err(Fault::TooManyPatterns),
-            false => Ok(()),
+        if self.copies > MAX_COPIES {
+            Err(Fault::TooManyPatterns)
+        } else {
+            Ok(())
         }
     }
 
@@ -278,9 +280,10 @@ fn check_product(objects: &[&Map<String, Value>]) -> Result<(), Fault> {
             }
         }
     }
-    match patterns.len() > 1 && product > MAX_PRODUCT {
-        true => Err(Fault::TooManyPatterns),
-        false => Ok(()),
+    if patterns.len() > 1 && product > MAX_PRODUCT {
+        Err(Fault::TooManyPatterns)
+    } else {
+        Ok(())
     }
 }
 

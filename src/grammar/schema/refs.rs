@@ -268,8 +268,9 @@ fn joined(base: &str, address: &str) -> String {
         }
         false => base.rfind('/').map_or("", |end| &base[..=end]),
     };
-    match folder.len() + address.len() > LONGEST_ID {
-        true => address.to_owned(),
-        false => format!("{folder}{address}"),
+    if folder.len() + address.len() > LONGEST_ID {
+        address.to_owned()
+    } else {
+        format!("{folder}{address}")
     }
 }

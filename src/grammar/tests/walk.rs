@@ -156,9 +156,10 @@ fn draw(
             .any(|&token| mask.allows(token))
     };
     // Where a letter is allowed, a bracket is text.
-    let closers = match allows("q") {
-        true => &vocabulary.text_closers,
-        false => &vocabulary.closers,
+    let closers = if allows("q") {
+        &vocabulary.text_closers
+    } else {
+        &vocabulary.closers
     };
     let closers = closers.iter().copied();
     let found = ends.chain(closers).find(|&token| mask.allows(token));

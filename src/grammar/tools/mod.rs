@@ -270,12 +270,13 @@ impl Calls<'_> {
         let tools = self.tools.tools.iter();
         let tools = tools.filter(|tool| named.is_none_or(|name| *name == tool.name));
         let calls: Vec<Part> = tools.map(call).collect::<Result<_, _>>()?;
-        match calls.is_empty() {
-            false => Ok(calls),
-            true => Err(FieldError::new(
+        if !calls.is_empty() {
+            Ok(calls)
+        } else {
+            Err(FieldError::new(
                 "tool_choice",
                 "tool_choice names a tool that is not in tools: name one of them",
-            )),
+            ))
         }
     }
 

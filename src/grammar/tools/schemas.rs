@@ -57,9 +57,10 @@ pub(super) fn properties<'a>(
         .map(|(name, schema)| Property {
             name,
             schema,
-            presence: match required.contains(&name.as_str()) {
-                true => Presence::Required,
-                false => Presence::Optional,
+            presence: if required.contains(&name.as_str()) {
+                Presence::Required
+            } else {
+                Presence::Optional
             },
         });
     Ok(properties.collect())

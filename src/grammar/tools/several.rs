@@ -31,9 +31,10 @@ impl Calls<'_> {
     /// commit them to another call.
     pub(super) fn line_after(&self) -> Part {
         let nothing = Part::Sequence(Vec::new());
-        match self.tools.is_single() {
-            true => nothing,
-            false => Part::Choice(vec![nothing, Part::text("\n")]),
+        if self.tools.is_single() {
+            nothing
+        } else {
+            Part::Choice(vec![nothing, Part::text("\n")])
         }
     }
 

@@ -118,12 +118,13 @@ fn fifths(codes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
 /// The 6-bit scale and minimum of a sub-block of Q4_K and Q5_K.
 pub fn scale_and_min(packed: &[u8], sub_block: usize) -> (u8, u8) {
     let j = sub_block;
-    match j < 4 {
-        true => (packed[j] & 63, packed[j + 4] & 63),
-        false => (
+    if j < 4 {
+        (packed[j] & 63, packed[j + 4] & 63)
+    } else {
+        (
             packed[j + 4] & 15 | packed[j - 4] >> 6 << 4,
             packed[j + 4] >> 4 | packed[j] >> 6 << 4,
-        ),
+        )
     }
 }
 

@@ -182,14 +182,16 @@ fn fit_ranges(x: &Transposed<32, 8>) -> Ranges {
             let fitted = (INPUTS * products[j] - codes[j] * sum[j]) / spread;
             let lowest = (sum[j] - fitted * codes[j]) / INPUTS;
             // Without a minimum, where the best one would be positive.
-            let (fitted, lowest) = match lowest > 0.0 {
-                true => (products[j] / squares[j], 0.0),
-                false => (fitted, lowest),
+            let (fitted, lowest) = if lowest > 0.0 {
+                (products[j] / squares[j], 0.0)
+            } else {
+                (fitted, lowest)
             };
             // All codes are the same: nothing to fit.
-            let (fitted, lowest) = match spread > 0.0 {
-                true => (fitted, lowest),
-                false => (step[j], low[j]),
+            let (fitted, lowest) = if spread > 0.0 {
+                (fitted, lowest)
+            } else {
+                (step[j], low[j])
             };
             // The amount by which the squared error is less than the sum of squares.
             let gain = fitted * (2.0 * products[j] - fitted * squares[j])
@@ -268,9 +270,10 @@ fn clamp(x: f32, least: f32, largest: f32) -> f32 {
 #[inline(always)]
 fn nearest(x: f32) -> f16 {
     let nearest = f16::from_f32(x);
-    match x > 0.0 && nearest == f16::ZERO {
-        true => f16::from_bits(1),
-        false => nearest,
+    if x > 0.0 && nearest == f16::ZERO {
+        f16::from_bits(1)
+    } else {
+        nearest
     }
 }
 

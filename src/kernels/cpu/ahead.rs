@@ -76,9 +76,10 @@ impl Pace {
     /// Shortens the prefetch distance of a stream if the hardware prefetcher keeps up.
     #[inline(always)]
     pub fn foreseen(self, is_foreseen: bool) -> Self {
-        let stream_steps = match is_foreseen {
-            true => FORESEEN_STEPS,
-            false => self.stream_steps,
+        let stream_steps = if is_foreseen {
+            FORESEEN_STEPS
+        } else {
+            self.stream_steps
         };
         Self {
             stream_steps,

@@ -111,9 +111,10 @@ impl CpuBatch {
 
     /// The slots of the tokens' keys and values in a layer.
     pub(super) fn slots_in(&self, kv: &KvPool, layer: usize) -> &[u32] {
-        match kv.is_windowed(layer) {
-            true => &self.window_slots,
-            false => &self.slots,
+        if kv.is_windowed(layer) {
+            &self.window_slots
+        } else {
+            &self.slots
         }
     }
 

@@ -42,9 +42,10 @@ impl KvPool {
         let is_windowed = |layer: &LayerKv| matches!(layer, LayerKv::Window { .. });
         let storage = |layer: &LayerKv| match layer.pages() {
             Some(pages) => {
-                let n_slots = match is_windowed(layer) {
-                    true => n_window_slots,
-                    false => n_slots,
+                let n_slots = if is_windowed(layer) {
+                    n_window_slots
+                } else {
+                    n_slots
                 };
                 Storage::zeros(
                     pages.dtype,

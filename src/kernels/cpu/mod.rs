@@ -369,9 +369,10 @@ impl CpuBackend {
             recall.add((layer, heads), q, keys, batch);
         }
         let out = self.scratch.tensor(q.rows(), heads.attended_width());
-        let table = match self.kv.is_windowed(layer) {
-            true => &self.window_table,
-            false => &self.table,
+        let table = if self.kv.is_windowed(layer) {
+            &self.window_table
+        } else {
+            &self.table
         };
         let history = (&self.kv, layer, table);
         let threads = (&mut self.pool, self.isa);

@@ -83,9 +83,10 @@ impl Nodes {
     /// The heads that each node owns. If a node would have none, a single range of all heads, which is unowned.
     pub fn heads(&self, n_heads: usize) -> PerNode<Range<usize>> {
         let shares = self.shares(n_heads);
-        match shares.iter().any(Range::is_empty) {
-            true => std::iter::once(0..n_heads).collect(),
-            false => shares,
+        if shares.iter().any(Range::is_empty) {
+            std::iter::once(0..n_heads).collect()
+        } else {
+            shares
         }
     }
 }

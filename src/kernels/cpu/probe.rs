@@ -332,9 +332,10 @@ fn chains<S: Lanes, const N: usize, const QUADS: bool>(rounds: usize) -> u32 {
         }
         for _ in 0..rounds {
             for sum in &mut sums {
-                *sum = match QUADS {
-                    true => S::dot_quads(*sum, *sum, ones),
-                    false => S::dot_shorts(*sum, *sum, ones),
+                *sum = if QUADS {
+                    S::dot_quads(*sum, *sum, ones)
+                } else {
+                    S::dot_shorts(*sum, *sum, ones)
                 };
             }
         }
@@ -369,9 +370,10 @@ mod x86 {
         unsafe {
             let tiles = Tiles::configure([TILE_ROWS; 2]);
             for _ in 0..rounds {
-                match of_bytes {
-                    false => tiles.multiply_pairs(),
-                    true => tiles.multiply_quads(),
+                if !of_bytes {
+                    tiles.multiply_pairs()
+                } else {
+                    tiles.multiply_quads()
                 }
             }
         }

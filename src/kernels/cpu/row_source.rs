@@ -98,9 +98,10 @@ impl<'a> RowSource<'a> {
     pub(super) unsafe fn load_either<S: Lanes>(&self, first: usize, is_inside: bool) -> S::V {
         // SAFETY: the caller's promise.
         unsafe {
-            match is_inside {
-                true => self.load_inside::<S>(first),
-                false => self.load::<S>(first),
+            if is_inside {
+                self.load_inside::<S>(first)
+            } else {
+                self.load::<S>(first)
             }
         }
     }
@@ -178,9 +179,10 @@ pub unsafe fn scatter<S: Lanes>(words: [S::W; LANES], rows: usize, out: &mut [u3
         let n_columns = if rows == 1 { 1 } else { LANES };
         let mut stored = [0u32; LANES * (LANES + 1)];
         let is_roomy = out.len() >= LANES * rows + LANES;
-        let to = match is_roomy {
-            true => out.as_mut_ptr(),
-            false => stored.as_mut_ptr(),
+        let to = if is_roomy {
+            out.as_mut_ptr()
+        } else {
+            stored.as_mut_ptr()
         };
         for i in 0..n_columns {
             S::store_words(to.wrapping_add(i * rows), columns[i]);

@@ -80,9 +80,12 @@ impl Seats {
         }
         let pins = pins && n_threads == n_cores;
         let cpus = seats.iter().flat_map(|(threads, node)| {
-            (0..*threads).map(move |thread| match pins {
-                true => vec![node.cores[thread]],
-                false => node.cpus.clone(),
+            (0..*threads).map(move |thread| {
+                if pins {
+                    vec![node.cores[thread]]
+                } else {
+                    node.cpus.clone()
+                }
             })
         });
         Some(Self {

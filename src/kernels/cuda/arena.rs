@@ -49,9 +49,10 @@ impl Arena {
         let mut free = self.lock();
         let fitting = free.ranges.iter().position(|range| range.1 >= bytes)?;
         let (offset, len) = free.ranges[fitting];
-        match len == bytes {
-            true => drop(free.ranges.remove(fitting)),
-            false => free.ranges[fitting] = (offset + bytes, len - bytes),
+        if len == bytes {
+            drop(free.ranges.remove(fitting))
+        } else {
+            free.ranges[fitting] = (offset + bytes, len - bytes)
         }
         Some(Part {
             offset,

@@ -76,9 +76,10 @@ impl<B: Backend> Ends<B> {
             norm: Norm::load(loader, "model.norm", hidden)?,
             input_scale: loader.embedding_scale().filter(|_| !is_gemma),
             logits_divisor: loader.config().logits_divisor,
-            lm_head: match tied {
-                true => None,
-                false => Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?),
+            lm_head: if tied {
+                None
+            } else {
+                Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?)
             },
             logits_cap: loader
                 .config()

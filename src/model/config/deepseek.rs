@@ -49,9 +49,10 @@ pub(super) fn v2(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>
             return Err(json.error("norm_topk_prob", reason));
         }
         Ok(Routing {
-            groups: match grouped {
-                true => groups(json, &defaults, GroupScore::Best, count)?,
-                false => None,
+            groups: if grouped {
+                groups(json, &defaults, GroupScore::Best, count)?
+            } else {
+                None
             },
             ..Routing::softmax(count, used, false)
         })
@@ -133,9 +134,10 @@ fn corrected(
         refuse_others(json, "topk_method", "noaux_tc")?;
         Ok(Routing {
             score: Score::Sigmoid,
-            sum: match json.flag_or_null("norm_topk_prob", true)? {
-                true => WeightSum::One { added: 1e-20 },
-                false => WeightSum::AsScored,
+            sum: if json.flag_or_null("norm_topk_prob", true)? {
+                WeightSum::One { added: 1e-20 }
+            } else {
+                WeightSum::AsScored
             },
             groups: groups(json, defaults, GroupScore::BestTwo, count)?,
             ..Routing::softmax(count, used, false)

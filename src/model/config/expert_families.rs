@@ -46,9 +46,10 @@ impl ExpertsConfig {
         let Routing {
             n_experts, n_used, ..
         } = experts.routing;
-        let count_key = match architecture.is_latent() {
-            true => deepseek::COUNT_KEY,
-            false => count_key(json),
+        let count_key = if architecture.is_latent() {
+            deepseek::COUNT_KEY
+        } else {
+            count_key(json)
         };
         let used_key = match architecture {
             Architecture::Gemma4 => "top_k_experts",
@@ -130,9 +131,10 @@ fn lfm2_moe(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, Loa
     Ok(Some(ExpertsConfig {
         routing: Routing {
             score: Score::Sigmoid,
-            sum: match json.flag("norm_topk_prob")?.unwrap_or(true) {
-                true => WeightSum::One { added: 1e-6 },
-                false => WeightSum::AsScored,
+            sum: if json.flag("norm_topk_prob")?.unwrap_or(true) {
+                WeightSum::One { added: 1e-6 }
+            } else {
+                WeightSum::AsScored
             },
             scale: scale.unwrap_or(1.0) as f32,
             ..Routing::softmax(count, n_used, false)

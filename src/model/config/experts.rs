@@ -215,8 +215,9 @@ pub(super) fn mlp_tensors(
 
 /// The key of the number of experts: both names mean the same in the families that have it.
 pub(super) fn count_key(json: &JsonFile) -> &'static str {
-    match json.value("num_local_experts").is_some() {
-        true => "num_local_experts",
-        false => "num_experts",
+    if json.value("num_local_experts").is_some() {
+        "num_local_experts"
+    } else {
+        "num_experts"
     }
 }

@@ -62,19 +62,22 @@ impl GemmaConfig {
         };
         Ok(Some(Self {
             // The classes of Gemma 3 read this one and do not use it.
-            score_cap: match is_second {
-                true => cap("attn_logit_softcapping", 50.0)?,
-                false => None,
+            score_cap: if is_second {
+                cap("attn_logit_softcapping", 50.0)?
+            } else {
+                None
             },
             // That of Gemma 3 with a vision tower does not use this one either.
-            logits_cap: match architecture == Architecture::Gemma3 && json.has("text_config") {
-                true => None,
-                false => cap("final_logit_softcapping", 30.0)?,
+            logits_cap: if architecture == Architecture::Gemma3 && json.has("text_config") {
+                None
+            } else {
+                cap("final_logit_softcapping", 30.0)?
             },
             norms_from_one: architecture != Architecture::Gemma4,
-            window_rope: match is_second {
-                true => None,
-                false => Some(window_rope(json, max_positions)?),
+            window_rope: if is_second {
+                None
+            } else {
+                Some(window_rope(json, max_positions)?)
             },
             fourth: None,
         }))

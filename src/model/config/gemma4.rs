@@ -96,11 +96,12 @@ impl Gemma4Config {
     /// The layer whose keys and values a layer reads: its own, or those of the last one of its kind that keeps some.
     pub fn source(&self, windows: &[Option<usize>], layer: usize) -> Option<usize> {
         let n_keeping = windows.len() - self.n_sharing;
-        match layer < n_keeping {
-            true => Some(layer),
-            false => windows[..n_keeping]
+        if layer < n_keeping {
+            Some(layer)
+        } else {
+            windows[..n_keeping]
                 .iter()
-                .rposition(|window| window.is_some() == windows[layer].is_some()),
+                .rposition(|window| window.is_some() == windows[layer].is_some())
         }
     }
 }

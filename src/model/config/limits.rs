@@ -31,29 +31,32 @@ pub(crate) const FACTORS: RangeInclusive<f64> = 1e-6..=1e6;
 /// Key and value heads divide the query heads, given with their key.
 pub(crate) fn check_kv_heads(kv_heads: usize, heads: (&str, usize)) -> Result<(), String> {
     let (key, heads) = heads;
-    match heads.is_multiple_of(kv_heads) {
-        true => Ok(()),
-        false => Err(format!("is {kv_heads} and does not divide {key}, {heads}")),
+    if heads.is_multiple_of(kv_heads) {
+        Ok(())
+    } else {
+        Err(format!("is {kv_heads} and does not divide {key}, {heads}"))
     }
 }
 
 /// The size of a head where no key says it: the heads, given with their key, share the width evenly.
 pub(crate) fn even_head_dim(hidden: usize, heads: (&str, usize)) -> Result<usize, String> {
     let (key, heads) = heads;
-    match hidden.is_multiple_of(heads) {
-        true => Ok(hidden / heads),
-        false => Err(format!("is {hidden} and not a multiple of {key}, {heads}")),
+    if hidden.is_multiple_of(heads) {
+        Ok(hidden / heads)
+    } else {
+        Err(format!("is {hidden} and not a multiple of {key}, {heads}"))
     }
 }
 
 /// A head has an even number of elements: RoPE rotates pairs.
 pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
-    match head_dim.is_multiple_of(2) && HEAD_DIM.contains(&head_dim) {
-        true => Ok(()),
-        false => Err(format!(
+    if head_dim.is_multiple_of(2) && HEAD_DIM.contains(&head_dim) {
+        Ok(())
+    } else {
+        Err(format!(
             "is {head_dim}, expected an even number from 2 to {}",
             HEAD_DIM.end()
-        )),
+        ))
     }
 }
 
@@ -68,10 +71,11 @@ pub(crate) fn check_experts(
     if used > experts {
         return Err(format!("is {used} and more than {key}, {experts}"));
     }
-    match layers * experts <= MAX_EXPERTS {
-        true => Ok(()),
-        false => Err(format!(
+    if layers * experts <= MAX_EXPERTS {
+        Ok(())
+    } else {
+        Err(format!(
             "chooses among {experts} ({key}) in each of {layers} layers, supported are {MAX_EXPERTS} in all"
-        )),
+        ))
     }
 }

@@ -222,13 +222,15 @@ impl ModelConfig {
             qk_norm: architecture.has_qk_norm(),
             recurrent: RecurrentConfig::from_json(json, architecture, num_hidden_layers)?,
             rotary_dim,
-            embedding_scale: match architecture.is_gemma() {
-                true => Some(gemma::embedding_scale(hidden_size)),
-                false => scales.embedding,
+            embedding_scale: if architecture.is_gemma() {
+                Some(gemma::embedding_scale(hidden_size))
+            } else {
+                scales.embedding
             },
-            score_scale: match architecture.is_gemma() {
-                true => Some(gemma::score_scale(json, architecture)?),
-                false => scales.scores,
+            score_scale: if architecture.is_gemma() {
+                Some(gemma::score_scale(json, architecture)?)
+            } else {
+                scales.scores
             },
             gemma: GemmaConfig::from_json(json, architecture, max_position_embeddings)?
                 .map(|gemma| match architecture {
@@ -400,12 +402,13 @@ fn refuse_rope(
         rope.scaling,
         RopeScaling::Default | RopeScaling::LongRope(_)
     );
-    match architecture == Architecture::Phi3 && !is_known {
-        false => Ok(()),
-        true => Err(json.error(
+    if !(architecture == Architecture::Phi3 && !is_known) {
+        Ok(())
+    } else {
+        Err(json.error(
             "rope_scaling",
             "is not one of Phi-3's, supported are default and longrope",
-        )),
+        ))
     }
 }
 

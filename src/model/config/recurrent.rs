@@ -168,13 +168,14 @@ impl RecurrentConfig {
 /// The input projections of a delta net in the order of its inputs, and the rows of each.
 pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, usize)> {
     let (keys, values, heads) = (shape.keys(), shape.values(), shape.value_heads);
-    let mut parts = match fused {
-        false => vec![("in_proj_qkv", shape.channels())],
-        true => vec![
+    let mut parts = if !fused {
+        vec![("in_proj_qkv", shape.channels())]
+    } else {
+        vec![
             ("in_proj_q", keys),
             ("in_proj_k", keys),
             ("in_proj_v", values),
-        ],
+        ]
     };
     parts.extend([
         ("in_proj_z", values),

@@ -41,23 +41,21 @@ fn adjusted_width(json: &JsonFile) -> Result<usize, LoadError> {
     }
     let thirds = 2 * given / 3;
     let key = "block_ffn_dim_multiplier";
-    let width = match json.has(key) && json.value(key).is_none() {
-        true => thirds,
-        false => {
-            let factor = json.number(key, 0.0..=1024.0)?.unwrap_or(1.0);
-            let multiple = json.size("block_multiple_of", INTERMEDIATE)?.unwrap_or(256);
-            ((factor * thirds as f64) as usize).next_multiple_of(multiple)
-        }
+    let width = if json.has(key) && json.value(key).is_none() {
+        thirds
+    } else {
+        let factor = json.number(key, 0.0..=1024.0)?.unwrap_or(1.0);
+        let multiple = json.size("block_multiple_of", INTERMEDIATE)?.unwrap_or(256);
+        ((factor * thirds as f64) as usize).next_multiple_of(multiple)
     };
-    match INTERMEDIATE.contains(&width) {
-        true => Ok(width),
-        false => {
-            let reason = format!(
-                "makes an MLP of width {width}, expected 1 to {}",
-                INTERMEDIATE.end()
-            );
-            Err(json.error("intermediate_size", reason))
-        }
+    if INTERMEDIATE.contains(&width) {
+        Ok(width)
+    } else {
+        let reason = format!(
+            "makes an MLP of width {width}, expected 1 to {}",
+            INTERMEDIATE.end()
+        );
+        Err(json.error("intermediate_size", reason))
     }
 }
 
@@ -97,14 +95,13 @@ pub(super) fn rotary_dim(
             };
             let part = rotary_part(json)?.unwrap_or(absent);
             let dim = (head_dim as f64 * part) as usize;
-            match dim.is_multiple_of(2) {
-                true => Ok(dim),
-                false => {
-                    let reason = format!(
-                        "is {part}: {dim} elements of a head of {head_dim}, expected an even number"
-                    );
-                    Err(json.error("partial_rotary_factor", reason))
-                }
+            if dim.is_multiple_of(2) {
+                Ok(dim)
+            } else {
+                let reason = format!(
+                    "is {part}: {dim} elements of a head of {head_dim}, expected an even number"
+                );
+                Err(json.error("partial_rotary_factor", reason))
             }
         }
         _ => refuse_partial(json).map(|()| head_dim),

@@ -165,9 +165,10 @@ impl ModelConfig {
     /// The name of the projection to values; where keys are values, that to keys.
     pub fn value_projection(&self, layer: usize) -> &'static str {
         let of_keys = self.fourth().is_some_and(|own| own.keys_are_values);
-        match of_keys && self.windows[layer].is_none() {
-            true => "k_proj",
-            false => "v_proj",
+        if of_keys && self.windows[layer].is_none() {
+            "k_proj"
+        } else {
+            "v_proj"
         }
     }
 
@@ -181,9 +182,10 @@ impl ModelConfig {
 
     /// The use of a matrix.
     pub fn role(&self, tensor: &str) -> MatrixRole {
-        let gives_logits = match self.tie_word_embeddings {
-            true => "model.embed_tokens.weight",
-            false => "lm_head.weight",
+        let gives_logits = if self.tie_word_embeddings {
+            "model.embed_tokens.weight"
+        } else {
+            "lm_head.weight"
         };
         if tensor == gives_logits {
             return MatrixRole::Logits;
@@ -193,9 +195,10 @@ impl ModelConfig {
             tensor.ends_with(&end) || tensor.ends_with(".shared_expert_gate.weight")
         };
         let keeps_states = recurrent::GATES.iter().any(|gate| tensor.ends_with(gate));
-        match keeps_states || self.experts.as_ref().is_some_and(is_router) {
-            true => MatrixRole::Router,
-            false => MatrixRole::Inner,
+        if keeps_states || self.experts.as_ref().is_some_and(is_router) {
+            MatrixRole::Router
+        } else {
+            MatrixRole::Inner
         }
     }
 
@@ -231,15 +234,14 @@ impl LatentConfig {
             push("kv_a_proj_with_mqa.bias", &[self.key_dim()]);
         }
         push("kv_a_layernorm.weight", &[self.rank]);
-        match self.split {
-            true => {
-                push("k_b_proj.weight", &[heads * self.rank, self.plain_dim]);
-                push("v_b_proj.weight", &[v, self.rank]);
-            }
-            false => push(
+        if self.split {
+            push("k_b_proj.weight", &[heads * self.rank, self.plain_dim]);
+            push("v_b_proj.weight", &[v, self.rank]);
+        } else {
+            push(
                 "kv_b_proj.weight",
                 &[heads * (self.plain_dim + self.value_dim), self.rank],
-            ),
+            )
         }
         push("o_proj.weight", &[hidden, v]);
         if config.bias.o {

@@ -81,9 +81,10 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     };
     let hidden_size = keys.required("embedding_length", HIDDEN)?;
     let num_attention_heads = keys.required("attention.head_count", HEADS)?;
-    let latent = match architecture.is_latent() {
-        true => Some(latent(gguf, &keys)?),
-        false => None,
+    let latent = if architecture.is_latent() {
+        Some(latent(gguf, &keys)?)
+    } else {
+        None
     };
     let recurrent = recurrent::read(&keys, architecture, num_hidden_layers)?;
     let windows = windows::read(&keys, architecture, num_hidden_layers)?;
@@ -143,21 +144,21 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
         qk_norm: architecture.has_qk_norm(),
         recurrent,
         rotary_dim,
-        embedding_scale: match architecture.is_gemma() {
-            true => Some(embedding_scale(hidden_size)),
-            false => scales.embedding,
+        embedding_scale: if architecture.is_gemma() {
+            Some(embedding_scale(hidden_size))
+        } else {
+            scales.embedding
         },
-        score_scale: match architecture.is_gemma() {
-            true => {
-                let heads = (num_attention_heads, head_dim);
-                Some(gemma::score_scale(
-                    architecture,
-                    num_hidden_layers,
-                    hidden_size,
-                    heads,
-                ))
-            }
-            false => scales.scores,
+        score_scale: if architecture.is_gemma() {
+            let heads = (num_attention_heads, head_dim);
+            Some(gemma::score_scale(
+                architecture,
+                num_hidden_layers,
+                hidden_size,
+                heads,
+            ))
+        } else {
+            scales.scores
         },
         rope: {
             let wide = fourth.as_ref().map(|own| own.config.full_head_dim);
@@ -286,12 +287,11 @@ fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
     let embedding = gguf.tensor(EMBEDDING).ok_or_else(missing)?;
     let shape = &embedding.info.shape;
     let rows: usize = shape[..shape.len() - 1].iter().product();
-    match VOCAB.contains(&rows) {
-        true => Ok(rows),
-        false => {
-            let reason = format!("has {rows} rows, expected 1 to {} tokens", VOCAB.end());
-            Err(metadata.error(EMBEDDING, reason))
-        }
+    if VOCAB.contains(&rows) {
+        Ok(rows)
+    } else {
+        let reason = format!("has {rows} rows, expected 1 to {} tokens", VOCAB.end());
+        Err(metadata.error(EMBEDDING, reason))
     }
 }
 

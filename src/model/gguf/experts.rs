@@ -175,17 +175,19 @@ fn deepseek_routing(keys: &Keys<'_>, plain: Routing) -> Result<Routing, LoadErro
     let groups = Groups {
         n_groups: all.unwrap_or(0),
         n_used: used.unwrap_or(0),
-        score: match sigmoid {
-            true => GroupScore::BestTwo,
-            false => GroupScore::Best,
+        score: if sigmoid {
+            GroupScore::BestTwo
+        } else {
+            GroupScore::Best
         },
     };
     let limited = groups.n_used > 0 && groups.n_used < groups.n_groups;
     let scale = keys.number("expert_weights_scale", 0.0..=1e6)?;
     let routing = Routing {
-        score: match sigmoid {
-            true => Score::Sigmoid,
-            false => Score::Softmax,
+        score: if sigmoid {
+            Score::Sigmoid
+        } else {
+            Score::Softmax
         },
         sum: match plain.sum {
             WeightSum::One { .. } => WeightSum::One { added: 1e-20 },

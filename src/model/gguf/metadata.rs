@@ -471,9 +471,10 @@ impl<'a> List<'a> {
 /// A key or name as errors show it: plain where it is short and printable.
 pub(super) fn shown(name: &str) -> String {
     let quoted = quote(name);
-    match quoted.len() == name.len() + 2 && !name.contains(char::is_whitespace) {
-        true => name.to_owned(),
-        false => quoted,
+    if quoted.len() == name.len() + 2 && !name.contains(char::is_whitespace) {
+        name.to_owned()
+    } else {
+        quoted
     }
 }
 

@@ -376,12 +376,13 @@ fn half_of_mlp<'a>(
 }
 
 fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
-    match is_paired(config.architecture, &spec.name) {
-        true => RowOrder::Pairs {
+    if is_paired(config.architecture, &spec.name) {
+        RowOrder::Pairs {
             head_dim: config.head_dim,
             rotary_dim: config.head_dim,
-        },
-        false => RowOrder::AsNumbered,
+        }
+    } else {
+        RowOrder::AsNumbered
     }
 }
 

@@ -31,9 +31,10 @@ pub(super) fn read(
     let named = keys_of(architecture);
     let number = |name, limits: &std::ops::RangeInclusive<f64>| {
         let zero = 0.0..=*limits.end();
-        let read = match named.contains(&name) {
-            true => keys.number(name, zero)?.filter(|number| *number != 0.0),
-            false => None,
+        let read = if named.contains(&name) {
+            keys.number(name, zero)?.filter(|number| *number != 0.0)
+        } else {
+            None
         };
         match read.filter(|number| !limits.contains(number)) {
             None => Ok(read),

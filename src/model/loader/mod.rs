@@ -304,11 +304,12 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads a norm's factors. Some families store them minus one.
     pub fn norm(&mut self, name: &str, width: usize) -> Result<B::Vector, LoadError> {
-        match self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
-            true => self.mapped_vector(name, &[width], |values| {
+        if self.config().writes_norms_from_one() && self.checkpoint.weights.is_some() {
+            self.mapped_vector(name, &[width], |values| {
                 values.iter_mut().for_each(|value| *value += 1.0);
-            }),
-            false => self.vector(&[(name, width)]),
+            })
+        } else {
+            self.vector(&[(name, width)])
         }
     }
 
@@ -393,9 +394,10 @@ impl<'a, B: Backend> Loader<'a, B> {
         let (weights, biases) = (named("weight"), named("bias"));
         Ok(Linear {
             weight: self.matrix(&borrowed(&weights), inputs)?,
-            bias: match bias {
-                true => Some(self.vector(&borrowed(&biases))?),
-                false => None,
+            bias: if bias {
+                Some(self.vector(&borrowed(&biases))?)
+            } else {
+                None
             },
         })
     }

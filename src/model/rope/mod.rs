@@ -238,9 +238,10 @@ impl RopeConfig {
                 RopeScaling::Default => plain,
                 RopeScaling::Linear { factor } => plain / factor,
                 RopeScaling::Proportional { part, factor } => {
-                    match pair < (part * dim / 2.0) as usize {
-                        true => plain / factor,
-                        false => 0.0,
+                    if pair < (part * dim / 2.0) as usize {
+                        plain / factor
+                    } else {
+                        0.0
                     }
                 }
                 RopeScaling::Divided(divisors) => plain / f64::from(divisors[pair]),

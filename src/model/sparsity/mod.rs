@@ -121,13 +121,14 @@ impl LayersToLabel<'_> {
             }
             *label = channels;
         }
-        match labels.iter().all(|labels| *labels == 0) {
-            true => refuse(
-                "is on, but every layer of this model has a window or a state: no query sees all tokens before it, so \
-                 leave it out"
-                    .to_owned(),
-            ),
-            false => Ok(labels),
+        if labels.iter().all(|labels| *labels == 0) {
+            refuse(
+            "is on, but every layer of this model has a window or a state: no query sees all tokens before it, so \
+             leave it out"
+                .to_owned(),
+        )
+        } else {
+            Ok(labels)
         }
     }
 }

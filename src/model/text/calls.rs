@@ -30,9 +30,10 @@ impl CallIds {
     /// Looks for the length that Mistral's templates check.
     pub(super) fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
-        match source.contains("|length!=9") {
-            true => Self::Short,
-            false => Self::AsGiven,
+        if source.contains("|length!=9") {
+            Self::Short
+        } else {
+            Self::AsGiven
         }
     }
 }
@@ -197,11 +198,12 @@ impl Calls {
             return Ok(());
         };
         self.values += count_values(text.as_bytes());
-        match self.values <= MAX_VALUES {
-            true => Ok(()),
-            false => invalid(format!(
+        if self.values <= MAX_VALUES {
+            Ok(())
+        } else {
+            invalid(format!(
                 "the arguments of tool calls hold more than {MAX_VALUES} JSON values: send fewer"
-            )),
+            ))
         }
     }
 

@@ -60,9 +60,10 @@ impl ThoughtForm {
     /// Looks for the check of the template.
     fn of(template: &str) -> Self {
         let source: String = template.split_whitespace().collect();
-        match source.contains("message.contentandmessage.thinking") {
-            true => Self::InsteadOfContent,
-            false => Self::Beside,
+        if source.contains("message.contentandmessage.thinking") {
+            Self::InsteadOfContent
+        } else {
+            Self::Beside
         }
     }
 }
@@ -108,9 +109,10 @@ impl ContentFormat {
             let iterated = iterated.trim_end_matches(['\'', '"', ']']);
             iterated.ends_with("content")
         });
-        match loops_over_content {
-            true => Self::Parts,
-            false => Self::Text,
+        if loops_over_content {
+            Self::Parts
+        } else {
+            Self::Text
         }
     }
 }

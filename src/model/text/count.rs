@@ -59,9 +59,10 @@ impl TextModel {
             let found = self.encode_chat(piece)?.len();
             least += found.saturating_sub(TOKENS_OF_A_CUT);
             if least > limit {
-                return Ok(Some(match text.len() <= MAX_COUNTED_BYTES {
-                    true => self.count(text, around, least)?,
-                    false => PromptTokens::AtLeast(least),
+                return Ok(Some(if text.len() <= MAX_COUNTED_BYTES {
+                    self.count(text, around, least)?
+                } else {
+                    PromptTokens::AtLeast(least)
                 }));
             }
             rest = later;
@@ -94,9 +95,10 @@ impl TextModel {
                 .count();
             seam = next;
         }
-        Ok(match is_exact {
-            true => PromptTokens::Exactly(tokens),
-            false => PromptTokens::AtLeast(least),
+        Ok(if is_exact {
+            PromptTokens::Exactly(tokens)
+        } else {
+            PromptTokens::AtLeast(least)
         })
     }
 

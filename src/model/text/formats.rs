@@ -15,9 +15,10 @@ impl TextModel {
         }
         if self.template_mentions(DEEPSEEK_SECTION) {
             // V3 puts arguments into a fence of Markdown.
-            return Some(match self.template_mentions("```json") {
-                true => ToolFormat::DeepSeekV3,
-                false => ToolFormat::DeepSeekV31,
+            return Some(if self.template_mentions("```json") {
+                ToolFormat::DeepSeekV3
+            } else {
+                ToolFormat::DeepSeekV31
             });
         }
         let braced = ToolFormat::Gemma4.opening();
@@ -26,9 +27,10 @@ impl TextModel {
         }
         // A vocabulary may be that of a model of another format, from which this one was trained.
         let list_closes = ToolFormat::Phi4Mini.closing();
-        let tagged_list = match list_closes.is_some_and(|tag| self.has_token(tag)) {
-            true => ToolFormat::Phi4Mini,
-            false => ToolFormat::Granite,
+        let tagged_list = if list_closes.is_some_and(|tag| self.has_token(tag)) {
+            ToolFormat::Phi4Mini
+        } else {
+            ToolFormat::Granite
         };
         let of_vocabulary = [ToolFormat::Lfm2, ToolFormat::Mistral, tagged_list]
             .into_iter()

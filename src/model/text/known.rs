@@ -51,9 +51,10 @@ impl TextModel {
         let Some(news) = rendered.strip_prefix(beginning.as_str()) else {
             return Ok(None);
         };
-        let behind_answer = match known.has_answer {
-            true => self.behind_end(*last, &beginning),
-            false => Some(""),
+        let behind_answer = if known.has_answer {
+            self.behind_end(*last, &beginning)
+        } else {
+            Some("")
         };
         let Some(behind_answer) = behind_answer else {
             return Ok(None);

@@ -87,9 +87,10 @@ fn name_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
         && !content.is_empty()
         && let Some(thoughts) = message[name].as_str()
     {
-        let both = match thoughts.is_empty() {
-            true => content.to_owned(),
-            false => format!("{thoughts}\n{content}"),
+        let both = if thoughts.is_empty() {
+            content.to_owned()
+        } else {
+            format!("{thoughts}\n{content}")
         };
         message.insert(name.to_owned(), Value::from(both));
         message.insert("content".to_owned(), Value::from(""));

@@ -52,9 +52,12 @@ impl TurnMarks {
     /// instructions, of the user's last message, and of all turns before the answer. `replies` counts the replies since
     /// that message, the requested one included: later prompts drop their thoughts.
     pub fn anchors(&self, prompt: &[u32], replies: usize) -> Vec<u32> {
-        let starts = |mark: &[u32]| match mark.is_empty() {
-            true => None,
-            false => Some(prompt.windows(mark.len())),
+        let starts = |mark: &[u32]| {
+            if mark.is_empty() {
+                None
+            } else {
+                Some(prompt.windows(mark.len()))
+            }
         };
         let first = starts(&self.user)
             .and_then(|mut places| places.position(|place| place == self.user.as_slice()));

@@ -53,18 +53,22 @@ impl SchedulePolicy for LongestPrefix {
     }
 
     fn order(&mut self, waiting: &mut [Waiting]) {
-        let rank = |request: &Waiting| match request.matched.is_deprioritised {
-            true => (1, 0),
-            false => (0, -(request.matched.tokens as i64)),
+        let rank = |request: &Waiting| {
+            if request.matched.is_deprioritised {
+                (1, 0)
+            } else {
+                (0, -(request.matched.tokens as i64))
+            }
         };
         // Insertion sort: moves each request forward while it precedes its predecessor.
         for end in 1..waiting.len() {
             let mut place = end;
             while place > 0 {
                 let (front, this) = (rank(&waiting[place - 1]), rank(&waiting[place]));
-                let moves = match self.is_strict {
-                    true => this < front,
-                    false => this <= front,
+                let moves = if self.is_strict {
+                    this < front
+                } else {
+                    this <= front
                 };
                 if !moves {
                     break;

@@ -141,9 +141,10 @@ impl Blocks {
         }
         let text = std::mem::take(&mut self.blank);
         // White space between an answer and the thought or call before it is no part of it.
-        let text = match self.has_block && !self.is_after_broken {
-            true => text.trim_start().to_owned(),
-            false => text,
+        let text = if self.has_block && !self.is_after_broken {
+            text.trim_start().to_owned()
+        } else {
+            text
         };
         self.open(Kind::Text, Part::OpenText, out);
         out.push(Part::Text(text));

@@ -157,9 +157,10 @@ impl Conversation {
             Some(other) => return Err(must_be(&path, &other, CONTENT)),
         };
         // Templates have no other word for it.
-        let content = match failed {
-            true => format!("Error: {content}"),
-            false => content,
+        let content = if failed {
+            format!("Error: {content}")
+        } else {
+            content
         };
         let mut message = json!({"role": "tool", "tool_call_id": id, "content": content});
         if let Some(name) = self.tools.get(&id) {
@@ -254,9 +255,10 @@ impl Conversation {
             .messages
             .iter()
             .all(|message| message["role"] == "system");
-        match is_first || self.takes_late_system {
-            true => self.push_text("system", text),
-            false => self.push_text("user", text),
+        if is_first || self.takes_late_system {
+            self.push_text("system", text)
+        } else {
+            self.push_text("user", text)
         }
     }
 

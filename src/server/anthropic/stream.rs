@@ -176,9 +176,10 @@ impl Render for MessageStream {
 
     /// Clients take no event before the first one of a message, but comments.
     fn keep_alive(&mut self, out: &mut Chunks) {
-        match self.has_begun {
-            true => out.event("ping", &json!({"type": "ping"})),
-            false => out.comment(),
+        if self.has_begun {
+            out.event("ping", &json!({"type": "ping"}))
+        } else {
+            out.comment()
         }
     }
 }

@@ -148,17 +148,17 @@ impl Wish {
     fn object(&self, fields: &mut Fields, what: &str) -> Result<Arc<Value>, ApiError> {
         let wanted = format!("{what}: an object, or a string with its JSON");
         let in_text;
-        let raw = match self.raw.is_text() {
-            true => {
-                fields.charge_request(&self.raw)?;
-                in_text = Raw::in_text(&self.raw.parse::<String>(&self.path)?);
-                &in_text
-            }
-            false => &self.raw,
+        let raw = if self.raw.is_text() {
+            fields.charge_request(&self.raw)?;
+            in_text = Raw::in_text(&self.raw.parse::<String>(&self.path)?);
+            &in_text
+        } else {
+            &self.raw
         };
-        match raw.is_object() {
-            true => fields.request_tree(&self.path, raw).map(Arc::new),
-            false => self.must_be(&wanted),
+        if raw.is_object() {
+            fields.request_tree(&self.path, raw).map(Arc::new)
+        } else {
+            self.must_be(&wanted)
         }
     }
 

@@ -47,9 +47,10 @@ impl Answer {
     /// Sends the one request of a call to the engine.
     fn of_call(state: &AppState, call: NativeCall) -> Result<Self, ApiError> {
         let streams = call.stream;
-        let (mut requests, charges) = match streams {
-            true => call.into_streamed(),
-            false => (call.requests, call.charges),
+        let (mut requests, charges) = if streams {
+            call.into_streamed()
+        } else {
+            (call.requests, call.charges)
         };
         let Charges { prompt, request } = charges;
         let only = requests.pop();

@@ -105,9 +105,10 @@ impl Bundle {
         let rest = self.bytes.get(at..).filter(|rest| !rest.is_empty())?;
         let data = rest[..rest.len().min(CHUNK_BYTES)].to_vec();
         let end = at + data.len();
-        let sha256 = match end == self.bytes.len() {
-            true => self.sha256.clone(),
-            false => String::new(),
+        let sha256 = if end == self.bytes.len() {
+            self.sha256.clone()
+        } else {
+            String::new()
         };
         Some((GetTokenizerChunk { data, sha256 }, end))
     }

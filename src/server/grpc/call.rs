@@ -34,12 +34,13 @@ impl<'a> MessageLimits<'a> {
     /// Refuses a prompt that no context has room for.
     pub(super) fn check_prompt(&self, prompt_tokens: usize) -> Result<(), ApiError> {
         let limit_tokens = self.context_length;
-        match prompt_tokens > limit_tokens {
-            true => Err(ApiError::from(RequestError::PromptTooLong {
+        if prompt_tokens > limit_tokens {
+            Err(ApiError::from(RequestError::PromptTooLong {
                 prompt_tokens: PromptTokens::Exactly(prompt_tokens),
                 limit_tokens,
-            })),
-            false => Ok(()),
+            }))
+        } else {
+            Ok(())
         }
     }
 
@@ -126,9 +127,10 @@ pub(super) fn object<const N: usize>(fields: [(&str, Value); N]) -> Map<String, 
 
 /// A list, where an empty one counts as absent.
 pub(super) fn unless_empty<T: Serialize>(list: Vec<T>) -> Value {
-    match list.is_empty() {
-        true => Value::Null,
-        false => json!(list),
+    if list.is_empty() {
+        Value::Null
+    } else {
+        json!(list)
     }
 }
 

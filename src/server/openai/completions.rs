@@ -181,12 +181,13 @@ fn prompts(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Vec<Prompt>, A
         },
     };
     let prompts = prompts.into_vec();
-    match prompts.is_empty() {
-        true => Err(ApiError::field(
+    if prompts.is_empty() {
+        Err(ApiError::field(
             "prompt",
             "there is no prompt: the list is empty",
-        )),
-        false => Ok(prompts),
+        ))
+    } else {
+        Ok(prompts)
     }
 }
 

@@ -109,9 +109,10 @@ pub(in crate::server) async fn create(
     let embeddings = embeddings?;
     let model = loaded.engine.model().served_model_name.clone();
     let write = move || json(&model, embeddings, encoding, usage);
-    let json = match answer_bytes <= whole::MAX_INLINE_BYTES {
-        true => write(),
-        false => whole::aside(write).await.map_err(|_| whole::lost())?,
+    let json = if answer_bytes <= whole::MAX_INLINE_BYTES {
+        write()
+    } else {
+        whole::aside(write).await.map_err(|_| whole::lost())?
     };
     Ok(whole::json(json, charge))
 }

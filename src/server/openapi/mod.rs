@@ -64,9 +64,10 @@ pub(super) fn operation(_: &Facts) -> Operation {
 }
 
 fn check_is_on(request: &HttpRequest, state: &AppState) -> Result<(), ApiError> {
-    match state.config().api_docs {
-        true => Ok(()),
-        false => Err(nothing_here(request)),
+    if state.config().api_docs {
+        Ok(())
+    } else {
+        Err(nothing_here(request))
     }
 }
 

@@ -190,9 +190,10 @@ impl Describe {
 
     pub(in crate::server) fn done(self) -> Operation {
         let answer = self.answer.build();
-        let operation = match answer.description.is_empty() {
-            true => self.operation,
-            false => self.operation.response("200", answer),
+        let operation = if answer.description.is_empty() {
+            self.operation
+        } else {
+            self.operation.response("200", answer)
         };
         operation.build()
     }

@@ -75,9 +75,10 @@ pub(in crate::server) async fn file(
     let file = FILES.iter().find(|file| file.name == *name);
     let file = file.ok_or_else(|| super::nothing_here(&request))?;
     let tag = EntityTag::new_weak(format!("{VERSION}-{}", env!("CARGO_PKG_VERSION")));
-    let mut response = match is_known(&request, &tag) {
-        true => HttpResponse::NotModified(),
-        false => HttpResponse::Ok(),
+    let mut response = if is_known(&request, &tag) {
+        HttpResponse::NotModified()
+    } else {
+        HttpResponse::Ok()
     };
     guard(&mut response);
     response.insert_header(header::ETag(tag.clone()));

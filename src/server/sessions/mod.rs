@@ -61,9 +61,10 @@ pub(super) async fn close(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     let mut fields = body.0;
     let id = session_id(&mut fields)?;
     let id = id.ok_or_else(|| missing(SESSION_ID.to_owned(), "what /open_session answered"))?;
-    match state.sessions().close(&id) {
-        true => Ok(HttpResponse::Ok().finish()),
-        false => Err(ApiError::no_such_session(&id)),
+    if state.sessions().close(&id) {
+        Ok(HttpResponse::Ok().finish())
+    } else {
+        Err(ApiError::no_such_session(&id))
     }
 }
 

@@ -52,9 +52,10 @@ impl SessionParams {
             None | Some(0) => tokens,
             Some(offset) => {
                 let distance = usize::try_from(offset.unsigned_abs()).unwrap_or(usize::MAX);
-                match offset > 0 {
-                    true => tokens.min(distance),
-                    false => tokens.saturating_sub(distance),
+                if offset > 0 {
+                    tokens.min(distance)
+                } else {
+                    tokens.saturating_sub(distance)
                 }
             }
         }

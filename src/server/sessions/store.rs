@@ -169,9 +169,10 @@ impl SessionStore {
         }
         let (started, canceller) = start(prompt)?;
         turn.canceller = canceller;
-        let replaced = match params.replace {
-            true => open.replace(params),
-            false => Vec::new(),
+        let replaced = if params.replace {
+            open.replace(params)
+        } else {
+            Vec::new()
         };
         open.insert(&params.id, rid.clone(), turn);
         let place = SessionTurn {

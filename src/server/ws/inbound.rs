@@ -139,9 +139,10 @@ impl Inbound {
     fn check(&mut self, header: &FrameHeader, length: u64) -> tungstenite::Result<()> {
         self.is_data = matches!(header.opcode, OpCode::Data(_));
         if !self.is_data {
-            return match length > MAX_CONTROL_BYTES {
-                true => Err(ProtocolError::ControlFrameTooBig.into()),
-                false => Ok(()),
+            return if length > MAX_CONTROL_BYTES {
+                Err(ProtocolError::ControlFrameTooBig.into())
+            } else {
+                Ok(())
             };
         }
         self.began = self.began.or_else(|| Some(Instant::now()));
@@ -153,10 +154,7 @@ impl Inbound {
             }
             .into());
         }
-        self.message_bytes = match header.is_final {
-            true => 0,
-            false => message_bytes,
-        };
+        self.message_bytes = if header.is_final { 0 } else { message_bytes };
         Ok(())
     }
 

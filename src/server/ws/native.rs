@@ -174,9 +174,10 @@ impl Native {
         error: ApiError,
     ) -> Result<(), CloseReason> {
         connection.send(frames::error(rid, &error)).await?;
-        match error.code() == "overloaded" && self.names.is_empty() {
-            true => Err(CloseReason::Overload),
-            false => Ok(()),
+        if error.code() == "overloaded" && self.names.is_empty() {
+            Err(CloseReason::Overload)
+        } else {
+            Ok(())
         }
     }
 

@@ -155,9 +155,10 @@ impl VirtualStore<'_> {
         if end > start && now >= enough {
             return Next::Read(end);
         }
-        match end_within(most) > start {
-            true => Next::Wait,
-            false => Next::End,
+        if end_within(most) > start {
+            Next::Wait
+        } else {
+            Next::End
         }
     }
 
@@ -260,9 +261,10 @@ impl VirtualStore<'_> {
                 is_cancelled,
             } => {
                 self.outcome.read_s += took_s;
-                match is_cancelled {
-                    true => self.bring(fetch.ticket, 0),
-                    false => self.end_read(&fetch, blocks),
+                if is_cancelled {
+                    self.bring(fetch.ticket, 0)
+                } else {
+                    self.end_read(&fetch, blocks)
                 }
             }
         }

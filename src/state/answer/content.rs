@@ -56,9 +56,10 @@ impl ContentStops {
         };
         let matched = self.matcher.string(found.index).to_owned();
         let end = before + found.end;
-        self.held.truncate(match self.keeps_stop {
-            true => end,
-            false => end - matched.len(),
+        self.held.truncate(if self.keeps_stop {
+            end
+        } else {
+            end - matched.len()
         });
         (std::mem::take(&mut self.held), Some(matched))
     }

@@ -66,9 +66,10 @@ impl AnswerStream {
         let engine = OutputEngine::new(formats, tools, markers.clone(), start);
         Self {
             text: TextStream::with_stops(params, Arc::default(), context, tokenizer),
-            engine: match in_format_only {
-                true => engine.with_calls_in_format_only(),
-                false => engine,
+            engine: if in_format_only {
+                engine.with_calls_in_format_only()
+            } else {
+                engine
             },
             markers,
             stops: ContentStops::new(stops, params.no_stop_trim),
@@ -87,19 +88,16 @@ impl AnswerStream {
         }
         self.output_tokens += 1;
         let was_reasoning = self.engine.is_in_reasoning();
-        let matched = match self.markers.is_marker(token) {
-            true => {
-                let text = self.text.cut();
-                self.push_text(&text).or_else(|| {
-                    self.engine.push_marker(token, &mut self.found);
-                    self.settle()
-                })
-            }
-            false => {
-                self.text.push(token, tokenizer);
-                let text = self.text.take_text();
-                self.push_text(&text)
-            }
+        let matched = if self.markers.is_marker(token) {
+            let text = self.text.cut();
+            self.push_text(&text).or_else(|| {
+                self.engine.push_marker(token, &mut self.found);
+                self.settle()
+            })
+        } else {
+            self.text.push(token, tokenizer);
+            let text = self.text.take_text();
+            self.push_text(&text)
         };
         let is_reasoning = was_reasoning || self.engine.is_in_reasoning();
         self.reasoning_tokens += u32::from(is_reasoning);

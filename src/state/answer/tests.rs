@@ -40,13 +40,12 @@ fn tokens(text: &str) -> Vec<u32> {
         let found = (OPEN..=THOUGHT).find(|&id| marker(id).is_some_and(|m| rest.starts_with(m)));
         tokens.push(found.unwrap_or(u32::from(next)));
         let len = found.and_then(marker).map_or(1, str::len);
-        rest = match rest.is_char_boundary(len) {
-            true => &rest[len..],
-            false => {
-                let len = rest.chars().next().map_or(1, char::len_utf8);
-                tokens.extend(rest.as_bytes()[1..len].iter().map(|&byte| u32::from(byte)));
-                &rest[len..]
-            }
+        rest = if rest.is_char_boundary(len) {
+            &rest[len..]
+        } else {
+            let len = rest.chars().next().map_or(1, char::len_utf8);
+            tokens.extend(rest.as_bytes()[1..len].iter().map(|&byte| u32::from(byte)));
+            &rest[len..]
         };
     }
     tokens

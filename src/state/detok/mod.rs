@@ -93,9 +93,10 @@ impl TextStream {
         };
         let end = text_before + found.end;
         let matched = self.stops.string(found.index).to_owned();
-        self.text.truncate(match self.keeps_stop {
-            true => end,
-            false => end - matched.len(),
+        self.text.truncate(if self.keeps_stop {
+            end
+        } else {
+            end - matched.len()
         });
         self.held_bytes = 0;
         self.stopped = true;

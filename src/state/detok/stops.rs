@@ -128,10 +128,7 @@ impl Stop {
         }
         at += usize::from(bytes[at] == byte);
         let completes = at == bytes.len();
-        *matched = match completes {
-            true => 0,
-            false => at as u16,
-        };
+        *matched = if completes { 0 } else { at as u16 };
         completes
     }
 }

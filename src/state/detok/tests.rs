@@ -66,9 +66,10 @@ impl TokenText for Table {
             .filter_map(|&id| self.pieces.get(id as usize));
         let bytes: Vec<u8> = pieces.flatten().copied().collect();
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        match self.metaspace {
-            true => text.strip_prefix('▁').unwrap_or(&text).replace('▁', " "),
-            false => text,
+        if self.metaspace {
+            text.strip_prefix('▁').unwrap_or(&text).replace('▁', " ")
+        } else {
+            text
         }
     }
 }

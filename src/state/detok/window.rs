@@ -60,9 +60,10 @@ impl DecodeWindow {
             self.forget_settled(tokenizer);
             return delta;
         }
-        match self.tokens.len() > MAX_WINDOW_TOKENS {
-            true => delta + &self.cut(tokenizer),
-            false => delta,
+        if self.tokens.len() > MAX_WINDOW_TOKENS {
+            delta + &self.cut(tokenizer)
+        } else {
+            delta
         }
     }
 

@@ -88,9 +88,10 @@ impl BracedReader {
 
     fn push(&mut self, c: char, most: usize) -> Step {
         self.word.push(c);
-        match self.word.len() > most {
-            true => Step::Broken,
-            false => Step::More,
+        if self.word.len() > most {
+            Step::Broken
+        } else {
+            Step::More
         }
     }
 
@@ -130,9 +131,10 @@ impl BracedReader {
         out.arguments.push(c);
         self.open.pop();
         self.at = At::Comma;
-        match self.open.is_empty() {
-            true => Step::Done,
-            false => Step::More,
+        if self.open.is_empty() {
+            Step::Done
+        } else {
+            Step::More
         }
     }
 

@@ -73,9 +73,10 @@ impl Code {
             Line::Blank if self.is_unseen => self.line = Line::MayClose,
             Line::Blank => {
                 self.is_inside = !self.is_inside;
-                self.line = match self.is_inside {
-                    true => Line::Fence,
-                    false => Line::Text,
+                self.line = if self.is_inside {
+                    Line::Fence
+                } else {
+                    Line::Text
                 };
             }
             Line::Fence | Line::LateFence | Line::Span => {

@@ -46,9 +46,10 @@ impl Content {
 
     /// Reads a character and appends the text to emit to `text`.
     pub(super) fn read(&mut self, c: char, text: &mut String) {
-        let is_held = match self.is_blank {
-            true => c.is_whitespace(),
-            false => c == '\n',
+        let is_held = if self.is_blank {
+            c.is_whitespace()
+        } else {
+            c == '\n'
         };
         if !is_held {
             self.is_blank = false;
@@ -82,9 +83,10 @@ impl Content {
 
     /// Returns the remaining text if the output ends here.
     pub(super) fn held(&self) -> &str {
-        match self.is_blank && self.after == After::Call {
-            true => "",
-            false => &self.held,
+        if self.is_blank && self.after == After::Call {
+            ""
+        } else {
+            &self.held
         }
     }
 

@@ -228,9 +228,10 @@ impl OutputFormats {
 
     /// Returns the tags of both formats.
     pub(super) fn tags(self) -> impl Iterator<Item = (Tag, &'static str)> {
-        let tool = match self.is_in_channels() {
-            true => Some(ToolFormat::GptOss),
-            false => self.tool,
+        let tool = if self.is_in_channels() {
+            Some(ToolFormat::GptOss)
+        } else {
+            self.tool
         };
         let tool = tool.map_or(&[][..], |format| format.syntax().tags);
         let think = self.reasoning.filter(|_| !self.is_in_channels());

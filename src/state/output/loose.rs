@@ -282,10 +282,7 @@ fn function(tag: &str) -> Option<&str> {
 }
 
 fn more_if(is_more: bool) -> Step {
-    match is_more {
-        true => Step::More,
-        false => Step::Broken,
-    }
+    if is_more { Step::More } else { Step::Broken }
 }
 
 fn is_object(arguments: &str) -> bool {

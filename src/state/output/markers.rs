@@ -66,9 +66,6 @@ impl Markers {
 impl MarkerToken {
     /// Returns the token's text where it is not recognised.
     pub(super) fn visible_text(self) -> &'static str {
-        match self.is_hidden {
-            true => "",
-            false => self.text,
-        }
+        if self.is_hidden { "" } else { self.text }
     }
 }

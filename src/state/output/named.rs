@@ -62,9 +62,10 @@ impl NamedReader {
     fn read_id(&mut self, c: char) -> Step {
         let belongs = c.is_alphanumeric() || matches!(c, '_' | '-') || c.is_whitespace();
         self.id_bytes += c.len_utf8();
-        match belongs && self.id_bytes <= MAX_NAME_BYTES {
-            true => Step::More,
-            false => Step::Broken,
+        if belongs && self.id_bytes <= MAX_NAME_BYTES {
+            Step::More
+        } else {
+            Step::Broken
         }
     }
 }

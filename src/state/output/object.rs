@@ -98,9 +98,10 @@ impl ObjectReader {
 
     /// The step at an invalid character. Complete arguments make the call complete.
     fn broken(&self) -> Step {
-        match self.is_started && self.arguments == Arguments::Complete {
-            true => Step::DoneBefore,
-            false => Step::Broken,
+        if self.is_started && self.arguments == Arguments::Complete {
+            Step::DoneBefore
+        } else {
+            Step::Broken
         }
     }
 
@@ -184,9 +185,10 @@ impl ObjectReader {
 
     /// The destination of arguments.
     fn give<'a>(&'a mut self, out: &'a mut CallOutput) -> &'a mut String {
-        match self.is_started {
-            true => &mut out.arguments,
-            false => &mut self.early,
+        if self.is_started {
+            &mut out.arguments
+        } else {
+            &mut self.early
         }
     }
 
@@ -251,9 +253,10 @@ impl ObjectReader {
             }
             Quoted::Blank | Quoted::Complete => return false,
             Quoted::Object(scanner) => {
-                let to = match self.is_started {
-                    true => &mut out.arguments,
-                    false => &mut self.early,
+                let to = if self.is_started {
+                    &mut out.arguments
+                } else {
+                    &mut self.early
                 };
                 scanner.read_into(c, to)
             }
@@ -278,9 +281,10 @@ impl ObjectReader {
         }
         let field = self.field();
         self.at = At::Colon(field);
-        match self.allows(field) {
-            true => Step::More,
-            false => Step::Broken,
+        if self.allows(field) {
+            Step::More
+        } else {
+            Step::Broken
         }
     }
 
@@ -305,12 +309,11 @@ impl ObjectReader {
             self.early.push_str("{}");
             self.start(out);
         }
-        match std::mem::take(&mut self.is_nested) {
-            true => {
-                self.at = At::AfterValue;
-                Step::More
-            }
-            false => Step::Done,
+        if std::mem::take(&mut self.is_nested) {
+            self.at = At::AfterValue;
+            Step::More
+        } else {
+            Step::Done
         }
     }
 
@@ -323,9 +326,10 @@ impl ObjectReader {
 
 impl CallReader for ObjectReader {
     fn tags(&self) -> TagSet {
-        match self.is_in_text() {
-            true => TagSet::NONE,
-            false => TagSet::of(&[Tag::ToolOpen, Tag::ToolClose]),
+        if self.is_in_text() {
+            TagSet::NONE
+        } else {
+            TagSet::of(&[Tag::ToolOpen, Tag::ToolClose])
         }
     }
 
@@ -362,10 +366,13 @@ impl CallReader for ObjectReader {
                 let field = *field;
                 self.value(field, c, out)
             }
-            At::Name(unescape) => match json::read_string(unescape, c, &mut self.text) {
-                true => self.end_name(out),
-                false => Step::More,
-            },
+            At::Name(unescape) => {
+                if json::read_string(unescape, c, &mut self.text) {
+                    self.end_name(out)
+                } else {
+                    Step::More
+                }
+            }
             At::Scanned(scanner) => {
                 let to = match (scanner.is_word(), self.is_started) {
                     (true, _) => &mut self.text,

@@ -83,12 +83,11 @@ impl Parameters {
         if name.is_empty() {
             return false;
         }
-        match self.has_any {
-            true => out.arguments.push_str(", "),
-            false => {
-                out.name = Some(self.function.clone());
-                out.arguments.push('{');
-            }
+        if self.has_any {
+            out.arguments.push_str(", ")
+        } else {
+            out.name = Some(self.function.clone());
+            out.arguments.push('{');
         }
         self.has_any = true;
         self.names.push(name.to_owned());
@@ -118,12 +117,11 @@ impl Parameters {
 
     /// Ends the call.
     pub(super) fn close(&mut self, out: &mut CallOutput) {
-        match self.has_any {
-            true => out.arguments.push('}'),
-            false => {
-                out.name = Some(std::mem::take(&mut self.function));
-                out.arguments.push_str("{}");
-            }
+        if self.has_any {
+            out.arguments.push('}')
+        } else {
+            out.name = Some(std::mem::take(&mut self.function));
+            out.arguments.push_str("{}");
         }
     }
 }
@@ -187,9 +185,10 @@ impl Value {
     }
 
     fn end(&mut self, out: &mut String) {
-        match self.types.is_string() {
-            true => out.push('"'),
-            false => self.types.write(&std::mem::take(&mut self.held), out),
+        if self.types.is_string() {
+            out.push('"')
+        } else {
+            self.types.write(&std::mem::take(&mut self.held), out)
         }
     }
 }

@@ -70,9 +70,10 @@ impl SeparatedReader {
             return Step::More;
         }
         self.fence.push(c);
-        match FENCE_OF_JSON.starts_with(&self.fence) {
-            true => Step::More,
-            false => Step::Broken,
+        if FENCE_OF_JSON.starts_with(&self.fence) {
+            Step::More
+        } else {
+            Step::Broken
         }
     }
 
@@ -130,9 +131,10 @@ impl CallReader for SeparatedReader {
     }
 
     fn closers(&self) -> Closers {
-        match self.fence.is_empty() {
-            true => Closers::default(),
-            false => Closers::OF_FENCE,
+        if self.fence.is_empty() {
+            Closers::default()
+        } else {
+            Closers::OF_FENCE
         }
     }
 }

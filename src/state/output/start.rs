@@ -29,9 +29,10 @@ impl OutputStart {
                 let header = prompt[..at]
                     .rfind(START)
                     .map_or("", |start| &prompt[start..at]);
-                match header.contains("<|channel|>analysis") {
-                    true => Self::Reasoning,
-                    false => Self::Content,
+                if header.contains("<|channel|>analysis") {
+                    Self::Reasoning
+                } else {
+                    Self::Content
                 }
             }
             Some(_) => Self::Between,

@@ -58,19 +58,17 @@ impl XmlReader {
         };
         let is_name = !matches!(c, '\n' | '<') && name.len() <= MAX_NAME_BYTES;
         name.extend(is_name.then_some(c));
-        match is_name {
-            true => Step::More,
-            false => Step::Broken,
-        }
+        if is_name { Step::More } else { Step::Broken }
     }
 
     fn end_function_name(&mut self) -> Step {
         let function = &mut self.parameters.function;
         *function = function.trim().to_owned();
         self.at = At::Body;
-        match function.is_empty() {
-            true => Step::Broken,
-            false => Step::More,
+        if function.is_empty() {
+            Step::Broken
+        } else {
+            Step::More
         }
     }
 

@@ -32,11 +32,11 @@ impl CompletionOrder {
             tokens_left,
             held_tokens,
         };
-        let place = match self.is_sorted {
-            true => self
-                .ends
-                .partition_point(|other| other.tokens_left <= tokens_left),
-            false => self.ends.len(),
+        let place = if self.is_sorted {
+            self.ends
+                .partition_point(|other| other.tokens_left <= tokens_left)
+        } else {
+            self.ends.len()
         };
         self.ends.insert(place, end);
     }

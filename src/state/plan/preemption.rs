@@ -11,9 +11,10 @@ pub struct Rank(Option<i64>);
 impl Rank {
     /// The rank of a priority; with `low_values_first` small numbers are served sooner.
     pub fn of(priority: Option<i64>, low_values_first: bool) -> Self {
-        match low_values_first {
-            true => Self(priority.map(i64::saturating_neg)),
-            false => Self(priority),
+        if low_values_first {
+            Self(priority.map(i64::saturating_neg))
+        } else {
+            Self(priority)
         }
     }
 

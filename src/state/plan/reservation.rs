@@ -40,9 +40,10 @@ pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
             pages.expect("the sum of the demands was compared with the free pages")
         };
         let windows = &mut pools.windows;
-        let mut alloc_windows = |n: usize| match has_windows {
-            false => WindowPages::empty(),
-            true => {
+        let mut alloc_windows = |n: usize| {
+            if !has_windows {
+                WindowPages::empty()
+            } else {
                 let pages = windows.alloc(n);
                 pages.expect("the sum of the demands was compared with the free window pages")
             }

@@ -33,16 +33,20 @@ impl StateRules {
         let last = candidate.tokens.len().saturating_sub(1);
         let anchors = candidate.anchors.iter().map(|anchor| *anchor as usize);
         // One beyond the end means other outputs, which compute the last token.
-        let anchors = anchors.map(|anchor| match anchor > candidate.tokens.len() {
-            true => last,
-            false => anchor,
+        let anchors = anchors.map(|anchor| {
+            if anchor > candidate.tokens.len() {
+                last
+            } else {
+                anchor
+            }
         });
         let at = |position: usize| Place::At(floor(position));
         let tail = (self.page_size > 1 && candidate.continues_at.is_none()).then_some(Place::Tail);
         // After a tool result the next prompt resumes from the reply, and rarely from before it.
-        let (first, second) = match candidate.n_turns() >= ANCHORS_OF_TOOL_TURNS {
-            true => (tail, None),
-            false => (None, tail),
+        let (first, second) = if candidate.n_turns() >= ANCHORS_OF_TOOL_TURNS {
+            (tail, None)
+        } else {
+            (None, tail)
         };
         // A state at the end of loaded blocks makes them usable for other rows.
         let loaded = admitted.load.map(|load| at(load.to));

@@ -57,9 +57,10 @@ impl<'a> Kept<'a> {
         weigh(logits, max, params.temperature, &mut scratch.weights);
         let by_rank = ByRank::of(params, logits.len());
         // top_p refers to the whole vocabulary, whatever min_p drops.
-        let total = match params.has_nucleus() {
-            true => total_of(&scratch.weights),
-            false => f64::INFINITY,
+        let total = if params.has_nucleus() {
+            total_of(&scratch.weights)
+        } else {
+            f64::INFINITY
         };
         // The most likely token has weight 1, so min_p is the threshold itself.
         let min_weight = f64::from(params.min_p);
@@ -217,9 +218,10 @@ fn class(weight: f64) -> usize {
 /// The smallest positive weight of a class.
 #[inline(always)]
 fn least_of(class: usize) -> f64 {
-    match class < CLASSES - 1 {
-        true => f64::from_bits(((1.0f64.to_bits() >> 49) - class as u64) << 49),
-        false => f64::MIN_POSITIVE,
+    if class < CLASSES - 1 {
+        f64::from_bits(((1.0f64.to_bits() >> 49) - class as u64) << 49)
+    } else {
+        f64::MIN_POSITIVE
     }
 }
 

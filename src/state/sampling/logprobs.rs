@@ -106,9 +106,10 @@ fn most_likely(logits: &[f32], top: usize) -> Vec<u32> {
 /// Orders tokens by descending logit, ties by id. NaN ranks by its bits: any order will do.
 fn rank(logits: &[f32], a: u32, b: u32) -> Ordering {
     let (x, y) = (logits[a as usize], logits[b as usize]);
-    match x == y {
-        true => a.cmp(&b),
-        false => y.total_cmp(&x).then(a.cmp(&b)),
+    if x == y {
+        a.cmp(&b)
+    } else {
+        y.total_cmp(&x).then(a.cmp(&b))
     }
 }
 

@@ -49,9 +49,10 @@ impl Peak {
     /// Returns the argmax of two parts, `later` with the higher ids.
     #[inline]
     pub fn merge(self, later: Self) -> Self {
-        let higher = match later.logit > self.logit {
-            true => later,
-            false => self,
+        let higher = if later.logit > self.logit {
+            later
+        } else {
+            self
         };
         Self {
             nan: self.nan | later.nan,

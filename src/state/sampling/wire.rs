@@ -123,9 +123,10 @@ impl<'de> DeserializeSeed<'de> for SetParam<'_> {
             return Ok(Err(FieldError::not_yet(name)));
         }
         if CONSTRAINTS.contains(&name) {
-            return Ok(match value.asks_for_nothing() {
-                true => Ok(()),
-                false => Err(of_the_request(name)),
+            return Ok(if value.asks_for_nothing() {
+                Ok(())
+            } else {
+                Err(of_the_request(name))
             });
         }
         let set = set(params, name, &value, limits);

@@ -41,8 +41,11 @@ fn overrun(sequence: &Sequence, now_s: f64) -> Option<RequestError> {
         None if sequence.cached_tokens.is_some() => return None,
         None => (sequence.request.submitted_s, timeouts.waiting_s?, false),
     };
-    (now_s - since_s >= limit_s).then(|| match is_running {
-        true => RequestError::running_timeout(limit_s),
-        false => RequestError::waiting_timeout(limit_s),
+    (now_s - since_s >= limit_s).then(|| {
+        if is_running {
+            RequestError::running_timeout(limit_s)
+        } else {
+            RequestError::waiting_timeout(limit_s)
+        }
     })
 }

@@ -93,9 +93,10 @@ impl Scheduler {
         sequence.arrival_prefilled_tokens = self.queue.order().prefilled_tokens();
         let seq = self.requests.insert(sequence);
         self.queue.push(seq);
-        match is_cancelled {
-            true => self.abort(seq),
-            false => self.find_stored(seq),
+        if is_cancelled {
+            self.abort(seq)
+        } else {
+            self.find_stored(seq)
         }
     }
 

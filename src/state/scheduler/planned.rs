@@ -186,9 +186,10 @@ impl Scheduler {
             let seq = admitted.seq;
             let is_start = admitted.lock.is_some();
             let positions = admitted.extend_start()..admitted.extend_end;
-            let extent = match admitted.chunked {
-                true => Extent::Chunk,
-                false => Extent::Last,
+            let extent = if admitted.chunked {
+                Extent::Chunk
+            } else {
+                Extent::Last
             };
             let saves = admitted.saves.clone();
             let (prefix_len, load) = (admitted.prefix_len, admitted.load);

@@ -198,9 +198,10 @@ impl Scheduler {
     /// The running sequences whose next token can be planned; none while paused.
     pub(super) fn decode_rows(&self) -> DecodeRows {
         let page = self.limits.page_size;
-        let running: &[SeqId] = match self.is_paused() {
-            true => &[],
-            false => self.batch.running(),
+        let running: &[SeqId] = if self.is_paused() {
+            &[]
+        } else {
+            self.batch.running()
         };
         let mut rows = DecodeRows {
             seqs: Vec::with_capacity(running.len()),
@@ -414,9 +415,10 @@ fn release_of(
 /// that were fed are published.
 fn publish_key(sequence: &Sequence, kv: &SequenceKv, has_state: bool) -> PublishKey {
     let prompt_len = sequence.request.prompt.len();
-    let n_output = match has_state {
-        true => sequence.output.len(),
-        false => sequence.kept_output.saturating_sub(1),
+    let n_output = if has_state {
+        sequence.output.len()
+    } else {
+        sequence.kept_output.saturating_sub(1)
     };
     let tokens: Arc<[u32]> = sequence.all_tokens(n_output);
     PublishKey {

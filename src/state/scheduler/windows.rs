@@ -61,9 +61,10 @@ impl Scheduler {
         let Some(windows) = &mut kv.windows else {
             return;
         };
-        let passed = match is_published {
-            true => window.passed_by_end(kv.committed.saturating_sub(LOST_AT_END)),
-            false => window.passed_pages(kv.committed),
+        let passed = if is_published {
+            window.passed_by_end(kv.committed.saturating_sub(LOST_AT_END))
+        } else {
+            window.passed_pages(kv.committed)
         };
         self.left_windows.append(windows.take_below(passed));
         if window.passed_pages(kv.committed) >= kv.protected_pages

@@ -176,9 +176,10 @@ impl Disk {
                 .writes
                 .push((path.to_owned(), offset, bytes.to_vec()));
         }
-        match self.is_dying() {
-            true => Err(ErrorKind::BrokenPipe.into()),
-            false => Ok(()),
+        if self.is_dying() {
+            Err(ErrorKind::BrokenPipe.into())
+        } else {
+            Ok(())
         }
     }
 }
@@ -204,9 +205,10 @@ impl Files for MemoryFiles {
     fn read(&self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
         let disk = self.disk();
         let bytes = disk.files.get(path).ok_or(ErrorKind::NotFound)?;
-        match bytes.len() as u64 > max_bytes {
-            true => Err(ErrorKind::FileTooLarge.into()),
-            false => Ok(bytes.clone()),
+        if bytes.len() as u64 > max_bytes {
+            Err(ErrorKind::FileTooLarge.into())
+        } else {
+            Ok(bytes.clone())
         }
     }
 

@@ -79,9 +79,10 @@ impl Worker<'_> {
             asked,
             begun: None,
         };
-        match self.fetches.len() < MAX_FETCHES {
-            true => self.fetches.push_back(running),
-            false => self.end(running, Some(Short::Memory)),
+        if self.fetches.len() < MAX_FETCHES {
+            self.fetches.push_back(running)
+        } else {
+            self.end(running, Some(Short::Memory))
         }
     }
 
@@ -130,9 +131,10 @@ impl Worker<'_> {
         // While the engine computes, one core is enough.
         let block_bytes = self.tier.geometry().payload_bytes(BlockKind::Kv).max(1);
         let soon = blocks_of_turn(begun.kv.len(), begun.at.elapsed(), fetch.timeout);
-        let most = match self.pace.is_busy() {
-            true => 1,
-            false => (TURN_BYTES / block_bytes).min(soon).clamp(1, AT_ONCE),
+        let most = if self.pace.is_busy() {
+            1
+        } else {
+            (TURN_BYTES / block_bytes).min(soon).clamp(1, AT_ONCE)
         };
         let kv = self.pools.of(BlockKind::Kv);
         let take = |_| kv.and_then(|pool| pool.take(BlockUse::Fetching));
@@ -205,9 +207,10 @@ impl Worker<'_> {
         window_blocks.start = window_blocks.start.max(start);
         let window = self.take_all(BlockKind::Window, window_blocks.len())?;
         let state = self.take_all(BlockKind::State, usize::from(needs.state))?;
-        let short = match end_within(usize::MAX) > end {
-            true => Some(Short::Memory),
-            false => (end < fetch.blocks.end).then_some(Short::Evicted),
+        let short = if end_within(usize::MAX) > end {
+            Some(Short::Memory)
+        } else {
+            (end < fetch.blocks.end).then_some(Short::Evicted)
         };
         Ok(Begun {
             at: Instant::now(),
@@ -245,9 +248,10 @@ impl Worker<'_> {
         let pool = self.pools.of(kind);
         let take = |_| pool.and_then(|pool| pool.take(BlockUse::Fetching));
         let taken: Vec<HostBlock> = (0..n).map_while(take).collect();
-        match taken.len() == n {
-            true => Ok(taken),
-            false => Err(Step::Waits),
+        if taken.len() == n {
+            Ok(taken)
+        } else {
+            Err(Step::Waits)
         }
     }
 

@@ -339,9 +339,10 @@ impl Worker<'_> {
         };
         let UnderWay { writing, block, .. } = &mut begun;
         // While the engine computes on these processors, a copy for the kernel's cache is too expensive.
-        let way = match self.pace.was_busy() {
-            true => Way::PastCache,
-            false => Way::Cached,
+        let way = if self.pace.was_busy() {
+            Way::PastCache
+        } else {
+            Way::Cached
         };
         let done = self.tier.write_more(writing, (block, way), Instant::now());
         match done {
@@ -386,12 +387,11 @@ impl Worker<'_> {
         }
         self.write_rest();
         while let Ok(commit) = self.doors.commits.try_recv() {
-            match Instant::now() < deadline {
-                true => {
-                    self.begin_write(commit);
-                    self.write_rest();
-                }
-                false => self.committed(commit.ticket, Outcome::Ended),
+            if Instant::now() < deadline {
+                self.begin_write(commit);
+                self.write_rest();
+            } else {
+                self.committed(commit.ticket, Outcome::Ended)
             }
         }
     }

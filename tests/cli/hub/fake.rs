@@ -43,13 +43,12 @@ impl RepoFile {
 
     /// The ETag of the contents: SHA-256 for large files, git's hash for others.
     pub fn etag(&self) -> String {
-        match self.is_large {
-            true => hex(&Sha256::digest(&self.bytes)),
-            false => {
-                let mut hash = Sha1::new_with_prefix(format!("blob {}\0", self.bytes.len()));
-                hash.update(&self.bytes);
-                hex(&hash.finalize())
-            }
+        if self.is_large {
+            hex(&Sha256::digest(&self.bytes))
+        } else {
+            let mut hash = Sha1::new_with_prefix(format!("blob {}\0", self.bytes.len()));
+            hash.update(&self.bytes);
+            hex(&hash.finalize())
         }
     }
 
@@ -327,12 +326,13 @@ fn listing(commit: &str, files: &Files, names_only: bool) -> Value {
 fn tree(files: &Files) -> Value {
     let entries = files.iter().map(|(name, file)| {
         let (etag, size) = (file.etag(), file.size());
-        match file.is_large {
-            false => json!({"type": "file", "path": name, "size": size, "oid": etag}),
-            true => json!({
+        if !file.is_large {
+            json!({"type": "file", "path": name, "size": size, "oid": etag})
+        } else {
+            json!({
                 "type": "file", "path": name, "size": size, "oid": "0".repeat(40),
                 "lfs": {"oid": etag, "size": size, "pointerSize": 130},
-            }),
+            })
         }
     });
     entries.collect()

@@ -91,9 +91,10 @@ fn check(language: &str, checks: &[(&str, Check)], command: impl Fn(&str) -> Com
             panic!("there is not one check for this example:\n{example}");
         };
         assert!(example.contains(ADDRESS), "{example}");
-        let addr = match example.contains("/v1/embeddings") {
-            true => model.addr,
-            false => world.addr,
+        let addr = if example.contains("/v1/embeddings") {
+            model.addr
+        } else {
+            world.addr
         };
         let mut command = command(&example.replace(ADDRESS, &format!("http://{addr}")));
         for name in ["http_proxy", "https_proxy", "all_proxy"] {

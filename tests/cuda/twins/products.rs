@@ -166,11 +166,12 @@ impl Operands<'_> {
 
 fn places(gpu: &mut Gpu, m: usize, n: usize) -> Vec<(usize, usize)> {
     let all = m * n;
-    match all <= SAMPLES {
-        true => (0..all).map(|place| (place / n, place % n)).collect(),
-        false => (0..SAMPLES)
+    if all <= SAMPLES {
+        (0..all).map(|place| (place / n, place % n)).collect()
+    } else {
+        (0..SAMPLES)
             .map(|_| (gpu.below(m as u32) as usize, gpu.below(n as u32) as usize))
-            .collect(),
+            .collect()
     }
 }
 

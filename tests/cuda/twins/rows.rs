@@ -114,9 +114,10 @@ fn norms_are_of_the_rows_asked_for() {
             let weight = gpu.numbers(width, 1.0);
             let weight_list = gpu.upload(&weight);
             for picked in [false, true] {
-                let rows: Vec<u32> = match picked {
-                    true => (0..n_rows + 2).map(|_| gpu.below(n_rows as u32)).collect(),
-                    false => (0..n_rows as u32).collect(),
+                let rows: Vec<u32> = if picked {
+                    (0..n_rows + 2).map(|_| gpu.below(n_rows as u32)).collect()
+                } else {
+                    (0..n_rows as u32).collect()
                 };
                 let list = gpu.upload(&rows);
                 let list = if picked { list.ptr() } else { DevicePtr::NULL };
@@ -208,9 +209,12 @@ fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
         .collect();
     let norms = [gpu.numbers(dim, 1.5), gpu.numbers(dim, 1.5)];
     let norm_lists = [gpu.upload(&norms[0]), gpu.upload(&norms[1])];
-    let norm = |which: usize| match with_norms {
-        true => norm_lists[which].ptr(),
-        false => DevicePtr::NULL,
+    let norm = |which: usize| {
+        if with_norms {
+            norm_lists[which].ptr()
+        } else {
+            DevicePtr::NULL
+        }
     };
     let (rotation_list, slot_list) = (gpu.upload(&rotations), gpu.upload(&slots));
     let out = gpu.output(element, n_tokens * q * dim);
@@ -238,9 +242,10 @@ fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
     };
     let turned = |token: usize, index: usize, norm: &[f32]| -> Vec<f64> {
         let row = head(token, index);
-        let row = match with_norms {
-            true => normed(row, norm),
-            false => row.to_vec(),
+        let row = if with_norms {
+            normed(row, norm)
+        } else {
+            row.to_vec()
         };
         let at = |i: usize| f64::from(rotations[token * dim + i]);
         let half = dim / 2;

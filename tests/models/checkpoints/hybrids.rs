@@ -78,9 +78,10 @@ fn check_coded(
     edit_config(quantised.path(), |json| {
         json["quantization_config"] = config.clone()
     });
-    let dtype = match kind.contains('8') {
-        true => Dtype::BF16,
-        false => Dtype::F32,
+    let dtype = if kind.contains('8') {
+        Dtype::BF16
+    } else {
+        Dtype::F32
     };
     let expected = logits(plain.path(), dtype, None);
     assert!(expected.iter().flatten().all(|x| x.is_finite()));

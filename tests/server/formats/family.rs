@@ -128,9 +128,10 @@ impl Family {
 
     /// The markers that texts leave out.
     pub fn hidden(&self) -> &'static [&'static str] {
-        match self.has_special_tokens {
-            true => self.tokens,
-            false => &[],
+        if self.has_special_tokens {
+            self.tokens
+        } else {
+            &[]
         }
     }
 
@@ -323,9 +324,10 @@ fn messages(said: &Said) -> String {
         messages.push(format!("<|channel|>analysis<|message|>{text}<|end|>"));
     }
     if !said.content.is_empty() {
-        let (text, channel, end) = match said.calls.is_empty() {
-            true => (said.content, "final", ""),
-            false => (said.content, "commentary", "<|end|>"),
+        let (text, channel, end) = if said.calls.is_empty() {
+            (said.content, "final", "")
+        } else {
+            (said.content, "commentary", "<|end|>")
         };
         messages.push(format!("<|channel|>{channel}<|message|>{text}{end}"));
     }

@@ -70,9 +70,10 @@ fn chunks_are_the_whole_and_the_whole_is_that_of_http() {
     for stream in [true, false] {
         let (chunks, whole) = told(&grpc, request("a", 20, stream));
         assert_eq!(json!(whole.output_ids), expected["output_ids"]);
-        match stream {
-            true => assert_eq!(chunks, whole.output_ids),
-            false => assert!(chunks.is_empty()),
+        if stream {
+            assert_eq!(chunks, whole.output_ids)
+        } else {
+            assert!(chunks.is_empty())
         }
         assert_eq!(whole.finish_reason, "length");
         let counts = (

@@ -171,9 +171,12 @@ fn http_1_0_gets_its_streams_up_to_the_connections_end() {
 fn names(page: &str) -> Vec<&str> {
     let lines = page.lines().filter(|line| !line.is_empty());
     lines
-        .map(|line| match line.starts_with('#') {
-            true => line,
-            false => line.rsplit_once(' ').expect("a value").0,
+        .map(|line| {
+            if line.starts_with('#') {
+                line
+            } else {
+                line.rsplit_once(' ').expect("a value").0
+            }
         })
         .collect()
 }

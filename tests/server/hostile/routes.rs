@@ -87,9 +87,10 @@ const FIELDS: [(&str, &str, &[&str]); 11] = [
 fn each_field(value: &str, mut send: impl FnMut(&str, &str, &str)) {
     for (path, others, fields) in FIELDS {
         for name in fields {
-            let others = match others.contains(&format!("\"{name}\":")) {
-                true => "\"x\": 0",
-                false => others,
+            let others = if others.contains(&format!("\"{name}\":")) {
+                "\"x\": 0"
+            } else {
+                others
             };
             let body = format!(r#"{{{others}, "{name}": {value}, "stream": 5}}"#);
             send(path, name, &body);

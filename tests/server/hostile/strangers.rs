@@ -530,15 +530,12 @@ fn excerpts_of_prompts_are_shown_to_the_admin_alone() {
         outline(&ask_for(&world, &[&bearer(KEY)]));
         let wrong = ask_for(&world, &[&bearer("sk-of-nobody")]);
         let nameless = ask_for(&world, &[]);
-        match is_keyed {
-            true => {
-                check(&wrong, 401, "invalid_api_key", "a wrong key");
-                check(&nameless, 401, "invalid_api_key", "no key");
-            }
-            false => {
-                outline(&wrong);
-                outline(&nameless);
-            }
+        if is_keyed {
+            check(&wrong, 401, "invalid_api_key", "a wrong key");
+            check(&nameless, 401, "invalid_api_key", "no key");
+        } else {
+            outline(&wrong);
+            outline(&nameless);
         }
         let admin = ask_for(&world, &[&bearer(ADMIN_KEY)]);
         match (is_keyed, has_admin) {

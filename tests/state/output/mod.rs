@@ -26,9 +26,10 @@ fn with(tool: ToolFormat, reasoning: ReasoningFormat) -> OutputFormats {
 
 /// Markers as tokens in every other transcript.
 fn mode(seed: u64) -> Mode {
-    match seed.is_multiple_of(2) {
-        true => Mode::Text,
-        false => Mode::Tokens,
+    if seed.is_multiple_of(2) {
+        Mode::Text
+    } else {
+        Mode::Tokens
     }
 }
 

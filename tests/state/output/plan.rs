@@ -343,9 +343,10 @@ impl Plan {
         for (n, (key, value)) in map.iter().enumerate() {
             self.text(if n > 0 { "," } else { "" });
             let is_plain = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric());
-            match is_plain && rng.bool() {
-                true => self.text(key),
-                false => self.between_quotes(key, rng),
+            if is_plain && rng.bool() {
+                self.text(key)
+            } else {
+                self.between_quotes(key, rng)
             }
             self.text(":");
             self.braced_value(value, rng);

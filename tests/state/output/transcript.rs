@@ -139,9 +139,10 @@ impl Transcript {
     pub fn read(&self, cuts: &[usize]) -> Vec<OutputPiece> {
         let tools = Some(TOOLS.clone());
         let markers = Arc::new(self.markers());
-        let start = match self.formats.is_in_channels() {
-            true => OutputStart::Header,
-            false => OutputStart::Content,
+        let start = if self.formats.is_in_channels() {
+            OutputStart::Header
+        } else {
+            OutputStart::Content
         };
         let mut engine = OutputEngine::new(self.formats, tools, markers, start);
         let (mut pieces, mut out, mut text) = (Vec::new(), Vec::new(), String::new());

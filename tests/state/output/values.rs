@@ -181,9 +181,10 @@ pub fn push_quoted(transcript: &mut Transcript, text: &str, rng: &mut fastrand::
     let mut rest = text;
     while let Some((at, tag)) = next_tag(rest) {
         transcript.text(&rest[..at]);
-        match rng.bool() {
-            true => transcript.tag(tag),
-            false => transcript.text(tag),
+        if rng.bool() {
+            transcript.tag(tag)
+        } else {
+            transcript.text(tag)
         }
         rest = &rest[at + tag.len()..];
     }

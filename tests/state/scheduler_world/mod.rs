@@ -128,13 +128,15 @@ impl Setup {
     fn wait_rules(&self) -> WaitRules {
         let page_size = self.page_size as usize;
         let by_time = self.rules.max_prefill_step_ms.is_some();
-        let mixed_rows = match self.rules.mixed_chunk || by_time {
-            true => self.n_rows as usize,
-            false => 0,
+        let mixed_rows = if self.rules.mixed_chunk || by_time {
+            self.n_rows as usize
+        } else {
+            0
         };
-        let chunk = match by_time {
-            true => self.chunk_tokens.map(|chunk| chunk.min(LEAST_TIMED_TOKENS)),
-            false => self.chunk_tokens,
+        let chunk = if by_time {
+            self.chunk_tokens.map(|chunk| chunk.min(LEAST_TIMED_TOKENS))
+        } else {
+            self.chunk_tokens
         };
         WaitRules {
             least_chunk: WaitRules::least_chunk(chunk, mixed_rows, page_size),

@@ -170,24 +170,26 @@ pub fn token_ids(name: &str, read: TokenIds) -> Result<Vec<u32>, FieldError> {
 
 /// Refuses a list or map with too many entries; it may not be here whole.
 pub fn check_count(name: &str, count: usize, limit: usize, unit: &str) -> Result<(), FieldError> {
-    match count <= limit {
-        true => Ok(()),
-        false => Err(FieldError::new(
+    if count <= limit {
+        Ok(())
+    } else {
+        Err(FieldError::new(
             name,
             format!("{name} has {count} {unit}, limit is {limit}: send fewer"),
-        )),
+        ))
     }
 }
 
 /// Refuses a text that is too long.
 pub fn check_bytes(name: &str, text: &str, limit: usize) -> Result<(), FieldError> {
     let bytes = text.len();
-    match bytes <= limit {
-        true => Ok(()),
-        false => Err(FieldError::new(
+    if bytes <= limit {
+        Ok(())
+    } else {
+        Err(FieldError::new(
             name,
             format!("{name} has {bytes} bytes, limit is {limit}: shorten it"),
-        )),
+        ))
     }
 }
 

@@ -92,9 +92,10 @@ impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = |part: Option<&str>| part.map_or_else(|| "-".to_owned(), |p| format!("{p:?}"));
         write!(f, "{}/{}", part(self.extra_key()), part(self.cache_salt()))?;
-        match self.long_rotation {
-            true => f.write_str("/long"),
-            false => Ok(()),
+        if self.long_rotation {
+            f.write_str("/long")
+        } else {
+            Ok(())
         }
     }
 }

@@ -170,9 +170,10 @@ impl BitSet {
 
     fn set(&mut self, index: usize, value: bool) {
         let mask = 1 << (index % 64);
-        match value {
-            true => self.0[index / 64] |= mask,
-            false => self.0[index / 64] &= !mask,
+        if value {
+            self.0[index / 64] |= mask
+        } else {
+            self.0[index / 64] &= !mask
         }
     }
 }

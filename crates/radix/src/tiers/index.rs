@@ -159,9 +159,10 @@ impl BlockIndex {
             }
             BlockKind::Window | BlockKind::State => has_kv(place.key),
         };
-        match is_reachable {
-            true => Stored::New,
-            false => Stored::Orphan,
+        if is_reachable {
+            Stored::New
+        } else {
+            Stored::Orphan
         }
     }
 

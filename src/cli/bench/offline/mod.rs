@@ -89,10 +89,7 @@ pub fn run(
 }
 
 fn measure_starts(args: &OfflineArgs, bar: &ProgressBar) -> Result<Vec<Start>, Failure> {
-    let n_starts = match args.skip_starts {
-        true => 0,
-        false => args.repeat + 1,
-    };
+    let n_starts = if args.skip_starts { 0 } else { args.repeat + 1 };
     let starts = (1..=n_starts).map(|start| {
         bar.set_message(format!("start {start} of {n_starts}"));
         starts::measure()

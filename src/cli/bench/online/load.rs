@@ -98,9 +98,10 @@ fn request(args: &OnlineArgs, prompt: Prompt) -> Request {
 }
 
 fn part(args: &OnlineArgs, prompts: &mut Prompts, tokens: u32) -> Prompt {
-    match args.text_prompts {
-        true => Prompt::Text(prompts.text(tokens as usize)),
-        false => Prompt::Ids(prompts.ids(tokens as usize)),
+    if args.text_prompts {
+        Prompt::Text(prompts.text(tokens as usize))
+    } else {
+        Prompt::Ids(prompts.ids(tokens as usize))
     }
 }
 

@@ -25,10 +25,9 @@ fn runs(n_rows: usize) -> impl Iterator<Item = Range<usize>> {
 /// How many keys of a block some of the rows see, those before them included.
 #[inline(always)]
 fn seen_end(seen: &[Seen]) -> usize {
-    let ends = seen.iter().map(|seen| match seen.is_empty() {
-        true => 0,
-        false => seen.end,
-    });
+    let ends = seen
+        .iter()
+        .map(|seen| if seen.is_empty() { 0 } else { seen.end });
     ends.max().unwrap_or(0) as usize
 }
 
@@ -127,9 +126,12 @@ impl<F: KvElement> Work<'_, F> {
     /// Whether zero times any value that some query does not see is zero.
     #[inline(always)]
     fn is_plain(&mut self, sizes: Sizes, place: usize, loaded: Seen) -> bool {
-        let covered = |seen: &Seen| match seen.start <= loaded.start {
-            true => seen.end as usize,
-            false => 0,
+        let covered = |seen: &Seen| {
+            if seen.start <= loaded.start {
+                seen.end as usize
+            } else {
+                0
+            }
         };
         let covered = self.space.seen[..sizes.rows].iter().map(covered);
         let common_words = covered.min().unwrap_or(0) / F::PER_WORD;

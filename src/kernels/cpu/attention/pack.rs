@@ -26,9 +26,10 @@ impl<F> Ahead<'_, F> {
             let Some(slot) = self.slots.first() else {
                 return;
             };
-            let at = match self.byte < self.key_bytes {
-                true => self.byte,
-                false => self.byte - self.key_bytes + self.to_values,
+            let at = if self.byte < self.key_bytes {
+                self.byte
+            } else {
+                self.byte - self.key_bytes + self.to_values
             };
             // SAFETY: only a hint.
             unsafe { S::prefetch(slot.cast::<u8>().wrapping_add(self.start + at)) };

@@ -173,9 +173,10 @@ impl AttentionPlan {
             n_tokens * heads.n_heads
         };
         for tile in &mut self.tiles {
-            tile.result = match tile.round < last_round {
-                true => Target::State,
-                false => Target::Out,
+            tile.result = if tile.round < last_round {
+                Target::State
+            } else {
+                Target::Out
             };
         }
         self.divide(heads, nodes);
@@ -316,9 +317,10 @@ impl AttentionPlan {
                 items: first..first + items.len(),
                 dealt: first_count..self.dealt.len(),
                 cost: items.iter().map(|item| item.cost).sum(),
-                taking: match items.iter().all(is_many) {
-                    true => Taking::Runs,
-                    false => Taking::First,
+                taking: if items.iter().all(is_many) {
+                    Taking::Runs
+                } else {
+                    Taking::First
                 },
             });
             first += items.len();
@@ -339,18 +341,15 @@ fn parts(
     if tile.result == Target::State {
         return (n_heads, n_spans);
     }
-    let (head_parts, span_parts) = match tile.n_tokens * group < FEW_ROWS {
-        true => {
-            let wanted = cost.div_ceil(fair);
-            let span_parts = wanted.clamp(1, n_spans);
-            (wanted.div_ceil(span_parts), span_parts)
-        }
-        false => {
-            // To the nearest: the last of equal tiles costs a little more than a share.
-            let wanted = (cost + fair / 2) / fair;
-            let span_parts = wanted.div_ceil(MOST_SHARES * n_heads);
-            (n_heads, span_parts.clamp(1, n_spans))
-        }
+    let (head_parts, span_parts) = if tile.n_tokens * group < FEW_ROWS {
+        let wanted = cost.div_ceil(fair);
+        let span_parts = wanted.clamp(1, n_spans);
+        (wanted.div_ceil(span_parts), span_parts)
+    } else {
+        // To the nearest: the last of equal tiles costs a little more than a share.
+        let wanted = (cost + fair / 2) / fair;
+        let span_parts = wanted.div_ceil(MOST_SHARES * n_heads);
+        (n_heads, span_parts.clamp(1, n_spans))
     };
     let divides = |parts: &usize| n_heads.is_multiple_of(*parts);
     let head_parts = (head_parts.min(n_heads)..=n_heads).find(divides);

@@ -96,9 +96,10 @@ impl<F: KvElement> Kernel for Work<'_, F> {
             let loaded = Seen::new(keys.clone(), start);
             self.look(sizes, start);
             // Contiguous slots are a stream, which the hardware prefetches.
-            let scattered = match is_last || is_stream(&next, self.step.planes) {
-                true => &next.starts[..0],
-                false => &next.starts[..],
+            let scattered = if is_last || is_stream(&next, self.step.planes) {
+                &next.starts[..0]
+            } else {
+                &next.starts[..]
             };
             for head in 0..self.item.heads.len() {
                 self.load_scales(sizes, &slots.numbers, head);

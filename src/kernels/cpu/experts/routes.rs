@@ -149,9 +149,10 @@ fn chosen<'a>(
 fn n_blocks((pool, isa): (&ThreadPool, Isa), n_rows: usize, routing: &Routing) -> usize {
     let n_threads = pool.n_threads();
     let is_enough = n_rows >= LEAST_BLOCK_ROWS * routing.n_experts * n_threads * n_threads;
-    match isa == Isa::Avx512Bf16 && pool.nodes().count() == 1 && is_enough {
-        true => n_threads,
-        false => 1,
+    if isa == Isa::Avx512Bf16 && pool.nodes().count() == 1 && is_enough {
+        n_threads
+    } else {
+        1
     }
 }
 

@@ -67,9 +67,10 @@ impl Kernel for FromTiles<'_> {
         let mut tiles = None;
         let mut panel = item.panels.start;
         while panel < item.panels.end {
-            let n = match is_gated {
-                true => 1,
-                false => most.min(item.panels.end - panel),
+            let n = if is_gated {
+                1
+            } else {
+                most.min(item.panels.end - panel)
             };
             for start in rows.clone().step_by(BLOCK_ROWS) {
                 let block = start..rows.end.min(start + BLOCK_ROWS);

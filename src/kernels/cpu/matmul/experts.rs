@@ -116,11 +116,10 @@ pub fn add_experts(
         let of_part = |index, span| sections.section(index, node).span(parts[node].span(span));
         let block = sections.blocks[block].clone();
         for index in block.clone() {
-            let next = match index + 1 < block.end {
-                true => Some(of_part(index + 1, span).start()),
-                false => {
-                    (span + 1 < parts[node].n_spans).then(|| of_part(block.start, span + 1).start())
-                }
+            let next = if index + 1 < block.end {
+                Some(of_part(index + 1, span).start())
+            } else {
+                (span + 1 < parts[node].n_spans).then(|| of_part(block.start, span + 1).start())
             };
             of_part(index, span).before(next).run(isa);
         }
@@ -148,9 +147,10 @@ struct NodePanels {
 impl NodePanels {
     fn new(n_panels: usize, meets_strips: bool, threads: usize) -> Self {
         // Strips of fewer panels leave registers idle, and single panels take as long as two.
-        let (tile, spans, falls) = match meets_strips {
-            true => (MAX_PANELS, STRIP_SPANS, false),
-            false => (2, SPANS, true),
+        let (tile, spans, falls) = if meets_strips {
+            (MAX_PANELS, STRIP_SPANS, false)
+        } else {
+            (2, SPANS, true)
         };
         let threads = threads.min(n_panels.div_ceil(tile)).max(1);
         let thread_spans = n_panels.div_ceil(threads).div_ceil(tile).min(spans);
@@ -170,12 +170,11 @@ impl NodePanels {
         let (span, spans) = (span % self.thread_spans, self.thread_spans);
         // Of spans that get shorter, the last has one part, the one before it two.
         let parts = |spans: usize| spans * (spans + 1) / 2;
-        let tiles = match self.falls && n_tiles > spans {
-            true => {
-                let left = |span: usize| (n_tiles * parts(spans - span)).div_ceil(parts(spans));
-                n_tiles - left(span)..n_tiles - left(span + 1)
-            }
-            false => group_rows(span, spans, n_tiles),
+        let tiles = if self.falls && n_tiles > spans {
+            let left = |span: usize| (n_tiles * parts(spans - span)).div_ceil(parts(spans));
+            n_tiles - left(span)..n_tiles - left(span + 1)
+        } else {
+            group_rows(span, spans, n_tiles)
         };
         let panel = |tile: usize| thread.end.min(thread.start + tile * self.tile);
         panel(tiles.start)..panel(tiles.end)

@@ -52,10 +52,7 @@ impl Item<'_> {
         for first in (0..inputs).step_by(PART) {
             let part = first..inputs.min(first + PART);
             let is_last = part.end == inputs;
-            let (weight_next, panels_next) = match is_last {
-                true => then,
-                false => (self.weight, panels),
-            };
+            let (weight_next, panels_next) = if is_last { then } else { (self.weight, panels) };
             let next = NextPart {
                 words: weight_next.words(),
                 panels: panels_next,
@@ -84,9 +81,12 @@ impl Item<'_> {
     /// last one comes first: it nearly always has as many rows as any, and a whole group hides the filling of strips best.
     #[inline(always)]
     fn groups_from(&self, first: usize, n: usize) -> [Group<'_>; MOST_GROUPS] {
-        array::from_fn(|group| match group < n {
-            true => self.packed.group(first + n - 1 - group),
-            false => (0..0, &[][..]),
+        array::from_fn(|group| {
+            if group < n {
+                self.packed.group(first + n - 1 - group)
+            } else {
+                (0..0, &[][..])
+            }
         })
     }
 
@@ -141,9 +141,10 @@ fn group_part<'a>(
     sums: &'a mut Sums,
 ) -> GroupPart<'a> {
     let (rows, words) = &groups[index];
-    let (group_next, input_next) = match index + 1 < groups.len() {
-        true => (index + 1, part.start),
-        false => (0, part.end % (words.len() / rows.len())),
+    let (group_next, input_next) = if index + 1 < groups.len() {
+        (index + 1, part.start)
+    } else {
+        (0, part.end % (words.len() / rows.len()))
     };
     let (rows_next, words_next) = &groups[group_next];
     let ahead = words_next.as_ptr();

@@ -146,9 +146,10 @@ impl NextTile<'_> {
 impl<'a> Item<'a> {
     /// The `n` panels from one on; gated, those of gate and of up. And the number of these sets.
     pub fn panels_from(&self, panel: usize, n: usize) -> ([Panels; 2], usize) {
-        match self.output.write.is_gated() {
-            true => (Panels::alternating(panel, n).into(), 2),
-            false => ([Panels::side_by_side(panel, n); 2], 1),
+        if self.output.write.is_gated() {
+            (Panels::alternating(panel, n).into(), 2)
+        } else {
+            ([Panels::side_by_side(panel, n); 2], 1)
         }
     }
 
@@ -167,12 +168,11 @@ impl<'a> Item<'a> {
     /// Writes the sums of a group's rows to the output.
     #[inline(always)]
     pub fn put<S: Lanes>(&self, rows: Range<usize>, panels: [Panels; 2], sums: [&Sums; 2]) {
-        match self.output.write.is_gated() {
-            true => {
-                let (gates, ups) = ((panels[0], sums[0]), (panels[1], sums[1]));
-                self.output.put_gated::<S>(rows, gates, ups);
-            }
-            false => self.output.put::<S>(rows, panels[0], sums[0]),
+        if self.output.write.is_gated() {
+            let (gates, ups) = ((panels[0], sums[0]), (panels[1], sums[1]));
+            self.output.put_gated::<S>(rows, gates, ups);
+        } else {
+            self.output.put::<S>(rows, panels[0], sums[0])
         }
     }
 

@@ -113,9 +113,10 @@ pub fn matmul(pool: &mut ThreadPool, isa: Isa, product: Product<'_>) {
 
 /// The threads that a node's part of a weight is divided among.
 fn threads_of(pool: &ThreadPool, weight: &Stack, node: usize) -> usize {
-    match weight.n_nodes() == pool.nodes().count() {
-        true => pool.nodes().threads(node).len(),
-        false => pool.n_threads(),
+    if weight.n_nodes() == pool.nodes().count() {
+        pool.nodes().threads(node).len()
+    } else {
+        pool.n_threads()
     }
 }
 

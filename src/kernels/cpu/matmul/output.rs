@@ -68,9 +68,10 @@ impl Write {
 
 /// Panels of a matrix; gated, pairs of them.
 pub fn panels_of(weight: &Matrix, write: Write) -> usize {
-    match write.is_gated() {
-        true => weight.panels().len() / 2,
-        false => weight.panels().len(),
+    if write.is_gated() {
+        weight.panels().len() / 2
+    } else {
+        weight.panels().len()
     }
 }
 

@@ -96,9 +96,10 @@ impl<'a> Section<'a> {
     fn cut(&self, span: usize) -> usize {
         let at = span * self.stride;
         let leaves_one = span > 0 && at + 1 == self.panels && self.stride == MAX_PANELS;
-        match leaves_one && !self.packed.may_meet_strips() {
-            true => at - 1,
-            false => at.min(self.panels),
+        if leaves_one && !self.packed.may_meet_strips() {
+            at - 1
+        } else {
+            at.min(self.panels)
         }
     }
 

@@ -52,9 +52,10 @@ impl Processor {
                 15 => base + field(20, 8),
                 base => base,
             },
-            model: match has_extension {
-                true => model | field(16, 4) << 4,
-                false => model,
+            model: if has_extension {
+                model | field(16, 4) << 4
+            } else {
+                model
             },
             stepping: field(0, 4),
         }

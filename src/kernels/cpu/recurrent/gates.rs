@@ -55,9 +55,10 @@ pub fn prepare(
         let (decays, betas) = rates.split_at_mut(heads);
         for head in 0..heads {
             let log = weights.decay[head] * softplus(a[head] + weights.dt_bias[head]);
-            decays[head] = match log < LEAST_LOG_DECAY {
-                true => 0.0,
-                false => log.exp(),
+            decays[head] = if log < LEAST_LOG_DECAY {
+                0.0
+            } else {
+                log.exp()
             };
             betas[head] = 1.0 / (1.0 + (-b[head]).exp());
         }
@@ -66,9 +67,10 @@ pub fn prepare(
 }
 
 fn softplus(x: f32) -> f32 {
-    match x > SOFTPLUS_LINEAR {
-        true => x,
-        false => x.exp().ln_1p(),
+    if x > SOFTPLUS_LINEAR {
+        x
+    } else {
+        x.exp().ln_1p()
     }
 }
 

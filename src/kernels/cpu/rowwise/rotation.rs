@@ -27,9 +27,10 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: 
     for_rows(pool, batch.n_tokens(), 2 * half * ANGLE_COST, |row| {
         // SAFETY: each row is written by one item.
         let (cos, sin) = unsafe { shared.part(row * 2 * half, 2 * half) }.split_at_mut(half);
-        let frequencies = match batch.is_long(row) {
-            true => long,
-            false => &rope.inv_freq,
+        let frequencies = if batch.is_long(row) {
+            long
+        } else {
+            &rope.inv_freq
         };
         for (i, frequency) in frequencies.iter().enumerate() {
             let angle = batch.positions[row] as f32 * frequency;

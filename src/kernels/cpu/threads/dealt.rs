@@ -33,9 +33,10 @@ impl ThreadPool {
     /// # Panics
     /// As [`ThreadPool::for_each`].
     pub fn for_each_dealt(&mut self, dealt: &[usize], cost: usize, item: Item<'_>) {
-        match dealt.len() == self.nodes.count() && dealt.len() > 1 {
-            true => self.share_out(dealt, Taking::Runs, cost, &|_, index| item(index)),
-            false => self.for_each_in_runs(dealt.iter().sum(), cost, item),
+        if dealt.len() == self.nodes.count() && dealt.len() > 1 {
+            self.share_out(dealt, Taking::Runs, cost, &|_, index| item(index))
+        } else {
+            self.for_each_in_runs(dealt.iter().sum(), cost, item)
         }
     }
 

@@ -110,9 +110,10 @@ impl DriverError {
     /// The error that ends a step: [`StepError::Rejected`] when the driver refused a call and nothing of the step was
     /// launched before it.
     pub fn into_step_error(self, launched: Launched) -> StepError {
-        match self.is_refusal() && launched == Launched::Nothing {
-            true => StepError::Rejected(self.to_string()),
-            false => StepError::Lost(self.to_string()),
+        if self.is_refusal() && launched == Launched::Nothing {
+            StepError::Rejected(self.to_string())
+        } else {
+            StepError::Lost(self.to_string())
         }
     }
 }

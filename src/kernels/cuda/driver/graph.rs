@@ -73,9 +73,10 @@ pub(super) fn beside_no_recording<'a>(
 }
 
 fn refuse_while_recording(call: &'static str) -> Result<(), DriverError> {
-    match IS_RECORDING.get() {
-        true => Err(DriverError::new(call, CAPTURE_UNSUPPORTED)),
-        false => Ok(()),
+    if IS_RECORDING.get() {
+        Err(DriverError::new(call, CAPTURE_UNSUPPORTED))
+    } else {
+        Ok(())
     }
 }
 

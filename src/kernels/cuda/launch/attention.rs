@@ -237,12 +237,13 @@ impl AttendShape {
             ..
         } = *self;
         let divides = n_kv_heads > 0 && n_heads > 0 && n_heads.is_multiple_of(n_kv_heads);
-        match divides && (1..=MAX_HEAD_DIM).contains(&head_dim) {
-            true => Ok(()),
-            false => Err(DriverError::unsupported(format!(
+        if divides && (1..=MAX_HEAD_DIM).contains(&head_dim) {
+            Ok(())
+        } else {
+            Err(DriverError::unsupported(format!(
                 "{n_heads} query heads over {n_kv_heads} key heads of {head_dim} elements: the kernels need whole \
-                 groups and at most {MAX_HEAD_DIM} elements"
-            ))),
+             groups and at most {MAX_HEAD_DIM} elements"
+            )))
         }
     }
 }

@@ -189,9 +189,10 @@ struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     fn new(device: &'a Device, places: Places) -> Self {
-        let archive = match places.skips_pack {
-            true => Err("left alone".to_owned()),
-            false => Archive::embedded(),
+        let archive = if places.skips_pack {
+            Err("left alone".to_owned())
+        } else {
+            Archive::embedded()
         };
         Self {
             device,
@@ -272,12 +273,13 @@ impl<'a> Finder<'a> {
 /// The image of an entry, if it was made from the sources in this binary.
 fn current<'a>(archive: &'a Archive, entry: &Entry) -> Result<Cow<'a, [u8]>, String> {
     let sources: SourceHash = source_hash(&entry.unit, &entry.target, pack_compiler());
-    match sources == entry.sources {
-        true => Ok(Cow::Borrowed(archive.image(entry))),
-        false => Err(format!(
+    if sources == entry.sources {
+        Ok(Cow::Borrowed(archive.image(entry)))
+    } else {
+        Err(format!(
             "{} for {} was compiled from other sources",
             entry.unit, entry.target
-        )),
+        ))
     }
 }
 

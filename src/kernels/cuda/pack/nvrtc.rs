@@ -162,9 +162,10 @@ impl Program<'_> {
 
     fn cubin(&self) -> Result<Vec<u8>, String> {
         let cubin = self.text(self.functions.cubin_size, self.functions.cubin)?;
-        match cubin.is_empty() {
-            true => Err("NVRTC returned no machine code".to_owned()),
-            false => Ok(cubin),
+        if cubin.is_empty() {
+            Err("NVRTC returned no machine code".to_owned())
+        } else {
+            Ok(cubin)
         }
     }
 

@@ -262,9 +262,12 @@ fn what_gemma_4_cannot_do_here_is_refused() {
 #[test]
 fn published_configurations_have_the_sizes_of_their_models() {
     let kinds = |layers: usize, period: usize| -> Vec<&str> {
-        let kind = |layer: usize| match (layer + 1).is_multiple_of(period) {
-            true => "full_attention",
-            false => "sliding_attention",
+        let kind = |layer: usize| {
+            if (layer + 1).is_multiple_of(period) {
+                "full_attention"
+            } else {
+                "sliding_attention"
+            }
         };
         (0..layers).map(kind).collect()
     };

@@ -57,9 +57,10 @@ fn counts_are_held_against_limits_and_against_the_bytes_left() {
             refused_file(&list, &sentence);
         }
         let text = with("k", Value::Raw(8, claimed.to_le_bytes().to_vec()));
-        let sentence = match claimed > 16 << 20 {
-            true => format!("the value of k has {claimed} bytes, the limit is 16777216"),
-            false => "inside the value of k".to_owned(),
+        let sentence = if claimed > 16 << 20 {
+            format!("the value of k has {claimed} bytes, the limit is 16777216")
+        } else {
+            "inside the value of k".to_owned()
         };
         refused_file(&text, &sentence);
     }

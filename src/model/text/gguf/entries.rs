@@ -216,9 +216,10 @@ fn kind_of(
 fn kind_by_role(fields: &VocabularyFields<'_>, id: usize) -> Kind {
     let roles = [fields.bos_id, fields.eos_id, fields.eot_id, fields.eom_id];
     let is_named = roles.into_iter().flatten().any(|role| role as usize == id);
-    match is_named {
-        true => Kind::Control,
-        false => Kind::Normal,
+    if is_named {
+        Kind::Control
+    } else {
+        Kind::Normal
     }
 }
 

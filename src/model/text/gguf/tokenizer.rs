@@ -140,9 +140,10 @@ fn sentence_piece(
     let vocabulary = vocabulary(source, &entries)?;
     let merges = merges::from_scores(source, &entries, &fields.scores, &vocabulary)?;
     let model = BpeBuilder::new().vocab_and_merges(vocabulary, merges);
-    let prefix = match fields.add_space_prefix.unwrap_or(true) {
-        true => Prefix::Blank,
-        false => Prefix::None,
+    let prefix = if fields.add_space_prefix.unwrap_or(true) {
+        Prefix::Blank
+    } else {
+        Prefix::None
     };
     let mut tokenizer = with_blanks(source, fields, &entries, model, prefix)?;
     add_ends(source, &mut tokenizer, fields, Ends::of(fields, true))?;
@@ -279,12 +280,13 @@ fn finish(
             Some(BpeError::MergeTokenOutOfVocabulary(_))
         )
     };
-    model
-        .build()
-        .map_err(|error| match out_of_vocabulary(&*error) {
-            true => merges::unknown(source, &fields.merges, entries),
-            false => internal(source, &error),
-        })
+    model.build().map_err(|error| {
+        if out_of_vocabulary(&*error) {
+            merges::unknown(source, &fields.merges, entries)
+        } else {
+            internal(source, &error)
+        }
+    })
 }
 
 fn set_normalizer(

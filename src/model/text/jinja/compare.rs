@@ -131,9 +131,10 @@ pub(super) fn contains(container: &Value, item: &Value) -> Result<bool> {
 
 impl Key {
     pub(super) fn new(value: &Value) -> Result<Self> {
-        match is_hashable(value) {
-            true => Ok(Self(value.clone())),
-            false => Fault::other(format!("unhashable type: '{}'", value.type_name())),
+        if is_hashable(value) {
+            Ok(Self(value.clone()))
+        } else {
+            Fault::other(format!("unhashable type: '{}'", value.type_name()))
         }
     }
 

@@ -98,9 +98,10 @@ impl<'a> Lexer<'a> {
             _ if strips_line => {
                 let line = text.rfind('\n').map_or(0, |at| at + 1);
                 let is_blank = text[line..].chars().all(characters::is_blank);
-                match (line > 0 || self.starts_line) && is_blank {
-                    true => &text[..line],
-                    false => text,
+                if (line > 0 || self.starts_line) && is_blank {
+                    &text[..line]
+                } else {
+                    text
                 }
             }
             _ => text,

@@ -120,12 +120,13 @@ pub(super) fn number(rest: &str, follows_dot: bool) -> Result<(Kind, usize), Str
         }
     }
     let written = &rest[..end];
-    match is_float {
-        true => match written.replace('_', "").parse() {
+    if is_float {
+        match written.replace('_', "").parse() {
             Ok(number) => Ok((Kind::Float(number), end)),
             Err(_) => Err(format!("{written} is not a number")),
-        },
-        false => integer(written, 10).map(|kind| (kind, end)),
+        }
+    } else {
+        integer(written, 10).map(|kind| (kind, end))
     }
 }
 

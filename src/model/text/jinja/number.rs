@@ -145,9 +145,10 @@ impl Integer {
     /// Quotient and remainder, rounded down.
     fn floor(a: i64, b: i64) -> (i64, i64) {
         let (quotient, remainder) = (a / b, a % b);
-        match remainder != 0 && (remainder < 0) != (b < 0) {
-            true => (quotient - 1, remainder + b),
-            false => (quotient, remainder),
+        if remainder != 0 && (remainder < 0) != (b < 0) {
+            (quotient - 1, remainder + b)
+        } else {
+            (quotient, remainder)
         }
     }
 }
@@ -179,18 +180,20 @@ fn quotient(a: &BigInt, b: &BigInt) -> f64 {
     }
     // 64 bits of the quotient and a sticky bit, then one rounding.
     let shift = 66 - (a.bits() as i64 - b.bits() as i64);
-    let (wide, divisor) = match shift >= 0 {
-        true => (a.abs() << shift as u64, b.abs()),
-        false => (a.abs(), b.abs() << shift.unsigned_abs()),
+    let (wide, divisor) = if shift >= 0 {
+        (a.abs() << shift as u64, b.abs())
+    } else {
+        (a.abs(), b.abs() << shift.unsigned_abs())
     };
     let (mut whole, rest) = wide.div_rem(&divisor);
     if !rest.is_zero() {
         whole |= BigInt::from(1);
     }
     let magnitude = whole.to_f64().unwrap_or(f64::NAN) * 2f64.powi(-(shift as i32));
-    match a.is_negative() == b.is_negative() {
-        true => magnitude,
-        false => -magnitude,
+    if a.is_negative() == b.is_negative() {
+        magnitude
+    } else {
+        -magnitude
     }
 }
 
@@ -258,17 +261,19 @@ fn floor(a: f64, b: f64) -> (f64, f64) {
     } else {
         floored
     };
-    match quotient == 0.0 {
-        true => (0f64.copysign(a / b), remainder),
-        false => (floored, remainder),
+    if quotient == 0.0 {
+        (0f64.copysign(a / b), remainder)
+    } else {
+        (floored, remainder)
     }
 }
 
 /// An integer that may be printed.
 pub(super) fn bounded(number: BigInt) -> Result<Value> {
-    match number.bits() <= MAX_BITS {
-        true => Ok(Value::big(number)),
-        false => too_long(),
+    if number.bits() <= MAX_BITS {
+        Ok(Value::big(number))
+    } else {
+        too_long()
     }
 }
 

@@ -164,9 +164,10 @@ fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
 
 /// Writes a text in quotes, as Python's `repr`.
 pub(super) fn quote(out: &mut String, text: &str) {
-    let quote = match text.contains('\'') && !text.contains('"') {
-        true => '"',
-        false => '\'',
+    let quote = if text.contains('\'') && !text.contains('"') {
+        '"'
+    } else {
+        '\''
     };
     out.push(quote);
     for character in text.chars() {
@@ -219,9 +220,10 @@ pub(super) fn is_printable(character: char) -> bool {
 }
 
 fn quote_bytes(out: &mut String, bytes: &[u8]) {
-    let quote = match bytes.contains(&b'\'') && !bytes.contains(&b'"') {
-        true => '"',
-        false => '\'',
+    let quote = if bytes.contains(&b'\'') && !bytes.contains(&b'"') {
+        '"'
+    } else {
+        '\''
     };
     out.push('b');
     out.push(quote);

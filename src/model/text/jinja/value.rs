@@ -116,9 +116,10 @@ impl Dict {
         let has_places = given.len() > FEW;
         for (key, value) in given {
             let hashed = Key::new(&key)?;
-            let known = match has_places {
-                true => places.get(&hashed).copied(),
-                false => entries.iter().position(|(other, _)| hashed.is(other)),
+            let known = if has_places {
+                places.get(&hashed).copied()
+            } else {
+                entries.iter().position(|(other, _)| hashed.is(other))
             };
             match known {
                 Some(place) => entries[place].1 = value,
@@ -145,9 +146,10 @@ impl Dict {
 
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
         let hashed = Key::new(key).ok()?;
-        let place = match self.places.is_empty() {
-            true => self.entries.iter().position(|(other, _)| hashed.is(other)),
-            false => self.places.get(&hashed).copied(),
+        let place = if self.places.is_empty() {
+            self.entries.iter().position(|(other, _)| hashed.is(other))
+        } else {
+            self.places.get(&hashed).copied()
         };
         place.map(|place| &self.entries[place].1)
     }
@@ -209,9 +211,10 @@ impl Generator {
 /// The depth of a value with these parts.
 fn depth_of<'a>(parts: impl Iterator<Item = &'a Value>) -> Result<u16> {
     let depth = 1 + parts.map(Value::depth).max().unwrap_or(0);
-    match depth <= MAX_DEPTH {
-        true => Ok(depth),
-        false => Err(Fault::Depth),
+    if depth <= MAX_DEPTH {
+        Ok(depth)
+    } else {
+        Err(Fault::Depth)
     }
 }
 

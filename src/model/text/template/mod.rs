@@ -126,9 +126,10 @@ impl ChatTemplate {
 
     /// The template for chats with or without tools.
     fn name(&self, has_tools: bool) -> &'static str {
-        match has_tools && self.expected.contains_key(TOOL_USE) {
-            true => TOOL_USE,
-            false => DEFAULT,
+        if has_tools && self.expected.contains_key(TOOL_USE) {
+            TOOL_USE
+        } else {
+            DEFAULT
         }
     }
 

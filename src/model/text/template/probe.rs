@@ -14,9 +14,10 @@ pub(super) fn call_form(
     source: &str,
     render: impl Fn(&Value) -> Option<String>,
 ) -> Option<(ArgumentForm, EmptyContent)> {
-    let contents = match asks_for_none(source) {
-        true => [EmptyContent::Null, EmptyContent::Text],
-        false => [EmptyContent::Text, EmptyContent::Null],
+    let contents = if asks_for_none(source) {
+        [EmptyContent::Null, EmptyContent::Text]
+    } else {
+        [EmptyContent::Text, EmptyContent::Null]
     };
     let forms = contents.into_iter().flat_map(|content| {
         let arguments = [ArgumentForm::Object, ArgumentForm::Text];

@@ -42,9 +42,10 @@ impl ModelDir {
 fn byte_characters() -> Vec<char> {
     let mut next = 256;
     let printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    let stand_in = |byte: u32| match printable(&byte) {
-        true => byte,
-        false => {
+    let stand_in = |byte: u32| {
+        if printable(&byte) {
+            byte
+        } else {
             next += 1;
             next - 1
         }

@@ -30,15 +30,17 @@ impl StackScales {
     /// The scales of each matrix of an expert.
     pub(in super::super) fn of(&self, expert: usize) -> impl Iterator<Item = Entry> {
         let of_expert = self.whole.range.len() / self.experts;
-        let bytes = match self.is_shared {
-            true => of_expert,
-            false => of_expert / self.parts,
+        let bytes = if self.is_shared {
+            of_expert
+        } else {
+            of_expert / self.parts
         };
         let first = self.whole.range.start + expert * of_expert;
         (0..self.parts).map(move |part| {
-            let start = match self.is_shared {
-                true => first,
-                false => first + part * bytes,
+            let start = if self.is_shared {
+                first
+            } else {
+                first + part * bytes
             };
             Entry {
                 file: self.whole.file,

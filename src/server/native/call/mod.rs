@@ -172,9 +172,12 @@ impl PromptCount {
             let text = format!("{name} has {found} entries, must have one a prompt");
             return Err(ApiError::field(name, format!("{text}: {}", self.get())));
         }
-        let read = |item: &Raw| match item.is_null() {
-            true => Ok(default.clone()),
-            false => read(name, item),
+        let read = |item: &Raw| {
+            if item.is_null() {
+                Ok(default.clone())
+            } else {
+                read(name, item)
+            }
         };
         items.iter().map(read).collect()
     }

@@ -123,9 +123,10 @@ impl Ending {
         const OPEN: &str = "add_generation_prompt";
         let opens = fields.optional_flag(OPEN)?;
         if !fields.flag(CONTINUE)? {
-            return Ok(match opens.unwrap_or(true) {
-                true => Self::AssistantTurn,
-                false => Self::LastMessage,
+            return Ok(if opens.unwrap_or(true) {
+                Self::AssistantTurn
+            } else {
+                Self::LastMessage
             });
         }
         if opens == Some(true) {

@@ -32,9 +32,10 @@ pub(in crate::server) async fn create(
     let received = Received::new(&state, body)?;
     let (call, charges) = Call::parse(received.fields, received.limits)?;
     let stream = call.common.stream;
-    let object = match stream {
-        true => "chat.completion.chunk",
-        false => "chat.completion",
+    let object = if stream {
+        "chat.completion.chunk"
+    } else {
+        "chat.completion"
     };
     let head = Head::new(&call.common.id, object, received.loaded);
     let spelling = received.loaded.spelling.clone();

@@ -99,12 +99,11 @@ fn effort(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
 
 /// An effort by its name.
 pub(in crate::server) fn known_effort(path: &str, effort: &str) -> Result<String, ApiError> {
-    match EFFORTS.contains(&effort) {
-        true => Ok(effort.to_owned()),
-        false => {
-            let wanted = format!("one of {}", EFFORTS.join(", "));
-            let value = Shallow::Text(effort.to_owned());
-            Err(Field::new(path, &value).must_be(&wanted).into())
-        }
+    if EFFORTS.contains(&effort) {
+        Ok(effort.to_owned())
+    } else {
+        let wanted = format!("one of {}", EFFORTS.join(", "));
+        let value = Shallow::Text(effort.to_owned());
+        Err(Field::new(path, &value).must_be(&wanted).into())
     }
 }

@@ -106,9 +106,10 @@ impl Form {
                 }
             }
         }
-        match asks(functions.list) || asks(functions.choice) {
-            true => Ok(functions),
-            false => Ok(tools),
+        if asks(functions.list) || asks(functions.choice) {
+            Ok(functions)
+        } else {
+            Ok(tools)
         }
     }
 
@@ -125,9 +126,10 @@ impl Form {
     /// An entry for the template: as it was sent, an older one as the function of a tool.
     fn shown(&self, sent: &Raw) -> String {
         let sent = sent.text();
-        match self.list == Self::FUNCTIONS.list {
-            true => format!("{{\"type\": \"function\", \"function\": {sent}}}"),
-            false => sent.into_owned(),
+        if self.list == Self::FUNCTIONS.list {
+            format!("{{\"type\": \"function\", \"function\": {sent}}}")
+        } else {
+            sent.into_owned()
         }
     }
 
@@ -281,10 +283,13 @@ fn choose(
     match choice {
         Choice::None | Choice::Mode(Mode::Auto) => Ok((tools, ToolChoice::Auto)),
         Choice::Mode(Mode::Required) => Ok((tools, ToolChoice::Required)),
-        Choice::Named { name, path } => match is_there(&name) {
-            true => Ok((tools, ToolChoice::Named(name))),
-            false => Err(no_such_tool(path, &name, field)),
-        },
+        Choice::Named { name, path } => {
+            if is_there(&name) {
+                Ok((tools, ToolChoice::Named(name)))
+            } else {
+                Err(no_such_tool(path, &name, field))
+            }
+        }
         Choice::Allowed { mode, names } => {
             if let Some((path, name)) = names.iter().find(|(_, name)| !is_there(name)) {
                 return Err(no_such_tool(path.clone(), name, field));

@@ -73,9 +73,10 @@ impl Writer {
         reason: FinishReason,
     ) -> (Option<&'static str>, Option<Matched>) {
         let name = reason.as_str();
-        match name == "stop" && self.pieces[index].has_complete_calls() {
-            true => (Some("tool_calls"), None),
-            false => (Some(name), matched_stop(reason)),
+        if name == "stop" && self.pieces[index].has_complete_calls() {
+            (Some("tool_calls"), None)
+        } else {
+            (Some(name), matched_stop(reason))
         }
     }
 

@@ -70,9 +70,10 @@ impl Call {
         let mut settings = Settings::read(fields, &asking.engine.model().served_model_name)?;
         let is_warm_up = is_warm_up(fields)?;
         let earlier = earlier(&settings, &asking.shelf)?;
-        let owner = match settings.store {
-            true => Some(Owner::Anyone),
-            false => Some(asking.shelf.owner.clone()).filter(|owner| *owner != Owner::Anyone),
+        let owner = if settings.store {
+            Some(Owner::Anyone)
+        } else {
+            Some(asking.shelf.owner.clone()).filter(|owner| *owner != Owner::Anyone)
         };
         let owner = owner.filter(|_| asking.shelf.store.is_open());
         let input = input::read(fields, &asking.shelf, owner.as_ref().and(Some(&id)))?;
@@ -229,12 +230,13 @@ fn conversation(
         });
     }
     all.extend(new);
-    match all.is_empty() {
-        true => Err(ApiError::field(
+    if all.is_empty() {
+        Err(ApiError::field(
             "input",
             "input is missing: send a string or a list of items",
-        )),
-        false => Ok((all, known)),
+        ))
+    } else {
+        Ok((all, known))
     }
 }
 

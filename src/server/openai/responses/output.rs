@@ -202,12 +202,11 @@ impl Output {
         if !matches!(self.open, Some(Open::Call { .. })) {
             return;
         }
-        match events.is_silent() {
-            true => {
-                self.open = None;
-                self.add_text(text, events);
-            }
-            false => self.end(ItemStatus::Incomplete, events),
+        if events.is_silent() {
+            self.open = None;
+            self.add_text(text, events);
+        } else {
+            self.end(ItemStatus::Incomplete, events)
         }
     }
 
@@ -300,9 +299,10 @@ impl Output {
 
     fn start_call(&mut self, name: &str, events: &mut Events) {
         let spoken = self.telling.names.spoken(name);
-        let kind = match spoken.is_custom {
-            true => ItemKind::CustomCall,
-            false => ItemKind::FunctionCall,
+        let kind = if spoken.is_custom {
+            ItemKind::CustomCall
+        } else {
+            ItemKind::FunctionCall
         };
         let id = self.begin(kind, events);
         let call_id = call_id(&self.telling.rid, self.n_calls);
@@ -423,23 +423,24 @@ fn call_item(
 ) -> OutputItem {
     let (id, call_id) = (id.to_owned(), call_id.to_owned());
     let (name, namespace) = (spoken.name.clone(), spoken.namespace.clone());
-    match spoken.is_custom {
-        true => OutputItem::CustomToolCall {
+    if spoken.is_custom {
+        OutputItem::CustomToolCall {
             id,
             status,
             call_id,
             name,
             namespace,
             input: said,
-        },
-        false => OutputItem::FunctionCall {
+        }
+    } else {
+        OutputItem::FunctionCall {
             id,
             status,
             call_id,
             name,
             namespace,
             arguments: said,
-        },
+        }
     }
 }
 

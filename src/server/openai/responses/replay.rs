@@ -65,9 +65,10 @@ pub(super) fn events(stored: &StoredResponse) -> Vec<WrittenEvent> {
     for (index, item) in stored.output.iter().enumerate() {
         teller.item(index, item);
     }
-    let name = match ended["status"] == "incomplete" {
-        true => "response.incomplete",
-        false => "response.completed",
+    let name = if ended["status"] == "incomplete" {
+        "response.incomplete"
+    } else {
+        "response.completed"
     };
     teller.events.push(name, &json!({"response": ended}));
     teller.events.take()
@@ -110,23 +111,25 @@ impl Teller<'_> {
         let part: Part<'_> = serde_json::from_str(raw.get()).expect("parts are kept as JSON");
         let is_text = part.kind == "output_text";
         let of_content = with(of_item, json!({"content_index": 0}));
-        let (delta, done, empty) = match is_text {
-            true => (
+        let (delta, done, empty) = if is_text {
+            (
                 "response.output_text.delta",
                 "response.output_text.done",
                 json!({"type": part.kind, "text": "", "annotations": [], "logprobs": []}),
-            ),
-            false => (
+            )
+        } else {
+            (
                 "response.reasoning_text.delta",
                 "response.reasoning_text.done",
                 json!({"type": part.kind, "text": ""}),
-            ),
+            )
         };
         let added = with(&of_content, json!({"part": empty}));
         self.events.push("response.content_part.added", &added);
-        let of_delta = match is_text {
-            true => with(&of_content, json!({"logprobs": []})),
-            false => of_content.clone(),
+        let of_delta = if is_text {
+            with(&of_content, json!({"logprobs": []}))
+        } else {
+            of_content.clone()
         };
         self.deltas(delta, &of_delta, &part.text);
         let mut whole = with(&of_content, json!({"text": part.text}));

@@ -99,12 +99,11 @@ pub(in crate::server) async fn delete(
     let is_there = state
         .responses()
         .forget(&ResponseId::sent(&id), &Owner::Anyone);
-    match is_there {
-        true => {
-            let deleted = json!({"id": *id, "object": "response", "deleted": true});
-            Ok(HttpResponse::Ok().json(deleted))
-        }
-        false => Err(ApiError::no_such_response(&id)),
+    if is_there {
+        let deleted = json!({"id": *id, "object": "response", "deleted": true});
+        Ok(HttpResponse::Ok().json(deleted))
+    } else {
+        Err(ApiError::no_such_response(&id))
     }
 }
 

@@ -323,9 +323,10 @@ fn known_tokens(
     if !is_whole || end.prompt.is_empty() {
         return None;
     }
-    let tokens = match is_warm_up {
-        true => end.prompt.clone(),
-        false => [&end.prompt[..], &std::mem::take(output)].concat().into(),
+    let tokens = if is_warm_up {
+        end.prompt.clone()
+    } else {
+        [&end.prompt[..], &std::mem::take(output)].concat().into()
     };
     Some(KeptTokens {
         tokens,

@@ -45,15 +45,14 @@ pub(super) fn name(fields: &mut Fields) -> Result<LaneName, ApiError> {
         };
     };
     let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    match (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_of_name) {
-        true => Ok(Some(name.into())),
-        false => {
-            let text = format!(
-                "stream_id is {}, must be 1 to {MAX_NAME_BYTES} letters, digits, _, . or -",
-                Cut(&name)
-            );
-            Err(ApiError::invalid_stream_id(&text))
-        }
+    if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_of_name) {
+        Ok(Some(name.into()))
+    } else {
+        let text = format!(
+            "stream_id is {}, must be 1 to {MAX_NAME_BYTES} letters, digits, _, . or -",
+            Cut(&name)
+        );
+        Err(ApiError::invalid_stream_id(&text))
     }
 }
 
@@ -82,9 +81,10 @@ impl<W, R> Lanes<W, R> {
         }
         let named = self.lanes.keys().filter(|name| name.is_some()).count();
         let is_new = name.is_some() && !self.lanes.contains_key(name);
-        match is_new && named >= self.max_names {
-            true => Err(ApiError::too_many_lanes(self.max_names)),
-            false => Ok(()),
+        if is_new && named >= self.max_names {
+            Err(ApiError::too_many_lanes(self.max_names))
+        } else {
+            Ok(())
         }
     }
 

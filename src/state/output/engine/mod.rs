@@ -39,9 +39,10 @@ impl OutputEngine {
         markers: Arc<Markers>,
         start: OutputStart,
     ) -> Self {
-        Self(match formats.is_in_channels() {
-            true => Kind::Channels(ChannelEngine::new(formats, tools, markers, start)),
-            false => Kind::Tagged(TaggedEngine::new(formats, tools, markers, start)),
+        Self(if formats.is_in_channels() {
+            Kind::Channels(ChannelEngine::new(formats, tools, markers, start))
+        } else {
+            Kind::Tagged(TaggedEngine::new(formats, tools, markers, start))
         })
     }
 

@@ -25,8 +25,9 @@ pub(in crate::state::output) fn write(atom: &str, to: &mut String) {
 pub(super) fn write_key(atom: &str, to: &mut String) {
     let mut json = String::new();
     write(atom, &mut json);
-    match json.starts_with('"') {
-        true => to.push_str(&json),
-        false => write_json_string(&json, to),
+    if json.starts_with('"') {
+        to.push_str(&json)
+    } else {
+        write_json_string(&json, to)
     }
 }

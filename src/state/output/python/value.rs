@@ -138,18 +138,16 @@ impl ValueReader {
     fn expect_item(&mut self) {
         let is_dict = self.open.last().is_some_and(|open| open.closer == '}');
         self.at = At::Item;
-        self.role = match is_dict {
-            true => Role::Key,
-            false => Role::Value,
-        };
+        self.role = if is_dict { Role::Key } else { Role::Value };
     }
 
     fn read_atom(&mut self, c: char, to: &mut String) -> Scan {
         if atom::is_atom(c) {
             self.atom.push(c);
-            return match self.atom.len() > MAX_ATOM_BYTES {
-                true => Scan::Broken,
-                false => Scan::More,
+            return if self.atom.len() > MAX_ATOM_BYTES {
+                Scan::Broken
+            } else {
+                Scan::More
             };
         }
         if matches!(c, '"' | '\'') && TextReader::is_prefix(&self.atom) {

@@ -194,9 +194,10 @@ impl Planning<'_> {
     /// Counts the window pages of an extent and of its decode.
     fn take_windows(&mut self, candidate: &Candidate, admitted: &Admitted) {
         if let Some(windows) = &mut self.windows {
-            let max_new_tokens = match admitted.chunked {
-                true => 0,
-                false => candidate.max_new_tokens,
+            let max_new_tokens = if admitted.chunked {
+                0
+            } else {
+                candidate.max_new_tokens
             };
             windows.take(admitted.extend_end - admitted.prefix_len, max_new_tokens);
         }
@@ -214,9 +215,10 @@ impl Planning<'_> {
         };
         let missing = candidate.tokens.len() - prefix_len;
         let extend = missing.min(adder.rem_chunk());
-        let max_new_tokens = match extend < missing {
-            true => 0,
-            false => candidate.max_new_tokens,
+        let max_new_tokens = if extend < missing {
+            0
+        } else {
+            candidate.max_new_tokens
         };
         windows.deficit(extend, max_new_tokens, self.available_windows())
     }

@@ -208,14 +208,15 @@ impl SamplingParams {
     /// Rejects a minimum above the maximum of new tokens, under the endpoint's names for both.
     pub(crate) fn check_lengths(&self, min_name: &str, max_name: &str) -> Result<(), FieldError> {
         let (min, max) = (self.min_new_tokens, self.max_new_tokens);
-        match min <= max {
-            true => Ok(()),
-            false => refuse(
+        if min <= max {
+            Ok(())
+        } else {
+            refuse(
                 min_name,
                 format!(
                     "{min_name} is {min}, limit is {max_name} ({max}): lower one or raise the other"
                 ),
-            ),
+            )
         }
     }
 

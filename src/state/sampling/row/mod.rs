@@ -81,15 +81,16 @@ impl RowSampler {
 
     /// Converts the argmax of a whole row to a greedy sampler's choice.
     pub fn sampled_peak(peak: Peak) -> Sampled {
-        match peak.nan {
-            true => Sampled {
+        if peak.nan {
+            Sampled {
                 token: 0,
                 nan: true,
-            },
-            false => Sampled {
+            }
+        } else {
+            Sampled {
                 token: peak.token,
                 nan: peak.logit == f32::NEG_INFINITY,
-            },
+            }
         }
     }
 
@@ -171,9 +172,10 @@ impl RowSampler {
         }
         for &token in &self.seen {
             if let Some(logit) = logits.get_mut(token as usize) {
-                match *logit > 0.0 {
-                    true => *logit /= params.repetition_penalty,
-                    false => *logit *= params.repetition_penalty,
+                if *logit > 0.0 {
+                    *logit /= params.repetition_penalty
+                } else {
+                    *logit *= params.repetition_penalty
                 }
             }
         }

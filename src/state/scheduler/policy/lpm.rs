@@ -23,9 +23,12 @@ impl SchedulePolicy for Lpm {
     }
 
     fn order(&mut self, waiting: &mut [Waiting]) {
-        waiting.sort_by_key(|request| match request.matched.is_deprioritised {
-            true => (1, Reverse(0)),
-            false => (0, Reverse(request.matched.tokens)),
+        waiting.sort_by_key(|request| {
+            if request.matched.is_deprioritised {
+                (1, Reverse(0))
+            } else {
+                (0, Reverse(request.matched.tokens))
+            }
         });
     }
 }

@@ -19,9 +19,10 @@ impl Scheduler {
             return;
         };
         tier.serves = serves;
-        tier.account = match serves {
-            true => SaveAccount::Forget,
-            false => SaveAccount::End,
+        tier.account = if serves {
+            SaveAccount::Forget
+        } else {
+            SaveAccount::End
         };
         if !serves {
             tier.give_up();
@@ -291,9 +292,10 @@ impl Scheduler {
                 None => tier.discard_ready(ticket),
             }
         }
-        of_sequence.phase = match goes_on {
-            true => TierPhase::Found,
-            false => TierPhase::Done,
+        of_sequence.phase = if goes_on {
+            TierPhase::Found
+        } else {
+            TierPhase::Done
         };
         if let Some(load) = load.filter(|_| goes_on) {
             self.fetch_ahead(seq, load.to);

@@ -301,9 +301,10 @@ impl Tier {
 
     /// Number of blocks that can be fetched now.
     fn free_to_fetch(&self) -> usize {
-        match self.states.free() >= self.states_of_run() {
-            true => self.blocks.room_to_fetch(),
-            false => 0,
+        if self.states.free() >= self.states_of_run() {
+            self.blocks.room_to_fetch()
+        } else {
+            0
         }
     }
 
@@ -334,18 +335,20 @@ impl Tier {
         let Some(saved) = self.saves.remove(&ticket) else {
             return false;
         };
-        match saved.is_state {
-            true => self.states.saving -= 1,
-            false => self.blocks.saving -= 1,
+        if saved.is_state {
+            self.states.saving -= 1
+        } else {
+            self.blocks.saving -= 1
         }
         true
     }
 
     /// Takes the copies for a step.
     pub(super) fn send(&mut self, step: StepId) -> Option<Box<BlockCopies>> {
-        self.steps_since_save = match self.copies.saves.is_empty() {
-            true => self.steps_since_save.saturating_add(1),
-            false => 0,
+        self.steps_since_save = if self.copies.saves.is_empty() {
+            self.steps_since_save.saturating_add(1)
+        } else {
+            0
         };
         if self.copies.is_empty() {
             return None;
@@ -379,10 +382,10 @@ impl Tier {
             }
         }
         for ticket in copies.loads {
-            match is_good {
-                // The executor has returned the buffers.
-                true => drop(self.end_ready(ticket)),
-                false => self.discard_ready(ticket),
+            if is_good {
+                drop(self.end_ready(ticket))
+            } else {
+                self.discard_ready(ticket)
             }
         }
     }

@@ -77,17 +77,19 @@ impl Tier {
     /// Number of blocks that can be saved now: none without a free buffer for a state that may follow.
     fn room_to_save(&self) -> usize {
         let has_states = self.states.total == 0 || self.states.room_to_save() > 0;
-        match self.serves && has_states {
-            true => self.blocks.room_to_save(),
-            false => 0,
+        if self.serves && has_states {
+            self.blocks.room_to_save()
+        } else {
+            0
         }
     }
 
     /// Number of blocks that the next step always saves: 0 in most steps if blocks are large.
     fn due_saves(&self) -> usize {
-        match self.steps_since_save + 1 >= self.limits.steps_per_save {
-            true => self.limits.saves_per_step,
-            false => 0,
+        if self.steps_since_save + 1 >= self.limits.steps_per_save {
+            self.limits.saves_per_step
+        } else {
+            0
         }
     }
 
@@ -103,9 +105,10 @@ impl Tier {
             UnsavedPart::Pages(pages) => (BlockSource::Pages(pages), false),
             UnsavedPart::State(slot) => (BlockSource::State(slot), true),
         };
-        match is_state {
-            true => self.states.saving += 1,
-            false => self.blocks.saving += 1,
+        if is_state {
+            self.states.saving += 1
+        } else {
+            self.blocks.saving += 1
         }
         self.copies.saves.push(BlockSave { ticket, from });
         self.saves.insert(

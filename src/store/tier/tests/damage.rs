@@ -55,9 +55,10 @@ fn a_record_with_any_changed_bit_is_a_miss() {
             }
             let mut tier = world.open();
             assert_eq!(world.load(&mut tier, &path[0]), Ok(()));
-            let expected = match with_log || at >= slot + 4096 {
-                true => Short::Damaged,
-                false => Short::Evicted,
+            let expected = if with_log || at >= slot + 4096 {
+                Short::Damaged
+            } else {
+                Short::Evicted
             };
             assert_eq!(world.load(&mut tier, &path[1]), Err(expected), "byte {at}");
             assert_eq!(tier.index().prefix(&path), 1);

@@ -165,9 +165,10 @@ impl RadixTree {
 
     fn stored(&self, index: u32) -> CacheChange {
         let node = &self.arena[index];
-        let above = match self.arena[node.parent].is_root() {
-            true => Above::Root(self.root_names[&node.parent].clone()),
-            false => Above::Node(node.parent),
+        let above = if self.arena[node.parent].is_root() {
+            Above::Root(self.root_names[&node.parent].clone())
+        } else {
+            Above::Node(node.parent)
         };
         CacheChange::Stored {
             node: index,

@@ -111,9 +111,10 @@ impl Windows {
             return;
         }
         let above = self.change(lower, |held| NodeWindow {
-            pages: match held.pages.is_empty() {
-                true => Vec::new(),
-                false => held.pages.drain(..n_pages).collect(),
+            pages: if held.pages.is_empty() {
+                Vec::new()
+            } else {
+                held.pages.drain(..n_pages).collect()
             },
             ..*held
         });
@@ -441,12 +442,13 @@ impl RadixTree {
             windows.protected_pages,
             windows.order.len(),
         );
-        match kept == (evictable, protected, ordered) {
-            true => Ok(()),
-            false => Err(format!(
+        if kept == (evictable, protected, ordered) {
+            Ok(())
+        } else {
+            Err(format!(
                 "window pages: recorded {kept:?}, counted {:?}",
                 (evictable, protected, ordered)
-            )),
+            ))
         }
     }
 }

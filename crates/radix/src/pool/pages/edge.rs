@@ -272,12 +272,11 @@ impl Edge {
         let tokens = &self.buffer.tokens()[..used];
         let pages = self.buffer.page_range(0..self.end, page_size);
         let ids: PageIds = self.buffer.ids(pages).collect();
-        Some(match used > LONG_TOKENS {
-            true => {
-                let owner = None;
-                EdgeBuffer::long(EdgeTokens { tokens, owner }, ids)
-            }
-            false => EdgeBuffer::short(tokens, &ids),
+        Some(if used > LONG_TOKENS {
+            let owner = None;
+            EdgeBuffer::long(EdgeTokens { tokens, owner }, ids)
+        } else {
+            EdgeBuffer::short(tokens, &ids)
         })
     }
 

@@ -108,11 +108,12 @@ pub fn measure(
 }
 
 fn check_length(tokens: u64, limit: usize) -> Result<(), Failure> {
-    match tokens > limit as u64 {
-        true => Err(Failure::Usage(format!(
+    if tokens > limit as u64 {
+        Err(Failure::Usage(format!(
             "--noise-context and --output-tokens make {tokens} tokens, the model was made for at most {limit}"
-        ))),
-        false => Ok(()),
+        )))
+    } else {
+        Ok(())
     }
 }
 

@@ -95,9 +95,10 @@ fn contexts(limit: u32) -> Vec<u32> {
         tokens.checked_mul(2)
     });
     let contexts: Vec<u32> = doubled.take_while(|tokens| *tokens <= limit).collect();
-    match contexts.is_empty() {
-        true => vec![limit],
-        false => contexts,
+    if contexts.is_empty() {
+        vec![limit]
+    } else {
+        contexts
     }
 }
 

@@ -48,11 +48,12 @@ pub async fn run(
             seen.push((now, tokens));
         }
         if event.is_terminal() {
-            return match tokens == output_tokens {
-                true => Ok(Stream { began, seen }),
-                false => Err(Failure::failed(format_args!(
+            return if tokens == output_tokens {
+                Ok(Stream { began, seen })
+            } else {
+                Err(Failure::failed(format_args!(
                     "a stream ended after {tokens} tokens of {output_tokens}: give it a larger --context-length or --max-total-tokens"
-                ))),
+                )))
             };
         }
     }

@@ -118,9 +118,10 @@ impl Record {
             Some(gpu) => format!("{gpu} in {}", self.cpu),
             None => format!("{} threads, {}", self.threads, self.cpu),
         };
-        let kv = match self.kv_cache_dtype == self.dtype {
-            true => String::new(),
-            false => format!(", KV in {}", self.kv_cache_dtype),
+        let kv = if self.kv_cache_dtype == self.dtype {
+            String::new()
+        } else {
+            format!(", KV in {}", self.kv_cache_dtype)
         };
         format!(
             "{}, {}, quantization {}{kv}, {} kernels, {place}, {}",

@@ -97,9 +97,10 @@ fn a_load_without_a_copy_or_without_its_blocks_loses_the_step() {
         let error = run.executor.launch(&plan(LOADS)).unwrap_err();
         run.emulated.plan(Fault::Copy(OUT_OF_MEMORY), 0);
         assert!(matches!(&error, StepError::Lost(_)), "{error}");
-        let reason = match is_there {
-            true => "cuMemcpyHtoDAsync",
-            false => "are not there",
+        let reason = if is_there {
+            "cuMemcpyHtoDAsync"
+        } else {
+            "are not there"
         };
         assert!(error.to_string().contains(reason), "{error}");
         assert_eq!(run.in_hands(), 0);

@@ -89,9 +89,10 @@ pub unsafe fn write_weights<S: Lanes>(fold: &Fold, row: usize, weights: &[S::V; 
                 max = S::max(max, scaled[i]);
             }
             let max = S::max_lane(max);
-            let (scale, inverse) = match max > LEAST {
-                true => (max / MAX, MAX / max),
-                false => (0.0, 0.0),
+            let (scale, inverse) = if max > LEAST {
+                (max / MAX, MAX / max)
+            } else {
+                (0.0, 0.0)
             };
             *fold.scales.weights.wrapping_add(index) = scale + trace;
             for half in 0..BLOCK / HALF {

@@ -129,9 +129,12 @@ mod tests {
     /// The best by sorting everything.
     fn sorted(scores: &[f32], wanted: usize) -> Vec<u32> {
         let mut order: Vec<usize> = (0..scores.len()).collect();
-        let value = |i: usize| match scores[i].is_nan() {
-            true => f32::NEG_INFINITY,
-            false => scores[i],
+        let value = |i: usize| {
+            if scores[i].is_nan() {
+                f32::NEG_INFINITY
+            } else {
+                scores[i]
+            }
         };
         order.sort_by(|a, b| value(*b).partial_cmp(&value(*a)).expect("no NaN"));
         order.truncate(wanted);

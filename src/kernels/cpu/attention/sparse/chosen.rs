@@ -30,13 +30,15 @@ impl<F: FloatKv> Work<'_, F> {
             self.load_query::<S>(row);
             let n_keys = self.space.best[row].chosen().len();
             for start in (0..n_keys).step_by(BLOCK) {
-                let (next_row, next_start) = match start + BLOCK < n_keys {
-                    true => (row, start + BLOCK),
-                    false => (row + 1, 0),
+                let (next_row, next_start) = if start + BLOCK < n_keys {
+                    (row, start + BLOCK)
+                } else {
+                    (row + 1, 0)
                 };
-                let (next, n_next) = match next_row < n_rows {
-                    true => self.key_slots(next_row, next_start),
-                    false => (slots.0, 0),
+                let (next, n_next) = if next_row < n_rows {
+                    self.key_slots(next_row, next_start)
+                } else {
+                    (slots.0, 0)
                 };
                 if start.is_multiple_of(SPAN) {
                     clear(&mut self.space.span[..sizes.record]);
@@ -89,9 +91,10 @@ impl<F: FloatKv> Work<'_, F> {
     ) {
         let heads = self.step.heads;
         let whole = |dim: usize| dim.is_multiple_of(2 * LANES);
-        match whole(heads.key_dim) && whole(heads.values.dim()) {
-            true => self.attend_direct::<S>(sizes, (slots, n_keys), next),
-            false => self.attend_packed::<S>(sizes, (slots, n_keys)),
+        if whole(heads.key_dim) && whole(heads.values.dim()) {
+            self.attend_direct::<S>(sizes, (slots, n_keys), next)
+        } else {
+            self.attend_packed::<S>(sizes, (slots, n_keys))
         }
     }
 
@@ -232,10 +235,10 @@ impl<F: FloatKv> Work<'_, F> {
             &mut space.total[..sizes.record],
             &space.span[..sizes.record],
         );
-        match is_first {
-            true => total.copy_from_slice(span),
-            // SAFETY: `dispatch` detected the instruction set.
-            false => unsafe { merge::<S>(total, span) },
+        if is_first {
+            total.copy_from_slice(span)
+        } else {
+            unsafe { merge::<S>(total, span) }
         }
     }
 

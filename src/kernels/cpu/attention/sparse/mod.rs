@@ -206,9 +206,10 @@ impl SparseAttention {
         let most_tokens = tiles.iter().map(|tile| tile.n_tokens).max().unwrap_or(0);
         let longest = tiles.iter().map(Tile::end).max().unwrap_or(0);
         let wanted = ITEMS_PER_THREAD * pool.n_threads();
-        let n_parts = match n_items < wanted {
-            true => wanted.div_ceil(n_items).min(longest.div_ceil(PART_KEYS)),
-            false => 1,
+        let n_parts = if n_items < wanted {
+            wanted.div_ceil(n_items).min(longest.div_ceil(PART_KEYS))
+        } else {
+            1
         };
         let cost = self.pairs * heads.n_heads * channels.per_head();
         let n_bytes = AtomicUsize::new(0);

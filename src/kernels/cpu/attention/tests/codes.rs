@@ -68,18 +68,20 @@ fn a_code_or_scale_that_is_off_is_seen() {
                 let scales: &mut [bf16] = scales.slice();
                 let planes = Planes::over(&heads, codes);
                 // The last group of the last head.
-                let (at, dim, of_scale) = match of_value {
-                    true => (
+                let (at, dim, of_scale) = if of_value {
+                    (
                         planes.values(1),
                         heads.values.dim(),
                         planes.scales_of_value(1, slot),
-                    ),
-                    false => (planes.keys(1), heads.key_dim, planes.scales_of_key(1, slot)),
+                    )
+                } else {
+                    (planes.keys(1), heads.key_dim, planes.scales_of_key(1, slot))
                 };
                 let last = at + planes.slot(slot) + dim - 1;
-                match of_scales {
-                    true => scales[of_scale.end - 1] = bf16::from_f32(0.5),
-                    false => codes[last] = if codes[last] > 0 { -127 } else { 127 },
+                if of_scales {
+                    scales[of_scale.end - 1] = bf16::from_f32(0.5)
+                } else {
+                    codes[last] = if codes[last] > 0 { -127 } else { 127 }
                 }
                 let error = error(&mut world);
                 assert!(

@@ -279,10 +279,7 @@ fn wanted(works: &[Work]) -> Vec<u32> {
 }
 
 fn read(backend: &CudaBackend, tensor: &Tensor, is_f32: bool) -> Vec<f32> {
-    let bytes = match is_f32 {
-        true => 4,
-        false => backend.element.bytes(),
-    };
+    let bytes = if is_f32 { 4 } else { backend.element.bytes() };
     let start = (tensor.start.address() - backend.activations.ptr().address()) as usize;
     let range = start..start + tensor.rows * tensor.width * bytes;
     let read = backend.stream.read(&backend.activations, range).unwrap();

@@ -107,20 +107,18 @@ impl CublasLt {
 
 /// Logs the first such shape at info, the others at debug.
 fn say_missing(has_said: &mut bool, key: Key, error: &DriverError) {
-    match std::mem::replace(has_said, true) {
-        false => {
-            tracing::info!(%error, ?key, "cuBLASLt has no product: our own kernel multiplies, here and wherever else it has none")
-        }
-        true => tracing::debug!(%error, ?key, "cuBLASLt has no product"),
+    if !std::mem::replace(has_said, true) {
+        tracing::info!(%error, ?key, "cuBLASLt has no product: our own kernel multiplies, here and wherever else it has none")
+    } else {
+        tracing::debug!(%error, ?key, "cuBLASLt has no product")
     }
 }
 
 fn say_failed(has_said: &mut bool, key: Key, error: &DriverError) {
-    match std::mem::replace(has_said, true) {
-        false => {
-            tracing::warn!(%error, ?key, "cuBLASLt failed: our own kernel multiplies from now on, here and wherever else it fails")
-        }
-        true => tracing::debug!(%error, ?key, "cuBLASLt failed"),
+    if !std::mem::replace(has_said, true) {
+        tracing::warn!(%error, ?key, "cuBLASLt failed: our own kernel multiplies from now on, here and wherever else it fails")
+    } else {
+        tracing::debug!(%error, ?key, "cuBLASLt failed")
     }
 }
 

@@ -34,9 +34,10 @@ fn owned(texts: impl IntoIterator<Item = String>) -> Vec<Cow<'static, str>> {
 fn byte_level(added: &[(&str, i32)]) -> VocabularyFields<'static> {
     let printable = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut next = 256;
-    let mut spelled = |byte: u32| match printable(&byte) {
-        true => char::from_u32(byte),
-        false => {
+    let mut spelled = |byte: u32| {
+        if printable(&byte) {
+            char::from_u32(byte)
+        } else {
             next += 1;
             char::from_u32(next - 1)
         }

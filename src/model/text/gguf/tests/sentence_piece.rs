@@ -44,9 +44,12 @@ fn vocabulary() -> VocabularyFields<'static> {
 
 /// Hugging Face's file for the same vocabulary.
 fn tokenizer_json(fields: &VocabularyFields<'_>, prefix: bool) -> Value {
-    let in_file = |text: &str| match text.trim().is_empty() {
-        true => text.replace(' ', "\u{2581}"),
-        false => text.to_owned(),
+    let in_file = |text: &str| {
+        if text.trim().is_empty() {
+            text.replace(' ', "\u{2581}")
+        } else {
+            text.to_owned()
+        }
     };
     let mut vocab = serde_json::Map::new();
     let mut added = Vec::new();

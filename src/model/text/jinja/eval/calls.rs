@@ -52,10 +52,13 @@ impl<'t> Interpreter<'t> {
     fn call_object(&self, id: usize, args: Args) -> Result<Value> {
         let callable = match self.objects.borrow_mut().get_mut(id) {
             Some(Object::Macro(index, scope)) => Callable::Macro(*index, scope.clone()),
-            Some(Object::Joiner { separator, is_used }) => match std::mem::replace(is_used, true) {
-                true => Callable::Text(separator.clone()),
-                false => Callable::Text(Value::text("")),
-            },
+            Some(Object::Joiner { separator, is_used }) => {
+                if std::mem::replace(is_used, true) {
+                    Callable::Text(separator.clone())
+                } else {
+                    Callable::Text(Value::text(""))
+                }
+            }
             Some(Object::Loop(state)) => {
                 Callable::Loop(state.node, state.scope.clone(), state.depth + 1)
             }

@@ -74,16 +74,18 @@ impl<'t> Interpreter<'t> {
             Kind::Not(inner) => Ok(Value::Bool(!self.truth(&self.eval(inner, scope)?))),
             Kind::And(a, b) => {
                 let a = self.eval(a, scope)?;
-                match self.truth(&a) {
-                    true => self.eval(b, scope),
-                    false => Ok(a),
+                if self.truth(&a) {
+                    self.eval(b, scope)
+                } else {
+                    Ok(a)
                 }
             }
             Kind::Or(a, b) => {
                 let a = self.eval(a, scope)?;
-                match self.truth(&a) {
-                    true => Ok(a),
-                    false => self.eval(b, scope),
+                if self.truth(&a) {
+                    Ok(a)
+                } else {
+                    self.eval(b, scope)
                 }
             }
             Kind::Negative(inner) => self.negative(&self.eval(inner, scope)?),

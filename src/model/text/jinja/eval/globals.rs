@@ -43,13 +43,16 @@ impl Interpreter<'_> {
                 }
                 self.object(Object::Namespace(attributes))
             }
-            "cycler" => match args.positional.is_empty() {
-                true => Fault::other("at least one item has to be provided"),
-                false => self.object(Object::Cycler {
-                    items: args.positional,
-                    at: 0,
-                }),
-            },
+            "cycler" => {
+                if args.positional.is_empty() {
+                    Fault::other("at least one item has to be provided")
+                } else {
+                    self.object(Object::Cycler {
+                        items: args.positional,
+                        at: 0,
+                    })
+                }
+            }
             "joiner" => {
                 let [separator] = args.bind("joiner", ["sep"], 0)?;
                 self.object(Object::Joiner {
@@ -88,9 +91,10 @@ impl Interpreter<'_> {
         } else {
             stop >= start
         };
-        let len = match is_empty {
-            true => 0,
-            false => (start.abs_diff(stop) - 1) / step.unsigned_abs() + 1,
+        let len = if is_empty {
+            0
+        } else {
+            (start.abs_diff(stop) - 1) / step.unsigned_abs() + 1
         };
         if len > MAX_RANGE {
             return Fault::other(format!(

@@ -154,9 +154,10 @@ fn stack_address() -> usize {
 impl<'t> Interpreter<'t> {
     /// Takes instructions.
     pub(super) fn step(&self, count: usize) -> Result<()> {
-        match meter::spend(count) {
-            true => self.check_room(0),
-            false => Err(Fault::Instructions),
+        if meter::spend(count) {
+            self.check_room(0)
+        } else {
+            Err(Fault::Instructions)
         }
     }
 
@@ -168,9 +169,10 @@ impl<'t> Interpreter<'t> {
     /// Checks that `bytes` more may be used.
     pub(super) fn check_room(&self, bytes: usize) -> Result<()> {
         let used = meter::live().saturating_sub(self.memory_start);
-        match used.saturating_add(bytes) <= self.limits.memory_bytes {
-            true => Ok(()),
-            false => Err(Fault::Memory),
+        if used.saturating_add(bytes) <= self.limits.memory_bytes {
+            Ok(())
+        } else {
+            Err(Fault::Memory)
         }
     }
 

@@ -50,9 +50,10 @@ impl Interpreter<'_> {
                         text.push_str(other);
                     }
                 }
-                Ok(match first.is_safe() || second.is_safe() {
-                    true => Value::safe(text),
-                    false => Value::text(text),
+                Ok(if first.is_safe() || second.is_safe() {
+                    Value::safe(text)
+                } else {
+                    Value::text(text)
                 })
             }
             (Arithmetic::Add, Value::List(a), Value::List(b)) => {

@@ -68,9 +68,10 @@ pub(in super::super) fn places(parts: &[Value; 3], len: usize) -> Result<(i64, i
     let start = number(&parts[0])?.map_or(if step > 0 { least } else { most }, clip);
     let stop = number(&parts[1])?.map_or(if step > 0 { most } else { least }, clip);
     let distance = if step > 0 { stop - start } else { start - stop };
-    let count = match distance > 0 {
-        true => (distance as u64 - 1) / step.unsigned_abs() + 1,
-        false => 0,
+    let count = if distance > 0 {
+        (distance as u64 - 1) / step.unsigned_abs() + 1
+    } else {
+        0
     };
     Ok((start, step, count as usize))
 }

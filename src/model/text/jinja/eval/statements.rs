@@ -238,13 +238,12 @@ impl<'t> Interpreter<'t> {
                 let items = self.items(&value)?;
                 if items.len() != targets.len() {
                     let (wanted, found) = (targets.len(), items.len());
-                    return match found < wanted {
-                        true => Fault::other(format!(
+                    return if found < wanted {
+                        Fault::other(format!(
                             "not enough values to unpack (expected {wanted}, got {found})"
-                        )),
-                        false => {
-                            Fault::other(format!("too many values to unpack (expected {wanted})"))
-                        }
+                        ))
+                    } else {
+                        Fault::other(format!("too many values to unpack (expected {wanted})"))
                     };
                 }
                 for (target, item) in targets.iter().zip(items) {

@@ -57,9 +57,10 @@ impl Interpreter<'_> {
             "random" => {
                 args.none(name)?;
                 let items = self.items(&value)?;
-                match items.is_empty() {
-                    true => Ok(Value::undefined("No random item, sequence was empty.")),
-                    false => Ok(items[fastrand::usize(..items.len())].clone()),
+                if items.is_empty() {
+                    Ok(Value::undefined("No random item, sequence was empty."))
+                } else {
+                    Ok(items[fastrand::usize(..items.len())].clone())
                 }
             }
             _ => {

@@ -100,9 +100,10 @@ impl Interpreter<'_> {
             "d" | "default" => {
                 let [default, boolean] = args.bind(name, ["default_value", "boolean"], 0)?;
                 let boolean = boolean.is_some_and(|boolean| self.truth(&boolean));
-                match value.is_undefined() || (boolean && !self.truth(&value)) {
-                    true => Ok(default.unwrap_or_else(|| Value::text(""))),
-                    false => Ok(value),
+                if value.is_undefined() || (boolean && !self.truth(&value)) {
+                    Ok(default.unwrap_or_else(|| Value::text("")))
+                } else {
+                    Ok(value)
                 }
             }
             "e" | "escape" | "forceescape" | "safe" | "striptags" | "urlencode" | "xmlattr" => {
@@ -123,9 +124,10 @@ impl Interpreter<'_> {
             "pprint" => {
                 args.none(name)?;
                 let text = self.repr(&self.sorted_keys(&value)?)?;
-                match text.chars().count() <= 80 {
-                    true => Ok(Value::text(text)),
-                    false => Fault::other("pprint of more than 80 characters is not supported"),
+                if text.chars().count() <= 80 {
+                    Ok(Value::text(text))
+                } else {
+                    Fault::other("pprint of more than 80 characters is not supported")
                 }
             }
             "urlize" => Fault::other("the filter 'urlize' is not supported"),

@@ -171,9 +171,10 @@ fn round_whole(number: &BigInt, digits: u64) -> Result<Value> {
     let twice = rest * 2;
     let goes_up = twice > scale || (twice == scale && quotient.is_odd());
     let quotient = if goes_up { quotient + 1 } else { quotient };
-    match quotient.is_zero() {
-        true => Ok(Value::Int(0)),
-        false => bounded(quotient * scale),
+    if quotient.is_zero() {
+        Ok(Value::Int(0))
+    } else {
+        bounded(quotient * scale)
     }
 }
 
@@ -185,9 +186,10 @@ fn file_size(bytes: f64, binary: bool) -> String {
     if bytes < base {
         return format!("{} Bytes", bytes.trunc());
     }
-    let prefixes = match binary {
-        true => ["K", "M", "G", "T", "P", "E", "Z", "Y"],
-        false => ["k", "M", "G", "T", "P", "E", "Z", "Y"],
+    let prefixes = if binary {
+        ["K", "M", "G", "T", "P", "E", "Z", "Y"]
+    } else {
+        ["k", "M", "G", "T", "P", "E", "Z", "Y"]
     };
     let mut unit = base;
     let mut text = String::new();

@@ -74,20 +74,22 @@ impl Interpreter<'_> {
 
     fn select(&self, name: &str, value: &Value, args: Args) -> Result<Value> {
         let keeps = name.starts_with("select");
-        let generator = match keeps {
-            true => "sync_do_select",
-            false => "sync_do_reject",
+        let generator = if keeps {
+            "sync_do_select"
+        } else {
+            "sync_do_reject"
         };
         if !self.truth(value) {
             return Value::generator(generator, Vec::new());
         }
         let mut given = args.positional.into_iter();
-        let getter = match name.ends_with("attr") {
-            true => match given.next() {
+        let getter = if name.ends_with("attr") {
+            match given.next() {
                 Some(attribute) => self.getter(Some(attribute))?,
                 None => return Fault::other("Missing parameter for attribute name"),
-            },
-            false => Vec::new(),
+            }
+        } else {
+            Vec::new()
         };
         let test = match given.next() {
             Some(test) => Some(self.text_of(&test)?.to_owned()),

@@ -91,9 +91,10 @@ impl Interpreter<'_> {
                     Ordering::Equal
                 }
             };
-            match reverse {
-                true => ordering.reverse(),
-                false => ordering,
+            if reverse {
+                ordering.reverse()
+            } else {
+                ordering
             }
         });
         match fault {

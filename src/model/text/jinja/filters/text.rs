@@ -51,16 +51,15 @@ impl Interpreter<'_> {
                         "can't handle positional and keyword arguments at the same time",
                     );
                 }
-                let values = match args.named.is_empty() {
-                    true => Value::tuple(args.positional)?,
-                    false => {
-                        let named = args.named.into_iter();
-                        Value::dict(
-                            named
-                                .map(|(name, value)| (Value::text(name), value))
-                                .collect(),
-                        )?
-                    }
+                let values = if args.named.is_empty() {
+                    Value::tuple(args.positional)?
+                } else {
+                    let named = args.named.into_iter();
+                    Value::dict(
+                        named
+                            .map(|(name, value)| (Value::text(name), value))
+                            .collect(),
+                    )?
                 };
                 match self.soft(&value)? {
                     Value::Text(text) => self.printf(&text, &values),
@@ -157,11 +156,11 @@ impl Interpreter<'_> {
             return Ok(value.clone());
         }
         let kept: String = text.chars().take((length - end_chars) as usize).collect();
-        let kept = match kill {
-            true => kept.as_str(),
-            false => kept
-                .rsplit_once(' ')
-                .map_or(kept.as_str(), |(kept, _)| kept),
+        let kept = if kill {
+            kept.as_str()
+        } else {
+            kept.rsplit_once(' ')
+                .map_or(kept.as_str(), |(kept, _)| kept)
         };
         Ok(Value::like(value, kept.to_owned() + end))
     }
@@ -176,9 +175,10 @@ fn titled(text: &str) -> String {
     let (mut out, mut starts) = (String::with_capacity(text.len()), true);
     let mut rest = text;
     while !rest.is_empty() {
-        let end = match starts {
-            true => rest.find(|character| !is_gap(character)),
-            false => rest.find(is_gap),
+        let end = if starts {
+            rest.find(|character| !is_gap(character))
+        } else {
+            rest.find(is_gap)
         };
         let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
         if starts {

@@ -124,9 +124,10 @@ impl Wrap {
             let blank = is_blank(first);
             let end = rest.find(|character| is_blank(character) != blank);
             let (run, after) = rest.split_at(end.unwrap_or(rest.len()));
-            match blank || !self.breaks_hyphens {
-                true => chunks.push(run.to_owned()),
-                false => chunks.extend(hyphenated(run)),
+            if blank || !self.breaks_hyphens {
+                chunks.push(run.to_owned())
+            } else {
+                chunks.extend(hyphenated(run))
             }
             rest = after;
         }

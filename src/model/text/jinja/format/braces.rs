@@ -41,9 +41,10 @@ impl Interpreter<'_> {
                 return Fault::other("Single '}' encountered in format string");
             }
             let Some(end) = closing(rest) else {
-                return Fault::other(match rest.is_empty() {
-                    true => "Single '{' encountered in format string",
-                    false => "expected '}' before end of string",
+                return Fault::other(if rest.is_empty() {
+                    "Single '{' encountered in format string"
+                } else {
+                    "expected '}' before end of string"
                 });
             };
             self.step(1)?;
@@ -80,9 +81,10 @@ impl Interpreter<'_> {
                 return Fault::other(format!("Unknown conversion specifier {other}"));
             }
         }
-        let spec = match spec.contains(['{', '}']) {
-            true => self.format_nested(spec, fields, levels - 1)?,
-            false => spec.to_owned(),
+        let spec = if spec.contains(['{', '}']) {
+            self.format_nested(spec, fields, levels - 1)?
+        } else {
+            spec.to_owned()
         };
         self.format_value(&value, &spec)
     }

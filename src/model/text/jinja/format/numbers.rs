@@ -17,9 +17,10 @@ pub(super) fn float(number: f64, form: char, precision: usize, keeps_zeros: bool
         'e' => exponential(number, precision, keeps_zeros),
         _ => general(number, precision.max(1), keeps_zeros),
     };
-    match form.is_ascii_uppercase() {
-        true => text.to_ascii_uppercase(),
-        false => text,
+    if form.is_ascii_uppercase() {
+        text.to_ascii_uppercase()
+    } else {
+        text
     }
 }
 
@@ -48,23 +49,26 @@ fn general(number: f64, precision: usize, keeps_zeros: bool) -> String {
     if exponent < -4 || exponent >= precision as i32 {
         let text = exponential(number, precision - 1, keeps_zeros);
         let (digits, rest) = text.split_at(text.find('e').unwrap_or(text.len()));
-        return match keeps_zeros {
-            true => text,
-            false => trimmed(digits).to_owned() + rest,
+        return if keeps_zeros {
+            text
+        } else {
+            trimmed(digits).to_owned() + rest
         };
     }
     let decimals = (precision as i32 - 1 - exponent).max(0) as usize;
     let text = format!("{number:.decimals$}");
-    match keeps_zeros {
-        true => point(text.clone(), !text.contains('.')),
-        false => trimmed(&text).to_owned(),
+    if keeps_zeros {
+        point(text.clone(), !text.contains('.'))
+    } else {
+        trimmed(&text).to_owned()
     }
 }
 
 fn trimmed(digits: &str) -> &str {
-    match digits.contains('.') {
-        true => digits.trim_end_matches('0').trim_end_matches('.'),
-        false => digits,
+    if digits.contains('.') {
+        digits.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        digits
     }
 }
 
@@ -88,9 +92,10 @@ pub(super) fn plain(number: f64, precision: Option<usize>) -> String {
         return trimmed(digits).to_owned() + rest;
     }
     let text = general(number, precision, false);
-    match text.contains('.') || precision == 1 {
-        true => text,
-        false => text + ".0",
+    if text.contains('.') || precision == 1 {
+        text
+    } else {
+        text + ".0"
     }
 }
 

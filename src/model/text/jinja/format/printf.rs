@@ -71,9 +71,10 @@ impl Interpreter<'_> {
         if !is_taken && !by_name && !is_mapping {
             return Fault::other("not all arguments converted during string formatting");
         }
-        Ok(match text.is_safe() {
-            true => Value::safe(out),
-            false => Value::text(out),
+        Ok(if text.is_safe() {
+            Value::safe(out)
+        } else {
+            Value::text(out)
         })
     }
 
@@ -174,9 +175,10 @@ impl Interpreter<'_> {
             }
             size
         };
-        match size.is_none_or(|size| size.unsigned_abs() <= MAX_WIDTH as u64) {
-            true => Ok(size),
-            false => Fault::other(format!("a width or precision is above {MAX_WIDTH}")),
+        if size.is_none_or(|size| size.unsigned_abs() <= MAX_WIDTH as u64) {
+            Ok(size)
+        } else {
+            Fault::other(format!("a width or precision is above {MAX_WIDTH}"))
         }
     }
 

@@ -116,9 +116,10 @@ fn swapped(text: &str) -> String {
 fn titled(text: &str) -> String {
     let (mut out, mut follows) = (String::with_capacity(text.len()), false);
     for character in text.chars() {
-        match follows {
-            true => out.extend(character.to_lowercase()),
-            false => out.push_str(&title_of(character)),
+        if follows {
+            out.extend(character.to_lowercase())
+        } else {
+            out.push_str(&title_of(character))
         }
         follows = is_cased(character);
     }

@@ -10,13 +10,12 @@ pub(super) fn split<'a>(
     from_end: bool,
 ) -> Vec<&'a str> {
     let pieces = most.saturating_add(1);
-    match from_end {
-        true => {
-            let mut parts: Vec<&str> = text.rsplitn(pieces, separator).collect();
-            parts.reverse();
-            parts
-        }
-        false => text.splitn(pieces, separator).collect(),
+    if from_end {
+        let mut parts: Vec<&str> = text.rsplitn(pieces, separator).collect();
+        parts.reverse();
+        parts
+    } else {
+        text.splitn(pieces, separator).collect()
     }
 }
 

@@ -164,9 +164,10 @@ impl Interpreter<'_> {
         if separator.is_empty() {
             return Fault::other("empty separator");
         }
-        let found = match from_end {
-            true => text.rsplit_once(separator),
-            false => text.split_once(separator),
+        let found = if from_end {
+            text.rsplit_once(separator)
+        } else {
+            text.split_once(separator)
         };
         let parts = match (found, from_end) {
             (Some((before, after)), _) => [before, separator, after],
@@ -267,9 +268,10 @@ impl Interpreter<'_> {
             if index > 0 {
                 out.push_str(separator);
             }
-            match value.is_safe() && !text.is_safe() {
-                true => out.push_str(&super::super::filters::escape(text.as_str())),
-                false => out.push_str(text.as_str()),
+            if value.is_safe() && !text.is_safe() {
+                out.push_str(&super::super::filters::escape(text.as_str()))
+            } else {
+                out.push_str(text.as_str())
             }
             self.step(1)?;
             self.check_room(out.len())?;

@@ -68,9 +68,10 @@ impl Parser {
     /// A filter whose name comes next.
     pub(super) fn filter(&mut self, value: Option<Expr>) -> Result<Expr> {
         let name = self.dotted()?;
-        let arguments = match self.is_sign("(") {
-            true => self.arguments()?,
-            false => Arguments::default(),
+        let arguments = if self.is_sign("(") {
+            self.arguments()?
+        } else {
+            Arguments::default()
         };
         let depth = value.as_ref().map_or(0, |value| value.depth);
         let depth = depth.max(arguments.depth());
@@ -120,9 +121,10 @@ impl Parser {
         };
         let depth = value.depth.max(arguments.depth());
         let test = expr(Kind::Test(Box::new(value), name, arguments), depth)?;
-        match is_negated {
-            true => single(Kind::Not, test),
-            false => Ok(test),
+        if is_negated {
+            single(Kind::Not, test)
+        } else {
+            Ok(test)
         }
     }
 }

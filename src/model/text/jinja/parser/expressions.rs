@@ -32,9 +32,10 @@ impl Parser {
             if self.is_tuple_end(ends) {
                 break;
             }
-            items.push(match takes_condition {
-                true => self.expression()?,
-                false => self.deeper(Self::or)?,
+            items.push(if takes_condition {
+                self.expression()?
+            } else {
+                self.deeper(Self::or)?
             });
             if !self.is_sign(",") {
                 break;
@@ -67,9 +68,10 @@ impl Parser {
         let mut value = self.or()?;
         while self.skip_name("if") {
             let condition = self.or()?;
-            let otherwise = match self.skip_name("else") {
-                true => Some(Box::new(self.deeper(Self::conditional)?)),
-                false => None,
+            let otherwise = if self.skip_name("else") {
+                Some(Box::new(self.deeper(Self::conditional)?))
+            } else {
+                None
             };
             let last = otherwise.as_ref().map_or(0, |other| other.depth);
             let depth = value.depth.max(condition.depth).max(last);
@@ -98,9 +100,10 @@ impl Parser {
     }
 
     fn not(&mut self) -> Result<Expr> {
-        match self.skip_name("not") {
-            true => single(Kind::Not, self.deeper(Self::not)?),
-            false => self.compare(),
+        if self.skip_name("not") {
+            single(Kind::Not, self.deeper(Self::not)?)
+        } else {
+            self.compare()
         }
     }
 
@@ -206,9 +209,10 @@ impl Parser {
             _ => self.primary()?,
         };
         let value = self.postfix(value)?;
-        match takes_filters {
-            true => self.filters_and_tests(value),
-            false => Ok(value),
+        if takes_filters {
+            self.filters_and_tests(value)
+        } else {
+            Ok(value)
         }
     }
 
@@ -370,9 +374,10 @@ impl Parser {
     }
 
     fn slice_or_none(&mut self) -> Result<Option<[Option<Expr>; 3]>> {
-        match self.is_sign(":") {
-            true => self.slice_from(None).map(Some),
-            false => Ok(None),
+        if self.is_sign(":") {
+            self.slice_from(None).map(Some)
+        } else {
+            Ok(None)
         }
     }
 

@@ -108,9 +108,10 @@ impl Parser {
     }
 
     fn expect_sign(&mut self, sign: &str) -> Result<()> {
-        match self.skip_sign(sign) {
-            true => Ok(()),
-            false => Err(format!("expected {sign:?}, got {}", self.found())),
+        if self.skip_sign(sign) {
+            Ok(())
+        } else {
+            Err(format!("expected {sign:?}, got {}", self.found()))
         }
     }
 
@@ -167,13 +168,14 @@ impl Parser {
 
 /// An expression of parts of this depth.
 fn expr(kind: Kind, depth: u16) -> Result<Expr> {
-    match depth < MAX_DEPTH {
-        true => Ok(Expr {
+    if depth < MAX_DEPTH {
+        Ok(Expr {
             kind,
             depth: depth + 1,
-        }),
-        false => Err(format!(
+        })
+    } else {
+        Err(format!(
             "an expression nests deeper than {MAX_DEPTH} levels"
-        )),
+        ))
     }
 }

@@ -143,9 +143,10 @@ impl Parser {
             return Err(format!("expected \"in\", got {}", self.found()));
         }
         let iterated = self.tuple(false, &["recursive"])?;
-        let condition = match self.skip_name("if") {
-            true => Some(self.expression()?),
-            false => None,
+        let condition = if self.skip_name("if") {
+            Some(self.expression()?)
+        } else {
+            None
         };
         let is_recursive = self.skip_name("recursive");
         self.loops += 1;
@@ -214,9 +215,10 @@ impl Parser {
     }
 
     fn call_block(&mut self) -> Result<Action> {
-        let (parameters, defaults) = match self.is_sign("(") {
-            true => self.signature()?,
-            false => (Vec::new(), Vec::new()),
+        let (parameters, defaults) = if self.is_sign("(") {
+            self.signature()?
+        } else {
+            (Vec::new(), Vec::new())
         };
         let call = self.expression()?;
         if !matches!(call.kind, Kind::Call(..)) {
@@ -314,9 +316,10 @@ impl Parser {
         ) {
             return Err(format!("can't assign to {name:?}"));
         }
-        match self.skip_sign(".") {
-            true => Ok(Target::Attribute(name, self.name()?)),
-            false => Ok(Target::Name(name)),
+        if self.skip_sign(".") {
+            Ok(Target::Attribute(name, self.name()?))
+        } else {
+            Ok(Target::Name(name))
         }
     }
 }

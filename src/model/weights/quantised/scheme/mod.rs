@@ -114,9 +114,10 @@ impl Scheme {
             Some(file) if has_codes => {
                 let json = JsonFile::read(file, MAX_CONFIG_BYTES)?;
                 // It need not name the method: AWQ's tools have other keys than GPTQ's.
-                let implied = match json.value(AWQ_BITS).is_some() {
-                    true => "awq",
-                    false => "gptq",
+                let implied = if json.value(AWQ_BITS).is_some() {
+                    "awq"
+                } else {
+                    "gptq"
                 };
                 Self::of_method(&json, Some(json.text("quant_method")?.unwrap_or(implied)))
             }
@@ -301,9 +302,10 @@ fn weights_scheme(json: &JsonFile, weights: &JsonFile) -> Result<Scheme, LoadErr
         Some(_) => return Err(unsupported(weights, "type", "\"int\" or \"float\"")),
     };
     let known = FLOATS.contains(&format) || INTEGERS.contains(&format) || format == PACKED;
-    let fits = match is_float {
-        true => FLOATS.contains(&format),
-        false => !FLOATS[..1].contains(&format),
+    let fits = if is_float {
+        FLOATS.contains(&format)
+    } else {
+        !FLOATS[..1].contains(&format)
     };
     if !known || !fits {
         let supported = "\"float-quantized\" (of type float), \"int-quantized\" or \"pack-quantized\" (of type int)";
@@ -330,11 +332,12 @@ fn weights_scheme(json: &JsonFile, weights: &JsonFile) -> Result<Scheme, LoadErr
         "strategy",
         &["channel", "tensor", "block", "group"],
     )?;
-    Ok(match is_float {
-        true => Scheme::Fp8 {
+    Ok(if is_float {
+        Scheme::Fp8 {
             block: block(weights, "block_structure")?,
-        },
-        false => Scheme::Int8,
+        }
+    } else {
+        Scheme::Int8
     })
 }
 

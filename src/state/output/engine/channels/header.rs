@@ -93,13 +93,15 @@ impl Header {
         if c == '\n' || self.n_chars > MAX_CHARS {
             return HeaderStep::Broken;
         }
-        match c.is_whitespace() {
-            true => self.end_word(),
-            false => self.word.push(c),
+        if c.is_whitespace() {
+            self.end_word()
+        } else {
+            self.word.push(c)
         }
-        match self.at != At::Role || self.may_be_before_channel() {
-            true => HeaderStep::More,
-            false => HeaderStep::Broken,
+        if self.at != At::Role || self.may_be_before_channel() {
+            HeaderStep::More
+        } else {
+            HeaderStep::Broken
         }
     }
 

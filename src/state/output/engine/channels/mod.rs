@@ -406,9 +406,10 @@ impl ChannelEngine {
     fn end_call(&mut self, out: &mut Vec<OutputPiece>) {
         out.push(OutputPiece::CallEnd);
         self.complete_calls += 1;
-        self.state = match self.wants_end() {
-            true => State::Over,
-            false => State::Between,
+        self.state = if self.wants_end() {
+            State::Over
+        } else {
+            State::Between
         };
     }
 
@@ -463,9 +464,10 @@ impl ChannelEngine {
 
 impl Header {
     fn part(&self) -> Part {
-        match self.is_reasoning() {
-            true => Part::Reasoning,
-            false => Part::Content,
+        if self.is_reasoning() {
+            Part::Reasoning
+        } else {
+            Part::Content
         }
     }
 }

@@ -146,9 +146,10 @@ impl TaggedEngine {
             calls: syntax.zip(tools),
             has_reasoning: formats.reasoning.is_some(),
             state: State::Around,
-            around: match starts_inside {
-                true => Around::Reasoning,
-                false => Around::Content,
+            around: if starts_inside {
+                Around::Reasoning
+            } else {
+                Around::Content
             },
             held: Vec::new(),
             n_opening: None,
@@ -205,9 +206,10 @@ impl TaggedEngine {
         }
         self.run(Input::Ended, out);
         while self.is_holding() {
-            match self.is_between_calls() {
-                true => self.leave_list(),
-                false => self.give_up(out),
+            if self.is_between_calls() {
+                self.leave_list()
+            } else {
+                self.give_up(out)
             }
             self.run(Input::Ended, out);
         }
