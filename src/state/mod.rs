@@ -8,11 +8,8 @@
 //! (detokenizer), [`output`] (parsers of calls and reasoning), [`answer`] (both), [`step`] (an executor's work),
 //! [`plan`] (transactions between scheduler, cache and pools), [`scheduler`], [`control`] (scheduler, cache and pools).
 
-pub mod answer;
 pub mod control;
-pub mod detok;
 pub mod grammar;
-pub mod output;
 pub mod plan;
 pub mod pooling;
 pub mod sampling;
@@ -20,4 +17,5 @@ pub mod scheduler;
 pub mod step;
 
 pub use souffleur_base::{prompt_vectors, request_limits};
+pub use souffleur_output::{answer, detok, output};
 pub use souffleur_radix::{cache, pool, tiers};

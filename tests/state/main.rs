@@ -13,7 +13,6 @@ mod lifecycle;
 mod long_requests;
 mod memory_use;
 mod naive_model;
-mod output;
 mod planted_waits;
 mod policy_model;
 mod policy_tables;

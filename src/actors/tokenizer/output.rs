@@ -117,13 +117,13 @@ impl OutputText {
             return Self::None;
         };
         let Some(parsing) = parsing else {
-            return Self::Plain(TextStream::with_stops(sampling, stops, context, text));
+            return Self::Plain(TextStream::new(sampling.into(), stops, context, text));
         };
         let form = AnswerForm {
             in_format_only: has_constraint,
             ..formats.form(parsing, sampling, start)
         };
-        let answer = AnswerStream::new(sampling, stops, context, text, form);
+        let answer = AnswerStream::new(sampling.into(), stops, context, text, form);
         Self::Answer(Box::new(answer))
     }
 

@@ -1,15 +1,15 @@
-//! Reads the transcripts of `tests/state/output` with the parsers of SGLang's gateway as well, whole, and compares.
+//! Reads the transcripts of `tests/output` with the parsers of SGLang's gateway as well, whole, and compares.
 //! Every difference has a reason, or is an error.
 
-#[path = "../../../tests/state/output/messages.rs"]
+#[path = "../../../tests/output/messages.rs"]
 mod messages;
-#[path = "../../../tests/state/output/plan.rs"]
+#[path = "../../../tests/output/plan.rs"]
 mod plan;
 mod reasons;
-#[path = "../../../tests/state/output/transcript.rs"]
+#[path = "../../../tests/output/transcript.rs"]
 #[allow(dead_code)]
 mod transcript;
-#[path = "../../../tests/state/output/values.rs"]
+#[path = "../../../tests/output/values.rs"]
 mod values;
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use futures::executor::block_on;
 use reasoning_parser::{DeepSeekR1Parser, Qwen3Parser, ReasoningParser};
 use serde_json::Value;
-use souffleur::state::output::{OutputFormats, ReasoningFormat, ToolFormat};
+use souffleur_output::output::{OutputFormats, ReasoningFormat, ToolFormat};
 use tool_parser::{LlamaParser, MistralParser, PythonicParser, QwenParser, ToolParser};
 
 use plan::{Plan, Said};

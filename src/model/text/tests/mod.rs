@@ -1,13 +1,14 @@
 mod formats;
 mod turns;
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::state::detok::TextStream;
-use crate::state::sampling::SamplingParams;
+use crate::state::detok::{TextOptions, TextStream};
 
 /// A model directory for one test.
 struct ModelDir(TempDir);
@@ -135,7 +136,7 @@ fn metaspace_decoder() -> Value {
 }
 
 fn streamed(model: &TextModel, tokens: &[u32]) -> String {
-    let mut stream = TextStream::new(&SamplingParams::default(), &[], model);
+    let mut stream = TextStream::new(TextOptions::default(), Arc::default(), &[], model);
     let mut text = String::new();
     for &token in tokens {
         stream.push(token, model);

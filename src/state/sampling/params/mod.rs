@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::rules::GREEDY_TEMPERATURE;
 use crate::error::{FieldError, Plain, RequestError};
 use crate::field::{check_bytes, check_count};
+use crate::state::detok::TextOptions;
 use crate::state::request_limits::RequestLimits;
 
 /// Sampling and stopping parameters. Names and defaults are SGLang's.
@@ -52,6 +53,16 @@ pub struct SamplingParams {
     pub spaces_between_special_tokens: bool,
     /// Keeps the stop string or stop token in the output.
     pub no_stop_trim: bool,
+}
+
+impl From<&SamplingParams> for TextOptions {
+    fn from(params: &SamplingParams) -> Self {
+        Self {
+            skip_special_tokens: params.skip_special_tokens,
+            spaces_between_special_tokens: params.spaces_between_special_tokens,
+            no_stop_trim: params.no_stop_trim,
+        }
+    }
 }
 
 impl Default for SamplingParams {

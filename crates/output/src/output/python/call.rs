@@ -2,15 +2,15 @@
 
 use super::atom;
 use super::value::ValueReader;
-use crate::state::output::call::{CallOutput, CallReader, Step};
-use crate::state::output::escape::write_json_string;
-use crate::state::output::json::Scan;
-use crate::state::output::named::MAX_NAME_BYTES;
-use crate::state::output::syntax::{Tag, TagSet};
+use crate::output::call::{CallOutput, CallReader, Step};
+use crate::output::escape::write_json_string;
+use crate::output::json::Scan;
+use crate::output::named::MAX_NAME_BYTES;
+use crate::output::syntax::{Tag, TagSet};
 
 /// Parses a call from the first character of its name. Only keyword arguments are accepted.
 #[derive(Debug)]
-pub(in crate::state::output) struct PythonReader {
+pub(in crate::output) struct PythonReader {
     at: At,
     function: String,
     is_started: bool,
@@ -35,7 +35,7 @@ enum At {
 
 impl PythonReader {
     /// Starts a name, if the character can begin one.
-    pub(in crate::state::output) fn new(first: char) -> Option<Self> {
+    pub(in crate::output) fn new(first: char) -> Option<Self> {
         begins_name(first).then(|| Self {
             at: At::Function,
             function: first.to_string(),

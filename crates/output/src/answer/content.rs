@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::state::detok::{StopMatcher, StopTable};
+use crate::detok::{StopMatcher, StopTable};
 
 /// The search for stop strings, and the end of the text that may begin one.
 #[derive(Debug)]

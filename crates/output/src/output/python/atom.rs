@@ -1,7 +1,7 @@
 //! Numbers and words of Python.
 
-use crate::state::output::escape::write_json_string;
-use crate::state::output::number;
+use crate::output::escape::write_json_string;
+use crate::output::number;
 
 /// Whether a character may belong to a number or a word.
 pub(super) fn is_atom(c: char) -> bool {
@@ -9,7 +9,7 @@ pub(super) fn is_atom(c: char) -> bool {
 }
 
 /// Writes a number or word as JSON. An unknown word is a string.
-pub(in crate::state::output) fn write(atom: &str, to: &mut String) {
+pub(in crate::output) fn write(atom: &str, to: &mut String) {
     match atom {
         "True" | "true" => to.push_str("true"),
         "False" | "false" => to.push_str("false"),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use serde_json::json;
-use souffleur::state::output::{
+use souffleur_output::output::{
     Markers, OutputEnding, OutputEngine, OutputFormats, OutputPiece, OutputStart, Tool, ToolChoice,
     ToolUse, push_piece,
 };

@@ -1,7 +1,7 @@
 //! Answers as messages in channels.
 
 use serde_json::Value;
-use souffleur::state::output::ToolFormat;
+use souffleur_output::output::ToolFormat;
 
 use super::plan::Plan;
 use super::values;

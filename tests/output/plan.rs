@@ -1,7 +1,7 @@
 //! An answer, made up before its transcript is written.
 
 use serde_json::{Map, Value};
-use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
+use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
 use super::messages;
 use super::transcript::{Mode, Transcript};

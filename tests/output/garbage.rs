@@ -1,6 +1,6 @@
 //! Text without a plan.
 
-use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
+use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
 use super::read_in_all_cuts;
 use super::transcript::{Mode, Transcript};

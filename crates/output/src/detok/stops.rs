@@ -41,7 +41,7 @@ impl StopTable {
     /// Builds the table of a list. Empty strings never match.
     ///
     /// # Panics
-    /// If a string has more than 65,535 bytes: `SamplingParams::validate` allows far fewer.
+    /// If a string has more than 65,535 bytes.
     pub fn new(strings: &[String]) -> Self {
         let strings = strings.iter().filter(|string| !string.is_empty());
         Self {

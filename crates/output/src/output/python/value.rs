@@ -2,7 +2,7 @@
 
 use super::atom;
 use super::text::{TextReader, TextStep};
-use crate::state::output::json::{MAX_DEPTH, Scan};
+use crate::output::json::{MAX_DEPTH, Scan};
 
 /// A longer number or word is invalid.
 const MAX_ATOM_BYTES: usize = 4096;

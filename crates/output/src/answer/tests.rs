@@ -1,5 +1,5 @@
 use super::*;
-use crate::state::output::{OutputEnding, ReasoningFormat, Tool, ToolChoice, ToolFormat};
+use crate::output::{OutputEnding, ReasoningFormat, Tool, ToolChoice, ToolFormat};
 
 const OPEN: u32 = 256;
 const CLOSE: u32 = 257;
@@ -52,10 +52,7 @@ fn tokens(text: &str) -> Vec<u32> {
 }
 
 fn stream(stops: &[&str], parallel: bool) -> AnswerStream {
-    let params = SamplingParams {
-        stop: stops.iter().map(|stop| (*stop).to_owned()).collect(),
-        ..SamplingParams::default()
-    };
+    let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
     let formats = OutputFormats {
         tool: Some(ToolFormat::Hermes),
         reasoning: Some(ReasoningFormat::Think),
@@ -78,8 +75,8 @@ fn stream(stops: &[&str], parallel: bool) -> AnswerStream {
         start: OutputStart::Content,
         in_format_only: false,
     };
-    let table = Arc::new(StopTable::new(&params.stop));
-    AnswerStream::new(&params, table, &[], &Bytes, form)
+    let table = Arc::new(StopTable::new(&stops));
+    AnswerStream::new(TextOptions::default(), table, &[], &Bytes, form)
 }
 
 fn all(mut stream: AnswerStream, text: &str) -> (Vec<OutputPiece>, Option<StopMatch>) {

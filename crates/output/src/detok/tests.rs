@@ -93,20 +93,49 @@ impl TokenText for ByteFallback {
     }
 }
 
-fn stop_at(stop: &[&str]) -> SamplingParams {
-    SamplingParams {
+/// The parameters of a request that its text depends on.
+#[derive(Default)]
+struct Params {
+    stop: Vec<String>,
+    text: TextOptions,
+}
+
+impl Params {
+    fn skip_special_tokens(skip: bool) -> Self {
+        let text = TextOptions {
+            skip_special_tokens: skip,
+            ..TextOptions::default()
+        };
+        Self {
+            text,
+            ..Self::default()
+        }
+    }
+
+    fn start(&self, context: &[u32], table: &dyn TokenText) -> TextStream {
+        TextStream::new(
+            self.text,
+            Arc::new(StopTable::new(&self.stop)),
+            context,
+            table,
+        )
+    }
+}
+
+fn stop_at(stop: &[&str]) -> Params {
+    Params {
         stop: stop.iter().map(|&stop| stop.to_owned()).collect(),
-        ..SamplingParams::default()
+        ..Params::default()
     }
 }
 
 /// Feeds the tokens; returns the text after each token, the rest at the end, and the match.
 fn stream(
-    params: &SamplingParams,
+    params: &Params,
     table: &dyn TokenText,
     tokens: &[u32],
 ) -> (Vec<String>, String, Option<StopMatch>) {
-    let mut stream = TextStream::new(params, &[], table);
+    let mut stream = params.start(&[], table);
     let mut found = None;
     let mut deltas = Vec::new();
     for &token in tokens {
@@ -134,7 +163,7 @@ fn characters_come_whole() {
 #[test]
 fn invalid_bytes_are_released() {
     let table = Table::byte_level();
-    let mut stream = TextStream::new(&stop_at(&[]), &[], &table);
+    let mut stream = stop_at(&[]).start(&[], &table);
     let mut text = String::new();
     for pushed in 1..=1000 {
         stream.push(0xff, &table);
@@ -162,7 +191,7 @@ fn text_given_out_stays_when_a_run_of_byte_tokens_turns_invalid() {
 fn the_first_space_goes_only_without_context() {
     let table = Table::metaspace();
     let first = |context: &[u32]| {
-        let mut stream = TextStream::new(&stop_at(&[]), context, &table);
+        let mut stream = stop_at(&[]).start(context, &table);
         stream.push(2, &table);
         stream.push(2, &table);
         stream.take_text()
@@ -193,10 +222,8 @@ fn a_stop_string_ends_the_text_at_the_token_that_completes_it() {
         matched: "END".into(),
     };
     assert_eq!(found, Some(expected));
-    let keep = SamplingParams {
-        no_stop_trim: true,
-        ..stop_at(&["hen", "the"])
-    };
+    let mut keep = stop_at(&["hen", "the"]);
+    keep.text.no_stop_trim = true;
     let the = [b'x'.into(), 256, 256];
     let (deltas, rest, found) = stream(&keep, &table, &the);
     assert_eq!((deltas.concat() + &rest).as_str(), "xthe");
@@ -206,7 +233,7 @@ fn a_stop_string_ends_the_text_at_the_token_that_completes_it() {
 #[test]
 fn a_stop_token_counts_but_has_no_text() {
     let table = Table::byte_level();
-    let mut stream = TextStream::new(&stop_at(&["END"]), &[], &table);
+    let mut stream = stop_at(&["END"]).start(&[], &table);
     for token in bytes("EN") {
         stream.push(token, &table);
     }
@@ -220,10 +247,7 @@ fn a_stop_token_counts_but_has_no_text() {
 #[test]
 fn special_tokens_show_only_if_asked_for() {
     let table = Table::metaspace();
-    let shown = SamplingParams {
-        skip_special_tokens: false,
-        ..SamplingParams::default()
-    };
+    let shown = Params::skip_special_tokens(false);
     assert_eq!(
         stream(&shown, &table, &[6, 2, 6, 2]).0,
         ["<s>", " Hello", "<s>", " Hello"]
@@ -256,9 +280,9 @@ fn a_token_costs_the_same_at_any_length() {
 fn repetitive_stop_strings_cost_one_pass() {
     let stops: Vec<String> = (0..32).map(|n| "a".repeat(992 + n) + "b").collect();
     let table = Table::byte_level();
-    let params = SamplingParams {
-        stop: stops.as_slice().into(),
-        ..SamplingParams::default()
+    let params = Params {
+        stop: stops,
+        ..Params::default()
     };
     let (deltas, rest, found) = stream(&params, &table, &vec![b'a'.into(); 20_000]);
     assert_eq!(deltas.concat().len() + rest.len(), 20_000);
@@ -284,7 +308,7 @@ proptest! {
         skip in any::<bool>(),
     ) {
         let table = Table::byte_level();
-        let params = SamplingParams { skip_special_tokens: skip, ..SamplingParams::default() };
+        let params = Params::skip_special_tokens(skip);
         let (deltas, rest, _) = stream(&params, &table, &tokens);
         prop_assert_eq!(deltas.concat() + &rest, table.decode(&tokens, skip, true));
     }
@@ -294,7 +318,7 @@ proptest! {
         tokens in prop::collection::vec(Table::metaspace().ids(), 0..60), skip in any::<bool>(),
     ) {
         let table = Table::metaspace();
-        let params = SamplingParams { skip_special_tokens: skip, ..SamplingParams::default() };
+        let params = Params::skip_special_tokens(skip);
         let (deltas, rest, _) = stream(&params, &table, &tokens);
         prop_assert_eq!(deltas.concat() + &rest, table.decode(&tokens, skip, true));
     }
@@ -317,7 +341,7 @@ proptest! {
         stops in prop::collection::vec("[abthe日]{1,4}", 1..4),
     ) {
         let table = Table::byte_level();
-        let params = SamplingParams { stop: stops.as_slice().into(), ..SamplingParams::default() };
+        let params = Params { stop: stops.clone(), ..Params::default() };
         let (deltas, rest, found) = stream(&params, &table, &tokens);
         let whole = table.decode(&tokens, true, true);
         match naive_match(&whole, &stops) {

@@ -9,7 +9,7 @@ mod plan;
 mod transcript;
 mod values;
 
-use souffleur::state::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
+use souffleur_output::output::{OutputFormats, OutputPiece, ReasoningFormat, ToolFormat};
 
 use plan::{Plan, Said};
 use transcript::{Mode, Transcript};

@@ -5,15 +5,15 @@ mod header;
 use std::sync::Arc;
 
 use super::MAX_HELD_CHARS;
-use crate::state::output::ending::OutputEnding;
-use crate::state::output::format::{OutputFormats, ReasoningFormat, ToolFormat};
-use crate::state::output::json::{Scan, ValueScanner};
-use crate::state::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
-use crate::state::output::markers::Markers;
-use crate::state::output::piece::{OutputPiece, push_arguments, push_reasoning, push_text};
-use crate::state::output::start::OutputStart;
-use crate::state::output::syntax::{Tag, TagSet};
-use crate::state::output::tools::ToolUse;
+use crate::output::ending::OutputEnding;
+use crate::output::format::{OutputFormats, ReasoningFormat, ToolFormat};
+use crate::output::json::{Scan, ValueScanner};
+use crate::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
+use crate::output::markers::Markers;
+use crate::output::piece::{OutputPiece, push_arguments, push_reasoning, push_text};
+use crate::output::start::OutputStart;
+use crate::output::syntax::{Tag, TagSet};
+use crate::output::tools::ToolUse;
 use header::{Header, HeaderStep};
 
 /// Parses one output of messages.

@@ -1,6 +1,6 @@
 //! A megabyte of one repeated text that is hard for the parser.
 
-use souffleur::state::output::{OutputPiece, ReasoningFormat, ToolFormat};
+use souffleur_output::output::{OutputPiece, ReasoningFormat, ToolFormat};
 
 use super::transcript::{Mode, Transcript};
 

@@ -4,8 +4,7 @@
 //! into up to four byte tokens. The window keeps tokens whose text was already emitted, and decodes them with the new
 //! token; the additional text is new.
 
-use super::TokenText;
-use crate::state::sampling::SamplingParams;
+use super::{TextOptions, TokenText};
 
 /// A character has at most 4 bytes, so at most 3 replacement characters can still become one.
 const MAX_HELD_REPLACEMENTS: usize = 3;
@@ -26,10 +25,10 @@ pub(super) struct DecodeWindow {
 }
 
 impl DecodeWindow {
-    pub(super) fn new(params: &SamplingParams, context: &[u32], tokenizer: &dyn TokenText) -> Self {
+    pub(super) fn new(options: TextOptions, context: &[u32], tokenizer: &dyn TokenText) -> Self {
         let mut window = Self {
-            skip_special_tokens: params.skip_special_tokens,
-            spaces_between_special_tokens: params.spaces_between_special_tokens,
+            skip_special_tokens: options.skip_special_tokens,
+            spaces_between_special_tokens: options.spaces_between_special_tokens,
             tokens: context.to_vec(),
             settled: context.len(),
             decoded: String::new(),

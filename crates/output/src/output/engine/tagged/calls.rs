@@ -1,20 +1,20 @@
 //! Openings, calls and lists of calls.
 
 use super::{Around, EndTag, Fate, State, TaggedEngine, Trailer};
-use crate::state::output::braced::BracedReader;
-use crate::state::output::call::{CallOutput, CallReader, Step};
-use crate::state::output::closers::Closers;
-use crate::state::output::content::{After, Content};
-use crate::state::output::keyed::KeyedReader;
-use crate::state::output::lexer::{Item, Lexeme};
-use crate::state::output::loose::LooseReader;
-use crate::state::output::named::NamedReader;
-use crate::state::output::object::ObjectReader;
-use crate::state::output::piece::{OutputPiece, push_arguments};
-use crate::state::output::python::PythonReader;
-use crate::state::output::separated::SeparatedReader;
-use crate::state::output::syntax::{CallList, Expect, Surroundings, Tag};
-use crate::state::output::xml::XmlReader;
+use crate::output::braced::BracedReader;
+use crate::output::call::{CallOutput, CallReader, Step};
+use crate::output::closers::Closers;
+use crate::output::content::{After, Content};
+use crate::output::keyed::KeyedReader;
+use crate::output::lexer::{Item, Lexeme};
+use crate::output::loose::LooseReader;
+use crate::output::named::NamedReader;
+use crate::output::object::ObjectReader;
+use crate::output::piece::{OutputPiece, push_arguments};
+use crate::output::python::PythonReader;
+use crate::output::separated::SeparatedReader;
+use crate::output::syntax::{CallList, Expect, Surroundings, Tag};
+use crate::output::xml::XmlReader;
 
 /// The state of an opening after a character or tag.
 enum Opened {

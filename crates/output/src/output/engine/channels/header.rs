@@ -1,7 +1,7 @@
 //! The header of a message: its role, its channel, its recipient.
 
-use crate::state::output::named::MAX_NAME_BYTES;
-use crate::state::output::syntax::Tag;
+use crate::output::named::MAX_NAME_BYTES;
+use crate::output::syntax::Tag;
 
 /// A longer header is invalid.
 const MAX_CHARS: usize = 512;

@@ -8,7 +8,6 @@ mod window;
 
 use std::sync::Arc;
 
-use crate::state::sampling::SamplingParams;
 pub use stops::{Found, StopMatcher, StopTable};
 use window::DecodeWindow;
 
@@ -22,6 +21,27 @@ pub trait TokenText {
         skip_special_tokens: bool,
         spaces_between_special_tokens: bool,
     ) -> String;
+}
+
+/// How an output becomes text, by the names of SGLang's sampling parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextOptions {
+    /// Omits special tokens from the text.
+    pub skip_special_tokens: bool,
+    /// Puts spaces between special tokens in the text.
+    pub spaces_between_special_tokens: bool,
+    /// Keeps the stop string in the text.
+    pub no_stop_trim: bool,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        Self {
+            skip_special_tokens: true,
+            spaces_between_special_tokens: true,
+            no_stop_trim: false,
+        }
+    }
 }
 
 /// The text of an output, and the search for its stop strings.
@@ -47,30 +67,24 @@ pub struct StopMatch {
 }
 
 impl TextStream {
-    /// Starts the text of an output.
+    /// Starts the text of an output; outputs may share `stops`.
     ///
     /// `context` are the last few tokens of the prompt (SGLang takes 5): they add no text, but with them a first token
     /// such as `▁Paris` of a SentencePiece vocabulary keeps its space. Without context the text equals the decoded
     /// output.
-    pub fn new(params: &SamplingParams, context: &[u32], tokenizer: &dyn TokenText) -> Self {
-        let stops = Arc::new(StopTable::new(&params.stop));
-        Self::with_stops(params, stops, context, tokenizer)
-    }
-
-    /// As [`new`](Self::new), with a table of `params.stop` shared by several outputs.
-    pub fn with_stops(
-        params: &SamplingParams,
+    pub fn new(
+        options: TextOptions,
         stops: Arc<StopTable>,
         context: &[u32],
         tokenizer: &dyn TokenText,
     ) -> Self {
         Self {
-            window: DecodeWindow::new(params, context, tokenizer),
+            window: DecodeWindow::new(options, context, tokenizer),
             stops: StopMatcher::new(stops),
             text: String::new(),
             held_bytes: 0,
             output_tokens: 0,
-            keeps_stop: params.no_stop_trim,
+            keeps_stop: options.no_stop_trim,
             stopped: false,
         }
     }

@@ -1,6 +1,6 @@
 //! Python strings.
 
-use crate::state::output::escape::{Dialect, Read, Unescape, write_json_char};
+use crate::output::escape::{Dialect, Read, Unescape, write_json_char};
 
 /// Parses a string after its opening quote and writes its inside as that of a JSON string.
 #[derive(Debug)]

@@ -7,12 +7,11 @@ mod content;
 
 use std::sync::Arc;
 
-use crate::state::detok::{StopMatch, StopTable, TextStream, TokenText};
-use crate::state::output::{
+use crate::detok::{StopMatch, StopTable, TextOptions, TextStream, TokenText};
+use crate::output::{
     Markers, OutputEnding, OutputEngine, OutputFormats, OutputPiece, OutputStart, ToolUse,
     push_piece,
 };
-use crate::state::sampling::SamplingParams;
 use content::ContentStops;
 
 /// How to parse the output of a request.
@@ -47,10 +46,10 @@ pub struct AnswerStream {
 }
 
 impl AnswerStream {
-    /// Starts the answer of a request with these parameters, the table of its stop strings and the last few tokens of
-    /// its prompt, as in [`TextStream::with_stops`].
+    /// Starts the answer of a request with these options, the table of its stop strings and the last few tokens of
+    /// its prompt, as in [`TextStream::new`].
     pub fn new(
-        params: &SamplingParams,
+        options: TextOptions,
         stops: Arc<StopTable>,
         context: &[u32],
         tokenizer: &dyn TokenText,
@@ -65,14 +64,14 @@ impl AnswerStream {
         } = form;
         let engine = OutputEngine::new(formats, tools, markers.clone(), start);
         Self {
-            text: TextStream::with_stops(params, Arc::default(), context, tokenizer),
+            text: TextStream::new(options, Arc::default(), context, tokenizer),
             engine: if in_format_only {
                 engine.with_calls_in_format_only()
             } else {
                 engine
             },
             markers,
-            stops: ContentStops::new(stops, params.no_stop_trim),
+            stops: ContentStops::new(stops, options.no_stop_trim),
             found: Vec::new(),
             pieces: Vec::new(),
             reasoning_tokens: 0,

@@ -4,19 +4,19 @@ mod calls;
 
 use std::sync::Arc;
 
-use crate::state::output::call::{CallOutput, CallReader};
-use crate::state::output::closers::Closers;
-use crate::state::output::code::Code;
-use crate::state::output::content::{After, Content};
-use crate::state::output::ending::OutputEnding;
-use crate::state::output::format::OutputFormats;
-use crate::state::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
-use crate::state::output::markers::Markers;
-use crate::state::output::piece::{OutputPiece, push_reasoning, push_text};
-use crate::state::output::start::OutputStart;
-use crate::state::output::syntax::{CallList, Expect, Loose, Tag, TagSet, ToolSyntax};
-use crate::state::output::thinking::Thinking;
-use crate::state::output::tools::ToolUse;
+use crate::output::call::{CallOutput, CallReader};
+use crate::output::closers::Closers;
+use crate::output::code::Code;
+use crate::output::content::{After, Content};
+use crate::output::ending::OutputEnding;
+use crate::output::format::OutputFormats;
+use crate::output::lexer::{FoundTag, Input, Item, Lexeme, Lexer};
+use crate::output::markers::Markers;
+use crate::output::piece::{OutputPiece, push_reasoning, push_text};
+use crate::output::start::OutputStart;
+use crate::output::syntax::{CallList, Expect, Loose, Tag, TagSet, ToolSyntax};
+use crate::output::thinking::Thinking;
+use crate::output::tools::ToolUse;
 
 use super::MAX_HELD_CHARS;
 
