@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::config::EngineConfig;
 use crate::error::LoadError;
 use crate::model::generation::GenerationConfig;
-use crate::model::gguf::Gguf;
+use crate::model::gguf::{self, Gguf};
 use crate::model::location::ModelLocation;
 use crate::model::text::TextModel;
 
@@ -33,7 +33,7 @@ impl TextSide {
                 let gguf = Gguf::open(&file)?;
                 let text = with_text.then(|| text_of_gguf(&file, &gguf));
                 Ok(Self {
-                    generation: gguf.generation_config()?,
+                    generation: gguf::generation_config(&gguf)?,
                     text: text.transpose()?,
                 })
             }
@@ -44,7 +44,7 @@ impl TextSide {
 /// The vocabulary and the chat template of a GGUF file. A `tokenizer.json` next to it replaces a vocabulary that is
 /// absent or not supported.
 fn text_of_gguf(file: &Path, gguf: &Gguf) -> Result<TextModel, LoadError> {
-    let own = gguf.vocabulary()?;
+    let own = gguf::vocabulary(gguf)?;
     let own = own.map(|fields| TextModel::from_vocabulary(file, fields));
     let dir = file.parent().unwrap_or(Path::new(""));
     match own {

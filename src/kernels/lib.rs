@@ -6,11 +6,9 @@
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports))]
 
-pub mod blocks;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-pub mod dtype;
 pub mod gemm;
 pub mod latent;
 pub mod random;
@@ -19,7 +17,6 @@ pub mod rope;
 pub mod routing;
 pub mod shape;
 pub mod sparsity;
-pub mod tensor_view;
 
 use self::blocks::BlockType;
 use self::dtype::MatrixRole;
@@ -30,6 +27,7 @@ use self::rope::{PositionScale, Rope};
 use self::routing::Routing;
 use self::tensor_view::TensorView;
 use souffleur_base::kv_layout::Values;
+pub use souffleur_gguf::{blocks, dtype, tensor_view};
 
 /// The operations of a decoder, on one device.
 ///

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::error::{LoadError, Plain};
+pub(crate) use crate::error::format_error;
+use crate::error::{LoadError, number_within};
 
 /// Characters of an offending value that an error quotes.
 const QUOTED_CHARS: usize = 80;
@@ -225,24 +226,6 @@ impl JsonFile {
     /// An error about `key`.
     pub fn error(&self, key: &str, reason: impl Display) -> LoadError {
         format_error(&self.file, format!("{}{key} {reason}", self.within))
-    }
-}
-
-/// The description of a number within limits, for errors.
-pub(crate) fn number_within(limits: &RangeInclusive<f64>) -> String {
-    let (start, end) = (Plain(limits.start()), Plain(limits.end()));
-    if *limits.start() == f64::MIN_POSITIVE {
-        format!("a number above 0 and at most {end}")
-    } else {
-        format!("a number from {start} to {end}")
-    }
-}
-
-/// An error about a whole file.
-pub(crate) fn format_error(file: &Path, reason: impl Into<String>) -> LoadError {
-    LoadError::Format {
-        file: file.to_owned(),
-        reason: reason.into(),
     }
 }
 

@@ -43,8 +43,9 @@ pub mod smollm3;
 pub mod sparsity;
 pub mod state_mixer;
 pub(crate) mod tensor_spec;
-pub mod text;
 pub mod weights;
+
+pub use souffleur_text as text;
 
 use crate::error::LoadError;
 use crate::kernels::Backend;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::SimulateError;
 use crate::model::config::ModelConfig;
-use crate::model::gguf::Gguf;
+use crate::model::gguf::{self, Gguf};
 use crate::model::location::ModelLocation;
 
 const KNOWN: [(&str, &str); 4] = [
@@ -45,7 +45,7 @@ pub fn load(name_or_path: &str) -> Result<ModelConfig, SimulateError> {
     } else {
         match ModelLocation::find(path)? {
             ModelLocation::Folder(dir) => dir,
-            ModelLocation::Gguf(file) => return Ok(Gguf::open(&file)?.config()?),
+            ModelLocation::Gguf(file) => return Ok(gguf::config(&Gguf::open(&file)?)?),
         }
     };
     if !dir.join("config.json").is_file() {

@@ -7,7 +7,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use serde_json::Value as Json;
 
-#[path = "../../src/model/gguf/tests/writer.rs"]
+#[path = "../../crates/gguf/src/tests/writer.rs"]
 pub mod writer;
 
 #[path = "gguf_families.rs"]

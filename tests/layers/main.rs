@@ -32,11 +32,13 @@ fn table() -> Vec<(String, BTreeSet<String>)> {
         let quoted = cell.split('`').skip(1).step_by(2);
         quoted.map(str::to_owned).collect::<Vec<String>>()
     };
-    rows.map(|row| {
+    rows.flat_map(|row| {
         let mut cells = row.split('|').skip(1).map(names);
-        let layer = cells.next().and_then(|mut names| names.pop());
-        let imports = cells.next().unwrap_or_default().into_iter().collect();
-        (layer.expect("a row names its layer"), imports)
+        let layers = cells.next().unwrap_or_default();
+        let imports: BTreeSet<String> = cells.next().unwrap_or_default().into_iter().collect();
+        layers
+            .into_iter()
+            .map(move |layer| (layer, imports.clone()))
     })
     .collect()
 }
@@ -98,7 +100,7 @@ fn imports(base: &Path, prefixes: &[&str], shown: &str) -> Imports {
     let mut found = Imports::new();
     for file in files {
         let layer = layer_of(&file, base);
-        if ["lib", "main", "mod"].contains(&layer.as_str()) {
+        if ["lib", "main", "mod", "tests"].contains(&layer.as_str()) {
             continue;
         }
         let text = read(&file);
@@ -108,7 +110,7 @@ fn imports(base: &Path, prefixes: &[&str], shown: &str) -> Imports {
             .flat_map(|prefix| named_after(&text, prefix));
         imports.extend(
             names
-                .filter(|name| *name != layer)
+                .filter(|name| *name != layer && !name.starts_with(char::is_uppercase))
                 .map(|name| format!("{shown}{name}")),
         );
     }

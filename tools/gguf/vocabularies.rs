@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use souffleur::model::gguf::Gguf;
+use souffleur::model::gguf::{self, Gguf};
 use souffleur::model::text::TextModel;
 use tokenizers::NormalizedString;
 use tokenizers::normalizers::NFC;
@@ -94,7 +94,7 @@ struct Told {
 
 fn compare(file: &Path) -> Result<Told, Box<dyn Error>> {
     let gguf = Gguf::open(file)?;
-    let fields = gguf.vocabulary()?.ok_or("has no vocabulary")?;
+    let fields = gguf::vocabulary(&gguf)?.ok_or("has no vocabulary")?;
     let (ends, composes) = (fields.end_token_ids(), composes(fields.pre.as_deref()));
     let began = Instant::now();
     let model = TextModel::from_vocabulary(file, fields)?;

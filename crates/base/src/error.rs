@@ -2,7 +2,8 @@
 //! status that fits it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 /// Seconds after which a client that met an overload should come back.
 pub const RETRY_AFTER_S: u32 = 1;
@@ -14,6 +15,24 @@ impl<T: fmt::Debug> fmt::Display for Plain<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = format!("{:?}", self.0);
         f.write_str(text.strip_suffix(".0").unwrap_or(&text))
+    }
+}
+
+/// The description of a number within limits, for errors.
+pub fn number_within(limits: &RangeInclusive<f64>) -> String {
+    let (start, end) = (Plain(limits.start()), Plain(limits.end()));
+    if *limits.start() == f64::MIN_POSITIVE {
+        format!("a number above 0 and at most {end}")
+    } else {
+        format!("a number from {start} to {end}")
+    }
+}
+
+/// An error about a whole file.
+pub fn format_error(file: &Path, reason: impl Into<String>) -> LoadError {
+    LoadError::Format {
+        file: file.to_owned(),
+        reason: reason.into(),
     }
 }
 

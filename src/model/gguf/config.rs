@@ -5,10 +5,10 @@
 //! refused.
 
 use super::Gguf;
+use super::Metadata;
 use super::experts::experts;
 use super::keys::Keys;
 use super::latent::latent;
-use super::metadata::Metadata;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::metadata::Metadata;
+use super::Metadata;
 use crate::error::LoadError;
 
 /// The metadata of one architecture: keys that begin with its name.

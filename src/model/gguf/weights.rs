@@ -28,11 +28,10 @@ pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError>
         .tensors()
         .map(|tensor| (tensor.element.name, tensor.bytes.len()))
         .collect();
-    let searched = gguf.files[0].path().to_owned();
-    let files = gguf.files.into_iter().map(|file| file.mapped).collect();
+    let searched = gguf.path().to_owned();
     Ok(Weights::new(
         &searched,
-        files,
+        gguf.into_files(),
         entries.into_iter().collect(),
         types,
     ))
@@ -40,7 +39,7 @@ pub(super) fn of(gguf: Gguf, config: &ModelConfig) -> Result<Weights, LoadError>
 
 fn missing(gguf: &Gguf, config: &ModelConfig, spec: &TensorSpec) -> LoadError {
     LoadError::MissingTensor {
-        file: gguf.files[0].path().to_owned(),
+        file: gguf.path().to_owned(),
         tensor: names::file_name(config, &spec.name),
         expected: spec.shape.clone(),
     }

@@ -19,7 +19,7 @@ use crate::kernels::{Backend, Expert, Gate, Linear};
 use crate::kv_layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::config::recurrent::Written;
-use crate::model::gguf::Gguf;
+use crate::model::gguf::{self, Gguf};
 use crate::model::location::ModelLocation;
 use crate::model::random::random_vector;
 use crate::model::weights::{
@@ -185,10 +185,10 @@ fn open_folder(dir: &Path, load_format: LoadFormat) -> Result<Opened, LoadError>
 
 fn open_gguf(file: &Path, load_format: LoadFormat) -> Result<Opened, LoadError> {
     let gguf = Gguf::open(file)?;
-    let config = gguf.config()?;
+    let config = gguf::config(&gguf)?;
     let dtype = Some(gguf.dtype());
     let weights = match load_format {
-        LoadFormat::Auto => Some(gguf.into_weights(&config)?),
+        LoadFormat::Auto => Some(gguf::weights(gguf, &config)?),
         LoadFormat::Dummy => None,
     };
     Ok((config, dtype, weights))

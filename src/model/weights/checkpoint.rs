@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use rustc_hash::FxHashMap;
 
 use super::entry::Entry;
-use super::mapped::MappedFile;
 use super::quantised::part_names::part_names;
 use super::quantised::part_of::PartOf;
 use super::quantised::scheme::Scheme;
@@ -16,6 +15,7 @@ use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{Stored, TensorView};
 use crate::model::json_file::format_error;
 use crate::model::tensor_spec::TensorSpec;
+use souffleur_gguf::mapped::MappedFile;
 
 /// How many tensors of the files have an element type.
 #[derive(Clone, Debug, PartialEq, Eq)]

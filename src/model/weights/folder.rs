@@ -8,11 +8,11 @@ use safetensors::SafeTensors;
 
 use super::checkpoint::Weights;
 use super::entry::Entry;
-use super::mapped::MappedFile;
 use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::{RowOrder, Stored};
 use crate::model::json_file::{JsonFile, format_error};
+use souffleur_gguf::mapped::MappedFile;
 
 /// The weights of a model that is not sharded.
 pub(crate) const SINGLE: &str = "model.safetensors";

@@ -8,7 +8,6 @@ mod checkpoint;
 mod entry;
 mod experts;
 pub(crate) mod folder;
-pub(crate) mod mapped;
 mod names;
 pub(crate) mod quantised;
 

@@ -46,8 +46,8 @@ fn tiny(architecture: &str) -> File {
 
 fn weights(file: &File) -> Result<Weights, LoadError> {
     let gguf = open(file)?;
-    let config = gguf.config()?;
-    gguf.into_weights(&config)
+    let config = super::super::config(&gguf)?;
+    super::super::weights(gguf, &config)
 }
 
 fn row(weights: &Weights, name: &str, shape: [usize; 2], row: usize) -> Vec<f32> {

@@ -154,7 +154,7 @@ fn keys_that_change_nothing_are_no_reason_to_refuse() {
 
 #[test]
 fn sampling_defaults_are_those_of_a_generation_config() {
-    let of = |file: &File| open(file).expect("whole").generation_config();
+    let of = |file: &File| generation_config(&open(file).expect("whole"));
     let sampling =
         |file: File, key: &str, value| file.pair(&format!("general.sampling.{key}"), value);
     let none = of(&tiny_llama()).expect("optional");

@@ -67,13 +67,13 @@ fn without(mut file: File, name: &str) -> File {
 }
 
 pub fn config(file: &File) -> Result<ModelConfig, LoadError> {
-    open(file)?.config()
+    super::super::config(&open(file)?)
 }
 
 fn weights(file: &File) -> Result<(ModelConfig, Weights), LoadError> {
     let gguf = open(file)?;
-    let config = gguf.config()?;
-    let weights = gguf.into_weights(&config)?;
+    let config = super::super::config(&gguf)?;
+    let weights = super::super::weights(gguf, &config)?;
     Ok((config, weights))
 }
 

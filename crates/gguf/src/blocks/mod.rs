@@ -1,0 +1,255 @@
+//! Weights in blocks as GGUF files hold them: some inputs of one output share a scale, and often a minimum.
+//!
+//! [`BlockType`] names the types and their sizes, [`BlockType::decode`] gives the values, bit for bit those of llama.cpp and
+//! of the `gguf` package (`tests/fixtures/blocks`). All fields are little endian; "low" and "high" are the halves of a byte.
+//!
+//! | type | block | value |
+//! |---|---|---|
+//! | Q4_0, Q5_0 | f16 d, (u32 fifth bits,) 16 bytes: low is input l, high input l + 16 | d (q - 8), d (q - 16) |
+//! | Q4_1, Q5_1 | the same with f16 m after d | d q + m |
+//! | Q8_0 | f16 d, 32 x i8 | d q |
+//! | Q4_K | f16 d, f16 dmin, 12 bytes of 6-bit scales s and minima m, 128 bytes: low is sub-block 2j, high 2j + 1 | (d s) q - dmin m |
+//! | Q5_K | Q4_K with 32 bytes of fifth bits before the codes, bit j of byte l for sub-block j | (d s) q - dmin m |
+//! | Q6_K | 128 bytes of low halves, 64 of upper two bits, 16 x i8 s, f16 d | (d s) (q - 32) |
+//! | Q2_K | 16 bytes: low s, high m; 64 bytes of two-bit codes; f16 d, f16 dmin | (d s) q - dmin m |
+//! | Q3_K | 32 bytes of third bits, 64 of two-bit codes, 12 bytes of 6-bit scales, f16 d | (d (s - 32)) (q - 4) |
+//! | IQ4_NL | as Q4_0 | d T\[q\] |
+//! | IQ4_XS | f16 d, 2 + 4 bytes of 6-bit scales, 128 bytes as eight of IQ4_NL | (d (s - 32)) T\[q\] |
+//! | MXFP4 | e (power of two), 16 bytes as Q4_0 | 2^(e - 128) F\[q\] |
+//! | Affine4 | f16 s, u8 z, 16 bytes as Q4_0; no type of GGUF, but of AWQ, GPTQ and compressed-tensors | s (q - z) |
+
+mod decode;
+pub mod encode;
+
+use self::decode::decode;
+pub use self::decode::{
+    IQ4_VALUES, MXFP4_VALUES, half_power, iq4_xs_scale, q3_k_scale, scale_and_min,
+};
+
+/// A type of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BlockType {
+    /// 4 bits around zero, 32 inputs a scale.
+    Q4_0,
+    /// 4 bits from a minimum on, 32 inputs a scale.
+    Q4_1,
+    /// 5 bits around zero, 32 inputs a scale.
+    Q5_0,
+    /// 5 bits from a minimum on, 32 inputs a scale.
+    Q5_1,
+    /// Signed bytes, 32 inputs a scale.
+    Q8_0,
+    /// 2 bits from a minimum on, 16 inputs a scale.
+    Q2K,
+    /// 3 bits around zero, 16 inputs a scale.
+    Q3K,
+    /// 4 bits from a minimum on, 32 inputs a scale.
+    Q4K,
+    /// 5 bits from a minimum on, 32 inputs a scale.
+    Q5K,
+    /// 6 bits around zero, 16 inputs a scale.
+    Q6K,
+    /// 4-bit indices into a table of values, 32 inputs a scale.
+    Iq4Nl,
+    /// 4-bit indices into a table of values, 32 inputs a scale, with a scale over 256 inputs.
+    Iq4Xs,
+    /// 4-bit floats, 32 inputs a power of two.
+    Mxfp4,
+    /// 4 bits around a zero point, 32 inputs a scale: groups of AWQ, GPTQ and compressed-tensors, in no GGUF file.
+    Affine4,
+}
+
+impl BlockType {
+    /// Every type of GGUF files, in the order of their numbers there.
+    pub const ALL: [Self; 13] = [
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
+    ];
+
+    /// The number of the type in GGUF files, if they have it.
+    pub fn gguf_id(self) -> Option<u32> {
+        Some(match self {
+            Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
+            Self::Q8_0 => 8,
+            Self::Q2K => 10,
+            Self::Q3K => 11,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
+            Self::Iq4Nl => 20,
+            Self::Iq4Xs => 23,
+            Self::Mxfp4 => 39,
+            Self::Affine4 => return None,
+        })
+    }
+
+    /// Finds the type with a number in GGUF files.
+    pub fn from_gguf_id(id: u32) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|block| block.gguf_id() == Some(id))
+    }
+
+    /// The name in llama.cpp; Affine4 is in this program only.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
+            Self::Affine4 => "Affine4",
+        }
+    }
+
+    /// Inputs of a block.
+    #[inline]
+    pub fn inputs(self) -> usize {
+        match self {
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
+            Self::Q4_0
+            | Self::Q4_1
+            | Self::Q5_0
+            | Self::Q5_1
+            | Self::Q8_0
+            | Self::Iq4Nl
+            | Self::Mxfp4
+            | Self::Affine4 => 32,
+        }
+    }
+
+    /// Bytes of a block.
+    #[inline]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+            Self::Iq4Xs => 136,
+            Self::Mxfp4 => 17,
+            Self::Affine4 => 19,
+        }
+    }
+
+    /// Bytes of a row of `inputs` inputs.
+    ///
+    /// # Panics
+    /// If the row is not whole blocks.
+    #[inline]
+    pub fn row_bytes(self, inputs: usize) -> usize {
+        assert!(
+            inputs.is_multiple_of(self.inputs()),
+            "{inputs} inputs are no whole blocks of {}",
+            self.name()
+        );
+        inputs / self.inputs() * self.bytes()
+    }
+
+    /// Writes the codes of a block whose values are its f16 scale times a signed byte each.
+    ///
+    /// # Panics
+    /// If the type is neither Q8_0 nor Q5_0, or the block too short.
+    pub fn signed_codes(self, block: &[u8], out: &mut [i8; 32]) {
+        decode::signed_codes(self, block, out);
+    }
+
+    /// Writes the values of whole blocks.
+    ///
+    /// # Panics
+    /// If `out` does not have as many values as the blocks.
+    pub fn decode(self, blocks: &[u8], out: &mut [f32]) {
+        let n_blocks = blocks.len() / self.bytes();
+        assert!(
+            blocks.len().is_multiple_of(self.bytes()) && out.len() == n_blocks * self.inputs(),
+            "{} values of {} bytes of {}",
+            out.len(),
+            blocks.len(),
+            self.name()
+        );
+        let blocks = blocks.chunks_exact(self.bytes());
+        for (block, out) in blocks.zip(out.chunks_exact_mut(self.inputs())) {
+            decode(self, block, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_are_unique() {
+        for block in BlockType::ALL {
+            assert_eq!(
+                block.gguf_id().and_then(BlockType::from_gguf_id),
+                Some(block)
+            );
+            let same_name = |other: &&BlockType| other.name() == block.name();
+            assert_eq!(BlockType::ALL.iter().filter(same_name).count(), 1);
+        }
+        assert_eq!(BlockType::from_gguf_id(4), None);
+        assert_eq!(BlockType::Affine4.gguf_id(), None);
+    }
+
+    #[test]
+    fn affine_blocks_are_scales_times_codes_from_the_zero_point() {
+        let mut block = half::f16::from_f32(0.25).to_le_bytes().to_vec();
+        block.push(16);
+        block.extend((0..16).map(|l| l | (15 - l) << 4));
+        let mut out = [0.0; 32];
+        BlockType::Affine4.decode(&block, &mut out);
+        for l in 0..16 {
+            assert_eq!(out[l], 0.25 * (l as f32 - 16.0));
+            assert_eq!(out[l + 16], 0.25 * (-1.0 - l as f32));
+        }
+    }
+
+    #[test]
+    fn values_are_those_of_the_oracles_bit_for_bit() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/blocks");
+        for block in BlockType::ALL {
+            let file = format!("{folder}/{}.bin", block.name().to_lowercase());
+            let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+            let n_blocks = bytes.len() / (block.bytes() + 4 * block.inputs());
+            let (blocks, values) = bytes.split_at(n_blocks * block.bytes());
+            let expected = values.chunks_exact(4);
+            let expected: Vec<u32> = expected
+                .map(|value| u32::from_le_bytes([value[0], value[1], value[2], value[3]]))
+                .collect();
+            assert!(n_blocks > 1 && expected.len() == n_blocks * block.inputs());
+            let mut out = vec![0.0; expected.len()];
+            block.decode(blocks, &mut out);
+            let out: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
+            assert_eq!(out, expected, "{}", block.name());
+        }
+    }
+}

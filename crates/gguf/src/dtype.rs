@@ -1,0 +1,144 @@
+//! Element types of weights and of the KV pool, and quantization types of matrices.
+
+use crate::blocks::BlockType;
+use souffleur_base::kv_layout::KvDtype;
+
+/// Element types of weights and of the KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// 32-bit float.
+    F32,
+    /// 16-bit IEEE float.
+    F16,
+    /// 16-bit brain float.
+    BF16,
+}
+
+impl Dtype {
+    /// Size of an element.
+    #[inline]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+
+    /// The name in `config.json` and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::BF16 => "bfloat16",
+        }
+    }
+
+    /// A number as one of these elements has it.
+    pub fn rounded(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::F16 => half::f16::from_f32(x).to_f32(),
+            Self::BF16 => half::bf16::from_f32(x).to_f32(),
+        }
+    }
+
+    /// Finds the dtype of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::F32, Self::F16, Self::BF16]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+    }
+}
+
+impl From<Dtype> for KvDtype {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::BF16 => Self::BF16,
+        }
+    }
+}
+
+/// The type that matrices are quantised to when they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Quantization {
+    /// Signed bytes, with an f32 scale for each output and 128 inputs.
+    Int8,
+    /// Superblocks of 256 inputs as GGUF files have them: Q6_K where logits come from, Q4_K elsewhere.
+    Int4,
+}
+
+/// The use of a matrix, as far as its format depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixRole {
+    /// A product inside the model, or an embedding that is only looked up.
+    Inner,
+    /// The product that gives the logits. A tied embedding is this as well.
+    Logits,
+    /// The product that chooses experts, or gates that decide how much of a state stays: always in f32, as a small error would
+    /// choose others, or grows with every token.
+    Router,
+}
+
+impl MatrixRole {
+    /// Bytes of a matrix `[outputs, inputs]` that is loaded in `dtype` or quantised, scales included.
+    #[inline]
+    pub fn bytes(
+        self,
+        dtype: Dtype,
+        quantization: Option<Quantization>,
+        [outputs, inputs]: [u64; 2],
+    ) -> u64 {
+        match (self, quantization) {
+            (Self::Router, _) => outputs * inputs * Dtype::F32.bytes() as u64,
+            (_, Some(quantization)) => quantization.bytes(self, [outputs, inputs]),
+            (_, None) => outputs * inputs * dtype.bytes() as u64,
+        }
+    }
+}
+
+impl Quantization {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
+    /// Finds the quantization of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Int8, Self::Int4]
+            .into_iter()
+            .find(|quantization| quantization.name() == name)
+    }
+
+    /// Whether matrices that are stored in blocks, which have at most 8 bits already, stay as they are.
+    pub fn keeps_blocks(self) -> bool {
+        match self {
+            Self::Int8 => false,
+            Self::Int4 => true,
+        }
+    }
+
+    /// The superblocks of a matrix.
+    pub fn superblocks(role: MatrixRole) -> BlockType {
+        match role {
+            MatrixRole::Logits => BlockType::Q6K,
+            MatrixRole::Inner | MatrixRole::Router => BlockType::Q4K,
+        }
+    }
+
+    /// Bytes of a matrix `[outputs, inputs]`, scales included.
+    fn bytes(self, role: MatrixRole, [outputs, inputs]: [u64; 2]) -> u64 {
+        match self {
+            Self::Int8 => outputs * (inputs + 4 * inputs.div_ceil(128)),
+            Self::Int4 => {
+                let block = Self::superblocks(role);
+                outputs * inputs.div_ceil(block.inputs() as u64) * block.bytes() as u64
+            }
+        }
+    }
+}

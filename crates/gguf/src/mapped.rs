@@ -1,0 +1,67 @@
+//! Files that are mapped to be read.
+
+// The one `unsafe` of the weights: mapping a file.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use souffleur_base::error::{LoadError, format_error};
+
+/// A regular file, mapped read-only.
+pub struct MappedFile {
+    file: PathBuf,
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`]; [`LoadError::Format`] if it is not a regular file.
+    pub fn open(file: PathBuf) -> Result<Self, LoadError> {
+        let io = |source| LoadError::Io {
+            file: file.clone(),
+            source,
+        };
+        let opened = File::open(&file).map_err(io)?;
+        if !opened.metadata().map_err(io)?.is_file() {
+            return Err(format_error(&file, "is not a regular file"));
+        }
+        // SAFETY: the map is read-only and private to this type, which hands out shared byte slices bound to its own
+        // lifetime, and bytes have no invalid values. The user must not truncate the file meanwhile.
+        let map = unsafe { Mmap::map(&opened) }.map_err(io)?;
+        Ok(Self { file, map })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.file
+    }
+
+    /// All its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// Releases pages to the system, which reads them from the file again on access.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            let (start, len) = (range.start, range.len());
+            // SAFETY: the map is a read-only view of a file, so pages that are dropped come back with the same bytes.
+            let dropped = unsafe {
+                self.map
+                    .unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
+            };
+            if let Err(error) = dropped {
+                tracing::debug!(file = %self.file.display(), %error, "pages of a loaded tensor stay in memory");
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}

@@ -1,0 +1,111 @@
+//! A model: its files and the index of its tensors.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use rustc_hash::FxHashMap;
+use souffleur_base::error::{LoadError, format_error};
+
+use crate::dtype::Dtype;
+use crate::file::GgufFile;
+use crate::mapped::MappedFile;
+use crate::metadata::{Metadata, shown};
+use crate::split::open_all;
+use crate::tensors::TensorInfo;
+
+/// A model's files, opened and checked; only their headers have been read.
+pub struct Gguf {
+    /// The first holds the metadata.
+    files: Vec<GgufFile>,
+    /// File and place in it of each tensor, by name.
+    index: FxHashMap<String, (usize, usize)>,
+}
+
+/// A tensor and the file that it is in.
+#[derive(Clone, Copy)]
+pub struct Tensor<'a> {
+    /// The file.
+    pub file: &'a GgufFile,
+    /// The file's index among those of the model.
+    pub file_index: usize,
+    /// Name, shape, type and byte range.
+    pub info: &'a TensorInfo,
+}
+
+impl Gguf {
+    /// Opens a model by its file, or by the first file of its parts.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file and its fault.
+    pub fn open(file: &Path) -> Result<Self, LoadError> {
+        let files = open_all(file)?;
+        let mut index = FxHashMap::default();
+        for (file_index, file) in files.iter().enumerate() {
+            for (place, tensor) in file.tensors().iter().enumerate() {
+                index.insert(tensor.name.clone(), (file_index, place));
+            }
+        }
+        Ok(Self { files, index })
+    }
+
+    /// The metadata of the model.
+    pub fn metadata(&self) -> Metadata<'_> {
+        self.files[0].metadata()
+    }
+
+    /// All tensors, in their order.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.files.iter().flat_map(GgufFile::tensors)
+    }
+
+    /// The default element type of the model and its KV: that of its 16-bit matrices, bfloat16 if it has both types;
+    /// float32 if all matrices are; bfloat16 if the others are blocks.
+    ///
+    /// llama.cpp keeps keys and values in float16 whatever the file's types are. Here bfloat16 is the fast path, and its
+    /// range is that of the models' own training.
+    pub fn dtype(&self) -> Dtype {
+        let matrices = self.tensors().filter(|tensor| tensor.shape.len() > 1);
+        let names: Vec<&str> = matrices.map(|tensor| tensor.element.name).collect();
+        let has = |name| names.contains(&name);
+        match (has("BF16"), has("F16")) {
+            (true, _) => Dtype::BF16,
+            (false, true) => Dtype::F16,
+            (false, false) if names.iter().all(|name| *name == "F32") => Dtype::F32,
+            (false, false) => Dtype::BF16,
+        }
+    }
+
+    /// The only or first file.
+    pub fn path(&self) -> &Path {
+        self.files[0].path()
+    }
+
+    /// The mapped files, in the order of [`Tensor::file_index`].
+    pub fn into_files(self) -> Vec<MappedFile> {
+        self.files.into_iter().map(GgufFile::into_mapped).collect()
+    }
+
+    /// Finds a tensor by its name in the file.
+    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let &(file_index, place) = self.index.get(name)?;
+        let file = &self.files[file_index];
+        Some(Tensor {
+            file,
+            file_index,
+            info: &file.tensors()[place],
+        })
+    }
+}
+
+impl<'a> Tensor<'a> {
+    /// Its bytes, in blocks of its element type.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.file.data(self.info)
+    }
+
+    /// An error about the tensor.
+    pub fn error(&self, reason: impl Display) -> LoadError {
+        let name = shown(&self.info.name);
+        format_error(self.file.path(), format!("tensor {name} {reason}"))
+    }
+}

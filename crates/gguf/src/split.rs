@@ -1,0 +1,244 @@
+//! A model in one file, or in several files `NAME-00001-of-00003.gguf` in one folder.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rustc_hash::FxHashSet;
+
+use crate::file::GgufFile;
+use crate::metadata::Metadata;
+use crate::tensors::MAX_TENSORS;
+use souffleur_base::error::{LoadError, format_error};
+
+const EXTENSION: &str = ".gguf";
+/// Digits of a part's number.
+const DIGITS: usize = 5;
+/// Files that a model may be split into.
+const MAX_PARTS: usize = 1000;
+
+/// The name of a part of a split model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartName {
+    /// The text before the numbers.
+    pub stem: String,
+    /// Which part it is, from 1 on.
+    pub number: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl PartName {
+    /// Takes a file's name apart; `None` if it is not that of a part.
+    pub fn parse(name: &str) -> Option<Self> {
+        let rest = name.strip_suffix(EXTENSION)?;
+        let (rest, count) = rest.rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let digits = |text: &str| {
+            let all = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
+            all.then(|| text.parse().ok()).flatten()
+        };
+        Some(Self {
+            stem: stem.to_owned(),
+            number: digits(number)?,
+            count: digits(count)?,
+        })
+    }
+
+    /// The name of a part.
+    fn of(&self, number: usize) -> String {
+        format!("{}-{number:05}-of-{:05}{EXTENSION}", self.stem, self.count)
+    }
+}
+
+/// The name of a model whose file, or first part, has this name.
+pub fn model_name(file_name: &str) -> &str {
+    match PartName::parse(file_name) {
+        Some(part) => &file_name[..part.stem.len()],
+        None => file_name.strip_suffix(EXTENSION).unwrap_or(file_name),
+    }
+}
+
+/// Finds the one model among the GGUF files of a folder: one file, or the first part of a split one. `None` without any.
+///
+/// # Errors
+/// There are several models; the folder cannot be read.
+pub fn only_model_in(dir: &Path) -> Result<Option<PathBuf>, LoadError> {
+    let io = |source| LoadError::Io {
+        file: dir.to_owned(),
+        source,
+    };
+    let mut models = BTreeMap::<String, String>::new();
+    for entry in std::fs::read_dir(dir).map_err(io)? {
+        let name = entry.map_err(io)?.file_name();
+        let Some(name) = name.to_str().filter(|name| name.ends_with(EXTENSION)) else {
+            continue;
+        };
+        match PartName::parse(name) {
+            Some(part) => models.insert(part.of(0), part.of(1)),
+            None => models.insert(name.to_owned(), name.to_owned()),
+        };
+    }
+    match models.len() {
+        0 => Ok(None),
+        1 => Ok(models.into_values().next().map(|name| dir.join(name))),
+        several => {
+            let names: Vec<&str> = models.values().take(8).map(String::as_str).collect();
+            let reason = format!(
+                "holds {several} GGUF models, among them {}: name the file of one",
+                names.join(", ")
+            );
+            Err(format_error(dir, reason))
+        }
+    }
+}
+
+/// All files of the model whose only or first file is `file`, by their names.
+pub fn files_of(file: &Path) -> Vec<PathBuf> {
+    let name = file.file_name().and_then(|name| name.to_str());
+    match name.and_then(PartName::parse) {
+        Some(part) if part.number == 1 && part.count <= MAX_PARTS => (1..=part.count)
+            .map(|number| file.with_file_name(part.of(number)))
+            .collect(),
+        _ => vec![file.to_owned()],
+    }
+}
+
+/// Opens all files of the model whose only or first file is `file`.
+pub(super) fn open_all(file: &Path) -> Result<Vec<GgufFile>, LoadError> {
+    refuse_missing_first(file)?;
+    let first = GgufFile::open(file.to_owned())?;
+    let count = part_count(&first)?;
+    if count <= 1 {
+        return Ok(vec![first]);
+    }
+    let name = part_name(&first, count)?;
+    let mut files = vec![first];
+    for number in 2..=count {
+        let path = file.with_file_name(name.of(number));
+        if !path.exists() {
+            let reason = format!(
+                "is part 1 of {count}, and {} is not beside it: download it too",
+                name.of(number)
+            );
+            return Err(format_error(file, reason));
+        }
+        let part = GgufFile::open(path)?;
+        check_part(&part, number, count)?;
+        files.push(part);
+    }
+    check_tensors(&files)?;
+    Ok(files)
+}
+
+/// If the file is a missing part and its folder has other parts, the error names the part to download.
+fn refuse_missing_first(file: &Path) -> Result<(), LoadError> {
+    let file_name = file.file_name().and_then(|name| name.to_str());
+    let Some(name) = file_name
+        .and_then(PartName::parse)
+        .filter(|_| !file.exists())
+    else {
+        return Ok(());
+    };
+    let there = (1..=name.count.min(MAX_PARTS)).filter(|number| {
+        let part = file.with_file_name(name.of(*number));
+        part.is_file()
+    });
+    let there: Vec<String> = there.map(|number| number.to_string()).collect();
+    let (number, count) = (name.number, name.count);
+    let reason = match there.as_slice() {
+        // Opening the file gives the system's error.
+        [] => return Ok(()),
+        [only] => {
+            format!("part {number} of {count} is not there, only part {only} is: download it too")
+        }
+        [begin @ .., last] => format!(
+            "part {number} of {count} is not there, the parts {} and {last} are: download it too",
+            begin.join(", ")
+        ),
+    };
+    Err(format_error(file, reason))
+}
+
+fn part_count(file: &GgufFile) -> Result<usize, LoadError> {
+    Ok(file
+        .metadata()
+        .size("split.count", 0..=MAX_PARTS)?
+        .unwrap_or(1))
+}
+
+/// The number of a part, from 1 on.
+fn part_number(metadata: Metadata<'_>) -> Result<usize, LoadError> {
+    let index = metadata.required_size("split.no", 0..=MAX_PARTS)?;
+    Ok(index + 1)
+}
+
+/// Takes the name of the first of several parts apart.
+fn part_name(first: &GgufFile, count: usize) -> Result<PartName, LoadError> {
+    let file_name = first.path().file_name().and_then(|name| name.to_str());
+    let name = file_name.and_then(PartName::parse);
+    let number = part_number(first.metadata())?;
+    match name {
+        Some(name) if number == 1 && name.number == 1 && name.count == count => Ok(name),
+        Some(name) if number > 1 && name.number == number => {
+            let reason = format!(
+                "is part {number} of {count}: name the first, {}",
+                name.of(1)
+            );
+            Err(format_error(first.path(), reason))
+        }
+        _ => {
+            let reason = format!(
+                "is part {number} of {count} by split.no and split.count, and its name is not \
+                 NAME-{number:05}-of-{count:05}.gguf: give all parts the names that they had"
+            );
+            Err(format_error(first.path(), reason))
+        }
+    }
+}
+
+fn check_part(part: &GgufFile, number: usize, count: usize) -> Result<(), LoadError> {
+    let (its_number, its_count) = (part_number(part.metadata())?, part_count(part)?);
+    if (its_number, its_count) == (number, count) {
+        return Ok(());
+    }
+    let reason = format!(
+        "is part {its_number} of {its_count} by split.no and split.count, expected part {number} of {count}: download \
+         it again"
+    );
+    Err(format_error(part.path(), reason))
+}
+
+/// No tensor is in two parts, and they are as many as the first part says.
+fn check_tensors(files: &[GgufFile]) -> Result<(), LoadError> {
+    let mut names = FxHashSet::default();
+    for file in files {
+        for tensor in file.tensors() {
+            if !names.insert(tensor.name.as_str()) {
+                let reason = format!(
+                    "holds the tensor {}, which an earlier part holds too: download the parts again",
+                    crate::metadata::shown(&tensor.name)
+                );
+                return Err(format_error(file.path(), reason));
+            }
+        }
+    }
+    if names.len() as u64 > MAX_TENSORS {
+        let reason = format!(
+            "and its parts hold {} tensors, the limit is {MAX_TENSORS}",
+            names.len()
+        );
+        return Err(format_error(files[0].path(), reason));
+    }
+    let key = "split.tensors.count";
+    let first = files[0].metadata();
+    let declared = first.size(key, 0..=MAX_TENSORS as usize)?;
+    match declared {
+        Some(declared) if declared != names.len() => {
+            let found = names.len();
+            let reason =
+                format!("is {declared}, the parts hold {found} tensors: download the parts again");
+            Err(first.error(key, reason))
+        }
+        _ => Ok(()),
+    }
+}

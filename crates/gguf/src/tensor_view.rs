@@ -1,0 +1,259 @@
+//! Weights on the host, as a backend takes them over.
+
+use half::{bf16, f16};
+
+use crate::blocks::BlockType;
+use crate::dtype::Dtype;
+
+/// How the elements of a tensor lie in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stored {
+    /// One by one.
+    Plain(Dtype),
+    /// In blocks along the inputs.
+    Blocks(BlockType),
+}
+
+impl Stored {
+    /// Bytes of a row.
+    ///
+    /// # Panics
+    /// If the row is not whole blocks.
+    #[inline]
+    pub fn row_bytes(self, inputs: usize) -> usize {
+        match self {
+            Self::Plain(dtype) => inputs * dtype.bytes(),
+            Self::Blocks(block) => block.row_bytes(inputs),
+        }
+    }
+}
+
+/// The order of a tensor's rows in a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As the model numbers them.
+    #[default]
+    AsNumbered,
+    /// The last rows of a head, as the rotation pairs them: of `rotary_dim` rows i and i + rotary_dim / 2 are adjacent,
+    /// where the model numbers the halves one after the other.
+    Pairs {
+        /// Rows in a head.
+        head_dim: usize,
+        /// Rows of them that are rotated, even.
+        rotary_dim: usize,
+    },
+    /// Some rows of each group: of `period` rows in the file those from `first` on, `len` of them, where the model numbers
+    /// only these.
+    Within {
+        /// Rows of a group in the file.
+        period: usize,
+        /// The first one of a group.
+        first: usize,
+        /// How many of a group.
+        len: usize,
+    },
+    /// Some rows apart: those between belong to other tensors.
+    Every {
+        /// From one row to the next.
+        step: usize,
+    },
+}
+
+impl RowOrder {
+    /// Index of a row in the file.
+    #[inline]
+    pub fn stored_row(self, row: usize) -> usize {
+        match self {
+            Self::AsNumbered => row,
+            Self::Every { step } => row * step,
+            Self::Pairs {
+                head_dim,
+                rotary_dim,
+            } => {
+                let first = row / head_dim * head_dim + head_dim - rotary_dim;
+                let half = rotary_dim / 2;
+                match row.checked_sub(first) {
+                    Some(within) => first + 2 * (within % half) + within / half,
+                    None => row,
+                }
+            }
+            Self::Within { period, first, len } => row / len * period + first + row % len,
+        }
+    }
+}
+
+/// A tensor as it lies in a file: row-major, little endian, at any alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// How its elements are stored.
+    pub stored: Stored,
+    /// Shape, outermost dimension first. The rows of a vector have one element.
+    pub shape: &'a [usize],
+    /// The rows, all of [`Stored::row_bytes`].
+    pub bytes: &'a [u8],
+    /// The order of the rows in the file.
+    pub order: RowOrder,
+}
+
+impl<'a> TensorView<'a> {
+    /// A tensor whose elements are stored one by one, in the model's order.
+    pub fn plain(dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
+        Self {
+            stored: Stored::Plain(dtype),
+            shape,
+            bytes,
+            order: RowOrder::AsNumbered,
+        }
+    }
+
+    /// Number of elements.
+    #[inline]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Elements of a row.
+    #[inline]
+    pub fn width(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
+
+    /// The dtype of a tensor whose bytes are its elements one by one, in the model's order.
+    pub fn plain_dtype(&self) -> Option<Dtype> {
+        match (self.stored, self.order) {
+            (Stored::Plain(dtype), RowOrder::AsNumbered) => Some(dtype),
+            (Stored::Plain(_), _) | (Stored::Blocks(_), _) => None,
+        }
+    }
+
+    /// The bytes of a row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline]
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        let bytes = self.stored.row_bytes(self.width());
+        &self.bytes[self.order.stored_row(row) * bytes..][..bytes]
+    }
+
+    /// Reads a row, widened to f32; blocks are decoded.
+    ///
+    /// # Panics
+    /// If there is no such row, or `out` is not as long.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        let bytes = self.row(row);
+        assert_eq!(out.len(), self.width(), "a row of {}", self.width());
+        match self.stored {
+            Stored::Plain(dtype) => widen(dtype, bytes, out),
+            Stored::Blocks(block) => block.decode(bytes, out),
+        }
+    }
+
+    /// Reads all elements, widened to f32; blocks are decoded.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.elements()];
+        match self.plain_dtype() {
+            Some(dtype) => widen(dtype, self.bytes, &mut values),
+            None => {
+                let rows = values.chunks_exact_mut(self.width().max(1));
+                rows.enumerate()
+                    .for_each(|(row, out)| self.read_row(row, out));
+            }
+        }
+        values
+    }
+}
+
+/// Widens elements to f32 without loss, as many as `out` takes.
+#[inline(always)]
+pub fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    let pairs = bytes
+        .chunks_exact(2)
+        .map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+    match dtype {
+        Dtype::F32 => {
+            let words = bytes.chunks_exact(4);
+            let values = words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
+        }
+        Dtype::BF16 => {
+            let values = pairs.map(|bits| bf16::from_bits(bits).to_f32());
+            out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
+        }
+        Dtype::F16 => {
+            let values = pairs.map(|bits| f16::from_bits(bits).to_f32());
+            out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_stand_in_pairs_are_read_in_the_models_order() {
+        // Two heads of six rows: the file has rows 0, 3, 1, 4, 2, 5 of each.
+        let file: Vec<f32> = [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+            .map(|row| row as f32)
+            .to_vec();
+        let view = TensorView {
+            order: RowOrder::Pairs {
+                head_dim: 6,
+                rotary_dim: 6,
+            },
+            ..TensorView::plain(Dtype::F32, &[12], bytemuck::cast_slice(&file))
+        };
+        let expected: Vec<f32> = (0..12).map(|row| row as f32).collect();
+        assert_eq!(view.to_f32(), expected);
+        let wide: Vec<f32> = file.iter().flat_map(|row| [*row, -row]).collect();
+        let view = TensorView {
+            shape: &[12, 2],
+            bytes: bytemuck::cast_slice(&wide),
+            ..view
+        };
+        let mut row = [0.0; 2];
+        view.read_row(10, &mut row);
+        assert_eq!(row, [10.0, -10.0]);
+        // Of each head of six only the last four rows: the file has rows 0, 1, 2, 4, 3, 5 of each.
+        let file = [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11].map(|row| row as f32);
+        let view = TensorView {
+            order: RowOrder::Pairs {
+                head_dim: 6,
+                rotary_dim: 4,
+            },
+            ..TensorView::plain(Dtype::F32, &[12], bytemuck::cast_slice(&file))
+        };
+        assert_eq!(view.to_f32(), expected);
+    }
+
+    #[test]
+    fn rows_of_groups_are_read_apart() {
+        let file: Vec<f32> = (0..12).map(|row| row as f32).collect();
+        let view = TensorView {
+            order: RowOrder::Within {
+                period: 6,
+                first: 1,
+                len: 2,
+            },
+            ..TensorView::plain(Dtype::F32, &[4], bytemuck::cast_slice(&file))
+        };
+        assert_eq!(view.to_f32(), [1.0, 2.0, 7.0, 8.0]);
+    }
+
+    #[test]
+    fn rows_of_blocks_are_decoded() {
+        // Q8_0: a scale of one half, then bytes.
+        let mut bytes = f16::from_f32(0.5).to_le_bytes().to_vec();
+        bytes.extend(0..32);
+        let rows = [bytes.clone(), bytes].concat();
+        let view = TensorView {
+            stored: Stored::Blocks(BlockType::Q8_0),
+            shape: &[2, 32],
+            bytes: &rows,
+            order: RowOrder::AsNumbered,
+        };
+        let expected: Vec<f32> = (0..64).map(|i| 0.5 * (i % 32) as f32).collect();
+        assert_eq!(view.to_f32(), expected);
+    }
+}

@@ -1,0 +1,187 @@
+//! The tensors of a file: name, shape, type and byte range, all checked before any data is read.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashSet;
+
+use crate::cursor::Cursor;
+use crate::element::ElementType;
+use crate::metadata::shown;
+
+/// Tensors in a file, and in all parts of a model.
+pub(super) const MAX_TENSORS: u64 = 1 << 16;
+/// Bytes of a name, as llama.cpp limits them.
+const MAX_NAME_BYTES: u64 = 63;
+/// Dimensions of a tensor.
+const MAX_DIMENSIONS: u32 = 4;
+/// A name of one byte with its length, the number of dimensions, one size, a type, an offset.
+const LEAST_INFO_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+
+/// A tensor of a file.
+#[derive(Clone, Debug)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Its shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// Its type.
+    pub element: &'static ElementType,
+    /// Its bytes in the file.
+    pub bytes: Range<usize>,
+}
+
+/// A tensor as the header describes it.
+struct Declared {
+    name: String,
+    shape: Vec<usize>,
+    element: &'static ElementType,
+    bytes: usize,
+    offset: u64,
+}
+
+/// Reads how many tensors there are.
+pub(super) fn count(cursor: &mut Cursor<'_>) -> Result<usize, String> {
+    cursor.count(MAX_TENSORS, LEAST_INFO_BYTES, "the number of tensors")
+}
+
+/// Reads `count` descriptions of tensors, whose data follows and ends at `file_bytes` at the latest.
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    count: usize,
+    alignment: usize,
+    file_bytes: usize,
+) -> Result<Vec<TensorInfo>, String> {
+    let mut names = FxHashSet::default();
+    let mut declared = Vec::new();
+    for index in 0..count {
+        let tensor = read_one(cursor, index)?;
+        if !names.insert(tensor.name.clone()) {
+            return Err(format!(
+                "the tensor {} is there twice: the file is broken, download it again",
+                shown(&tensor.name)
+            ));
+        }
+        declared.push(tensor);
+    }
+    place(declared, cursor.at(), alignment, file_bytes)
+}
+
+fn read_one(cursor: &mut Cursor<'_>, index: usize) -> Result<Declared, String> {
+    let what = format!("the name of tensor {index}");
+    let name = cursor.string(MAX_NAME_BYTES, &what)?;
+    let name = match std::str::from_utf8(name) {
+        Ok(name) if !name.is_empty() => name.to_owned(),
+        _ => {
+            return Err(format!(
+                "{what} is empty or not UTF-8: the file is broken, download it again"
+            ));
+        }
+    };
+    let what = format!("the description of tensor {}", shown(&name));
+    let dimensions = cursor.u32(&what)?;
+    if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
+        return Err(format!(
+            "tensor {} has {dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}: the file is broken, download it \
+             again",
+            shown(&name)
+        ));
+    }
+    let mut sizes = Vec::new();
+    for _ in 0..dimensions {
+        sizes.push(cursor.u64(&what)?);
+    }
+    let type_id = cursor.u32(&what)?;
+    let offset = cursor.u64(&what)?;
+    let element = ElementType::from_id(type_id).ok_or_else(|| {
+        format!(
+            "tensor {} has type {type_id}, which is not known: use a file of the same model in another type",
+            shown(&name)
+        )
+    })?;
+    let (shape, bytes) = checked(&name, &sizes, element)?;
+    Ok(Declared {
+        name,
+        shape,
+        element,
+        bytes,
+        offset,
+    })
+}
+
+/// The shape, outermost dimension first, and the bytes of a tensor whose sizes are listed innermost first.
+fn checked(
+    name: &str,
+    sizes: &[u64],
+    element: &'static ElementType,
+) -> Result<(Vec<usize>, usize), String> {
+    let broken = |reason: String| {
+        let name = shown(name);
+        format!("tensor {name} has sizes {sizes:?}{reason}: the file is broken, download it again")
+    };
+    let shape: Option<Vec<usize>> = sizes
+        .iter()
+        .rev()
+        .map(|&size| usize::try_from(size).ok().filter(|&size| size > 0))
+        .collect();
+    let shape = shape.ok_or_else(|| broken(", expected sizes from 1 on".to_owned()))?;
+    let row = shape[shape.len() - 1];
+    if !row.is_multiple_of(element.block_elements) {
+        let (name, block) = (element.name, element.block_elements);
+        return Err(broken(format!(
+            ", expected rows of a multiple of {block}, the block of {name}"
+        )));
+    }
+    let elements = shape.iter().try_fold(1_usize, |product, &size| {
+        let product = product.checked_mul(size)?;
+        (product <= isize::MAX as usize).then_some(product)
+    });
+    let bytes = elements
+        .and_then(|elements| element.bytes_of(elements))
+        .filter(|&bytes| bytes <= isize::MAX as usize);
+    match bytes {
+        Some(bytes) => Ok((shape, bytes)),
+        None => Err(broken(
+            ", which are more bytes than 63 bits count".to_owned(),
+        )),
+    }
+}
+
+/// Finds the bytes of tensors whose description ends at `end`: they must follow each other, padded to `alignment`.
+fn place(
+    declared: Vec<Declared>,
+    end: usize,
+    alignment: usize,
+    file_bytes: usize,
+) -> Result<Vec<TensorInfo>, String> {
+    // Sums of sizes below 2^63 each, and at most 2^16 of them.
+    let aligned = |at: u128| at.next_multiple_of(alignment as u128);
+    let data = aligned(end as u128);
+    let mut expected = 0_u128;
+    let mut placed = Vec::with_capacity(declared.len());
+    for tensor in declared {
+        let name = shown(&tensor.name);
+        if u128::from(tensor.offset) != expected {
+            return Err(format!(
+                "tensor {name} begins at byte {} of the data, expected {expected}, where the one before it ends: the \
+                 file is broken, download it again",
+                tensor.offset
+            ));
+        }
+        let start = data + expected;
+        let end = start + tensor.bytes as u128;
+        if end > file_bytes as u128 {
+            return Err(format!(
+                "tensor {name} ends at byte {end}, the file at byte {file_bytes}: the file is not whole, download it \
+                 again"
+            ));
+        }
+        expected = aligned(expected + tensor.bytes as u128);
+        placed.push(TensorInfo {
+            name: tensor.name,
+            shape: tensor.shape,
+            element: tensor.element,
+            bytes: start as usize..end as usize,
+        });
+    }
+    Ok(placed)
+}

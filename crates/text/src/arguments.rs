@@ -1,0 +1,32 @@
+//! The arguments of calls in a conversation: an object, or a text that should hold one.
+
+use serde_json::Value;
+
+use crate::jinja::{Fault, Value as TemplateValue};
+
+/// Arguments for writing: an object, or the model's text where it is malformed.
+pub(super) enum Written<'a> {
+    Object(TemplateValue),
+    Text(&'a str),
+    Nothing,
+}
+
+impl<'a> Written<'a> {
+    /// The arguments of a call's function.
+    pub(super) fn of(function: &'a Value) -> Result<Self, Fault> {
+        Ok(match function.get("arguments") {
+            Some(Value::String(text)) => match object_of(text) {
+                Some(object) => Self::Object(object),
+                None => Self::Text(text),
+            },
+            Some(arguments) => Self::Object(TemplateValue::from_json(arguments)?),
+            None => Self::Nothing,
+        })
+    }
+}
+
+/// The object that a text holds.
+pub(super) fn object_of(text: &str) -> Option<TemplateValue> {
+    let is_object = text.trim_start().starts_with('{');
+    is_object.then(|| TemplateValue::parse_json(text)).flatten()
+}

@@ -1,0 +1,283 @@
+//! Calls of tools in a conversation, as templates expect them.
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::arguments::object_of;
+use crate::jinja::{Fault, Value as TemplateValue};
+use crate::refusal::invalid;
+use crate::written::CallWriter;
+use souffleur_base::error::RequestError;
+use souffleur_base::field::count_values;
+
+/// Most JSON values in all arguments of a conversation that come as texts.
+const MAX_VALUES: usize = 1 << 16;
+/// Length of the ids that Mistral's templates take.
+const SHORT_ID_CHARS: usize = 9;
+/// Letters and digits.
+const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// The ids of calls that a template takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallIds {
+    /// Any.
+    AsGiven,
+    /// Exactly nine letters or digits.
+    Short,
+}
+
+impl CallIds {
+    /// Looks for the length that Mistral's templates check.
+    pub(super) fn of(template: &str) -> Self {
+        let source: String = template.split_whitespace().collect();
+        if source.contains("|length!=9") {
+            Self::Short
+        } else {
+            Self::AsGiven
+        }
+    }
+}
+
+/// The form of the arguments of calls that a template takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ArgumentForm {
+    /// It prints an object, with `tojson` or key by key.
+    Object,
+    /// It puts a text between others.
+    Text,
+}
+
+/// The content of a message that has calls and no text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EmptyContent {
+    /// An empty text.
+    Text,
+    /// None.
+    Null,
+}
+
+/// The writer of the calls of earlier answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    ByTemplate,
+    /// The template wrote no call when probed.
+    Nowhere,
+    /// The engine, after the content of a message.
+    InContent(CallWriter),
+}
+
+/// The calls that a template takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallForm {
+    ids: CallIds,
+    /// It loops over arguments, so a text would be an error.
+    loops_over_arguments: bool,
+    arguments: ArgumentForm,
+    empty_content: EmptyContent,
+    written: Written,
+}
+
+impl CallForm {
+    /// Detects the form in the source of a template.
+    pub(super) fn of(template: &str) -> Self {
+        let source: String = template.split_whitespace().collect();
+        let loops = ["arguments|items", "arguments.items()", "arguments|dictsort"];
+        Self {
+            ids: CallIds::of(template),
+            loops_over_arguments: loops.iter().any(|loops| source.contains(loops)),
+            arguments: ArgumentForm::Object,
+            empty_content: EmptyContent::Text,
+            written: Written::Nowhere,
+        }
+    }
+
+    /// The same with calls in the content, unless the template writes them.
+    pub(super) fn in_content(self, writer: CallWriter) -> Self {
+        Self {
+            written: match self.written {
+                Written::Nowhere | Written::InContent(_) => Written::InContent(writer),
+                Written::ByTemplate => Written::ByTemplate,
+            },
+            ..self
+        }
+    }
+
+    /// The same for calls that stay as they are.
+    pub(super) fn as_given(self) -> Self {
+        Self {
+            arguments: ArgumentForm::Text,
+            ..self
+        }
+    }
+
+    /// Arguments that come as a text, as an object for the template; `None` for arguments that stay as they are.
+    ///
+    /// OpenAI sends the arguments of a call as JSON inside a string; templates print them with `tojson`.
+    pub(super) fn arguments_of(
+        self,
+        arguments: &Value,
+    ) -> Result<Option<TemplateValue>, RequestError> {
+        let Value::String(text) = arguments else {
+            return Ok(None);
+        };
+        if self.arguments == ArgumentForm::Text {
+            return Ok(None);
+        }
+        let object = object_of(text);
+        // Invalid arguments stay a text, as far as the template can show one, so that the conversation can continue.
+        let nothing = || TemplateValue::dict(Vec::new()).ok();
+        Ok(object.or_else(|| self.loops_over_arguments.then(nothing).flatten()))
+    }
+
+    /// The same with the results of a probe.
+    pub(super) fn with(self, arguments: ArgumentForm, empty_content: EmptyContent) -> Self {
+        Self {
+            arguments,
+            empty_content,
+            written: Written::ByTemplate,
+            ..self
+        }
+    }
+}
+
+/// The calls of a conversation, from its first message on.
+pub(super) struct Calls {
+    form: CallForm,
+    /// Values that the arguments read so far have.
+    values: usize,
+    /// Calls so far.
+    count: usize,
+}
+
+impl Calls {
+    pub(super) fn new(form: CallForm) -> Self {
+        Self {
+            form,
+            values: 0,
+            count: 0,
+        }
+    }
+
+    /// Brings the calls of one message, or the id of the call that it answers, into the template's form.
+    pub(super) fn normalize(
+        &mut self,
+        message: &mut Map<String, Value>,
+    ) -> Result<(), RequestError> {
+        if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+            for call in calls.iter_mut() {
+                match self.form.arguments {
+                    ArgumentForm::Object => self.count(call)?,
+                    ArgumentForm::Text => write_arguments(call)?,
+                }
+                self.name(call);
+            }
+            if let Written::InContent(writer) = self.form.written
+                && !calls.is_empty()
+            {
+                let calls = std::mem::take(calls);
+                write_into_content(message, &calls, writer)?;
+            } else if !calls.is_empty()
+                && self.form.empty_content == EmptyContent::Null
+                && message.get("content").is_some_and(|content| content == "")
+            {
+                message.insert("content".to_owned(), Value::Null);
+            }
+        }
+        if self.form.ids == CallIds::Short
+            && let Some(Value::String(id)) = message.get_mut("tool_call_id")
+        {
+            *id = short(id);
+        }
+        Ok(())
+    }
+
+    /// Counts the values of arguments that are texts, before they are read.
+    fn count(&mut self, call: &Value) -> Result<(), RequestError> {
+        let arguments = call.pointer("/function/arguments");
+        let Some(text) = arguments.and_then(Value::as_str) else {
+            return Ok(());
+        };
+        self.values += count_values(text.as_bytes());
+        if self.values <= MAX_VALUES {
+            Ok(())
+        } else {
+            invalid(format!(
+                "the arguments of tool calls hold more than {MAX_VALUES} JSON values: send fewer"
+            ))
+        }
+    }
+
+    fn name(&mut self, call: &mut Value) {
+        self.count += 1;
+        let Some(call) = call.as_object_mut() else {
+            return;
+        };
+        if self.form.ids == CallIds::Short {
+            let id = match call.get("id").and_then(Value::as_str) {
+                Some(id) => short(id),
+                None => short(&self.count.to_string()),
+            };
+            call.insert("id".to_owned(), Value::from(id));
+        }
+    }
+}
+
+/// Appends calls to the content of a message.
+fn write_into_content(
+    message: &mut Map<String, Value>,
+    calls: &[Value],
+    writer: CallWriter,
+) -> Result<(), RequestError> {
+    let mut written = String::new();
+    writer.add(&mut written, calls).map_err(unprintable)?;
+    match message.get_mut("content") {
+        Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": written})),
+        Some(Value::String(said)) => said.push_str(&written),
+        _ => {
+            message.insert("content".to_owned(), Value::from(written));
+        }
+    }
+    message.remove("tool_calls");
+    Ok(())
+}
+
+/// Makes arguments a text, as they came if they were one.
+fn write_arguments(call: &mut Value) -> Result<(), RequestError> {
+    if let Some(arguments) = call.pointer_mut("/function/arguments")
+        && !arguments.is_string()
+    {
+        let value = TemplateValue::from_json(arguments).map_err(unprintable)?;
+        *arguments = Value::from(value.to_json().map_err(unprintable)?);
+    }
+    Ok(())
+}
+
+fn unprintable(fault: Fault) -> RequestError {
+    RequestError::Invalid(format!(
+        "the arguments of a tool call cannot be written: {fault}"
+    ))
+}
+
+/// A short id, the same for every use of an id.
+fn short(id: &str) -> String {
+    if id.len() == SHORT_ID_CHARS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    let hash = Sha256::digest(id);
+    let letter = |byte: &u8| char::from(ALPHABET[*byte as usize % ALPHABET.len()]);
+    hash.iter().take(SHORT_ID_CHARS).map(letter).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_ids_are_kept_and_others_are_made_short() {
+        assert_eq!(short("AbCdEf123"), "AbCdEf123");
+        let id = short("call_0123456789abcdef01234567");
+        assert_eq!(id, short("call_0123456789abcdef01234567"));
+        assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        assert_ne!(id, short("call_0123456789abcdef01234568"));
+    }
+}

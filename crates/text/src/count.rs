@@ -1,0 +1,127 @@
+//! The number of tokens of a text that is too long to be encoded at once.
+//!
+//! Encoding takes some hundred times a text's bytes, so a long text is encoded piece by piece and no piece is kept. Cut
+//! anywhere, a text has other tokens at the cut. So each piece begins before the place that the last one was counted to,
+//! and is counted to a place before its end: a seam, at which a token begins in both.
+
+use tokenizers::Encoding;
+
+use super::TextModel;
+use souffleur_base::error::{PromptTokens, RequestError};
+
+/// Bytes of a text that are encoded at once to count its tokens.
+const PIECE_BYTES: usize = 64 << 10;
+/// Tokens that a piece may have because it was cut out: its ends can be parts of longer tokens.
+const TOKENS_OF_A_CUT: usize = 256;
+/// Bytes of a piece before its counted part, and after it.
+const MARGIN_BYTES: usize = 1 << 10;
+/// Longest text of which all tokens are counted: longer ones would keep the tokenizer for seconds.
+pub const MAX_COUNTED_BYTES: usize = 2 << 20;
+
+impl TextModel {
+    /// Counts the tokens of a plain prompt, as [`encode`](Self::encode) gives them, if there are more than `limit`.
+    /// `None` if it may fit.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn prompt_beyond(
+        &self,
+        text: &str,
+        limit: usize,
+    ) -> Result<Option<PromptTokens>, RequestError> {
+        let around = self.encode("")?.len();
+        self.beyond(text, limit, around)
+    }
+
+    /// Counts the tokens of a rendered chat, as [`encode_chat`](Self::encode_chat) gives them, if there are more than
+    /// `limit`. `None` if it may fit.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn chat_beyond(
+        &self,
+        rendered: &str,
+        limit: usize,
+    ) -> Result<Option<PromptTokens>, RequestError> {
+        self.beyond(rendered, limit, 0)
+    }
+
+    fn beyond(
+        &self,
+        text: &str,
+        limit: usize,
+        around: usize,
+    ) -> Result<Option<PromptTokens>, RequestError> {
+        let mut rest = text;
+        let mut least = around;
+        while rest.len() > PIECE_BYTES {
+            let (piece, later) = rest.split_at(piece_end(rest));
+            let found = self.encode_chat(piece)?.len();
+            least += found.saturating_sub(TOKENS_OF_A_CUT);
+            if least > limit {
+                return Ok(Some(if text.len() <= MAX_COUNTED_BYTES {
+                    self.count(text, around, least)?
+                } else {
+                    PromptTokens::AtLeast(least)
+                }));
+            }
+            rest = later;
+        }
+        Ok(None)
+    }
+
+    /// Counts all tokens of a text, of which there are `least` at least.
+    fn count(&self, text: &str, around: usize, least: usize) -> Result<PromptTokens, RequestError> {
+        let (mut tokens, mut seam, mut is_exact) = (around, 0_usize, true);
+        loop {
+            let start = text.floor_char_boundary(seam.saturating_sub(MARGIN_BYTES));
+            let end = start + piece_end(&text[start..]);
+            let piece = self.encode_in_place(&text[start..end])?;
+            let begins = || piece.get_offsets().iter().map(move |token| start + token.0);
+            is_exact &= seam == 0 || begins().any(|begin| begin == seam);
+            is_exact &= !straddles(&piece, seam - start);
+            if end == text.len() {
+                tokens += begins().filter(|begin| *begin >= seam).count();
+                break;
+            }
+            let next = begins().filter(|begin| begin + MARGIN_BYTES <= end).max();
+            let next = next.filter(|next| *next > seam);
+            // One token fills the piece.
+            let Some(next) = next else {
+                return Ok(PromptTokens::AtLeast(least));
+            };
+            tokens += begins()
+                .filter(|begin| (seam..next).contains(begin))
+                .count();
+            seam = next;
+        }
+        Ok(if is_exact {
+            PromptTokens::Exactly(tokens)
+        } else {
+            PromptTokens::AtLeast(least)
+        })
+    }
+
+    /// Encodes a text with the places of its tokens, and without special tokens around it.
+    fn encode_in_place(&self, text: &str) -> Result<Encoding, RequestError> {
+        let encoding = self.tokenizer.encode(text, false);
+        encoding.map_err(|error| super::not_tokenized(&*error))
+    }
+}
+
+/// True if a token spans a place.
+fn straddles(piece: &Encoding, at: usize) -> bool {
+    let mut tokens = piece.get_offsets().iter();
+    tokens.any(|&(begin, end)| begin < at && at < end)
+}
+
+/// Where the first piece of a text ends: after a space where there is one near the end, else between characters.
+fn piece_end(text: &str) -> usize {
+    if text.len() <= PIECE_BYTES {
+        return text.len();
+    }
+    let end = text.floor_char_boundary(PIECE_BYTES);
+    let near = text.floor_char_boundary(end - MARGIN_BYTES);
+    let space = text[near..end].rfind(|c: char| c.is_ascii_whitespace());
+    space.map_or(end, |at| near + at + 1)
+}

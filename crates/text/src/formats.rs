@@ -1,0 +1,94 @@
+//! The formats in which a model writes calls and reasoning, detected in its template and vocabulary.
+
+use super::TextModel;
+use souffleur_output::output::{ReasoningFormat, ToolFormat};
+
+/// The tag that opens the calls of DeepSeek's models.
+const DEEPSEEK_SECTION: &str = "<｜tool▁calls▁begin｜>";
+
+impl TextModel {
+    /// Returns the format of tool calls in the model's chat template; `None` if it has no known one.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        let tool_call = ToolFormat::Hermes.opening();
+        if self.writes_messages() {
+            return Some(ToolFormat::GptOss);
+        }
+        if self.template_mentions(DEEPSEEK_SECTION) {
+            // V3 puts arguments into a fence of Markdown.
+            return Some(if self.template_mentions("```json") {
+                ToolFormat::DeepSeekV3
+            } else {
+                ToolFormat::DeepSeekV31
+            });
+        }
+        let braced = ToolFormat::Gemma4.opening();
+        if self.has_token(braced) && self.template_mentions(braced) {
+            return Some(ToolFormat::Gemma4);
+        }
+        // A vocabulary may be that of a model of another format, from which this one was trained.
+        let list_closes = ToolFormat::Phi4Mini.closing();
+        let tagged_list = if list_closes.is_some_and(|tag| self.has_token(tag)) {
+            ToolFormat::Phi4Mini
+        } else {
+            ToolFormat::Granite
+        };
+        let of_vocabulary = [ToolFormat::Lfm2, ToolFormat::Mistral, tagged_list]
+            .into_iter()
+            .find(|format| self.has_token(format.opening()));
+        let shows_other = |format: &ToolFormat| {
+            self.template_mentions(tool_call) && !self.template_mentions(format.opening())
+        };
+        if let Some(format) = of_vocabulary.filter(|format| !shows_other(format)) {
+            return Some(format);
+        }
+        if self.template_mentions(tool_call) {
+            return Some(match self {
+                _ if self.template_mentions("</arg_key><arg_value>") => ToolFormat::Glm47,
+                _ if self.template_mentions("<arg_key>") => ToolFormat::Glm45,
+                _ if self.template_mentions("<function=") => ToolFormat::Qwen3Coder,
+                _ => ToolFormat::Hermes,
+            });
+        }
+        // Llama 4's templates show calls as Python, those of Llama 3 as JSON with parameters.
+        let asks_for_json = self.template_mentions("\"parameters\": ");
+        match self.has_token(ToolFormat::Llama3.opening()) && self.template_mentions("tools") {
+            true if asks_for_json => Some(ToolFormat::Llama3),
+            true => Some(ToolFormat::Pythonic),
+            false => None,
+        }
+    }
+
+    /// Returns the format of reasoning that the model's chat template has, or else its vocabulary; `None` if neither has
+    /// one that is known.
+    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        if self.writes_messages() {
+            return Some(ReasoningFormat::GptOss);
+        }
+        let known = [
+            ReasoningFormat::Think,
+            ReasoningFormat::MistralThink,
+            ReasoningFormat::Gemma4,
+        ];
+        let find = |knows: &dyn Fn(&str) -> bool| {
+            let mut known = known.into_iter();
+            known.find(|format| knows(format.closing()))
+        };
+        find(&|tag| self.template_mentions(tag)).or_else(|| find(&|tag| self.has_token(tag)))
+    }
+
+    /// Returns whether an output is a sequence of messages with headers.
+    fn writes_messages(&self) -> bool {
+        ["<|channel|>", "<|message|>", "<|call|>"]
+            .iter()
+            .all(|tag| self.has_token(tag))
+    }
+
+    fn has_token(&self, token: &str) -> bool {
+        self.added_token_id(token).is_some()
+    }
+
+    pub(super) fn template_mentions(&self, text: &str) -> bool {
+        let template = self.template.as_ref();
+        template.is_some_and(|template| template.mentions(text))
+    }
+}

@@ -1,0 +1,234 @@
+//! The tokens of a file, checked.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use tokenizers::models::bpe::Vocab;
+
+use super::fields::{CONTROL, USER, VocabularyFields};
+use souffleur_base::error::LoadError;
+
+/// Most tokens; the largest vocabularies in use have a quarter of a million.
+const MAX_TOKENS: usize = 1 << 21;
+/// Most merges.
+const MAX_MERGES: usize = 1 << 23;
+/// Longest token.
+const MAX_TOKEN_BYTES: usize = 1 << 16;
+/// Longest chat template.
+const MAX_TEMPLATE_BYTES: usize = 4 << 20;
+/// Characters of a token that an error shows.
+const SHOWN: usize = 40;
+
+/// The character that SentencePiece writes for a blank.
+pub(super) const BLANK: &str = "\u{2581}";
+
+/// The type that a file gives a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Normal,
+    Unknown,
+    Control,
+    User,
+    Unused,
+    Byte,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Entry<'a> {
+    pub(super) text: Cow<'a, str>,
+    pub(super) kind: Kind,
+    /// Fills a row of the embedding, and no text means it.
+    pub(super) is_filler: bool,
+}
+
+impl Entry<'_> {
+    /// Whether its text holds a blank, in either spelling.
+    pub(super) fn holds_blank(&self) -> bool {
+        self.text.contains(' ') || self.text.contains(BLANK)
+    }
+}
+
+/// The file that errors name.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a>(pub(super) &'a Path);
+
+impl Source<'_> {
+    pub(super) fn refuse(self, reason: String) -> LoadError {
+        LoadError::Format {
+            file: self.0.to_owned(),
+            reason,
+        }
+    }
+}
+
+/// Returns the tokens by id.
+///
+/// # Errors
+/// [`LoadError::Format`] where sizes, lengths, types or ids cannot be.
+pub(super) fn entries<'a>(
+    source: Source<'_>,
+    fields: &'a VocabularyFields<'_>,
+) -> Result<Vec<Entry<'a>>, LoadError> {
+    check_sizes(source, fields)?;
+    check_ids(source, fields)?;
+    let mut entries = Vec::with_capacity(fields.tokens.len());
+    for (id, text) in fields.tokens.iter().enumerate() {
+        let kind = kind_of(source, fields, id)?;
+        if text.len() > MAX_TOKEN_BYTES {
+            return Err(source.refuse(format!(
+                "tokenizer.ggml.tokens[{id}] has {} bytes, the limit is {MAX_TOKEN_BYTES}: convert the model again",
+                text.len()
+            )));
+        }
+        entries.push(Entry {
+            text: Cow::Borrowed(text),
+            kind,
+            is_filler: is_filler(text, id, kind),
+        });
+    }
+    Ok(entries)
+}
+
+/// Returns the ids by text, without fillers.
+///
+/// # Errors
+/// [`LoadError::Format`] when two tokens have the same text.
+pub(super) fn vocabulary(source: Source<'_>, entries: &[Entry<'_>]) -> Result<Vocab, LoadError> {
+    let mut vocabulary = Vocab::with_capacity(entries.len());
+    for (entry, id) in entries.iter().zip(0_u32..) {
+        if entry.is_filler {
+            continue;
+        }
+        if let Some(other) = vocabulary.insert(entry.text.clone().into_owned(), id) {
+            return Err(source.refuse(format!(
+                "tokenizer.ggml.tokens holds {} twice, as {other} and as {id}: convert the model again",
+                shown(&entry.text)
+            )));
+        }
+    }
+    Ok(vocabulary)
+}
+
+/// Returns the bytes of the longest token that is no filler.
+pub(super) fn longest(entries: &[Entry<'_>]) -> usize {
+    let tokens = entries.iter().filter(|entry| !entry.is_filler);
+    tokens.map(|entry| entry.text.len()).max().unwrap_or(0)
+}
+
+/// Returns whether a token is nothing but blanks, in either spelling.
+pub(super) fn is_blank(text: &str) -> bool {
+    text.chars().all(|c| c.is_whitespace() || BLANK.contains(c))
+}
+
+/// Returns a token as errors show it, shortened.
+pub(super) fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+fn check_sizes(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<(), LoadError> {
+    let n_tokens = fields.tokens.len();
+    if n_tokens == 0 {
+        return Err(source.refuse(
+            "tokenizer.ggml.tokens is missing or empty: take a file that holds its tokenizer"
+                .to_owned(),
+        ));
+    }
+    for (key, length, limit) in [
+        ("ggml.tokens", n_tokens, MAX_TOKENS),
+        ("ggml.merges", fields.merges.len(), MAX_MERGES),
+    ] {
+        if length > limit {
+            return Err(source.refuse(format!(
+                "tokenizer.{key} has {length} entries, the limit is {limit}: convert the model again"
+            )));
+        }
+    }
+    for (key, length) in [
+        ("token_type", fields.token_types.len()),
+        ("scores", fields.scores.len()),
+    ] {
+        if length != 0 && length != n_tokens {
+            return Err(source.refuse(format!(
+                "tokenizer.ggml.{key} has {length} entries, but there are {n_tokens} tokens: convert the model again"
+            )));
+        }
+    }
+    for (key, template) in [
+        ("chat_template", &fields.chat_template),
+        ("chat_template.tool_use", &fields.tool_use_template),
+    ] {
+        let length = template.as_ref().map_or(0, String::len);
+        if length > MAX_TEMPLATE_BYTES {
+            return Err(source.refuse(format!(
+                "tokenizer.{key} has {length} bytes, the limit is {MAX_TEMPLATE_BYTES}: convert the model again"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn check_ids(source: Source<'_>, fields: &VocabularyFields<'_>) -> Result<(), LoadError> {
+    let n_tokens = fields.tokens.len();
+    for (key, id) in [
+        ("bos", fields.bos_id),
+        ("eos", fields.eos_id),
+        ("eot", fields.eot_id),
+        ("eom", fields.eom_id),
+        ("unknown", fields.unknown_id),
+        ("padding", fields.padding_id),
+    ] {
+        if let Some(id) = id.filter(|&id| id as usize >= n_tokens) {
+            return Err(source.refuse(format!(
+                "tokenizer.ggml.{key}_token_id is {id}, but there are {n_tokens} tokens: convert the model again"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn kind_of(
+    source: Source<'_>,
+    fields: &VocabularyFields<'_>,
+    id: usize,
+) -> Result<Kind, LoadError> {
+    let Some(&kind) = fields.token_types.get(id) else {
+        return Ok(kind_by_role(fields, id));
+    };
+    Ok(match kind {
+        0 | 1 => Kind::Normal,
+        2 => Kind::Unknown,
+        CONTROL => Kind::Control,
+        USER => Kind::User,
+        5 => Kind::Unused,
+        6 => Kind::Byte,
+        other => {
+            return Err(source.refuse(format!(
+                "tokenizer.ggml.token_type[{id}] is {other}, expected 0 to 6: convert the model again"
+            )));
+        }
+    })
+}
+
+/// The type of a token in a file without types.
+fn kind_by_role(fields: &VocabularyFields<'_>, id: usize) -> Kind {
+    let roles = [fields.bos_id, fields.eos_id, fields.eot_id, fields.eom_id];
+    let is_named = roles.into_iter().flatten().any(|role| role as usize == id);
+    if is_named {
+        Kind::Control
+    } else {
+        Kind::Normal
+    }
+}
+
+/// Converters fill a vocabulary up to the rows of the embedding with `[PADn]`, of several types over the years.
+fn is_filler(text: &str, id: usize, kind: Kind) -> bool {
+    let number = || text.strip_prefix("[PAD")?.strip_suffix(']');
+    let is_pad = |number: &str| match kind {
+        Kind::Unused => !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()),
+        _ => number.parse() == Ok(id),
+    };
+    text.is_empty() || number().is_some_and(is_pad)
+}

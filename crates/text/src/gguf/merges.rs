@@ -1,0 +1,182 @@
+//! Merges, best first: read from the file, or made from the scores of SentencePiece.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use tokenizers::models::bpe::{Merges, Vocab};
+
+use super::entries::{Entry, Kind, Source, longest, shown};
+use souffleur_base::error::LoadError;
+
+/// Work that all cuts of all tokens may cost: characters times bytes, summed over the tokens.
+const MAX_CUT_BYTES: usize = 1 << 27;
+
+/// Splits the file's merges into their two tokens. The user of the merges checks that these and their results are
+/// tokens; see [`unknown`].
+///
+/// # Errors
+/// [`LoadError::Format`] when a merge does not hold two tokens, or would make a longer one than there is.
+pub(super) fn listed(
+    source: Source<'_>,
+    lines: &[Cow<'_, str>],
+    entries: &[Entry<'_>],
+) -> Result<Merges, LoadError> {
+    if lines.is_empty() {
+        return Err(source.refuse(
+            "tokenizer.ggml.merges is missing or empty: take a file that holds its tokenizer"
+                .to_owned(),
+        ));
+    }
+    let longest = longest(entries);
+    let mut merges = Merges::with_capacity(lines.len());
+    for (place, line) in lines.iter().enumerate() {
+        let Some((left, right)) = two(line) else {
+            return Err(refuse(
+                source,
+                (place, line),
+                "expected two tokens with a space between them",
+            ));
+        };
+        if left.len() + right.len() > longest {
+            return Err(unknown(source, lines, entries));
+        }
+        merges.push((left.to_owned(), right.to_owned()));
+    }
+    Ok(merges)
+}
+
+/// The tokens of a merge. The left one may itself be a space.
+fn two(line: &str) -> Option<(&str, &str)> {
+    let mut bytes = line.as_bytes().iter().skip(1);
+    let space = 1 + bytes.position(|&byte| byte == b' ')?;
+    Some((&line[..space], &line[space + 1..]))
+}
+
+/// The error about merges that are not all of two tokens that make a third.
+pub(super) fn unknown(
+    source: Source<'_>,
+    lines: &[Cow<'_, str>],
+    entries: &[Entry<'_>],
+) -> LoadError {
+    let tokens = entries.iter().filter(|entry| !entry.is_filler);
+    let tokens: HashSet<&str> = tokens.map(|entry| entry.text.as_ref()).collect();
+    for (place, line) in lines.iter().enumerate() {
+        let Some((left, right)) = two(line) else {
+            continue;
+        };
+        let made = [left, right].concat();
+        let parts = [left, right, made.as_str()];
+        if let Some(part) = parts.into_iter().find(|part| !tokens.contains(part)) {
+            let reason = format!("but {} is no token", shown(part));
+            return refuse(source, (place, line), &reason);
+        }
+    }
+    source.refuse("tokenizer.ggml.merges do not fit the tokens: convert the model again".to_owned())
+}
+
+fn refuse(source: Source<'_>, (place, line): (usize, &str), reason: &str) -> LoadError {
+    source.refuse(format!(
+        "tokenizer.ggml.merges[{place}] is {}, {reason}: convert the model again",
+        shown(line)
+    ))
+}
+
+/// Makes merges such that they choose as the scores do: every way to make a token of two others, by falling score of
+/// the result. `tokenizer.json` files of such vocabularies hold the same list.
+///
+/// # Errors
+/// [`LoadError::Format`] when there are no scores, or the tokens are so long that this would never end.
+pub(super) fn from_scores(
+    source: Source<'_>,
+    entries: &[Entry<'_>],
+    scores: &[f32],
+    vocabulary: &Vocab,
+) -> Result<Merges, LoadError> {
+    if scores.is_empty() {
+        return Err(source.refuse(
+            "tokenizer.ggml.scores is missing or empty: take a file that holds its tokenizer"
+                .to_owned(),
+        ));
+    }
+    check_work(source, entries)?;
+    let mut cuts = Vec::new();
+    for (made, (entry, &score)) in entries.iter().zip(scores).enumerate() {
+        if takes_part(entry) {
+            let first = cuts.len();
+            cuts_of(entry, score, made, entries, vocabulary, &mut cuts);
+            cuts[first..].sort_by_key(|cut: &Cut| (cut.left, cut.right));
+        }
+    }
+    cuts.sort_by(|a, b| {
+        let by_score = b.score.total_cmp(&a.score);
+        by_score.then_with(|| (b.left_chars, b.right_chars).cmp(&(a.left_chars, a.right_chars)))
+    });
+    let pair = |cut: Cut| {
+        let text = &entries[cut.made].text;
+        let (left, right) = text.split_at(cut.at);
+        (left.to_owned(), right.to_owned())
+    };
+    Ok(cuts.into_iter().map(pair).collect())
+}
+
+/// A way to make a token.
+struct Cut {
+    score: f32,
+    made: usize,
+    left: u32,
+    right: u32,
+    /// Bytes of the left token.
+    at: usize,
+    left_chars: u32,
+    right_chars: u32,
+}
+
+fn cuts_of(
+    entry: &Entry<'_>,
+    score: f32,
+    made: usize,
+    entries: &[Entry<'_>],
+    vocabulary: &Vocab,
+    cuts: &mut Vec<Cut>,
+) {
+    let text = entry.text.as_ref();
+    let id_of = |part: &str| {
+        let id = *vocabulary.get(part)?;
+        takes_part(&entries[id as usize]).then_some(id)
+    };
+    let n_chars = text.chars().count() as u32;
+    let ends = text.char_indices().map(|(at, _)| at);
+    for (at, left_chars) in ends.zip(0..n_chars).skip(1) {
+        let (left, right) = text.split_at(at);
+        if let (Some(left), Some(right)) = (id_of(left), id_of(right)) {
+            cuts.push(Cut {
+                score,
+                made,
+                left,
+                right,
+                at,
+                left_chars,
+                right_chars: n_chars - left_chars,
+            });
+        }
+    }
+}
+
+/// Control tokens and user-defined pieces are found before any merge, and no merge makes a larger one of them.
+fn takes_part(entry: &Entry<'_>) -> bool {
+    entry.kind == Kind::Normal && !entry.is_filler
+}
+
+fn check_work(source: Source<'_>, entries: &[Entry<'_>]) -> Result<(), LoadError> {
+    let mut work = 0_usize;
+    for entry in entries.iter().filter(|entry| takes_part(entry)) {
+        work = work.saturating_add(entry.text.len().saturating_mul(entry.text.chars().count()));
+    }
+    if work > MAX_CUT_BYTES {
+        return Err(source.refuse(format!(
+            "tokenizer.ggml.tokens: cutting every token in two would copy {work} bytes, the limit is {MAX_CUT_BYTES}: \
+             convert the model again"
+        )));
+    }
+    Ok(())
+}

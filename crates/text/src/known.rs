@@ -1,0 +1,87 @@
+//! Conversations whose beginning was computed before: its tokens are reused.
+
+use serde_json::Value;
+
+use super::{ChatPrompt, TextModel};
+use souffleur_base::error::RequestError;
+use souffleur_output::detok::TokenText;
+
+/// The first messages of a conversation as tokens of an earlier request.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownBeginning<'a> {
+    /// How many messages they are.
+    pub messages: usize,
+    /// The prompt and the output of that request.
+    pub tokens: &'a [u32],
+    /// The output is there: the last message is an answer.
+    pub has_answer: bool,
+}
+
+impl TextModel {
+    /// Encodes a conversation that was rendered to `rendered`, with the known tokens of its beginning. `None` if these
+    /// do not fit: the template renders the beginning differently within the conversation, or the answer in it did not
+    /// end as the template ends one.
+    ///
+    /// # Errors
+    /// As [`encode_chat`](Self::encode_chat).
+    pub fn encode_behind(
+        &self,
+        known: KnownBeginning<'_>,
+        prompt: &ChatPrompt<'_>,
+        rendered: &str,
+    ) -> Result<Option<Vec<u32>>, RequestError> {
+        let messages = prompt.messages.as_array();
+        let Some(messages) = messages.and_then(|messages| messages.get(..known.messages)) else {
+            return Ok(None);
+        };
+        let (Some(last), false) = (known.tokens.last(), messages.is_empty()) else {
+            return Ok(None);
+        };
+        let messages = Value::from(messages);
+        let beginning = self.render_chat(&ChatPrompt {
+            messages: &messages,
+            add_generation_prompt: false,
+            continue_final_message: false,
+            ..*prompt
+        });
+        // Some templates refuse a conversation that ends there.
+        let Ok(beginning) = beginning else {
+            return Ok(None);
+        };
+        let Some(news) = rendered.strip_prefix(beginning.as_str()) else {
+            return Ok(None);
+        };
+        let behind_answer = if known.has_answer {
+            self.behind_end(*last, &beginning)
+        } else {
+            Some("")
+        };
+        let Some(behind_answer) = behind_answer else {
+            return Ok(None);
+        };
+        let news = self.encode_chat(&format!("{behind_answer}{news}"))?;
+        if !self.go_together(*last, &news, &[behind_answer, &rendered[beginning.len()..]]) {
+            return Ok(None);
+        }
+        Ok(Some([known.tokens, &news].concat()))
+    }
+
+    /// The text that the template writes after the token that ended an answer.
+    fn behind_end<'a>(&self, end: u32, beginning: &'a str) -> Option<&'a str> {
+        if !self.is_special(end) {
+            return None;
+        }
+        let end = self.token(end)?;
+        let place = beginning.rfind(&end)?;
+        let behind = &beginning[place + end.len()..];
+        behind.trim().is_empty().then_some(behind)
+    }
+
+    /// Whether tokens after `last` decode to these texts. Some tokenizers put a blank before every text.
+    fn go_together(&self, last: u32, tokens: &[u32], texts: &[&str]) -> bool {
+        let before = self.decode(&[last], false, true);
+        let both = self.decode(&[&[last], tokens].concat(), false, true);
+        let behind = both.strip_prefix(before.as_str());
+        behind.is_some_and(|behind| behind == texts.concat())
+    }
+}

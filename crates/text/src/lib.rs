@@ -1,0 +1,372 @@
+#![doc = include_str!("../README.md")]
+
+mod arguments;
+mod calls;
+mod chat;
+mod count;
+mod ending;
+mod files;
+mod formats;
+mod frozen;
+mod gguf;
+mod jinja;
+mod known;
+mod messages;
+mod python;
+mod pythonic;
+mod refusal;
+mod template;
+mod tool_place;
+mod turns;
+mod vocabulary;
+mod written;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use tokenizers::Tokenizer;
+
+pub use chat::ChatPrompt;
+pub use count::MAX_COUNTED_BYTES;
+use files::{TemplateSources, TokenizerConfig};
+use frozen::FrozenPieces;
+pub use gguf::VocabularyFields;
+pub use known::KnownBeginning;
+use souffleur_base::error::{LoadError, RequestError};
+use souffleur_output::detok::TokenText;
+use souffleur_output::output::ToolFormat;
+use template::ChatTemplate;
+pub use turns::TurnMarks;
+use vocabulary::Spelling;
+pub use vocabulary::TokenPiece;
+use written::CallWriter;
+
+/// A tokenizer with its special tokens and its chat template.
+#[derive(Debug)]
+pub struct TextModel {
+    tokenizer: Tokenizer,
+    /// Pieces, except added tokens, that are found before any merge.
+    frozen: Option<FrozenPieces>,
+    /// Added tokens that are nothing but blanks, for parts of a text in which no added token is looked for.
+    blanks: Option<FrozenPieces>,
+    /// Added tokens that the decoder would take for the spelling of other bytes, and their text.
+    misread: HashMap<u32, String>,
+    special: SpecialTokens,
+    vocab_size: usize,
+    /// Bytes of the longest token as the vocabulary spells it, at least 1.
+    max_token_bytes: usize,
+    /// Whether plain prompts start with the beginning-of-sequence token; `None` leaves it to tokenizer.json.
+    adds_bos: Option<bool>,
+    template: Option<ChatTemplate>,
+    /// The advice about a missing chat template.
+    without_template: &'static str,
+    /// How the vocabulary spells bytes, if that is known.
+    spelling: Option<Spelling>,
+}
+
+/// The text side of a model as its files describe it, wherever they keep it.
+struct Parts {
+    tokenizer: Tokenizer,
+    frozen: Option<FrozenPieces>,
+    /// Ids of the vocabulary without the added tokens: one more than the highest.
+    vocab_size: usize,
+    /// Bytes of the longest token.
+    max_token_bytes: usize,
+    special: SpecialTokens,
+    adds_bos: Option<bool>,
+    templates: Option<TemplateSources>,
+    /// The advice about a missing chat template.
+    without_template: &'static str,
+}
+
+/// The special tokens that a model's files name, as text. Templates see them as `bos_token` and so on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Begins a sequence.
+    pub bos: Option<String>,
+    /// Ends a sequence.
+    pub eos: Option<String>,
+    /// Fills rows.
+    pub pad: Option<String>,
+    /// Replaces text outside of the vocabulary.
+    pub unk: Option<String>,
+}
+
+impl TextModel {
+    /// Reads `tokenizer.json`, and if they exist `tokenizer_config.json`, `chat_template.jinja` and
+    /// `chat_template.json` (the first of: jinja file, JSON file, the configuration's `chat_template`).
+    ///
+    /// A template that does not compile is no error here: it refuses chats, and everything else works.
+    ///
+    /// # Errors
+    /// [`LoadError::Io`] and [`LoadError::Format`], naming the file.
+    pub fn load(dir: &Path) -> Result<Self, LoadError> {
+        let file = dir.join("tokenizer.json");
+        let mut tokenizer =
+            Tokenizer::from_bytes(files::read(&file)?).map_err(|error| LoadError::Format {
+                file: file.clone(),
+                reason: format!("no tokenizer: {error}"),
+            })?;
+        // Both are settings of training scripts that got saved along; a prompt must be encoded as it is.
+        tokenizer.with_padding(None);
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| LoadError::Format {
+                file,
+                reason: format!("truncation: {error}"),
+            })?;
+        let config = TokenizerConfig::load(dir)?;
+        let templates = files::template_sources(dir, &config)?;
+        let vocab_size = tokenizer.get_vocab_size(false);
+        Ok(Self::assemble(Parts {
+            max_token_bytes: longest(&tokenizer),
+            tokenizer,
+            frozen: None,
+            vocab_size,
+            special: config.special,
+            adds_bos: config.add_bos_token,
+            templates,
+            without_template: "add chat_template.jinja to the model's directory",
+        }))
+    }
+
+    fn assemble(parts: Parts) -> Self {
+        let Parts {
+            tokenizer, special, ..
+        } = parts;
+        let added = tokenizer.get_added_tokens_decoder();
+        let after_added = added.keys().max().map_or(0, |&id| id as usize + 1);
+        let templates = parts.templates;
+        let mut model = Self {
+            vocab_size: parts.vocab_size.max(after_added),
+            max_token_bytes: parts.max_token_bytes.max(1),
+            adds_bos: parts.adds_bos,
+            template: templates.map(|sources| ChatTemplate::compile(sources, &special)),
+            without_template: parts.without_template,
+            special,
+            spelling: Spelling::of(&tokenizer),
+            frozen: parts.frozen,
+            blanks: vocabulary::blanks(&tokenizer),
+            misread: misread(&tokenizer),
+            tokenizer,
+        };
+        // SmolLM3's is the only template with Hermes' calls that is known to leave them out.
+        let leaves_out = |format: &ToolFormat| {
+            *format != ToolFormat::Hermes || model.template_mentions(tool_place::XML_TOOLS)
+        };
+        let format = model.tool_format().filter(leaves_out);
+        if let Some(writer) = format.and_then(CallWriter::of)
+            && let Some(template) = &mut model.template
+        {
+            template.put_calls_into_content(writer);
+        }
+        model
+    }
+
+    /// Returns the number of token ids: one more than the highest.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Returns the special tokens' text.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// Returns the id of a token given as text.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
+    /// Returns the id of an added token, special or not, given as text.
+    pub fn added_token_id(&self, token: &str) -> Option<u32> {
+        let added = self.tokenizer.get_added_vocabulary();
+        added
+            .token_to_id(token, self.tokenizer.get_model())
+            .filter(|id| self.tokenizer.get_added_tokens_decoder().contains_key(id))
+    }
+
+    /// Returns whether a token is special: texts leave it out unless they are asked to keep it.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        added.get(&id).is_some_and(|token| token.special)
+    }
+
+    /// Returns a token as the vocabulary writes it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
+    /// Bytes of the longest token as the vocabulary spells it (byte-level ones take up to two bytes a byte): a text of `n`
+    /// bytes has at least `n` divided by this tokens, normalizers aside.
+    pub fn max_token_bytes(&self) -> usize {
+        self.max_token_bytes
+    }
+
+    /// Returns the id of the beginning-of-sequence token.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.token_id(self.special.bos.as_deref()?)
+    }
+
+    /// Returns the id of the end-of-sequence token. generation_config.json may name more of them.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.token_id(self.special.eos.as_deref()?)
+    }
+
+    /// Returns the id of the padding token.
+    pub fn pad_id(&self) -> Option<u32> {
+        self.token_id(self.special.pad.as_deref()?)
+    }
+
+    /// Encodes a plain prompt, with the special tokens that the model puts around one.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] when the vocabulary has no token for a part of the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
+        let mut ids = self.encode_with(text, WithSpecial::Added)?;
+        let (Some(adds_bos), Some(bos)) = (self.adds_bos, self.bos_id()) else {
+            return Ok(ids);
+        };
+        match (adds_bos, ids.first() == Some(&bos)) {
+            (true, false) => ids.insert(0, bos),
+            (false, true) if !text.starts_with(self.special.bos.as_deref().unwrap_or_default()) => {
+                ids.remove(0);
+            }
+            _ => {}
+        }
+        Ok(ids)
+    }
+
+    /// Encodes a rendered chat, or any text that names its special tokens itself: none are added.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, RequestError> {
+        self.encode_with(rendered, WithSpecial::AsWritten)
+    }
+
+    /// Renders messages to the text that the model was trained on.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] when there is no usable template, the messages are malformed, the template refuses
+    /// them, or it runs too long or writes too much.
+    pub fn render_chat(&self, prompt: &ChatPrompt<'_>) -> Result<String, RequestError> {
+        match &self.template {
+            Some(template) => template.render(prompt),
+            None => Err(RequestError::Invalid(format!(
+                "the model has no chat template: send a plain prompt to /v1/completions or /generate, or {}",
+                self.without_template
+            ))),
+        }
+    }
+
+    /// Returns whether the chat template writes instructions (messages of the role `system`) that come after a user's
+    /// message in their place; false without a template.
+    pub fn takes_late_system(&self, has_tools: bool) -> bool {
+        let template = self.template.as_ref();
+        template.is_some_and(|template| template.takes_late_system(has_tools))
+    }
+
+    /// Returns whether there is a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// Returns the text of one token as it appears inside a text: special tokens by name, a leading space kept, bytes
+    /// of an unfinished character as U+FFFD.
+    pub fn token_text(&self, id: u32) -> String {
+        let alone = self.decode(&[id], false, true);
+        let twice = self.decode(&[id, id], false, true);
+        match twice.strip_prefix(&alone) {
+            Some(second) if !second.is_empty() => second.to_owned(),
+            _ => alone,
+        }
+    }
+
+    fn encode_with(&self, text: &str, special: WithSpecial) -> Result<Vec<u32>, RequestError> {
+        let add_special_tokens = special == WithSpecial::Added;
+        let encoding = match &self.frozen {
+            Some(frozen) => frozen.encode(&self.tokenizer, text, add_special_tokens),
+            None => self.tokenizer.encode_fast(text, add_special_tokens),
+        };
+        match encoding {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(not_tokenized(&*error)),
+        }
+    }
+}
+
+fn not_tokenized(error: &dyn std::error::Error) -> RequestError {
+    RequestError::Invalid(format!(
+        "the prompt cannot be tokenized: {error}: send text that the vocabulary covers, or token ids"
+    ))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WithSpecial {
+    Added,
+    AsWritten,
+}
+
+impl TokenText for TextModel {
+    /// As Hugging Face's fast tokenizers do: `spaces_between_special_tokens` has no effect, and
+    /// `clean_up_tokenization_spaces` is not applied (it would change text that is out already).
+    fn decode(&self, tokens: &[u32], skip_special_tokens: bool, _: bool) -> String {
+        if self.misread.is_empty() {
+            return self.decode_spelled(tokens, skip_special_tokens);
+        }
+        let mut text = String::new();
+        let mut spelled = tokens;
+        while let Some(place) = spelled.iter().position(|id| self.misread.contains_key(id)) {
+            text.push_str(&self.decode_spelled(&spelled[..place], skip_special_tokens));
+            let id = spelled[place];
+            if !(skip_special_tokens && self.is_special(id)) {
+                text.push_str(&self.misread[&id]);
+            }
+            spelled = &spelled[place + 1..];
+        }
+        text + &self.decode_spelled(spelled, skip_special_tokens)
+    }
+}
+
+impl TextModel {
+    fn decode_spelled(&self, tokens: &[u32], skip_special_tokens: bool) -> String {
+        match self.tokenizer.decode(tokens, skip_special_tokens) {
+            Ok(text) => text,
+            Err(_) => tokens
+                .iter()
+                .filter_map(|&id| self.tokenizer.id_to_token(id))
+                .collect(),
+        }
+    }
+}
+
+/// Added tokens of byte-level vocabularies with letters that spell bytes there: DeepSeek's `ö` would come out as the byte
+/// that `ö` stands for in GPT-2's table, which is no text.
+fn misread(tokenizer: &Tokenizer) -> HashMap<u32, String> {
+    if Spelling::of(tokenizer) != Some(Spelling::ByteLevel) {
+        return HashMap::new();
+    }
+    let added = tokenizer.get_added_tokens_decoder().into_iter();
+    let added = added.map(|(id, token)| (id, token.content));
+    let is_misread = |id, text: &str| {
+        tokenizer
+            .decode(&[id], false)
+            .is_ok_and(|read| read != text)
+    };
+    added
+        .filter(|(id, text)| !text.is_ascii() && is_misread(*id, text))
+        .collect()
+}
+
+/// Bytes of the longest token. Asked id by id: a copy of the vocabulary would take several times as long.
+fn longest(tokenizer: &Tokenizer) -> usize {
+    let ids = 0..tokenizer.get_vocab_size(false) as u32;
+    let tokens = ids.filter_map(|id| tokenizer.id_to_token(id));
+    let added = tokenizer.get_added_vocabulary().get_vocab().keys();
+    let longest = tokens.map(|token| token.len()).max().unwrap_or(0);
+    added.map(String::len).fold(longest, usize::max)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Messages as templates expect them.
+
+use serde_json::{Map, Value};
+
+use crate::calls::Calls;
+use crate::chat::{ContentFormat, Expected, ThoughtForm};
+use crate::refusal::invalid;
+use souffleur_base::error::RequestError;
+
+/// Checks the messages and returns them as the template expects them: `content` always there, tool-call arguments as
+/// objects, roles and ids that it knows.
+pub(super) fn normalize(messages: &Value, expected: Expected) -> Result<Vec<Value>, RequestError> {
+    let Some(messages) = messages.as_array().filter(|messages| !messages.is_empty()) else {
+        return invalid(
+            "messages is not a list with at least one message: send \
+             [{\"role\": \"user\", \"content\": ...}]"
+                .to_owned(),
+        );
+    };
+    let mut calls = Calls::new(expected.calls);
+    let numbered = messages.iter().enumerate();
+    numbered
+        .map(|(index, message)| normalize_message(index, message, expected, &mut calls))
+        .collect()
+}
+
+fn normalize_message(
+    index: usize,
+    message: &Value,
+    expected: Expected,
+    calls: &mut Calls,
+) -> Result<Value, RequestError> {
+    let Some(fields) = message.as_object() else {
+        return invalid(format!(
+            "messages[{index}] is not an object: send role and content"
+        ));
+    };
+    if !fields.get("role").is_some_and(Value::is_string) {
+        return invalid(format!(
+            "messages[{index}].role is not a string: send system, user or assistant"
+        ));
+    }
+    let mut fields = fields.clone();
+    let content = match fields.get("content") {
+        None | Some(Value::Null) => Value::from(""),
+        Some(Value::String(text)) => Value::from(text.as_str()),
+        Some(Value::Array(parts)) => {
+            let texts = texts_of(index, parts)?;
+            match expected.content {
+                ContentFormat::Text => Value::from(texts.join(" ")),
+                ContentFormat::Parts => Value::from(parts.clone()),
+            }
+        }
+        Some(_) => {
+            return invalid(format!(
+                "messages[{index}].content is neither a string nor a list of parts: send text"
+            ));
+        }
+    };
+    fields.insert("content".to_owned(), content);
+    if fields["role"] == "developer" && !expected.developers {
+        fields.insert("role".to_owned(), Value::from("system"));
+    }
+    calls.normalize(&mut fields)?;
+    name_thoughts(&mut fields, expected.thoughts);
+    Ok(Value::Object(fields))
+}
+
+/// Gives the thoughts of a message both names by which templates know them.
+fn name_thoughts(message: &mut Map<String, Value>, form: ThoughtForm) {
+    const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+    let thoughts = NAMES.iter().find_map(|name| message.get(*name)?.as_str());
+    let Some(thoughts) = thoughts.map(str::to_owned) else {
+        return;
+    };
+    let name = "thinking";
+    message.insert(NAMES[0].to_owned(), Value::from(thoughts.as_str()));
+    if !message.get(name).is_some_and(Value::is_string) {
+        message.insert(name.to_owned(), Value::from(thoughts));
+    }
+    let has_calls = message.contains_key("tool_calls");
+    if form != ThoughtForm::InsteadOfContent || !has_calls {
+        return;
+    }
+    // Such a template shows either of them as thoughts.
+    if let Some(content) = message.get("content").and_then(Value::as_str)
+        && !content.is_empty()
+        && let Some(thoughts) = message[name].as_str()
+    {
+        let both = if thoughts.is_empty() {
+            content.to_owned()
+        } else {
+            format!("{thoughts}\n{content}")
+        };
+        message.insert(name.to_owned(), Value::from(both));
+        message.insert("content".to_owned(), Value::from(""));
+    }
+}
+
+fn texts_of(index: usize, parts: &[Value]) -> Result<Vec<&str>, RequestError> {
+    let numbered = parts.iter().enumerate();
+    numbered
+        .map(|(part_index, part)| match (&part["type"], &part["text"]) {
+            (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.as_str()),
+            (Value::String(kind), _) if kind != "text" => invalid(format!(
+                "messages[{index}].content[{part_index}] has type {kind:?}, supported is \"text\": send text parts only"
+            )),
+            _ => invalid(format!(
+                "messages[{index}].content[{part_index}] is no text part: send {{\"type\": \"text\", \"text\": ...}}"
+            )),
+        })
+        .collect()
+}

@@ -1,0 +1,7 @@
+//! The refusal of a request whose chat cannot be rendered.
+
+use souffleur_base::error::RequestError;
+
+pub(super) fn invalid<T>(text: String) -> Result<T, RequestError> {
+    Err(RequestError::Invalid(text))
+}

@@ -1,0 +1,243 @@
+use super::*;
+use souffleur_output::output::{ReasoningFormat as Thoughts, ToolFormat as Calls};
+
+/// A template, tokens of the vocabulary, and the formats that they imply.
+type Case<'a> = (&'a str, &'a [&'a str], Option<Calls>, Option<Thoughts>);
+
+fn check(cases: &[Case<'_>]) {
+    for (template, tokens, calls, thoughts) in cases {
+        let model = ModelDir::new(&byte_level_with(tokens))
+            .with("chat_template.jinja", template)
+            .load();
+        assert_eq!(model.tool_format(), *calls, "{template} {tokens:?}");
+        assert_eq!(model.reasoning_format(), *thoughts, "{template} {tokens:?}");
+    }
+}
+
+#[test]
+fn templates_and_vocabularies_tell_the_formats() {
+    let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
+    check(&[
+        ("plain", &[], None, None),
+        (hermes, &[], Some(Calls::Hermes), None),
+        (
+            hermes,
+            &["<think>", "</think>"],
+            Some(Calls::Hermes),
+            Some(Thoughts::Think),
+        ),
+        (
+            "<tool_call>\n<function=a>",
+            &[],
+            Some(Calls::Qwen3Coder),
+            None,
+        ),
+        (
+            "<tool_call>a\n<arg_key>b</arg_key>\n<arg_value>",
+            &[],
+            Some(Calls::Glm45),
+            None,
+        ),
+        (
+            "<tool_call>a<arg_key>b</arg_key><arg_value>",
+            &[],
+            Some(Calls::Glm47),
+            None,
+        ),
+        (
+            "<｜tool▁calls▁begin｜>function\n```json",
+            &[],
+            Some(Calls::DeepSeekV3),
+            None,
+        ),
+        (
+            "<｜tool▁calls▁begin｜></think>",
+            &[],
+            Some(Calls::DeepSeekV31),
+            Some(Thoughts::Think),
+        ),
+        (
+            "{{ tools }}",
+            &["<|tool_call_start|>"],
+            Some(Calls::Lfm2),
+            None,
+        ),
+        ("{{ tools }}", &["[TOOL_CALLS]"], Some(Calls::Mistral), None),
+        (
+            "{{ tools }}respond only with <|tool_call|> followed by a JSON list",
+            &["<|tool_call|>"],
+            Some(Calls::Granite),
+            None,
+        ),
+        // Granite 4 has Granite 3's token and calls of another form.
+        (hermes, &["<|tool_call|>"], Some(Calls::Hermes), None),
+        (
+            "{{ m['tools'] }}<|tool|>",
+            &["<|tool_call|>", "<|/tool_call|>"],
+            Some(Calls::Phi4Mini),
+            None,
+        ),
+        (
+            "{{ tools }}{\"name\", \"parameters\": }",
+            &["<|python_tag|>"],
+            Some(Calls::Llama3),
+            None,
+        ),
+        (
+            "{{ tools }}",
+            &["<|python_tag|>"],
+            Some(Calls::Pythonic),
+            None,
+        ),
+        ("plain", &["<|python_tag|>"], None, None),
+        (
+            "{{ tools }}",
+            &["[TOOL_CALLS]", "[THINK]", "[/THINK]"],
+            Some(Calls::Mistral),
+            Some(Thoughts::MistralThink),
+        ),
+        ("[THINK][/THINK]", &[], None, Some(Thoughts::MistralThink)),
+        (
+            "<|tool_call>call:<|channel>thought\n<channel|>",
+            &["<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>"],
+            Some(Calls::Gemma4),
+            Some(Thoughts::Gemma4),
+        ),
+        (
+            "{{ tools }}",
+            &["<|channel|>", "<|message|>", "<|call|>"],
+            Some(Calls::GptOss),
+            Some(Thoughts::GptOss),
+        ),
+    ]);
+}
+
+#[test]
+fn the_most_telling_of_several_formats_is_taken() {
+    let channels = ["<|channel|>", "<|message|>", "<|call|>"];
+    let hermes = "{{ tools }}<tool_call>{\"name\": \"parameters\": }</tool_call>";
+    let thoughts = Some(Thoughts::Think);
+    check(&[
+        (hermes, &["<|python_tag|>"], Some(Calls::Hermes), None),
+        (
+            "<tool_call><function=a><arg_key>",
+            &[],
+            Some(Calls::Glm45),
+            None,
+        ),
+        (
+            "<tool_call><｜tool▁calls▁begin｜></think>",
+            &["[/THINK]"],
+            Some(Calls::DeepSeekV31),
+            thoughts,
+        ),
+        (
+            "<tool_call></think>",
+            &channels,
+            Some(Calls::GptOss),
+            Some(Thoughts::GptOss),
+        ),
+        (
+            "<tool_call>[TOOL_CALLS]",
+            &["[TOOL_CALLS]", "</think>", "[/THINK]"],
+            Some(Calls::Mistral),
+            thoughts,
+        ),
+        (
+            hermes,
+            &["<|channel|>", "<|message|>"],
+            Some(Calls::Hermes),
+            None,
+        ),
+    ]);
+}
+
+/// A model may have the vocabulary of its base model, so its template takes precedence.
+#[test]
+fn the_format_of_a_template_counts_before_the_vocabulary() {
+    let hermes = "{{ tools }}<tool_call>{\"name\": }</tool_call>";
+    let mistral = ["[TOOL_CALLS]", "[THINK]", "[/THINK]"];
+    let lfm2 = ["<|tool_call_start|>", "</think>"];
+    let thoughts = Some(Thoughts::MistralThink);
+    check(&[
+        (hermes, &mistral, Some(Calls::Hermes), thoughts),
+        (hermes, &lfm2, Some(Calls::Hermes), Some(Thoughts::Think)),
+        (
+            "{{ tools }}[THINK][/THINK]",
+            &lfm2,
+            Some(Calls::Lfm2),
+            thoughts,
+        ),
+        (
+            "{{ tools }}<tool_call></think>[/THINK]",
+            &mistral,
+            Some(Calls::Hermes),
+            Some(Thoughts::Think),
+        ),
+    ]);
+}
+
+#[test]
+fn templates_of_lfm2_that_leave_calls_out_have_them_in_the_content() {
+    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if tools %}List of tools{% endif %}";
+    let call = json!({"function": {"name": "f", "arguments": "{\"x\": 1}"}});
+    let chat =
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]);
+    let render = |tokens: &[&str]| {
+        let model = ModelDir::new(&byte_level_with(tokens))
+            .with("chat_template.jinja", template)
+            .load();
+        let rendered = model.render_chat(&ChatPrompt::new(&chat));
+        rendered.expect("renders")
+    };
+    let tokens = ["<|tool_call_start|>", "<|tool_call_end|>"];
+    let expected = "<user>a<assistant><|tool_call_start|>[f(x=1)]<|tool_call_end|>";
+    assert_eq!(render(&tokens), expected);
+    assert_eq!(render(&[]), "<user>a<assistant>");
+}
+
+#[test]
+fn templates_find_tools_where_they_look_for_them() {
+    let tools = json!([{"type": "function", "function": {"name": "seat", "parameters": {"type": "object"}}}]);
+    let function = r#"{"name": "seat", "parameters": {"type": "object"}}"#;
+    let render = |template: &str, tokens: &[&str], messages: &serde_json::Value| {
+        let model = ModelDir::new(&byte_level_with(tokens))
+            .with("chat_template.jinja", template)
+            .load();
+        let tools = serde_json::value::to_raw_value(&tools).expect("it is JSON");
+        let prompt = ChatPrompt {
+            tools: Some(&tools),
+            ..ChatPrompt::new(messages)
+        };
+        model.render_chat(&prompt).expect("renders")
+    };
+    let call = json!({"function": {"name": "seat", "arguments": "{}"}});
+    let chat = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": [call]},
+    ]);
+    // Phi-4-mini.
+    let phi = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\
+               {% if 'tools' in message and message['tools'] is not none %}\
+               <|tool|>{{ message['tools'] }}<|/tool|>{% endif %}<|end|>{% endfor %}";
+    let tokens = ["<|tool_call|>", "<|/tool_call|>"];
+    let answer = r#"<|tool_call|>[{"name": "seat", "arguments": {}}]<|/tool_call|>"#;
+    let expected = format!(
+        "<|system|><|tool|>[{function}]<|/tool|><|end|><|user|>a<|end|><|assistant|>b{answer}<|end|>"
+    );
+    assert_eq!(render(phi, &tokens, &chat), expected);
+    let instructed = json!([{"role": "system", "content": "Be brief."}]);
+    let expected = format!("<|system|>Be brief.<|tool|>[{function}]<|/tool|><|end|>");
+    assert_eq!(render(phi, &tokens, &instructed), expected);
+    // SmolLM3.
+    let smollm3 = "{% if xml_tools %}{% for tool in xml_tools %}{{ tool | tojson }}{% endfor %}<tool_call>{% endif %}\
+                   {% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}";
+    let answer = "<tool_call>\n{\"name\": \"seat\", \"arguments\": {}}\n</tool_call>";
+    let expected = format!("{function}<tool_call><user>a<assistant>b{answer}");
+    assert_eq!(render(smollm3, &[], &chat), expected);
+    // Granite 3.
+    let granite = "{{ tools | tojson }}{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}";
+    let expected = "<user>a<assistant>b<|tool_call|>[{\"name\": \"seat\", \"arguments\": {}}]";
+    let rendered = render(granite, &["<|tool_call|>"], &chat);
+    assert!(rendered.ends_with(expected), "{rendered}");
+}

@@ -1,0 +1,104 @@
+//! Calls as models write them, for templates that leave out the calls of earlier answers.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::arguments::Written;
+use crate::jinja::{Fault, Value as TemplateValue};
+use crate::pythonic;
+use souffleur_output::output::ToolFormat;
+
+/// The form of calls in the content of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallWriter {
+    /// A list in Python.
+    Lfm2,
+    /// A list of objects, and the tag that closes it.
+    TaggedList(&'static str),
+    /// Each call an object between tags.
+    Hermes,
+}
+
+impl CallWriter {
+    /// The form of models with this format; `None` where templates write all calls.
+    pub(super) fn of(format: ToolFormat) -> Option<Self> {
+        match format {
+            ToolFormat::Lfm2 => Some(Self::Lfm2),
+            ToolFormat::Granite => Some(Self::TaggedList("]")),
+            ToolFormat::Phi4Mini => Some(Self::TaggedList("]<|/tool_call|>")),
+            ToolFormat::Hermes => Some(Self::Hermes),
+            _ => None,
+        }
+    }
+
+    /// Adds calls to the content of an answer.
+    pub(super) fn add(self, content: &mut String, calls: &[Value]) -> Result<(), Fault> {
+        let (begin, between, end) = match self {
+            Self::Lfm2 => return pythonic::add(content, calls),
+            Self::TaggedList(end) => ("<|tool_call|>[", ", ", end),
+            Self::Hermes => (
+                "<tool_call>\n",
+                "\n</tool_call>\n<tool_call>\n",
+                "\n</tool_call>",
+            ),
+        };
+        content.push_str(begin);
+        for (index, call) in calls.iter().enumerate() {
+            content.push_str(if index > 0 { between } else { "" });
+            object(content, call)?;
+        }
+        content.push_str(end);
+        Ok(())
+    }
+}
+
+/// Writes a call as a JSON object.
+fn object(out: &mut String, call: &Value) -> Result<(), Fault> {
+    let function = call.get("function").unwrap_or(call);
+    let name = TemplateValue::from_json(function.get("name").unwrap_or(&Value::Null))?;
+    let _ = write!(out, "{{\"name\": {}, \"arguments\": ", name.to_json()?);
+    match Written::of(function)? {
+        Written::Text(text) => out.push_str(text),
+        Written::Object(arguments) => out.push_str(&arguments.to_json()?),
+        Written::Nothing => out.push_str("{}"),
+    }
+    out.push('}');
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn calls_are_written_as_their_models_do() {
+        let calls = [
+            json!({"type": "function", "function": {"name": "seat", "arguments": {"row": 4}}}),
+            json!({"name": "bare"}),
+        ];
+        let written = |format| {
+            let mut content = "Well. ".to_owned();
+            let writer = CallWriter::of(format).expect("its templates leave calls out");
+            writer.add(&mut content, &calls).expect("they are shallow");
+            content
+        };
+        let objects =
+            r#"{"name": "seat", "arguments": {"row": 4}}, {"name": "bare", "arguments": {}}"#;
+        assert_eq!(
+            written(ToolFormat::Granite),
+            format!("Well. <|tool_call|>[{objects}]")
+        );
+        assert_eq!(
+            written(ToolFormat::Phi4Mini),
+            format!("Well. <|tool_call|>[{objects}]<|/tool_call|>")
+        );
+        let each = objects.replace("}}, ", "}}\n</tool_call>\n<tool_call>\n");
+        assert_eq!(
+            written(ToolFormat::Hermes),
+            format!("Well. <tool_call>\n{each}\n</tool_call>")
+        );
+    }
+}

@@ -1,0 +1,40 @@
+//! Folders with models in them.
+
+use super::*;
+use crate::model::location::ModelLocation;
+
+const FIRST: &str = "a-b-00001-of-00002.gguf";
+const SECOND: &str = "a-b-00002-of-00002.gguf";
+
+#[test]
+fn a_folder_of_one_model_is_that_model() {
+    let of = |dir: &tempfile::TempDir| ModelLocation::find(dir.path());
+    let one = folder(&[("m.gguf", b""), ("README.md", b"")]);
+    let found = of(&one).expect("one model");
+    assert_eq!(found, ModelLocation::Gguf(one.path().join("m.gguf")));
+    let split = folder(&[(FIRST, b""), (SECOND, b"")]);
+    let found = of(&split).expect("one model");
+    assert_eq!(found, ModelLocation::Gguf(split.path().join(FIRST)));
+    let beside = folder(&[("m.gguf", b""), ("config.json", b"")]);
+    let found = of(&beside).expect("one model");
+    assert_eq!(found, ModelLocation::Gguf(beside.path().join("m.gguf")));
+    let beside = folder(&[("m.gguf", b""), ("model.safetensors", b"")]);
+    let found = of(&beside).expect("the folder");
+    assert_eq!(found, ModelLocation::Folder(beside.path().to_owned()));
+    let two = folder(&[("m.gguf", b""), ("n.gguf", b"")]);
+    refused(
+        of(&two),
+        "holds 2 GGUF models, among them m.gguf, n.gguf: name the file of one",
+    );
+    let found = ModelLocation::find(&two.path().join("n.gguf")).expect("a file");
+    assert_eq!(found, ModelLocation::Gguf(two.path().join("n.gguf")));
+    let absent = two.path().join("absent.gguf");
+    assert_eq!(
+        ModelLocation::find(&absent).expect("not opened"),
+        ModelLocation::Gguf(absent.clone())
+    );
+    refused(Gguf::open(&absent), "absent.gguf: ");
+    let nothing = folder(&[]);
+    let found = of(&nothing).expect("opened later");
+    assert_eq!(found, ModelLocation::Folder(nothing.path().to_owned()));
+}
