@@ -3,6 +3,10 @@
 //! A step is planned while the one before it runs, so it also decodes the sequences that end with that one. The
 //! executor records the starts and results of rows here, and skips such rows before a step begins. That costs nothing
 //! then: the results say that the row was fed no token.
+//!
+//! Results show ends by a token, a grammar or an error; the Scheduler reports all others. Prefills are never skipped,
+//! since the tree may have their K/V already. A GPU receives a step before the previous one has ended, so there a row
+//! decodes once more after its last token.
 
 use std::sync::Arc;
 

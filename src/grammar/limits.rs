@@ -6,7 +6,8 @@ use llguidance::api::ParserLimits;
 
 use crate::error::FieldError;
 
-/// The most that one request's grammar may take. Each limit ends only the request that reaches it.
+/// The most that one request's grammar may take. Each limit ends only the request that reaches it, and none changes a
+/// mask: the work for a mask depends on the earlier inputs of the lexer, so such masks would differ between runs.
 #[derive(Clone, Debug)]
 pub struct GrammarLimits {
     /// Bytes of a regular expression, a grammar or the texts of a choice.

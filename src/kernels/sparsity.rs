@@ -2,6 +2,9 @@
 //! a key: a few of its channels, stored once more.
 //!
 //! Source: Yang et al. 2024, "Post-Training Sparse Attention with Double Sparsity".
+//!
+//! The position of a query alone decides whether it is sparse, and its choice depends only on the query and the keys
+//! before it. So cached K/V equals recomputed K/V.
 
 /// The channels of a layer's keys that are its labels.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,6 +3,9 @@
 //! If the queue overflows, changes are dropped until the publisher has drained it. Then the cache reports its contents
 //! again, a part after each plan, after an event that tells subscribers to discard everything. While the queue is more
 //! than half full, the cache holds further parts back, so that a large one does not overflow it again.
+//!
+//! The verdict of a plan need not carry the changes: only the tree makes them, no answer of the Allocator undoes them,
+//! and probes change nodes too.
 
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 

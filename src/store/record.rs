@@ -17,6 +17,8 @@
 //!
 //! A header takes 4 KiB, or as many times that as its planes need; payloads begin at such a multiple. It has no tokens,
 //! no salts, and nothing that reveals them without the secret.
+//!
+//! A record is used only if its key, parent, fingerprint and all checksums match.
 
 use crate::state::tiers::{BlockKey, BlockKind, BlockPlace, Fingerprint};
 use crate::store::{Geometry, HostBlock, Plane};

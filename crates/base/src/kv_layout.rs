@@ -1,6 +1,9 @@
 //! The memory that each layer keeps of a sequence: the pages and the tree do not depend on a page's content.
 //!
 //! Sizes follow from a [`KvLayout`], layer by layer: those of the pools, the memory plan, the simulation's traffic.
+//!
+//! Nothing else knows the widths and types of keys and values: plans, page tables, steps, metrics and the message log
+//! count tokens, pages and slots.
 
 mod pages;
 #[cfg(test)]

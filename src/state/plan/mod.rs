@@ -2,6 +2,12 @@
 //!
 //! One plan runs Scheduler -> RadixCache -> Allocator -> Scheduler. Each value here is one leg of it; its holder owns
 //! the pages, rows and locks inside.
+//!
+//! At most one plan is open: each actor forwards it, and none awaits a reply. A step costs one message for a decode
+//! that needs no page, three for one that only grows, four with settlements, admissions or evictions, six with a probe.
+//! A retraction adds three for each victim. A preemption adds three for all of its victims: only the tree knows how
+//! much memory is missing, so its verdict names them and takes the admissions back, and the next plan of the same step
+//! settles their release.
 
 mod candidate;
 pub mod completion_order;

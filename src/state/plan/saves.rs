@@ -3,6 +3,10 @@
 //! Rows come first: a copy is best effort, and never refuses or preempts a request. A prefill's copies are in the cache
 //! when the next plan is made, and its rows can take them over; a decode's copy stays with its row, so the plan
 //! reserves a further state for each row that could still be admitted.
+//!
+//! States are saved where others are likely to diverge or resume: at the request's anchors (ends of the instructions,
+//! of the user's last message and of turns), at the end of cached K/V well after the resumed state, where a held-back
+//! candidate resumes, one token before the end of a plain prompt and of one with several outputs, and on a grid.
 
 use smallvec::SmallVec;
 

@@ -12,7 +12,8 @@ use crate::state::pool::state_pool::{OwnedState, SavedState};
 /// Something to settle before the next step is planned.
 #[derive(Debug)]
 pub enum Settle {
-    /// Publishes the tokens that a prefill extent wrote (or is about to write); the sequence continues.
+    /// Publishes the tokens that a prefill extent wrote (or is about to write); the sequence continues. They stay
+    /// in the cache if its request is cancelled later: the step writes their K/V in any case.
     Checkpoint(Box<SettleCheckpoint>),
     /// Ends a sequence's hold on memory: finished, aborted or retracted.
     Release(Box<SettleRelease>),

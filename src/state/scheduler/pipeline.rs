@@ -1,4 +1,7 @@
 //! The open plan and the steps in flight.
+//!
+//! Steps run in the order of their ids. A page that is freed while step N+2 is planned may still be written by step
+//! N+1; the earliest step that gets it is N+2, which runs later.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,7 @@
 //! Prefixes pinned until their memory is needed: released before a request waits, is retracted, preempted or refused
 //! for lack of memory, and before the cache is flushed.
+//!
+//! A soft pin is an ordinary lock, which the tree does not distinguish.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -37,7 +37,8 @@ pub struct Submission {
     pub grammar: Option<Arc<dyn Grammar>>,
     /// The prompt as vectors, for the executor. `prompt` has a placeholder for each.
     pub vectors: Option<Arc<PromptVectors>>,
-    /// Its K/V neither comes from the cache nor enters it: its prompt is vectors.
+    /// Its K/V neither comes from the cache nor enters it: its prompt is vectors, whose placeholders are all equal. It
+    /// waits for no other prefix and saves no states.
     pub bypasses_cache: bool,
     /// Requests the embedding of its prompt, without output.
     pub pooling: Option<Pooling>,

@@ -1,4 +1,6 @@
 //! Window pages of sequences: released once they leave the attention window.
+//!
+//! Every granted page comes with a window page: one list of demands covers both and is granted or refused as a whole.
 
 use smallvec::SmallVec;
 

@@ -3,6 +3,10 @@
 //! The weights' panels are divided among the threads, those of a NUMA node among its own; each thread multiplies a few
 //! panels with all rows before the next panels, so that weights come from memory once. [`super::tile`] holds the inner
 //! loops and the order of the sums.
+//!
+//! A thread keeps its share. With few rows this is an equal, contiguous part of the outputs, whose weights are one
+//! stream. With many rows it is the same rows in every kernel, since reading from another core's cache is slow. A
+//! thread that has finished its share helps the others.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

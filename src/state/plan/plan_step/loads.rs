@@ -1,4 +1,9 @@
 //! Loading of stored blocks for candidates: waits for fetches, and grants of loads.
+//!
+//! The store has read and checked the blocks before the plan that uses them. They go to pages that this plan grants to
+//! the row, and the next checkpoint publishes them like computed ones: the tree has no node without pages. A load is
+//! part of the step that computes the rest of its prompt. A long one takes several rounds: its row is the chunked
+//! request, so no other prompt is chunked, and computes nothing before the last round.
 
 use super::Planning;
 use super::admission::shared_tokens;

@@ -4,6 +4,9 @@
 //! The store may answer late, or never, so every wait ends without it: a request in lookup or fetch stays in the queue,
 //! others pass it, and the carrier of the orders answers for a late store. Only the scheduler counts buffers: `free +
 //! saving + fetching + ready == total`.
+//!
+//! Plans depend on the store only through its answers, which are in the message log: a replay needs no disk. Discards
+//! are orders to the store, not parts of a plan, since no step reads the buffers that they free.
 
 mod buffers;
 mod fetches;

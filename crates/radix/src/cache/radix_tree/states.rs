@@ -2,6 +2,9 @@
 //!
 //! A state is that after exactly its node's last token. A split leaves it with the lower half, which ends where the
 //! node did. Dropping a state keeps the node's pages: they still show where prompts diverge.
+//!
+//! A state cannot be truncated: a match ends at the deepest node that has one. K/V that is cached beyond it is computed
+//! again, and its pages come back as duplicates.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -6,6 +6,8 @@
 //!   these begin.
 //! - Eviction takes window pages inside paths first, then those before boundaries from which prompts are likely to
 //!   resume, last those before the ends of paths; within each part the least recently used ones.
+//!
+//! A sequence publishes the window pages that it still has, never one that it returned; they fill the gaps on its path.
 
 use std::collections::BTreeSet;
 
