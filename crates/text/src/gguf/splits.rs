@@ -121,28 +121,9 @@ impl Splits {
                 digits_of_bytes: Some("[0-9][0-9][0-9]"),
                 ..Self::default()
             },
-            "deepseek-v3" => Self::of(&[
-                UP_TO_3_DIGITS,
-                "[一-龥\u{3040}-ゟ゠-ヿ]+",
-                &format!(
-                    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}"##
-                ),
-            ]),
-            "deepseek-coder" => Self::of(&[
-                r"[\r\n]",
-                r"\s?\p{L}+",
-                r"\s?\p{P}+",
-                HAN_KANA_HANGUL,
-                DIGIT,
-            ]),
-            "deepseek-llm" => Self::of(&[
-                r"[\r\n]",
-                r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
-                r"\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+",
-                r"\s+$",
-                HAN_KANA_HANGUL,
-                DIGIT,
-            ]),
+            "deepseek-v3" => Self::of(&[UP_TO_3_DIGITS, HAN_KANA, &words_of_deepseek_v3()]),
+            "deepseek-coder" => Self::of(&DEEPSEEK_CODER),
+            "deepseek-llm" => Self::of(&DEEPSEEK_LLM),
             _ => return None,
         })
     }
@@ -155,7 +136,32 @@ impl Splits {
     }
 }
 
+const HAN_KANA: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
 const HAN_KANA_HANGUL: &str = "[一-龥\u{800}-一가-\u{d7ff}]+";
+
+const DEEPSEEK_CODER: [&str; 5] = [
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    HAN_KANA_HANGUL,
+    DIGIT,
+];
+
+const DEEPSEEK_LLM: [&str; 6] = [
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+",
+    r"\s+$",
+    HAN_KANA_HANGUL,
+    DIGIT,
+];
+
+/// ASCII punctuation with letters after it, words, other punctuation, blanks.
+fn words_of_deepseek_v3() -> String {
+    format!(
+        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{BLANKS}"##
+    )
+}
 
 /// Words of letters with at most one other character before them, numbers, punctuation, blanks.
 fn regular(letters: &str, numbers: &str) -> String {

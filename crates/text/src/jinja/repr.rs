@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::error::{Fault, Result};
 use super::eval::Interpreter;
-use super::value::{Value, View};
+use super::value::{Dict, Value, View};
 
 /// Writes a float as Python does: with an exponent below 1e-4 and from 1e16 on.
 pub(crate) fn float(x: f64) -> String {
@@ -71,29 +71,18 @@ impl Interpreter<'_> {
                 let close = if items.len() == 1 { ",)" } else { ")" };
                 self.write_items(out, items, ["(", close], depth)?;
             }
-            Value::Dict(dict) => {
-                out.push('{');
-                for (index, (key, value)) in dict.entries().iter().enumerate() {
-                    out.push_str(if index > 0 { ", " } else { "" });
-                    self.write_repr(out, key, depth + 1)?;
-                    out.push_str(": ");
-                    self.write_repr(out, value, depth + 1)?;
-                }
-                out.push('}');
-            }
+            Value::Dict(dict) => self.write_dict(out, dict, depth)?,
             Value::View(dict, View::Keys) => {
-                out.push_str("dict_keys");
                 let keys: Vec<Value> = dict.entries().iter().map(|(key, _)| key.clone()).collect();
-                self.write_items(out, &keys, ["([", "])"], depth)?;
+                self.write_items(out, &keys, ["dict_keys([", "])"], depth)?;
             }
             Value::View(_, view) => {
-                let name = if *view == View::Values {
-                    "dict_values"
+                let open = if *view == View::Values {
+                    "dict_values(["
                 } else {
-                    "dict_items"
+                    "dict_items(["
                 };
-                out.push_str(name);
-                self.write_items(out, &value.items()?, ["([", "])"], depth)?;
+                self.write_items(out, &value.items()?, [open, "])"], depth)?;
             }
             Value::Range(range) => {
                 let stop = range.start + range.step * range.len as i64;
@@ -116,6 +105,18 @@ impl Interpreter<'_> {
             ),
             Value::Function(name) => put(out, format_args!("<function {name}>")),
         }
+        Ok(())
+    }
+
+    fn write_dict(&self, out: &mut String, dict: &Dict, depth: usize) -> Result<()> {
+        out.push('{');
+        for (index, (key, value)) in dict.entries().iter().enumerate() {
+            out.push_str(if index > 0 { ", " } else { "" });
+            self.write_repr(out, key, depth + 1)?;
+            out.push_str(": ");
+            self.write_repr(out, value, depth + 1)?;
+        }
+        out.push('}');
         Ok(())
     }
 

@@ -71,6 +71,22 @@ impl<'t> Interpreter<'t> {
                 let arguments = self.eval_arguments(arguments, scope)?;
                 self.test(name, value, arguments).map(Value::Bool)
             }
+            Kind::Negative(inner) => self.negative(&self.eval(inner, scope)?),
+            Kind::Positive(inner) => self.positive(&self.eval(inner, scope)?),
+            Kind::Arithmetic(operator, a, b) => {
+                let a = self.eval(a, scope)?;
+                let b = self.eval(b, scope)?;
+                self.arithmetic(*operator, &a, &b)
+            }
+            Kind::Compare(first, others) => self.eval_compare(first, others, scope),
+            Kind::Concat(parts) => self.concatenate(parts, scope),
+            _ => self.eval_choice(expr, scope),
+        }
+    }
+
+    /// Expressions that evaluate some of their parts only.
+    fn eval_choice(&self, expr: &'t Expr, scope: &Rc<Scope<'t>>) -> Result<Value> {
+        match &expr.kind {
             Kind::Not(inner) => Ok(Value::Bool(!self.truth(&self.eval(inner, scope)?))),
             Kind::And(a, b) => {
                 let a = self.eval(a, scope)?;
@@ -88,24 +104,6 @@ impl<'t> Interpreter<'t> {
                     self.eval(b, scope)
                 }
             }
-            Kind::Negative(inner) => self.negative(&self.eval(inner, scope)?),
-            Kind::Positive(inner) => self.positive(&self.eval(inner, scope)?),
-            Kind::Arithmetic(operator, a, b) => {
-                let a = self.eval(a, scope)?;
-                let b = self.eval(b, scope)?;
-                self.arithmetic(*operator, &a, &b)
-            }
-            Kind::Concat(parts) => {
-                let mut text = String::new();
-                for part in parts {
-                    let part = self.eval(part, scope)?;
-                    self.step_over(&part)?;
-                    text.push_str(&self.str(&part)?);
-                    self.check_room(text.len())?;
-                }
-                Ok(Value::text(text))
-            }
-            Kind::Compare(first, others) => self.eval_compare(first, others, scope),
             Kind::Conditional(parts, otherwise) => {
                 let [condition, value] = parts.as_ref();
                 if self.truth(&self.eval(condition, scope)?) {
@@ -120,6 +118,17 @@ impl<'t> Interpreter<'t> {
             }
             _ => self.eval(expr, scope),
         }
+    }
+
+    fn concatenate(&self, parts: &'t [Expr], scope: &Rc<Scope<'t>>) -> Result<Value> {
+        let mut text = String::new();
+        for part in parts {
+            let part = self.eval(part, scope)?;
+            self.step_over(&part)?;
+            text.push_str(&self.str(&part)?);
+            self.check_room(text.len())?;
+        }
+        Ok(Value::text(text))
     }
 
     fn eval_all(&self, items: &'t [Expr], scope: &Rc<Scope<'t>>) -> Result<Vec<Value>> {

@@ -6,7 +6,7 @@ use num_traits::ToPrimitive;
 use super::super::error::{Fault, Result};
 use super::super::filters::escape;
 use super::super::number::{Arithmetic, Number, arithmetic};
-use super::super::value::Value;
+use super::super::value::{Text, Value};
 use super::Interpreter;
 
 /// Instructions that an operator takes with integers of any length.
@@ -34,27 +34,7 @@ impl Interpreter<'_> {
                 Fault::other(message.to_string())
             }
             (Arithmetic::Add, Value::Text(first), Value::Text(second)) => {
-                let (mut text, other) = (String::new(), second.as_str());
-                match (first.is_safe(), second.is_safe()) {
-                    (true, false) => {
-                        text.push_str(first.as_str());
-                        text.push_str(&escape(other));
-                    }
-                    (false, true) => {
-                        text.push_str(&escape(first.as_str()));
-                        text.push_str(other);
-                    }
-                    _ => {
-                        self.check_room(first.as_str().len() + other.len())?;
-                        text.push_str(first.as_str());
-                        text.push_str(other);
-                    }
-                }
-                Ok(if first.is_safe() || second.is_safe() {
-                    Value::safe(text)
-                } else {
-                    Value::text(text)
-                })
+                self.joined_texts(first, second)
             }
             (Arithmetic::Add, Value::List(a), Value::List(b)) => {
                 self.check_repeated(a.len() + b.len(), size_of::<Value>())?;
@@ -85,6 +65,31 @@ impl Interpreter<'_> {
                 b.type_name()
             )),
         }
+    }
+
+    /// Both texts, the first before the second; if one of them is safe, the other is escaped.
+    fn joined_texts(&self, first: &Text, second: &Text) -> Result<Value> {
+        let (mut text, other) = (String::new(), second.as_str());
+        match (first.is_safe(), second.is_safe()) {
+            (true, false) => {
+                text.push_str(first.as_str());
+                text.push_str(&escape(other));
+            }
+            (false, true) => {
+                text.push_str(&escape(first.as_str()));
+                text.push_str(other);
+            }
+            _ => {
+                self.check_room(first.as_str().len() + other.len())?;
+                text.push_str(first.as_str());
+                text.push_str(other);
+            }
+        }
+        Ok(if first.is_safe() || second.is_safe() {
+            Value::safe(text)
+        } else {
+            Value::text(text)
+        })
     }
 
     fn repeat(&self, value: &Value, count: &Value) -> Result<Value> {

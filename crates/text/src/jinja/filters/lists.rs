@@ -25,14 +25,7 @@ impl Interpreter<'_> {
             }
             "items" => {
                 args.none(name)?;
-                match &value {
-                    Value::Undefined(_) => Value::generator("do_items", Vec::new()),
-                    Value::Dict(dict) => {
-                        let pairs = self.items(&Value::View(dict.clone(), View::Items))?;
-                        Value::generator("do_items", pairs)
-                    }
-                    _ => Fault::other("Can only get item pairs from a mapping."),
-                }
+                self.pairs(&value)
             }
             "list" => {
                 args.none(name)?;
@@ -65,16 +58,31 @@ impl Interpreter<'_> {
             }
             _ => {
                 args.none(name)?;
-                if let Value::Text(text) = &value {
-                    return Ok(Value::like(&value, text.as_str().chars().rev().collect()));
-                }
-                let mut items = self.items(&value)?;
-                items.reverse();
-                match value {
-                    Value::Generator(_) => Value::list(items),
-                    _ => Value::generator("reversed", items),
-                }
+                self.reversed(value)
             }
+        }
+    }
+
+    fn pairs(&self, value: &Value) -> Result<Value> {
+        match value {
+            Value::Undefined(_) => Value::generator("do_items", Vec::new()),
+            Value::Dict(dict) => {
+                let pairs = self.items(&Value::View(dict.clone(), View::Items))?;
+                Value::generator("do_items", pairs)
+            }
+            _ => Fault::other("Can only get item pairs from a mapping."),
+        }
+    }
+
+    fn reversed(&self, value: Value) -> Result<Value> {
+        if let Value::Text(text) = &value {
+            return Ok(Value::like(&value, text.as_str().chars().rev().collect()));
+        }
+        let mut items = self.items(&value)?;
+        items.reverse();
+        match value {
+            Value::Generator(_) => Value::list(items),
+            _ => Value::generator("reversed", items),
         }
     }
 

@@ -45,27 +45,7 @@ impl Interpreter<'_> {
                     centered(self.text_of(&value)?, width, ' '),
                 ))
             }
-            "format" => {
-                if !args.positional.is_empty() && !args.named.is_empty() {
-                    return Fault::other(
-                        "can't handle positional and keyword arguments at the same time",
-                    );
-                }
-                let values = if args.named.is_empty() {
-                    Value::tuple(args.positional)?
-                } else {
-                    let named = args.named.into_iter();
-                    Value::dict(
-                        named
-                            .map(|(name, value)| (Value::text(name), value))
-                            .collect(),
-                    )?
-                };
-                match self.soft(&value)? {
-                    Value::Text(text) => self.printf(&text, &values),
-                    _ => Fault::other("format takes a text"),
-                }
-            }
+            "format" => self.format_filter(&value, args),
             "replace" => {
                 let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
                 let count = match count {
@@ -85,6 +65,26 @@ impl Interpreter<'_> {
             }
             "wordwrap" => self.wordwrap(&value, args),
             _ => Fault::other(format!("No filter named '{name}'.")),
+        }
+    }
+
+    fn format_filter(&self, value: &Value, args: Args) -> Result<Value> {
+        if !args.positional.is_empty() && !args.named.is_empty() {
+            return Fault::other("can't handle positional and keyword arguments at the same time");
+        }
+        let values = if args.named.is_empty() {
+            Value::tuple(args.positional)?
+        } else {
+            let named = args.named.into_iter();
+            Value::dict(
+                named
+                    .map(|(name, value)| (Value::text(name), value))
+                    .collect(),
+            )?
+        };
+        match self.soft(value)? {
+            Value::Text(text) => self.printf(&text, &values),
+            _ => Fault::other("format takes a text"),
         }
     }
 

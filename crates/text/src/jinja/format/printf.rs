@@ -1,5 +1,8 @@
 //! `text % values`.
 
+use std::iter::Peekable;
+use std::str::Chars;
+
 use num_bigint::{BigInt, Sign};
 use num_traits::FromPrimitive;
 
@@ -82,54 +85,12 @@ impl Interpreter<'_> {
     fn convert(
         &self,
         out: &mut String,
-        chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
+        chars: &mut Peekable<Chars<'_>>,
         values: &mut Values<'_>,
         escapes: bool,
     ) -> Result<bool> {
-        let mut named = None;
-        if chars.next_if_eq(&'(').is_some() {
-            let mut name = String::new();
-            let mut open = 1;
-            for character in chars.by_ref() {
-                match character {
-                    '(' => open += 1,
-                    ')' => open -= 1,
-                    _ => (),
-                }
-                if open == 0 {
-                    break;
-                }
-                name.push(character);
-            }
-            if open > 0 {
-                return Fault::other("incomplete format key");
-            }
-            let Value::Dict(dict) = values.all else {
-                return Fault::other("format requires a mapping");
-            };
-            match dict.get_text(&name) {
-                Some(value) => named = Some(value.clone()),
-                None => return Fault::other(format!("'{name}'")),
-            }
-        }
-        let mut conversion = Conversion::default();
-        while let Some(flag) = chars.next_if(|c| matches!(c, '#' | '0' | '-' | ' ' | '+')) {
-            match flag {
-                '#' => conversion.alternate = true,
-                '0' => conversion.has_zeros = true,
-                '-' => conversion.is_left = true,
-                ' ' => conversion.has_blank = true,
-                _ => conversion.has_sign = true,
-            }
-        }
-        if let Some(width) = self.size(chars, values)? {
-            conversion.is_left |= width < 0;
-            conversion.width = width.unsigned_abs() as usize;
-        }
-        if chars.next_if_eq(&'.').is_some() {
-            let precision = self.size(chars, values)?.unwrap_or(0);
-            conversion.precision = Some(usize::try_from(precision).unwrap_or(0));
-        }
+        let named = named_value(chars, values)?;
+        let conversion = self.conversion(chars, values)?;
         chars.next_if(|c| matches!(c, 'h' | 'l' | 'L'));
         let Some(form) = chars.next() else {
             return Fault::other("incomplete format");
@@ -159,10 +120,37 @@ impl Interpreter<'_> {
         Ok(by_name)
     }
 
+    /// The flags, the width and the precision of a conversion.
+    fn conversion(
+        &self,
+        chars: &mut Peekable<Chars<'_>>,
+        values: &mut Values<'_>,
+    ) -> Result<Conversion> {
+        let mut conversion = Conversion::default();
+        while let Some(flag) = chars.next_if(|c| matches!(c, '#' | '0' | '-' | ' ' | '+')) {
+            match flag {
+                '#' => conversion.alternate = true,
+                '0' => conversion.has_zeros = true,
+                '-' => conversion.is_left = true,
+                ' ' => conversion.has_blank = true,
+                _ => conversion.has_sign = true,
+            }
+        }
+        if let Some(width) = self.size(chars, values)? {
+            conversion.is_left |= width < 0;
+            conversion.width = width.unsigned_abs() as usize;
+        }
+        if chars.next_if_eq(&'.').is_some() {
+            let precision = self.size(chars, values)?.unwrap_or(0);
+            conversion.precision = Some(usize::try_from(precision).unwrap_or(0));
+        }
+        Ok(conversion)
+    }
+
     /// A width or a precision, which may be `*`.
     fn size(
         &self,
-        chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
+        chars: &mut Peekable<Chars<'_>>,
         values: &mut Values<'_>,
     ) -> Result<Option<i64>> {
         let size = if chars.next_if_eq(&'*').is_some() {
@@ -247,6 +235,36 @@ impl Interpreter<'_> {
             }
             _ => Fault::other(format!("unsupported format character '{form}'")),
         }
+    }
+}
+
+/// The value whose name follows in parentheses, if a name follows.
+fn named_value(chars: &mut Peekable<Chars<'_>>, values: &Values<'_>) -> Result<Option<Value>> {
+    if chars.next_if_eq(&'(').is_none() {
+        return Ok(None);
+    }
+    let mut name = String::new();
+    let mut open = 1;
+    for character in chars.by_ref() {
+        match character {
+            '(' => open += 1,
+            ')' => open -= 1,
+            _ => (),
+        }
+        if open == 0 {
+            break;
+        }
+        name.push(character);
+    }
+    if open > 0 {
+        return Fault::other("incomplete format key");
+    }
+    let Value::Dict(dict) = values.all else {
+        return Fault::other("format requires a mapping");
+    };
+    match dict.get_text(&name) {
+        Some(value) => Ok(Some(value.clone())),
+        None => Fault::other(format!("'{name}'")),
     }
 }
 

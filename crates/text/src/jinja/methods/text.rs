@@ -34,11 +34,7 @@ impl Interpreter<'_> {
                 let [separator, most] = args.bind(name, ["sep", "maxsplit"], 0)?;
                 self.split_text(value, text, separator, most, name == "rsplit")
             }
-            "splitlines" => {
-                let [keeps] = args.bind(name, ["keepends"], 0)?;
-                let keeps = keeps.is_some_and(|keeps| self.truth(&keeps));
-                self.texts(value, lines(text, keeps))
-            }
+            "splitlines" => self.split_lines(value, text, args),
             "partition" | "rpartition" => self.partition(value, text, args, name == "rpartition"),
             "replace" => {
                 let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
@@ -47,22 +43,13 @@ impl Interpreter<'_> {
             "removeprefix" | "removesuffix" => {
                 let [affix] = args.by_place(name, 1)?;
                 let affix = affix.unwrap_or(Value::None);
-                let affix = self.text_of(&affix)?;
-                let rest = match name {
-                    "removeprefix" => text.strip_prefix(affix),
-                    _ => text.strip_suffix(affix),
-                };
-                like(rest.unwrap_or(text).to_owned())
+                like(self.without_affix(text, &affix, name == "removeprefix")?)
             }
             "center" | "ljust" | "rjust" => self.justify(value, text, name, args),
             "zfill" => {
                 let [width] = args.by_place(name, 1)?;
                 let width = self.whole(&width.unwrap_or(Value::None))?;
-                let fill = usize::try_from(width).unwrap_or(0);
-                let fill = fill.saturating_sub(text.chars().count());
-                self.check_repeated(1, fill)?;
-                let signed = usize::from(text.starts_with(['+', '-']));
-                like([&text[..signed], &"0".repeat(fill), &text[signed..]].concat())
+                like(self.fill_with_zeros(text, width)?)
             }
             "expandtabs" => {
                 let [size] = args.bind(name, ["tabsize"], 0)?;
@@ -80,22 +67,48 @@ impl Interpreter<'_> {
             "format" => like(self.format_text(text, &args)?),
             "format_map" => {
                 let [mapping] = args.by_place(name, 1)?;
-                let args = Args {
-                    positional: Vec::new(),
-                    named: self.named(&mapping.unwrap_or(Value::None))?,
-                };
-                like(self.format_text(text, &args)?)
+                like(self.format_map(text, &mapping.unwrap_or(Value::None))?)
             }
-            "translate" => {
-                let [table] = args.by_place(name, 1)?;
-                match table {
-                    Some(Value::Dict(table)) => like(self.translate(text, &table)?),
-                    _ => Fault::other("translate takes a mapping"),
-                }
-            }
+            "translate" => match args.by_place(name, 1)? {
+                [Some(Value::Dict(table))] => like(self.translate(text, &table)?),
+                _ => Fault::other("translate takes a mapping"),
+            },
             "maketrans" => self.make_table(args),
             _ => self.search(text, name, args),
         }
+    }
+
+    fn split_lines(&self, value: &Value, text: &str, args: Args) -> Result<Value> {
+        let [keeps] = args.bind("splitlines", ["keepends"], 0)?;
+        let keeps = keeps.is_some_and(|keeps| self.truth(&keeps));
+        self.texts(value, lines(text, keeps))
+    }
+
+    fn without_affix(&self, text: &str, affix: &Value, is_prefix: bool) -> Result<String> {
+        let affix = self.text_of(affix)?;
+        let rest = if is_prefix {
+            text.strip_prefix(affix)
+        } else {
+            text.strip_suffix(affix)
+        };
+        Ok(rest.unwrap_or(text).to_owned())
+    }
+
+    /// Fills up to `width` characters, after a sign.
+    fn fill_with_zeros(&self, text: &str, width: i64) -> Result<String> {
+        let fill = usize::try_from(width).unwrap_or(0);
+        let fill = fill.saturating_sub(text.chars().count());
+        self.check_repeated(1, fill)?;
+        let signed = usize::from(text.starts_with(['+', '-']));
+        Ok([&text[..signed], &"0".repeat(fill), &text[signed..]].concat())
+    }
+
+    fn format_map(&self, text: &str, mapping: &Value) -> Result<String> {
+        let args = Args {
+            positional: Vec::new(),
+            named: self.named(mapping)?,
+        };
+        self.format_text(text, &args)
     }
 
     pub(in super::super) fn stripped(
