@@ -323,11 +323,7 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
     };
     // SAFETY: all offsets stay within the ranges that the caller promised.
     unsafe {
-        for m in 0..M {
-            for n in 0..N {
-                S::store(sums.wrapping_add(m * SUMS + n * PANEL), S::splat(0.0));
-            }
-        }
+        clear::<S, M, N>(sums);
         for group in 0..groups {
             let scales = rows.wrapping_add(group * (row_words + 2) * M);
             let corrections = scales.wrapping_add(M);
@@ -373,16 +369,49 @@ pub unsafe fn int8<S: Lanes, const M: usize, const N: usize>(
                     }
                 }
             }
-            for m in 0..M {
-                let row_scale = S::splat(f32::from_bits(read(scales.wrapping_add(m))));
-                for n in 0..N {
-                    let scale = S::mul(S::load(panel[n].cast()), row_scale);
-                    let sum = sums.wrapping_add(m * SUMS + n * PANEL);
-                    S::store(
-                        sum,
-                        S::mul_add(S::words_to_f32(acc[m][n]), scale, S::load(sum)),
-                    );
-                }
+            add_scaled::<S, M, N>(acc, scales, panel, sums);
+        }
+    }
+}
+
+/// Sets the sums of `M` rows and `N` panels to 0.
+///
+/// # Safety
+/// The sums are valid; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn clear<S: Lanes, const M: usize, const N: usize>(sums: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for m in 0..M {
+            for n in 0..N {
+                S::store(sums.wrapping_add(m * SUMS + n * PANEL), S::splat(0.0));
+            }
+        }
+    }
+}
+
+/// Adds the integer sums of a group of inputs, times the scales of the rows and of the panels.
+///
+/// # Safety
+/// `scales` and the panels begin the group; the instruction set of `S` was detected.
+#[inline(always)]
+unsafe fn add_scaled<S: Lanes, const M: usize, const N: usize>(
+    acc: [[S::W; N]; M],
+    scales: *const u32,
+    panel: [*const u32; N],
+    sums: *mut f32,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for m in 0..M {
+            let row_scale = S::splat(f32::from_bits(super::simd::read(scales.wrapping_add(m))));
+            for n in 0..N {
+                let scale = S::mul(S::load(panel[n].cast()), row_scale);
+                let sum = sums.wrapping_add(m * SUMS + n * PANEL);
+                S::store(
+                    sum,
+                    S::mul_add(S::words_to_f32(acc[m][n]), scale, S::load(sum)),
+                );
             }
         }
     }

@@ -74,6 +74,15 @@ pub struct Tile {
     round: usize,
 }
 
+impl Tile {
+    /// Multiply-adds of a key head in some spans.
+    fn cost(&self, spans: &Range<usize>, heads: &HeadShape) -> usize {
+        let end = self.keys.end.min(spans.end * SPAN);
+        let keys = end.saturating_sub(self.keys.start.max(spans.start * SPAN));
+        self.n_tokens * heads.group() * (heads.key_dim + heads.values.dim()) * keys.max(BLOCK)
+    }
+}
+
 /// The part that a thread claims: some key heads and spans of a tile.
 #[derive(Clone, Debug)]
 pub struct Item {
@@ -242,55 +251,61 @@ impl AttentionPlan {
     fn divide(&mut self, heads: &HeadShape, nodes: &Nodes) {
         let group = heads.n_heads / heads.n_kv_heads;
         let heads_of_nodes = nodes.heads(heads.n_kv_heads);
-        let cost = |tile: &Tile, spans: &Range<usize>| {
-            let end = tile.keys.end.min(spans.end * SPAN);
-            let keys = end.saturating_sub(tile.keys.start.max(spans.start * SPAN));
-            tile.n_tokens * group * (heads.key_dim + heads.values.dim()) * keys.max(BLOCK)
-        };
         let n_rounds = self.tiles.last().map_or(0, |tile| tile.round + 1);
         for round in 0..n_rounds {
-            let total: usize = self
-                .tiles
-                .iter()
-                .filter(|tile| tile.round == round)
-                .map(|tile| cost(tile, &tile.spans))
-                .sum();
-            let fair = (total / (ITEMS_PER_THREAD * nodes.n_threads())).max(1);
-            for (i, tile) in self.tiles.iter_mut().enumerate() {
-                if tile.round != round {
-                    continue;
-                }
-                let whole = cost(tile, &tile.spans);
-                let (head_parts, spans_in_part) = parts(tile, (whole, fair), heads, group);
-                if spans_in_part < tile.spans.len() {
-                    tile.result = Target::Spans(self.n_records);
-                    let n_records = tile.spans.len() * tile.n_tokens * heads.n_heads;
-                    self.n_records += n_records;
-                    self.merges.0.push(i as u32);
-                    self.merges.1 += n_records * heads.values.dim();
-                }
-                let step = heads.n_kv_heads / head_parts;
-                let (tokens, records) = &mut self.largest_item;
-                *tokens = tile.n_tokens.max(*tokens);
-                *records = (tile.n_tokens * group * step).max(*records);
-                for first in tile.spans.clone().step_by(spans_in_part) {
-                    let spans = first..tile.spans.end.min(first + spans_in_part);
-                    for (node, own) in heads_of_nodes.iter().enumerate() {
-                        for head in own.clone().step_by(step) {
-                            let end = own.end.min(head + step);
-                            self.items.push(Item {
-                                tile: i as u32,
-                                heads: head as u32..end as u32,
-                                cost: cost(tile, &spans) * (end - head),
-                                spans: spans.clone(),
-                                round: round as u32,
-                                node: node as u32,
-                            });
-                        }
+            self.divide_round(round, heads, nodes);
+        }
+        self.sort_items(group);
+        self.deal(group, heads_of_nodes.len());
+    }
+
+    fn divide_round(&mut self, round: usize, heads: &HeadShape, nodes: &Nodes) {
+        let group = heads.group();
+        let heads_of_nodes = nodes.heads(heads.n_kv_heads);
+        let total: usize = self
+            .tiles
+            .iter()
+            .filter(|tile| tile.round == round)
+            .map(|tile| tile.cost(&tile.spans, heads))
+            .sum();
+        let fair = (total / (ITEMS_PER_THREAD * nodes.n_threads())).max(1);
+        for (i, tile) in self.tiles.iter_mut().enumerate() {
+            if tile.round != round {
+                continue;
+            }
+            let whole = tile.cost(&tile.spans, heads);
+            let (head_parts, spans_in_part) = parts(tile, (whole, fair), heads, group);
+            if spans_in_part < tile.spans.len() {
+                tile.result = Target::Spans(self.n_records);
+                let n_records = tile.spans.len() * tile.n_tokens * heads.n_heads;
+                self.n_records += n_records;
+                self.merges.0.push(i as u32);
+                self.merges.1 += n_records * heads.values.dim();
+            }
+            let step = heads.n_kv_heads / head_parts;
+            let (tokens, records) = &mut self.largest_item;
+            *tokens = tile.n_tokens.max(*tokens);
+            *records = (tile.n_tokens * group * step).max(*records);
+            for first in tile.spans.clone().step_by(spans_in_part) {
+                let spans = first..tile.spans.end.min(first + spans_in_part);
+                for (node, own) in heads_of_nodes.iter().enumerate() {
+                    for head in own.clone().step_by(step) {
+                        let end = own.end.min(head + step);
+                        self.items.push(Item {
+                            tile: i as u32,
+                            heads: head as u32..end as u32,
+                            cost: tile.cost(&spans, heads) * (end - head),
+                            spans: spans.clone(),
+                            round: round as u32,
+                            node: node as u32,
+                        });
                     }
                 }
             }
         }
+    }
+
+    fn sort_items(&mut self, group: usize) {
         let tiles = &self.tiles;
         self.items.sort_unstable_by_key(|item| {
             // Tiles that follow each other on one head find its keys in the cache.
@@ -305,11 +320,16 @@ impl AttentionPlan {
                 item.heads.start,
             )
         });
+    }
+
+    /// Counts the items of each round and node.
+    fn deal(&mut self, group: usize, n_nodes: usize) {
+        let tiles = &self.tiles;
         let mut first = 0;
         for items in self.items.chunk_by(|a, b| a.round == b.round) {
             let is_many = |item: &Item| tiles[item.tile as usize].n_tokens * group >= FEW_ROWS;
             let first_count = self.dealt.len();
-            self.dealt.resize(first_count + heads_of_nodes.len(), 0);
+            self.dealt.resize(first_count + n_nodes, 0);
             for item in items {
                 self.dealt[first_count + item.node as usize] += 1;
             }

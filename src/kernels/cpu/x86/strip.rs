@@ -176,6 +176,16 @@ macro_rules! one_widened {
     };
 }
 
+/// Both inputs of a word.
+macro_rules! both_widened {
+    ($pair:literal, $lower:literal, $upper:literal) => {
+        concat!(
+            one_widened!($pair, $lower, "vpslld", "16"),
+            one_widened!($pair, $upper, "vpand", "[{upper}]"),
+        )
+    };
+}
+
 /// Adds the products of four rows with a wide strip. Their sums, the weights and one input take all sixteen registers; a
 /// compiler reorders the loads, runs out of registers and puts a sum into memory and back for each input, which takes a third
 /// of the speed. Eight inputs in a round make rounds so few that a processor foresees the last one.
@@ -271,14 +281,10 @@ unsafe fn widen_for_four_rows(
             "jz 3f",
             "2:",
             "prefetcht0 [{ahead}]",
-            one_widened!("0", "0", "vpslld", "16"),
-            one_widened!("0", "1", "vpand", "[{upper}]"),
-            one_widened!("1", "2", "vpslld", "16"),
-            one_widened!("1", "3", "vpand", "[{upper}]"),
-            one_widened!("2", "4", "vpslld", "16"),
-            one_widened!("2", "5", "vpand", "[{upper}]"),
-            one_widened!("3", "6", "vpslld", "16"),
-            one_widened!("3", "7", "vpand", "[{upper}]"),
+            both_widened!("0", "0", "1"),
+            both_widened!("1", "2", "3"),
+            both_widened!("2", "4", "5"),
+            both_widened!("3", "6", "7"),
             "add {ahead}, 64",
             "add {rows}, 8 * 16",
             "add {strip}, 8 * {step}",
@@ -291,8 +297,7 @@ unsafe fn widen_for_four_rows(
             "test {twos}, {twos}",
             "jz 5f",
             "4:",
-            one_widened!("0", "0", "vpslld", "16"),
-            one_widened!("0", "1", "vpand", "[{upper}]"),
+            both_widened!("0", "0", "1"),
             "add {rows}, 2 * 16",
             "add {strip}, 2 * {step}",
             "add {a}, 64",

@@ -184,10 +184,7 @@ impl SparseAttention {
         label_elements: &[F],
     ) -> usize {
         let channels = labels.channels();
-        self.spaces.resize_with(pool.n_threads(), Space::default);
-        for space in &mut self.spaces {
-            space.fit::<F>(heads, channels.per_head());
-        }
+        self.fit_spaces::<F>(pool.n_threads(), heads, channels.per_head());
         let step = Step {
             heads,
             sinks,
@@ -204,13 +201,7 @@ impl SparseAttention {
         let tiles = &self.tiles;
         let n_items = heads.n_kv_heads * tiles.len();
         let most_tokens = tiles.iter().map(|tile| tile.n_tokens).max().unwrap_or(0);
-        let longest = tiles.iter().map(Tile::end).max().unwrap_or(0);
-        let wanted = ITEMS_PER_THREAD * pool.n_threads();
-        let n_parts = if n_items < wanted {
-            wanted.div_ceil(n_items).min(longest.div_ceil(PART_KEYS))
-        } else {
-            1
-        };
+        let n_parts = self.n_parts(n_items, pool.n_threads());
         let cost = self.pairs * heads.n_heads * channels.per_head();
         let n_bytes = AtomicUsize::new(0);
         // Tiles of a head follow each other: a thread finds its labels and keys in the cache.
@@ -227,9 +218,7 @@ impl SparseAttention {
             n_bytes.fetch_add(dispatch(isa, work), Ordering::Relaxed);
         };
         let spaces = self.spaces.as_mut_slice();
-        // By head, so those of a node follow each other.
-        let of_nodes = pool.nodes().heads(heads.n_kv_heads).into_iter();
-        let dealt: PerNode<usize> = of_nodes.map(|own| own.len() * tiles.len()).collect();
+        let dealt = dealt(pool, heads.n_kv_heads, tiles.len());
         if n_parts == 1 {
             let whole = |space: &mut Space, item: usize| work(space, item, Stage::Whole);
             pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &dealt, cost, &whole);
@@ -243,12 +232,9 @@ impl SparseAttention {
         let candidates = Shared::new(&mut self.candidates);
         let part = |space: &mut Space, index: usize| {
             let (item, part) = (index / n_parts, index % n_parts);
-            let n_keys = of_item(item).1.end() - 1;
-            let n_in_part = n_keys.div_ceil(n_parts).next_multiple_of(BLOCK);
-            let first = (part * n_in_part).min(n_keys);
+            let keys = keys_of_part((part, n_parts), of_item(item).1.end() - 1);
             // SAFETY: each part belongs to one item.
             let best = unsafe { candidates.part(index * part_len, part_len) };
-            let keys = first..n_keys.min(first + n_in_part);
             work(space, item, Stage::Part { keys, best });
         };
         pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &parts_of_nodes, cost, &part);
@@ -259,6 +245,24 @@ impl SparseAttention {
         };
         pool.for_each_dealt_with((&mut *spaces, Taking::Runs), &dealt, cost, &rest);
         n_bytes.into_inner()
+    }
+
+    fn fit_spaces<F: FloatKv>(&mut self, n_threads: usize, heads: &HeadShape, channels: usize) {
+        self.spaces.resize_with(n_threads, Space::default);
+        for space in &mut self.spaces {
+            space.fit::<F>(heads, channels);
+        }
+    }
+
+    /// In how many parts the keys of each item are scored: several where items are too few for the threads.
+    fn n_parts(&self, n_items: usize, n_threads: usize) -> usize {
+        let longest = self.tiles.iter().map(Tile::end).max().unwrap_or(0);
+        let wanted = ITEMS_PER_THREAD * n_threads;
+        if n_items < wanted {
+            wanted.div_ceil(n_items).min(longest.div_ceil(PART_KEYS))
+        } else {
+            1
+        }
     }
 
     /// The positions that each query of the last item of one thread has chosen.
@@ -303,6 +307,19 @@ impl SparseAttention {
             }
         }
     }
+}
+
+/// How many items each node has. They are in the order of heads, so those of a node follow each other.
+fn dealt(pool: &ThreadPool, n_heads: usize, n_tiles: usize) -> PerNode<usize> {
+    let of_nodes = pool.nodes().heads(n_heads).into_iter();
+    of_nodes.map(|own| own.len() * n_tiles).collect()
+}
+
+/// The keys of one of several parts, each of whole blocks.
+fn keys_of_part((part, n_parts): (usize, usize), n_keys: usize) -> Range<usize> {
+    let n_in_part = n_keys.div_ceil(n_parts).next_multiple_of(BLOCK);
+    let first = (part * n_in_part).min(n_keys);
+    first..n_keys.min(first + n_in_part)
 }
 
 /// The input of a layer's attention.

@@ -189,33 +189,10 @@ impl Gpu {
     fn run(&mut self, model: &Model<CudaBackend>, case: &Case, works: &[Work]) -> Vec<Vec<f32>> {
         let all = works.iter().flat_map(|work| work.tokens.clone());
         let tokens = self.upload(&all.collect::<Vec<_>>());
-        let positions = works.iter().flat_map(|work| {
-            let first = work.first_position;
-            (first..first + work.tokens.len()).map(|position| position as u32)
-        });
-        let positions: Vec<u32> = positions.collect();
-        let rows = works
-            .iter()
-            .flat_map(|work| work.tokens.iter().map(|_| work.row));
-        let slots = rows.zip(&positions).map(|(row, position)| {
-            let position = *position as usize;
-            let page = page(row, position / case.page_size) as usize;
-            (page * case.page_size + position % case.page_size) as u32
-        });
-        let slots = self.upload(&slots.collect::<Vec<_>>());
+        let positions = positions(works);
+        let slots = self.upload(&slots(works, &positions, case.page_size));
         let positions = self.upload(&positions);
-        let mut first_token = 0;
-        let segments = works.iter().map(|work| {
-            let segment = Segment {
-                row: work.row,
-                first_token,
-                n_tokens: work.tokens.len() as u32,
-                first_position: work.first_position as u32,
-            };
-            first_token += segment.n_tokens;
-            segment
-        });
-        let segments: Vec<Segment> = segments.collect();
+        let segments = segments(works);
         let is_decode = |segment: &&Segment| segment.n_tokens == 1 && segment.first_position > 0;
         let n_decode = segments.iter().take_while(is_decode).count();
         let per_tile = self.backend.queries_per_tile();
@@ -267,6 +244,43 @@ impl Gpu {
         self.backend.take_failure().unwrap();
         seen
     }
+}
+
+/// The positions of a step's tokens.
+fn positions(works: &[Work]) -> Vec<u32> {
+    let positions = works.iter().flat_map(|work| {
+        let first = work.first_position;
+        (first..first + work.tokens.len()).map(|position| position as u32)
+    });
+    positions.collect()
+}
+
+/// The slots of a step's tokens.
+fn slots(works: &[Work], positions: &[u32], page_size: usize) -> Vec<u32> {
+    let rows = works
+        .iter()
+        .flat_map(|work| work.tokens.iter().map(|_| work.row));
+    let slots = rows.zip(positions).map(|(row, position)| {
+        let position = *position as usize;
+        let page = page(row, position / page_size) as usize;
+        (page * page_size + position % page_size) as u32
+    });
+    slots.collect()
+}
+
+fn segments(works: &[Work]) -> Vec<Segment> {
+    let mut first_token = 0;
+    let segments = works.iter().map(|work| {
+        let segment = Segment {
+            row: work.row,
+            first_token,
+            n_tokens: work.tokens.len() as u32,
+            first_position: work.first_position as u32,
+        };
+        first_token += segment.n_tokens;
+        segment
+    });
+    segments.collect()
 }
 
 fn wanted(works: &[Work]) -> Vec<u32> {
