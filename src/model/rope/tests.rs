@@ -8,102 +8,51 @@ fn parse(keys: &str) -> Result<RopeConfig, LoadError> {
     RopeConfig::from_json(&json, 10_000.0, (131_072, None))
 }
 
+/// Keys, frequencies and attention scales.
 /// Expected values: transformers 5.23.0, `LlamaRotaryEmbedding`, head_dim 16, max_position_embeddings 131072.
+#[rustfmt::skip]
+const FREQUENCIES: [(&str, [f32; 8], f32); 6] = [
+    (
+        r#"{"rope_theta": 10000.0}"#,
+        [1.0, 0.31622776, 0.1, 0.03162278, 0.01, 0.0031622779, 0.001, 0.0003162278],
+        1.0,
+    ),
+    (
+        r#"{"rope_theta": 5000, "rope_scaling": {"type": "linear", "factor": 4.0}}"#,
+        [0.25, 0.08621221, 0.029730178, 0.010252417, 0.003535534, 0.0012192247, 0.0004204482, 0.00014499106],
+        1.0,
+    ),
+    (
+        r#"{"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192}}"#,
+        [1.0, 0.19392276, 0.03760603, 0.007292665, 0.000524846, 3.4281024e-05, 6.6478697e-06, 1.2891732e-06],
+        1.0,
+    ),
+    (
+        r#"{"rope_theta": 1000000.0, "rope_scaling": {"type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 32768}}"#,
+        [1.0, 0.17782794, 0.03162278, 0.00421756, 0.0005, 4.4456985e-05, 7.905694e-06, 1.4058534e-06],
+        1.138_629_4,
+    ),
+    (
+        r#"{"rope_parameters": {"rope_type": "yarn", "rope_theta": 2000.0, "factor": 8.0,
+            "original_max_position_embeddings": 32, "beta_fast": 3.0, "beta_slow": 0.5,
+            "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": false}}"#,
+        [1.0, 0.30721998, 0.0494193, 0.007228094, 0.002795085, 0.0010808521, 0.00041796267, 0.0001616251],
+        1.094_18,
+    ),
+    (
+        r#"{"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0,
+            "original_max_position_embeddings": 4096, "attention_factor": 0.75}}"#,
+        [1.0, 0.31622776, 0.1, 0.023914725, 0.0051249997, 0.0008498622, 2.5e-05, 7.9056945e-06],
+        0.75,
+    ),
+];
+
 #[test]
 fn frequencies_are_those_of_transformers() {
-    let table: [(&str, [f32; 8], f32); 6] = [
-        (
-            r#"{"rope_theta": 10000.0}"#,
-            [
-                1.0,
-                0.31622776,
-                0.1,
-                0.03162278,
-                0.01,
-                0.0031622779,
-                0.001,
-                0.0003162278,
-            ],
-            1.0,
-        ),
-        (
-            r#"{"rope_theta": 5000, "rope_scaling": {"type": "linear", "factor": 4.0}}"#,
-            [
-                0.25,
-                0.08621221,
-                0.029730178,
-                0.010252417,
-                0.003535534,
-                0.0012192247,
-                0.0004204482,
-                0.00014499106,
-            ],
-            1.0,
-        ),
-        (
-            r#"{"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
-                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192}}"#,
-            [
-                1.0,
-                0.19392276,
-                0.03760603,
-                0.007292665,
-                0.000524846,
-                3.4281024e-05,
-                6.6478697e-06,
-                1.2891732e-06,
-            ],
-            1.0,
-        ),
-        (
-            r#"{"rope_theta": 1000000.0, "rope_scaling": {"type": "yarn", "factor": 4.0,
-                "original_max_position_embeddings": 32768}}"#,
-            [
-                1.0,
-                0.17782794,
-                0.03162278,
-                0.00421756,
-                0.0005,
-                4.4456985e-05,
-                7.905694e-06,
-                1.4058534e-06,
-            ],
-            1.138_629_4,
-        ),
-        (
-            r#"{"rope_parameters": {"rope_type": "yarn", "rope_theta": 2000.0, "factor": 8.0,
-                "original_max_position_embeddings": 32, "beta_fast": 3.0, "beta_slow": 0.5,
-                "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": false}}"#,
-            [
-                1.0,
-                0.30721998,
-                0.0494193,
-                0.007228094,
-                0.002795085,
-                0.0010808521,
-                0.00041796267,
-                0.0001616251,
-            ],
-            1.094_18,
-        ),
-        (
-            r#"{"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0,
-                "original_max_position_embeddings": 4096, "attention_factor": 0.75}}"#,
-            [
-                1.0,
-                0.31622776,
-                0.1,
-                0.023914725,
-                0.0051249997,
-                0.0008498622,
-                2.5e-05,
-                7.9056945e-06,
-            ],
-            0.75,
-        ),
-    ];
-    for (keys, inv_freq, attention_scale) in table {
+    for (keys, inv_freq, attention_scale) in FREQUENCIES {
         let rope = parse(keys).expect("supported").frequencies(16);
         assert!(
             (rope.attention_scale - attention_scale).abs() < 1e-6,

@@ -26,18 +26,17 @@ fn weights(format: &str, weights: Value) -> Value {
     })
 }
 
+fn check_known<const N: usize>(cases: [(Value, Scheme); N]) {
+    for (quantization, expected) in cases {
+        let text = quantization.to_string();
+        assert_eq!(scheme(quantization).expect(&text), Some(expected), "{text}");
+    }
+}
+
 #[test]
 fn schemes_are_known_by_their_keys() {
     let gptq = |zero_offset, group| Scheme::Int4(Packing::Gptq { zero_offset }, group);
-    let packed = |has_zeros, group| Scheme::Int4(Packing::CompressedTensors { has_zeros }, group);
     let of_128 = Group::Inputs(128);
-    let int4 = |more: Value| {
-        let mut weights =
-            json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128});
-        let more = more.as_object().expect("an object").clone();
-        weights.as_object_mut().expect("an object").extend(more);
-        weights
-    };
     let cases = [
         (
             json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}),
@@ -58,6 +57,27 @@ fn schemes_are_known_by_their_keys() {
             json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM", "zero_point": true}),
             Scheme::Int4(Packing::Awq, of_128),
         ),
+    ];
+    check_known(cases);
+    assert_eq!(parse(json!({})).expect("no key"), None);
+    assert_eq!(
+        parse(json!({"quantization_config": null})).expect("null"),
+        None
+    );
+}
+
+#[test]
+fn schemes_of_compressed_tensors_are_known_by_their_keys() {
+    let packed = |has_zeros, group| Scheme::Int4(Packing::CompressedTensors { has_zeros }, group);
+    let of_128 = Group::Inputs(128);
+    let int4 = |more: Value| {
+        let mut weights =
+            json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128});
+        let more = more.as_object().expect("an object").clone();
+        weights.as_object_mut().expect("an object").extend(more);
+        weights
+    };
+    let cases = [
         (
             weights("pack-quantized", int4(json!({}))),
             packed(false, of_128),
@@ -88,21 +108,23 @@ fn schemes_are_known_by_their_keys() {
             Scheme::Fp8 { block: None },
         ),
     ];
-    for (quantization, expected) in cases {
+    check_known(cases);
+}
+
+fn check_refused<const N: usize>(cases: [(Value, &str, &str); N]) {
+    for (quantization, key, value) in cases {
         let text = quantization.to_string();
-        assert_eq!(scheme(quantization).expect(&text), Some(expected), "{text}");
+        let error = scheme(quantization).expect_err(&text).to_string();
+        assert!(
+            error.contains(key) && error.contains(value),
+            "{text}: {error}"
+        );
     }
-    assert_eq!(parse(json!({})).expect("no key"), None);
-    assert_eq!(
-        parse(json!({"quantization_config": null})).expect("null"),
-        None
-    );
 }
 
 #[test]
 fn others_are_refused_by_key_and_value() {
-    let packed = |weights_: Value| weights("pack-quantized", weights_);
-    let cases = [
+    check_refused([
         (
             json!({"quant_method": "bitsandbytes"}),
             "quantization_config.quant_method",
@@ -120,6 +142,12 @@ fn others_are_refused_by_key_and_value() {
             "weight_block_size",
             "[0,8]",
         ),
+    ]);
+}
+
+#[test]
+fn other_gptq_and_awq_are_refused_by_key_and_value() {
+    check_refused([
         (
             json!({"quant_method": "gptq", "bits": 8, "group_size": 128}),
             "bits",
@@ -165,6 +193,13 @@ fn others_are_refused_by_key_and_value() {
             "zero_point",
             "false",
         ),
+    ]);
+}
+
+#[test]
+fn other_compressed_tensors_are_refused_by_key_and_value() {
+    let packed = |weights_: Value| weights("pack-quantized", weights_);
+    check_refused([
         (
             weights(
                 "nvfp4-pack-quantized",
@@ -218,15 +253,7 @@ fn others_are_refused_by_key_and_value() {
             "config_groups",
             "missing",
         ),
-    ];
-    for (quantization, key, value) in cases {
-        let text = quantization.to_string();
-        let error = scheme(quantization).expect_err(&text).to_string();
-        assert!(
-            error.contains(key) && error.contains(value),
-            "{text}: {error}"
-        );
-    }
+    ]);
 }
 
 #[test]
