@@ -11,6 +11,8 @@ mod hashes;
 mod refusal;
 mod windows;
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
@@ -285,41 +287,12 @@ impl FakeExecutor {
     }
 
     fn run_row(&mut self, work: &StepRow) -> Result<RowResult, StepError> {
-        let mut row = self
-            .rows
-            .remove(&work.row)
-            .filter(|row| row.seq == work.seq)
-            .ok_or_else(|| {
-                StepError::Rejected(format!("row {} does not hold {}", work.row, work.seq))
-            })?;
+        let mut row = self.take_row(work)?;
         let positions = work.work.positions();
-        if let RowWork::Decode { position } = work.work
-            && row.tokens.len() != position as usize + 1
-        {
-            let known = row.tokens.len();
-            return Err(StepError::Rejected(format!(
-                "decode at {position} of {known} tokens"
-            )));
-        }
-        if row.tokens.len() < positions.end as usize {
-            let (known, end) = (row.tokens.len(), positions.end);
-            return Err(StepError::Rejected(format!(
-                "prefill to {end} of {known} tokens"
-            )));
-        }
         self.verify(&row, positions.start as usize)?;
         self.verify_state(&row, positions.start as usize)?;
         self.feed_state(&row, work)?;
-        match &mut self.windows {
-            Some(windows) => {
-                let pages = (&row.tokens[..], &row.window_pages[..]);
-                windows.attend(row.seq, pages, positions.clone())?;
-            }
-            None if !row.window_pages.is_empty() => {
-                return Err(rejected(row.seq, "has window pages, and no layer a window"));
-            }
-            None => {}
-        }
+        self.attend_windows(&row, positions.clone())?;
         let vocab_size = self.options.vocab_size;
         let mut logprobs = work
             .logprobs
@@ -355,19 +328,15 @@ impl FakeExecutor {
         let mut tokens = smallvec![];
         let mut verdict = RowVerdict::Open;
         if work.sample {
-            let known = positions.end as usize;
-            let token = row.say(known, last, vocab_size);
+            let token = row.say(positions.end as usize, last, vocab_size);
             let token = allowed(token, row.grammar.as_mut());
             verdict = RowVerdict::of(Sampled { token, nan: false }, row.grammar.as_mut());
-            row.tokens.truncate(known);
+            row.tokens.truncate(positions.end as usize);
             row.tokens.push(token);
             tokens.push(token);
             if let (Some(wish), Some(logprobs)) = (&work.logprobs, &mut logprobs) {
-                let mut logits = fake_logits(last, vocab_size);
-                if let Some(logit) = logits.get_mut(token as usize) {
-                    *logit = 1.0 + SAID_AHEAD;
-                }
-                logprobs.output.push(scores(&logits, token, wish));
+                let scores = output_scores(last, token, vocab_size, wish);
+                logprobs.output.push(scores);
             }
         }
         let accepted = positions.len() as u32;
@@ -379,6 +348,46 @@ impl FakeExecutor {
             logprobs,
             verdict,
         })
+    }
+
+    /// Takes the row that the work is for, which has the tokens for it.
+    fn take_row(&mut self, work: &StepRow) -> Result<FakeRow, StepError> {
+        let row = self
+            .rows
+            .remove(&work.row)
+            .filter(|row| row.seq == work.seq)
+            .ok_or_else(|| {
+                StepError::Rejected(format!("row {} does not hold {}", work.row, work.seq))
+            })?;
+        let end = work.work.positions().end;
+        if let RowWork::Decode { position } = work.work
+            && row.tokens.len() != position as usize + 1
+        {
+            let known = row.tokens.len();
+            return Err(StepError::Rejected(format!(
+                "decode at {position} of {known} tokens"
+            )));
+        }
+        if row.tokens.len() < end as usize {
+            let known = row.tokens.len();
+            return Err(StepError::Rejected(format!(
+                "prefill to {end} of {known} tokens"
+            )));
+        }
+        Ok(row)
+    }
+
+    fn attend_windows(&mut self, row: &FakeRow, positions: Range<u32>) -> Result<(), StepError> {
+        match &mut self.windows {
+            Some(windows) => {
+                let pages = (&row.tokens[..], &row.window_pages[..]);
+                windows.attend(row.seq, pages, positions)
+            }
+            None if !row.window_pages.is_empty() => {
+                Err(rejected(row.seq, "has window pages, and no layer a window"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn verify(&self, row: &FakeRow, end: usize) -> Result<(), StepError> {
@@ -451,6 +460,15 @@ pub fn expected_output(prompt: &[u32], seed: u64, n_tokens: usize, vocab_size: u
         hash = mix(hash, token);
     }
     output
+}
+
+/// The scores of a sampled token, whose logit is above the others.
+fn output_scores(hash: u64, token: u32, vocab_size: u32, wish: &LogprobWish) -> TokenLogprobs {
+    let mut logits = fake_logits(hash, vocab_size);
+    if let Some(logit) = logits.get_mut(token as usize) {
+        *logit = 1.0 + SAID_AHEAD;
+    }
+    scores(&logits, token, wish)
 }
 
 fn scores(logits: &[f32], token: u32, wish: &LogprobWish) -> TokenLogprobs {

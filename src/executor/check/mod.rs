@@ -89,6 +89,33 @@ pub(super) fn check(
     scratch.slots.check_sources()
 }
 
+impl Outlook {
+    /// The work from `first` to `end` suits the tokens that the row has.
+    fn check_tokens(&self, work: &StepRow, first: usize, end: usize) -> Result<(), String> {
+        match work.work {
+            RowWork::Prefill { .. } if end > self.n_tokens => Err(format!(
+                "prefill up to {end}, the row has {} tokens",
+                self.n_tokens
+            )),
+            RowWork::Prefill { .. }
+                if work.sample && (end < self.n_tokens || self.sampled_tokens > 0) =>
+            {
+                Err(format!("sampling after {end} of {} tokens", self.n_tokens))
+            }
+            RowWork::Decode { .. }
+                if first + 1 != self.n_tokens + self.sampled_tokens || self.sampled_tokens == 0 =>
+            {
+                let fed = self.n_tokens + self.sampled_tokens;
+                Err(format!(
+                    "decode at position {first}, the row has {fed} tokens, {} of them sampled",
+                    self.sampled_tokens
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Check<'_> {
     fn outlook(&mut self, row: RowId) -> Result<&mut Outlook, String> {
         let known = self
@@ -288,26 +315,6 @@ impl Check<'_> {
                 row.computed
             ));
         }
-        match work.work {
-            RowWork::Prefill { .. } if end > row.n_tokens => Err(format!(
-                "prefill up to {end}, the row has {} tokens",
-                row.n_tokens
-            )),
-            RowWork::Prefill { .. }
-                if work.sample && (end < row.n_tokens || row.sampled_tokens > 0) =>
-            {
-                Err(format!("sampling after {end} of {} tokens", row.n_tokens))
-            }
-            RowWork::Decode { .. }
-                if first + 1 != row.n_tokens + row.sampled_tokens || row.sampled_tokens == 0 =>
-            {
-                let fed = row.n_tokens + row.sampled_tokens;
-                Err(format!(
-                    "decode at position {first}, the row has {fed} tokens, {} of them sampled",
-                    row.sampled_tokens
-                ))
-            }
-            _ => Ok(()),
-        }
+        row.check_tokens(work, first, end)
     }
 }

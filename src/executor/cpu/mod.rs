@@ -111,6 +111,31 @@ struct RowSampling {
     last_token: u32,
 }
 
+fn backend_sizes(options: &CpuOptions, dtype: Dtype, kv: KvLayout) -> Result<CpuSizes, LoadError> {
+    Ok(CpuSizes {
+        dtype,
+        quantization: options.quantization,
+        threads: options.threads,
+        pin_threads: options.pin_threads,
+        numa: options.numa,
+        isa: options
+            .isa
+            .map_or_else(Isa::chosen, Ok)
+            .map_err(LoadError::Memory)?,
+        kv,
+        n_pages: options.n_pages,
+        page_size: options.page_size,
+        n_rows: options.max_rows + 1,
+        n_state_slots: options.n_state_slots,
+        n_window_pages: options.n_window_pages,
+        shared_prefix: options.shared_prefix,
+        sparsity: options
+            .sparsity
+            .as_ref()
+            .map(|sparsity| sparsity.rules.clone()),
+    })
+}
+
 impl CpuExecutor {
     /// Loads the model in a folder: checks it, starts the threads, allocates the pool and copies the weights.
     ///
@@ -142,28 +167,7 @@ impl CpuExecutor {
         });
         let keeps_states = kv.state_bytes() > 0;
         let kv_layout = kv.clone();
-        let sizes = CpuSizes {
-            dtype: checkpoint.dtype,
-            quantization: options.quantization,
-            threads: options.threads,
-            pin_threads: options.pin_threads,
-            numa: options.numa,
-            isa: options
-                .isa
-                .map_or_else(Isa::chosen, Ok)
-                .map_err(LoadError::Memory)?,
-            kv,
-            n_pages: options.n_pages,
-            page_size: options.page_size,
-            n_rows: options.max_rows + 1,
-            n_state_slots: options.n_state_slots,
-            n_window_pages: options.n_window_pages,
-            shared_prefix: options.shared_prefix,
-            sparsity: options
-                .sparsity
-                .as_ref()
-                .map(|sparsity| sparsity.rules.clone()),
-        };
+        let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
         let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;

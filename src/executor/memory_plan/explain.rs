@@ -15,24 +15,6 @@ impl MemoryPlan {
                 .weights_bytes
                 .saturating_add(self.kv_bytes)
                 .min(free_before);
-        let states = (self.state_slots > 0).then(|| {
-            let bytes = self.state_slots.saturating_mul(wish.state_bytes);
-            format!(
-                "  of that             {} in {} states of {}, of sequences and of cached prefixes",
-                Bytes(bytes),
-                self.state_slots,
-                Bytes(wish.state_bytes)
-            )
-        });
-        let windows = wish.windows.map(|windows| {
-            format!(
-                "  of that             {} for the layers that see {} tokens: {} pages, {} bytes a token",
-                Bytes(wish.window_bytes(self.max_total_tokens)),
-                windows.tokens,
-                self.window_pages,
-                windows.kv_bytes_per_token
-            )
-        });
         let mut lines = vec![
             match budget.place {
                 Place::Host => format!("memory available      {}", Bytes(free_before)),
@@ -52,8 +34,7 @@ impl MemoryPlan {
                 wish.page_size
             ),
         ];
-        lines.extend(states);
-        lines.extend(windows);
+        lines.extend(self.parts_of_pool());
         lines.extend([
             format!("  because             {}", self.why()),
             format!("left over             {}", Bytes(left)),
@@ -77,21 +58,51 @@ impl MemoryPlan {
             "requests at once      {}",
             self.max_running_requests
         ));
-        if let Some(asked) = self.asked_in_vain() {
-            lines.push(format!(
+        lines.extend(self.warnings());
+        lines
+    }
+
+    /// The part of the pool that states take, and that of layers with a window.
+    fn parts_of_pool(&self) -> impl Iterator<Item = String> {
+        let wish = &self.wish;
+        let states = (self.state_slots > 0).then(|| {
+            let bytes = self.state_slots.saturating_mul(wish.state_bytes);
+            format!(
+                "  of that             {} in {} states of {}, of sequences and of cached prefixes",
+                Bytes(bytes),
+                self.state_slots,
+                Bytes(wish.state_bytes)
+            )
+        });
+        let windows = wish.windows.map(|windows| {
+            format!(
+                "  of that             {} for the layers that see {} tokens: {} pages, {} bytes a token",
+                Bytes(wish.window_bytes(self.max_total_tokens)),
+                windows.tokens,
+                self.window_pages,
+                windows.kv_bytes_per_token
+            )
+        });
+        states.into_iter().chain(windows)
+    }
+
+    fn warnings(&self) -> impl Iterator<Item = String> {
+        let wish = &self.wish;
+        let in_vain = self.asked_in_vain().map(|asked| {
+            format!(
                 "warning: --max-total-tokens {asked} would take {}, what --mem-fraction-static leaves is used",
                 Bytes(wish.pool_bytes(wish.whole_pages(asked)))
-            ));
-        }
-        if let Some(fraction) = wish
+            )
+        });
+        let fraction = wish
             .mem_fraction_static
-            .filter(|f| *f > self.largest_safe_fraction)
-        {
-            lines.push(format!(
+            .filter(|f| *f > self.largest_safe_fraction);
+        let unsafe_fraction = fraction.map(|fraction| {
+            format!(
                 "warning: --mem-fraction-static {fraction} is above the largest safe one, a large step may run out of memory"
-            ));
-        }
-        lines
+            )
+        });
+        in_vain.into_iter().chain(unsafe_fraction)
     }
 
     fn why(&self) -> String {

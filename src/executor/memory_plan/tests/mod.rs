@@ -46,15 +46,19 @@ fn tokens_without_keys_are_bounded_by_contexts() {
     }
 }
 
-#[test]
-fn the_tightest_limit_sizes_the_pool() {
+/// Budgets and wishes, the tokens of their pools, and the limits that are the tightest.
+fn limited_pools() -> Vec<(MemoryBudget, MemoryWish, u64, PoolLimit)> {
     let slots = |bytes: u64| bytes / (128 << 10) - 16;
     let wish = wish();
+    let of_tokens = |tokens| MemoryWish {
+        max_total_tokens: Some(tokens),
+        ..wish
+    };
     let big = MemoryBudget {
         weights_bytes: 14 * GIB,
         ..budget()
     };
-    let table = [
+    vec![
         (budget(), wish, slots(4 * GIB), PoolLimit::DefaultShare),
         (
             budget(),
@@ -75,21 +79,10 @@ fn the_tightest_limit_sizes_the_pool() {
             slots(4 * GIB),
             PoolLimit::Fraction,
         ),
+        (budget(), of_tokens(1007), 992, PoolLimit::MaxTotalTokens),
         (
             budget(),
-            MemoryWish {
-                max_total_tokens: Some(1007),
-                ..wish
-            },
-            992,
-            PoolLimit::MaxTotalTokens,
-        ),
-        (
-            budget(),
-            MemoryWish {
-                max_total_tokens: Some(60_000),
-                ..wish
-            },
+            of_tokens(60_000),
             60_000,
             PoolLimit::MaxTotalTokens,
         ),
@@ -117,8 +110,12 @@ fn the_tightest_limit_sizes_the_pool() {
             MAX_PAGES,
             PoolLimit::PageIds,
         ),
-    ];
-    for (budget, wish, tokens, limit) in table {
+    ]
+}
+
+#[test]
+fn the_tightest_limit_sizes_the_pool() {
+    for (budget, wish, tokens, limit) in limited_pools() {
         let plan = MemoryPlan::new(budget, wish).expect("fits");
         assert_eq!(
             (plan.max_total_tokens, plan.limit),
