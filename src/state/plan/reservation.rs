@@ -1,6 +1,7 @@
 //! The pools' leg of a plan: take everything back, then grant all demands or none.
 
-use super::{Grant, Growth, Reservation, ReservePages, StepPlanned};
+use super::{Demand, Grant, Growth, Reservation, ReservePages, StepPlanned};
+use crate::ids::SeqId;
 use crate::state::pool::pages::WindowPages;
 use crate::state::pool::pools::Pools;
 
@@ -35,42 +36,7 @@ pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
         let missing_pages = wanted.saturating_sub(free);
         Reservation::Short { missing_pages }
     } else {
-        let mut alloc = |n: usize| {
-            let pages = pools.pages.alloc(n);
-            pages.expect("the sum of the demands was compared with the free pages")
-        };
-        let windows = &mut pools.windows;
-        let mut alloc_windows = |n: usize| {
-            if !has_windows {
-                WindowPages::empty()
-            } else {
-                let pages = windows.alloc(n);
-                pages.expect("the sum of the demands was compared with the free window pages")
-            }
-        };
-        let grants = request.demands.iter().map(|demand| Grant {
-            seq: demand.seq,
-            pages: alloc(demand.pages as usize),
-            windows: alloc_windows(demand.pages as usize),
-            row: demand.row.then(|| {
-                pools
-                    .rows
-                    .alloc()
-                    .expect("the rows asked for were compared with the free rows")
-            }),
-            states: (0..demand.states)
-                .filter_map(|_| pools.states.alloc())
-                .collect(),
-        });
-        let grants = grants.collect();
-        Reservation::Granted {
-            grants,
-            growth: Growth {
-                pages: alloc(request.growing.len()),
-                windows: alloc_windows(request.growing.len()),
-                seqs: request.growing,
-            },
-        }
+        grant(pools, &request.demands, request.growing)
     };
     StepPlanned {
         step: request.step,
@@ -80,5 +46,46 @@ pub fn reserve_pages(pools: &mut Pools, request: ReservePages) -> StepPlanned {
         free_rows: pools.rows.free_rows(),
         free_states: pools.states.free_slots(),
         free_windows: pools.windows.free_pages(),
+    }
+}
+
+/// Grants demands that the pools have room for.
+fn grant(pools: &mut Pools, demands: &[Demand], growing: Vec<SeqId>) -> Reservation {
+    let mut alloc = |n: usize| {
+        let pages = pools.pages.alloc(n);
+        pages.expect("the sum of the demands was compared with the free pages")
+    };
+    let has_windows = pools.windows.is_used();
+    let windows = &mut pools.windows;
+    let mut alloc_windows = |n: usize| {
+        if !has_windows {
+            WindowPages::empty()
+        } else {
+            let pages = windows.alloc(n);
+            pages.expect("the sum of the demands was compared with the free window pages")
+        }
+    };
+    let grants = demands.iter().map(|demand| Grant {
+        seq: demand.seq,
+        pages: alloc(demand.pages as usize),
+        windows: alloc_windows(demand.pages as usize),
+        row: demand.row.then(|| {
+            pools
+                .rows
+                .alloc()
+                .expect("the rows asked for were compared with the free rows")
+        }),
+        states: (0..demand.states)
+            .filter_map(|_| pools.states.alloc())
+            .collect(),
+    });
+    let grants = grants.collect();
+    Reservation::Granted {
+        grants,
+        growth: Growth {
+            pages: alloc(growing.len()),
+            windows: alloc_windows(growing.len()),
+            seqs: growing,
+        },
     }
 }

@@ -4,6 +4,7 @@ use crate::ids::{SeqId, StepId};
 use crate::state::cache::prefix_history::{Departure, EvictedEdge, PrefixEvent, PrefixLeft};
 
 use super::Scheduler;
+use super::outbox::Counter;
 
 impl Scheduler {
     /// Takes the pending events. None if the cache diagnoses no misses.
@@ -18,6 +19,20 @@ impl Scheduler {
         if sequence.cached_tokens.is_none() {
             sequence.departure = departure;
         }
+    }
+
+    /// Counts the cached tokens of a sequence at its first admission.
+    pub(super) fn note_cached_tokens(&mut self, seq: SeqId, cached_tokens: usize) {
+        let sequence = &mut self.requests[seq];
+        if sequence.cached_tokens.is_some() {
+            return;
+        }
+        let cached_tokens = sequence.of_prompt(cached_tokens);
+        sequence.cached_tokens = Some(cached_tokens as u32);
+        let outbox = &mut self.outbox;
+        outbox.note_first_admission(&sequence.request);
+        outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
+        outbox.count(Counter::CachedTokens, cached_tokens);
     }
 
     /// Reports a prompt's miss point, once nothing more is loaded. A prompt that ends earlier has no miss: none of it

@@ -264,18 +264,12 @@ impl Scheduler {
             sequence.publish = false;
             cached_tokens = prefix_len;
         }
-        if sequence.cached_tokens.is_none() {
-            let cached_tokens = sequence.of_prompt(cached_tokens);
-            sequence.cached_tokens = Some(cached_tokens as u32);
-            let outbox = &mut self.outbox;
-            outbox.note_first_admission(&sequence.request);
-            outbox.count(Counter::PromptTokens, sequence.request.prompt.len());
-            outbox.count(Counter::CachedTokens, cached_tokens);
-        }
+        self.note_cached_tokens(seq, cached_tokens);
         let state_start = states.as_ref().map(|states| StateStart {
             live: states.live().slot(),
             from: state,
         });
+        let sequence = &mut self.requests[seq];
         sequence.kv = Some(SequenceKv {
             states: states.map(Box::new),
             windows: self

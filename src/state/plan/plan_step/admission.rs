@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::Planning;
+use super::loads::passes_chunked;
 use crate::ids::StateSlot;
 use crate::state::cache::prefix_cache::{LockedPrefix, Thinning};
 use crate::state::cache::prefix_history::Departure;
@@ -36,27 +37,17 @@ impl Planning<'_> {
         let mut has_passed = false;
         self.mixes = request.mixes;
         for candidate in &request.candidates {
-            let wait = if request.prefix_wait {
-                in_flight.as_slice()
+            let waits = if request.prefix_wait {
+                (&in_flight[..], &fetching[..])
             } else {
-                &[]
+                (&[][..], &[][..])
             };
             let has_row = new_rows < request.max_new_rows
                 && (request.states.is_none() || self.spare_states() > new_rows);
-            let others = if request.prefix_wait {
-                fetching.as_slice()
-            } else {
-                &[]
-            };
-            let waits = (wait, others);
             let admitted = match self.judge(&mut adder, candidate, waits, has_row) {
                 Ok(admitted) => admitted,
                 Err(NotNow::Fetching) => {
-                    if let Some(has) = candidate.continues_at {
-                        let missing = candidate.tokens.len() - has;
-                        adder.pass_chunked(missing, candidate.max_new_tokens);
-                        has_passed = true;
-                    }
+                    has_passed |= passes_chunked(&mut adder, candidate);
                     fetching.push(candidate);
                     continue;
                 }
@@ -75,12 +66,12 @@ impl Planning<'_> {
                     let preempt = request.preemption.as_ref();
                     let preempt =
                         preempt.and_then(|who| self.preempt(&adder, candidate, refusal, who));
-                    if preempt.is_some() {
-                        self.undo();
-                        self.verdict.preempt = preempt;
-                        return 0;
+                    if preempt.is_none() {
+                        break;
                     }
-                    break;
+                    self.undo();
+                    self.verdict.preempt = preempt;
+                    return 0;
                 }
             };
             let needs_row = candidate.continues_at.is_none();
@@ -353,20 +344,7 @@ impl Planning<'_> {
         let decision = if candidate.ignore_eos && self.cache.is_disabled() {
             adder.add_ignoring_eos(len, locked.tokens, max_new, self.available())
         } else {
-            let is_first = self.verdict.admitted.is_empty();
-            match load {
-                None => adder.add(len, locked.tokens, max_new, self.available(), is_first),
-                Some(LoadGrant {
-                    to, goes_on: true, ..
-                }) => {
-                    let prefix = (locked.tokens, to);
-                    adder.add_round(len, prefix, max_new, self.available())
-                }
-                Some(LoadGrant { to, .. }) => {
-                    let prefix = (locked.tokens, to);
-                    adder.add_loaded(len, prefix, max_new, self.available(), is_first)
-                }
-            }
+            self.add_with_load(adder, candidate, locked.tokens, load)
         };
         match decision {
             Decision::Refuse(budget) => {

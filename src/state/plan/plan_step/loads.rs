@@ -7,7 +7,7 @@
 
 use super::Planning;
 use super::admission::shared_tokens;
-use crate::state::plan::prefill_adder::PrefillAdder;
+use crate::state::plan::prefill_adder::{Decision, PrefillAdder};
 use crate::state::plan::{Candidate, FetchWish, LoadGrant, StoredPrefix};
 
 impl Planning<'_> {
@@ -104,4 +104,35 @@ impl Planning<'_> {
             StoredPrefix::None | StoredPrefix::Ready { .. } => false,
         }
     }
+
+    /// Judges a candidate after the tokens that the tree has and those that are loaded.
+    pub(super) fn add_with_load(
+        &self,
+        adder: &mut PrefillAdder,
+        candidate: &Candidate,
+        cached: usize,
+        load: Option<LoadGrant>,
+    ) -> Decision {
+        let (len, max_new) = (candidate.tokens.len(), candidate.max_new_tokens);
+        let is_first = self.verdict.admitted.is_empty();
+        match load {
+            None => adder.add(len, cached, max_new, self.available(), is_first),
+            Some(LoadGrant {
+                to, goes_on: true, ..
+            }) => adder.add_round(len, (cached, to), max_new, self.available()),
+            Some(LoadGrant { to, .. }) => {
+                adder.add_loaded(len, (cached, to), max_new, self.available(), is_first)
+            }
+        }
+    }
+}
+
+/// Reserves the rest of the request that is being chunked; returns whether the candidate is that request.
+pub(super) fn passes_chunked(adder: &mut PrefillAdder, candidate: &Candidate) -> bool {
+    let Some(has) = candidate.continues_at else {
+        return false;
+    };
+    let missing = candidate.tokens.len() - has;
+    adder.pass_chunked(missing, candidate.max_new_tokens);
+    true
 }

@@ -74,14 +74,7 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
     }
     let evicted = plan.evict_up_to(target_tokens);
     plan.evict_windows();
-    plan.verdict.cache = Some(CacheCounts {
-        evictable_tokens: plan.cache.evictable_size(),
-        protected_tokens: plan.cache.protected_size(),
-        states: plan.cache.cached_states(),
-        evictable_windows: plan.cache.evictable_windows(),
-        protected_windows: plan.cache.protected_windows(),
-        saves: plan.cache.save_counts(),
-    });
+    plan.verdict.cache = Some(cache_counts(plan.cache));
     plan.cache.forget_used_states();
     plan.take_freed_states();
     ReservePages {
@@ -94,6 +87,17 @@ pub fn plan_step(cache: &mut dyn PrefixCache, request: PlanStep) -> ReservePages
         demands: plan.demands,
         growing: plan.growing,
         verdict: plan.verdict,
+    }
+}
+
+fn cache_counts(cache: &dyn PrefixCache) -> CacheCounts {
+    CacheCounts {
+        evictable_tokens: cache.evictable_size(),
+        protected_tokens: cache.protected_size(),
+        states: cache.cached_states(),
+        evictable_windows: cache.evictable_windows(),
+        protected_windows: cache.protected_windows(),
+        saves: cache.save_counts(),
     }
 }
 

@@ -180,6 +180,21 @@ impl SamplingParams {
                 ),
             );
         }
+        self.check_penalties()?;
+        self.check_lengths("min_new_tokens", "max_new_tokens")?;
+        if self.n == 0 || self.n > MAX_SAMPLES {
+            return refuse(
+                "n",
+                format!(
+                    "n is {}, limits are 1 to {MAX_SAMPLES}: send several requests for more samples",
+                    self.n
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    fn check_penalties(&self) -> Result<(), FieldError> {
         for (name, value) in [
             ("frequency_penalty", self.frequency_penalty),
             ("presence_penalty", self.presence_penalty),
@@ -200,16 +215,6 @@ impl SamplingParams {
                 format!(
                     "repetition_penalty is {}, limits are (0, 2]: use 1 for none",
                     Plain(self.repetition_penalty)
-                ),
-            );
-        }
-        self.check_lengths("min_new_tokens", "max_new_tokens")?;
-        if self.n == 0 || self.n > MAX_SAMPLES {
-            return refuse(
-                "n",
-                format!(
-                    "n is {}, limits are 1 to {MAX_SAMPLES}: send several requests for more samples",
-                    self.n
                 ),
             );
         }
