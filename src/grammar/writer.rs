@@ -52,6 +52,56 @@ struct Texts {
     not_at_first: Option<String>,
 }
 
+/// The tags of a triggered part, whose rests are rules already, and the ends after it.
+struct Tags<'a> {
+    texts: Texts,
+    /// The triggers, and the rules of the rests after them.
+    rests: Vec<(&'a String, String)>,
+    ends: &'a [String],
+}
+
+impl Tags<'_> {
+    /// Free text and a tag.
+    fn tag(&self, writer: &mut Writer<'_>, is_first: bool) -> String {
+        let tags = self.rests.iter().map(|(trigger, rest)| {
+            let run = writer.run_to(&self.texts, trigger, is_first);
+            format!("{run} {rest}")
+        });
+        let tags = tags.collect();
+        writer.choice(tags)
+    }
+
+    /// Free text and an end, if there are ends.
+    fn end(&self, writer: &mut Writer<'_>, is_first: bool) -> String {
+        if self.ends.is_empty() {
+            return writer.run(&self.texts, is_first);
+        }
+        let ends = self.ends.iter();
+        let runs = ends.map(|end| writer.run_to(&self.texts, end, is_first));
+        let runs = runs.collect();
+        writer.choice(runs)
+    }
+
+    /// A tag without text before it.
+    fn tag_at_once(&self, writer: &mut Writer<'_>) -> String {
+        let tags = self.rests.iter().map(|(trigger, rest)| {
+            let trigger = writer.text(trigger);
+            format!("{trigger} {rest}")
+        });
+        let tags = tags.collect();
+        writer.choice(tags)
+    }
+
+    /// An end without text before it, if there are ends.
+    fn end_at_once(&self, writer: &mut Writer<'_>) -> String {
+        if self.ends.is_empty() {
+            return String::new();
+        }
+        let ends = self.ends.iter().map(|end| writer.text(end)).collect();
+        writer.choice(ends)
+    }
+}
+
 impl Writer<'_> {
     /// A part, up to and with one of the ends, if there are any.
     fn until(&mut self, part: &Part, ends: &[String]) -> Result<String, FieldError> {
@@ -187,67 +237,38 @@ impl Writer<'_> {
             let rest = self.part(rest)?;
             rests.push((trigger, self.hoist("r", &rest)));
         }
-        let tag_at = |writer: &mut Self, is_first: bool| {
-            let tags = rests.iter().map(|(trigger, rest)| {
-                let run = writer.run_to(&texts, trigger, is_first);
-                format!("{run} {rest}")
-            });
-            let tags = tags.collect();
-            writer.choice(tags)
-        };
-        let end_at = |writer: &mut Self, is_first: bool| {
-            if ends.is_empty() {
-                writer.run(&texts, is_first)
-            } else {
-                let runs = ends.iter().map(|end| writer.run_to(&texts, end, is_first));
-                let runs = runs.collect();
-                writer.choice(runs)
-            }
-        };
-        let direct = |writer: &mut Self| {
-            let tags = rests.iter().map(|(trigger, rest)| {
-                let trigger = writer.text(trigger);
-                format!("{trigger} {rest}")
-            });
-            let tags = tags.collect();
-            writer.choice(tags)
-        };
-        let close = |writer: &mut Self| {
-            if ends.is_empty() {
-                String::new()
-            } else {
-                let ends = ends.iter().map(|end| writer.text(end)).collect();
-                writer.choice(ends)
-            }
-        };
+        let tags = Tags { texts, rests, ends };
         let is_first = free.not_at_first.is_some();
         Ok(
             match (triggered.at_least_one, triggered.stops_after_first) {
                 (true, true) => {
-                    let (tag, close) = (direct(self), close(self));
+                    let (tag, close) = (tags.tag_at_once(self), tags.end_at_once(self));
                     format!("{tag} {close}")
                 }
                 (true, false) => {
-                    let (tag, later, end) =
-                        (direct(self), tag_at(self, false), end_at(self, false));
+                    let (tag, later, end) = (
+                        tags.tag_at_once(self),
+                        tags.tag(self, false),
+                        tags.end(self, false),
+                    );
                     let later = self.hoist("r", &later);
                     format!("{tag} {later}* {end}")
                 }
                 (false, true) => {
-                    let (tag, close) = (tag_at(self, is_first), close(self));
+                    let (tag, close) = (tags.tag(self, is_first), tags.end_at_once(self));
                     let tag = format!("{tag} {close}");
-                    let end = end_at(self, is_first);
+                    let end = tags.end(self, is_first);
                     self.choice(vec![tag, end])
                 }
                 (false, false) => {
-                    let (later, end) = (tag_at(self, false), end_at(self, false));
+                    let (later, end) = (tags.tag(self, false), tags.end(self, false));
                     let later = self.hoist("r", &later);
                     let after = self.hoist("r", &format!("{later}* {end}"));
                     if !is_first {
                         return Ok(after);
                     }
-                    let tag = tag_at(self, true);
-                    let end = end_at(self, true);
+                    let tag = tags.tag(self, true);
+                    let end = tags.end(self, true);
                     self.choice(vec![format!("{tag} {after}"), end])
                 }
             },

@@ -47,54 +47,56 @@ fn a_grammar_of_json_writes_json() {
     }
 }
 
+/// Grammars, texts that they derive, and texts that they do not derive.
+const CASES: [(&str, &[&str], &[&str]); 9] = [
+    ("root ::= \"yes\" | \"no\"", &["yes", "no"], &["yesno", ""]),
+    (
+        "root ::= [a-c]{2,3} \"!\"?",
+        &["ab", "abc!"],
+        &["a", "abcd", "ab!!"],
+    ),
+    (
+        "root ::= (\"a\" | \"b\")+ tail\ntail ::= \".\" | \"\"",
+        &["ab.", "b"],
+        &["", "."],
+    ),
+    (
+        "root ::= expr\nexpr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"",
+        &["1+2", "(1+(2))+30"],
+        &["1+", "(1"],
+    ),
+    (
+        "root ::= list\nlist ::= item | list \",\" item\nitem ::= [a-z]+",
+        &["a", "ab,c,d"],
+        &["a,", ","],
+    ),
+    (
+        "root ::= \"(\" root \")\" | \"x\"",
+        &["x", "((x))"],
+        &["((x)", "()"],
+    ),
+    (
+        "root ::= \"\\x41\\u00e9\\n\" [^a-z\\]]",
+        &["Aé\n1"],
+        &["Aé\na", "Aé\n]"],
+    ),
+    (
+        "root ::= a-b_1\na-b_1 ::= . . # any two\n",
+        &["é\n"],
+        &["a", "abc"],
+    ),
+    (
+        "root ::= \"SELECT \" column \" FROM \" table\ncolumn ::= \"a\" | \"ab\"\ntable ::= column{,2}",
+        &["SELECT ab FROM aab", "SELECT a FROM "],
+        &["SELECT b FROM a"],
+    ),
+];
+
 #[test]
 fn grammars_derive_their_texts_and_no_others() {
-    let cases: [(&str, &[&str], &[&str]); 9] = [
-        ("root ::= \"yes\" | \"no\"", &["yes", "no"], &["yesno", ""]),
-        (
-            "root ::= [a-c]{2,3} \"!\"?",
-            &["ab", "abc!"],
-            &["a", "abcd", "ab!!"],
-        ),
-        (
-            "root ::= (\"a\" | \"b\")+ tail\ntail ::= \".\" | \"\"",
-            &["ab.", "b"],
-            &["", "."],
-        ),
-        (
-            "root ::= expr\nexpr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"",
-            &["1+2", "(1+(2))+30"],
-            &["1+", "(1"],
-        ),
-        (
-            "root ::= list\nlist ::= item | list \",\" item\nitem ::= [a-z]+",
-            &["a", "ab,c,d"],
-            &["a,", ","],
-        ),
-        (
-            "root ::= \"(\" root \")\" | \"x\"",
-            &["x", "((x))"],
-            &["((x)", "()"],
-        ),
-        (
-            "root ::= \"\\x41\\u00e9\\n\" [^a-z\\]]",
-            &["Aé\n1"],
-            &["Aé\na", "Aé\n]"],
-        ),
-        (
-            "root ::= a-b_1\na-b_1 ::= . . # any two\n",
-            &["é\n"],
-            &["a", "abc"],
-        ),
-        (
-            "root ::= \"SELECT \" column \" FROM \" table\ncolumn ::= \"a\" | \"ab\"\ntable ::= column{,2}",
-            &["SELECT ab FROM aab", "SELECT a FROM "],
-            &["SELECT b FROM a"],
-        ),
-    ];
     let vocabulary = tiny();
     let compiler = compiler(vocabulary);
-    for (text, good, bad) in cases {
+    for (text, good, bad) in CASES {
         let grammar =
             compile(&compiler, ebnf(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
         for output in good {

@@ -80,23 +80,71 @@ fn grammar(vocabulary: &Vocabulary, wish: &GrammarWish) -> Arc<dyn Grammar> {
 }
 
 /// A call of `seat`, one of `ping`, the separator of calls, and the texts before and after them.
-fn example(format: ToolFormat, has_args: bool) -> [&'static str; 5] {
+type Example = [&'static str; 5];
+
+const HERMES: Example = [
+    "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4, \"kind\": \"aisle\"}}\n</tool_call>",
+    "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>",
+    "\n",
+    "",
+    "",
+];
+
+const QWEN3_CODER: Example = [
+    "<tool_call>\n<function=seat>\n<parameter=row>\n4\n</parameter>\n<parameter=kind>\naisle\n</parameter>\n\
+     </function>\n</tool_call>",
+    "<tool_call>\n<function=ping>\n</function>\n</tool_call>",
+    "\n",
+    "",
+    "",
+];
+
+const GLM45: Example = [
+    "<tool_call>seat\n<arg_key>row</arg_key>\n<arg_value>4</arg_value>\n<arg_key>kind</arg_key>\n\
+     <arg_value>aisle</arg_value>\n</tool_call>",
+    "<tool_call>ping\n</tool_call>",
+    "\n",
+    "",
+    "",
+];
+
+const GLM47: Example = [
+    "<tool_call>seat<arg_key>row</arg_key><arg_value>4</arg_value><arg_key>kind</arg_key>\
+     <arg_value>aisle</arg_value></tool_call>",
+    "<tool_call>ping</tool_call>",
+    "",
+    "",
+    "",
+];
+
+const DEEPSEEK_V3: Example = [
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>seat\n```json\n{\"row\": 4, \"kind\": \"aisle\"}\n```<｜tool▁call▁end｜>",
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{}\n```<｜tool▁call▁end｜>",
+    "\n",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+];
+
+const DEEPSEEK_V31: Example = [
+    "<｜tool▁call▁begin｜>seat<｜tool▁sep｜>{\"row\": 4, \"kind\": \"aisle\"}<｜tool▁call▁end｜>",
+    "<｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+];
+
+const GEMMA4: Example = [
+    "<|tool_call>call:seat{row:4,kind:<|\"|>aisle<|\"|>}<tool_call|>",
+    "<|tool_call>call:ping{}<tool_call|>",
+    "",
+    "",
+    "",
+];
+
+fn example(format: ToolFormat, has_args: bool) -> Example {
     match format {
-        ToolFormat::Hermes => [
-            "<tool_call>\n{\"name\": \"seat\", \"arguments\": {\"row\": 4, \"kind\": \"aisle\"}}\n</tool_call>",
-            "<tool_call>\n{\"name\": \"ping\", \"arguments\": {}}\n</tool_call>",
-            "\n",
-            "",
-            "",
-        ],
-        ToolFormat::Qwen3Coder => [
-            "<tool_call>\n<function=seat>\n<parameter=row>\n4\n</parameter>\n<parameter=kind>\naisle\n</parameter>\n\
-             </function>\n</tool_call>",
-            "<tool_call>\n<function=ping>\n</function>\n</tool_call>",
-            "\n",
-            "",
-            "",
-        ],
+        ToolFormat::Hermes => HERMES,
+        ToolFormat::Qwen3Coder => QWEN3_CODER,
         ToolFormat::Llama3 => [
             "{\"name\": \"seat\", \"parameters\": {\"row\": 4, \"kind\": \"aisle\"}}",
             "{\"name\": \"ping\", \"parameters\": {}}",
@@ -111,43 +159,11 @@ fn example(format: ToolFormat, has_args: bool) -> [&'static str; 5] {
             "<|tool_call_start|>[",
             "]<|tool_call_end|>",
         ],
-        ToolFormat::Glm45 => [
-            "<tool_call>seat\n<arg_key>row</arg_key>\n<arg_value>4</arg_value>\n<arg_key>kind</arg_key>\n\
-             <arg_value>aisle</arg_value>\n</tool_call>",
-            "<tool_call>ping\n</tool_call>",
-            "\n",
-            "",
-            "",
-        ],
-        ToolFormat::Glm47 => [
-            "<tool_call>seat<arg_key>row</arg_key><arg_value>4</arg_value><arg_key>kind</arg_key>\
-             <arg_value>aisle</arg_value></tool_call>",
-            "<tool_call>ping</tool_call>",
-            "",
-            "",
-            "",
-        ],
-        ToolFormat::DeepSeekV3 => [
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>seat\n```json\n{\"row\": 4, \"kind\": \"aisle\"}\n```<｜tool▁call▁end｜>",
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{}\n```<｜tool▁call▁end｜>",
-            "\n",
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁calls▁end｜>",
-        ],
-        ToolFormat::DeepSeekV31 => [
-            "<｜tool▁call▁begin｜>seat<｜tool▁sep｜>{\"row\": 4, \"kind\": \"aisle\"}<｜tool▁call▁end｜>",
-            "<｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
-            "",
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁calls▁end｜>",
-        ],
-        ToolFormat::Gemma4 => [
-            "<|tool_call>call:seat{row:4,kind:<|\"|>aisle<|\"|>}<tool_call|>",
-            "<|tool_call>call:ping{}<tool_call|>",
-            "",
-            "",
-            "",
-        ],
+        ToolFormat::Glm45 => GLM45,
+        ToolFormat::Glm47 => GLM47,
+        ToolFormat::DeepSeekV3 => DEEPSEEK_V3,
+        ToolFormat::DeepSeekV31 => DEEPSEEK_V31,
+        ToolFormat::Gemma4 => GEMMA4,
         ToolFormat::Granite | ToolFormat::Phi4Mini => [
             "{\"name\": \"seat\", \"arguments\": {\"row\": 4, \"kind\": \"aisle\"}}",
             "{\"name\": \"ping\", \"arguments\": {}}",

@@ -162,39 +162,20 @@ impl Calls<'_> {
     }
 
     fn form(&self) -> Result<Form, FieldError> {
-        let nothing = || Part::Sequence(Vec::new());
         Ok(match self.format {
-            ToolFormat::Hermes => Form {
-                begin: nothing(),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.hermes(tool, "<tool_call>"))?),
-                separator: Part::text("\n"),
-                end: None,
-            },
-            ToolFormat::Qwen3Coder => Form {
-                begin: nothing(),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.qwen(tool, "<tool_call>"))?),
-                separator: Part::text("\n"),
-                end: None,
-            },
-            ToolFormat::Mistral if self.has_args() => Form {
-                begin: nothing(),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.mistral(tool, "[TOOL_CALLS]"))?),
-                separator: nothing(),
-                end: None,
-            },
-            ToolFormat::Mistral => Form {
-                begin: Part::Sequence(vec![
-                    Part::text("[TOOL_CALLS]"),
-                    Part::Terminal("/ ?\\[/".to_owned()),
-                ]),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
-                separator: Part::text(", "),
-                end: Some(Part::text("]")),
-            },
+            ToolFormat::Hermes => {
+                let calls = self.each(&mut |tool| self.hermes(tool, "<tool_call>"))?;
+                Form::separated(calls, Part::text("\n"))
+            }
+            ToolFormat::Qwen3Coder => {
+                let calls = self.each(&mut |tool| self.qwen(tool, "<tool_call>"))?;
+                Form::separated(calls, Part::text("\n"))
+            }
+            ToolFormat::Mistral if self.has_args() => {
+                let calls = self.each(&mut |tool| self.mistral(tool, "[TOOL_CALLS]"))?;
+                Form::separated(calls, nothing())
+            }
+            ToolFormat::Mistral => self.mistral_list()?,
             ToolFormat::Llama3 => Form {
                 begin: Part::Choice(vec![nothing(), Part::text("<|python_tag|>")]),
                 first: None,
@@ -202,48 +183,35 @@ impl Calls<'_> {
                 separator: Part::text("; "),
                 end: None,
             },
-            ToolFormat::Glm45 => Form {
-                begin: nothing(),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.glm(tool, "<tool_call>", "\n"))?),
-                separator: Part::text("\n"),
-                end: None,
-            },
-            ToolFormat::Glm47 => Form {
-                begin: nothing(),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.glm(tool, "<tool_call>", ""))?),
-                separator: nothing(),
-                end: None,
-            },
-            ToolFormat::Lfm2 => Form {
-                begin: Part::text("<|tool_call_start|>["),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.pythonic(tool, ""))?),
-                separator: Part::text(", "),
-                end: Some(Part::text("]<|tool_call_end|>")),
-            },
-            ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => Form {
-                begin: Part::text("<｜tool▁calls▁begin｜>"),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.deepseek(tool))?),
-                separator: Part::text(self.between_deepseeks()),
-                end: Some(Part::text("<｜tool▁calls▁end｜>")),
-            },
-            ToolFormat::Gemma4 => Form {
-                begin: nothing(),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.braced(tool, "<|tool_call>"))?),
-                separator: nothing(),
-                end: None,
-            },
-            ToolFormat::Granite | ToolFormat::Phi4Mini => Form {
-                begin: Part::text("<|tool_call|>["),
-                first: None,
-                call: Part::Choice(self.each(&mut |tool| self.object(tool, "arguments"))?),
-                separator: Part::text(", "),
-                end: Some(Part::text(self.end_of_list())),
-            },
+            ToolFormat::Glm45 => {
+                let calls = self.each(&mut |tool| self.glm(tool, "<tool_call>", "\n"))?;
+                Form::separated(calls, Part::text("\n"))
+            }
+            ToolFormat::Glm47 => {
+                let calls = self.each(&mut |tool| self.glm(tool, "<tool_call>", ""))?;
+                Form::separated(calls, nothing())
+            }
+            ToolFormat::Lfm2 => {
+                let calls = self.each(&mut |tool| self.pythonic(tool, ""))?;
+                Form::list("<|tool_call_start|>[", calls, ", ", "]<|tool_call_end|>")
+            }
+            ToolFormat::DeepSeekV3 | ToolFormat::DeepSeekV31 => {
+                let calls = self.each(&mut |tool| self.deepseek(tool))?;
+                Form::list(
+                    "<｜tool▁calls▁begin｜>",
+                    calls,
+                    self.between_deepseeks(),
+                    "<｜tool▁calls▁end｜>",
+                )
+            }
+            ToolFormat::Gemma4 => {
+                let calls = self.each(&mut |tool| self.braced(tool, "<|tool_call>"))?;
+                Form::separated(calls, nothing())
+            }
+            ToolFormat::Granite | ToolFormat::Phi4Mini => {
+                let calls = self.each(&mut |tool| self.object(tool, "arguments"))?;
+                Form::list("<|tool_call|>[", calls, ", ", self.end_of_list())
+            }
             ToolFormat::GptOss => return Err(messages::alone()),
             ToolFormat::Pythonic => Form {
                 begin: nothing(),
@@ -278,6 +246,22 @@ impl Calls<'_> {
                 "tool_choice names a tool that is not in tools: name one of them",
             ))
         }
+    }
+
+    /// Mistral's calls as a JSON list.
+    fn mistral_list(&self) -> Result<Form, FieldError> {
+        let begin = vec![
+            Part::text("[TOOL_CALLS]"),
+            Part::Terminal("/ ?\\[/".to_owned()),
+        ];
+        let calls = self.each(&mut |tool| self.object(tool, "arguments"))?;
+        Ok(Form {
+            begin: Part::Sequence(begin),
+            first: None,
+            call: Part::Choice(calls),
+            separator: Part::text(", "),
+            end: Some(Part::text("]")),
+        })
     }
 
     fn hermes(&self, tool: &Tool, begin: &str) -> Result<Part, FieldError> {
@@ -445,6 +429,34 @@ struct Form {
     separator: Part,
     /// The text after the last call; `None` if the calls need none.
     end: Option<Part>,
+}
+
+impl Form {
+    /// Calls with a text between them.
+    fn separated(calls: Vec<Part>, separator: Part) -> Self {
+        Self {
+            begin: nothing(),
+            first: None,
+            call: Part::Choice(calls),
+            separator,
+            end: None,
+        }
+    }
+
+    /// Calls between a text before the first one and a text after the last one.
+    fn list(begin: &str, calls: Vec<Part>, separator: &str, end: &str) -> Self {
+        Self {
+            begin: Part::text(begin),
+            first: None,
+            call: Part::Choice(calls),
+            separator: Part::text(separator),
+            end: Some(Part::text(end)),
+        }
+    }
+}
+
+fn nothing() -> Part {
+    Part::Sequence(Vec::new())
 }
 
 /// How errors call the schema of a tool.
