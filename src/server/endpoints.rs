@@ -18,7 +18,20 @@ use super::{
 
 /// Every path of the server.
 pub(super) fn all() -> Vec<Endpoint> {
-    let mut all = vec![
+    let mut all = generation();
+    all.extend(control());
+    all.extend(facts());
+    all.extend(aliases());
+    // Before the path of a single model, which matches an empty name too.
+    for path in ["/v1/models", "/v1/models/"] {
+        all.insert(0, get(path, health::models, health::models_operation));
+    }
+    all
+}
+
+/// Paths that generate or score, and those of stored responses.
+fn generation() -> Vec<Endpoint> {
+    vec![
         post("/generate", generate::generate, generate::operation),
         post(
             "/v1/completions",
@@ -58,6 +71,12 @@ pub(super) fn all() -> Vec<Endpoint> {
             responses::items_operation,
         ),
         stored_response(),
+    ]
+}
+
+/// Paths that change the engine's state, and the WebSocket.
+fn control() -> Vec<Endpoint> {
+    vec![
         post("/abort_request", abort::abort_request, abort::operation),
         post_admin("/set_policy", policy::set_policy, policy::operation),
         post_admin("/flush_cache", flush::flush_cache, flush::operation),
@@ -67,6 +86,12 @@ pub(super) fn all() -> Vec<Endpoint> {
         post_admin("/close_session", sessions::close, sessions::close_operation),
         set_internal_state(),
         get("/v1/ws/generate", ws::connect, ws::operation),
+    ]
+}
+
+/// Paths that read the state of models and of the server, and the documents.
+fn facts() -> Vec<Endpoint> {
+    vec![
         get("/v1/models/{id:.*}", health::model, health::model_operation),
         open("/health", health::health, health::health_operation),
         open(
@@ -80,17 +105,17 @@ pub(super) fn all() -> Vec<Endpoint> {
         open("/openapi.json", document, openapi::operation),
         open("/docs", page::index, page::index_operation),
         open("/docs/{file}", page::file, page::file_operation),
-    ];
-    all.extend(["/v1/responses", "/responses"].map(responses_at));
+    ]
+}
+
+/// Paths that have several names.
+fn aliases() -> Vec<Endpoint> {
+    let mut all = Vec::from(["/v1/responses", "/responses"].map(responses_at));
     for path in ["/tokenize", "/v1/tokenize"] {
         all.push(post(path, tokenize::tokenize, tokenize::operation));
     }
     for path in ["/detokenize", "/v1/detokenize"] {
         all.push(post(path, tokenize::detokenize, tokenize::back_operation));
-    }
-    // Before the path of a single model, which matches an empty name too.
-    for path in ["/v1/models", "/v1/models/"] {
-        all.insert(0, get(path, health::models, health::models_operation));
     }
     for path in ["/model_info", "/get_model_info"] {
         all.push(get(path, health::model_info, health::model_info_operation));

@@ -80,51 +80,12 @@ pub(in crate::server) fn namespace(facts: &Facts) -> ObjectShape {
 /// Sampling parameters that have the same name everywhere, with their defaults.
 fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
     let limits = &facts.limits;
-    let penalty = || number().at_least(-2).at_most(2);
     let stop = || text().up_to(limits.max_stop_bytes);
     let biases = map_of(number())
         .with_names(text().like("^[0-9]+$"))
         .fields_up_to(limits.max_logit_bias);
-    let fields = object()
-        .takes(
-            "temperature",
-            number().at_least(0).about("0 takes the most likely token"),
-        )
-        .takes(
-            "top_p",
-            number()
-                .at_least(0)
-                .at_most(1)
-                .about("least probability mass that is kept; 0 keeps the most likely token"),
-        )
-        .takes(
-            "top_k",
-            whole()
-                .at_least(-1)
-                .about("most likely tokens that are kept; 0 and -1 keep all"),
-        )
-        .takes(
-            "min_p",
-            number()
-                .at_least(0)
-                .at_most(1)
-                .about("tokens less likely than this times the most likely one are dropped"),
-        )
-        .takes(
-            "frequency_penalty",
-            penalty().about("subtracted for each earlier occurrence in the output"),
-        )
-        .takes(
-            "presence_penalty",
-            penalty().about("subtracted if the token occurs in the output"),
-        )
-        .takes(
-            "repetition_penalty",
-            number()
-                .above(0)
-                .at_most(2)
-                .about("divides the logits of tokens seen in prompt or output"),
-        )
+    let fields = likelihoods()
+        .and(penalties())
         .takes(
             "logit_bias",
             biases.about("added to the logits of tokens, by their ids"),
@@ -155,6 +116,55 @@ fn sampling(facts: &Facts, defaults: &SamplingParams) -> ObjectShape {
             flag().about("keep the stop string or stop token in the output"),
         );
     fields.with_defaults(&by_name(defaults))
+}
+
+/// Parameters that choose among tokens by their probabilities.
+fn likelihoods() -> ObjectShape {
+    object()
+        .takes(
+            "temperature",
+            number().at_least(0).about("0 takes the most likely token"),
+        )
+        .takes(
+            "top_p",
+            number()
+                .at_least(0)
+                .at_most(1)
+                .about("least probability mass that is kept; 0 keeps the most likely token"),
+        )
+        .takes(
+            "top_k",
+            whole()
+                .at_least(-1)
+                .about("most likely tokens that are kept; 0 and -1 keep all"),
+        )
+        .takes(
+            "min_p",
+            number()
+                .at_least(0)
+                .at_most(1)
+                .about("tokens less likely than this times the most likely one are dropped"),
+        )
+}
+
+fn penalties() -> ObjectShape {
+    let penalty = || number().at_least(-2).at_most(2);
+    object()
+        .takes(
+            "frequency_penalty",
+            penalty().about("subtracted for each earlier occurrence in the output"),
+        )
+        .takes(
+            "presence_penalty",
+            penalty().about("subtracted if the token occurs in the output"),
+        )
+        .takes(
+            "repetition_penalty",
+            number()
+                .above(0)
+                .at_most(2)
+                .about("divides the logits of tokens seen in prompt or output"),
+        )
 }
 
 fn samples() -> Shape {

@@ -70,12 +70,7 @@ impl Call {
         let mut settings = Settings::read(fields, &asking.engine.model().served_model_name)?;
         let is_warm_up = is_warm_up(fields)?;
         let earlier = earlier(&settings, &asking.shelf)?;
-        let owner = if settings.store {
-            Some(Owner::Anyone)
-        } else {
-            Some(asking.shelf.owner.clone()).filter(|owner| *owner != Owner::Anyone)
-        };
-        let owner = owner.filter(|_| asking.shelf.store.is_open());
+        let owner = owner(&settings, &asking.shelf);
         let input = input::read(fields, &asking.shelf, owner.as_ref().and(Some(&id)))?;
         let (tools, names) = tools::read(fields)?;
         let read_constraint = constraint::of_responses_call;
@@ -99,21 +94,15 @@ impl Call {
             Some(owner) => {
                 let messages = serde_json::to_vec(&new).expect("messages have string keys only");
                 fields.charge_request_bytes(messages.len())?;
+                let turns = earlier.as_ref();
                 Some(Keeping {
                     store: asking.shelf.store.clone(),
                     owner,
                     input: input.items,
-                    earlier: earlier
-                        .as_ref()
-                        .map_or_else(Vec::new, |it| it.turns.clone()),
+                    earlier: turns.map_or_else(Vec::new, |it| it.turns.clone()),
                     messages: (messages, new.len()),
                     frame,
-                    pinning: (!asking.pin_ttl.is_zero()).then(|| Pinning {
-                        engine: asking.engine.clone(),
-                        namespace: common.namespace.clone(),
-                        ttl: asking.pin_ttl,
-                        earlier: earlier.clone(),
-                    }),
+                    pinning: pinning(asking, &common, earlier.as_ref()),
                 })
             }
             None => None,
@@ -198,6 +187,30 @@ fn earlier(
         Some(found) => Ok(Some(found)),
         None => Err(ApiError::no_previous_response(id)),
     }
+}
+
+/// The owner of the response; `None` if it is not stored.
+fn owner(settings: &Settings, shelf: &Shelf<'_>) -> Option<Owner> {
+    let owner = if settings.store {
+        Some(Owner::Anyone)
+    } else {
+        Some(shelf.owner.clone()).filter(|owner| *owner != Owner::Anyone)
+    };
+    owner.filter(|_| shelf.store.is_open())
+}
+
+/// How the conversation's K/V is pinned, if it is.
+fn pinning(
+    asking: &Asking<'_>,
+    common: &Common,
+    earlier: Option<&Arc<StoredResponse>>,
+) -> Option<Pinning> {
+    (!asking.pin_ttl.is_zero()).then(|| Pinning {
+        engine: asking.engine.clone(),
+        namespace: common.namespace.clone(),
+        ttl: asking.pin_ttl,
+        earlier: earlier.cloned(),
+    })
 }
 
 /// All messages, and the known tokens of the first of them.

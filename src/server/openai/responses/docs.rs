@@ -206,6 +206,13 @@ fn prompt() -> ObjectShape {
         )
         .takes("prompt_cache_options", options.shape())
         .takes("chat_template_kwargs", template_kwargs())
+        .and(repeated())
+        .and(reasoning())
+}
+
+/// Fields that change nothing and are repeated in the response.
+fn repeated() -> ObjectShape {
+    object()
         .takes(
             "metadata",
             anything().about("repeated in the response, of at most 16 KiB"),
@@ -223,7 +230,6 @@ fn prompt() -> ObjectShape {
             "max_tool_calls",
             anything().about("repeated in the response"),
         )
-        .and(reasoning())
 }
 
 fn tool() -> Shape {
