@@ -13,7 +13,7 @@ use crate::actors::death::{DeathNote, Obituary, StopActor};
 use crate::actors::executor::{Executor, ExecutorFactory, ExecutorThread};
 use crate::actors::kv_store::{KvStore, StoreSetup};
 use crate::actors::mailbox::Mailbox;
-use crate::actors::messages::{ActorDied, Doors, HostSettings, PeekPrefix};
+use crate::actors::messages::{ActorDied, Doors, HostSettings, PeekPrefix, ReservePages};
 use crate::actors::radix_cache::RadixCache;
 use crate::actors::rebuild::RebuildRules;
 use crate::actors::scheduler::{Links, Scheduler};
@@ -186,12 +186,8 @@ fn wire(
     let mut parts = None;
     let scheduler = Scheduler::create(|ctx| {
         let me = ctx.address();
-        let allocator = Allocator::new(
-            pools,
-            PlannedTo::Scheduler(Mailbox::of(&me, "scheduler", "StepPlanned")),
-            note("allocator"),
-        )
-        .start();
+        let planned = PlannedTo::Scheduler(Mailbox::of(&me, "scheduler", "StepPlanned"));
+        let allocator = Allocator::new(pools, planned, note("allocator")).start();
         let reserve = Mailbox::of(&allocator, "allocator", "ReservePages");
         let radix_cache = RadixCache::new(cache, reserve.clone(), note("radix_cache"))
             .answering(Mailbox::of(&me, "scheduler", "PrefixesProbed"))
@@ -200,26 +196,11 @@ fn wire(
         let done = Mailbox::of(&me, "scheduler", "StepDone");
         let (line, executor_thread) = thread.connect(done, note("executor_thread"));
         let executor = Executor::new(line, note("executor")).start();
-        let store = blueprint.store.as_ref().map(|setup| {
-            let news = Mailbox::of(&me, "scheduler", "StoreNews");
-            let obituary = |who| Obituary::new(who, generation, died.clone());
-            let store = KvStore::new(setup.clone(), news);
-            store
-                .mourned(obituary("kv_store"), obituary("kv_store_thread"))
-                .start()
-        });
+        let obituary = |who| Obituary::new(who, generation, died.clone());
+        let store = blueprint.store.as_ref();
+        let store = store.map(|setup| start_store(setup, &me, obituary));
         let tokenizer = start_tokenizer(blueprint, &tokenizer_arbiter, &me, note("tokenizer"));
-        let links = Links {
-            probe: Mailbox::of(&radix_cache, "radix_cache", "ProbePrefixes"),
-            radix_cache: Mailbox::of(&radix_cache, "radix_cache", "PlanStep"),
-            allocator: reserve,
-            executor: Mailbox::of(&executor, "executor", "RunStep"),
-            ended: Mailbox::of(&executor, "executor", "SequencesEnded"),
-            tokenizer: Mailbox::of(&tokenizer, "tokenizer", "TokensReady"),
-            store: store
-                .as_ref()
-                .map(|store| Mailbox::of(store, "kv_store", "StoreOrders")),
-        };
+        let links = links(&radix_cache, reserve, &executor, &tokenizer, store.as_ref());
         let recorder = blueprint.record.as_ref();
         let state = RecordedScheduler::new(state, recorder.map(|sink| sink.recorder(generation)));
         let metrics = SchedulerMetrics::register(&blueprint.model_name);
@@ -231,12 +212,8 @@ fn wire(
             tokenizer.clone().recipient(),
         ];
         let store = store.map(Addr::recipient);
-        parts = Some((
-            tokenizer,
-            radix_cache.recipient(),
-            executor_thread,
-            (stop, store),
-        ));
+        let peek = radix_cache.recipient();
+        parts = Some((tokenizer, peek, executor_thread, (stop, store)));
         Scheduler::new(state, links, metrics, note("scheduler"))
             .keeping(set, keeper)
             .logging_long_requests(blueprint.log_long_requests)
@@ -251,6 +228,37 @@ fn wire(
         executor_thread: Some(executor_thread),
         tokenizer_arbiter: Some(tokenizer_arbiter),
         ledger,
+    }
+}
+
+fn start_store(
+    setup: &Arc<StoreSetup>,
+    scheduler: &Addr<Scheduler>,
+    obituary: impl Fn(&'static str) -> Obituary,
+) -> Addr<KvStore> {
+    let news = Mailbox::of(scheduler, "scheduler", "StoreNews");
+    let store = KvStore::new(setup.clone(), news);
+    store
+        .mourned(obituary("kv_store"), obituary("kv_store_thread"))
+        .start()
+}
+
+/// The mailboxes that the Scheduler sends to.
+fn links(
+    radix_cache: &Addr<RadixCache>,
+    allocator: Mailbox<Box<ReservePages>>,
+    executor: &Addr<Executor>,
+    tokenizer: &Addr<Tokenizer>,
+    store: Option<&Addr<KvStore>>,
+) -> Links {
+    Links {
+        probe: Mailbox::of(radix_cache, "radix_cache", "ProbePrefixes"),
+        radix_cache: Mailbox::of(radix_cache, "radix_cache", "PlanStep"),
+        allocator,
+        executor: Mailbox::of(executor, "executor", "RunStep"),
+        ended: Mailbox::of(executor, "executor", "SequencesEnded"),
+        tokenizer: Mailbox::of(tokenizer, "tokenizer", "TokensReady"),
+        store: store.map(|store| Mailbox::of(store, "kv_store", "StoreOrders")),
     }
 }
 

@@ -24,7 +24,7 @@ use crate::engine::text::TextSide;
 use crate::engine::threads::threads;
 use crate::error::{ConfigError, LoadError, StartError};
 use crate::executor::Executor;
-use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
+use crate::executor::cpu::{self, CpuDescription, CpuExecutor, CpuOptions};
 use crate::executor::memory_plan::MemoryPlan;
 use crate::grammar::{GrammarCompiler, GrammarLimits};
 use crate::kernels::cpu::KernelPath;
@@ -108,26 +108,12 @@ impl EngineParts {
             Device::Cuda(ordinal) => Some(Gpu::open(ordinal, config)?),
             Device::Auto | Device::Cpu => None,
         };
-        let kernel_path = match &gpu {
-            Some(_) => None,
-            None => Some(kernel_path()?),
-        };
+        let kernel_path = gpu.is_none().then(kernel_path).transpose()?;
         let seen = see_weights(config);
         // In parallel: looking for a library takes some milliseconds.
         let notice = (config.device == Device::Auto).then(|| thread::spawn(gpu::notice_unused));
-        let mut model = cpu::describe(
-            dir,
-            config.dtype.named(),
-            config.quantization,
-            config.load_format,
-        )?
-        .with_kv(config.kv_cache_dtype.named());
-        let sparsity = config.double_sparsity();
-        let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
+        let (model, sparsity) = describe(config)?;
         let double_sparsity = sparsity.as_ref().map(|sparsity| sparsity.tag.clone());
-        if let Some(tag) = &double_sparsity {
-            tracing::info!(kv = &**tag, "long contexts are attended to in part");
-        }
         if let Some(gpu) = &gpu {
             gpu.check(config, &model)?;
         }
@@ -149,8 +135,7 @@ impl EngineParts {
                 progress,
             )?,
             None => {
-                let store = store.clone();
-                let parts = (&memory, sparsity, store);
+                let parts = (&memory, sparsity, store.clone());
                 cpu_executor(config, parts, &eos_token_ids, progress)
             }
         };
@@ -311,6 +296,23 @@ fn with_a_model(config: &EngineConfig) -> Result<Cow<'_, EngineConfig>, LoadErro
         model_path: bundled::unpacked()?,
         ..config.clone()
     }))
+}
+
+/// The model of a configuration, and its sparsity where contexts are attended to in part.
+fn describe(config: &EngineConfig) -> Result<(CpuDescription, Option<ModelSparsity>), StartError> {
+    let mut model = cpu::describe(
+        &config.model_path,
+        config.dtype.named(),
+        config.quantization,
+        config.load_format,
+    )?
+    .with_kv(config.kv_cache_dtype.named());
+    let sparsity = config.double_sparsity();
+    let sparsity = sparsity.map(|wish| model.sparsify(&wish)).transpose()?;
+    if let Some(sparsity) = &sparsity {
+        tracing::info!(kv = &*sparsity.tag, "long contexts are attended to in part");
+    }
+    Ok((model, sparsity))
 }
 
 /// The kernel path of the CPU, which is logged where hosts have no `plan` to read.

@@ -89,6 +89,32 @@ struct Work {
     metrics: KvEventMetrics,
 }
 
+fn info(
+    config: &KvEventsConfig,
+    subscribers: Option<&Bound>,
+    replays: Option<&Bound>,
+) -> KvEventsInfo {
+    let (endpoint_host, port) = match &config.endpoint {
+        Endpoint::Tcp { host, port } => (host.clone(), *port),
+        whole @ Endpoint::Ipc { .. } => (whole.to_string(), 0),
+    };
+    let is_ipc = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Ipc { .. });
+    KvEventsInfo {
+        publisher: "zmq",
+        endpoint_host,
+        endpoint_port_base: subscribers.and_then(Bound::port).unwrap_or(port),
+        topic: config.topic.clone(),
+        block_size: config.block_size,
+        dp_size: 1,
+        replay_endpoint_port_base: replays.and_then(Bound::port),
+        replay_endpoint: config
+            .replay_endpoint
+            .as_ref()
+            .filter(is_ipc)
+            .map(ToString::to_string),
+    }
+}
+
 impl KvEventPublisher {
     /// Opens the sockets and starts the thread.
     ///
@@ -104,21 +130,7 @@ impl KvEventPublisher {
             .map(|endpoint| Bound::bind("replay_endpoint", endpoint))
             .transpose()?;
         let metrics = KvEventMetrics::register();
-        let (endpoint_host, port) = match &config.endpoint {
-            Endpoint::Tcp { host, port } => (host.clone(), *port),
-            whole @ Endpoint::Ipc { .. } => (whole.to_string(), 0),
-        };
-        let is_ipc = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Ipc { .. });
-        let info = KvEventsInfo {
-            publisher: "zmq",
-            endpoint_host,
-            endpoint_port_base: subscribers.as_ref().and_then(Bound::port).unwrap_or(port),
-            topic: config.topic.clone(),
-            block_size: config.block_size,
-            dp_size: 1,
-            replay_endpoint_port_base: replays.as_ref().and_then(Bound::port),
-            replay_endpoint: replay.filter(is_ipc).map(ToString::to_string),
-        };
+        let info = info(&config, subscribers.as_ref(), replays.as_ref());
         let (news, to_read) = mpsc::channel(MAX_WAITING_NEWS);
         let (stop, stopped) = oneshot::channel();
         let (running, ended) = crossbeam_channel::bounded(1);

@@ -8,6 +8,7 @@ use crate::engine::memory::{window_wish, windowed};
 use crate::executor::cpu::LOGIT_ROWS;
 use crate::executor::memory_plan::{MemoryBudget, MemoryPlan, MemoryWish, Place, reserve_bytes};
 use crate::kernels::dtype::Dtype;
+use crate::kv_layout::KvLayout;
 use crate::model::config::ModelConfig;
 use crate::model::generation::GenerationConfig;
 use crate::state::pool::pages::PageSize;
@@ -59,21 +60,8 @@ pub fn model_info(
     let given = kv_tokens
         .or(config.max_total_tokens)
         .map(|tokens| tokens as u64);
-    let mut wish = MemoryWish {
-        kv_bytes_per_token: layout.bytes_per_token(),
-        windows: window_wish(config, &layout),
-        state_bytes: layout.state_bytes(),
-        page_size: config.page_size,
-        context_tokens: context_length as u64,
-        mem_fraction_static: config.mem_fraction_static.or(hardware.mem_fraction_static),
-        max_total_tokens: given,
-        max_running_requests: config
-            .max_running_requests
-            .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
-        max_states: config.max_mamba_cache_size.map(|states| states as u64),
-        caches_prefixes: !config.disable_radix_cache,
-        state_interval_tokens: config.mamba_track_interval,
-    };
+    let mut wish = memory_wish(config, hardware, &layout, context_length);
+    wish.max_total_tokens = given;
     let mut budget = MemoryBudget {
         place: Place::Host,
         free_before_bytes: hardware.memory_bytes() * u64::from(devices),
@@ -109,6 +97,30 @@ pub fn model_info(
         kernel_path: None,
         double_sparsity: None,
     })
+}
+
+/// The wishes of the configuration for the pool, without a given capacity.
+fn memory_wish(
+    config: &EngineConfig,
+    hardware: &Hardware,
+    layout: &KvLayout,
+    context_tokens: usize,
+) -> MemoryWish {
+    MemoryWish {
+        kv_bytes_per_token: layout.bytes_per_token(),
+        windows: window_wish(config, layout),
+        state_bytes: layout.state_bytes(),
+        page_size: config.page_size,
+        context_tokens: context_tokens as u64,
+        mem_fraction_static: config.mem_fraction_static.or(hardware.mem_fraction_static),
+        max_total_tokens: None,
+        max_running_requests: config
+            .max_running_requests
+            .map(|requests| u32::try_from(requests).unwrap_or(u32::MAX)),
+        max_states: config.max_mamba_cache_size.map(|states| states as u64),
+        caches_prefixes: !config.disable_radix_cache,
+        state_interval_tokens: config.mamba_track_interval,
+    }
 }
 
 fn check_pool(memory: &MemoryPlan, page_size: u32) -> Result<(), SimulateError> {

@@ -217,16 +217,8 @@ fn run_engine(
     let here = local::shape_of(Path::new(name), config.revision.as_deref())?;
     let model = shape::load(&here.to_string_lossy())?;
     let roofline = Roofline::new(&hardware, &model, storage(config, &model), args.tp_size);
-    let capacities: Vec<Option<usize>> = if args.kv_tokens.is_empty() {
-        vec![None]
-    } else {
-        args.kv_tokens.iter().copied().map(Some).collect()
-    };
-    let disks: Vec<Option<u64>> = if args.disk_bytes.is_empty() {
-        vec![None]
-    } else {
-        args.disk_bytes.iter().copied().map(Some).collect()
-    };
+    let capacities = each_or_none(&args.kv_tokens);
+    let disks = each_or_none(&args.disk_bytes);
     let sizes = capacities.iter().flat_map(|kv_tokens| {
         let disks = disks.iter();
         disks.map(move |disk_bytes| (*kv_tokens, *disk_bytes))
@@ -274,6 +266,15 @@ fn run_engine(
         plot::run(&title, &run.outcome)
     };
     plot::write(file, svg)
+}
+
+/// The given sizes, or one that is not given.
+fn each_or_none<T: Copy>(given: &[T]) -> Vec<Option<T>> {
+    if given.is_empty() {
+        vec![None]
+    } else {
+        given.iter().copied().map(Some).collect()
+    }
 }
 
 /// The configuration with a store of this size; as it is if none is given.

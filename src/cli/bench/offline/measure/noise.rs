@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use souffleur::config::{Device, EngineConfig};
-use souffleur::executor::cpu::describe;
+use souffleur::executor::cpu::{CpuDescription, describe};
 use souffleur::executor::memory_plan::{Bytes, available_bytes};
 use souffleur::executor::noise::{NoiseContext, NoiseRequest};
 use souffleur::kernels::cpu::{Isa, default_threads};
@@ -51,17 +51,7 @@ pub fn measure(
     let wish = config.double_sparsity();
     let sparsity = wish.map(|wish| description.sparsify(&wish));
     let sparsity = sparsity.transpose().map_err(Failure::failed)?;
-    let tokens = u64::from(context_tokens) + u64::from(args.output_tokens) + 1;
-    check_length(tokens, description.config.context_tokens())?;
-    let bytes = description.weights_bytes + tokens * description.kv_layout.bytes_per_token();
-    let available = available_bytes().map_err(Failure::failed)?;
-    if bytes > available {
-        return Err(Failure::failed(format_args!(
-            "--noise-context is {context_tokens}: weights and K/V take {}, {} are available",
-            Bytes(bytes),
-            Bytes(available)
-        )));
-    }
+    check_size(args, &description, context_tokens)?;
     let threads = match config.threads {
         0 => default_threads(),
         threads => threads,
@@ -105,6 +95,26 @@ pub fn measure(
         }
     }
     Ok(record)
+}
+
+/// The context and the output fit into the model's context and into memory.
+fn check_size(
+    args: &OfflineArgs,
+    description: &CpuDescription,
+    context_tokens: u32,
+) -> Result<(), Failure> {
+    let tokens = u64::from(context_tokens) + u64::from(args.output_tokens) + 1;
+    check_length(tokens, description.config.context_tokens())?;
+    let bytes = description.weights_bytes + tokens * description.kv_layout.bytes_per_token();
+    let available = available_bytes().map_err(Failure::failed)?;
+    if bytes > available {
+        return Err(Failure::failed(format_args!(
+            "--noise-context is {context_tokens}: weights and K/V take {}, {} are available",
+            Bytes(bytes),
+            Bytes(available)
+        )));
+    }
+    Ok(())
 }
 
 fn check_length(tokens: u64, limit: usize) -> Result<(), Failure> {
