@@ -309,7 +309,12 @@ fn a_server_is_measured_request_by_request() {
         is_rate(&record[rate]);
     }
     assert_eq!(record["requests"].as_array().map(Vec::len), Some(9));
+    stop(server);
+}
 
+#[test]
+fn a_server_is_measured_with_prompts_that_share_a_prefix() {
+    let server = Serving::start(&[]);
     let prefix = [
         "--dataset-name",
         "shared-prefix",

@@ -38,6 +38,16 @@ impl World {
     }
 
     /// Poisoned: no zeros to rely on.
+    /// One of the elements of a buffer.
+    fn element(&self, buffer: &DeviceBuffer<u8>, element: ElementType, index: usize) -> f32 {
+        let at = index * element.bytes();
+        let got = self.stream.read(buffer, at..at + element.bytes()).unwrap();
+        match element {
+            ElementType::F32 => bytemuck::pod_read_unaligned(&got),
+            ElementType::Bf16 => bytemuck::pod_read_unaligned::<half::bf16>(&got).to_f32(),
+        }
+    }
+
     fn room<T: bytemuck::Pod>(&self, len: usize) -> DeviceBuffer<T> {
         let buffer = self.device.alloc(len).unwrap();
         self.stream.fill(&buffer, 0..len, 0xff).unwrap();
@@ -145,6 +155,17 @@ fn products_of_all_kinds_are_right() {
     }
 }
 
+/// The values as elements.
+fn bytes_of(element: ElementType, values: &[f32]) -> Vec<u8> {
+    match element {
+        ElementType::F32 => bytemuck::cast_slice(values).to_vec(),
+        ElementType::Bf16 => {
+            let halves = values.iter().map(|value| half::bf16::from_f32(*value));
+            bytemuck::cast_slice(&halves.collect::<Vec<_>>()).to_vec()
+        }
+    }
+}
+
 /// Both f32 results, and the one in elements, with a bias and without.
 pub fn check_products(
     world: &World,
@@ -157,13 +178,7 @@ pub fn check_products(
     let x: Vec<f32> = (0..m * k).map(value).collect();
     let w: Vec<f32> = (0..n * k).map(|i| value(i + 3)).collect();
     let bias: Vec<f32> = (0..n).map(value).collect();
-    let upload = |values: &[f32]| match element {
-        ElementType::F32 => world.given(bytemuck::cast_slice::<f32, u8>(values)),
-        ElementType::Bf16 => {
-            let halves: Vec<_> = values.iter().map(|v| half::bf16::from_f32(*v)).collect();
-            world.given(bytemuck::cast_slice::<half::bf16, u8>(&halves))
-        }
-    };
+    let upload = |values: &[f32]| world.given(&bytes_of(element, values));
     let (x_there, w_there, bias_there) = (upload(&x), upload(&w), world.given(&bias));
     let out = world.given(&vec![1.0_f32; (m * n) as usize]);
     let mut params = GemmParams {
@@ -207,14 +222,10 @@ pub fn check_products(
         // SAFETY: likewise.
         unsafe { products.multiply(&world.stream, &params) }.unwrap();
         let got = world.stream.read(&stored, 0..stored.len()).unwrap();
-        let expected: Vec<u8> = match element {
-            ElementType::F32 => bytemuck::cast_slice(expected).to_vec(),
-            ElementType::Bf16 => {
-                let halves = expected.iter().map(|v| half::bf16::from_f32(*v));
-                bytemuck::cast_slice(&halves.collect::<Vec<_>>()).to_vec()
-            }
-        };
-        assert!(got == expected, "{element:?} {m} {n} {k}");
+        assert!(
+            got == bytes_of(element, expected),
+            "{element:?} {m} {n} {k}"
+        );
     }
 }
 
@@ -263,10 +274,36 @@ fn decodes_and_prefills_see_the_same_pages() {
     check_attention(&world, ElementType::Bf16, 12, 2);
 }
 
+const N_TOKENS: u32 = 300;
+const PAGE: u32 = 16;
+
+/// Values in the slots of positions: the positions, repeating after 8.
+fn paged_values(table: &[u32], width: usize) -> Vec<f32> {
+    let n_slots = (table.len() + 1) * PAGE as usize;
+    let mut values = vec![f32::NAN; n_slots * width];
+    for position in 0..N_TOKENS {
+        let slot = table[(position / PAGE) as usize] * PAGE + position % PAGE;
+        values[slot as usize * width..][..width].fill((position % 8) as f32);
+    }
+    values
+}
+
+fn mean_of_context(position: u32) -> f32 {
+    let seen = (0..=position).map(|p| (p % 8) as f32);
+    seen.sum::<f32>() / (position + 1) as f32
+}
+
+fn segment(first_position: u32, n_tokens: u32) -> Segment {
+    Segment {
+        row: 0,
+        first_token: 0,
+        n_tokens,
+        first_position,
+    }
+}
+
 /// One row of 300 tokens whose values are their positions: with equal keys each query gets the mean of its context.
 fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits: u32) {
-    const N_TOKENS: u32 = 300;
-    const PAGE: u32 = 16;
     let shape = AttendShape {
         element,
         n_heads: 4,
@@ -277,45 +314,21 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
     let n_pages = N_TOKENS.div_ceil(PAGE);
     // Pages backwards, after the dummy page.
     let table: Vec<u32> = (0..n_pages).map(|page| n_pages - page).collect();
-    let n_slots = ((n_pages + 1) * PAGE) as usize;
-    let width = (shape.n_kv_heads * head_dim) as usize;
-    let mut values = vec![f32::NAN; n_slots * width];
-    for position in 0..N_TOKENS {
-        let slot = table[(position / PAGE) as usize] * PAGE + position % PAGE;
-        values[slot as usize * width..][..width].fill((position % 8) as f32);
-    }
-    let keys = vec![0.0; n_slots * width];
-    let bytes = |values: &[f32]| match element {
-        ElementType::F32 => world.given(bytemuck::cast_slice::<f32, u8>(values)),
-        ElementType::Bf16 => {
-            let halves: Vec<_> = values.iter().map(|v| half::bf16::from_f32(*v)).collect();
-            world.given(bytemuck::cast_slice::<half::bf16, u8>(&halves))
-        }
-    };
+    let values = paged_values(&table, (shape.n_kv_heads * head_dim) as usize);
+    let keys = vec![0.0; values.len()];
+    let bytes = |values: &[f32]| world.given(&bytes_of(element, values));
     let q_len = (N_TOKENS * shape.n_heads * head_dim) as usize;
     let (q, k, v) = (bytes(&vec![1.0; q_len]), bytes(&keys), bytes(&values));
     let out = world.room::<u8>(q_len * element.bytes());
     let table = world.given(&table);
-    let decode = world.given(&[Segment {
-        row: 0,
-        first_token: 0,
-        n_tokens: 1,
-        first_position: N_TOKENS - 1,
-    }]);
-    let prefill = world.given(&[Segment {
-        row: 0,
-        first_token: 0,
-        n_tokens: N_TOKENS,
-        first_position: 0,
-    }]);
-    let n_tiles = N_TOKENS.div_ceil(attention.queries_per_tile());
-    let tiles: Vec<_> = (0..n_tiles)
-        .map(|tile| Tile {
-            segment: 0,
-            first_query: tile * attention.queries_per_tile(),
-        })
-        .collect();
-    let tiles = world.given(&tiles);
+    let decode = world.given(&[segment(N_TOKENS - 1, 1)]);
+    let prefill = world.given(&[segment(0, N_TOKENS)]);
+    let tiles = (0..N_TOKENS).step_by(attention.queries_per_tile() as usize);
+    let tiles = tiles.map(|first_query| Tile {
+        segment: 0,
+        first_query,
+    });
+    let tiles = world.given(&tiles.collect::<Vec<_>>());
     let partials = world.room::<f32>(attention.partials_len(1, n_splits));
     let mut params = AttendParams {
         out: out.ptr().cast(),
@@ -336,21 +349,9 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
         scale_log2: 1.0,
     };
     let row = (shape.n_heads * head_dim) as usize;
-    let read = |token: usize| -> f32 {
-        let bytes = element.bytes();
-        let at = token * row * bytes;
-        let got = world.stream.read(&out, at..at + bytes).unwrap();
-        match element {
-            ElementType::F32 => bytemuck::pod_read_unaligned(&got),
-            ElementType::Bf16 => bytemuck::pod_read_unaligned::<half::bf16>(&got).to_f32(),
-        }
-    };
-    let mean = |position: u32| {
-        let seen = (0..=position).map(|p| (p % 8) as f32);
-        seen.sum::<f32>() / (position + 1) as f32
-    };
     let check = |token: usize, position: u32| {
-        let (got, expected) = (read(token), mean(position));
+        let got = world.element(&out, element, token * row);
+        let expected = mean_of_context(position);
         assert!(
             (got - expected).abs() <= 0.02,
             "{element:?} {head_dim} {n_splits} {position}: {got}, {expected}"
@@ -361,7 +362,7 @@ fn check_attention(world: &World, element: ElementType, head_dim: u32, n_splits:
     check(0, N_TOKENS - 1);
     params.segments = prefill.ptr();
     // SAFETY: likewise.
-    unsafe { attention.prefill(&world.stream, &params, n_tiles) }.unwrap();
+    unsafe { attention.prefill(&world.stream, &params, tiles.len() as u32) }.unwrap();
     for position in [0, 1, 15, 16, 100, N_TOKENS - 1] {
         check(position as usize, position);
     }

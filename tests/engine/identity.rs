@@ -222,17 +222,8 @@ async fn check_mixed(setup: &Setup<'_>, expected: &[(Bits, u32)]) {
     }
 }
 
-/// Requests that are retracted or preempted and computed again.
-async fn check_evacuated(setup: &Setup<'_>) {
-    let alone = start(EngineConfig {
-        disable_radix_cache: true,
-        ..config(setup)
-    });
-    let mut expected = Vec::new();
-    for index in 0..REQUESTS {
-        expected.push(bits(alone.generate(long_request(index))).await);
-    }
-    alone.stop().await;
+/// Configurations under which requests are retracted or preempted.
+fn evacuating(setup: &Setup<'_>) -> [(&'static str, EngineConfig); 3] {
     let tight = EngineConfig {
         // The longest two fit alone, but not together.
         max_total_tokens: Some(340),
@@ -250,12 +241,25 @@ async fn check_evacuated(setup: &Setup<'_>) {
         max_total_tokens: Some(800),
         ..preempting.clone()
     };
-    let configs = [
+    [
         ("retracted", tight),
         ("preempted", preempting),
         ("evicted between swaps of the policies", swapping),
-    ];
-    for (how, config) in configs {
+    ]
+}
+
+/// Requests that are retracted or preempted and computed again.
+async fn check_evacuated(setup: &Setup<'_>) {
+    let alone = start(EngineConfig {
+        disable_radix_cache: true,
+        ..config(setup)
+    });
+    let mut expected = Vec::new();
+    for index in 0..REQUESTS {
+        expected.push(bits(alone.generate(long_request(index))).await);
+    }
+    alone.stop().await;
+    for (how, config) in evacuating(setup) {
         let (open, gate) = crossbeam_channel::bounded(0);
         let world = start_behind(gate, config);
         let order = match how {

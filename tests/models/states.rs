@@ -304,6 +304,73 @@ fn a_decoded_token_is_saved_and_a_slot_that_is_used_again_begins_with_zeros() {
     }
 }
 
+type Break = fn(&mut StepPlan, &[u32]);
+
+/// The words of the error, and the change that contradicts the rest of the plan.
+const CONTRADICTIONS: [(&str, Break); 15] = [
+    ("states are 1 to 200", |step, prompt| {
+        step.starts[0] = begun(prompt, 201, None)
+    }),
+    ("states are 1 to 200", |step, prompt| {
+        step.starts[0] = begun(prompt, 0, None)
+    }),
+    ("states are 1 to 200", |step, _| {
+        saves(&mut step.rows[0], [(64, 0)])
+    }),
+    ("without a state", |step, _| step.starts[0].state = None),
+    ("without cached pages", |step, _| {
+        step.starts[0].state = Some(StateStart {
+            live: slot(1),
+            from: Some(slot(2)),
+        });
+    }),
+    ("without the state after them", |step, prompt| {
+        step.starts[0] = begun(prompt, 1, Some((10, 2)));
+        step.starts[0].state = Some(StateStart {
+            live: slot(1),
+            from: None,
+        });
+    }),
+    ("read and written", |step, prompt| {
+        step.starts[0] = begun(prompt, 1, Some((10, 4)));
+        let mut work = prefill(ROW, 10..100, false);
+        saves(&mut work, [(64, 4)]);
+        step.rows = vec![work];
+    }),
+    ("read and written", |step, prompt| {
+        step.starts[0] = begun(prompt, 1, Some((10, 1)));
+        step.rows = vec![prefill(ROW, 10..100, false)];
+    }),
+    ("written twice", |step, _| {
+        saves(&mut step.rows[0], [(64, 4), (65, 4)])
+    }),
+    ("written twice", |step, _| {
+        saves(&mut step.rows[0], [(64, 1)])
+    }),
+    ("written twice", |step, prompt| {
+        step.starts.push(begun_at(9, prompt, 1, None))
+    }),
+    ("expected more than 0", |step, _| {
+        saves(&mut step.rows[0], [(0, 4)])
+    }),
+    ("at most 100", |step, _| {
+        saves(&mut step.rows[0], [(101, 4)])
+    }),
+    ("expected more than 64", |step, _| {
+        saves(&mut step.rows[0], [(64, 4), (64, 5)])
+    }),
+    ("computes each position once", |step, prompt| {
+        step.starts[0] = begun(prompt, 1, Some((10, 2)));
+        step.rows = vec![prefill(ROW, 5..100, false)];
+    }),
+];
+
+fn begun_at(row: u32, tokens: &[u32], live: u32, from: Option<(u32, u32)>) -> RowStart {
+    let mut begun = begun(tokens, live, from);
+    begun.row = souffleur::ids::RowId::new(row);
+    begun
+}
+
 #[test]
 fn contradictions_are_refused_before_anything_is_written() {
     let mut executor = load("lfm2", &with(Dtype::F32, 1));
@@ -317,110 +384,17 @@ fn contradictions_are_refused_before_anything_is_written() {
         step.rows = vec![work];
         step
     };
-    let other = |row: u32, live: u32| {
-        let mut other = begun(&prompt, live, None);
-        other.row = souffleur::ids::RowId::new(row);
-        other
-    };
-    type Break<'a> = Box<dyn Fn(&mut StepPlan) + 'a>;
-    let cases: Vec<(&str, Break<'_>)> = vec![
-        (
-            "states are 1 to 200",
-            Box::new(|step| step.starts[0] = begun(&prompt, 201, None)),
-        ),
-        (
-            "states are 1 to 200",
-            Box::new(|step| step.starts[0] = begun(&prompt, 0, None)),
-        ),
-        (
-            "states are 1 to 200",
-            Box::new(|step| saves(&mut step.rows[0], [(64, 0)])),
-        ),
-        (
-            "without a state",
-            Box::new(|step| step.starts[0].state = None),
-        ),
-        (
-            "without cached pages",
-            Box::new(|step| {
-                step.starts[0].state = Some(StateStart {
-                    live: slot(1),
-                    from: Some(slot(2)),
-                });
-            }),
-        ),
-        (
-            "without the state after them",
-            Box::new(|step| {
-                step.starts[0] = begun(&prompt, 1, Some((10, 2)));
-                step.starts[0].state = Some(StateStart {
-                    live: slot(1),
-                    from: None,
-                });
-            }),
-        ),
-        (
-            "read and written",
-            Box::new(|step| {
-                step.starts[0] = begun(&prompt, 1, Some((10, 4)));
-                let mut work = prefill(ROW, 10..100, false);
-                saves(&mut work, [(64, 4)]);
-                step.rows = vec![work];
-            }),
-        ),
-        (
-            "read and written",
-            Box::new(|step| {
-                step.starts[0] = begun(&prompt, 1, Some((10, 1)));
-                step.rows = vec![prefill(ROW, 10..100, false)];
-            }),
-        ),
-        (
-            "written twice",
-            Box::new(|step| saves(&mut step.rows[0], [(64, 4), (65, 4)])),
-        ),
-        (
-            "written twice",
-            Box::new(|step| saves(&mut step.rows[0], [(64, 1)])),
-        ),
-        (
-            "written twice",
-            Box::new(|step| step.starts.push(other(9, 1))),
-        ),
-        (
-            "expected more than 0",
-            Box::new(|step| saves(&mut step.rows[0], [(0, 4)])),
-        ),
-        (
-            "at most 100",
-            Box::new(|step| saves(&mut step.rows[0], [(101, 4)])),
-        ),
-        (
-            "expected more than 64",
-            Box::new(|step| saves(&mut step.rows[0], [(64, 4), (64, 5)])),
-        ),
-        (
-            "computes each position once",
-            Box::new(|step| {
-                step.starts[0] = begun(&prompt, 1, Some((10, 2)));
-                step.rows = vec![prefill(ROW, 5..100, false)];
-            }),
-        ),
-    ];
-    for (reason, breaks) in cases {
+    for (reason, breaks) in CONTRADICTIONS {
         let mut step = good();
-        breaks(&mut step);
+        breaks(&mut step, &prompt);
         match executor.run(&step) {
             Err(StepError::Rejected(said)) => assert!(said.contains(reason), "{said}"),
             other => panic!("{reason}: {other:?}"),
         }
     }
     let mut shared = good();
-    shared.starts = vec![begun(&prompt, 1, Some((10, 2))), {
-        let mut other = begun(&prompt, 3, Some((10, 2)));
-        other.row = souffleur::ids::RowId::new(9);
-        other
-    }];
+    let from = Some((10, 2));
+    shared.starts = vec![begun(&prompt, 1, from), begun_at(9, &prompt, 3, from)];
     shared.rows = Vec::new();
     executor.run(&shared).unwrap();
     executor.run(&good()).unwrap();

@@ -35,58 +35,61 @@ fn run_of(pages: &[u32]) -> PageRun {
     run
 }
 
+type Break = fn(&mut StepPlan);
+
+/// The words of the error, and the change that contradicts the rest of the plan.
+const CONTRADICTIONS: [(&str, Break); 15] = [
+    ("never started", |plan| plan.starts.clear()),
+    ("outside 1 to 32", |plan| plan.starts[0].row = RowId::new(0)),
+    ("outside 1 to 32", |plan| {
+        plan.starts[0].row = RowId::new(33)
+    }),
+    ("need pages", |plan| plan.table.clear()),
+    ("pages are 1 to 4096", |plan| {
+        plan.table = vec![append(1, [0])]
+    }),
+    ("pages are 1 to 4096", |plan| {
+        plan.table = vec![append(1, [4097])]
+    }),
+    ("pages are 1 to 4096", |plan| {
+        plan.starts[0].prefix = run_of(&[0])
+    }),
+    ("cannot be remapped", |plan| {
+        let row = RowId::new(1);
+        plan.table.push(TableDelta::Remap {
+            row,
+            from: 18,
+            pages: run_of(&[30, 31]).into(),
+        });
+    }),
+    ("at least one must be left", |plan| {
+        plan.starts[0].prefix = run_of(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    }),
+    ("vocabulary ends at 288", |plan| {
+        plan.starts[0].tokens = [1, 288].as_slice().into()
+    }),
+    ("expected 2 of 64", |plan| {
+        let vectors = PromptVectors::new(32, vec![0.5; 64]).unwrap();
+        plan.starts[0].vectors = Some(vectors.into());
+    }),
+    ("two pieces of work", |plan| {
+        plan.rows.push(prefill(1, 0..10, true))
+    }),
+    ("are empty", |plan| {
+        plan.rows = vec![prefill(1, 3..3, false)]
+    }),
+    ("follows 0 computed", |plan| {
+        plan.rows = vec![prefill(1, 1..10, true)]
+    }),
+    ("sampling after 9 of 10", |plan| {
+        plan.rows = vec![prefill(1, 0..9, true)]
+    }),
+];
+
 #[test]
 fn contradictory_plan_is_rejected_and_leaves_no_trace() {
-    type Break = fn(&mut StepPlan);
-    let cases: [(&str, Break); 15] = [
-        ("never started", |plan| plan.starts.clear()),
-        ("outside 1 to 32", |plan| plan.starts[0].row = RowId::new(0)),
-        ("outside 1 to 32", |plan| {
-            plan.starts[0].row = RowId::new(33)
-        }),
-        ("need pages", |plan| plan.table.clear()),
-        ("pages are 1 to 4096", |plan| {
-            plan.table = vec![append(1, [0])]
-        }),
-        ("pages are 1 to 4096", |plan| {
-            plan.table = vec![append(1, [4097])]
-        }),
-        ("pages are 1 to 4096", |plan| {
-            plan.starts[0].prefix = run_of(&[0])
-        }),
-        ("cannot be remapped", |plan| {
-            let row = RowId::new(1);
-            plan.table.push(TableDelta::Remap {
-                row,
-                from: 18,
-                pages: run_of(&[30, 31]).into(),
-            });
-        }),
-        ("at least one must be left", |plan| {
-            plan.starts[0].prefix = run_of(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-        }),
-        ("vocabulary ends at 288", |plan| {
-            plan.starts[0].tokens = [1, 288].as_slice().into()
-        }),
-        ("expected 2 of 64", |plan| {
-            let vectors = PromptVectors::new(32, vec![0.5; 64]).unwrap();
-            plan.starts[0].vectors = Some(vectors.into());
-        }),
-        ("two pieces of work", |plan| {
-            plan.rows.push(prefill(1, 0..10, true))
-        }),
-        ("are empty", |plan| {
-            plan.rows = vec![prefill(1, 3..3, false)]
-        }),
-        ("follows 0 computed", |plan| {
-            plan.rows = vec![prefill(1, 1..10, true)]
-        }),
-        ("sampling after 9 of 10", |plan| {
-            plan.rows = vec![prefill(1, 0..9, true)]
-        }),
-    ];
     let mut executor = executor();
-    for (reason, break_plan) in cases {
+    for (reason, break_plan) in CONTRADICTIONS {
         let mut broken = opening();
         broken.starts[0].prompt_tokens = 2;
         break_plan(&mut broken);

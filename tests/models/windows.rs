@@ -220,27 +220,53 @@ fn window_pages_give_the_bits_of_masks() {
     }
 }
 
-#[test]
-fn an_executor_refuses_windows_with_holes() {
-    let options = CpuOptions {
-        n_window_pages: 8,
+fn long_pages(n_window_pages: usize) -> CpuOptions {
+    CpuOptions {
+        n_window_pages,
         page_size: 16,
         ..options()
-    };
-    let mut executor = load("qwen3-window", &options);
-    let row = RowId::new(1);
-    let prompt = tokens(1, 60, VOCAB);
-    let windows = |pages: &[u32]| TableDelta::AppendWindows {
-        row,
+    }
+}
+
+fn windows(pages: &[u32]) -> TableDelta {
+    TableDelta::AppendWindows {
+        row: RowId::new(1),
         pages: pages.iter().copied().map(PageId::new).collect(),
-    };
-    let named = |from: u32, pages: &[u32]| {
-        let ids: Arc<[PageId]> = pages.iter().copied().map(PageId::new).collect();
-        let mut run = PageRun::empty();
-        run.push(&ids, 0..pages.len() as u32);
-        let pages = Box::new(run);
-        TableDelta::Windows { row, from, pages }
-    };
+    }
+}
+
+fn named(from: u32, pages: &[u32]) -> TableDelta {
+    let ids: Arc<[PageId]> = pages.iter().copied().map(PageId::new).collect();
+    let mut run = PageRun::empty();
+    run.push(&ids, 0..pages.len() as u32);
+    TableDelta::Windows {
+        row: RowId::new(1),
+        from,
+        pages: Box::new(run),
+    }
+}
+
+#[test]
+fn an_executor_without_windows_refuses_their_pages() {
+    let prompt = tokens(1, 60, VOCAB);
+    let mut plain = load("qwen3", &long_pages(0));
+    let mut step = plan(1);
+    step.starts = vec![start(1, &prompt, 60, &greedy())];
+    step.table = vec![append(1, 10..14), windows(&[1])];
+    step.rows = vec![prefill(1, 0..60, true)];
+    let error = plain.run(&step).expect_err("no layer has a window");
+    assert!(
+        error
+            .to_string()
+            .contains("no layer of the model has a window"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_executor_refuses_windows_with_holes() {
+    let mut executor = load("qwen3-window", &long_pages(8));
+    let prompt = tokens(1, 60, VOCAB);
     let mut try_step = |prefix: u32, table: Vec<TableDelta>| {
         let mut step = plan(1);
         let mut begun = start(1, &prompt, 60, &greedy());
@@ -285,22 +311,4 @@ fn an_executor_refuses_windows_with_holes() {
     let whole = vec![windows(&[1, 2, 3, 4])];
     assert_eq!(try_step(0, whole), None);
     assert_eq!(try_step(2, vec![named(0, &[1, 2]), windows(&[3, 4])]), None);
-    let mut plain = load(
-        "qwen3",
-        &CpuOptions {
-            n_window_pages: 0,
-            ..options
-        },
-    );
-    let mut step = plan(1);
-    step.starts = vec![start(1, &prompt, 60, &greedy())];
-    step.table = vec![append(1, 10..14), windows(&[1])];
-    step.rows = vec![prefill(1, 0..60, true)];
-    let error = plain.run(&step).expect_err("no layer has a window");
-    assert!(
-        error
-            .to_string()
-            .contains("no layer of the model has a window"),
-        "{error}"
-    );
 }

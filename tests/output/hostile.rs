@@ -29,129 +29,147 @@ fn bytes(piece: &OutputPiece) -> usize {
     }
 }
 
+/// Formats, and texts that are repeated.
+const REPETITIONS: [(ToolFormat, &[&str]); 11] = [
+    (
+        ToolFormat::Hermes,
+        &[
+            "<tool_call",
+            "<tool_call>",
+            "<tool_call>{\"",
+            "<tool_call>{\"name\":\"",
+            "<tool_call>{\"x\":\"<tool_call>{\",\"",
+            "<tool_call>{\"x\":[\"",
+            "<tool_call> {",
+            "\n",
+            " ",
+            "<<<<<<<<",
+            "</think><think>",
+            "<tool_call>{\"arguments\":{\"a\":\"<tool_call>\"},\"b\":1,",
+        ],
+    ),
+    (
+        ToolFormat::Hermes,
+        &[
+            "{",
+            "{ ",
+            "[{",
+            "```",
+            "\n```json\n",
+            "```json\n{",
+            "<tools>",
+            "<tools>{",
+            "<function=seat>{\"",
+            "{\"name\":\"seat\",",
+            "{\"name\":\"seat\",\"arguments\":{\"a\":",
+            "{\"name\":\"seat\",\"arguments\":{\"a\":\"x ",
+            "{\"name\":\"seat\",\"arguments\":{\"a\":[1, ",
+            " {\"arguments\":{\"a\":\" {\"name\":\"seat\"}",
+            "{\"name\":\"seat\"},",
+            "```json\n{\"name\":\"seat\",\"arguments\":{\"a\":\"\n```json\n",
+            " {\"name\":\"seat\",\"arguments\":{\"a\":\" {\\\"name\\\":\\\"seat\\\"",
+        ],
+    ),
+    (
+        ToolFormat::Qwen3Coder,
+        &[
+            "\n<parameter=",
+            "\n<parameter=row",
+            "\n</function>",
+            "<tool_call><function=",
+            "<tool_call><function=f><parameter=a>\n</parameter>",
+            "<tool_call><function=f><parameter=meal>\n\n</parameter>\n ",
+            "<tool_call>\n<function=f>\n",
+        ],
+    ),
+    (
+        ToolFormat::Llama3,
+        &[
+            "{",
+            "{\"name\":",
+            "<|python_tag|>{\"x\":[",
+            "<|python_tag|>;",
+        ],
+    ),
+    (
+        ToolFormat::Pythonic,
+        &[
+            "[",
+            "[f(a=[",
+            "[f(a=\"",
+            "<|python_start|>[f(",
+            "<|python_start|>[ ",
+        ],
+    ),
+    (
+        ToolFormat::Mistral,
+        &[
+            "[TOOL_CALLS]",
+            "[TOOL_CALLS] [",
+            "[TOOL_CALLS][{\"x\":[",
+            "[TOOL_CALLS][{\"x\":[[TOOL_CALLS][{},",
+            "[TOOL_CALLS]f[ARGS]",
+            "[TOOL_CALLS]f[ARGS]{\"",
+        ],
+    ),
+    (
+        ToolFormat::Lfm2,
+        &[
+            "<|tool_call_start|>",
+            "<|tool_call_start|>[",
+            "<|tool_call_start|>[{\"x\":[",
+            "<|tool_call_start|>[f(),",
+        ],
+    ),
+    (
+        ToolFormat::Granite,
+        &[
+            "<|tool_call|>",
+            "<|tool_call|> [",
+            "<|tool_call|>[{\"x\":[",
+            "<|tool_call|>[{\"name\": \"f\"},",
+            "<|tool_call|>[]<|/tool_call|>",
+        ],
+    ),
+    (
+        ToolFormat::Glm45,
+        &[
+            "<tool_call>f",
+            "<tool_call>f<arg_key>",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>\n</arg_value>",
+            "<tool_call>f<arg_key>meal</arg_key><arg_value></arg_value>\n ",
+        ],
+    ),
+    (
+        ToolFormat::DeepSeekV3,
+        &[
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>f\n```json\n",
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>f\n```{}\n``",
+        ],
+    ),
+    (
+        ToolFormat::GptOss,
+        &[
+            "<|start|>",
+            "<|channel|>",
+            "<|channel|>analysis ",
+            "<|channel|>analysis<|message|>",
+            "<|channel|>commentary to=f<|message|>",
+            "<|channel|>commentary to=f<|message|> ",
+            "<|end|>\n",
+            "<|channel|>commentary to=f<|message|>{\"",
+        ],
+    ),
+];
+
 #[test]
 fn repetitions_lose_nothing_and_end_soon() {
-    let hermes = [
-        "<tool_call",
-        "<tool_call>",
-        "<tool_call>{\"",
-        "<tool_call>{\"name\":\"",
-        "<tool_call>{\"x\":\"<tool_call>{\",\"",
-        "<tool_call>{\"x\":[\"",
-        "<tool_call> {",
-        "\n",
-        " ",
-        "<<<<<<<<",
-        "</think><think>",
-        "<tool_call>{\"arguments\":{\"a\":\"<tool_call>\"},\"b\":1,",
-    ];
-    for unit in hermes {
-        check(ToolFormat::Hermes, unit);
-    }
-    let loose = [
-        "{",
-        "{ ",
-        "[{",
-        "```",
-        "\n```json\n",
-        "```json\n{",
-        "<tools>",
-        "<tools>{",
-        "<function=seat>{\"",
-        "{\"name\":\"seat\",",
-        "{\"name\":\"seat\",\"arguments\":{\"a\":",
-        "{\"name\":\"seat\",\"arguments\":{\"a\":\"x ",
-        "{\"name\":\"seat\",\"arguments\":{\"a\":[1, ",
-        " {\"arguments\":{\"a\":\" {\"name\":\"seat\"}",
-        "{\"name\":\"seat\"},",
-        "```json\n{\"name\":\"seat\",\"arguments\":{\"a\":\"\n```json\n",
-        " {\"name\":\"seat\",\"arguments\":{\"a\":\" {\\\"name\\\":\\\"seat\\\"",
-    ];
-    for unit in loose {
-        check(ToolFormat::Hermes, unit);
-    }
-    for unit in [
-        "\n<parameter=",
-        "\n<parameter=row",
-        "\n</function>",
-        "<tool_call><function=",
-        "<tool_call><function=f><parameter=a>\n</parameter>",
-        "<tool_call><function=f><parameter=meal>\n\n</parameter>\n ",
-        "<tool_call>\n<function=f>\n",
-    ] {
-        check(ToolFormat::Qwen3Coder, unit);
-    }
-    for unit in [
-        "{",
-        "{\"name\":",
-        "<|python_tag|>{\"x\":[",
-        "<|python_tag|>;",
-    ] {
-        check(ToolFormat::Llama3, unit);
-    }
-    for unit in [
-        "[",
-        "[f(a=[",
-        "[f(a=\"",
-        "<|python_start|>[f(",
-        "<|python_start|>[ ",
-    ] {
-        check(ToolFormat::Pythonic, unit);
-    }
-    for unit in [
-        "[TOOL_CALLS]",
-        "[TOOL_CALLS] [",
-        "[TOOL_CALLS][{\"x\":[",
-        "[TOOL_CALLS][{\"x\":[[TOOL_CALLS][{},",
-        "[TOOL_CALLS]f[ARGS]",
-        "[TOOL_CALLS]f[ARGS]{\"",
-    ] {
-        check(ToolFormat::Mistral, unit);
-    }
-    for unit in [
-        "<|tool_call_start|>",
-        "<|tool_call_start|>[",
-        "<|tool_call_start|>[{\"x\":[",
-        "<|tool_call_start|>[f(),",
-    ] {
-        check(ToolFormat::Lfm2, unit);
-    }
-    for unit in [
-        "<|tool_call|>",
-        "<|tool_call|> [",
-        "<|tool_call|>[{\"x\":[",
-        "<|tool_call|>[{\"name\": \"f\"},",
-        "<|tool_call|>[]<|/tool_call|>",
-    ] {
-        check(ToolFormat::Granite, unit);
-    }
-    for unit in [
-        "<tool_call>f",
-        "<tool_call>f<arg_key>",
-        "<tool_call>f<arg_key>a</arg_key><arg_value>\n</arg_value>",
-        "<tool_call>f<arg_key>meal</arg_key><arg_value></arg_value>\n ",
-    ] {
-        check(ToolFormat::Glm45, unit);
-    }
-    for unit in [
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f",
-        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>f\n```json\n",
-        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
-        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>f\n```{}\n``",
-    ] {
-        check(ToolFormat::DeepSeekV3, unit);
-    }
-    for unit in [
-        "<|start|>",
-        "<|channel|>",
-        "<|channel|>analysis ",
-        "<|channel|>analysis<|message|>",
-        "<|channel|>commentary to=f<|message|>",
-        "<|channel|>commentary to=f<|message|> ",
-        "<|end|>\n",
-        "<|channel|>commentary to=f<|message|>{\"",
-    ] {
-        check(ToolFormat::GptOss, unit);
+    for (tool, units) in REPETITIONS {
+        for unit in units {
+            check(tool, unit);
+        }
     }
 }

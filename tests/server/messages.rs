@@ -473,24 +473,34 @@ fn an_answer_follows_the_schema_of_its_output_config() {
     world.wait_until_whole();
 }
 
-#[test]
-fn what_is_no_call_is_refused_by_its_place() {
+/// The calls are refused, whole and streamed; the errors name the fields.
+fn check_refused<const N: usize>(cases: [(Value, &str); N]) {
     let world = two_calls();
+    for (body, part) in cases {
+        check_error(
+            &post(world.addr, PATH, &body),
+            400,
+            "invalid_request_error",
+            part,
+        );
+        let streamed = with(body, json!({"stream": true}));
+        check_error(
+            &post(world.addr, PATH, &streamed),
+            400,
+            "invalid_request_error",
+            part,
+        );
+    }
+    world.wait_until_whole();
+}
+
+#[test]
+fn what_is_no_message_is_refused_by_its_place() {
     let messages = |messages: Value| with(ask("x"), json!({"messages": messages}));
     let user = |content: Value| messages(json!([{"role": "user", "content": content}]));
     let assistant = |content: Value| messages(json!([{"role": "assistant", "content": content}]));
     let image = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]);
-    let mut no_length = ask("x");
-    no_length
-        .as_object_mut()
-        .expect("an object")
-        .remove("max_tokens");
     let cases = [
-        (no_length, "max_tokens is missing"),
-        (
-            with(ask("x"), json!({"max_tokens": -1})),
-            "max_tokens is -1",
-        ),
         (messages(json!([])), "messages is empty"),
         (messages(json!(null)), "messages is missing"),
         (messages(json!("hi")), "messages is \"hi\""),
@@ -525,6 +535,23 @@ fn what_is_no_call_is_refused_by_its_place() {
             assistant(json!([{"type": "tool_use", "id": "a", "name": "f", "input": []}])),
             "messages[0].content[0].input is a list of 0",
         ),
+    ];
+    check_refused(cases);
+}
+
+#[test]
+fn what_is_no_call_is_refused_by_its_place() {
+    let mut no_length = ask("x");
+    no_length
+        .as_object_mut()
+        .expect("an object")
+        .remove("max_tokens");
+    let cases = [
+        (no_length, "max_tokens is missing"),
+        (
+            with(ask("x"), json!({"max_tokens": -1})),
+            "max_tokens is -1",
+        ),
         (with(ask("x"), json!({"system": 5})), "system is 5"),
         (
             with(ask("x"), json!({"system": [{"type": "image"}]})),
@@ -557,22 +584,7 @@ fn what_is_no_call_is_refused_by_its_place() {
             "bad_words is not supported",
         ),
     ];
-    for (body, part) in cases {
-        check_error(
-            &post(world.addr, PATH, &body),
-            400,
-            "invalid_request_error",
-            part,
-        );
-        let streamed = with(body, json!({"stream": true}));
-        check_error(
-            &post(world.addr, PATH, &streamed),
-            400,
-            "invalid_request_error",
-            part,
-        );
-    }
-    world.wait_until_whole();
+    check_refused(cases);
 }
 
 #[test]

@@ -381,14 +381,17 @@ fn instructions_do_not_carry_over_and_forks_share_their_past() {
     world.wait_until_whole();
 }
 
-#[test]
-fn what_is_kept_can_be_read_listed_and_deleted() {
-    let world = traveller();
-    let input = json!([
+fn greeting() -> Value {
+    json!({"input": [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
-    ]);
-    let response = ask(&world, &json!({"input": input}));
+    ]})
+}
+
+#[test]
+fn what_is_kept_can_be_read_and_listed() {
+    let world = traveller();
+    let response = ask(&world, &greeting());
     let id = response["id"].as_str().expect("an id");
     let path = format!("{PATH}/{id}");
     assert_eq!(get(world.addr, &path).ok(), response);
@@ -421,7 +424,16 @@ fn what_is_kept_can_be_read_listed_and_deleted() {
         assert!(matches!(refused.status, 400 | 404), "{query}");
         assert_eq!(refused.json()["error"]["param"], param);
     }
-    // An item is sent again by its id.
+    world.wait_until_whole();
+}
+
+#[test]
+fn what_is_kept_is_named_by_its_ids_until_it_is_deleted() {
+    let world = traveller();
+    let response = ask(&world, &greeting());
+    let id = response["id"].as_str().expect("an id");
+    let path = format!("{PATH}/{id}");
+    let list = get(world.addr, &format!("{path}/input_items?order=asc")).ok();
     let reference = json!([
         {"type": "item_reference", "id": list["data"][1]["id"]},
         {"id": response["output"][0]["id"]},

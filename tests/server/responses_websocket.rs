@@ -254,6 +254,39 @@ fn a_request_that_fails_after_its_beginning_has_one_end() {
     world.wait_until_whole();
 }
 
+/// Frames that are refused, and the codes of their errors.
+fn impossible_frames() -> Vec<(Value, &'static str)> {
+    vec![
+        (json!({}), "invalid_request"),
+        (json!({"type": "response.sing"}), "invalid_request"),
+        (json!({"type": "response.create"}), "invalid_request"),
+        (
+            json!({"type": "response.create", "input": "x", "background": true}),
+            "not_supported",
+        ),
+        (
+            json!({"type": "response.create", "input": "x", "stream_id": "ä"}),
+            "invalid_stream_id",
+        ),
+        (
+            json!({"type": "response.create", "input": "x", "stream_id": ""}),
+            "invalid_stream_id",
+        ),
+        (
+            json!({"type": "response.create", "input": "x", "stream_id": 7}),
+            "invalid_stream_id",
+        ),
+        (
+            json!({"type": "response.create", "input": "x", "stream_id": "l".repeat(257)}),
+            "invalid_stream_id",
+        ),
+        (
+            json!({"type": "response.create", "input": "x", "previous_response_id": "resp_other"}),
+            "previous_response_not_found",
+        ),
+    ]
+}
+
 #[test]
 fn frames_that_ask_for_nothing_possible_are_answered_and_the_connection_stays() {
     let world = World::scripted_with(&[("hello", "Hello to you.")], |_, server| {
@@ -262,35 +295,7 @@ fn frames_that_ask_for_nothing_possible_are_answered_and_the_connection_stays() 
     });
     block_on(async {
         let mut client = connect(world.addr).await;
-        for (frame, code) in [
-            (json!({}), "invalid_request"),
-            (json!({"type": "response.sing"}), "invalid_request"),
-            (json!({"type": "response.create"}), "invalid_request"),
-            (
-                json!({"type": "response.create", "input": "x", "background": true}),
-                "not_supported",
-            ),
-            (
-                json!({"type": "response.create", "input": "x", "stream_id": "ä"}),
-                "invalid_stream_id",
-            ),
-            (
-                json!({"type": "response.create", "input": "x", "stream_id": ""}),
-                "invalid_stream_id",
-            ),
-            (
-                json!({"type": "response.create", "input": "x", "stream_id": 7}),
-                "invalid_stream_id",
-            ),
-            (
-                json!({"type": "response.create", "input": "x", "stream_id": "l".repeat(257)}),
-                "invalid_stream_id",
-            ),
-            (
-                json!({"type": "response.create", "input": "x", "previous_response_id": "resp_other"}),
-                "previous_response_not_found",
-            ),
-        ] {
+        for (frame, code) in impossible_frames() {
             refused(&mut client, frame, 400, code).await;
         }
         for text in ["{", "[]", "\"x\""] {

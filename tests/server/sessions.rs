@@ -229,12 +229,17 @@ fn a_websocket_goes_on_in_sessions_too() {
     world.wait_until_whole();
 }
 
-#[test]
-fn sessions_are_refused_by_name_and_bounded() {
-    let world = World::with(|_, config| {
+/// A server for two sessions, whose texts and tokens take 4 KiB.
+fn small_world() -> World {
+    World::with(|_, config| {
         config.sessions_max_count = 2;
         config.sessions_max_bytes = 4096;
-    });
+    })
+}
+
+#[test]
+fn sessions_are_refused_by_name_and_bounded() {
+    let world = small_world();
     let table = [
         (json!({}), "capacity_of_str_len is missing"),
         (
@@ -283,6 +288,16 @@ fn sessions_are_refused_by_name_and_bounded() {
         400,
         "session_id is missing",
     );
+    let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
+    assert_eq!(closed.status, 200);
+    open(&world, &json!({"capacity_of_str_len": 9}));
+    world.wait_until_whole();
+}
+
+#[test]
+fn calls_of_sessions_are_refused_by_name_and_bounded() {
+    let world = small_world();
+    let id = open(&world, &json!({"capacity_of_str_len": 50}));
     let tokens = vec![7; 51];
     check_refused(
         &world,
@@ -320,9 +335,6 @@ fn sessions_are_refused_by_name_and_bounded() {
     });
     let filled: Vec<u16> = filled.collect();
     assert_eq!((filled[0], filled[9]), (200, 503), "{filled:?}");
-    let closed = post(world.addr, "/close_session", &json!({"session_id": id}));
-    assert_eq!(closed.status, 200);
-    open(&world, &json!({"capacity_of_str_len": 9}));
     world.wait_until_whole();
 }
 

@@ -112,22 +112,36 @@ fn what_programs_put_around_a_trace_changes_nothing() {
     }
 }
 
+/// The texts are refused with an error that begins so.
+fn check_refused<const N: usize>(cases: [(String, &str); N]) {
+    for (text, expected) in cases {
+        let error = parsed(&text).expect_err(expected);
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
 #[test]
-fn what_cannot_be_used_is_named_with_line_field_and_value() {
-    let good = "\"timestamp\": 1, \"output_length\": 2";
-    let cases = [
+fn files_in_neither_format_are_refused() {
+    check_refused([
         (
             String::new(),
             "t: is empty, expected a Mooncake or an Azure LLM trace",
         ),
         (
-            "\na,b\n1,2\n".into(),
-            "t, line 2: header \"a,b\" has no column TIMESTAMP, expected TIMESTAMP,ContextTokens,GeneratedTokens or a Mooncake",
-        ),
-        (
             "[{\"timestamp\": 1}]".into(),
             "t: is one JSON list, expected a JSON object a line",
         ),
+        (
+            "\na,b\n1,2\n".into(),
+            "t, line 2: header \"a,b\" has no column TIMESTAMP, expected TIMESTAMP,ContextTokens,GeneratedTokens or a Mooncake",
+        ),
+    ]);
+}
+
+#[test]
+fn what_cannot_be_used_is_named_with_line_field_and_value() {
+    let good = "\"timestamp\": 1, \"output_length\": 2";
+    check_refused([
         (
             line("\"timestamp\": 5, \"input"),
             "t, line 2: line is no JSON object: EOF while parsing a string (byte ",
@@ -175,16 +189,26 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
             "t, line 2: timestamp is 1e+300, expected milliseconds from 0 to 10000000000000",
         ),
         (
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5+99:00,12,1\n".into(),
-            "t, line 2: TIMESTAMP is \"2023-11-16 18:17:03.5+99:00\", expected a time",
-        ),
-        (
             line(&format!("{good}, \"input_length\": 1, \"hash_ids\": 3")),
             "t, line 2: hash_ids is 3, expected a list",
         ),
         (
             line("\"timestamp\": \"noon\", \"output_length\": 2"),
             "t, line 2: timestamp is \"noon\", expected milliseconds",
+        ),
+        (
+            format!("{{{}", " ".repeat(2 << 20)),
+            "t, line 1: line has more than 1048576 bytes",
+        ),
+    ]);
+}
+
+#[test]
+fn what_cannot_be_used_of_a_table_is_named_with_line_column_and_value() {
+    check_refused([
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5+99:00,12,1\n".into(),
+            "t, line 2: TIMESTAMP is \"2023-11-16 18:17:03.5+99:00\", expected a time",
         ),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,x\n".into(),
@@ -209,15 +233,7 @@ fn what_cannot_be_used_is_named_with_line_field_and_value() {
             ),
             "t, line 2: line has more than 4096 bytes",
         ),
-        (
-            format!("{{{}", " ".repeat(2 << 20)),
-            "t, line 1: line has more than 1048576 bytes",
-        ),
-    ];
-    for (text, expected) in cases {
-        let error = parsed(&text).expect_err(expected);
-        assert!(error.starts_with(expected), "{error}");
-    }
+    ]);
 }
 
 #[test]

@@ -100,14 +100,9 @@ impl OrderCheck {
         let last = std::mem::replace(&mut self.last, numbers.clone());
         let is_retracted = |number: &usize| self.started.contains(number);
         if world.setup.rules.priority.is_some() {
-            let rank =
-                |number: &usize| worst_last(world.setup.priority_order(), &world.lives[*number]);
-            assert!(numbers.is_sorted_by_key(rank), "{numbers:?}");
+            check_priorities(world, &numbers);
             if self.is_again {
-                let both = |a: &[usize], b: &[usize]| -> Vec<usize> {
-                    a.iter().copied().filter(|n| b.contains(n)).collect()
-                };
-                assert_eq!(both(&numbers, &last), both(&last, &numbers));
+                assert_eq!(common(&numbers, &last), common(&last, &numbers));
                 return;
             }
             let asked = probed.iter().flatten().map(|(number, _)| number);
@@ -130,14 +125,8 @@ impl OrderCheck {
         };
         let queue: Vec<usize> = (0..world.lives.len()).filter(waits).collect();
         let policy = asking.unwrap_or_else(|| world.states.scheduler.policy_name());
-        if probed.is_none()
-            && let Some((_, falls_back)) = PROBING.iter().find(|(name, _)| *name == policy)
-        {
-            let n = queue.len();
-            assert!(
-                n < 2 || (n > MOST_PROBED && *falls_back),
-                "{policy} did not ask"
-            );
+        if probed.is_none() {
+            check_unasked(policy, queue.len());
         }
         self.checked += usize::from(queue.len() > 1);
         let asked: Vec<usize> = probed.iter().flatten().map(|(number, _)| *number).collect();
@@ -159,17 +148,40 @@ impl OrderCheck {
         expected
             .sort_by_key(|number| worst_last(world.setup.priority_order(), &world.lives[*number]));
         if policy == "random" {
-            let (mut got, mut all) = (waiting.to_vec(), expected.clone());
-            got.sort_unstable();
-            all.sort_unstable();
-            assert!(numbers.len() == MOST_CANDIDATES || got == all);
-            let rank =
-                |number: &usize| worst_last(world.setup.priority_order(), &world.lives[*number]);
-            assert!(waiting.is_sorted_by_key(rank), "{waiting:?}");
+            let is_all = sorted(waiting) == sorted(&expected);
+            assert!(numbers.len() == MOST_CANDIDATES || is_all);
+            check_priorities(world, waiting);
             return;
         }
         let looked_at = expected.len().min(MOST_CANDIDATES - n_retracted);
         assert_eq!(waiting, &expected[..looked_at], "{policy}");
+    }
+}
+
+/// Those of the first that the second has too.
+fn common(a: &[usize], b: &[usize]) -> Vec<usize> {
+    a.iter().copied().filter(|n| b.contains(n)).collect()
+}
+
+fn sorted(numbers: &[usize]) -> Vec<usize> {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted
+}
+
+/// The requests are in the order of their priorities.
+fn check_priorities(world: &World, numbers: &[usize]) {
+    let rank = |number: &usize| worst_last(world.setup.priority_order(), &world.lives[*number]);
+    assert!(numbers.is_sorted_by_key(rank), "{numbers:?}");
+}
+
+/// A policy that looks at the cache asks, unless there is nothing to order or too much.
+fn check_unasked(policy: &str, n: usize) {
+    if let Some((_, falls_back)) = PROBING.iter().find(|(name, _)| *name == policy) {
+        assert!(
+            n < 2 || (n > MOST_PROBED && *falls_back),
+            "{policy} did not ask"
+        );
     }
 }
 

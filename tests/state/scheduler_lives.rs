@@ -275,12 +275,48 @@ fn policy_name(number: usize) -> &'static str {
     names[number % names.len()]
 }
 
-fn apply(world: &mut World, unit: usize, event: &Event) {
-    // Mostly one of the latest requests: the earliest ones have ended.
-    let pick = |world: &World, which: usize| {
-        let n = world.lives.len();
-        (n > 0).then(|| n - 1 - which % n)
+fn eviction_policy_name(number: usize) -> &'static str {
+    let names: Vec<_> = EvictionPolicy::names().collect();
+    names[number % names.len()]
+}
+
+/// Mostly one of the latest requests: the earliest ones have ended.
+fn pick(world: &World, which: usize) -> Option<usize> {
+    let n = world.lives.len();
+    (n > 0).then(|| n - 1 - which % n)
+}
+
+/// A part of the prompt of one of the requests.
+fn picked_prefix(world: &World, which: usize, cut: usize) -> Option<Vec<u32>> {
+    let prompt = &world.lives[pick(world, which)?].ask.prompt;
+    Some(prompt[..prompt.len() - cut % prompt.len()].to_vec())
+}
+
+/// The next turn of a chat: the prompt and the output of the request, and more.
+fn continue_chat(world: &mut World, which: usize, unit: usize, wish: &Wish) {
+    let Some(number) = pick(world, which) else {
+        return;
     };
+    let life = &world.lives[number];
+    let mut before = life.ask.prompt.clone();
+    before.extend(&life.delivered);
+    let mut ask = wish.ask(unit, &before);
+    ask.salt = life.ask.salt;
+    world.submit(ask);
+}
+
+/// The tokenizer only stops at tokens that it has seen.
+fn find_stop(world: &mut World, which: usize, kept: usize) {
+    let Some(number) = pick(world, which) else {
+        return;
+    };
+    let delivered = world.lives[number].delivered.len();
+    if delivered > 0 {
+        world.stop_found(number, kept % delivered + 1);
+    }
+}
+
+fn apply(world: &mut World, unit: usize, event: &Event) {
     match event {
         Event::Submit(wish) => {
             world.submit(wish.ask(unit, &[]));
@@ -290,22 +326,12 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
             flag.raise();
             world.submit_flagged(wish.ask(unit, &[]), flag);
         }
-        Event::Continue { which, wish } => {
-            if let Some(number) = pick(world, *which) {
-                let life = &world.lives[number];
-                let mut before = life.ask.prompt.clone();
-                before.extend(&life.delivered);
-                let mut ask = wish.ask(unit, &before);
-                ask.salt = life.ask.salt;
-                world.submit(ask);
-            }
-        }
+        Event::Continue { which, wish } => continue_chat(world, *which, unit, wish),
         Event::Cancel { which } => {
-            if let Some(number) = pick(world, *which) {
-                let had_ended = world.lives[number].end.is_some();
-                if !had_ended {
-                    world.cancel(number);
-                }
+            if let Some(number) = pick(world, *which)
+                && world.lives[number].end.is_none()
+            {
+                world.cancel(number);
             }
         }
         Event::RaiseFlag { which } => {
@@ -313,14 +339,30 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
                 world.raise_flag(number);
             }
         }
-        Event::StopFound { which, kept } => {
-            if let Some(number) = pick(world, *which) {
-                let delivered = world.lives[number].delivered.len();
-                // The tokenizer only stops at tokens that it has seen.
-                if delivered > 0 {
-                    world.stop_found(number, kept % delivered + 1);
-                }
+        Event::StopFound { which, kept } => find_stop(world, *which, *kept),
+        Event::Pin {
+            which,
+            cut,
+            expires_s,
+        } => {
+            if let Some(prefix) = picked_prefix(world, *which, *cut) {
+                world.pin(&prefix, *expires_s);
             }
+        }
+        Event::PinSoftly {
+            which,
+            cut,
+            replaces,
+        } => {
+            if let Some(prefix) = picked_prefix(world, *which, *cut) {
+                world.pin_softly(&prefix, 3, *replaces);
+            }
+        }
+        Event::Unpin => world.unpin_oldest(),
+        Event::Expire { now_s } => world.expire_pins(*now_s),
+        Event::SetPolicy { policy } => world.set_policy(policy_name(*policy)),
+        Event::SetEvictionPolicy { policy } => {
+            world.set_eviction_policy(eviction_policy_name(*policy));
         }
         Event::Advance { legs } => {
             for _ in 0..*legs {
@@ -337,34 +379,6 @@ fn apply(world: &mut World, unit: usize, event: &Event) {
             for _ in 0..*n {
                 world.turn();
             }
-        }
-        Event::Pin {
-            which,
-            cut,
-            expires_s,
-        } => {
-            if let Some(number) = pick(world, *which) {
-                let prompt = world.lives[number].ask.prompt.clone();
-                world.pin(&prompt[..prompt.len() - cut % prompt.len()], *expires_s);
-            }
-        }
-        Event::PinSoftly {
-            which,
-            cut,
-            replaces,
-        } => {
-            if let Some(number) = pick(world, *which) {
-                let prompt = world.lives[number].ask.prompt.clone();
-                let prefix = &prompt[..prompt.len() - cut % prompt.len()];
-                world.pin_softly(prefix, 3, *replaces);
-            }
-        }
-        Event::Unpin => world.unpin_oldest(),
-        Event::Expire { now_s } => world.expire_pins(*now_s),
-        Event::SetPolicy { policy } => world.set_policy(policy_name(*policy)),
-        Event::SetEvictionPolicy { policy } => {
-            let names: Vec<_> = EvictionPolicy::names().collect();
-            world.set_eviction_policy(names[policy % names.len()]);
         }
     }
 }

@@ -187,6 +187,58 @@ fn keys_and_values_go_to_their_slots() {
     }
 }
 
+fn cosines_and_sines(angles: &[f32]) -> impl Iterator<Item = f32> {
+    let cosines = angles.iter().map(|angle| angle.cos());
+    cosines.chain(angles.iter().map(|angle| angle.sin()))
+}
+
+/// A head after the rotation by these cosines and sines.
+fn turned(row: &[f64], rotation: &[f32]) -> Vec<f64> {
+    let at = |i: usize| f64::from(rotation[i]);
+    let half = row.len() / 2;
+    let low = (0..half).map(|i| row[i] * at(i) - row[half + i] * at(half + i));
+    let high = (0..half).map(|i| row[half + i] * at(i) + row[i] * at(half + i));
+    low.chain(high).collect()
+}
+
+/// The heads of tokens, computed in f64.
+struct Rotated<'a> {
+    heads: Heads,
+    qkv: &'a [f64],
+    /// The cosines and sines of each token.
+    rotations: &'a [f32],
+    /// The weights of queries and of keys.
+    norms: Option<&'a [Vec<f32>; 2]>,
+}
+
+impl Rotated<'_> {
+    fn head(&self, token: usize, index: usize) -> &[f64] {
+        let Heads { q, kv, dim } = self.heads;
+        let first = token * (q + 2 * kv) * dim + index * dim;
+        &self.qkv[first..first + dim]
+    }
+
+    fn queries(&self, n_tokens: usize) -> Vec<f64> {
+        let indices = |token| (0..self.heads.q).map(move |index| (token, index));
+        let heads = (0..n_tokens).flat_map(indices);
+        let heads = heads.flat_map(|(token, index)| self.normed_and_turned(token, index, 0));
+        heads.collect()
+    }
+
+    fn key(&self, token: usize, index: usize) -> Vec<f64> {
+        self.normed_and_turned(token, self.heads.q + index, 1)
+    }
+
+    fn normed_and_turned(&self, token: usize, index: usize, norm: usize) -> Vec<f64> {
+        let (row, dim) = (self.head(token, index), self.heads.dim);
+        let row = match self.norms {
+            Some(norms) => normed(row, &norms[norm]),
+            None => row.to_vec(),
+        };
+        turned(&row, &self.rotations[token * dim..(token + 1) * dim])
+    }
+}
+
 fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
     let mut gpu = Gpu::new();
     let what = format!("rope_store {element:?}, {heads:?}, norms {with_norms}");
@@ -197,16 +249,8 @@ fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
     let (n_tokens, n_slots, width) = (slots.len(), 12, (q + 2 * kv) * dim);
     let qkv = gpu.elements(element, n_tokens * width, 2.0);
     let angles = gpu.numbers(n_tokens * dim / 2, 3.0);
-    let turns = |token: usize| &angles[token * dim / 2..(token + 1) * dim / 2];
-    let rotations: Vec<f32> = (0..n_tokens)
-        .flat_map(|token| {
-            let (cosines, sines) = (turns(token).iter(), turns(token).iter());
-            cosines
-                .map(|a| a.cos())
-                .chain(sines.map(|a| a.sin()))
-                .collect::<Vec<_>>()
-        })
-        .collect();
+    let turns = angles.chunks_exact(dim / 2);
+    let rotations: Vec<f32> = turns.flat_map(cosines_and_sines).collect();
     let norms = [gpu.numbers(dim, 1.5), gpu.numbers(dim, 1.5)];
     let norm_lists = [gpu.upload(&norms[0]), gpu.upload(&norms[1])];
     let norm = |which: usize| {
@@ -236,56 +280,32 @@ fn check_rope_store(element: ElementType, heads: Heads, with_norms: bool) {
     // SAFETY: see the module `twins`.
     unsafe { rope_store.launch(&gpu.stream, &params, n_tokens as u32) }.unwrap();
 
-    let head = |token: usize, head: usize| {
-        let first = token * width + head * dim;
-        &qkv.values[first..first + dim]
+    let rotated = Rotated {
+        heads,
+        qkv: &qkv.values,
+        rotations: &rotations,
+        norms: with_norms.then_some(&norms),
     };
-    let turned = |token: usize, index: usize, norm: &[f32]| -> Vec<f64> {
-        let row = head(token, index);
-        let row = if with_norms {
-            normed(row, norm)
-        } else {
-            row.to_vec()
-        };
-        let at = |i: usize| f64::from(rotations[token * dim + i]);
-        let half = dim / 2;
-        let low = (0..half).map(|i| row[i] * at(i) - row[half + i] * at(half + i));
-        let high = (0..half).map(|i| row[half + i] * at(i) + row[i] * at(half + i));
-        low.chain(high).collect()
-    };
-    let expected: Vec<f64> = (0..n_tokens)
-        .flat_map(|token| (0..q).map(move |index| (token, index)))
-        .flat_map(|(token, index)| turned(token, index, &norms[0]))
-        .collect();
+    let expected = rotated.queries(n_tokens);
     let tolerance = relative(element);
     // Of a difference of two products of nearly the same size.
     let absolute = 12.0 * tolerance.min(1e-6);
-    assert_close(
-        &what,
-        &gpu.read(&out, &what),
-        &expected,
-        absolute,
-        tolerance,
-    );
+    let got = gpu.read(&out, &what);
+    assert_close(&what, &got, &expected, absolute, tolerance);
     let (keys, values) = (gpu.read(&pools[0], &what), gpu.read(&pools[1], &what));
     for slot in 0..n_slots {
         let place = slot * kv * dim..(slot + 1) * kv * dim;
-        let token = slots.iter().position(|of| *of as usize == slot && slot > 0);
-        let Some(token) = token else {
-            let untouched = keys[place.clone()].iter().chain(&values[place]);
-            assert!(
-                untouched.into_iter().all(|x| x.is_nan()),
-                "{what}, slot {slot}"
-            );
+        let (keys, values) = (&keys[place.clone()], &values[place]);
+        let Some(token) = slots.iter().position(|of| *of == slot as u32 && slot > 0) else {
+            let is_untouched = keys.iter().chain(values).all(|x| x.is_nan());
+            assert!(is_untouched, "{what}, slot {slot}");
             continue;
         };
-        let expected: Vec<f64> = (0..kv)
-            .flat_map(|index| turned(token, q + index, &norms[1]))
-            .collect();
-        assert_close(&what, &keys[place.clone()], &expected, absolute, tolerance);
-        let expected: Vec<f64> = (0..kv)
-            .flat_map(|index| head(token, q + kv + index).to_vec())
-            .collect();
-        assert_close(&what, &values[place], &expected, 0.0, 0.0);
+        let key = |index| rotated.key(token, index);
+        let expected: Vec<f64> = (0..kv).flat_map(key).collect();
+        assert_close(&what, keys, &expected, absolute, tolerance);
+        let value = |index| rotated.head(token, q + kv + index).to_vec();
+        let expected: Vec<f64> = (0..kv).flat_map(value).collect();
+        assert_close(&what, values, &expected, 0.0, 0.0);
     }
 }

@@ -14,27 +14,53 @@ pub(super) const BODY_BYTES: usize = 2 * MIB;
 /// Maximum memory for each of their bytes: token ids of two bytes are read into four, copied once into a shared list.
 const MOST_PER_BYTE: usize = 10;
 
+/// Fields of `/generate`.
+const NATIVE: [&str; 12] = [
+    "text",
+    "input_ids",
+    "sampling_params",
+    "return_logprob",
+    "token_ids_logprob",
+    "stream",
+    "rid",
+    "extra_key",
+    "image_data",
+    "priority",
+    "nobody_knows",
+    "waiting_timeout",
+];
+/// Fields of its `sampling_params`.
+const SAMPLING: [&str; 7] = [
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "temperature",
+    "n",
+    "regex",
+    "nobody_knows",
+];
+/// Fields of `/v1/chat/completions`.
+const CHAT: [&str; 11] = [
+    "messages",
+    "chat_template_kwargs",
+    "tools",
+    "modalities",
+    "response_format",
+    "stream_options",
+    "stop",
+    "logit_bias",
+    "model",
+    "extra_body",
+    "nobody_knows",
+];
+
 #[test]
 fn lists_of_zeros_take_little_more_than_their_text_wherever_they_stand() {
     let server = ChildServer::start(&["--workers", "1"]);
     let zeros = format!("[{}0]", "0,".repeat(BODY_BYTES / 2));
     let lists = format!("[{}[]]", "[],".repeat(BODY_BYTES / 3));
     let fields = format!("{{{}\"a\":0}}", "\"a\":0,".repeat(BODY_BYTES / 6));
-    let native = [
-        "text",
-        "input_ids",
-        "sampling_params",
-        "return_logprob",
-        "token_ids_logprob",
-        "stream",
-        "rid",
-        "extra_key",
-        "image_data",
-        "priority",
-        "nobody_knows",
-        "waiting_timeout",
-    ];
-    for name in native {
+    for name in NATIVE {
         for value in [&zeros, &lists, &fields] {
             let prompt = if matches!(name, "text" | "input_ids") {
                 "x"
@@ -45,33 +71,13 @@ fn lists_of_zeros_take_little_more_than_their_text_wherever_they_stand() {
             bounded(&server, "/generate", &body, name);
         }
     }
-    for name in [
-        "stop",
-        "stop_token_ids",
-        "logit_bias",
-        "temperature",
-        "n",
-        "regex",
-        "nobody_knows",
-    ] {
+    for name in SAMPLING {
         let body = format!(
             "{{\"text\": [\"a\", \"b\"], \"sampling_params\": {{\"{name}\": {zeros}}}, \"stream\": 5}}"
         );
         bounded(&server, "/generate", &body, name);
     }
-    for name in [
-        "messages",
-        "chat_template_kwargs",
-        "tools",
-        "modalities",
-        "response_format",
-        "stream_options",
-        "stop",
-        "logit_bias",
-        "model",
-        "extra_body",
-        "nobody_knows",
-    ] {
+    for name in CHAT {
         let messages = if name == "messages" { "x" } else { "messages" };
         for value in [&zeros, &lists, &fields] {
             let chat = "[{\"role\": \"user\", \"content\": \"a\"}]";

@@ -33,11 +33,27 @@ fn refused(server: &ChildServer, path: &str, body: &Value, words: &str) {
     assert!(text.contains(words) && text.len() < 1000, "{text}");
 }
 
+fn zeros() -> Vec<u32> {
+    vec![0; 20_000]
+}
+
+fn biases() -> Map<String, Value> {
+    Map::from_iter((0..20_000).map(|token| (token.to_string(), json!(1))))
+}
+
+/// The bodies are refused with the words, and take no more memory than a few lists.
+fn check_refused<const N: usize>(path: &str, table: [(Value, &str); N]) {
+    let server = ChildServer::start(&["--workers", "1"]);
+    for (body, words) in table {
+        let growth = server.growth_bytes(|| refused(&server, path, &body, words));
+        assert!(growth < 8 * MIB, "{words}: {growth} bytes");
+    }
+}
+
 #[test]
 fn lists_of_a_batch_are_bounded_before_they_are_multiplied() {
-    let server = ChildServer::start(&["--workers", "1"]);
-    let zeros = vec![0; 20_000];
-    let biases = Map::from_iter((0..20_000).map(|token| (token.to_string(), json!(1))));
+    let zeros = zeros();
+    let biases = biases();
     let sampling = |fields: Value| batch(json!({ "sampling_params": fields }));
     let table = [
         (
@@ -86,10 +102,13 @@ fn lists_of_a_batch_are_bounded_before_they_are_multiplied() {
             "extra_key has 40000 bytes, limit is 256",
         ),
     ];
-    for (body, words) in table {
-        let growth = server.growth_bytes(|| refused(&server, "/generate", &body, words));
-        assert!(growth < 8 * MIB, "{words}: {growth} bytes");
-    }
+    check_refused("/generate", table);
+}
+
+#[test]
+fn lists_of_a_completion_are_bounded_before_they_are_multiplied() {
+    let zeros = zeros();
+    let biases = biases();
     let completion = |name: &str, value: Value| json!({"prompt": vec!["a"; PROMPTS], name: value});
     let table = [
         (
@@ -109,10 +128,7 @@ fn lists_of_a_batch_are_bounded_before_they_are_multiplied() {
             "echo of 128 samples",
         ),
     ];
-    for (body, words) in table {
-        let growth = server.growth_bytes(|| refused(&server, "/v1/completions", &body, words));
-        assert!(growth < 8 * MIB, "{words}: {growth} bytes");
-    }
+    check_refused("/v1/completions", table);
 }
 
 #[test]

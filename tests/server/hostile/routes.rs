@@ -167,49 +167,50 @@ fn check_refusal(response: &Response, what: &str) {
     }
 }
 
-#[test]
-fn numbers_at_the_edges_are_refused_by_name() {
-    let world = World::new();
-    let vector = |value: &str| format!("[[{}{value}]]", "0.5,".repeat(63));
-    let table: Vec<(&str, String, &str)> = [
-        (
-            "/v1/embeddings",
-            r#""input": "a", "dimensions": "#,
-            "dimensions",
-        ),
-        (
-            "/v1/embeddings",
-            r#""input": "a", "encoding_format": "#,
-            "encoding_format",
-        ),
-        (
-            "/v1/score",
-            r#""query": "a", "items": ["b"], "label_token_ids": "#,
-            "label_token_ids",
-        ),
-        (
-            "/open_session",
-            r#""capacity_of_str_len": "#,
-            "capacity_of_str_len",
-        ),
-        (
-            "/v1/messages",
-            r#""messages": [{"role": "user", "content": "a"}], "max_tokens": "#,
-            "max_tokens",
-        ),
-        (
-            "/v1/responses",
-            r#""input": "a", "max_output_tokens": "#,
-            "max_output_tokens",
-        ),
-        (
-            "/v1/responses",
-            r#""input": "a", "top_logprobs": "#,
-            "top_logprobs",
-        ),
-    ]
-    .into_iter()
-    .flat_map(|(path, start, name)| {
+/// A route, a body, and the field that the error names.
+type Refused = (&'static str, String, &'static str);
+
+/// Routes, the begin of a body, and the name of the number that follows.
+const NUMBERS: [(&str, &str, &str); 7] = [
+    (
+        "/v1/embeddings",
+        r#""input": "a", "dimensions": "#,
+        "dimensions",
+    ),
+    (
+        "/v1/embeddings",
+        r#""input": "a", "encoding_format": "#,
+        "encoding_format",
+    ),
+    (
+        "/v1/score",
+        r#""query": "a", "items": ["b"], "label_token_ids": "#,
+        "label_token_ids",
+    ),
+    (
+        "/open_session",
+        r#""capacity_of_str_len": "#,
+        "capacity_of_str_len",
+    ),
+    (
+        "/v1/messages",
+        r#""messages": [{"role": "user", "content": "a"}], "max_tokens": "#,
+        "max_tokens",
+    ),
+    (
+        "/v1/responses",
+        r#""input": "a", "max_output_tokens": "#,
+        "max_output_tokens",
+    ),
+    (
+        "/v1/responses",
+        r#""input": "a", "top_logprobs": "#,
+        "top_logprobs",
+    ),
+];
+
+fn no_numbers() -> impl Iterator<Item = Refused> {
+    NUMBERS.into_iter().flat_map(|(path, start, name)| {
         // The length of an answer has no separate limit.
         let large = if name.starts_with("max_") {
             "[]"
@@ -219,7 +220,15 @@ fn numbers_at_the_edges_are_refused_by_name() {
         let values = ["-1", "1.5", "{}", "\"a\"", large];
         values.map(|value| (path, format!("{{{start}{value}}}"), name))
     })
-    .chain([
+}
+
+/// A vector that ends with the value.
+fn vector(value: &str) -> String {
+    format!("[[{}{value}]]", "0.5,".repeat(63))
+}
+
+fn numbers_out_of_range() -> impl Iterator<Item = Refused> {
+    let bodies = [
         (
             "/v1/embeddings",
             r#"{"input": "a", "dimensions": 0}"#.to_owned(),
@@ -278,9 +287,14 @@ fn numbers_at_the_edges_are_refused_by_name() {
             format!(r#"{{"input_embeds": {}}}"#, vector("\"NaN\"")),
             "input_embeds",
         ),
-    ])
-    .collect();
-    for (path, body, name) in table {
+    ];
+    bodies.into_iter()
+}
+
+#[test]
+fn numbers_at_the_edges_are_refused_by_name() {
+    let world = World::new();
+    for (path, body, name) in no_numbers().chain(numbers_out_of_range()) {
         let refused = post_text(world.addr, path, &body);
         let text = &refused.body;
         assert_eq!(refused.status, 400, "{path} {body:.120}: {text}");

@@ -199,17 +199,8 @@ impl NaiveStore {
                 namespace,
                 tokens,
             } => {
-                let there = self.chain(&namespace, &tokens);
-                let blocks = self.usable(&namespace, &tokens, 0..there);
-                let miss = self.gone_behind(&namespace, &tokens, there);
-                let miss = miss.filter(|_| blocks == there);
+                let found = self.found(&namespace, &tokens);
                 self.asked.insert(seq, (namespace, tokens));
-                let found = PrefixFound {
-                    path: Arc::default(),
-                    blocks,
-                    worth: if self.is_slow { 0 } else { blocks },
-                    miss,
-                };
                 scheduler.prefix_found(seq, found);
             }
             StoreOrder::Fetch {
@@ -262,6 +253,18 @@ impl NaiveStore {
                 scheduler.blocks_written(&[ticket], kept);
             }
             StoreOrder::Discard { .. } => unreachable!("it was carried out at once"),
+        }
+    }
+
+    fn found(&self, namespace: &Namespace, tokens: &[u32]) -> PrefixFound {
+        let there = self.chain(namespace, tokens);
+        let blocks = self.usable(namespace, tokens, 0..there);
+        let miss = self.gone_behind(namespace, tokens, there);
+        PrefixFound {
+            path: Arc::default(),
+            blocks,
+            worth: if self.is_slow { 0 } else { blocks },
+            miss: miss.filter(|_| blocks == there),
         }
     }
 
