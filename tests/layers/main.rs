@@ -2,6 +2,7 @@
 //! ARCHITECTURE.md's tables allow. The source is read as text: nothing of the engine is linked.
 
 mod circles;
+mod functions;
 mod imports_of_files;
 mod words;
 
