@@ -164,6 +164,7 @@ impl Life {
                 let opening = self.ask.opening().len();
                 let expected = self.natural_output();
                 let expected = if expected.len() == opening {
+                    // The opening is delivered with the first token after it.
                     &[]
                 } else {
                     expected

@@ -50,9 +50,9 @@ impl Arena {
         let fitting = free.ranges.iter().position(|range| range.1 >= bytes)?;
         let (offset, len) = free.ranges[fitting];
         if len == bytes {
-            drop(free.ranges.remove(fitting))
+            free.ranges.remove(fitting);
         } else {
-            free.ranges[fitting] = (offset + bytes, len - bytes)
+            free.ranges[fitting] = (offset + bytes, len - bytes);
         }
         Some(Part {
             offset,

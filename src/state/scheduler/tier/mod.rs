@@ -386,9 +386,10 @@ impl Tier {
         }
         for ticket in copies.loads {
             if is_good {
-                drop(self.end_ready(ticket))
+                // The executor has returned the buffers.
+                self.end_ready(ticket);
             } else {
-                self.discard_ready(ticket)
+                self.discard_ready(ticket);
             }
         }
     }

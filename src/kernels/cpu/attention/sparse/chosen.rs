@@ -238,6 +238,7 @@ impl<F: FloatKv> Work<'_, F> {
         if is_first {
             total.copy_from_slice(span)
         } else {
+            // SAFETY: `dispatch` detected the instruction set.
             unsafe { merge::<S>(total, span) }
         }
     }
