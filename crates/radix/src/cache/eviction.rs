@@ -1,8 +1,14 @@
-//! Which cached node goes first: the eviction policies, one line each, in one table.
+//! Which cached node goes first: the eviction policies, one row each, in one table.
+//!
+//! Most policies are a key of a node's use. A policy with state of its own is a [`QueuePolicy`].
+
+pub mod queues;
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use queues::QueuePolicy;
 
 /// The facts that a policy may look at. Times are readings of the tree's logical clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,16 +78,21 @@ impl<F: Fn(&NodeUse, &EvictionParameters) -> EvictionKey + Sync> RankNode for F 
     }
 }
 
-/// An eviction policy: a name, a ranking and its parameters.
+/// An eviction policy: a name, an order and its parameters.
 #[derive(Clone, Copy)]
 pub struct EvictionPolicy {
     name: &'static str,
-    trend: KeyTrend,
-    rank: &'static dyn RankNode,
+    order: Order,
     parameters: EvictionParameters,
 }
 
-const POLICIES: [EvictionPolicy; 8] = [
+#[derive(Clone, Copy)]
+enum Order {
+    Key(KeyTrend, &'static dyn RankNode),
+    Queues(fn() -> Box<dyn QueuePolicy>),
+}
+
+const POLICIES: &[EvictionPolicy] = &[
     policy(
         "lru",
         KeyTrend::Grows,
@@ -146,8 +157,7 @@ const fn policy(
 ) -> EvictionPolicy {
     EvictionPolicy {
         name,
-        trend,
-        rank,
+        order: Order::Key(trend, rank),
         parameters: EvictionParameters::DEFAULT,
     }
 }
@@ -157,6 +167,15 @@ const fn time(reading: u64) -> i64 {
 }
 
 impl EvictionPolicy {
+    /// A policy that keeps queues; `make` returns one for a tree without nodes.
+    pub const fn with_queues(name: &'static str, make: fn() -> Box<dyn QueuePolicy>) -> Self {
+        Self {
+            name,
+            order: Order::Queues(make),
+            parameters: EvictionParameters::DEFAULT,
+        }
+    }
+
     /// Returns the policy called `name`.
     ///
     /// # Errors
@@ -190,12 +209,26 @@ impl EvictionPolicy {
 
     /// How keys move under use.
     pub fn trend(self) -> KeyTrend {
-        self.trend
+        match self.order {
+            Order::Key(trend, _) => trend,
+            Order::Queues(_) => KeyTrend::Grows,
+        }
     }
 
-    /// Returns the node's place in the order: the smallest goes first.
+    /// Returns the node's place in the order: the smallest goes first. Queues order nodes without keys: all have one.
     pub fn key(self, node: &NodeUse) -> EvictionKey {
-        self.rank.key(node, &self.parameters)
+        match self.order {
+            Order::Key(_, rank) => rank.key(node, &self.parameters),
+            Order::Queues(_) => (0, 0),
+        }
+    }
+
+    /// Makes the policy's state for a tree, if it keeps queues.
+    pub fn queues(self) -> Option<Box<dyn QueuePolicy>> {
+        match self.order {
+            Order::Key(..) => None,
+            Order::Queues(make) => Some(make()),
+        }
     }
 }
 

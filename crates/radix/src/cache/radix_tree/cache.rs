@@ -57,7 +57,12 @@ impl PrefixCache for RadixTree {
     }
 
     fn set_eviction_policy(&mut self, policy: EvictionPolicy) {
+        let identity = |policy: EvictionPolicy| (policy.name(), policy.parameters());
+        if identity(policy) == identity(self.policy) {
+            return;
+        }
         self.policy = policy;
+        self.fill_queues();
         self.rebuild_victims();
     }
 
@@ -199,6 +204,7 @@ impl PrefixCache for RadixTree {
         self.roots = FxHashMap::default();
         self.root_names = FxHashMap::default();
         self.victims = Victims::default();
+        self.fill_queues();
         if let Some(states) = &mut self.states {
             states.clear();
         }

@@ -4,6 +4,8 @@
 //! be smaller than the node's key by now. A match therefore writes nothing but the node. A leaf that comes up too early
 //! is put back at its true place, at most once for every use since; a node that is locked or has children is dropped
 //! and offered again when that ends.
+//!
+//! A policy with queues has such an order for each of them, and its nodes' keys are their places (`queues.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -35,7 +37,7 @@ pub(super) struct Victims {
 
 impl Victims {
     #[inline(always)]
-    fn push(&mut self, (key, node): Entry) {
+    pub(super) fn push(&mut self, (key, node): Entry) {
         if key < self.last && !self.ascending.is_empty() {
             self.others.push(Reverse((key, node)));
         } else {
@@ -46,7 +48,7 @@ impl Victims {
 
     /// The next candidate. `key_of` returns the key of a queued node, or nothing if it has to leave its place anyway.
     #[inline(always)]
-    fn pop(&mut self, key_of: impl FnOnce(u32) -> Option<EvictionKey>) -> Option<u32> {
+    pub(super) fn pop(&mut self, key_of: impl FnOnce(u32) -> Option<EvictionKey>) -> Option<u32> {
         if let Some(Reverse((other, _))) = self.others.peek() {
             let is_first = match self.ascending.front() {
                 Some(&queued) => key_of(queued).is_some_and(|key| *other < key),
@@ -66,7 +68,7 @@ impl Victims {
         self.ascending.iter().take(self.n_fetched).copied()
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.n_fetched = 0;
         self.ascending.clear();
         self.others.clear();
@@ -116,7 +118,10 @@ impl RadixTree {
 
     #[inline(always)]
     fn evict_leaf(&mut self) -> Option<Edge> {
-        let leaf = self.next_victim()?;
+        let leaf = match self.next_victim() {
+            Some(leaf) => leaf,
+            None => self.next_in_queues()?,
+        };
         if self.notes.is_some() {
             self.note_eviction(leaf);
         }
@@ -129,6 +134,7 @@ impl RadixTree {
             windows.drop_of(leaf);
         }
         self.evictable_tokens -= removed.edge.len();
+        self.recount_queued(leaf);
         if removed.shares_buffer || removed.is_last {
             self.tidy_above(removed.parent, removed.shares_buffer);
         }
@@ -145,7 +151,9 @@ impl RadixTree {
     /// Puts a leaf that was just made into the order.
     #[inline(always)]
     pub(super) fn offer_new(&mut self, leaf: u32, usage: &NodeUse) {
-        if self.policy.trend() == KeyTrend::Grows {
+        if self.queues.is_some() {
+            self.enqueue(leaf);
+        } else if self.policy.trend() == KeyTrend::Grows {
             self.arena[leaf].is_queued = true;
             let key = match self.states {
                 None => self.policy.key(usage),
@@ -156,13 +164,20 @@ impl RadixTree {
     }
 
     #[inline(never)]
-    fn enqueue(&mut self, index: u32) {
+    pub(super) fn enqueue(&mut self, index: u32) {
         let node = &mut self.arena[index];
         if node.is_evictable() && !node.is_queued {
             node.is_queued = true;
             node.is_used_since = false;
-            let key = self.rank(index);
-            self.victims.push((key, index));
+            // No policy ranks leaves without a state: they are the first victims.
+            let is_usable = self.is_usable(index);
+            match &mut self.queues {
+                Some(queues) if is_usable => queues.push(index),
+                _ => {
+                    let key = self.rank(index);
+                    self.victims.push((key, index));
+                }
+            }
         }
     }
 
@@ -176,6 +191,9 @@ impl RadixTree {
     pub(super) fn rebuild_victims(&mut self) {
         self.order_is_stale = false;
         self.victims.clear();
+        if let Some(queues) = &mut self.queues {
+            queues.clear_order();
+        }
         for index in self.arena.indices() {
             self.arena[index].is_queued = false;
             self.enqueue(index);
@@ -222,7 +240,10 @@ impl RadixTree {
         let above = &self.arena[parent];
         match (above.n_children, above.is_root()) {
             (0, true) => self.drop_root(parent),
-            (0, false) => self.enqueue(parent),
+            (0, false) => {
+                self.recount_queued(parent);
+                self.enqueue(parent);
+            }
             _ => (),
         }
     }

@@ -51,6 +51,7 @@ impl RadixTree {
         )?;
         self.check_states()?;
         self.check_windows()?;
+        self.check_queues()?;
         self.check_victims()
     }
 
@@ -117,7 +118,8 @@ impl RadixTree {
     fn check_victims(&self) -> Result<(), String> {
         let n_queued = self.arena.iter().filter(|(_, node)| node.is_queued).count();
         let (queued, others) = (self.victims.queued(), self.victims.others());
-        let n_entries = queued.len() + others.len();
+        let in_queues = self.queues.as_ref().map_or(0, |queues| queues.n_entries());
+        let n_entries = queued.len() + others.len() + in_queues;
         same(
             NO_NODE,
             "entries in the eviction order",

@@ -24,6 +24,7 @@ impl RadixTree {
             above.lock_ref += 1;
             at = above.parent;
         }
+        self.recount_queued(node);
         if self.windows.is_some() {
             self.lock_windows(node);
         }
@@ -54,6 +55,7 @@ impl RadixTree {
             }
             at = above.parent;
         }
+        self.recount_queued(node);
         self.offer(node);
     }
 

@@ -18,6 +18,7 @@ mod evict;
 mod integrity;
 mod lock;
 mod notes;
+mod queues;
 mod saving;
 mod states;
 mod windows;
@@ -35,6 +36,7 @@ use arena::{Arena, NO_NODE, Node, Past};
 use changes::Changes;
 use evict::Victims;
 use notes::Notes;
+use queues::Queues;
 use saving::Saves;
 use souffleur_base::ids::PageId;
 use states::States;
@@ -53,6 +55,8 @@ pub struct RadixTree {
     roots: FxHashMap<Namespace, u32>,
     root_names: FxHashMap<u32, Namespace>,
     victims: Victims,
+    /// Where the policy keeps queues.
+    queues: Option<Box<Queues>>,
     /// A split has made a key in the order too large.
     order_is_stale: bool,
     clock: u64,
@@ -176,6 +180,7 @@ impl RadixTree {
             roots: FxHashMap::default(),
             root_names: FxHashMap::default(),
             victims: Victims::default(),
+            queues: policy.queues().map(|policy| Box::new(Queues::new(policy))),
             order_is_stale: false,
             clock: 0,
             evictable_tokens: 0,
@@ -281,6 +286,7 @@ impl RadixTree {
         self.note_cut(upper, lower);
         self.split_windows(upper, lower);
         self.split_saves(upper, lower);
+        self.split_queued(upper, lower);
         let after = self.rank(lower);
         self.order_is_stale |= self.arena[lower].is_queued && after < before;
         upper
@@ -375,6 +381,7 @@ impl RadixTree {
         self.note_child(parent, leaf);
         self.note_unsaved(leaf);
         self.note_stored(leaf);
+        self.enter_queue(leaf);
         self.offer_new(leaf, &usage);
         leaf
     }

@@ -1,0 +1,53 @@
+//! Policies with state of their own: FIFO queues of nodes, which they change when eviction scans a node.
+
+use crate::cache::prefix_history::PrefixHash;
+
+/// A policy that keeps nodes in FIFO queues.
+///
+/// The tree keeps the queues. Eviction scans the unlocked leaves of a queue, the oldest first; all other nodes keep
+/// their place until they are unlocked leaves. The halves of a split node share its place and its hits: only one of
+/// them can be a leaf. When a policy replaces another one, all nodes enter its queues in the order of their creation.
+pub trait QueuePolicy: Send {
+    /// Number of queues.
+    fn n_queues(&self) -> usize;
+
+    /// Returns the queue of a node that enters the cache. `entry` is the hash of its prefix and its first page.
+    fn admit(&mut self, entry: PrefixHash) -> usize;
+
+    /// Returns the queue to scan next. `tokens` are those of the unlocked leaves of each queue. If it has none, the
+    /// tree scans the first queue that has one.
+    fn next_queue(&self, tokens: &[usize]) -> usize;
+
+    /// Decides about the oldest unlocked leaf of a queue. `tokens` are as for [`next_queue`](Self::next_queue), the
+    /// leaf's included.
+    ///
+    /// A leaf must be evicted after a bounded number of scans without hits, or eviction does not end.
+    fn scan(&mut self, leaf: ScannedLeaf, tokens: &[usize]) -> Scan;
+}
+
+/// A leaf that eviction scans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScannedLeaf {
+    /// Its queue.
+    pub queue: usize,
+    /// Requests that used it since the one that inserted it, or since its last move and the hits left then.
+    pub hits: u32,
+    /// Its tokens.
+    pub tokens: usize,
+    /// The hash of its prefix and its first page: the same when the cache gets it again.
+    pub entry: PrefixHash,
+}
+
+/// The decision about a scanned leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// The leaf is evicted.
+    Evict,
+    /// The leaf becomes the youngest of a queue, with so many hits.
+    Move {
+        /// The queue.
+        queue: usize,
+        /// The hits that it still has.
+        hits: u32,
+    },
+}
