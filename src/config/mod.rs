@@ -15,6 +15,7 @@ use crate::kernels::dtype::Quantization;
 use crate::kernels::gemm::GemmWish;
 use crate::model::loader::LoadFormat;
 use crate::model::sparsity::ChannelType;
+use crate::state::cache::eviction::EvictionPolicy;
 use crate::state::scheduler::{PREFILL_DECODE_INTERVAL, PREFILL_DECODE_INTERVAL_MIN_BS};
 pub use choices::{AttentionBackend, Device, DtypeChoice, KvCacheDtype, KvWritePolicy};
 use keys::Flag;
@@ -221,10 +222,8 @@ keys::keys! {
         /// are smaller, and fewer running requests go back to the queue (are retracted) because the KV pool is full.
         #[flag(SCHEDULING.takes("FACTOR"))]
         schedule_conservativeness: f64 = 1.0,
-        /// Order in which cached prefixes are evicted: lru, lfu, fifo, mru, filo, priority, slru or tlru.
-        ///
-        /// priority: lowest first; slru: segmented LRU; tlru: tail-optimised LRU.
-        #[flag(MEMORY.takes("POLICY"))]
+        /// Order in which cached prefixes are evicted; `config/default.toml` describes the policies.
+        #[flag(MEMORY.takes(EvictionPolicy::CHOICES))]
         radix_eviction_policy: String = "lru".to_owned(),
         /// Parameters of slru ({"protected_threshold": 2}) and tlru ({"threshold": 4096, "next_prompt_estimate": 200}).
         #[flag(MEMORY.takes("JSON").rare())]

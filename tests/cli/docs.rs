@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use souffleur::state::cache::eviction::EvictionPolicy;
+
 use super::{run, stdout};
 
 /// Documents in which every relative link and every flag is checked.
@@ -58,6 +60,30 @@ fn relative_links_lead_to_files() {
                 assert!(anchors.contains(anchor), "{}: {link}", document.display());
             }
         }
+    }
+}
+
+#[test]
+fn documents_name_every_eviction_policy() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = read(&root.join("docs/configuration.md"));
+    let row = table
+        .lines()
+        .find(|line| line.starts_with("| `--radix-eviction-policy` "));
+    let row = row.expect("the table has the flag's row");
+    let defaults = read(&root.join("config/default.toml"));
+    let comment = defaults
+        .split("\nradix_eviction_policy = ")
+        .next()
+        .and_then(|before| before.split("\n\n").last());
+    let comment = comment.expect("the key has a comment");
+    for name in EvictionPolicy::names() {
+        assert!(row.contains(&format!("`{name}`")), "{name}: {row}");
+        let words = |text: &str| {
+            text.split_whitespace()
+                .any(|word| word.trim_matches(',') == name)
+        };
+        assert!(words(comment), "config/default.toml: {name}");
     }
 }
 

@@ -5,6 +5,7 @@ use souffleur::error::RequestError;
 use souffleur::executor::fake::expected_output;
 use souffleur::ids::RequestId;
 use souffleur::request::Event;
+use souffleur::state::cache::eviction::EvictionPolicy;
 
 use super::doubles::Probe;
 use super::world::{Build, VOCAB, World, request, within};
@@ -100,8 +101,11 @@ async fn every_policy_serves_everybody_while_it_is_swapped() {
         "lof",
         "fcfs",
     ];
-    let evictions = ["slru", "tlru", "mru", "lfu"];
-    for (round, policy) in policies.into_iter().enumerate() {
+    let evictions: Vec<_> = EvictionPolicy::names().collect();
+    let n_rounds = policies.len().max(evictions.len());
+    for round in 0..n_rounds {
+        let policy = policies[round % policies.len()];
+        let eviction = evictions[round % evictions.len()];
         let generations: Vec<_> = (0..12u32)
             .map(|number| {
                 let shared = (0..40).map(|at| 1 + (number % 3 * 31 + at * 7) % 499);
@@ -111,12 +115,12 @@ async fn every_policy_serves_everybody_while_it_is_swapped() {
             })
             .collect();
         let swap = SetPolicy {
-            radix_eviction_policy: Some(evictions[round % evictions.len()].to_owned()),
+            radix_eviction_policy: Some(eviction.to_owned()),
             ..to(policy)
         };
         let answer = set(&world, swap).await.expect("they exist");
         assert_eq!(answer.schedule_policy, policy);
-        assert_eq!(answer.radix_eviction_policy, evictions[round % 4]);
+        assert_eq!(answer.radix_eviction_policy, eviction);
         for (prompt, number, generation) in generations {
             let outcome = super::world::collect(generation).await;
             super::world::assert_finished(&outcome, &prompt, 20, number.into());
@@ -138,7 +142,7 @@ async fn an_unknown_name_changes_nothing_and_is_told_the_known_ones() {
         ..to("lpm")
     };
     let unknown = set(&world, half).await.expect_err("there is no newest");
-    let known = "lru, lfu, fifo, mru, filo, priority, slru, tlru";
+    let known = EvictionPolicy::names().collect::<Vec<_>>().join(", ");
     let text = format!("radix_eviction_policy is \"newest\", must be one of {known}");
     assert_eq!(unknown, RequestError::Invalid(text));
     let stats = world.assert_whole().await;

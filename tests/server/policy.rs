@@ -1,6 +1,7 @@
 //! `POST /set_policy`.
 
 use serde_json::json;
+use souffleur::state::cache::eviction::EvictionPolicy;
 
 use crate::http::{get, post, stream};
 use crate::world::World;
@@ -20,21 +21,21 @@ fn policies_are_swapped_under_a_stream_and_shown() {
     streamed["stream"] = true.into();
     let mut running = stream(world.addr, "/generate", &streamed);
     running.next_json();
-    for (policy, eviction) in [("lpm", "tlru"), ("dfs-weight", "slru"), ("hrrn", "mru")] {
+    let policies = ["lpm", "dfs-weight", "hrrn"].into_iter().cycle();
+    for (policy, eviction) in policies.zip(EvictionPolicy::names()) {
         let swap = json!({"schedule_policy": policy, "radix_eviction_policy": eviction});
         assert_eq!(post(world.addr, "/set_policy", &swap).ok(), swap);
         assert_eq!(info("schedule_policy"), policy);
+        assert_eq!(info("radix_eviction_policy"), eviction);
         let other = post(world.addr, "/generate", &call).ok();
         assert_eq!(other["output_ids"], undisturbed["output_ids"]);
     }
     let last = running.rest().pop().expect("events");
     assert_eq!(last["output_ids"], undisturbed["output_ids"]);
-    let half = post(
-        world.addr,
-        "/set_policy",
-        &json!({"schedule_policy": "lof"}),
-    )
-    .ok();
+    let eviction = json!({"radix_eviction_policy": "mru"});
+    post(world.addr, "/set_policy", &eviction).ok();
+    let policy = json!({"schedule_policy": "lof"});
+    let half = post(world.addr, "/set_policy", &policy).ok();
     let both = json!({"schedule_policy": "lof", "radix_eviction_policy": "mru"});
     assert_eq!(half, both);
     world.wait_until_whole();
@@ -53,7 +54,7 @@ fn what_is_no_policy_is_refused_with_the_known_ones() {
         refused(&json!({"schedule_policy": "sjf"})),
         format!("schedule_policy is \"sjf\", must be one of {known}")
     );
-    let known = "lru, lfu, fifo, mru, filo, priority, slru, tlru";
+    let known = EvictionPolicy::names().collect::<Vec<_>>().join(", ");
     assert_eq!(
         refused(&json!({"schedule_policy": "lpm", "radix_eviction_policy": "arc"})),
         format!("radix_eviction_policy is \"arc\", must be one of {known}")

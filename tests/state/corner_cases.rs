@@ -9,10 +9,6 @@ use souffleur::state::pool::pages::{NodeLock, PageSize};
 
 use crate::{Held, Memory, panics};
 
-const POLICIES: [&str; 8] = [
-    "lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru",
-];
-
 fn numbers(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()
 }
@@ -185,7 +181,7 @@ fn lock_on_the_upper_half_leaves_the_lower_half_evictable() {
 
 #[test]
 fn output_can_be_evicted_without_the_prompt() {
-    for policy in POLICIES {
+    for policy in EvictionPolicy::names() {
         let mut memory = Memory::new(4, policy, 16);
         let sequence = numbers(0..22);
         memory.run_request(&sequence, 10);
@@ -281,7 +277,7 @@ fn match_of_all_but_the_last_token_leaves_one_to_compute() {
 
 #[test]
 fn eviction_takes_whole_nodes_and_goes_on_with_parents_that_became_leaves() {
-    for policy in POLICIES {
+    for policy in EvictionPolicy::names() {
         let mut memory = Memory::new(4, policy, 32);
         let base = numbers(0..8);
         memory.insert(&followed_by(&base, 100..112));
@@ -368,9 +364,13 @@ fn dropped_lock_is_counted_and_panics_in_debug_builds() {
 #[test]
 fn unknown_policy_error_lists_the_names() {
     let error = EvictionPolicy::from_name("LRU").expect_err("names are lower case");
-    let expected = "unknown eviction policy \"LRU\", choose one of lru, lfu, fifo, mru, filo, priority, slru, tlru";
+    let names: Vec<_> = EvictionPolicy::names().collect();
+    let expected = format!(
+        "unknown eviction policy \"LRU\", choose one of {}",
+        names.join(", ")
+    );
     assert_eq!(error.to_string(), expected);
-    assert_eq!(EvictionPolicy::names().collect::<Vec<_>>(), POLICIES);
+    assert_eq!(EvictionPolicy::CHOICES, names.join("|"));
     assert_eq!(EvictionPolicy::default().name(), "lru");
 }
 

@@ -14,7 +14,7 @@ use souffleur::state::pool::pages::{NodeLock, PageSize};
 
 use crate::Memory;
 use crate::chaos_load::{Chaos, Random};
-use crate::chaos_table::{N_RUNS, table};
+use crate::chaos_table::{n_runs, table};
 
 /// Requests of a run of the chaos.
 const N_REQUESTS: usize = 200;
@@ -269,7 +269,7 @@ fn the_blocks_of_a_tree_are_known_after_every_plan_of_the_chaos() {
     let (mut windows, mut states, mut cleared) = (0, 0, 0);
     let runs = table().into_iter().enumerate();
     let cached = runs.filter(|(_, mix)| mix.eviction.is_some());
-    for (number, mix) in cached.take(N_RUNS / 2) {
+    for (number, mix) in cached.take(n_runs() / 2) {
         let mut chaos = Chaos::new(mix, 7_000 + number as u64);
         windows += usize::from(chaos.world.setup.windows.is_some());
         states += usize::from(chaos.world.setup.states.is_some());

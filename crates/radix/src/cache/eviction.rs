@@ -167,6 +167,12 @@ const fn time(reading: u64) -> i64 {
 }
 
 impl EvictionPolicy {
+    /// All names, as a flag's help shows them.
+    pub const CHOICES: &str = match std::str::from_utf8(&choices::<{ choices_len() }>()) {
+        Ok(choices) => choices,
+        Err(_) => panic!("names are UTF-8"),
+    };
+
     /// A policy that keeps queues; `make` returns one for a tree without nodes.
     pub const fn with_queues(name: &'static str, make: fn() -> Box<dyn QueuePolicy>) -> Self {
         Self {
@@ -230,6 +236,32 @@ impl EvictionPolicy {
             Order::Queues(make) => Some(make()),
         }
     }
+}
+
+const fn choices_len() -> usize {
+    // One separator fewer than names.
+    let (mut len, mut at) = (POLICIES.len() - 1, 0);
+    while at < POLICIES.len() {
+        len += POLICIES[at].name.len();
+        at += 1;
+    }
+    len
+}
+
+const fn choices<const LEN: usize>() -> [u8; LEN] {
+    let mut text = [b'|'; LEN];
+    let (mut end, mut at) = (0, 0);
+    while at < POLICIES.len() {
+        let name = POLICIES[at].name.as_bytes();
+        let mut i = 0;
+        while i < name.len() {
+            text[end + i] = name[i];
+            i += 1;
+        }
+        end += name.len() + 1;
+        at += 1;
+    }
+    text
 }
 
 /// A policy as it is written.
