@@ -21,6 +21,7 @@ mod prefill_adder;
 mod prefill_pace;
 mod prefix_misses;
 mod prefix_oracle;
+mod s3fifo;
 mod scheduler_corners;
 mod scheduler_lives;
 mod scheduler_prefix_wait;

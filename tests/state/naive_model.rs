@@ -11,7 +11,7 @@ use souffleur::state::cache::prefix_cache::PrefixCache;
 use souffleur::state::cache::radix_tree::Insert;
 use souffleur::state::pool::pages::NodeLock;
 
-use crate::{Memory, deterministic_runner};
+use crate::{Memory, deterministic_runner, s3fifo};
 
 const CASES_PER_TREE: u32 = 300;
 const MAX_OPERATIONS: usize = 120;
@@ -22,7 +22,7 @@ fn tree_does_what_the_naive_model_does() {
         for page_size in [1, 4, 16, 64] {
             let operations = vec(operation(), 1..MAX_OPERATIONS);
             let outcome = deterministic_runner(CASES_PER_TREE).run(&operations, |operations| {
-                Pair::new(page_size, policy).run(&operations)
+                Pair::new(page_size, policy_of(policy, page_size as usize)).run(&operations)
             });
             outcome.unwrap_or_else(|error| panic!("{policy}, page size {page_size}: {error}"));
         }
@@ -39,7 +39,7 @@ fn next_prompt_estimate(page_size: usize) -> usize {
     page_size / 2
 }
 
-fn policy_of(name: &str, page_size: usize) -> EvictionPolicy {
+pub fn policy_of(name: &str, page_size: usize) -> EvictionPolicy {
     let policy = EvictionPolicy::from_name(name).expect("tests name policies that exist");
     policy.with_parameters(EvictionParameters {
         threshold: threshold(page_size) as u32,
@@ -48,23 +48,44 @@ fn policy_of(name: &str, page_size: usize) -> EvictionPolicy {
     })
 }
 
+/// The model of a policy with state of its own, for nodes that it knows by number.
+pub trait ModelPolicy {
+    /// The node enters the cache, or another policy ends.
+    fn enter(&mut self, node: &ModelNode, page_size: usize);
+    /// `upper` was the first part of `lower`.
+    fn split(&mut self, lower: usize, upper: usize);
+    fn hit(&mut self, number: usize);
+    /// Chooses one of the unlocked leaves, which leaves the cache.
+    fn evict(&mut self, leaves: &[&ModelNode], page_size: usize) -> usize;
+}
+
+fn model_policy(name: &str) -> Option<Box<dyn ModelPolicy>> {
+    match name {
+        "s3fifo" => Some(Box::<s3fifo::Model>::default()),
+        _ => None,
+    }
+}
+
 /// All nodes in a list, each with its whole path: no links, no indices, no incremental state.
 struct Model {
     page_size: usize,
     policy: &'static str,
+    own: Option<Box<dyn ModelPolicy>>,
     clock: i64,
+    n_numbers: usize,
     nodes: Vec<ModelNode>,
 }
 
 #[derive(Clone)]
-struct ModelNode {
-    space: usize,
-    path: Vec<u32>,
-    start: usize,
+pub struct ModelNode {
+    pub number: usize,
+    pub space: usize,
+    pub path: Vec<u32>,
+    pub start: usize,
     pages: Vec<PageId>,
     used: i64,
     created: i64,
-    hits: i64,
+    pub hits: i64,
     priority: i64,
     locks: u32,
     /// The longest key that went through it.
@@ -72,9 +93,39 @@ struct ModelNode {
 }
 
 impl Model {
+    fn new(page_size: usize, policy: &'static str) -> Self {
+        Self {
+            page_size,
+            policy,
+            own: model_policy(policy),
+            clock: 0,
+            n_numbers: 0,
+            nodes: Vec::new(),
+        }
+    }
+
+    fn set_policy(&mut self, policy: &'static str) {
+        if policy == self.policy {
+            return;
+        }
+        self.policy = policy;
+        self.own = model_policy(policy);
+        self.nodes.sort_by_key(|node| node.created);
+        for node in &self.nodes {
+            if let Some(own) = &mut self.own {
+                own.enter(node, self.page_size);
+            }
+        }
+    }
+
     fn tick(&mut self) -> i64 {
         self.clock += 1;
         self.clock
+    }
+
+    fn next_number(&mut self) -> usize {
+        self.n_numbers += 1;
+        self.n_numbers
     }
 
     fn shared(&self, node: &ModelNode, space: usize, key: &[u32]) -> usize {
@@ -117,6 +168,10 @@ impl Model {
                     .collect();
                 lower.start = end;
                 upper.created = self.tick();
+                upper.number = self.next_number();
+                if let Some(own) = &mut self.own {
+                    own.split(self.nodes[index].number, upper.number);
+                }
                 self.nodes.push(upper);
             }
         }
@@ -141,10 +196,13 @@ impl Model {
     ) -> usize {
         let key = &key[..key.len() / self.page_size * self.page_size];
         let start = self.touch(space, key).0;
-        if start < key.len() {
+        let is_new = start < key.len();
+        let new = self.n_numbers + 1;
+        if is_new {
             let (used, pages) = (self.tick(), pages[start / self.page_size..].to_vec());
             let (path, created) = (key.to_vec(), used);
             let node = ModelNode {
+                number: self.next_number(),
                 space,
                 path,
                 start,
@@ -164,8 +222,17 @@ impl Model {
             .filter(|n| n.space == space && key.starts_with(&n.path))
         {
             node.priority = node.priority.max(priority);
-            node.hits += i64::from(node.path.len() > counted);
             node.history = node.history.max(key.len());
+            if node.path.len() <= counted {
+                continue;
+            }
+            node.hits += 1;
+            if let Some(own) = self.own.as_mut().filter(|_| node.number != new || !is_new) {
+                own.hit(node.number);
+            }
+        }
+        if let (Some(own), Some(leaf)) = (&mut self.own, self.nodes.last().filter(|_| is_new)) {
+            own.enter(leaf, self.page_size);
         }
         start
     }
@@ -193,7 +260,16 @@ impl Model {
             };
             let leaves = (0..self.nodes.len())
                 .filter(|&i| self.nodes[i].locks == 0 && is_leaf(&self.nodes[i]));
-            let Some(victim) = leaves.min_by_key(|&i| self.key(&self.nodes[i])) else {
+            let leaves: Vec<usize> = leaves.collect();
+            let victim = match &mut self.own {
+                Some(own) if !leaves.is_empty() => {
+                    let leaves: Vec<_> = leaves.iter().map(|&i| &self.nodes[i]).collect();
+                    let number = own.evict(&leaves, self.page_size);
+                    self.nodes.iter().position(|node| node.number == number)
+                }
+                _ => leaves.into_iter().min_by_key(|&i| self.key(&self.nodes[i])),
+            };
+            let Some(victim) = victim else {
                 break;
             };
             freed.extend(self.nodes.swap_remove(victim).pages);
@@ -226,7 +302,7 @@ impl Model {
 }
 
 #[derive(Clone, Debug)]
-enum Operation {
+pub enum Operation {
     Insert(Key, i64, usize),
     Match(Key),
     Peek(Key),
@@ -238,10 +314,10 @@ enum Operation {
 
 /// Few symbols and few lengths, so that keys share prefixes, end inside pages and inside nodes.
 #[derive(Clone, Debug)]
-struct Key {
-    space: usize,
-    symbols: Vec<u32>,
-    cut: usize,
+pub struct Key {
+    pub space: usize,
+    pub symbols: Vec<u32>,
+    pub cut: usize,
 }
 
 impl Key {
@@ -278,7 +354,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-struct Pair {
+/// The tree and its model.
+pub struct Pair {
     memory: Memory,
     model: Model,
     spaces: [Namespace; 3],
@@ -286,22 +363,17 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(page_size: u32, policy: &'static str) -> Self {
+    pub fn new(page_size: u32, policy: EvictionPolicy) -> Self {
         let spaces = [(None, None), (Some("lora"), None), (None, Some("salt"))];
         Self {
-            memory: Memory::with_policy(page_size, policy_of(policy, page_size as usize), 4_000),
-            model: Model {
-                page_size: page_size as usize,
-                policy,
-                clock: 0,
-                nodes: Vec::new(),
-            },
+            memory: Memory::with_policy(page_size, policy, 4_000),
+            model: Model::new(page_size as usize, policy.name()),
             spaces: spaces.map(|(extra_key, salt)| Namespace::new(extra_key, salt)),
             locks: Vec::new(),
         }
     }
 
-    fn run(mut self, operations: &[Operation]) -> Result<(), TestCaseError> {
+    pub fn run(mut self, operations: &[Operation]) -> Result<(), TestCaseError> {
         for operation in operations {
             self.apply(operation);
             let tree = &self.memory.tree;
@@ -361,7 +433,7 @@ impl Pair {
             }
             Operation::SetPolicy(number) => {
                 let names: Vec<_> = EvictionPolicy::names().collect();
-                model.policy = names[number % names.len()];
+                model.set_policy(names[number % names.len()]);
                 memory
                     .tree
                     .set_eviction_policy(policy_of(model.policy, page_size));

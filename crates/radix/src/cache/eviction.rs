@@ -3,6 +3,7 @@
 //! Most policies are a key of a node's use. A policy with state of its own is a [`QueuePolicy`].
 
 pub mod queues;
+mod s3fifo;
 
 use std::fmt;
 
@@ -140,6 +141,7 @@ const POLICIES: &[EvictionPolicy] = &[
             (-i64::from(is_beyond_budget(n, p)), time(n.last_access))
         },
     ),
+    EvictionPolicy::with_queues("s3fifo", || Box::<s3fifo::S3Fifo>::default()),
 ];
 
 /// Tail-optimised LRU (Zhang et al. 2025, arXiv:2510.15152): a conversation whose next turn would still have at most

@@ -1,0 +1,102 @@
+//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
+//!
+//! A new node enters the small queue. When eviction scans it there, it moves to the main queue if more than one request
+//! has used it (`freq > 1`, as in the paper's Algorithm 1; its hits start again from 0, as in section 4.1), and is
+//! evicted otherwise. The main queue reinserts a node with one hit fewer as long as it has any. The ghost queue
+//! remembers nodes that the small queue evicted: a node that returns enters the main queue.
+//!
+//! Sizes are in tokens. The small queue is scanned while it has a tenth of the tokens that could be evicted at once,
+//! the unlocked leaves: a prefix with children cannot leave the cache and takes no part. The ghosts stand for as many
+//! tokens as the other nine tenths.
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+
+use super::queues::{QueuePolicy, Scan, ScannedLeaf};
+use crate::cache::prefix_history::PrefixHash;
+
+const SMALL: usize = 0;
+const MAIN: usize = 1;
+/// The small queue has one part in so many.
+const SMALL_PART: usize = 10;
+/// The frequency has two bits.
+const MAX_FREQUENCY: u32 = 3;
+
+#[derive(Default)]
+pub(super) struct S3Fifo {
+    ghosts: Ghosts,
+}
+
+impl QueuePolicy for S3Fifo {
+    fn n_queues(&self) -> usize {
+        2
+    }
+
+    fn admit(&mut self, entry: PrefixHash) -> usize {
+        if self.ghosts.take(entry) { MAIN } else { SMALL }
+    }
+
+    fn next_queue(&self, tokens: &[usize]) -> usize {
+        if tokens[SMALL] >= (tokens[SMALL] + tokens[MAIN]).div_ceil(SMALL_PART) {
+            SMALL
+        } else {
+            MAIN
+        }
+    }
+
+    fn scan(&mut self, leaf: ScannedLeaf, tokens: &[usize]) -> Scan {
+        match (leaf.queue, leaf.hits.min(MAX_FREQUENCY)) {
+            (SMALL, 0 | 1) => {
+                let all = tokens[SMALL] + tokens[MAIN];
+                self.ghosts.add(leaf, all - all / SMALL_PART);
+                Scan::Evict
+            }
+            (SMALL, _) => Scan::Move {
+                queue: MAIN,
+                hits: 0,
+            },
+            (_, 0) => Scan::Evict,
+            (_, frequency) => Scan::Move {
+                queue: MAIN,
+                hits: frequency - 1,
+            },
+        }
+    }
+}
+
+/// Evicted nodes, the oldest first. One that returns keeps its place in the queue, as with the paper's timestamps.
+#[derive(Default)]
+struct Ghosts {
+    /// Each with its tokens.
+    queue: VecDeque<(PrefixHash, usize)>,
+    /// The number of the latest ghost of an entry, until it returns.
+    numbers: FxHashMap<PrefixHash, u64>,
+    /// Ghosts that were ever in the queue.
+    n_added: u64,
+    tokens: usize,
+}
+
+impl Ghosts {
+    fn take(&mut self, entry: PrefixHash) -> bool {
+        self.numbers.remove(&entry).is_some()
+    }
+
+    /// Adds a leaf and forgets the oldest ghosts beyond `limit` tokens.
+    fn add(&mut self, leaf: ScannedLeaf, limit: usize) {
+        self.numbers.insert(leaf.entry, self.n_added);
+        self.queue.push_back((leaf.entry, leaf.tokens));
+        self.n_added += 1;
+        self.tokens += leaf.tokens;
+        while self.tokens > limit {
+            let number = self.n_added - self.queue.len() as u64;
+            let Some((entry, tokens)) = self.queue.pop_front() else {
+                return;
+            };
+            self.tokens -= tokens;
+            if self.numbers.get(&entry) == Some(&number) {
+                self.numbers.remove(&entry);
+            }
+        }
+    }
+}
