@@ -3,6 +3,7 @@
 use souffleur::server::{ApiKey, ServerConfig};
 
 use crate::http::{Response, get, send};
+use crate::routes::{self, Route};
 use crate::world::World;
 
 const KEY: &str = "sk-of-this-test";
@@ -17,40 +18,15 @@ const OPEN: [&str; 7] = [
     "/docs/page.js",
 ];
 
-/// A method and a path.
-type Route = (String, String);
-
-/// All routes that the server mounts, from the document that is made of their table.
-fn routes(world: &World) -> Vec<Route> {
-    let document = get(world.addr, "/openapi.json").ok();
-    let paths = document["paths"].as_object().expect("paths").iter();
-    let routes = paths.flat_map(|(path, item)| {
-        let path = filled(path);
-        let methods = item.as_object().expect("methods").keys();
-        methods.map(move |method| (method.to_uppercase(), path.clone()))
-    });
-    routes.collect()
-}
-
-/// The path with a value for each of its parameters.
-fn filled(path: &str) -> String {
-    let parts = path.split('/').map(|part| match part {
-        "{file}" => "page.js",
-        part if part.starts_with('{') => "some",
-        part => part,
-    });
-    parts.collect::<Vec<_>>().join("/")
-}
-
 fn keyed(config: &mut ServerConfig) {
     config.api_key = Some(ApiKey::new(KEY).expect("it is printable"));
 }
 
 /// Asks with these headers, and an empty object as the body.
-fn ask(world: &World, (method, path): &Route, headers: &str) -> Response {
+fn ask(world: &World, start: &str, headers: &str) -> Response {
     let addr = world.addr;
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n{headers}\
+        "{start} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n{headers}\
          Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}"
     );
     send(addr, &request)
@@ -79,19 +55,17 @@ fn check_refused(response: &Response, what: &str) {
 #[test]
 fn only_open_routes_are_served_without_the_key() {
     let world = World::with(|_, server| keyed(server));
-    let routes = routes(&world);
+    let routes = routes::all(world.addr);
+    let is_open = |route: &Route| route.method == "GET" && OPEN.contains(&route.path.as_str());
+    let n_open = routes.iter().filter(|route| is_open(route)).count();
+    assert_eq!(n_open, OPEN.len(), "{routes:?}");
     for path in OPEN {
-        let open = ("GET".to_owned(), path.to_owned());
-        assert!(routes.contains(&open), "{path}");
         assert_eq!(get(world.addr, path).status, 200, "{path}");
     }
-    let closed = routes
-        .iter()
-        .filter(|(_, path)| !OPEN.contains(&path.as_str()));
+    let closed = routes.iter().filter(|route| !is_open(route));
     // A path's methods are hidden as well.
-    let hidden = ("GET".to_owned(), "/generate".to_owned());
-    for route in closed.chain([&hidden]) {
-        let what = format!("{route:?}");
+    let hidden = "GET /generate".to_owned();
+    for what in closed.map(Route::start).chain([hidden]) {
         let bearers = [
             "Bearer",
             "Bearer sk-of-another",
@@ -108,10 +82,10 @@ fn only_open_routes_are_served_without_the_key() {
         let both = |key: &str| authorization("none") + &format!("x-api-key: {key}\r\n");
         let wrong = bearers.map(authorization).into_iter().chain(keys.map(both));
         for headers in wrong.chain([String::new()]) {
-            check_refused(&ask(&world, route, &headers), &what);
+            check_refused(&ask(&world, &what, &headers), &what);
         }
         for headers in [both(KEY), authorization(&format!("Bearer {KEY}"))] {
-            assert_ne!(ask(&world, route, &headers).status, 401, "{what}");
+            assert_ne!(ask(&world, &what, &headers).status, 401, "{what}");
         }
     }
     world.wait_until_whole();
@@ -121,7 +95,7 @@ fn only_open_routes_are_served_without_the_key() {
 fn the_key_opens_routes_and_is_never_shown() {
     let world = World::with(|_, server| keyed(server));
     let bearer = authorization(&format!("Bearer {KEY}"));
-    let read = |path: &str| ask(&world, &("GET".to_owned(), path.to_owned()), &bearer);
+    let read = |path: &str| ask(&world, &format!("GET {path}"), &bearer);
     let models = read("/v1/models").ok();
     assert_eq!(models["data"][0]["id"], "tiny");
     let info = read("/server_info");

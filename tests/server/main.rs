@@ -30,6 +30,7 @@ mod policy;
 mod request_ids;
 mod responses;
 mod responses_websocket;
+mod routes;
 #[allow(dead_code, reason = "shared with the tests of clients")]
 #[path = "../common/scripted.rs"]
 mod scripted;

@@ -8,61 +8,12 @@ use souffleur::server::{ApiKey, ServerConfig};
 
 use super::child::ChildServer;
 use crate::http::{Response, connect, get, open, post, read_response, send, stream};
+use crate::routes;
 use crate::world::{World, wait_until};
 
 const KEY: &str = "sk-of-a-client";
 const ADMIN_KEY: &str = "sk-of-the-admin";
-const POSTS: [&str; 23] = [
-    "/generate",
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/tokenize",
-    "/v1/tokenize",
-    "/detokenize",
-    "/v1/detokenize",
-    "/v1/responses",
-    "/responses",
-    "/v1/responses/input_tokens",
-    "/v1/responses/resp_some/cancel",
-    "/v1/embeddings",
-    "/v1/score",
-    "/open_session",
-    "/close_session",
-    "/set_internal_state",
-    "/abort_request",
-    "/pause_generation",
-    "/continue_generation",
-    "/set_policy",
-    "/flush_cache",
-];
-const GETS: [&str; 24] = [
-    "/v1/ws/generate",
-    "/v1/responses",
-    "/responses",
-    "/v1/responses/resp_some",
-    "/v1/responses/resp_some/input_items",
-    "/v1/models",
-    "/v1/models/",
-    "/v1/models/tiny",
-    "/health",
-    "/health_generate",
-    "/ready",
-    "/metrics",
-    "/openapi.json",
-    "/docs",
-    "/docs/page.js",
-    "/debug/prefix/some",
-    "/model_info",
-    "/get_model_info",
-    "/server_info",
-    "/get_server_info",
-    "/v1/loads",
-    "/loads",
-    "/get_load",
-    "/nothing",
-];
+const NOTHING: &str = "GET /nothing";
 const EVIL: &str = "Origin: http://evil.example";
 const CHAT: &str = "Origin: https://chat.example";
 const JSON: &str = "Content-Type: application/json";
@@ -96,20 +47,20 @@ fn bearer(key: &str) -> String {
     format!("Authorization: Bearer {key}")
 }
 
-/// Every route with its method.
-fn routes() -> impl Iterator<Item = String> {
-    let posts = POSTS.into_iter().map(|path| format!("POST {path}"));
-    let gets = GETS.into_iter().map(|path| format!("GET {path}"));
-    let deletes = ["DELETE /v1/responses/resp_some".to_owned()];
-    posts.chain(gets).chain(deletes)
+/// The start of a request of every route, and of a path that has none.
+fn starts(addr: SocketAddr) -> impl Iterator<Item = String> {
+    let routes = routes::all(addr).into_iter();
+    routes
+        .map(|route| route.start())
+        .chain([NOTHING.to_owned()])
 }
 
 #[test]
 fn a_body_that_is_not_declared_as_json_is_refused_on_every_post_route() {
     let world = World::new();
     let body = json!({"text": "a", "abort_all": true, "schedule_policy": "lpm"}).to_string();
-    for path in POSTS {
-        let start = format!("POST {path}");
+    for route in routes::with_method(world.addr, "POST") {
+        let (start, path) = (route.start(), route.path.as_str());
         for kind in [
             "text/plain",
             "text/plain;charset=UTF-8",
@@ -136,8 +87,7 @@ fn a_body_that_is_not_declared_as_json_is_refused_on_every_post_route() {
             "unsupported_media_type",
             path,
         );
-        if ["/flush_cache", "/continue_generation"].contains(&path) || path.ends_with("/cancel") {
-            // They read no body.
+        if !route.takes_body {
             continue;
         }
         for kind in [
@@ -183,7 +133,7 @@ fn pages_of_other_sites_are_refused_on_every_route() {
         &[EVIL, "Sec-Fetch-Site: same-origin"],
     ];
     let swap = json!({"schedule_policy": "lpm", "abort_all": true, "text": "a"}).to_string();
-    for route in routes() {
+    for route in starts(world.addr) {
         let body = if route.starts_with("POST") {
             swap.as_str()
         } else {
@@ -244,7 +194,7 @@ fn pages_of_allowed_origins_ask_first_and_read_everything() {
         let vary = response.header("vary").unwrap_or_default().to_lowercase();
         assert!(vary.contains("origin"), "{vary}");
     }
-    for route in routes().filter(|route| !route.ends_with("/nothing")) {
+    for route in starts(world.addr).filter(|route| route != NOTHING) {
         let (method, path) = route.split_once(' ').expect("a method and a path");
         let lines = [
             CHAT,
@@ -329,7 +279,7 @@ fn without_a_key_only_names_that_are_the_servers_own_are_answered() {
             host,
         );
     }
-    for route in routes() {
+    for route in starts(world.addr) {
         let lines = ["Host: evil.example", "Sec-Fetch-Site: same-origin", JSON];
         let refused = ask(world.addr, &route, &lines, "{}");
         check(&refused, 403, "host_not_allowed", &route);
@@ -366,7 +316,7 @@ fn with_a_key_any_name_is_answered_but_none_is_an_origin_to_trust() {
     let models = ask(world.addr, "GET /v1/models", &[host, &bearer], "");
     assert_eq!(models.ok()["data"][0]["id"], "tiny");
     let own = "Origin: http://rebound.example:30000";
-    for route in routes() {
+    for route in starts(world.addr) {
         let refused = ask(world.addr, &route, &[host, own, &bearer, JSON], "{}");
         check(&refused, 403, "origin_not_allowed", &route);
     }
