@@ -49,6 +49,7 @@ mod policy;
 mod probe;
 mod raw;
 mod score;
+mod scoring;
 mod sessions;
 mod sockets;
 mod spelling;

@@ -13,18 +13,15 @@ use super::call::{self, CallLimits, Prompts, check_size};
 use super::error::ApiError;
 use super::fields::{self, Fields};
 use super::foreign;
-use super::lanes::{Lane, finish_all};
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{any_of, count, flag, list, name_of, number, object, text, token_id};
 use super::openapi::shared;
+use super::scoring::{self, Labels, Options};
 use super::state::AppState;
-use super::transcript::Transcript;
 use super::whole;
 use crate::field::check_count;
-use crate::request::{GenerateRequest, Prompt};
-use crate::state::cache::namespace::Namespace;
-use crate::state::sampling::{LogprobWish, SamplingParams};
+use crate::request::Prompt;
 
 const QUERY: &str = "query";
 const ITEMS: &str = "items";
@@ -34,37 +31,23 @@ const LABELS: &str = "label_token_ids";
 const SCORE_BYTES: usize = 26;
 
 struct Call {
-    requests: Vec<GenerateRequest>,
-    n_labels: usize,
-    /// Scores are probabilities among the labels, and not among all tokens.
-    softmax: bool,
+    prompts: Vec<Prompt>,
+    labels: Labels,
+    options: Options,
 }
 
 /// Answers `POST /v1/score`.
 pub(super) async fn score(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
-    let engine = &state.serving()?.engine;
-    let model = engine.model();
-    let limits = CallLimits {
-        max_requests: state.config().max_batch_requests,
-        websocket: None,
-        request: engine.request_limits(),
-        vectors: None,
-    };
-    let (call, charges) = Call::parse(body.0, limits, model.vocab_size)?;
-    let answer_bytes = call.requests.len() * call.n_labels * SCORE_BYTES;
+    let model = state.serving()?.engine.model();
+    let (call, charges) = Call::parse(body.0, scoring::limits(&state)?, model.vocab_size)?;
+    let answer_bytes = call.prompts.len() * call.labels.tokens.len() * SCORE_BYTES;
     let charge = state.answers().charge_bytes(answer_bytes)?;
-    let softmax = call.softmax;
-    let lanes = Lane::open_all(&state, call.requests)?;
-    let transcripts = finish_all(Lane::with_charges(lanes, charges)).await?;
-    let prompt_tokens: u64 = transcripts
-        .iter()
-        .map(|one| u64::from(one.usage.prompt_tokens))
-        .sum();
-    let scores: Result<Vec<Vec<f64>>, ApiError> =
-        transcripts.iter().map(|one| scores(one, softmax)).collect();
+    let scored = scoring::run(&state, call.prompts, &call.labels, &call.options, charges).await?;
+    let tokens = scored.usages.iter().map(|usage| usage.prompt_tokens);
+    let prompt_tokens: u64 = tokens.map(u64::from).sum();
     let answer = json!({
         "object": "scoring",
-        "scores": scores?,
+        "scores": scored.scores,
         "model": model.served_model_name,
         "usage": {
             "prompt_tokens": prompt_tokens,
@@ -75,27 +58,6 @@ pub(super) async fn score(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     Ok(whole::json(answer.to_string().into_bytes(), charge))
 }
 
-/// The probabilities of the labels after one item, in their order.
-fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> {
-    let first = transcript.output_logprobs.first();
-    let first = first.ok_or_else(|| ApiError::aborted("the request was cancelled"))?;
-    let logprobs = first.chosen.iter().map(|(_, logprob)| f64::from(*logprob));
-    let shares: Vec<f64> = if !softmax {
-        logprobs.map(f64::exp).collect()
-    } else {
-        // Relative to the largest, so that not all of them underflow.
-        let largest = logprobs.clone().fold(f64::NEG_INFINITY, f64::max);
-        let shares: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
-        let sum: f64 = shares.iter().sum();
-        shares.iter().map(|share| share / sum).collect()
-    };
-    // A label that no distribution has room for is not a number in JSON.
-    Ok(shares
-        .into_iter()
-        .map(|share| if share.is_finite() { share } else { 0.0 })
-        .collect())
-}
-
 impl Call {
     fn parse(
         mut fields: Fields,
@@ -103,8 +65,10 @@ impl Call {
         vocab_size: usize,
     ) -> Result<(Self, Charges), ApiError> {
         fields.string("model")?;
-        let labels = labels(&mut fields, limits, vocab_size)?;
-        let softmax = fields.flag("apply_softmax")?;
+        let labels = Labels {
+            tokens: labels(&mut fields, limits, vocab_size)?,
+            softmax: fields.flag("apply_softmax")?,
+        };
         let item_first = fields.flag("item_first")?;
         let query = match call::inputs(&mut fields, QUERY, limits)? {
             Prompts::One(query) => query,
@@ -115,46 +79,26 @@ impl Call {
         };
         let items = call::inputs(&mut fields, ITEMS, limits)?.into_vec();
         check_size(ITEMS, items.len(), items.len(), limits)?;
-        let (key, salt) = (fields.string("extra_key")?, fields.string("cache_salt")?);
-        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
-        namespace.validate(limits.request).map_err(ApiError::from)?;
-        let priority = fields.integer("priority")?;
-        let timeouts = fields.timeouts()?;
+        let options = Options::read(&mut fields, limits)?;
         let temperature = fields.take("temperature")?;
         if temperature.is_some_and(|given| given.as_f64() != Some(1.0)) {
             return Err(ApiError::unsupported("temperature"));
         }
         foreign::refuse(&mut fields, &[])?;
-        charge_copies(&mut fields, &query, &items)?;
-        let wish = LogprobWish {
-            token_ids: labels.clone(),
-            ..LogprobWish::default()
-        };
-        let request = |item: &Prompt| {
-            let prompt = if !item_first {
-                joined(&query, item)?
+        let of_items = items.iter().map(bytes).sum();
+        scoring::charge_copies(&mut fields, bytes(&query), items.len(), of_items)?;
+        let prompt = |item: &Prompt| {
+            if !item_first {
+                joined(&query, item)
             } else {
-                joined(item, &query)?
-            };
-            Ok(GenerateRequest {
-                sampling: SamplingParams {
-                    max_new_tokens: 1,
-                    temperature: 0.0,
-                    ..SamplingParams::default()
-                },
-                logprobs: Some(wish.clone()),
-                namespace: namespace.clone(),
-                priority,
-                timeouts,
-                is_streaming: false,
-                ..GenerateRequest::new(prompt)
-            })
+                joined(item, &query)
+            }
         };
-        let requests: Result<_, ApiError> = items.iter().map(request).collect();
+        let prompts: Result<_, ApiError> = items.iter().map(prompt).collect();
         let call = Self {
-            requests: requests?,
-            n_labels: labels.len(),
-            softmax,
+            prompts: prompts?,
+            labels,
+            options,
         };
         Ok((call, fields.into_charges()))
     }
@@ -188,15 +132,11 @@ fn labels(
     }
 }
 
-/// The query is written once for each item: that is charged before it is done.
-fn charge_copies(fields: &mut Fields, query: &Prompt, items: &[Prompt]) -> Result<(), ApiError> {
-    let bytes = |prompt: &Prompt| match prompt {
+fn bytes(prompt: &Prompt) -> usize {
+    match prompt {
         Prompt::Tokens(tokens) => size_of_val::<[u32]>(tokens),
         text => text.text_bytes(),
-    };
-    let of_query = bytes(query).saturating_mul(items.len());
-    let of_items: usize = items.iter().map(bytes).sum();
-    fields.charge_request_bytes(of_query.saturating_add(of_items))
+    }
 }
 
 fn joined(first: &Prompt, then: &Prompt) -> Result<Prompt, ApiError> {

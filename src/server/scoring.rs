@@ -1,0 +1,144 @@
+//! Scores of label tokens after prompts, which `/v1/score` and `/v1/rerank` share.
+
+use std::sync::Arc;
+
+use actix_web::web::Data;
+
+use super::budget::Charges;
+use super::call::CallLimits;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::lanes::{Lane, finish_all};
+use super::state::AppState;
+use super::transcript::Transcript;
+use crate::request::{GenerateRequest, Prompt, RequestTimeouts, Usage};
+use crate::state::cache::namespace::Namespace;
+use crate::state::sampling::{LogprobWish, SamplingParams};
+
+/// Tokens that a call scores after each of its prompts.
+pub(super) struct Labels {
+    pub(super) tokens: Arc<[u32]>,
+    /// Scores are probabilities among the labels, and not among all tokens.
+    pub(super) softmax: bool,
+}
+
+/// The parameters that all requests of a call have in common.
+pub(super) struct Options {
+    namespace: Namespace,
+    priority: Option<i64>,
+    timeouts: RequestTimeouts,
+}
+
+/// The outcome of a call, with an entry for each prompt.
+pub(super) struct Scored {
+    /// The scores of the labels, in their order.
+    pub(super) scores: Vec<Vec<f64>>,
+    pub(super) usages: Vec<Usage>,
+}
+
+impl Options {
+    pub(super) fn read(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
+        let (key, salt) = (fields.string("extra_key")?, fields.string("cache_salt")?);
+        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
+        namespace.validate(limits.request).map_err(ApiError::from)?;
+        Ok(Self {
+            namespace,
+            priority: fields.integer("priority")?,
+            timeouts: fields.timeouts()?,
+        })
+    }
+}
+
+/// The limits of a call.
+///
+/// # Errors
+/// There is no engine for it.
+pub(super) fn limits(state: &AppState) -> Result<CallLimits<'_>, ApiError> {
+    Ok(CallLimits {
+        max_requests: state.config().max_batch_requests,
+        websocket: None,
+        request: state.serving()?.engine.request_limits(),
+        vectors: None,
+    })
+}
+
+/// Charges prompts, each of which is to have a copy of a text: before the copies are made.
+pub(super) fn charge_copies(
+    fields: &mut Fields,
+    copied_bytes: usize,
+    n_prompts: usize,
+    other_bytes: usize,
+) -> Result<(), ApiError> {
+    let copies = copied_bytes.saturating_mul(n_prompts);
+    fields.charge_request_bytes(copies.saturating_add(other_bytes))
+}
+
+/// Computes the scores of the labels after each prompt.
+///
+/// # Errors
+/// Those of the requests.
+pub(super) async fn run(
+    state: &Data<AppState>,
+    prompts: Vec<Prompt>,
+    labels: &Labels,
+    options: &Options,
+    charges: Charges,
+) -> Result<Scored, ApiError> {
+    let wish = LogprobWish {
+        token_ids: labels.tokens.clone(),
+        ..LogprobWish::default()
+    };
+    let request = |prompt| GenerateRequest {
+        sampling: SamplingParams {
+            max_new_tokens: 1,
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        logprobs: Some(wish.clone()),
+        namespace: options.namespace.clone(),
+        priority: options.priority,
+        timeouts: options.timeouts,
+        is_streaming: false,
+        ..GenerateRequest::new(prompt)
+    };
+    let requests = prompts.into_iter().map(request).collect();
+    let lanes = Lane::open_all(state, requests)?;
+    let transcripts = finish_all(Lane::with_charges(lanes, charges)).await?;
+    let scores: Result<_, ApiError> = transcripts
+        .iter()
+        .map(|transcript| scores(transcript, labels.softmax))
+        .collect();
+    Ok(Scored {
+        scores: scores?,
+        usages: transcripts.iter().map(usage).collect(),
+    })
+}
+
+/// The token that is sampled for its log probabilities is no output.
+fn usage(transcript: &Transcript) -> Usage {
+    Usage {
+        completion_tokens: 0,
+        ..transcript.usage
+    }
+}
+
+/// The scores of the labels after one prompt, in their order.
+fn scores(transcript: &Transcript, softmax: bool) -> Result<Vec<f64>, ApiError> {
+    let first = transcript.output_logprobs.first();
+    let first = first.ok_or_else(|| ApiError::aborted("the request was cancelled"))?;
+    let logprobs = first.chosen.iter().map(|(_, logprob)| f64::from(*logprob));
+    let shares: Vec<f64> = if !softmax {
+        logprobs.map(f64::exp).collect()
+    } else {
+        // Relative to the largest, so that not all of them underflow.
+        let largest = logprobs.clone().fold(f64::NEG_INFINITY, f64::max);
+        let shares: Vec<f64> = logprobs.map(|logprob| (logprob - largest).exp()).collect();
+        let sum: f64 = shares.iter().sum();
+        shares.iter().map(|share| share / sum).collect()
+    };
+    // A label that no distribution has room for is not a number in JSON.
+    Ok(shares
+        .into_iter()
+        .map(|share| if share.is_finite() { share } else { 0.0 })
+        .collect())
+}
