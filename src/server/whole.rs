@@ -31,15 +31,10 @@ where
     W: FnOnce(Vec<Transcript>) -> Vec<u8> + Send + 'static,
 {
     let json_bytes: usize = transcripts.iter().map(Transcript::json_bytes).sum();
-    let json = if json_bytes <= MAX_INLINE_BYTES {
-        write(transcripts)
-    } else {
-        match aside(move || write(transcripts)).await {
-            Ok(json) => json,
-            Err(_) => return lost().error_response(),
-        }
-    };
-    self::json(json, charge)
+    match written(json_bytes, move || write(transcripts)).await {
+        Ok(json) => self::json(json, charge),
+        Err(error) => error.error_response(),
+    }
 }
 
 /// Answers with JSON that is written already, whose memory `charge` holds until the answer has left.
@@ -62,6 +57,21 @@ pub(super) fn in_pieces(bytes: impl Into<Bytes>) -> impl MessageBody {
     Pieces {
         bytes: bytes.into(),
         _charge: None,
+    }
+}
+
+/// The JSON that `write` makes, of about `json_bytes` bytes.
+///
+/// # Errors
+/// The runtime ended before a large one was written.
+pub(super) async fn written(
+    json_bytes: usize,
+    write: impl FnOnce() -> Vec<u8> + Send + 'static,
+) -> Result<Vec<u8>, ApiError> {
+    if json_bytes <= MAX_INLINE_BYTES {
+        Ok(write())
+    } else {
+        aside(write).await.map_err(|_| lost())
     }
 }
 

@@ -21,6 +21,15 @@ fn values(embedding: &Value) -> Vec<f32> {
     numbers.map(|value| value as f32).collect()
 }
 
+/// The values of an embedding in base64.
+fn decoded(embedding: &Value) -> Vec<f32> {
+    let encoded = embedding["embedding"].as_str().expect("a text");
+    let bytes = STANDARD.decode(encoded).expect("base64");
+    let values = bytes.chunks_exact(4);
+    let values = values.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four")));
+    values.collect()
+}
+
 #[track_caller]
 fn check_refused(world: &World, path: &str, body: &Value, param: &str, part: &str) {
     let refused = post(world.addr, path, body);
@@ -86,15 +95,32 @@ fn a_text_and_its_tokens_have_one_embedding_in_either_encoding() {
         &world,
         &json!({"input": texts[0], "encoding_format": "base64"}),
     );
-    let encoded = encoded["data"][0]["embedding"].as_str().expect("a text");
-    let bytes = STANDARD.decode(encoded).expect("base64");
-    let decoded: Vec<f32> = bytes
-        .chunks_exact(4)
-        .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four")))
-        .collect();
-    assert_eq!(decoded, values(&data[0]));
+    assert_eq!(decoded(&encoded["data"][0]), values(&data[0]));
     let mean = embed(&world, &json!({"input": texts[0], "pooling": "mean"}));
     assert_ne!(mean["data"][0]["embedding"], data[0]["embedding"]);
+    world.wait_until_whole();
+}
+
+#[test]
+fn dimensions_keep_the_first_values_at_length_1() {
+    let world = World::new();
+    let whole = embed(&world, &json!({"input": "The cat sat."}));
+    let whole = values(&whole["data"][0]);
+    for dimensions in [1, 7, WIDTH - 1] {
+        let mut call = json!({"input": ["The cat sat."], "dimensions": dimensions});
+        let cut = embed(&world, &call);
+        let cut = values(&cut["data"][0]);
+        let kept = &whole[..dimensions];
+        let length: f32 = kept.iter().map(|value| value * value).sum::<f32>().sqrt();
+        let is_close = |(cut, kept): (&f32, &f32)| (cut - kept / length).abs() < 1e-5;
+        assert!(
+            cut.len() == dimensions && cut.iter().zip(kept).all(is_close),
+            "{dimensions}: {cut:?} {kept:?}"
+        );
+        call["encoding_format"] = "base64".into();
+        let encoded = embed(&world, &call);
+        assert_eq!(decoded(&encoded["data"][0]), cut, "{dimensions}");
+    }
     world.wait_until_whole();
 }
 
@@ -120,9 +146,14 @@ fn inputs_that_have_no_embedding_are_refused_by_name() {
             "last or mean",
         ),
         (
-            json!({"input": "a", "dimensions": 32}),
+            json!({"input": "a", "dimensions": 65}),
             "dimensions",
-            "have 64 and cannot be cut",
+            "is 65, limits are 1 to 64",
+        ),
+        (
+            json!({"input": "a", "dimensions": 0}),
+            "dimensions",
+            "is 0, limits are 1 to 64",
         ),
     ];
     for (body, param, part) in table {

@@ -55,6 +55,8 @@ struct Call {
     prompts: Vec<Prompt>,
     pooling: Pooling,
     encoding: Encoding,
+    /// Values of an embedding.
+    dimensions: usize,
     rid: RequestId,
     namespace: Namespace,
     priority: Option<i64>,
@@ -95,25 +97,26 @@ pub(in crate::server) async fn create(
     } = Received::new(&state, body)?;
     let width = hidden_size(loaded)?;
     let (call, charges) = Call::parse(fields, limits, width)?;
+    let dimensions = call.dimensions;
     let value_bytes = match call.encoding {
         Encoding::Float => NUMBER_BYTES,
         Encoding::Base64 => BASE64_BYTES,
     };
-    let answer_bytes = call.prompts.len() * width * (size_of::<f32>() + value_bytes);
+    let answer_bytes = call.prompts.len() * dimensions * (size_of::<f32>() + value_bytes);
     let charge = state.answers().charge_bytes(answer_bytes)?;
     let encoding = call.encoding;
     let lanes = Lane::open_all(&state, call.into_requests())?;
     let transcripts = finish_all(Lane::with_charges(lanes, charges)).await?;
     let usage = UsageReport::of(transcripts.iter().map(|transcript| transcript.usage), 1);
-    let embeddings: Result<Vec<Arc<[f32]>>, ApiError> = transcripts.iter().map(embedding).collect();
+    let embeddings = transcripts.iter().map(|transcript| {
+        let embedding = embedding(transcript)?;
+        Ok(cut(embedding, dimensions))
+    });
+    let embeddings: Result<Vec<Arc<[f32]>>, ApiError> = embeddings.collect();
     let embeddings = embeddings?;
     let model = loaded.engine.model().served_model_name.clone();
     let write = move || json(&model, embeddings, encoding, usage);
-    let json = if answer_bytes <= whole::MAX_INLINE_BYTES {
-        write()
-    } else {
-        whole::aside(write).await.map_err(|_| whole::lost())?
-    };
+    let json = whole::written(answer_bytes, write).await?;
     Ok(whole::json(json, charge))
 }
 
@@ -130,6 +133,22 @@ fn embedding(transcript: &Transcript) -> Result<Arc<[f32]>, ApiError> {
         .as_ref()
         .and_then(|end| end.embedding.clone());
     embedding.ok_or_else(|| ApiError::aborted("the request was cancelled"))
+}
+
+/// The first values of an embedding, normalised to length 1, as models are trained for by Matryoshka representation
+/// learning. An embedding of as many values stays as it is.
+fn cut(embedding: Arc<[f32]>, dimensions: usize) -> Arc<[f32]> {
+    if embedding.len() <= dimensions {
+        return embedding;
+    }
+    let kept = &embedding[..dimensions];
+    let squares: f64 = kept.iter().map(|value| f64::from(*value).powi(2)).sum();
+    if squares == 0.0 {
+        return kept.into();
+    }
+    let scale = squares.sqrt().recip();
+    let scaled = kept.iter().map(|value| (f64::from(*value) * scale) as f32);
+    scaled.collect()
 }
 
 fn json(
@@ -171,7 +190,7 @@ impl Call {
         fields.string("model")?;
         let prompts = call::inputs(&mut fields, INPUT, limits)?.into_vec();
         check_texts(&prompts)?;
-        check_dimensions(&mut fields, width)?;
+        let dimensions = dimensions(&mut fields, width)?;
         let encoding = match fields.string(FORMAT)?.as_deref() {
             None | Some("float") => Encoding::Float,
             Some("base64") => Encoding::Base64,
@@ -193,6 +212,7 @@ impl Call {
             prompts,
             pooling,
             encoding,
+            dimensions,
             rid,
             namespace,
             priority: fields.integer("priority")?,
@@ -232,14 +252,14 @@ fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
     }
 }
 
-/// Cut embeddings mean something for models that are trained for it, and none of the families here says so.
-fn check_dimensions(fields: &mut Fields, width: usize) -> Result<(), ApiError> {
+/// Reads how many values an embedding is to have, of the `width` that the model gives.
+fn dimensions(fields: &mut Fields, width: usize) -> Result<usize, ApiError> {
     match fields.integer::<u32>(DIMENSIONS)? {
-        None => Ok(()),
-        Some(dimensions) if dimensions as usize == width => Ok(()),
+        None => Ok(width),
+        Some(dimensions) if (1..=width).contains(&(dimensions as usize)) => Ok(dimensions as usize),
         Some(dimensions) => {
             let text = format!(
-                "{DIMENSIONS} is {dimensions}: the model's embeddings have {width} and cannot be cut: leave it out"
+                "{DIMENSIONS} is {dimensions}, limits are 1 to {width}, the model's hidden size: leave it out for all"
             );
             Err(ApiError::field(DIMENSIONS, text))
         }
@@ -259,7 +279,9 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .takes(FORMAT, name_of(["float", "base64"]).or("float"))
         .takes(
             DIMENSIONS,
-            integer::<u32>().about("none but the model's `hidden_size`"),
+            integer::<u32>().at_least(1).about(
+                "first values to keep, at most the model's `hidden_size`; they are normalised to length 1",
+            ),
         )
         .takes(
             POOLING,
