@@ -13,7 +13,7 @@ use super::openapi::{self, page};
 use super::state::AppState;
 use super::{
     abort, anthropic, debug, flush, generate, guard, health, internal_state, loads, mount, openai,
-    pause, policy, score, sessions, tokenize, ws,
+    pause, policy, rerank, score, sessions, tokenize, ws,
 };
 
 /// Every path of the server.
@@ -111,6 +111,9 @@ fn facts() -> Vec<Endpoint> {
 /// Paths that have several names.
 fn aliases() -> Vec<Endpoint> {
     let mut all = Vec::from(["/v1/responses", "/responses"].map(responses_at));
+    for path in ["/v1/rerank", "/rerank", "/v2/rerank"] {
+        all.push(post(path, rerank::rerank, rerank::operation));
+    }
     for path in ["/tokenize", "/v1/tokenize"] {
         all.push(post(path, tokenize::tokenize, tokenize::operation));
     }

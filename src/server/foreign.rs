@@ -67,6 +67,9 @@ const REFUSED: &[Refused] = &[
     ("return_routed_experts", &[]), ("return_sampling_mask", &[]), ("return_spec_tokens_details", &[]),
     ("return_token_logprobs", &[]), ("sampling_logprobs_mode", &[]), ("score_extraction_token", &[]),
     ("session_params", EMPTY_OBJECT), ("task", &[]), ("token_indices_to_pool", &[]), ("video_data", &[]),
+    // Of rerankers: Cohere, Jina, vLLM, Text Embeddings Inference.
+    ("max_chunks_per_doc", &[]), ("max_doc_length", &[]), ("max_tokens_per_doc", ZERO), ("max_tokens_per_query", ZERO),
+    ("rank_fields", EMPTY_LIST), ("raw_scores", &[]), ("return_embeddings", &[]),
     // llama.cpp.
     ("adaptive_target", MINUS_ONE), ("add_special", YES), ("chat_parser", &[]), ("dry_multiplier", ZERO),
     ("dynatemp_range", ZERO), ("embd_normalize", EUCLIDEAN), ("generation_prompt", &[]), ("grammar", &[]),

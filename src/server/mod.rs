@@ -48,6 +48,7 @@ mod pause;
 mod policy;
 mod probe;
 mod raw;
+mod rerank;
 mod score;
 mod scoring;
 mod sessions;

@@ -34,6 +34,7 @@ fn body(endpoint: &str) -> Value {
         "/v1/messages/count_tokens" => json!({"model": "m", "messages": messages}),
         "/v1/embeddings" => json!({"input": "hello"}),
         "/v1/score" => json!({"query": "a", "items": ["b"], "label_token_ids": [5]}),
+        "/v1/rerank" => json!({"query": "a", "documents": ["b"]}),
         "/generate" => json!({"text": "hello", "sampling_params": {"max_new_tokens": 1}}),
         "/v1/responses/input_tokens" => json!({"input": "hello"}),
         "/tokenize" => json!({"messages": messages}),
@@ -53,6 +54,7 @@ fn walked_as(path: &str) -> &str {
         "/responses" => "/v1/responses",
         "/v1/tokenize" => "/tokenize",
         "/v1/detokenize" => "/detokenize",
+        "/rerank" | "/v2/rerank" => "/v1/rerank",
         path => path,
     }
 }

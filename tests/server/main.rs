@@ -28,6 +28,7 @@ mod overload;
 mod pause;
 mod policy;
 mod request_ids;
+mod rerank;
 mod responses;
 mod responses_websocket;
 mod routes;

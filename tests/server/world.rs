@@ -23,6 +23,9 @@ use crate::scripted::{self, Line};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest sequence of the model: more tokens than a test has time for.
 pub const CONTEXT_TOKENS: usize = 1 << 16;
+/// Ids of the tokens `no` and `yes` in [`long_model`].
+pub const NO_TOKEN: u32 = 126;
+pub const YES_TOKEN: u32 = 127;
 
 /// A running server.
 pub struct World {
@@ -216,22 +219,31 @@ pub fn recorder() -> &'static PrometheusHandle {
 pub fn long_model() -> TempDir {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/qwen3");
     let folder = TempDir::new().expect("a folder can be made");
-    for file in [
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ] {
+    for file in ["generation_config.json", "model.safetensors"] {
         fs::copy(source.join(file), folder.path().join(file)).expect("the fixture is complete");
     }
     let mut config = read_json(source.join("config.json"));
     config["max_position_embeddings"] = CONTEXT_TOKENS.into();
     write_json(folder.path().join("config.json"), &config);
+    write_json(folder.path().join("tokenizer.json"), &with_answers(&source));
     let mut tokenizer = read_json(source.join("tokenizer_config.json"));
     let template = "{% if note %}{{ note }}\n{% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}\n\
                     {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     tokenizer["chat_template"] = template.into();
     write_json(folder.path().join("tokenizer_config.json"), &tokenizer);
     folder
+}
+
+/// The model's tokenizer with the tokens `no` and `yes`, in place of two bytes that no UTF-8 text has.
+fn with_answers(source: &Path) -> Value {
+    let mut tokenizer = read_json(source.join("tokenizer.json"));
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut();
+    let vocabulary = vocabulary.expect("an object");
+    for (byte, answer, id) in [("À", "no", NO_TOKEN), ("Á", "yes", YES_TOKEN)] {
+        assert_eq!(vocabulary.shift_remove(byte), Some(id.into()));
+        vocabulary.insert(answer.to_owned(), id.into());
+    }
+    tokenizer
 }
 
 fn read_json(path: PathBuf) -> Value {

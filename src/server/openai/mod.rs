@@ -13,7 +13,7 @@ mod logprobs;
 pub(super) mod places;
 mod refusals;
 pub(super) mod responses;
-mod wire;
+pub(super) mod wire;
 
 use std::sync::Arc;
 

@@ -71,7 +71,7 @@ impl Head {
 
 /// OpenAI's token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct UsageReport {
+pub(in crate::server) struct UsageReport {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
@@ -91,7 +91,7 @@ struct CompletionTokens {
 
 impl UsageReport {
     /// Adds up the usage of `n` samples of each prompt, prompts first: a prompt counts once.
-    pub(super) fn of(usages: impl IntoIterator<Item = Usage>, n: usize) -> Self {
+    pub(in crate::server) fn of(usages: impl IntoIterator<Item = Usage>, n: usize) -> Self {
         let mut report = Self::default();
         for (index, usage) in usages.into_iter().enumerate() {
             if index % n == 0 {

@@ -90,6 +90,7 @@ fn operation(path: &str) -> &'static str {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" => "chat",
         "/v1/embeddings" => "embeddings",
         "/v1/score" => "score",
+        "/v1/rerank" | "/rerank" | "/v2/rerank" => "rerank",
         _ => "text_completion",
     }
 }

@@ -10,7 +10,7 @@ use crate::websocket::Client;
 use crate::world::{World, block_on};
 
 /// Routes, a field that each needs, and its other fields that hold more than a number or a name.
-const FIELDS: [(&str, &str, &[&str]); 11] = [
+const FIELDS: [(&str, &str, &[&str]); 12] = [
     (
         "/v1/responses",
         r#""input": "a""#,
@@ -63,6 +63,17 @@ const FIELDS: [(&str, &str, &[&str]); 11] = [
         "/v1/score",
         r#""apply_softmax": 5"#,
         &["query", "items", "label_token_ids"],
+    ),
+    (
+        "/v1/rerank",
+        r#""return_documents": 5"#,
+        &[
+            "query",
+            "documents",
+            "texts",
+            "top_n",
+            "chat_template_kwargs",
+        ],
     ),
     (
         "/tokenize",
@@ -171,7 +182,7 @@ fn check_refusal(response: &Response, what: &str) {
 type Refused = (&'static str, String, &'static str);
 
 /// Routes, the begin of a body, and the name of the number that follows.
-const NUMBERS: [(&str, &str, &str); 7] = [
+const NUMBERS: [(&str, &str, &str); 8] = [
     (
         "/v1/embeddings",
         r#""input": "a", "dimensions": "#,
@@ -186,6 +197,11 @@ const NUMBERS: [(&str, &str, &str); 7] = [
         "/v1/score",
         r#""query": "a", "items": ["b"], "label_token_ids": "#,
         "label_token_ids",
+    ),
+    (
+        "/v1/rerank",
+        r#""query": "a", "documents": ["b"], "top_n": "#,
+        "top_n",
     ),
     (
         "/open_session",

@@ -1,0 +1,381 @@
+//! `POST /v1/rerank`, `/rerank` and `/v2/rerank`: documents by their relevance to a query, in the forms of Jina, Cohere,
+//! vLLM, llama.cpp and Text Embeddings Inference.
+//!
+//! A score is the probability of `yes` against `no` after the prompt of Qwen3-Reranker's model card. The document comes
+//! last in it, so that the prompts of a call share their beginning in the prefix cache.
+
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde::Serialize;
+use utoipa::openapi::path::Operation;
+
+use super::body::JsonBody;
+use super::budget::Charges;
+use super::call::{CallLimits, check_size};
+use super::encode;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::foreign;
+use super::openai::places::missing;
+use super::openai::wire::UsageReport;
+use super::openapi::facts::Facts;
+use super::openapi::operation::{Group, describe};
+use super::openapi::shape::{
+    Shape, any_of, count, flag, free_object, integer, list, name_of, named, number, object, text,
+};
+use super::openapi::shared;
+use super::raw::Raw;
+use super::scoring::{self, Labels, Options, Scored};
+use super::state::AppState;
+use super::whole;
+use crate::engine::EngineHandle;
+use crate::field::{self, Field};
+use crate::ids::RequestId;
+use crate::request::Prompt;
+
+const QUERY: &str = "query";
+const DOCUMENTS: &str = "documents";
+/// Text Embeddings Inference's name of the documents.
+const TEXTS: &str = "texts";
+const TOP_N: &str = "top_n";
+const RETURN_DOCUMENTS: &str = "return_documents";
+const RETURN_TEXT: &str = "return_text";
+/// vLLM's variables of the template, among which its clients send the instruction.
+const TEMPLATE_KWARGS: &str = "chat_template_kwargs";
+
+const SYSTEM: &str = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+    Note that the answer can only be \"yes\" or \"no\".";
+const INSTRUCTION: &str =
+    "Given a web search query, retrieve relevant passages that answer the query";
+/// The prompt after the document: an answer without thoughts begins.
+const END: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+/// The labels, the one that is scored last.
+const ANSWERS: [&str; 2] = ["no", "yes"];
+
+/// Bytes that a result takes at most as JSON, without its document.
+const RESULT_BYTES: usize = 96;
+/// Copies of a returned document: its text and its JSON.
+const DOCUMENT_COPIES: usize = 2;
+
+/// The documents of a call.
+struct Documents {
+    texts: Vec<String>,
+    /// Bytes of their JSON.
+    bytes: usize,
+}
+
+struct Call {
+    prompts: Vec<Prompt>,
+    options: Options,
+    answer: Answered,
+}
+
+/// The form of the answer and its extent.
+struct Answered {
+    /// A list of scores and no object, as Text Embeddings Inference answers.
+    is_bare: bool,
+    /// The texts to return, of all documents.
+    texts: Option<Documents>,
+    /// Most results.
+    top_n: usize,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: String,
+    object: &'static str,
+    model: &'a str,
+    results: Vec<Ranked>,
+    usage: UsageReport,
+}
+
+#[derive(Serialize)]
+struct Ranked {
+    index: usize,
+    relevance_score: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Document>,
+}
+
+#[derive(Serialize)]
+struct Document {
+    text: String,
+}
+
+/// A result as Text Embeddings Inference has it.
+#[derive(Serialize)]
+struct Rank {
+    index: usize,
+    score: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+/// Answers `POST /v1/rerank`.
+pub(super) async fn rerank(
+    state: Data<AppState>,
+    body: JsonBody,
+) -> Result<HttpResponse, ApiError> {
+    let engine = &state.serving()?.engine;
+    let (call, charges) = Call::parse(body.0, scoring::limits(&state)?)?;
+    let labels = labels(engine)?;
+    let answer = call.answer;
+    let answer_bytes = answer.bytes(call.prompts.len());
+    let charge = state.answers().charge_bytes(answer_bytes)?;
+    let scored = scoring::run(&state, call.prompts, &labels, &call.options, charges).await?;
+    let model = engine.model().served_model_name.clone();
+    let json = whole::written(answer_bytes, move || answer.json(&model, scored)).await?;
+    Ok(whole::json(json, charge))
+}
+
+/// The tokens of the two answers.
+///
+/// # Errors
+/// The engine has no tokenizer, or the vocabulary writes an answer with several tokens.
+fn labels(engine: &EngineHandle) -> Result<Labels, ApiError> {
+    let tokenizer = encode::tokenizer(engine)?;
+    let vocab_size = engine.model().vocab_size;
+    let label = |answer: &str| {
+        let id = tokenizer.token_id(answer);
+        id.filter(|id| (*id as usize) < vocab_size).ok_or_else(|| {
+            let remedy = "load a model that judges with yes or no, such as Qwen3-Reranker";
+            ApiError::invalid(format!("the vocabulary has no token {answer:?}: {remedy}"))
+        })
+    };
+    let tokens: Result<Arc<[u32]>, ApiError> = ANSWERS.into_iter().map(label).collect();
+    Ok(Labels {
+        tokens: tokens?,
+        softmax: true,
+    })
+}
+
+impl Call {
+    fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, Charges), ApiError> {
+        fields.string("model")?;
+        let query = fields.string(QUERY)?;
+        let query = query.ok_or_else(|| missing(QUERY.to_owned(), "a string"))?;
+        let is_bare = is_bare(&fields)?;
+        let documents =
+            Documents::take(&mut fields, if is_bare { TEXTS } else { DOCUMENTS }, limits)?;
+        let top_n = match fields.integer::<u32>(TOP_N)? {
+            None | Some(0) => usize::MAX,
+            Some(top_n) => top_n as usize,
+        };
+        let returns_documents = fields.optional_flag(RETURN_DOCUMENTS)?.unwrap_or(true);
+        let returns_text = fields.flag(RETURN_TEXT)?;
+        let instruction = instruction(&mut fields)?;
+        let options = Options::read(&mut fields, limits)?;
+        foreign::refuse(&mut fields, &["truncate"])?;
+        let start = prompt_start(&instruction, &query);
+        let n = documents.texts.len();
+        scoring::charge_copies(&mut fields, start.len() + END.len(), n, documents.bytes)?;
+        let prompt = |document: &String| Prompt::Text([&*start, document, END].concat().into());
+        let call = Self {
+            prompts: documents.texts.iter().map(prompt).collect(),
+            options,
+            answer: Answered {
+                is_bare,
+                texts: (if is_bare {
+                    returns_text
+                } else {
+                    returns_documents
+                })
+                .then_some(documents),
+                top_n,
+            },
+        };
+        Ok((call, fields.into_charges()))
+    }
+}
+
+/// Whether the call is in the form of Text Embeddings Inference, whose documents are `texts`.
+fn is_bare(fields: &Fields) -> Result<bool, ApiError> {
+    match (fields.peek(TEXTS), fields.peek(DOCUMENTS)) {
+        (Some(_), Some(_)) => {
+            let text = "documents and texts are both given: send one of them";
+            Err(ApiError::field(TEXTS, text))
+        }
+        (texts, _) => Ok(texts.is_some()),
+    }
+}
+
+/// The instruction under any of its names; an empty one counts as absent.
+fn instruction(fields: &mut Fields) -> Result<String, ApiError> {
+    let plain = [fields.string("instruction")?, fields.string("instruct")?];
+    let mut kwargs = fields.object(TEMPLATE_KWARGS)?;
+    let inside = [kwargs.string("instruction")?, kwargs.string("instruct")?];
+    let mut given = inside.into_iter().chain(plain).flatten();
+    let given = given.find(|text| !text.is_empty());
+    Ok(given.unwrap_or_else(|| INSTRUCTION.to_owned()))
+}
+
+/// The prompt up to the document.
+fn prompt_start(instruction: &str, query: &str) -> String {
+    format!(
+        "<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n\
+         <Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+    )
+}
+
+impl Documents {
+    fn take(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Self, ApiError> {
+        const WANTED: &str = "a list of strings, or of objects with a text";
+        let raw = fields.take_raw(name);
+        let raw = raw.ok_or_else(|| missing(name.to_owned(), WANTED))?;
+        if !raw.is_list() && !raw.is_text() {
+            return Err(Field::new(name, &raw.shallow(name)?).must_be(WANTED).into());
+        }
+        let texts = if raw.is_list() {
+            let (items, len) = raw.items(name, limits.max_requests)?;
+            check_size(name, len, len, limits)?;
+            let items = items.iter().enumerate();
+            items
+                .map(|(index, item)| document(fields, &format!("{name}[{index}]"), item))
+                .collect::<Result<Vec<String>, _>>()?
+        } else {
+            vec![document(fields, name, &raw)?]
+        };
+        if texts.is_empty() {
+            let text = format!("{name} is an empty list: send {WANTED}");
+            return Err(ApiError::field(name, text));
+        }
+        Ok(Self {
+            texts,
+            bytes: raw.bytes().len(),
+        })
+    }
+}
+
+fn document(fields: &Fields, name: &str, item: &Raw) -> Result<String, ApiError> {
+    if !item.is_object() {
+        return Ok(field::text(name, item.shallow(name)?)?);
+    }
+    let name = format!("{name}.text");
+    match fields.inside(&name, item)?.take("text")? {
+        Some(value) => Ok(field::text(&name, value)?),
+        None => Err(missing(name, "a string")),
+    }
+}
+
+impl Answered {
+    /// Bytes that the answer and the texts for it take at most.
+    fn bytes(&self, n_prompts: usize) -> usize {
+        let documents = self.texts.as_ref().map_or(0, |documents| documents.bytes);
+        // Escaped as JSON, a text is no longer than the client wrote it.
+        n_prompts * RESULT_BYTES + documents * DOCUMENT_COPIES
+    }
+
+    /// Writes the results, the best first; of equal ones the first document comes first.
+    fn json(self, model: &str, scored: Scored) -> Vec<u8> {
+        let scores = scored.scores.iter();
+        let scores = scores.map(|scores| scores.last().copied().unwrap_or_default());
+        let mut ranks: Vec<(usize, f64)> = scores.enumerate().collect();
+        ranks.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        ranks.truncate(self.top_n);
+        let mut texts = self.texts.map(|documents| documents.texts);
+        let mut text = |index: usize| Some(std::mem::take(&mut texts.as_mut()?[index]));
+        let written = if self.is_bare {
+            let rank = |(index, score)| Rank {
+                index,
+                score,
+                text: text(index),
+            };
+            serde_json::to_vec(&ranks.into_iter().map(rank).collect::<Vec<_>>())
+        } else {
+            let ranked = |(index, relevance_score)| Ranked {
+                index,
+                relevance_score,
+                document: text(index).map(|text| Document { text }),
+            };
+            serde_json::to_vec(&Answer {
+                id: format!("rerank-{}", RequestId::random()),
+                object: "list",
+                model,
+                results: ranks.into_iter().map(ranked).collect(),
+                usage: UsageReport::of(scored.usages, 1),
+            })
+        };
+        written.expect("answers have string keys only")
+    }
+}
+
+pub(super) fn operation(facts: &Facts) -> Operation {
+    let most = facts.max_requests;
+    let with_text = || object().has("text", text()).shape();
+    let documents = any_of([
+        text(),
+        list(any_of([text(), with_text()]))
+            .longer_than(0)
+            .up_to(most),
+    ]);
+    let texts = list(text()).longer_than(0).up_to(most);
+    let fields = object()
+        .takes("model", shared::model())
+        .has(QUERY, text())
+        .takes(
+            DOCUMENTS,
+            documents.about("texts to rank, as strings or as objects with a `text`"),
+        )
+        .takes(
+            TEXTS,
+            texts.about("in place of `documents`: the answer is a list of `index` and `score`"),
+        )
+        .takes(
+            TOP_N,
+            integer::<u32>().or(0).about("most results; 0 returns all"),
+        )
+        .takes(
+            RETURN_DOCUMENTS,
+            flag().or(true).about("the results have their `document`"),
+        )
+        .takes(
+            RETURN_TEXT,
+            flag().or(false).about("the same for `texts`, as `text`"),
+        )
+        .takes(
+            "instruction",
+            text()
+                .or(INSTRUCTION)
+                .about("the task, which the model reads before the query"),
+        )
+        .takes("instruct", text().about("SGLang's name of `instruction`"))
+        .takes(
+            TEMPLATE_KWARGS,
+            free_object().about("vLLM's place of `instruction`"),
+        )
+        .and(shared::namespace(facts))
+        .and(shared::urgency());
+    let example = serde_json::json!({
+        "query": "Where do pandas live?",
+        "documents": ["Pandas live in the mountains of China.", "Paris is in France."],
+    });
+    describe(
+        Group::SgLang,
+        "Rank documents by their relevance to a query",
+    )
+    .about("Jina's, Cohere's and vLLM's form. `documents` or `texts` is required.")
+    .takes(fields.shape(), example)
+    .answers(answer(), "the documents' scores, the best first")
+    .runs()
+    .done()
+}
+
+fn answer() -> Shape {
+    let result = object()
+        .has("index", count().about("of the document in the request"))
+        .has("relevance_score", number().at_least(0).at_most(1))
+        .may_have("document", object().has("text", text()).shape());
+    let rank = object()
+        .has("index", count())
+        .has("score", number().at_least(0).at_most(1))
+        .may_have("text", text());
+    let ranked = object()
+        .has("id", text())
+        .has("object", name_of(["list"]))
+        .has("model", text())
+        .has("results", list(result.shape()))
+        .has("usage", named("Usage"));
+    any_of([ranked.shape(), list(rank.shape())])
+}
