@@ -11,7 +11,6 @@ use super::error::ApiError;
 use super::raw::Raw;
 use crate::error::FieldError;
 use crate::field::{self, Field, Integer, ReadTokenIds, Shallow};
-use crate::request::RequestTimeouts;
 
 /// Most fields of an object: clients send a few dozen.
 const MAX_FIELDS: usize = 1024;
@@ -266,14 +265,6 @@ impl Fields {
 
     pub(super) fn seed(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
         self.take_as(name, |field| field.seed())
-    }
-
-    /// `waiting_timeout` and `running_timeout`: how long the request may take.
-    pub(super) fn timeouts(&mut self) -> Result<RequestTimeouts, ApiError> {
-        Ok(RequestTimeouts {
-            waiting_s: self.take_as("waiting_timeout", |field| field.seconds())?,
-            running_s: self.take_as("running_timeout", |field| field.seconds())?,
-        })
     }
 
     /// A number of seconds.

@@ -42,6 +42,7 @@ mod native;
 mod open_requests;
 mod openai;
 mod openapi;
+mod options;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 mod pause;
@@ -56,6 +57,7 @@ mod sockets;
 mod spelling;
 mod sse;
 mod state;
+mod table;
 mod tokenize;
 mod traces;
 mod track;

@@ -23,12 +23,14 @@ use super::openai::wire::UsageReport;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
 use super::openapi::shape::{
-    Shape, any_of, count, flag, free_object, integer, list, name_of, named, number, object, text,
+    Shape, any_of, count, free_object, list, name_of, named, number, object, text,
 };
 use super::openapi::shared;
+use super::options::Options;
 use super::raw::Raw;
-use super::scoring::{self, Labels, Options, Scored};
+use super::scoring::{self, Labels, Requests, Scored};
 use super::state::AppState;
+use super::table::Table;
 use super::whole;
 use crate::engine::EngineHandle;
 use crate::field::{self, Field};
@@ -39,11 +41,7 @@ const QUERY: &str = "query";
 const DOCUMENTS: &str = "documents";
 /// Text Embeddings Inference's name of the documents.
 const TEXTS: &str = "texts";
-const TOP_N: &str = "top_n";
-const RETURN_DOCUMENTS: &str = "return_documents";
-const RETURN_TEXT: &str = "return_text";
-/// vLLM's variables of the template, among which its clients send the instruction.
-const TEMPLATE_KWARGS: &str = "chat_template_kwargs";
+const DOCUMENTS_WANTED: &str = "a list of strings, or of objects with a text";
 
 const SYSTEM: &str = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
     Note that the answer can only be \"yes\" or \"no\".";
@@ -66,9 +64,23 @@ struct Documents {
     bytes: usize,
 }
 
-struct Call {
-    prompts: Vec<Prompt>,
+#[derive(Default)]
+pub(super) struct Body {
+    query: String,
+    documents: Option<Documents>,
+    texts: Option<Documents>,
+    top_n: Option<u32>,
+    returns_documents: bool,
+    returns_text: bool,
+    instruction: Option<String>,
+    instruct: Option<String>,
+    /// The instruction among the variables of a template.
+    inner_instruction: Option<String>,
     options: Options,
+}
+
+struct Call {
+    requests: Requests,
     answer: Answered,
 }
 
@@ -122,9 +134,9 @@ pub(super) async fn rerank(
     let (call, charges) = Call::parse(body.0, scoring::limits(&state)?)?;
     let labels = labels(engine)?;
     let answer = call.answer;
-    let answer_bytes = answer.bytes(call.prompts.len());
+    let answer_bytes = answer.bytes(call.requests.prompts.len());
     let charge = state.answers().charge_bytes(answer_bytes)?;
-    let scored = scoring::run(&state, call.prompts, &labels, &call.options, charges).await?;
+    let scored = scoring::run(&state, call.requests, &labels, charges).await?;
     let model = engine.model().served_model_name.clone();
     let json = whole::written(answer_bytes, move || answer.json(&model, scored)).await?;
     Ok(whole::json(json, charge))
@@ -151,64 +163,134 @@ fn labels(engine: &EngineHandle) -> Result<Labels, ApiError> {
     })
 }
 
+/// The fields of a call.
+pub(super) fn table() -> Table<Body> {
+    let documents = |facts: &Facts| {
+        let with_text = object().has("text", text()).shape();
+        let items = list(any_of([text(), with_text])).longer_than(0);
+        let items = items.up_to(facts.max_requests);
+        any_of([text(), items]).about("texts to rank, as strings or as objects with a `text`")
+    };
+    let texts = |facts: &Facts| {
+        let texts = list(text()).longer_than(0).up_to(facts.max_requests);
+        texts.about("in place of `documents`: the answer is a list of `index` and `score`")
+    };
+    let instruction = |_: &Facts| {
+        let text = text().or(INSTRUCTION);
+        text.about("the task, which the model reads before the query")
+    };
+    Table::new()
+        .ignores("model", |_| shared::model())
+        .has(
+            QUERY,
+            |_| text(),
+            query,
+            |body: &mut Body, query| body.query = query,
+        )
+        .takes(DOCUMENTS, documents, Documents::take, |body, documents| {
+            body.documents = documents
+        })
+        .takes(TEXTS, texts, Documents::take, |body, texts| {
+            body.texts = texts
+        })
+        .integer(
+            "top_n",
+            |shape| shape.or(0).about("most results; 0 returns all"),
+            |body, top_n| body.top_n = top_n,
+        )
+        .flag(
+            "return_documents",
+            true,
+            "the results have their `document`",
+            |body, flag| body.returns_documents = flag,
+        )
+        .flag(
+            "return_text",
+            false,
+            "the same for `texts`, as `text`",
+            |body, flag| body.returns_text = flag,
+        )
+        .text("instruction", instruction, |body, text| {
+            body.instruction = text
+        })
+        .text(
+            "instruct",
+            |_| text().about("SGLang's name of `instruction`"),
+            |body, text| body.instruct = text,
+        )
+        .takes(
+            "chat_template_kwargs",
+            |_| free_object().about("vLLM's place of `instruction`"),
+            inner_instruction,
+            |body, text| body.inner_instruction = text,
+        )
+        .and(Options::table(), |body| &mut body.options)
+}
+
 impl Call {
     fn parse(mut fields: Fields, limits: CallLimits<'_>) -> Result<(Self, Charges), ApiError> {
-        fields.string("model")?;
-        let query = fields.string(QUERY)?;
-        let query = query.ok_or_else(|| missing(QUERY.to_owned(), "a string"))?;
-        let is_bare = is_bare(&fields)?;
-        let documents =
-            Documents::take(&mut fields, if is_bare { TEXTS } else { DOCUMENTS }, limits)?;
-        let top_n = match fields.integer::<u32>(TOP_N)? {
-            None | Some(0) => usize::MAX,
-            Some(top_n) => top_n as usize,
-        };
-        let returns_documents = fields.optional_flag(RETURN_DOCUMENTS)?.unwrap_or(true);
-        let returns_text = fields.flag(RETURN_TEXT)?;
-        let instruction = instruction(&mut fields)?;
-        let options = Options::read(&mut fields, limits)?;
+        let body = table().read(&mut fields, limits)?;
         foreign::refuse(&mut fields, &["truncate"])?;
-        let start = prompt_start(&instruction, &query);
+        let start = prompt_start(body.instruction(), &body.query);
+        let is_bare = body.texts.is_some();
+        let documents = match (body.documents, body.texts) {
+            (Some(documents), None) | (None, Some(documents)) => documents,
+            (None, None) => return Err(missing(DOCUMENTS.to_owned(), DOCUMENTS_WANTED)),
+            (Some(_), Some(_)) => {
+                let text = "documents and texts are both given: send one of them";
+                return Err(ApiError::field(TEXTS, text));
+            }
+        };
         let n = documents.texts.len();
         scoring::charge_copies(&mut fields, start.len() + END.len(), n, documents.bytes)?;
         let prompt = |document: &String| Prompt::Text([&*start, document, END].concat().into());
+        let returns_texts = if is_bare {
+            body.returns_text
+        } else {
+            body.returns_documents
+        };
         let call = Self {
-            prompts: documents.texts.iter().map(prompt).collect(),
-            options,
+            requests: Requests {
+                prompts: documents.texts.iter().map(prompt).collect(),
+                namespace: body.options.namespace(limits)?,
+                urgency: body.options.urgency,
+            },
             answer: Answered {
                 is_bare,
-                texts: (if is_bare {
-                    returns_text
-                } else {
-                    returns_documents
-                })
-                .then_some(documents),
-                top_n,
+                texts: returns_texts.then_some(documents),
+                top_n: match body.top_n {
+                    None | Some(0) => usize::MAX,
+                    Some(top_n) => top_n as usize,
+                },
             },
         };
         Ok((call, fields.into_charges()))
     }
 }
 
-/// Whether the call is in the form of Text Embeddings Inference, whose documents are `texts`.
-fn is_bare(fields: &Fields) -> Result<bool, ApiError> {
-    match (fields.peek(TEXTS), fields.peek(DOCUMENTS)) {
-        (Some(_), Some(_)) => {
-            let text = "documents and texts are both given: send one of them";
-            Err(ApiError::field(TEXTS, text))
-        }
-        (texts, _) => Ok(texts.is_some()),
+impl Body {
+    /// The instruction under any of its names; an empty one counts as absent.
+    fn instruction(&self) -> &str {
+        let given = [&self.inner_instruction, &self.instruction, &self.instruct];
+        let mut given = given.into_iter().flatten();
+        let given = given.find(|text| !text.is_empty());
+        given.map_or(INSTRUCTION, String::as_str)
     }
 }
 
-/// The instruction under any of its names; an empty one counts as absent.
-fn instruction(fields: &mut Fields) -> Result<String, ApiError> {
-    let plain = [fields.string("instruction")?, fields.string("instruct")?];
-    let mut kwargs = fields.object(TEMPLATE_KWARGS)?;
-    let inside = [kwargs.string("instruction")?, kwargs.string("instruct")?];
-    let mut given = inside.into_iter().chain(plain).flatten();
-    let given = given.find(|text| !text.is_empty());
-    Ok(given.unwrap_or_else(|| INSTRUCTION.to_owned()))
+fn query(fields: &mut Fields, name: &str, _: CallLimits<'_>) -> Result<String, ApiError> {
+    let query = fields.string(name)?;
+    query.ok_or_else(|| missing(name.to_owned(), "a string"))
+}
+
+fn inner_instruction(
+    fields: &mut Fields,
+    name: &str,
+    _: CallLimits<'_>,
+) -> Result<Option<String>, ApiError> {
+    let mut kwargs = fields.object(name)?;
+    let given = [kwargs.string("instruction")?, kwargs.string("instruct")?];
+    Ok(given.into_iter().flatten().find(|text| !text.is_empty()))
 }
 
 /// The prompt up to the document.
@@ -220,12 +302,17 @@ fn prompt_start(instruction: &str, query: &str) -> String {
 }
 
 impl Documents {
-    fn take(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Self, ApiError> {
-        const WANTED: &str = "a list of strings, or of objects with a text";
-        let raw = fields.take_raw(name);
-        let raw = raw.ok_or_else(|| missing(name.to_owned(), WANTED))?;
+    fn take(
+        fields: &mut Fields,
+        name: &str,
+        limits: CallLimits<'_>,
+    ) -> Result<Option<Self>, ApiError> {
+        let Some(raw) = fields.take_raw(name) else {
+            return Ok(None);
+        };
         if !raw.is_list() && !raw.is_text() {
-            return Err(Field::new(name, &raw.shallow(name)?).must_be(WANTED).into());
+            let value = raw.shallow(name)?;
+            return Err(Field::new(name, &value).must_be(DOCUMENTS_WANTED).into());
         }
         let texts = if raw.is_list() {
             let (items, len) = raw.items(name, limits.max_requests)?;
@@ -238,13 +325,13 @@ impl Documents {
             vec![document(fields, name, &raw)?]
         };
         if texts.is_empty() {
-            let text = format!("{name} is an empty list: send {WANTED}");
+            let text = format!("{name} is an empty list: send {DOCUMENTS_WANTED}");
             return Err(ApiError::field(name, text));
         }
-        Ok(Self {
+        Ok(Some(Self {
             texts,
             bytes: raw.bytes().len(),
-        })
+        }))
     }
 }
 
@@ -302,51 +389,6 @@ impl Answered {
 }
 
 pub(super) fn operation(facts: &Facts) -> Operation {
-    let most = facts.max_requests;
-    let with_text = || object().has("text", text()).shape();
-    let documents = any_of([
-        text(),
-        list(any_of([text(), with_text()]))
-            .longer_than(0)
-            .up_to(most),
-    ]);
-    let texts = list(text()).longer_than(0).up_to(most);
-    let fields = object()
-        .takes("model", shared::model())
-        .has(QUERY, text())
-        .takes(
-            DOCUMENTS,
-            documents.about("texts to rank, as strings or as objects with a `text`"),
-        )
-        .takes(
-            TEXTS,
-            texts.about("in place of `documents`: the answer is a list of `index` and `score`"),
-        )
-        .takes(
-            TOP_N,
-            integer::<u32>().or(0).about("most results; 0 returns all"),
-        )
-        .takes(
-            RETURN_DOCUMENTS,
-            flag().or(true).about("the results have their `document`"),
-        )
-        .takes(
-            RETURN_TEXT,
-            flag().or(false).about("the same for `texts`, as `text`"),
-        )
-        .takes(
-            "instruction",
-            text()
-                .or(INSTRUCTION)
-                .about("the task, which the model reads before the query"),
-        )
-        .takes("instruct", text().about("SGLang's name of `instruction`"))
-        .takes(
-            TEMPLATE_KWARGS,
-            free_object().about("vLLM's place of `instruction`"),
-        )
-        .and(shared::namespace(facts))
-        .and(shared::urgency());
     let example = serde_json::json!({
         "query": "Where do pandas live?",
         "documents": ["Pandas live in the mountains of China.", "Paris is in France."],
@@ -356,7 +398,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
         "Rank documents by their relevance to a query",
     )
     .about("Jina's, Cohere's and vLLM's form. `documents` or `texts` is required.")
-    .takes(fields.shape(), example)
+    .takes(table().shape(facts).shape(), example)
     .answers(answer(), "the documents' scores, the best first")
     .runs()
     .done()

@@ -1,7 +1,5 @@
 //! `POST /v1/score`: the probability of each label token after a query and each of some items, as in SGLang.
 
-use std::sync::Arc;
-
 use actix_web::HttpResponse;
 use actix_web::web::Data;
 use serde_json::json;
@@ -15,10 +13,12 @@ use super::fields::{self, Fields};
 use super::foreign;
 use super::openapi::facts::Facts;
 use super::openapi::operation::{Group, describe};
-use super::openapi::shape::{any_of, count, flag, list, name_of, number, object, text, token_id};
+use super::openapi::shape::{any_of, count, list, name_of, number, object, text, token_id};
 use super::openapi::shared;
-use super::scoring::{self, Labels, Options};
+use super::options::Options;
+use super::scoring::{self, Labels, Requests};
 use super::state::AppState;
+use super::table::Table;
 use super::whole;
 use crate::field::check_count;
 use crate::request::Prompt;
@@ -30,19 +30,29 @@ const LABELS: &str = "label_token_ids";
 /// Bytes that a score takes at most as JSON.
 const SCORE_BYTES: usize = 26;
 
-struct Call {
-    prompts: Vec<Prompt>,
-    labels: Labels,
+#[derive(Default)]
+pub(super) struct Body {
+    query: Option<Prompt>,
+    items: Vec<Prompt>,
+    labels: Vec<u32>,
+    softmax: bool,
+    item_first: bool,
     options: Options,
+}
+
+struct Call {
+    requests: Requests,
+    labels: Labels,
 }
 
 /// Answers `POST /v1/score`.
 pub(super) async fn score(state: Data<AppState>, body: JsonBody) -> Result<HttpResponse, ApiError> {
     let model = state.serving()?.engine.model();
     let (call, charges) = Call::parse(body.0, scoring::limits(&state)?, model.vocab_size)?;
-    let answer_bytes = call.prompts.len() * call.labels.tokens.len() * SCORE_BYTES;
+    let n_prompts = call.requests.prompts.len();
+    let answer_bytes = n_prompts * call.labels.tokens.len() * SCORE_BYTES;
     let charge = state.answers().charge_bytes(answer_bytes)?;
-    let scored = scoring::run(&state, call.prompts, &call.labels, &call.options, charges).await?;
+    let scored = scoring::run(&state, call.requests, &call.labels, charges).await?;
     let tokens = scored.usages.iter().map(|usage| usage.prompt_tokens);
     let prompt_tokens: u64 = tokens.map(u64::from).sum();
     let answer = json!({
@@ -58,28 +68,52 @@ pub(super) async fn score(state: Data<AppState>, body: JsonBody) -> Result<HttpR
     Ok(whole::json(answer.to_string().into_bytes(), charge))
 }
 
+/// The fields of a call.
+pub(super) fn table() -> Table<Body> {
+    let labels_shape = |facts: &Facts| {
+        let labels = list(token_id()).longer_than(0);
+        let labels = labels.up_to(facts.limits.max_logprobs);
+        labels.about("the tokens to score")
+    };
+    let query_shape =
+        |_: &Facts| any_of([text(), list(token_id()).longer_than(0)]).about("a text, or token ids");
+    let items_shape = |facts: &Facts| {
+        shared::prompts(facts).about("one or several, of the same kind as the query")
+    };
+    Table::new()
+        .ignores("model", |_| shared::model())
+        .has(LABELS, labels_shape, labels, |body: &mut Body, labels| {
+            body.labels = labels
+        })
+        .flag(
+            "apply_softmax",
+            false,
+            "normalise over the labels",
+            |body, flag| body.softmax = flag,
+        )
+        .flag(
+            "item_first",
+            false,
+            "the item comes before the query",
+            |body, flag| body.item_first = flag,
+        )
+        .has(QUERY, query_shape, query, |body, query| {
+            body.query = Some(query)
+        })
+        .has(ITEMS, items_shape, items, |body, items| body.items = items)
+        .and(Options::table(), |body| &mut body.options)
+}
+
 impl Call {
     fn parse(
         mut fields: Fields,
         limits: CallLimits<'_>,
         vocab_size: usize,
     ) -> Result<(Self, Charges), ApiError> {
-        fields.string("model")?;
-        let labels = Labels {
-            tokens: labels(&mut fields, limits, vocab_size)?,
-            softmax: fields.flag("apply_softmax")?,
-        };
-        let item_first = fields.flag("item_first")?;
-        let query = match call::inputs(&mut fields, QUERY, limits)? {
-            Prompts::One(query) => query,
-            Prompts::List(_) => {
-                let text = "query must be a string or one list of token ids: send a call for each";
-                return Err(ApiError::field(QUERY, text));
-            }
-        };
-        let items = call::inputs(&mut fields, ITEMS, limits)?.into_vec();
-        check_size(ITEMS, items.len(), items.len(), limits)?;
-        let options = Options::read(&mut fields, limits)?;
+        let body = table().read(&mut fields, limits)?;
+        check_labels(&body.labels, vocab_size)?;
+        let query = body.query.expect("its row refuses its absence");
+        let items = body.items;
         let temperature = fields.take("temperature")?;
         if temperature.is_some_and(|given| given.as_f64() != Some(1.0)) {
             return Err(ApiError::unsupported("temperature"));
@@ -88,7 +122,7 @@ impl Call {
         let of_items = items.iter().map(bytes).sum();
         scoring::charge_copies(&mut fields, bytes(&query), items.len(), of_items)?;
         let prompt = |item: &Prompt| {
-            if !item_first {
+            if !body.item_first {
                 joined(&query, item)
             } else {
                 joined(item, &query)
@@ -96,33 +130,52 @@ impl Call {
         };
         let prompts: Result<_, ApiError> = items.iter().map(prompt).collect();
         let call = Self {
-            prompts: prompts?,
-            labels,
-            options,
+            requests: Requests {
+                prompts: prompts?,
+                namespace: body.options.namespace(limits)?,
+                urgency: body.options.urgency,
+            },
+            labels: Labels {
+                tokens: body.labels.into(),
+                softmax: body.softmax,
+            },
         };
         Ok((call, fields.into_charges()))
     }
 }
 
-fn labels(
-    fields: &mut Fields,
-    limits: CallLimits<'_>,
-    vocab_size: usize,
-) -> Result<Arc<[u32]>, ApiError> {
-    let raw = fields
-        .take_raw(LABELS)
-        .filter(|raw| !raw.asks_for_nothing());
+fn query(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Prompt, ApiError> {
+    match call::inputs(fields, name, limits)? {
+        Prompts::One(query) => Ok(query),
+        Prompts::List(_) => {
+            let text = "query must be a string or one list of token ids: send a call for each";
+            Err(ApiError::field(name, text))
+        }
+    }
+}
+
+fn items(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Vec<Prompt>, ApiError> {
+    let items = call::inputs(fields, name, limits)?.into_vec();
+    check_size(name, items.len(), items.len(), limits)?;
+    Ok(items)
+}
+
+fn labels(fields: &mut Fields, name: &str, limits: CallLimits<'_>) -> Result<Vec<u32>, ApiError> {
+    let raw = fields.take_raw(name).filter(|raw| !raw.asks_for_nothing());
     let Some(raw) = raw else {
         let text = "label_token_ids is missing: send the ids of the tokens to score";
-        return Err(ApiError::field(LABELS, text));
+        return Err(ApiError::field(name, text));
     };
     if raw.is_list() {
-        let (_, len) = raw.items(LABELS, 0)?;
-        check_count(LABELS, len, limits.request.max_logprobs, "ids")?;
+        let (_, len) = raw.items(name, 0)?;
+        check_count(name, len, limits.request.max_logprobs, "ids")?;
     }
-    let labels = fields::token_ids(LABELS, &raw)?;
+    fields::token_ids(name, &raw)
+}
+
+fn check_labels(labels: &[u32], vocab_size: usize) -> Result<(), ApiError> {
     match labels.iter().find(|label| **label as usize >= vocab_size) {
-        None => Ok(labels.into()),
+        None => Ok(()),
         Some(label) => {
             let text = format!(
                 "{LABELS} holds {label}, the vocabulary has {vocab_size} tokens: use ids below it"
@@ -155,28 +208,6 @@ fn joined(first: &Prompt, then: &Prompt) -> Result<Prompt, ApiError> {
 }
 
 pub(super) fn operation(facts: &Facts) -> Operation {
-    let labels = list(token_id())
-        .longer_than(0)
-        .up_to(facts.limits.max_logprobs);
-    let query = any_of([text(), list(token_id()).longer_than(0)]);
-    let fields = object()
-        .takes("model", shared::model())
-        .has(QUERY, query.about("a text, or token ids"))
-        .has(
-            ITEMS,
-            shared::prompts(facts).about("one or several, of the same kind as the query"),
-        )
-        .has(LABELS, labels.about("the tokens to score"))
-        .takes(
-            "apply_softmax",
-            flag().or(false).about("normalise over the labels"),
-        )
-        .takes(
-            "item_first",
-            flag().or(false).about("the item stands before the query"),
-        )
-        .and(shared::namespace(facts))
-        .and(shared::urgency());
     let usage = object()
         .has("prompt_tokens", count())
         .has("completion_tokens", count())
@@ -192,7 +223,7 @@ pub(super) fn operation(facts: &Facts) -> Operation {
         Group::SgLang,
         "How likely tokens are behind a query and each of some items",
     )
-    .takes(fields.shape(), example)
+    .takes(table().shape(facts).shape(), example)
     .answers(
         scored.shape(),
         "the probabilities of the tokens, for each item",

@@ -9,9 +9,10 @@ use super::call::CallLimits;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::lanes::{Lane, finish_all};
+use super::options::Urgency;
 use super::state::AppState;
 use super::transcript::Transcript;
-use crate::request::{GenerateRequest, Prompt, RequestTimeouts, Usage};
+use crate::request::{GenerateRequest, Prompt, Usage};
 use crate::state::cache::namespace::Namespace;
 use crate::state::sampling::{LogprobWish, SamplingParams};
 
@@ -22,11 +23,11 @@ pub(super) struct Labels {
     pub(super) softmax: bool,
 }
 
-/// The parameters that all requests of a call have in common.
-pub(super) struct Options {
-    namespace: Namespace,
-    priority: Option<i64>,
-    timeouts: RequestTimeouts,
+/// The requests of a call, for each of its prompts.
+pub(super) struct Requests {
+    pub(super) prompts: Vec<Prompt>,
+    pub(super) namespace: Namespace,
+    pub(super) urgency: Urgency,
 }
 
 /// The outcome of a call, with an entry for each prompt.
@@ -34,19 +35,6 @@ pub(super) struct Scored {
     /// The scores of the labels, in their order.
     pub(super) scores: Vec<Vec<f64>>,
     pub(super) usages: Vec<Usage>,
-}
-
-impl Options {
-    pub(super) fn read(fields: &mut Fields, limits: CallLimits<'_>) -> Result<Self, ApiError> {
-        let (key, salt) = (fields.string("extra_key")?, fields.string("cache_salt")?);
-        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
-        namespace.validate(limits.request).map_err(ApiError::from)?;
-        Ok(Self {
-            namespace,
-            priority: fields.integer("priority")?,
-            timeouts: fields.timeouts()?,
-        })
-    }
 }
 
 /// The limits of a call.
@@ -79,15 +67,19 @@ pub(super) fn charge_copies(
 /// Those of the requests.
 pub(super) async fn run(
     state: &Data<AppState>,
-    prompts: Vec<Prompt>,
+    requests: Requests,
     labels: &Labels,
-    options: &Options,
     charges: Charges,
 ) -> Result<Scored, ApiError> {
     let wish = LogprobWish {
         token_ids: labels.tokens.clone(),
         ..LogprobWish::default()
     };
+    let Requests {
+        prompts,
+        namespace,
+        urgency,
+    } = requests;
     let request = |prompt| GenerateRequest {
         sampling: SamplingParams {
             max_new_tokens: 1,
@@ -95,9 +87,9 @@ pub(super) async fn run(
             ..SamplingParams::default()
         },
         logprobs: Some(wish.clone()),
-        namespace: options.namespace.clone(),
-        priority: options.priority,
-        timeouts: options.timeouts,
+        namespace: namespace.clone(),
+        priority: urgency.priority,
+        timeouts: urgency.timeouts,
         is_streaming: false,
         ..GenerateRequest::new(prompt)
     };

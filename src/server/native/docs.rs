@@ -10,6 +10,7 @@ use crate::server::openapi::shape::{
     Shape, any_of, count, flag, integer, list, named, number, object, text, token_id, tuple, whole,
 };
 use crate::server::openapi::shared;
+use crate::server::options::Urgency;
 
 /// A field of one prompt, or of each prompt of a list.
 fn each(facts: &Facts, shape: Shape) -> Shape {
@@ -43,7 +44,7 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .takes("extra_key", each(facts, name()).about("prompts share the prefix cache with those of the same key only"))
         .takes("cache_salt", each(facts, name()).about("a secret: prompts share the prefix cache with those of the same salt only"))
         .takes("session_params", session())
-        .and(shared::urgency());
+        .and(Urgency::table().shape(facts));
     let example = json!({"text": "Hello", "sampling_params": {"max_new_tokens": 8}});
     describe(Group::SgLang, "Continue prompts, as SGLang has it")
         .about("`text`, `input_ids` or `input_embeds` is required.")

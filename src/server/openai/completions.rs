@@ -126,8 +126,7 @@ impl Call {
             id,
             sampling,
             namespace,
-            priority,
-            timeouts,
+            urgency,
             stream,
             constraint,
             ..
@@ -154,8 +153,8 @@ impl Call {
                 pooling: None,
                 parsing: None,
                 namespace: namespace.clone(),
-                priority,
-                timeouts,
+                priority: urgency.priority,
+                timeouts: urgency.timeouts,
                 is_streaming: stream,
             }
         });

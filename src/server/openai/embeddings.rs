@@ -11,9 +11,8 @@ use utoipa::openapi::path::Operation;
 
 use super::answer::Received;
 use super::wire::UsageReport;
-use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
-use crate::request::{GenerateRequest, Pooling, Prompt, RequestTimeouts};
+use crate::request::{GenerateRequest, Pooling, Prompt};
 use crate::server::body::JsonBody;
 use crate::server::budget::Charges;
 use crate::server::call::{self, CallLimits, read_rid, sample_id};
@@ -23,23 +22,31 @@ use crate::server::foreign;
 use crate::server::lanes::{Lane, finish_all};
 use crate::server::openapi::facts::Facts;
 use crate::server::openapi::operation::{Group, describe};
-use crate::server::openapi::shape::{
-    any_of, count, integer, list, name_of, named, number, object, text,
-};
+use crate::server::openapi::shape::{any_of, count, list, name_of, named, number, object, text};
 use crate::server::openapi::shared;
+use crate::server::options::{Options, Urgency};
 use crate::server::state::{AppState, Loaded};
+use crate::server::table::Table;
 use crate::server::transcript::Transcript;
 use crate::server::whole;
 use crate::state::cache::namespace::Namespace;
 
 const INPUT: &str = "input";
 const DIMENSIONS: &str = "dimensions";
-const FORMAT: &str = "encoding_format";
-const POOLING: &str = "pooling";
 
 /// Bytes of a value in an answer: as a number in JSON at most, and in base64.
 const NUMBER_BYTES: usize = 16;
 const BASE64_BYTES: usize = 6;
+
+#[derive(Default)]
+pub(in crate::server) struct Body {
+    prompts: Vec<Prompt>,
+    pooling: Pooling,
+    encoding: Encoding,
+    dimensions: Option<u32>,
+    rid: Option<RequestId>,
+    options: Options,
+}
 
 /// How an embedding is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,8 +66,7 @@ struct Call {
     dimensions: usize,
     rid: RequestId,
     namespace: Namespace,
-    priority: Option<i64>,
-    timeouts: RequestTimeouts,
+    urgency: Urgency,
 }
 
 #[derive(Serialize)]
@@ -187,36 +193,15 @@ impl Call {
         limits: CallLimits<'_>,
         width: usize,
     ) -> Result<(Self, Charges), ApiError> {
-        fields.string("model")?;
-        let prompts = call::inputs(&mut fields, INPUT, limits)?.into_vec();
-        check_texts(&prompts)?;
-        let dimensions = dimensions(&mut fields, width)?;
-        let encoding = match fields.string(FORMAT)?.as_deref() {
-            None | Some("float") => Encoding::Float,
-            Some("base64") => Encoding::Base64,
-            Some(other) => return Err(none_of(FORMAT, other, "float or base64")),
-        };
-        let pooling = match fields.string(POOLING)? {
-            None => Pooling::default(),
-            Some(name) => Pooling::from_name(&name)
-                .ok_or_else(|| none_of(POOLING, &name, &Pooling::NAMES.join(" or ")))?,
-        };
-        let rid = match fields.take("rid")? {
-            Some(value) => read_rid(value)?,
-            None => RequestId::random(),
-        };
-        let (key, salt) = (fields.string("extra_key")?, fields.string("cache_salt")?);
-        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
-        namespace.validate(limits.request).map_err(ApiError::from)?;
+        let body = table().read(&mut fields, limits)?;
         let call = Self {
-            prompts,
-            pooling,
-            encoding,
-            dimensions,
-            rid,
-            namespace,
-            priority: fields.integer("priority")?,
-            timeouts: fields.timeouts()?,
+            dimensions: dimensions(body.dimensions, width)?,
+            prompts: body.prompts,
+            pooling: body.pooling,
+            encoding: body.encoding,
+            rid: body.rid.unwrap_or_else(RequestId::random),
+            namespace: body.options.namespace(limits)?,
+            urgency: body.options.urgency,
         };
         foreign::refuse_bare_prompts(&mut fields)?;
         foreign::refuse(&mut fields, &["content"])?;
@@ -231,8 +216,8 @@ impl Call {
                 rid: sample_id(&self.rid, index, n),
                 pooling: Some(self.pooling),
                 namespace: self.namespace.clone(),
-                priority: self.priority,
-                timeouts: self.timeouts,
+                priority: self.urgency.priority,
+                timeouts: self.urgency.timeouts,
                 is_streaming: false,
                 ..GenerateRequest::new(prompt)
             });
@@ -252,9 +237,9 @@ fn check_texts(prompts: &[Prompt]) -> Result<(), ApiError> {
     }
 }
 
-/// Reads how many values an embedding is to have, of the `width` that the model gives.
-fn dimensions(fields: &mut Fields, width: usize) -> Result<usize, ApiError> {
-    match fields.integer::<u32>(DIMENSIONS)? {
+/// How many values an embedding is to have, of the `width` that the model gives.
+fn dimensions(given: Option<u32>, width: usize) -> Result<usize, ApiError> {
+    match given {
         None => Ok(width),
         Some(dimensions) if (1..=width).contains(&(dimensions as usize)) => Ok(dimensions as usize),
         Some(dimensions) => {
@@ -266,32 +251,54 @@ fn dimensions(fields: &mut Fields, width: usize) -> Result<usize, ApiError> {
     }
 }
 
-fn none_of(name: &str, value: &str, wanted: &str) -> ApiError {
-    Field::new(name, &Shallow::Text(value.to_owned()))
-        .must_be(wanted)
-        .into()
+/// The fields of a call.
+pub(in crate::server) fn table() -> Table<Body> {
+    let dimensions =
+        "first values to keep, at most the model's `hidden_size`; they are normalised to length 1";
+    Table::new()
+        .ignores("model", |_| shared::model())
+        .has(
+            INPUT,
+            |facts| shared::prompts(facts).about("texts or token ids"),
+            prompts,
+            |body: &mut Body, prompts| body.prompts = prompts,
+        )
+        .integer(
+            DIMENSIONS,
+            move |shape| shape.at_least(1).about(dimensions),
+            |body, dimensions| body.dimensions = dimensions,
+        )
+        .name(
+            "encoding_format",
+            [("float", Encoding::Float), ("base64", Encoding::Base64)],
+            "numbers, or the bytes of 32-bit floats",
+            |body, encoding| body.encoding = encoding,
+        )
+        .name(
+            "pooling",
+            [("last", Pooling::Last), ("mean", Pooling::Mean)],
+            "the state of the last token, or the mean of all",
+            |body, pooling| body.pooling = pooling,
+        )
+        .takes("rid", |_| shared::rid(), rid, |body, rid| body.rid = rid)
+        .and(Options::table(), |body| &mut body.options)
+}
+
+fn prompts(
+    fields: &mut Fields,
+    name: &str,
+    limits: CallLimits<'_>,
+) -> Result<Vec<Prompt>, ApiError> {
+    let prompts = call::inputs(fields, name, limits)?.into_vec();
+    check_texts(&prompts)?;
+    Ok(prompts)
+}
+
+fn rid(fields: &mut Fields, name: &str, _: CallLimits<'_>) -> Result<Option<RequestId>, ApiError> {
+    fields.take(name)?.map(read_rid).transpose()
 }
 
 pub(in crate::server) fn operation(facts: &Facts) -> Operation {
-    let fields = object()
-        .takes("model", shared::model())
-        .has(INPUT, shared::prompts(facts).about("texts or token ids"))
-        .takes(FORMAT, name_of(["float", "base64"]).or("float"))
-        .takes(
-            DIMENSIONS,
-            integer::<u32>().at_least(1).about(
-                "first values to keep, at most the model's `hidden_size`; they are normalised to length 1",
-            ),
-        )
-        .takes(
-            POOLING,
-            name_of(Pooling::NAMES)
-                .or("last")
-                .about("the state of the last token, or the mean of all"),
-        )
-        .takes("rid", shared::rid())
-        .and(shared::namespace(facts))
-        .and(shared::urgency());
     let embedding = object()
         .has("object", name_of(["embedding"]))
         .has("index", count())
@@ -301,8 +308,9 @@ pub(in crate::server) fn operation(facts: &Facts) -> Operation {
         .has("data", list(embedding.shape()))
         .has("model", text())
         .has("usage", named("Usage"));
+    let example = serde_json::json!({"input": "Act one."});
     describe(Group::OpenAi, "Embed texts")
-        .takes(fields.shape(), serde_json::json!({"input": "Act one."}))
+        .takes(table().shape(facts).shape(), example)
         .answers(answer.shape(), "the embeddings, in the order of the texts")
         .runs()
         .done()

@@ -22,12 +22,11 @@ use serde_json::Value;
 use super::call::{CallLimits, check_samples, read_rid};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::options::{Options, Urgency};
 use crate::field::{Field, Shallow};
 use crate::ids::RequestId;
 use crate::model::generation::GenerationConfig;
-use crate::request::{
-    ChatPrompt, FinishReason, GenerateRequest, OutputParsing, Prompt, RequestTimeouts,
-};
+use crate::request::{ChatPrompt, FinishReason, GenerateRequest, OutputParsing, Prompt};
 use crate::state::cache::namespace::Namespace;
 use crate::state::grammar::Constraint;
 use crate::state::request_limits::RequestLimits;
@@ -47,8 +46,7 @@ pub(super) struct Common {
     pub(super) sampling: SamplingParams,
     pub(super) constraint: Option<Arc<Constraint>>,
     namespace: Namespace,
-    priority: Option<i64>,
-    timeouts: RequestTimeouts,
+    urgency: Urgency,
     pub(super) stream: bool,
     include_usage: bool,
     /// Each chunk carries the counts of its choice so far.
@@ -73,11 +71,8 @@ impl Common {
             Some(value) => read_rid(value)?,
             None => RequestId::new(format!("{id_prefix}{}", RequestId::random())),
         };
-        let key = fields.string("extra_key")?;
-        let salt = fields.string("cache_salt")?;
+        let shared = Options::table().read(fields, limits)?;
         let stream = fields.flag("stream")?;
-        let namespace = Namespace::new(key.as_deref(), salt.as_deref());
-        namespace.validate(limits.request).map_err(ApiError::from)?;
         let mut options = fields.object("stream_options")?;
         let include_usage = options.flag("include_usage")?;
         let continuous_usage = options.flag("continuous_usage_stats")?;
@@ -85,9 +80,8 @@ impl Common {
             id,
             sampling: read_sampling(fields, limits.request)?,
             constraint,
-            namespace,
-            priority: fields.integer("priority")?,
-            timeouts: fields.timeouts()?,
+            namespace: shared.namespace(limits)?,
+            urgency: shared.urgency,
             stream,
             include_usage: include_usage && stream,
             continuous_usage: continuous_usage && stream,
@@ -117,8 +111,8 @@ impl Common {
             pooling: None,
             parsing,
             namespace: self.namespace,
-            priority: self.priority,
-            timeouts: self.timeouts,
+            priority: self.urgency.priority,
+            timeouts: self.urgency.timeouts,
             is_streaming: self.stream,
         }
     }

@@ -2,12 +2,13 @@
 
 use super::facts::{Facts, by_name};
 use super::shape::{
-    ObjectShape, Shape, any_of, anything, count, flag, free_object, integer, list, map_of, name_of,
-    named, number, object, seconds, text, token_id, whole,
+    ObjectShape, Shape, any_of, anything, count, flag, free_object, list, map_of, name_of, named,
+    number, object, text, token_id, whole,
 };
 use crate::server::cached::CachedTokens;
 use crate::server::call::MAX_RID_BYTES;
 use crate::server::constraint::MAX_PATTERN_BYTES;
+use crate::server::options::Options;
 use crate::state::sampling::{MAX_SAMPLES, SamplingParams};
 
 /// A text, or token ids, or a list of either.
@@ -37,44 +38,6 @@ pub(in crate::server) fn rid() -> Shape {
 /// The names of models, of which there is one.
 pub(in crate::server) fn model() -> Shape {
     text().about("any name: the loaded model serves every request")
-}
-
-/// The fields that say how soon a request is served.
-pub(in crate::server) fn urgency() -> ObjectShape {
-    object()
-        .takes(
-            "priority",
-            integer::<i64>()
-                .about("larger values are served first, where the server runs with priorities"),
-        )
-        .takes(
-            "waiting_timeout",
-            seconds().about(
-                "seconds that the request may wait for its first step: then it fails with 503",
-            ),
-        )
-        .takes(
-            "running_timeout",
-            seconds().about("seconds that the request may run: then it fails with 503"),
-        )
-}
-
-/// The fields that say with whom a prompt's cache is shared.
-pub(in crate::server) fn namespace(facts: &Facts) -> ObjectShape {
-    let most = facts.limits.max_extra_key_bytes;
-    object()
-        .takes(
-            "extra_key",
-            text()
-                .up_to(most)
-                .about("prompts share the prefix cache with those of the same key only"),
-        )
-        .takes(
-            "cache_salt",
-            text()
-                .up_to(most)
-                .about("a secret: prompts share the prefix cache with those of the same salt only"),
-        )
 }
 
 /// Sampling parameters that have the same name everywhere, with their defaults.
@@ -247,8 +210,7 @@ pub(in crate::server) fn common(facts: &Facts) -> ObjectShape {
                 .about("`sglext.cached_tokens_details`: the cached tokens, by the memory that they were in"),
         )
         .takes("rid", rid())
-        .and(namespace(facts))
-        .and(urgency())
+        .and(Options::table().shape(facts))
         .and(constraints())
 }
 

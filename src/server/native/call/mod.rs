@@ -16,6 +16,7 @@ use crate::server::constraint;
 use crate::server::error::ApiError;
 use crate::server::fields::{self, Fields};
 use crate::server::foreign;
+use crate::server::options::Urgency;
 use crate::server::raw::Raw;
 use crate::server::spelling::Spelling;
 use crate::state::cache::namespace::Namespace;
@@ -50,8 +51,7 @@ impl NativeCall {
         let wishes = logprob_wishes(&mut fields, shape, limits.request)?;
         let namespaces = namespaces(&mut fields, shape, limits.request)?;
         let rids = rids(&mut fields, shape)?;
-        let priority = fields.integer("priority")?;
-        let timeouts = fields.timeouts()?;
+        let Urgency { priority, timeouts } = Urgency::table().read(&mut fields, limits)?;
         let stream = fields.flag("stream")?;
         let wants_token_texts = fields.flag("return_text_in_logprobs")?;
         // Unknown names are ignored, as SGLang does: its own clients and routers send some.

@@ -1,0 +1,97 @@
+//! Fields of every endpoint that takes prompts: who shares its cached prefixes, and how soon it is served.
+
+use super::call::CallLimits;
+use super::error::ApiError;
+use super::openapi::facts::Facts;
+use super::openapi::shape::{Shape, seconds, text};
+use super::table::Table;
+use crate::request::RequestTimeouts;
+use crate::state::cache::namespace::Namespace;
+
+/// The names under which prefixes are shared.
+#[derive(Default)]
+pub(super) struct Sharing {
+    extra_key: Option<String>,
+    cache_salt: Option<String>,
+}
+
+/// How soon requests are served, and for how long.
+#[derive(Debug, Default)]
+pub(super) struct Urgency {
+    pub(super) priority: Option<i64>,
+    pub(super) timeouts: RequestTimeouts,
+}
+
+#[derive(Default)]
+pub(super) struct Options {
+    sharing: Sharing,
+    pub(super) urgency: Urgency,
+}
+
+impl Sharing {
+    pub(super) fn table() -> Table<Self> {
+        let names = |about: &'static str| {
+            move |facts: &Facts| text().up_to(facts.limits.max_extra_key_bytes).about(about)
+        };
+        Table::new()
+            .text(
+                "extra_key",
+                names("prompts share the prefix cache with those of the same key only"),
+                |sharing: &mut Self, key| sharing.extra_key = key,
+            )
+            .text(
+                "cache_salt",
+                names("a secret: prompts share the prefix cache with those of the same salt only"),
+                |sharing, salt| sharing.cache_salt = salt,
+            )
+    }
+}
+
+impl Urgency {
+    pub(super) fn table() -> Table<Self> {
+        let priority = "larger values are served first, where the server runs with priorities";
+        let waiting =
+            "seconds that the request may wait for its first step: then it fails with 503";
+        let running = "seconds that the request may run: then it fails with 503";
+        Table::new()
+            .integer(
+                "priority",
+                move |shape: Shape| shape.about(priority),
+                |urgency: &mut Self, priority| urgency.priority = priority,
+            )
+            .takes(
+                "waiting_timeout",
+                move |_| seconds().about(waiting),
+                |fields, name, _| fields.seconds(name),
+                |urgency, seconds| urgency.timeouts.waiting_s = seconds,
+            )
+            .takes(
+                "running_timeout",
+                move |_| seconds().about(running),
+                |fields, name, _| fields.seconds(name),
+                |urgency, seconds| urgency.timeouts.running_s = seconds,
+            )
+    }
+}
+
+impl Options {
+    pub(super) fn table() -> Table<Self> {
+        Table::new()
+            .and(Sharing::table(), |options: &mut Self| &mut options.sharing)
+            .and(Urgency::table(), |options| &mut options.urgency)
+    }
+
+    /// The namespace of the call's prompts.
+    ///
+    /// # Errors
+    /// A name is longer than the limit.
+    pub(super) fn namespace(&self, limits: CallLimits<'_>) -> Result<Namespace, ApiError> {
+        let Sharing {
+            extra_key,
+            cache_salt,
+        } = &self.sharing;
+        let namespace = Namespace::new(extra_key.as_deref(), cache_salt.as_deref());
+        namespace.validate(limits.request).map_err(ApiError::from)?;
+        Ok(namespace)
+    }
+}
