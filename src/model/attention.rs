@@ -8,45 +8,8 @@ use crate::model::blocks::ends::Rotations;
 use crate::model::blocks::mixed::Mixed;
 use crate::model::blocks::mlp::add_projected;
 use crate::model::blocks::norm::Norm;
-use crate::model::config::ModelConfig;
+pub use crate::model::layer_spec::AttentionSpec;
 use crate::model::loader::Loader;
-
-/// The parts of an attention layer.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionSpec {
-    /// The q, k and v projections add a bias.
-    pub qkv_bias: bool,
-    /// The output projection adds a bias.
-    pub o_bias: bool,
-    /// Every head of q and k is normed before the rotation.
-    pub qk_norm: bool,
-    /// Every value head is normed, without a weight.
-    pub v_norm: bool,
-    /// Every query head has an attention sink: a score without a value.
-    pub sinks: bool,
-    /// The output is normed before it is added to the residual stream.
-    pub post_norm: bool,
-    /// How many tokens a query sees, itself included; `None` for all before it.
-    pub window: Option<usize>,
-    /// Factor on queries, by their positions.
-    pub query_scale: Option<PositionScale>,
-}
-
-impl AttentionSpec {
-    /// Biases and window as the configuration has them for a layer, and nothing more.
-    pub fn plain(config: &ModelConfig, layer: usize) -> Self {
-        Self {
-            qkv_bias: config.bias.qkv,
-            o_bias: config.bias.o,
-            qk_norm: false,
-            v_norm: false,
-            sinks: false,
-            post_norm: false,
-            window: config.windows[layer],
-            query_scale: None,
-        }
-    }
-}
 
 /// Grouped-query attention with rotary positions.
 pub struct Attention<B: Backend> {

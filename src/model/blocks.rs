@@ -13,10 +13,11 @@ pub use self::mlp::{Mlp, add_projected};
 pub use self::norm::Norm;
 use crate::error::LoadError;
 use crate::kernels::{Backend, Gate};
-use crate::model::attention::{Attention, AttentionSpec};
+use crate::model::attention::Attention;
 use crate::model::config::ModelConfig;
 use crate::model::latent::LatentAttention;
 use crate::model::layer_inputs::LayerInput;
+pub use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::loader::Loader;
 use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::StateMixer;
@@ -90,38 +91,6 @@ impl<B: Backend> Model<B> for Decoder<B> {
     fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         self.ends.states(backend, hidden, tokens)
     }
-}
-
-/// The parts of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerSpec {
-    /// The block that mixes tokens.
-    pub mixer: MixerSpec,
-    /// The block after it.
-    pub feed_forward: FeedForwardSpec,
-}
-
-/// The block of a layer that mixes tokens.
-#[derive(Clone, Copy, Debug)]
-pub enum MixerSpec {
-    /// Grouped-query attention.
-    Attention(AttentionSpec),
-    /// Latent attention, of the shape that the configuration has.
-    Latent,
-}
-
-/// The block of a layer after its attention.
-#[derive(Clone, Copy, Debug)]
-pub enum FeedForwardSpec {
-    /// A gated MLP.
-    Mlp {
-        /// Its projections add a bias.
-        bias: bool,
-    },
-    /// A gated MLP between two norms; its input norm has another name, as the usual one norms attention's output.
-    NormedMlp,
-    /// Experts, as the configuration has them in some or all layers; a gated MLP in the others.
-    Experts,
 }
 
 impl FeedForwardSpec {

@@ -22,6 +22,7 @@ pub mod granite;
 pub(crate) mod json_file;
 pub mod latent;
 pub mod layer_inputs;
+pub(crate) mod layer_spec;
 pub mod lfm2;
 pub mod llama;
 pub mod loader;
