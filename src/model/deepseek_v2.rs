@@ -4,8 +4,33 @@
 //! best within the groups with the highest maximum. The first layers have a plain MLP. The weights of the chosen are
 //! scaled and never divided by their sum.
 
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
+use crate::kernels::routing::{GroupScore, Routing};
 use crate::model::config::ModelConfig;
+use crate::model::config::deepseek::{self, Defaults as Experts};
+use crate::model::config::experts::ExpertsConfig;
+use crate::model::config::latent::LatentDefaults;
+use crate::model::deepseek_v3;
+use crate::model::family::{Family, GgufFamily};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    mlp_bias: true,
+    latent: Some(LatentDefaults {
+        interleaved: Some(true),
+        ..deepseek_v3::LATENT
+    }),
+    keys: deepseek_v3::KEYS,
+    experts,
+    // Files have DeepSeek-V3's name.
+    gguf: GgufFamily {
+        name: None,
+        ..deepseek_v3::GGUF
+    },
+    lacks_on_cuda: Some("this family's experts"),
+    ..Family::new("DeepseekV2ForCausalLM", "deepseek_v2", layer)
+};
 
 /// The parts of a layer of DeepSeek-V2.
 pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
@@ -13,4 +38,48 @@ pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
         mixer: MixerSpec::Latent,
         feed_forward: FeedForwardSpec::Experts,
     }
+}
+
+/// Softmax over all experts, of the best groups or of all; the weights are never divided by their sum.
+fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let grouped = match json.text("topk_method")? {
+        None | Some("greedy") => false,
+        Some("group_limited_greedy") => true,
+        Some(other) => {
+            let reason =
+                format!("is {other:?}, supported are \"greedy\" and \"group_limited_greedy\"");
+            return Err(json.error("topk_method", reason));
+        }
+    };
+    let defaults = Experts {
+        count: 64,
+        used: None,
+        width: 1407,
+        shared: 2,
+        dense_layers: deepseek::dense_layers(json, 0)?,
+        scale: 1.0,
+        groups: None,
+    };
+    let experts = deepseek::read(json, layers, &defaults, |json, count, used| {
+        deepseek::refuse_others(json, "scoring_func", "softmax")?;
+        if json.flag("norm_topk_prob")? == Some(true) {
+            let reason =
+                "is true, supported is false: weights are scaled, not divided by their sum";
+            return Err(json.error("norm_topk_prob", reason));
+        }
+        Ok(Routing {
+            groups: if grouped {
+                deepseek::groups(json, &defaults, GroupScore::Best, count)?
+            } else {
+                None
+            },
+            ..Routing::softmax(count, used, false)
+        })
+    })?;
+    let lacks = |all: &ExpertsConfig| all.layers.contains(&true) && all.shared_width.is_none();
+    if json.flag("mlp_bias")? == Some(true) && experts.as_ref().is_some_and(lacks) {
+        let reason = "is true with n_shared_experts 0: the bias of an MLP of no width is not added";
+        return Err(json.error("mlp_bias", reason));
+    }
+    Ok(experts)
 }

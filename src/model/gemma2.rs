@@ -3,9 +3,64 @@
 //! arXiv 2408.00118. Norm weights are stored minus one, embeddings are multiplied by the square root of the width, the
 //! MLP's gate is GELU. A softcap is `cap * tanh(x / cap)`.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
+use crate::model::config::gemma::{self, GemmaRules};
+use crate::model::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
+use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION, SCORE_CAP};
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        vocab_size: Some(256_000),
+        context: 8192,
+        ..DEFAULTS
+    },
+    windows: Windows {
+        layers: WindowLayers::Period(2),
+        ..WINDOWS
+    },
+    gemma: Some(GemmaRules {
+        score_cap: Some(50.0),
+        logits_cap: Some(30.0),
+        caps_logits_with_vision: true,
+        norms_from_one: true,
+        has_window_rope: false,
+        plain_scores: false,
+        is_fourth: false,
+    }),
+    scales: gemma::scales,
+    gguf: GgufFamily {
+        numbers: &[SCORE_CAP, LOGITS_CAP],
+        names: &[POST_ATTENTION],
+        windows: GgufWindows::Pattern {
+            period: 2,
+            required: false,
+            absent: Some(4096),
+        },
+        ..GgufFamily::named(Some("gemma2"))
+    },
+    lacks_on_cuda: Some("this family's gates and norms"),
+    ..Family::new("Gemma2ForCausalLM", "gemma2", layer)
+};
+
+/// Defaults that Gemma's families share. Their published files omit more keys than others; the end comes before the
+/// beginning.
+pub(crate) const DEFAULTS: Defaults = Defaults {
+    heads: Some(8),
+    kv_heads: Some(4),
+    head_dim: Some(256),
+    context: 131_072,
+    ties_embeddings: true,
+    bos: Some(2),
+    eos: Some(1),
+    ..Defaults::LLAMA
+};
+
+pub(crate) const WINDOWS: Windows = Windows {
+    absent: Some(4096),
+    required: true,
+    ..Windows::EVERYWHERE
+};
 
 /// The parts of a layer of Gemma 2.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {

@@ -2,9 +2,47 @@
 //!
 //! arXiv 2503.19786. Layers with windows have a separate RoPE base, the others a longer one.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
+use crate::model::config::gemma::{self, GemmaRules};
+use crate::model::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
+use crate::model::gemma2;
+use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        vocab_size: Some(262_208),
+        ..gemma2::DEFAULTS
+    },
+    windows: Windows {
+        layers: WindowLayers::PeriodKey(6),
+        ..gemma2::WINDOWS
+    },
+    qk_norm: true,
+    gemma: Some(GemmaRules {
+        score_cap: None,
+        logits_cap: None,
+        caps_logits_with_vision: false,
+        norms_from_one: true,
+        has_window_rope: true,
+        plain_scores: false,
+        is_fourth: false,
+    }),
+    rope: gemma::full_rope,
+    scales: gemma::scales,
+    gguf: GgufFamily {
+        numbers: &[LOGITS_CAP],
+        names: &[POST_ATTENTION],
+        windows: GgufWindows::Pattern {
+            period: 6,
+            required: false,
+            absent: None,
+        },
+        ..GgufFamily::named(Some("gemma3"))
+    },
+    lacks_on_cuda: Some("this family's gates and norms"),
+    ..Family::new("Gemma3ForConditionalGeneration", "gemma3", layer)
+};
 
 /// The parts of a layer of Gemma 3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {

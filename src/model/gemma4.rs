@@ -5,9 +5,79 @@
 //! layers, and all have per-layer inputs ([`crate::model::layer_inputs`]). One model has experts in parallel with its
 //! MLPs ([`crate::model::side_experts`]). Layers end with a factor on the residual stream. Norm weights are plain.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
+use crate::kernels::routing::Routing;
 use crate::model::config::ModelConfig;
+use crate::model::config::experts::{ExpertNames, ExpertsConfig};
+use crate::model::config::gemma::{self, FULL_THETA, GemmaRules};
+use crate::model::config::limits::{EXPERTS, INTERMEDIATE};
+use crate::model::config::scales::Scales;
+use crate::model::family::{
+    Defaults, Family, GgufExperts, GgufFamily, GgufWindows, KeyNames, WindowLayers, Windows,
+};
+use crate::model::gemma2;
+use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::rope::{RopeConfig, RopeContext, RopeScaling, theta};
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        vocab_size: Some(262_144),
+        ..gemma2::DEFAULTS
+    },
+    windows: Windows {
+        absent: Some(512),
+        layers: WindowLayers::Period(6),
+        last_is_full: true,
+        ..gemma2::WINDOWS
+    },
+    qk_norm: true,
+    gemma: Some(GemmaRules {
+        score_cap: None,
+        logits_cap: None,
+        caps_logits_with_vision: true,
+        norms_from_one: false,
+        has_window_rope: true,
+        plain_scores: true,
+        is_fourth: true,
+    }),
+    keys: KeyNames {
+        experts_used: "top_k_experts",
+        ..KeyNames::USUAL
+    },
+    tensor_names: NAMES,
+    experts,
+    rope,
+    scales: |_, widths| {
+        Ok(Scales {
+            embedding: Some(gemma::embedding_scale(widths.hidden)),
+            scores: Some(1.0),
+            ..Scales::NONE
+        })
+    },
+    gguf: GgufFamily {
+        numbers: &[LOGITS_CAP],
+        names: &[POST_ATTENTION],
+        windows: GgufWindows::Pattern {
+            period: 6,
+            required: false,
+            absent: None,
+        },
+        experts: Some(GgufExperts {
+            names: ExpertNames::GEMMA4,
+            gate: gemma::GATE,
+            scaled: true,
+            ..GgufExperts::PLAIN
+        }),
+        ..GgufFamily::named(Some("gemma4"))
+    },
+    lacks_on_cuda: Some("this family's gates and norms"),
+    ..Family::new("Gemma4ForConditionalGeneration", "gemma4", layer)
+};
+
+/// Parts of Gemma 4's names, which have experts directly in the layer, and ours.
+const NAMES: &[(&str, &str)] = &[(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
 
 /// The parts of a layer of Gemma 4.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
@@ -20,4 +90,36 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
         }),
         feed_forward: FeedForwardSpec::NormedMlp,
     }
+}
+
+/// The rotation of layers without windows.
+fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
+    theta(json)?;
+    if json.value("rope_parameters").is_some() {
+        return gemma::full_rope(json, context);
+    }
+    Ok(RopeConfig {
+        theta: FULL_THETA,
+        scaling: RopeScaling::Proportional {
+            part: 0.25,
+            factor: 1.0,
+        },
+    })
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum, then each is multiplied by its
+/// expert's factor. All layers have experts, in parallel with their MLPs.
+fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    if !json.flag("enable_moe_block")?.unwrap_or(false) {
+        return Ok(None);
+    }
+    let count = json.required_size("num_experts", EXPERTS)?;
+    let used = json.required_size("top_k_experts", EXPERTS)?;
+    Ok(Some(ExpertsConfig {
+        width: json.required_size("moe_intermediate_size", INTERMEDIATE)?,
+        layers: vec![true; layers],
+        gate: gemma::GATE,
+        scaled: true,
+        ..ExpertsConfig::plain(Routing::softmax(count, used, true), ExpertNames::GEMMA4)
+    }))
 }

@@ -2,8 +2,36 @@
 //!
 //! Which layers have experts is configured layer by layer.
 
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::config::deepseek;
+use crate::model::config::experts::ExpertsConfig;
+use crate::model::config::latent::LatentDefaults;
+use crate::model::deepseek_v3;
+use crate::model::family::{Defaults, Family};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+
+/// Its GGUF files have DeepSeek-V3's name and are read as its.
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        context: 202_752,
+        eps: 1e-5,
+        bos: Some(0),
+        eos: Some(1),
+        ..Defaults::LLAMA
+    },
+    latent: Some(LatentDefaults {
+        query_rank: 768,
+        plain_dim: 192,
+        value_dim: 256,
+        interleaved: None,
+    }),
+    keys: deepseek_v3::KEYS,
+    experts,
+    lacks_on_cuda: Some("this family's experts"),
+    ..Family::new("Glm4MoeLiteForCausalLM", "glm4_moe_lite", layer)
+};
 
 /// The parts of a layer of GLM-4-MoE-Lite.
 pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
@@ -11,4 +39,41 @@ pub fn layer(_: &ModelConfig, _: usize) -> LayerSpec {
         mixer: MixerSpec::Latent,
         feed_forward: FeedForwardSpec::Experts,
     }
+}
+
+/// DeepSeek-V3's formulas; `mlp_layer_types` says which layers have experts.
+fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let defaults = deepseek::Defaults {
+        count: 64,
+        used: Some(4),
+        width: 1536,
+        shared: 1,
+        dense_layers: 1,
+        scale: 1.8,
+        groups: Some([1, 1]),
+    };
+    let Some(kinds) = json.texts("mlp_layer_types")? else {
+        return deepseek::corrected(json, layers, &defaults);
+    };
+    if kinds.len() != layers {
+        let reason = format!(
+            "has {} entries, expected {layers}: one for each layer",
+            kinds.len()
+        );
+        return Err(json.error("mlp_layer_types", reason));
+    }
+    let sparse = |kind: &&str| match *kind {
+        "sparse" => Ok(true),
+        "dense" => Ok(false),
+        other => {
+            let reason = format!("has {other:?}, supported are \"sparse\" and \"dense\"");
+            Err(json.error("mlp_layer_types", reason))
+        }
+    };
+    let layers_with = kinds.iter().map(sparse).collect::<Result<Vec<_>, _>>()?;
+    let read = deepseek::corrected(json, layers, &defaults)?;
+    Ok(read.map(|experts| ExpertsConfig {
+        layers: layers_with,
+        ..experts
+    }))
 }

@@ -5,16 +5,39 @@
 //! models of any width (arXiv 2203.03466). All four are in the configuration ([`ModelConfig::embedding_scale`] and the
 //! fields after it), where [`crate::model::blocks`] finds them.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::config::limits::FACTORS;
+use crate::model::config::scales::{Scales, Widths, unless_one};
+use crate::model::family::{Family, GgufFamily};
+use crate::model::gguf::keys::{EMBEDDING_SCALE, LOGITS_DIVISOR, RESIDUAL_SCALE, SCORE_SCALE};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    mlp_bias: true,
+    scales,
+    gguf: GgufFamily {
+        numbers: &[SCORE_SCALE, EMBEDDING_SCALE, RESIDUAL_SCALE, LOGITS_DIVISOR],
+        paired_rows: true,
+        says_whether_rotated: true,
+        ..GgufFamily::named(Some("granite"))
+    },
+    ..Family::new("GraniteForCausalLM", "granite", layer)
+};
 
 /// The parts of a layer of Granite.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
-    LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
-        feed_forward: FeedForwardSpec::Mlp {
-            bias: config.bias.mlp,
-        },
-    }
+    LayerSpec::dense(AttentionSpec::plain(config, layer), config)
+}
+
+fn scales(json: &JsonFile, _: &Widths) -> Result<Scales, LoadError> {
+    let factor = |key| Ok::<f64, LoadError>(json.number(key, FACTORS)?.unwrap_or(1.0));
+    Ok(Scales {
+        embedding: unless_one(factor("embedding_multiplier")?),
+        residual: unless_one(factor("residual_multiplier")?),
+        scores: Some(factor("attention_multiplier")? as f32),
+        logits_divisor: unless_one(factor("logits_scaling")?),
+        queries: None,
+    })
 }

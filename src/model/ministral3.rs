@@ -3,17 +3,109 @@
 //! A rotated query is multiplied by `1 + beta * ln(1 + floor(position / original context))`, as in Llama 4: attention
 //! over many keys stays as sharp as over few. Keys are not scaled, so cached keys are valid for every later query.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
+use crate::kernels::rope::PositionScale;
 use crate::model::config::ModelConfig;
+use crate::model::config::scales::{SLOPES, Scales};
+use crate::model::family::{AttentionBias, Defaults, Family, GgufFamily, Windows};
+use crate::model::gguf::keys::QUERY_SLOPE;
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::model::mistral;
+use crate::model::rope::{
+    MAX_POSITIONS, RopeConfig, RopeContext, RopeScaling, Yarn, of_all_layers,
+};
+
+pub(crate) static FAMILY: Family = Family {
+    decoder_of: &[mistral::WITH_VISION],
+    defaults: Defaults {
+        kv_heads: Some(8),
+        head_dim: Some(128),
+        context: 262_144,
+        eps: 1e-5,
+        ..Defaults::LLAMA
+    },
+    windows: Windows::EVERYWHERE,
+    attention_bias: AttentionBias::Never,
+    rope,
+    scales: |json, widths| {
+        Ok(Scales {
+            queries: queries(json, widths.max_positions)?,
+            ..Scales::NONE
+        })
+    },
+    gguf: GgufFamily {
+        numbers: &[QUERY_SLOPE],
+        paired_rows: true,
+        // llama.cpp takes the other one to be 1.
+        yarn_weights: |all| (all != 0.0).then_some((1.0, all)),
+        ..GgufFamily::named(Some("mistral3"))
+    },
+    ..Family::new("Ministral3ForCausalLM", "ministral3", layer)
+};
 
 /// The parts of a layer of Ministral 3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
-    LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            query_scale: config.query_scale,
-            ..AttentionSpec::plain(config, layer)
-        }),
-        feed_forward: FeedForwardSpec::Mlp { bias: false },
+    let attention = AttentionSpec {
+        query_scale: config.query_scale,
+        ..AttentionSpec::plain(config, layer)
+    };
+    LayerSpec::dense(attention, config)
+}
+
+fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
+    if RopeConfig::is_absent(json)? {
+        Ok(usual_rope())
+    } else {
+        of_all_layers(json, context)
     }
+}
+
+/// The default rotation.
+fn usual_rope() -> RopeConfig {
+    RopeConfig {
+        theta: 1e6,
+        scaling: RopeScaling::Yarn(Yarn {
+            factor: 16.0,
+            original_max_position_embeddings: 16_384,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+            mscale: Some(1.0),
+            mscale_all_dim: Some(1.0),
+            truncate: true,
+        }),
+    }
+}
+
+/// The growth of Ministral 3's queries, which its rotation's parameters hold; a model without any has the default.
+fn queries(json: &JsonFile, max_positions: usize) -> Result<Option<PositionScale>, LoadError> {
+    if RopeConfig::is_absent(json)? {
+        return Ok(Some(PositionScale {
+            slope: 0.1,
+            period: 16_384,
+        }));
+    }
+    let filled = |rope: &JsonFile| !rope.entries().is_empty();
+    let rope = match json.object("rope_scaling")?.filter(filled) {
+        None => json.object("rope_parameters")?,
+        some => some,
+    };
+    let slope = rope
+        .as_ref()
+        .map(|rope| rope.number("llama_4_scaling_beta", SLOPES))
+        .transpose()?
+        .flatten();
+    let Some(slope) = slope.filter(|slope| *slope != 0.0) else {
+        return Ok(None);
+    };
+    let mut period = max_positions;
+    for file in rope.iter().chain([json]) {
+        let given = file.size("original_max_position_embeddings", 1..=MAX_POSITIONS)?;
+        period = given.unwrap_or(period);
+    }
+    Ok(Some(PositionScale {
+        slope: slope as f32,
+        period: period as u32,
+    }))
 }

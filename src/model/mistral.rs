@@ -3,14 +3,29 @@
 //! A query at position p sees the keys at positions above `p - window`. The executor decides whether keys that left the
 //! window keep their pages.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
+use crate::model::family::{AttentionBias, Defaults, Family, Windows};
+use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+
+/// The class of Mistral's vision-language models, which run on text only.
+pub(crate) const WITH_VISION: &str = "Mistral3ForConditionalGeneration";
+
+pub(crate) static FAMILY: Family = Family {
+    decoder_of: &[WITH_VISION],
+    defaults: Defaults {
+        kv_heads: Some(8),
+        context: 131_072,
+        ..Defaults::LLAMA
+    },
+    windows: Windows {
+        absent: Some(4096),
+        ..Windows::EVERYWHERE
+    },
+    attention_bias: AttentionBias::Never,
+    ..Family::new("MistralForCausalLM", "mistral", layer)
+};
 
 /// The parts of a layer of Mistral.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
-    LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
-        feed_forward: FeedForwardSpec::Mlp { bias: false },
-    }
+    LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

@@ -2,9 +2,38 @@
 //!
 //! The router's softmax is over all experts, and the weights of the chosen are divided by their sum.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
+use crate::model::config::limits::{EXPERTS, INTERMEDIATE};
+use crate::model::family::{AttentionBias, Defaults, Family, GgufExperts, GgufFamily, Windows};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        kv_heads: Some(8),
+        context: 131_072,
+        eps: 1e-5,
+        theta: 1e6,
+        ..Defaults::LLAMA
+    },
+    windows: Windows::EVERYWHERE,
+    attention_bias: AttentionBias::Never,
+    experts,
+    gguf: GgufFamily {
+        paired_rows: true,
+        ..GgufFamily::named(None)
+    },
+    lacks_on_cuda: Some("this family's experts"),
+    ..Family::new("MixtralForCausalLM", "mixtral", layer)
+};
+
+/// Its experts in files, which have Llama's name.
+pub(crate) const GGUF_EXPERTS: GgufExperts = GgufExperts {
+    names: ExpertNames::MIXTRAL,
+    ..GgufExperts::PLAIN
+};
 
 /// The parts of a layer of Mixtral.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
@@ -12,4 +41,15 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
         feed_forward: FeedForwardSpec::Experts,
     }
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum.
+fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(8);
+    let routing = softmax(json, count, 2, true)?;
+    Ok(Some(ExpertsConfig {
+        width: json.required_size("intermediate_size", INTERMEDIATE)?,
+        layers: vec![true; layers],
+        ..ExpertsConfig::plain(routing, ExpertNames::MIXTRAL)
+    }))
 }

@@ -1,16 +1,17 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] resolves a model's path.
 //!
-//! One file for each family ([`deepseek_v2`], [`deepseek_v3`], [`gemma2`], [`gemma3`], [`gemma4`], [`glm4_moe_lite`],
-//! [`gpt_oss`], [`granite`], [`lfm2`], [`llama`], [`ministral3`], [`mistral`], [`mixtral`], [`phi3`], [`qwen2`], [`qwen3`],
-//! [`qwen3_5`], [`qwen3_moe`], [`smollm3`]) describes its layers; the parts that families share are in [`blocks`],
-//! [`attention`], [`latent`], [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is
-//! written against [`Backend`] and knows nothing of devices, requests or steps.
+//! One file for each family, [`llama`] the simplest, holds its record (`family.rs`): names, defaults, keys, tensors and
+//! layers; `families.rs` is the table of them. The parts that families share are in [`blocks`], [`attention`], [`latent`],
+//! [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is written against [`Backend`]
+//! and knows nothing of devices, requests or steps.
 
 pub mod attention;
 pub mod blocks;
 pub mod config;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
+pub(crate) mod families;
+pub(crate) mod family;
 pub mod gemma2;
 pub mod gemma3;
 pub mod gemma4;
@@ -50,7 +51,6 @@ pub use souffleur_text as text;
 
 use crate::error::LoadError;
 use crate::kernels::Backend;
-use crate::model::config::Architecture;
 use crate::model::loader::Loader;
 
 /// The tokens of a step whose logits are needed. The last layer only stores the keys and values of the others.
@@ -91,29 +91,6 @@ pub trait Model<B: Backend>: Send {
 pub fn load<B: Backend + 'static>(
     loader: &mut Loader<'_, B>,
 ) -> Result<Box<dyn Model<B>>, LoadError> {
-    Ok(match loader.config().architecture {
-        Architecture::Llama => Box::new(blocks::Decoder::load(loader, llama::layer)?),
-        Architecture::Mistral => Box::new(blocks::Decoder::load(loader, mistral::layer)?),
-        Architecture::Mixtral => Box::new(blocks::Decoder::load(loader, mixtral::layer)?),
-        Architecture::Qwen2 => Box::new(blocks::Decoder::load(loader, qwen2::layer)?),
-        Architecture::Qwen3 => Box::new(blocks::Decoder::load(loader, qwen3::layer)?),
-        Architecture::Qwen3Moe => Box::new(blocks::Decoder::load(loader, qwen3_moe::layer)?),
-        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
-            Box::new(blocks::Decoder::load(loader, qwen3_5::layer)?)
-        }
-        Architecture::Lfm2 | Architecture::Lfm2Moe => {
-            Box::new(blocks::Decoder::load(loader, lfm2::layer)?)
-        }
-        Architecture::DeepseekV2 => Box::new(blocks::Decoder::load(loader, deepseek_v2::layer)?),
-        Architecture::DeepseekV3 => Box::new(blocks::Decoder::load(loader, deepseek_v3::layer)?),
-        Architecture::GptOss => Box::new(blocks::Decoder::load(loader, gpt_oss::layer)?),
-        Architecture::Gemma2 => Box::new(blocks::Decoder::load(loader, gemma2::layer)?),
-        Architecture::Gemma3 => Box::new(blocks::Decoder::load(loader, gemma3::layer)?),
-        Architecture::Gemma4 => Box::new(blocks::Decoder::load(loader, gemma4::layer)?),
-        Architecture::Granite => Box::new(blocks::Decoder::load(loader, granite::layer)?),
-        Architecture::SmolLm3 => Box::new(blocks::Decoder::load(loader, smollm3::layer)?),
-        Architecture::Phi3 => Box::new(blocks::Decoder::load(loader, phi3::layer)?),
-        Architecture::Ministral3 => Box::new(blocks::Decoder::load(loader, ministral3::layer)?),
-        Architecture::Glm4MoeLite => Box::new(blocks::Decoder::load(loader, glm4_moe_lite::layer)?),
-    })
+    let layer = loader.config().architecture.family().layer;
+    Ok(Box::new(blocks::Decoder::load(loader, layer)?))
 }

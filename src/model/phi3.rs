@@ -6,16 +6,50 @@
 //! ([`RopeConfig::long_above`](crate::model::rope::RopeConfig::long_above)). A window, where one is configured, is in
 //! every layer.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::family::{AttentionBias, Defaults, Family, GgufFamily, GgufWindows, Windows};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::model::rope::{RopeConfig, RopeContext, RopeScaling};
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        context: 4096,
+        eps: 1e-5,
+        eos: Some(32_000),
+        ..Defaults::LLAMA
+    },
+    windows: Windows::EVERYWHERE,
+    partial_rotary: Some(1.0),
+    attention_bias: AttentionBias::Never,
+    fused: true,
+    rope,
+    gguf: GgufFamily {
+        windows: GgufWindows::Everywhere,
+        ..GgufFamily::named(Some("phi3"))
+    },
+    ..Family::new("Phi3ForCausalLM", "phi3", layer)
+};
+
+/// The original context, which files keep outside of the rotation's parameters, in tokens.
+const ORIGINAL_CONTEXT: usize = 4096;
 
 /// The parts of a layer of Phi-3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
-    LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
-        feed_forward: FeedForwardSpec::Mlp {
-            bias: config.bias.mlp,
-        },
+    LayerSpec::dense(AttentionSpec::plain(config, layer), config)
+}
+
+/// Phi-3 has one way to reach longer contexts.
+fn rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
+    let contexts = (context.max_positions, Some(ORIGINAL_CONTEXT));
+    let rope = RopeConfig::from_json(json, context.theta, contexts)?;
+    rope.check_pairs(json, context.rotary_dim)?;
+    match rope.scaling {
+        RopeScaling::Default | RopeScaling::LongRope(_) => Ok(rope),
+        _ => {
+            let reason = "is not one of Phi-3's, supported are default and longrope";
+            Err(json.error("rope_scaling", reason))
+        }
     }
 }

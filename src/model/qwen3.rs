@@ -1,16 +1,27 @@
 //! Qwen3: every head of q and k is normed before the rotation; attention biases as configured, rarely there.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
+use crate::model::family::{Defaults, Family, GgufFamily};
+use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::model::qwen2;
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        kv_heads: Some(32),
+        head_dim: Some(128),
+        ..qwen2::DEFAULTS
+    },
+    windows: qwen2::WINDOWS,
+    qk_norm: true,
+    gguf: GgufFamily::named(Some("qwen3")),
+    ..Family::new("Qwen3ForCausalLM", "qwen3", layer)
+};
 
 /// The parts of a layer of Qwen3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
-    LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            qk_norm: true,
-            ..AttentionSpec::plain(config, layer)
-        }),
-        feed_forward: FeedForwardSpec::Mlp { bias: false },
-    }
+    let attention = AttentionSpec {
+        qk_norm: true,
+        ..AttentionSpec::plain(config, layer)
+    };
+    LayerSpec::dense(attention, config)
 }

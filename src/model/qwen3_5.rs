@@ -1,9 +1,109 @@
 //! Qwen3.5, with experts or without, and Qwen3-Next: three layers of gated delta nets, then one of attention, with
 //! partial rotary embeddings and an output gate. Norm weights are stored minus one.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
+use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
 use crate::model::config::ModelConfig;
+use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
+use crate::model::config::limits::{EXPERTS, HEADS, INTERMEDIATE, check_kv_heads};
+use crate::model::config::recurrent::{
+    DELTA_DIM, Recurrence, RecurrentConfig, Written, layer_kinds,
+};
+use crate::model::family::{Defaults, Family, GgufExperts, GgufFamily, Intermediate};
+use crate::model::gguf::keys::{Keys, OTHER_NORMS, SHARED_EXPERT};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::qwen2;
+use crate::model::qwen3_moe;
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        kv_heads: Some(4),
+        ..DEFAULTS
+    },
+    states: |json, layers| states(json, layers, &DENSE),
+    gguf: GgufFamily {
+        states: |keys, layers| gguf_states(keys, layers, &DENSE),
+        other_names: OTHER_NORMS,
+        ..GgufFamily::named(Some("qwen35"))
+    },
+    ..hybrid("Qwen3_5ForConditionalGeneration", "qwen3_5")
+};
+
+/// Qwen3.5 with experts.
+pub(crate) static MOE: Family = Family {
+    intermediate: Intermediate::Default(0),
+    experts: moe_experts,
+    states: |json, layers| states(json, layers, &SPARSE),
+    gguf: GgufFamily {
+        states: |keys, layers| gguf_states(keys, layers, &SPARSE),
+        ..gguf_with_experts("qwen35moe")
+    },
+    ..hybrid("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
+};
+
+/// Qwen3-Next: the predecessor of Qwen3.5, with fused inputs.
+pub(crate) static NEXT: Family = Family {
+    intermediate: Intermediate::Default(5632),
+    experts: next_experts,
+    states: |json, layers| states(json, layers, &FUSED),
+    gguf: GgufFamily {
+        states: |keys, layers| gguf_states(keys, layers, &FUSED),
+        ..gguf_with_experts("qwen3next")
+    },
+    ..hybrid("Qwen3NextForCausalLM", "qwen3_next")
+};
+
+const fn hybrid(name: &'static str, model_type: &'static str) -> Family {
+    Family {
+        defaults: DEFAULTS,
+        partial_rotary: Some(0.25),
+        qk_norm: true,
+        lacks_on_cuda: Some("this family's recurrent states"),
+        ..Family::new(name, model_type, layer)
+    }
+}
+
+const DEFAULTS: Defaults = Defaults {
+    kv_heads: Some(2),
+    head_dim: Some(256),
+    ..qwen2::DEFAULTS
+};
+
+const fn gguf_with_experts(name: &'static str) -> GgufFamily {
+    GgufFamily {
+        experts: Some(GgufExperts {
+            // The shared expert, whose output has a gate, is read with the states.
+            numbers: SHARED_EXPERT,
+            ..GgufExperts::PLAIN
+        }),
+        other_names: OTHER_NORMS,
+        ..GgufFamily::named(Some(name))
+    }
+}
+
+/// How layers with states differ between these families.
+struct Kind {
+    has_shared_expert: bool,
+    /// Checkpoints project a delta net's inputs by two matrices.
+    fused: bool,
+    gguf_order: HeadOrder,
+}
+
+const DENSE: Kind = Kind {
+    has_shared_expert: false,
+    fused: false,
+    gguf_order: HeadOrder::Tiled,
+};
+const SPARSE: Kind = Kind {
+    has_shared_expert: true,
+    ..DENSE
+};
+const FUSED: Kind = Kind {
+    has_shared_expert: true,
+    fused: true,
+    gguf_order: HeadOrder::Grouped,
+};
 
 /// The parts of a layer of Qwen3.5 or Qwen3-Next.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
@@ -14,4 +114,127 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
         }),
         feed_forward: FeedForwardSpec::Experts,
     }
+}
+
+/// As Qwen3-MoE has them, with other defaults.
+fn next_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let Some(experts) = qwen3_moe::experts(json, layers)? else {
+        return Ok(None);
+    };
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(512);
+    let renormalised = json.flag("norm_topk_prob")?.unwrap_or(true);
+    Ok(Some(ExpertsConfig {
+        routing: softmax(json, count, 10, renormalised)?,
+        width: json
+            .size("moe_intermediate_size", INTERMEDIATE)?
+            .unwrap_or(512),
+        ..experts
+    }))
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum.
+fn moe_experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json.size(count_key(json), EXPERTS)?.unwrap_or(256);
+    let routing = softmax(json, count, 8, true)?;
+    Ok(Some(ExpertsConfig {
+        width: json
+            .size("moe_intermediate_size", INTERMEDIATE)?
+            .unwrap_or(512),
+        layers: vec![true; layers],
+        ..ExpertsConfig::plain(routing, ExpertNames::QWEN)
+    }))
+}
+
+/// The layers with states of a `config.json`.
+fn states(
+    json: &JsonFile,
+    layers: usize,
+    kind: &Kind,
+) -> Result<Option<RecurrentConfig>, LoadError> {
+    if json.flag("attn_output_gate")? == Some(false) {
+        let reason = "is false, supported is true: attention's result goes through a gate";
+        return Err(json.error("attn_output_gate", reason));
+    }
+    let interval = json.size("full_attention_interval", 1..=usize::MAX)?;
+    let interval = interval.unwrap_or(4);
+    let by_interval = || (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();
+    let size =
+        |key, default, limits| Ok::<usize, LoadError>(json.size(key, limits)?.unwrap_or(default));
+    let shape = DeltaNetShape {
+        key_heads: size("linear_num_key_heads", 16, HEADS)?,
+        value_heads: size("linear_num_value_heads", 32, HEADS)?,
+        key_dim: size("linear_key_head_dim", 128, DELTA_DIM)?,
+        value_dim: size("linear_value_head_dim", 128, DELTA_DIM)?,
+        n_taps: size("linear_conv_kernel_dim", 4, 2..=MAX_TAPS)?,
+        order: HeadOrder::Grouped,
+    };
+    check_kv_heads(
+        shape.key_heads,
+        ("linear_num_value_heads", shape.value_heads),
+    )
+    .map_err(|reason| json.error("linear_num_key_heads", reason))?;
+    let shared = if kind.has_shared_expert {
+        Some(size("shared_expert_intermediate_size", 512, INTERMEDIATE)?)
+    } else {
+        None
+    };
+    Ok(Some(RecurrentConfig {
+        layers: layer_kinds(json, layers, "linear_attention")?.unwrap_or_else(by_interval),
+        recurrence: Recurrence::DeltaNet {
+            shape,
+            fused: kind.fused,
+        },
+        written: Written::FromOne,
+        gated_attention: true,
+        shared_expert: shared,
+    }))
+}
+
+/// The layers with states of a GGUF file.
+fn gguf_states(
+    keys: &Keys<'_>,
+    layers: usize,
+    kind: &Kind,
+) -> Result<Option<RecurrentConfig>, LoadError> {
+    let interval = keys.size("full_attention_interval", 1..=usize::MAX >> 1)?;
+    let interval = interval.unwrap_or(4);
+    let by_interval = || (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();
+    let key_heads = keys.required("ssm.group_count", HEADS)?;
+    let value_heads = keys.required("ssm.time_step_rank", HEADS)?;
+    let heads_key = keys.key("ssm.time_step_rank");
+    check_kv_heads(key_heads, (&heads_key, value_heads))
+        .map_err(|reason| keys.error("ssm.group_count", reason))?;
+    let values = keys.required("ssm.inner_size", INTERMEDIATE)?;
+    let value_dim = values / value_heads;
+    if value_dim * value_heads != values || !DELTA_DIM.contains(&value_dim) {
+        let reason = format!(
+            "is {values}, expected {value_heads} ({heads_key}) heads of at most {}",
+            DELTA_DIM.end()
+        );
+        return Err(keys.error("ssm.inner_size", reason));
+    }
+    let shape = DeltaNetShape {
+        key_heads,
+        value_heads,
+        key_dim: keys.required("ssm.state_size", DELTA_DIM)?,
+        value_dim,
+        n_taps: keys.required("ssm.conv_kernel", 2..=MAX_TAPS)?,
+        order: kind.gguf_order,
+    };
+    Ok(Some(RecurrentConfig {
+        layers: keys
+            .flags("attention.recurrent_layers", layers)?
+            .unwrap_or_else(by_interval),
+        recurrence: Recurrence::DeltaNet {
+            shape,
+            fused: false,
+        },
+        written: Written::Applied,
+        gated_attention: true,
+        shared_expert: if kind.has_shared_expert {
+            Some(keys.required("expert_shared_feed_forward_length", INTERMEDIATE)?)
+        } else {
+            None
+        },
+    }))
 }

@@ -3,9 +3,36 @@
 //! The router's softmax is over all experts. Whether the weights of the chosen are divided by their sum, and which layers
 //! have a plain MLP instead, is configured.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::config::experts::{ExpertNames, ExpertsConfig, count_key, softmax};
+use crate::model::config::limits::{EXPERTS, INTERMEDIATE};
+use crate::model::family::{
+    Defaults, Family, GgufExperts, GgufFamily, Intermediate, WindowLayers, Windows,
+};
+use crate::model::json_file::JsonFile;
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::qwen2;
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        kv_heads: Some(4),
+        ..qwen2::DEFAULTS
+    },
+    intermediate: Intermediate::Default(6144),
+    windows: Windows {
+        layers: WindowLayers::All,
+        ..qwen2::WINDOWS
+    },
+    qk_norm: true,
+    experts,
+    gguf: GgufFamily {
+        experts: Some(GgufExperts::PLAIN),
+        ..GgufFamily::named(Some("qwen3moe"))
+    },
+    lacks_on_cuda: Some("this family's experts"),
+    ..Family::new("Qwen3MoeForCausalLM", "qwen3_moe", layer)
+};
 
 /// The parts of a layer of Qwen3-MoE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
@@ -16,4 +43,31 @@ pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
         }),
         feed_forward: FeedForwardSpec::Experts,
     }
+}
+
+/// Softmax over all experts; the weights of the chosen are divided by their sum if `norm_topk_prob`. Every
+/// `decoder_sparse_step`-th layer has experts, except the listed ones.
+pub(crate) fn experts(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
+    let count = json
+        .size(count_key(json), 0..=*EXPERTS.end())?
+        .unwrap_or(128);
+    if count == 0 {
+        return Ok(None);
+    }
+    let step = json
+        .size("decoder_sparse_step", 1..=usize::MAX)?
+        .unwrap_or(1);
+    let dense = json
+        .numbers("mlp_only_layers", "layers")?
+        .unwrap_or_default();
+    let has_experts = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
+    let renormalised = json.flag("norm_topk_prob")?.unwrap_or(false);
+    let routing = softmax(json, count, 8, renormalised)?;
+    Ok(Some(ExpertsConfig {
+        width: json
+            .size("moe_intermediate_size", INTERMEDIATE)?
+            .unwrap_or(768),
+        layers: (0..layers).map(has_experts).collect(),
+        ..ExpertsConfig::plain(routing, ExpertNames::QWEN)
+    }))
 }

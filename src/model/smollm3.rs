@@ -3,16 +3,35 @@
 //! Such a layer knows the order of tokens only from the layers before it (arXiv 2501.18795). Its keys are cached as they
 //! are projected.
 
-use crate::model::attention::AttentionSpec;
-use crate::model::blocks::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::config::ModelConfig;
+use crate::model::family::{Defaults, Family, GgufFamily, Slides, WindowLayers, Windows};
+use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+
+pub(crate) static FAMILY: Family = Family {
+    defaults: Defaults {
+        kv_heads: Some(4),
+        context: 32_768,
+        theta: 2e6,
+        ties_embeddings: true,
+        bos: Some(128_000),
+        eos: Some(128_001),
+        ..Defaults::LLAMA
+    },
+    windows: Windows {
+        slides: Slides::ByKey,
+        layers: WindowLayers::Unrotated,
+        ..Windows::NONE
+    },
+    no_rope_interval: Some(4),
+    mlp_bias: true,
+    gguf: GgufFamily {
+        paired_rows: true,
+        ..GgufFamily::named(Some("smollm3"))
+    },
+    ..Family::new("SmolLM3ForCausalLM", "smollm3", layer)
+};
 
 /// The parts of a layer of SmolLM3; [`ModelConfig::rotated`] says which have RoPE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
-    LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
-        feed_forward: FeedForwardSpec::Mlp {
-            bias: config.bias.mlp,
-        },
-    }
+    LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

@@ -1,15 +1,15 @@
-//! Which models the CUDA kernels compute: an allow-list of families and of the configuration's fields.
+//! Which models the CUDA kernels compute: families by their records, and an allow-list of the configuration's fields.
 
 use crate::error::LoadError;
-use crate::model::config::{Architecture, ModelConfig};
+use crate::model::config::ModelConfig;
 
 /// Refuses a model that the CUDA kernels do not compute.
 ///
 /// # Errors
 /// [`LoadError::Device`] naming the family and the part that has no kernel.
 pub fn check_model(config: &ModelConfig) -> Result<(), LoadError> {
-    let Some(lacking) = field_without_kernel(config).or_else(|| family_without_kernel(config))
-    else {
+    let of_family = config.architecture.family().lacks_on_cuda;
+    let Some(lacking) = field_without_kernel(config).or(of_family) else {
         return Ok(());
     };
     Err(LoadError::Device(format!(
@@ -72,28 +72,12 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
     parts.find_map(|(has, part)| has.then_some(part))
 }
 
-/// `None` for the families whose layers the kernels were written for.
-fn family_without_kernel(config: &ModelConfig) -> Option<&'static str> {
-    use Architecture as A;
-    match config.architecture {
-        A::Llama | A::Mistral | A::Qwen2 | A::Qwen3 | A::Phi3 => None,
-        // Llama's layers where the fields above leave them so.
-        A::Granite | A::SmolLm3 | A::Ministral3 => None,
-        A::Mixtral | A::Qwen3Moe | A::DeepseekV2 | A::DeepseekV3 | A::Glm4MoeLite | A::GptOss => {
-            Some("this family's experts")
-        }
-        A::Qwen35 | A::Qwen35Moe | A::Qwen3Next | A::Lfm2 | A::Lfm2Moe => {
-            Some("this family's recurrent states")
-        }
-        A::Gemma2 | A::Gemma3 | A::Gemma4 => Some("this family's gates and norms"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::model::config::Architecture;
 
     fn fixture(name: &str) -> ModelConfig {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
@@ -115,16 +99,16 @@ mod tests {
     #[test]
     fn a_family_outside_the_list_is_refused_whatever_its_fields() {
         let dense = fixture("qwen3");
-        for architecture in Architecture::ALL {
+        for architecture in Architecture::all() {
             let config = ModelConfig {
                 architecture,
                 ..dense.clone()
             };
             let runs = check_model(&config).is_ok();
-            assert_eq!(runs, family_without_kernel(&config).is_none());
+            assert_eq!(runs, architecture.family().lacks_on_cuda.is_none());
         }
         let config = ModelConfig {
-            architecture: Architecture::GptOss,
+            architecture: fixture("gpt-oss").architecture,
             ..dense
         };
         check_model(&config).expect_err("its gates are clamped");

@@ -7,124 +7,26 @@ use crate::kernels::routing::{GroupScore, Groups, MAX_GROUPS, Routing, Score, We
 use crate::model::json_file::JsonFile;
 
 /// The key of the number of experts.
-pub(super) const COUNT_KEY: &str = "n_routed_experts";
+pub(crate) const COUNT_KEY: &str = "n_routed_experts";
 
 /// Numbers that a file may leave out.
-struct Defaults {
-    count: usize,
-    used: Option<usize>,
-    width: usize,
-    shared: usize,
+pub(crate) struct Defaults {
+    pub count: usize,
+    pub used: Option<usize>,
+    pub width: usize,
+    pub shared: usize,
     /// The first layers, which have an MLP instead.
-    dense_layers: usize,
-    scale: f64,
-    groups: Option<[usize; 2]>,
+    pub dense_layers: usize,
+    pub scale: f64,
+    pub groups: Option<[usize; 2]>,
 }
 
-/// Softmax over all experts, of the best groups or of all; the weights are never divided by their sum.
-pub(super) fn v2(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
-    let grouped = match json.text("topk_method")? {
-        None | Some("greedy") => false,
-        Some("group_limited_greedy") => true,
-        Some(other) => {
-            let reason =
-                format!("is {other:?}, supported are \"greedy\" and \"group_limited_greedy\"");
-            return Err(json.error("topk_method", reason));
-        }
-    };
-    let defaults = Defaults {
-        count: 64,
-        used: None,
-        width: 1407,
-        shared: 2,
-        dense_layers: dense_layers(json, 0)?,
-        scale: 1.0,
-        groups: None,
-    };
-    let experts = read(json, layers, &defaults, |json, count, used| {
-        refuse_others(json, "scoring_func", "softmax")?;
-        if json.flag("norm_topk_prob")? == Some(true) {
-            let reason =
-                "is true, supported is false: weights are scaled, not divided by their sum";
-            return Err(json.error("norm_topk_prob", reason));
-        }
-        Ok(Routing {
-            groups: if grouped {
-                groups(json, &defaults, GroupScore::Best, count)?
-            } else {
-                None
-            },
-            ..Routing::softmax(count, used, false)
-        })
-    })?;
-    let lacks = |all: &ExpertsConfig| all.layers.contains(&true) && all.shared_width.is_none();
-    if json.flag("mlp_bias")? == Some(true) && experts.as_ref().is_some_and(lacks) {
-        let reason = "is true with n_shared_experts 0: the bias of an MLP of no width is not added";
-        return Err(json.error("mlp_bias", reason));
-    }
-    Ok(experts)
-}
-
-/// Sigmoids, corrected for the choice, of the best groups; the weights are divided by their sum if `norm_topk_prob`.
-pub(super) fn v3(json: &JsonFile, layers: usize) -> Result<Option<ExpertsConfig>, LoadError> {
-    let defaults = Defaults {
-        count: 256,
-        used: Some(8),
-        width: 2048,
-        shared: 1,
-        dense_layers: dense_layers(json, 3)?,
-        scale: 2.5,
-        groups: Some([8, 4]),
-    };
-    corrected(json, layers, &defaults)
-}
-
-/// DeepSeek-V3's formulas; `mlp_layer_types` says which layers have experts.
-pub(super) fn glm4_moe_lite(
-    json: &JsonFile,
-    layers: usize,
-) -> Result<Option<ExpertsConfig>, LoadError> {
-    let defaults = Defaults {
-        count: 64,
-        used: Some(4),
-        width: 1536,
-        shared: 1,
-        dense_layers: 1,
-        scale: 1.8,
-        groups: Some([1, 1]),
-    };
-    let Some(kinds) = json.texts("mlp_layer_types")? else {
-        return corrected(json, layers, &defaults);
-    };
-    if kinds.len() != layers {
-        let reason = format!(
-            "has {} entries, expected {layers}: one for each layer",
-            kinds.len()
-        );
-        return Err(json.error("mlp_layer_types", reason));
-    }
-    let sparse = |kind: &&str| match *kind {
-        "sparse" => Ok(true),
-        "dense" => Ok(false),
-        other => {
-            let reason = format!("has {other:?}, supported are \"sparse\" and \"dense\"");
-            Err(json.error("mlp_layer_types", reason))
-        }
-    };
-    let layers_with = kinds.iter().map(sparse).collect::<Result<Vec<_>, _>>()?;
-    let read = corrected(json, layers, &defaults)?;
-    Ok(read.map(|experts| ExpertsConfig {
-        layers: layers_with,
-        ..experts
-    }))
-}
-
-fn dense_layers(json: &JsonFile, default: usize) -> Result<usize, LoadError> {
+pub(crate) fn dense_layers(json: &JsonFile, default: usize) -> Result<usize, LoadError> {
     let given = json.size("first_k_dense_replace", 0..=usize::MAX)?;
     Ok(given.unwrap_or(default))
 }
 
-fn corrected(
+pub(crate) fn corrected(
     json: &JsonFile,
     layers: usize,
     defaults: &Defaults,
@@ -150,7 +52,7 @@ fn corrected(
 }
 
 /// Refuses any value of a key but one: the family has one formula, whatever its files name.
-fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Result<(), LoadError> {
+pub(crate) fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Result<(), LoadError> {
     match json.text(key)? {
         Some(other) if other != supported => {
             Err(json.error(key, format!("is {other:?}, supported is {supported:?}")))
@@ -160,7 +62,7 @@ fn refuse_others(json: &JsonFile, key: &str, supported: &str) -> Result<(), Load
 }
 
 /// Reads all but the formula; `routing` makes it from the number of experts and the number per token.
-fn read(
+pub(crate) fn read(
     json: &JsonFile,
     layers: usize,
     defaults: &Defaults,
@@ -205,7 +107,7 @@ fn read(
 }
 
 /// Reads the groups that experts are chosen within; `None` where all of them are chosen.
-fn groups(
+pub(crate) fn groups(
     json: &JsonFile,
     defaults: &Defaults,
     score: GroupScore,

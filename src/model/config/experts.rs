@@ -1,5 +1,7 @@
 //! The experts of a model: their number, width, layers and tensor names.
 
+use super::limits::EXPERTS;
+use crate::error::LoadError;
 use crate::kernels::Gate;
 use crate::kernels::routing::{Routing, Score};
 use crate::model::json_file::JsonFile;
@@ -214,10 +216,25 @@ pub(super) fn mlp_tensors(
 }
 
 /// The key of the number of experts: both names mean the same in the families that have it.
-pub(super) fn count_key(json: &JsonFile) -> &'static str {
+pub(crate) fn count_key(json: &JsonFile) -> &'static str {
     if json.value("num_local_experts").is_some() {
         "num_local_experts"
     } else {
         "num_experts"
     }
+}
+
+/// Softmax over all of `n_experts`; the weights of the chosen are divided by their sum if `renormalised`.
+pub(crate) fn softmax(
+    json: &JsonFile,
+    n_experts: usize,
+    default_used: usize,
+    renormalised: bool,
+) -> Result<Routing, LoadError> {
+    let n_used = json.size("num_experts_per_tok", EXPERTS)?;
+    Ok(Routing::softmax(
+        n_experts,
+        n_used.unwrap_or(default_used),
+        renormalised,
+    ))
 }

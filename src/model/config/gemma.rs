@@ -3,13 +3,13 @@
 
 use serde_json::Value;
 
-use super::architecture::Architecture;
 use super::gemma4::Gemma4Config;
 use super::limits::FACTORS;
+use super::scales::{Scales, Widths};
 use crate::error::LoadError;
 use crate::kernels::Gate;
 use crate::model::json_file::JsonFile;
-use crate::model::rope::{RopeConfig, RopeScaling, theta};
+use crate::model::rope::{RopeConfig, RopeContext, theta};
 
 /// The gate of their feed-forward blocks.
 pub(crate) const GATE: Gate = Gate::GeluTanh;
@@ -18,16 +18,22 @@ pub(crate) const WINDOW_THETA: f64 = 1e4;
 /// The base of the other layers, from Gemma 3 on.
 pub(crate) const FULL_THETA: f64 = 1e6;
 
-/// Query heads by default.
-pub(super) const HEADS: usize = 8;
-
-/// Token ids by default: Gemma's published files omit more keys than others.
-pub(super) fn vocab_size(architecture: Architecture) -> usize {
-    match architecture {
-        Architecture::Gemma2 => 256_000,
-        Architecture::Gemma4 => 262_144,
-        _ => 262_208,
-    }
+/// What sets one family of Gemma apart from the others.
+pub(crate) struct GemmaRules {
+    /// Scores are capped: the default cap.
+    pub score_cap: Option<f64>,
+    /// The default cap of logits.
+    pub logits_cap: Option<f64>,
+    /// The class with a vision tower caps logits too.
+    pub caps_logits_with_vision: bool,
+    /// Checkpoints store norm weights minus one.
+    pub norms_from_one: bool,
+    /// Layers with windows have another rotation.
+    pub has_window_rope: bool,
+    /// The factor on scores is 1.
+    pub plain_scores: bool,
+    /// Has the parts that only Gemma 4 has.
+    pub is_fourth: bool,
 }
 
 /// The part of a configuration that only Gemma has.
@@ -48,39 +54,34 @@ pub struct GemmaConfig {
 impl GemmaConfig {
     pub(super) fn from_json(
         json: &JsonFile,
-        architecture: Architecture,
+        rules: &GemmaRules,
         max_positions: usize,
-    ) -> Result<Option<Self>, LoadError> {
-        if !architecture.is_gemma() {
-            return Ok(None);
-        }
+    ) -> Result<Self, LoadError> {
         refuse_unsupported(json)?;
-        let is_second = architecture == Architecture::Gemma2;
-        let cap = |key: &str, absent: f64| {
-            let absent = Some(absent).filter(|_| is_second && !json.has(key));
+        let cap = |key: &str, absent: Option<f64>| {
+            let absent = absent.filter(|_| !json.has(key));
             Ok(json.number(key, FACTORS)?.or(absent).map(|cap| cap as f32))
         };
-        Ok(Some(Self {
+        Ok(Self {
             // The classes of Gemma 3 read this one and do not use it.
-            score_cap: if is_second {
-                cap("attn_logit_softcapping", 50.0)?
-            } else {
-                None
+            score_cap: match rules.score_cap {
+                None => None,
+                absent => cap("attn_logit_softcapping", absent)?,
             },
             // That of Gemma 3 with a vision tower does not use this one either.
-            logits_cap: if architecture == Architecture::Gemma3 && json.has("text_config") {
+            logits_cap: if !rules.caps_logits_with_vision && json.has("text_config") {
                 None
             } else {
-                cap("final_logit_softcapping", 30.0)?
+                cap("final_logit_softcapping", rules.logits_cap)?
             },
-            norms_from_one: architecture != Architecture::Gemma4,
-            window_rope: if is_second {
-                None
-            } else {
+            norms_from_one: rules.norms_from_one,
+            window_rope: if rules.has_window_rope {
                 Some(window_rope(json, max_positions)?)
+            } else {
+                None
             },
             fourth: None,
-        }))
+        })
     }
 }
 
@@ -105,13 +106,14 @@ fn refuse_unsupported(json: &JsonFile) -> Result<(), LoadError> {
     }
 }
 
-/// The factor on scores: 1/sqrt of `query_pre_attn_scalar`, or 1.
-pub(super) fn score_scale(json: &JsonFile, architecture: Architecture) -> Result<f32, LoadError> {
-    if architecture == Architecture::Gemma4 {
-        return Ok(1.0);
-    }
+/// The factors: on scores 1/sqrt of `query_pre_attn_scalar`.
+pub(crate) fn scales(json: &JsonFile, widths: &Widths) -> Result<Scales, LoadError> {
     let scalar = json.number("query_pre_attn_scalar", FACTORS)?;
-    Ok(scalar.unwrap_or(256.0).powf(-0.5) as f32)
+    Ok(Scales {
+        embedding: Some(embedding_scale(widths.hidden)),
+        scores: Some(scalar.unwrap_or(256.0).powf(-0.5) as f32),
+        ..Scales::NONE
+    })
 }
 
 /// The factor on embeddings, before rounding to the model's element type.
@@ -120,27 +122,14 @@ pub(crate) fn embedding_scale(hidden: usize) -> f32 {
 }
 
 /// The rotation of layers without windows: `rope_parameters` for their kind, or the older keys.
-pub(super) fn full_rope(
-    json: &JsonFile,
-    architecture: Architecture,
-    max_positions: usize,
-) -> Result<RopeConfig, LoadError> {
+pub(crate) fn full_rope(json: &JsonFile, context: &RopeContext) -> Result<RopeConfig, LoadError> {
     let theta = theta(json)?.unwrap_or(FULL_THETA);
-    if architecture == Architecture::Gemma4 && json.value("rope_parameters").is_none() {
-        return Ok(RopeConfig {
-            theta: FULL_THETA,
-            scaling: RopeScaling::Proportional {
-                part: 0.25,
-                factor: 1.0,
-            },
-        });
-    }
     let scaling = json.object("rope_scaling")?;
     let own = match scaling.filter(|scaling| !scaling.entries().is_empty()) {
         None => of_kind(json, "full_attention")?,
         some => some,
     };
-    RopeConfig::of_kind(json, own.as_ref(), theta, max_positions)
+    RopeConfig::of_kind(json, own.as_ref(), theta, context.max_positions)
 }
 
 /// The rotation of layers with windows.

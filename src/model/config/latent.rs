@@ -1,6 +1,5 @@
 //! Latent attention as configured.
 
-use super::architecture::Architecture;
 use super::limits::{HEAD_DIM, HIDDEN, check_head_dim};
 use crate::error::LoadError;
 use crate::kernels::tensor_view::RowOrder;
@@ -27,40 +26,39 @@ pub struct LatentConfig {
     pub split: bool,
 }
 
+/// Sizes that a family's `config.json` leaves out.
+pub(crate) struct LatentDefaults {
+    /// Elements of the vector that queries are made of.
+    pub query_rank: usize,
+    /// Elements of a query and of a key that positions do not rotate.
+    pub plain_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Whether rows of a rotated pair are interleaved; `None` where `rope_interleave` says it.
+    pub interleaved: Option<bool>,
+}
+
 impl LatentConfig {
-    /// Reads the shape for a family that has latent attention.
-    pub(super) fn from_json(
-        json: &JsonFile,
-        architecture: Architecture,
-    ) -> Result<Option<Self>, LoadError> {
-        let glm = architecture == Architecture::Glm4MoeLite;
-        if !architecture.is_latent() {
-            return Ok(None);
-        }
+    pub(super) fn from_json(json: &JsonFile, defaults: &LatentDefaults) -> Result<Self, LoadError> {
         let size = |key, default: usize| Ok(json.size(key, HEAD_DIM)?.unwrap_or(default));
-        let query_rank = match (json.size("q_lora_rank", HIDDEN)?, glm) {
-            (None, _) if json.has("q_lora_rank") => None,
-            (None, true) => Some(768),
-            (None, false) => Some(1536),
-            (given, _) => given,
-        };
+        let unless_null = Some(defaults.query_rank).filter(|_| !json.has("q_lora_rank"));
         let latent = Self {
-            query_rank,
+            query_rank: json.size("q_lora_rank", HIDDEN)?.or(unless_null),
             rank: size("kv_lora_rank", 512)?,
-            plain_dim: size("qk_nope_head_dim", if glm { 192 } else { 128 })?,
+            plain_dim: size("qk_nope_head_dim", defaults.plain_dim)?,
             rotary_dim: size("qk_rope_head_dim", 64)?,
-            value_dim: size("v_head_dim", if glm { 256 } else { 128 })?,
+            value_dim: size("v_head_dim", defaults.value_dim)?,
             // Not rms_norm_eps.
             eps: 1e-6,
-            interleaved: match architecture {
-                Architecture::DeepseekV2 => true,
-                _ => json.flag_or_null("rope_interleave", true)?,
+            interleaved: match defaults.interleaved {
+                Some(interleaved) => interleaved,
+                None => json.flag_or_null("rope_interleave", true)?,
             },
             split: false,
         };
         check_head_dim(latent.rotary_dim)
             .map_err(|reason| json.error("qk_rope_head_dim", reason))?;
-        Ok(Some(latent))
+        Ok(latent)
     }
 
     /// Elements stored per token: a latent and a rotated part.

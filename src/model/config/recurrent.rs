@@ -1,9 +1,7 @@
 //! Hybrids: models some of whose layers keep a state of fixed size instead of keys and values.
 
-use super::architecture::Architecture;
-use super::limits::{HEADS, INTERMEDIATE, check_kv_heads};
 use crate::error::LoadError;
-use crate::kernels::recurrent::{DeltaNetShape, HeadOrder, MAX_TAPS};
+use crate::kernels::recurrent::DeltaNetShape;
 use crate::kv_layout::StateHeads;
 use crate::model::json_file::JsonFile;
 use crate::model::tensor_spec::TensorSpec;
@@ -62,21 +60,6 @@ pub enum Written {
 }
 
 impl RecurrentConfig {
-    /// Reads the layers with states of a `config.json`.
-    pub(super) fn from_json(
-        json: &JsonFile,
-        architecture: Architecture,
-        layers: usize,
-    ) -> Result<Option<Self>, LoadError> {
-        match architecture {
-            Architecture::Lfm2 | Architecture::Lfm2Moe => lfm2(json, layers).map(Some),
-            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => {
-                delta_net(json, architecture, layers).map(Some)
-            }
-            _ => Ok(None),
-        }
-    }
-
     /// Whether a layer keeps a state.
     pub fn is_in(&self, layer: usize) -> bool {
         self.layers.get(layer).copied().unwrap_or(false)
@@ -185,71 +168,8 @@ pub fn delta_inputs(shape: &DeltaNetShape, fused: bool) -> Vec<(&'static str, us
     parts
 }
 
-/// Layers by their types, or by the list of attention layers.
-fn lfm2(json: &JsonFile, layers: usize) -> Result<RecurrentConfig, LoadError> {
-    let kinds = layer_kinds(json, layers, "conv")?;
-    let attention = json.numbers("full_attn_idxs", "layers")?;
-    let by_index = |attention: Vec<usize>| (0..layers).map(|i| !attention.contains(&i)).collect();
-    let layers = kinds
-        .or(attention.map(by_index))
-        .unwrap_or_else(|| vec![false; layers]);
-    Ok(RecurrentConfig {
-        layers,
-        recurrence: Recurrence::GatedConv {
-            n_taps: json.size("conv_L_cache", 2..=MAX_TAPS)?.unwrap_or(3),
-            bias: json.flag("conv_bias")?.unwrap_or(false),
-        },
-        written: Written::AsFactors,
-        gated_attention: false,
-        shared_expert: None,
-    })
-}
-
-fn delta_net(
-    json: &JsonFile,
-    architecture: Architecture,
-    layers: usize,
-) -> Result<RecurrentConfig, LoadError> {
-    if json.flag("attn_output_gate")? == Some(false) {
-        let reason = "is false, supported is true: attention's result goes through a gate";
-        return Err(json.error("attn_output_gate", reason));
-    }
-    let interval = json.size("full_attention_interval", 1..=usize::MAX)?;
-    let interval = interval.unwrap_or(4);
-    let by_interval = || (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();
-    let size =
-        |key, default, limits| Ok::<usize, LoadError>(json.size(key, limits)?.unwrap_or(default));
-    let shape = DeltaNetShape {
-        key_heads: size("linear_num_key_heads", 16, HEADS)?,
-        value_heads: size("linear_num_value_heads", 32, HEADS)?,
-        key_dim: size("linear_key_head_dim", 128, DELTA_DIM)?,
-        value_dim: size("linear_value_head_dim", 128, DELTA_DIM)?,
-        n_taps: size("linear_conv_kernel_dim", 4, 2..=MAX_TAPS)?,
-        order: HeadOrder::Grouped,
-    };
-    check_kv_heads(
-        shape.key_heads,
-        ("linear_num_value_heads", shape.value_heads),
-    )
-    .map_err(|reason| json.error("linear_num_key_heads", reason))?;
-    let shared = match architecture {
-        Architecture::Qwen35 => None,
-        _ => Some(size("shared_expert_intermediate_size", 512, INTERMEDIATE)?),
-    };
-    Ok(RecurrentConfig {
-        layers: layer_kinds(json, layers, "linear_attention")?.unwrap_or_else(by_interval),
-        recurrence: Recurrence::DeltaNet {
-            shape,
-            fused: architecture == Architecture::Qwen3Next,
-        },
-        written: Written::FromOne,
-        gated_attention: true,
-        shared_expert: shared,
-    })
-}
-
 /// For each layer of `layer_types` whether it is of the kind that keeps a state.
-fn layer_kinds(
+pub(crate) fn layer_kinds(
     json: &JsonFile,
     layers: usize,
     with_state: &str,

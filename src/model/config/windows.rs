@@ -1,138 +1,112 @@
 //! The sliding windows of a model's layers, and the layers with RoPE.
 
-use super::architecture::Architecture;
 use super::limits::{CONTEXT, LAYERS};
 use crate::error::LoadError;
+use crate::model::family::{Family, Slides, WindowLayers};
 use crate::model::json_file::JsonFile;
+
+const PATTERN: &str = "sliding_window_pattern";
 
 /// Reads for each layer how many tokens a query sees, itself included; `None` for all of them.
 pub(super) fn read(
     json: &JsonFile,
-    architecture: Architecture,
+    family: &Family,
     layers: usize,
 ) -> Result<Vec<Option<usize>>, LoadError> {
-    let mut windows = as_given(json, architecture, layers)?;
-    if let Some(last) = windows
-        .last_mut()
-        .filter(|_| architecture == Architecture::Gemma4)
-    {
-        // Whatever the file says of it.
+    let window = window(json, family)?;
+    let mut windows = match kinds(json, family, layers)? {
+        Some(kinds) => {
+            let kinds = kinds.into_iter();
+            let of_kind = kinds.map(|kind| layer_window(json, kind, window));
+            of_kind.collect::<Result<Vec<_>, _>>()?
+        }
+        None => by_layer(json, family, layers)?
+            .into_iter()
+            .map(|slides| window.filter(|_| slides))
+            .collect(),
+    };
+    if let Some(last) = windows.last_mut().filter(|_| family.windows.last_is_full) {
         *last = None;
     }
     Ok(windows)
 }
 
-fn as_given(
-    json: &JsonFile,
-    architecture: Architecture,
+/// The window of the layers that have one.
+fn window(json: &JsonFile, family: &Family) -> Result<Option<usize>, LoadError> {
+    const KEY: &str = "sliding_window";
+    let slides = match family.windows.slides {
+        Slides::Never => false,
+        Slides::Always => true,
+        Slides::ByKey => json.flag("use_sliding_window")?.unwrap_or(false),
+    };
+    let given = json.size(KEY, CONTEXT)?;
+    let absent = family.windows.absent.filter(|_| !json.has(KEY));
+    let window = given.or(absent).filter(|_| slides);
+    if window.is_none() && family.windows.required {
+        return Err(json.error(KEY, "is null, expected a number of tokens"));
+    }
+    Ok(window)
+}
+
+/// The kind of each layer, in a family that reads it.
+fn kinds<'a>(
+    json: &'a JsonFile,
+    family: &Family,
     layers: usize,
-) -> Result<Vec<Option<usize>>, LoadError> {
-    let slides = match architecture {
-        Architecture::Llama
-        | Architecture::Qwen35
-        | Architecture::Qwen35Moe
-        | Architecture::Qwen3Next
-        | Architecture::Lfm2
-        | Architecture::Lfm2Moe
-        | Architecture::DeepseekV2
-        | Architecture::DeepseekV3
-        | Architecture::Glm4MoeLite
-        | Architecture::Granite => false,
-        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => true,
-        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 => true,
-        Architecture::Phi3 | Architecture::Ministral3 => true,
-        Architecture::Qwen2
-        | Architecture::Qwen3
-        | Architecture::Qwen3Moe
-        | Architecture::SmolLm3 => json.flag("use_sliding_window")?.unwrap_or(false),
-    };
-    let given = json.size("sliding_window", CONTEXT)?;
-    let window = match given {
-        _ if !slides => None,
-        None if has_none_by_default(architecture) => None,
-        None if !json.has("sliding_window") => match architecture {
-            Architecture::GptOss => Some(128),
-            Architecture::Gemma4 => Some(512),
-            _ => Some(4096),
-        },
-        given => given,
-    };
-    if window.is_none() && architecture.is_gemma() {
-        return Err(json.error("sliding_window", "is null, expected a number of tokens"));
+) -> Result<Option<Vec<&'a str>>, LoadError> {
+    if matches!(family.windows.layers, WindowLayers::All) {
+        return Ok(None);
     }
-    let period = period(json, architecture)?;
-    let is_smollm3 = architecture == Architecture::SmolLm3;
-    let says_kinds = matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3);
-    if period.is_none() && !is_smollm3 && !says_kinds {
-        return Ok(vec![window; layers]);
+    if matches!(family.windows.layers, WindowLayers::PeriodKey(_)) {
+        // A wrong one is refused even where the kinds are listed.
+        json.size(PATTERN, LAYERS)?;
     }
-    let Some(kinds) = json.texts("layer_types")? else {
-        if is_smollm3 {
-            // Where nothing rotates.
-            let rotated = rotated(json, architecture, layers)?.into_iter();
-            return Ok(rotated.map(|rotates| window.filter(|_| !rotates)).collect());
-        }
-        if let Some(period) = period {
-            let slides = |layer: usize| !(layer + 1).is_multiple_of(period);
-            return Ok((0..layers)
-                .map(|layer| window.filter(|_| slides(layer)))
-                .collect());
-        }
-        let first = json
-            .size("max_window_layers", 0..=usize::MAX)?
-            .unwrap_or(28);
-        return Ok((0..layers)
-            .map(|layer| window.filter(|_| layer >= first))
-            .collect());
-    };
-    if kinds.len() != layers {
+    let kinds = json.texts("layer_types")?;
+    if let Some(kinds) = kinds.as_ref().filter(|kinds| kinds.len() != layers) {
         let reason = format!(
             "has {} entries, expected num_hidden_layers, {layers}",
             kinds.len()
         );
         return Err(json.error("layer_types", reason));
     }
-    kinds
-        .into_iter()
-        .map(|kind| layer_window(json, kind, window))
-        .collect()
+    Ok(kinds)
 }
 
-/// The layers of a period, all of which have windows but for the last, in families where nothing else says it.
-fn period(json: &JsonFile, architecture: Architecture) -> Result<Option<usize>, LoadError> {
-    Ok(match architecture {
-        Architecture::GptOss | Architecture::Gemma2 => Some(2),
-        Architecture::Gemma3 => {
-            let given = json.size("sliding_window_pattern", LAYERS)?;
-            Some(given.unwrap_or(6))
+/// For each layer whether it has the window, where no list of kinds says it.
+fn by_layer(json: &JsonFile, family: &Family, layers: usize) -> Result<Vec<bool>, LoadError> {
+    Ok(match family.windows.layers {
+        WindowLayers::All => vec![true; layers],
+        WindowLayers::Period(period) => every_but(period, layers),
+        WindowLayers::PeriodKey(period) => {
+            let given = json.size(PATTERN, LAYERS)?;
+            every_but(given.unwrap_or(period), layers)
         }
-        Architecture::Gemma4 => Some(6),
-        _ => None,
+        WindowLayers::From(first) => {
+            let given = json.size("max_window_layers", 0..=usize::MAX)?;
+            let first = given.unwrap_or(first);
+            (0..layers).map(|layer| layer >= first).collect()
+        }
+        WindowLayers::Unrotated => {
+            let rotated = rotated(json, family, layers)?.into_iter();
+            rotated.map(|rotates| !rotates).collect()
+        }
     })
-}
-
-fn has_none_by_default(architecture: Architecture) -> bool {
-    matches!(
-        architecture,
-        Architecture::Mixtral
-            | Architecture::SmolLm3
-            | Architecture::Phi3
-            | Architecture::Ministral3
-    )
 }
 
 /// Reads for each layer whether positions rotate its queries and keys. `no_rope_layers` has a 1 where they do.
 pub(super) fn rotated(
     json: &JsonFile,
-    architecture: Architecture,
+    family: &Family,
     layers: usize,
 ) -> Result<Vec<bool>, LoadError> {
-    if architecture != Architecture::SmolLm3 {
+    let Some(usual) = family.no_rope_interval else {
         return Ok(vec![true; layers]);
-    }
+    };
     const KEY: &str = "no_rope_layers";
     let Some(marks) = json.numbers(KEY, "zeros and ones")? else {
-        let interval = json.size("no_rope_layer_interval", LAYERS)?.unwrap_or(4);
+        let interval = json
+            .size("no_rope_layer_interval", LAYERS)?
+            .unwrap_or(usual);
         return Ok(every_but(interval, layers));
     };
     if marks.len() < layers {

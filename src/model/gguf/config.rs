@@ -7,41 +7,25 @@
 use super::Gguf;
 use super::Metadata;
 use super::experts::experts;
-use super::keys::Keys;
+use super::gemma::Fourth;
+use super::keys::{KV_HEADS, Keys};
 use super::latent::latent;
 use super::names::{self, EMBEDDING};
 use super::recurrent;
 use super::rope::rope;
 use super::{gemma, scales, vocabulary, windows};
 use crate::error::LoadError;
-use crate::model::config::gemma::{GemmaConfig, embedding_scale};
+use crate::model::config::gemma::{GemmaConfig, GemmaRules, embedding_scale};
+use crate::model::config::latent::LatentConfig;
 use crate::model::config::limits::{
     CONTEXT, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, VOCAB, check_head_dim, check_kv_heads,
     even_head_dim,
 };
+use crate::model::config::scales::Scales;
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
+use crate::model::families;
+use crate::model::family::{AttentionBias, Family, Intermediate};
 
-/// Values of `general.architecture` and our families for them.
-const ARCHITECTURES: [(&str, Architecture); 18] = [
-    ("llama", Architecture::Llama),
-    ("qwen2", Architecture::Qwen2),
-    ("qwen3", Architecture::Qwen3),
-    ("qwen3moe", Architecture::Qwen3Moe),
-    ("qwen3next", Architecture::Qwen3Next),
-    ("qwen35", Architecture::Qwen35),
-    ("qwen35moe", Architecture::Qwen35Moe),
-    ("lfm2", Architecture::Lfm2),
-    ("lfm2moe", Architecture::Lfm2Moe),
-    ("deepseek2", Architecture::DeepseekV3),
-    ("gpt-oss", Architecture::GptOss),
-    ("gemma2", Architecture::Gemma2),
-    ("gemma3", Architecture::Gemma3),
-    ("gemma4", Architecture::Gemma4),
-    ("granite", Architecture::Granite),
-    ("smollm3", Architecture::SmolLm3),
-    ("phi3", Architecture::Phi3),
-    ("mistral3", Architecture::Ministral3),
-];
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [
     ("attention.scale", &[0.0]),
@@ -66,114 +50,53 @@ const CHOICES: [(&str, bool); 2] = [("attention.causal", true), ("use_parallel_r
 /// Reads the configuration of an opened model.
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     let metadata = gguf.metadata();
-    let (keys, architecture) = architecture(metadata)?;
-    refuse_unsupported(&keys, architecture)?;
+    let (keys, family) = family(metadata)?;
+    refuse_unsupported(&keys, family)?;
     let num_hidden_layers = recurrent::layers(&keys)?;
-    let experts = experts(gguf, &keys, architecture, num_hidden_layers)?;
-    // Mixtral's files differ from Llama's in having experts.
-    let architecture = match (architecture, &experts) {
-        (Architecture::Llama, Some(_)) => Architecture::Mixtral,
-        // DeepSeek-V3's differ from V2's in their router.
-        (Architecture::DeepseekV3, Some(experts)) if !experts.is_sigmoid() => {
-            Architecture::DeepseekV2
-        }
-        (architecture, _) => architecture,
-    };
+    let experts = experts(gguf, &keys, family.gguf.experts.as_ref(), num_hidden_layers)?;
+    let family = (family.gguf.by_experts)(experts.as_ref()).unwrap_or(family);
     let hidden_size = keys.required("embedding_length", HIDDEN)?;
-    let num_attention_heads = keys.required("attention.head_count", HEADS)?;
-    let latent = if architecture.is_latent() {
-        Some(latent(gguf, &keys)?)
-    } else {
-        None
-    };
-    let recurrent = recurrent::read(&keys, architecture, num_hidden_layers)?;
-    let windows = windows::read(&keys, architecture, num_hidden_layers)?;
-    let fourth = match architecture {
-        Architecture::Gemma4 => Some(gemma::read_fourth(
-            gguf,
-            &keys,
-            &windows,
-            num_attention_heads,
-        )?),
-        _ => None,
-    };
-    let num_key_value_heads = match (&latent, &recurrent) {
-        _ if fourth.is_some() => fourth.as_ref().map(|own| own.kv_heads),
-        (Some(_), _) => Some(1),
-        (None, Some(_)) => recurrent::kv_heads(&keys)?,
-        (None, None) => keys.size("attention.head_count_kv", HEADS)?,
-    };
-    let num_key_value_heads = num_key_value_heads.unwrap_or(num_attention_heads);
-    let heads_key = keys.key("attention.head_count");
-    check_kv_heads(num_key_value_heads, (&heads_key, num_attention_heads))
-        .map_err(|reason| keys.error("attention.head_count_kv", reason))?;
-    let (head_dim, rotary_dim) = match (&latent, &fourth) {
-        (Some(latent), _) => (latent.rotary_dim, latent.rotary_dim),
-        (None, Some(own)) => (own.head_dim, own.head_dim),
-        (None, None) => head_dims(&keys, architecture, hidden_size, num_attention_heads)?,
-    };
+    let windows = windows::read(&keys, family.gguf.windows, num_hidden_layers)?;
+    let recurrent = (family.gguf.states)(&keys, num_hidden_layers)?;
+    let sizes = (hidden_size, windows.as_slice(), recurrent.is_some());
+    let heads = Heads::read(gguf, &keys, family, sizes)?;
     let max_position_embeddings = keys.required("context_length", CONTEXT)?;
-    let eps = keys.number("attention.layer_norm_rms_epsilon", 0.0..=1.0)?;
-    let missing = || {
-        keys.error(
-            "attention.layer_norm_rms_epsilon",
-            "is missing: convert the model again",
-        )
-    };
     let vocab_size = vocab_size(gguf)?;
-    let scales = scales::read(&keys, architecture, max_position_embeddings)?;
+    let scales = scales::read(&keys, family.gguf.numbers, max_position_embeddings)?;
+    let scales = match &family.gemma {
+        Some(rules) => gemma_scales(rules, hidden_size, num_hidden_layers, &heads),
+        None => scales,
+    };
+    let rope_dims = (heads.widest_rotary(), max_position_embeddings);
     Ok(ModelConfig {
-        architecture,
+        architecture: Architecture(family),
         vocab_size,
         hidden_size,
-        intermediate_size: match &fourth {
-            // All layers have experts.
-            _ if architecture == Architecture::Qwen35Moe => 0,
-            Some(own) => own.intermediate_size,
-            _ => keys.required("feed_forward_length", INTERMEDIATE)?,
-        },
+        intermediate_size: intermediate_size(&keys, family, heads.fourth.as_ref())?,
         experts,
         num_hidden_layers,
-        num_attention_heads,
-        num_key_value_heads,
-        head_dim,
-        latent,
-        rms_norm_eps: eps.ok_or_else(missing)? as f32,
+        num_attention_heads: heads.queries,
+        num_key_value_heads: heads.keys,
+        head_dim: heads.dim,
+        rms_norm_eps: eps(&keys)?,
         tie_word_embeddings: gguf.tensor(names::OUTPUT).is_none(),
-        bias: bias(gguf, architecture),
-        qk_norm: architecture.has_qk_norm(),
+        bias: bias(gguf, family),
+        qk_norm: family.qk_norm,
         recurrent,
-        rotary_dim,
-        embedding_scale: if architecture.is_gemma() {
-            Some(embedding_scale(hidden_size))
-        } else {
-            scales.embedding
-        },
-        score_scale: if architecture.is_gemma() {
-            let heads = (num_attention_heads, head_dim);
-            Some(gemma::score_scale(
-                architecture,
-                num_hidden_layers,
-                hidden_size,
-                heads,
-            ))
-        } else {
-            scales.scores
-        },
-        rope: {
-            let wide = fourth.as_ref().map(|own| own.config.full_head_dim);
-            let dim = wide.unwrap_or(rotary_dim);
-            rope(gguf, &keys, dim, max_position_embeddings)?
-        },
-        gemma: gemma::read(&keys, architecture)?.map(|own| GemmaConfig {
-            fourth: fourth.map(|own| own.config),
+        rotary_dim: heads.rotary_dim,
+        embedding_scale: scales.embedding,
+        score_scale: scales.scores,
+        rope: rope(gguf, &keys, &family.gguf, rope_dims)?,
+        gemma: gemma::read(&keys, family)?.map(|own| GemmaConfig {
+            fourth: heads.fourth.map(|own| own.config),
             ..own
         }),
-        rotated: windows::rotated(architecture, num_hidden_layers),
+        latent: heads.latent,
+        rotated: windows::rotated(family, num_hidden_layers),
         residual_scale: scales.residual,
         logits_divisor: scales.logits_divisor,
         query_scale: scales.queries,
-        sinks: architecture == Architecture::GptOss,
+        sinks: family.sinks,
         windows,
         max_position_embeddings,
         bos_token_id: metadata.token_id("tokenizer.ggml.bos_token_id")?,
@@ -182,7 +105,94 @@ pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig, LoadError> {
     })
 }
 
-fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), LoadError> {
+/// The heads of a layer with attention.
+struct Heads {
+    queries: usize,
+    keys: usize,
+    dim: usize,
+    rotary_dim: usize,
+    latent: Option<LatentConfig>,
+    fourth: Option<Fourth>,
+}
+
+impl Heads {
+    fn read(
+        gguf: &Gguf,
+        keys: &Keys<'_>,
+        family: &Family,
+        (hidden, windows, has_states): (usize, &[Option<usize>], bool),
+    ) -> Result<Self, LoadError> {
+        const HEAD_COUNT: &str = "attention.head_count";
+        let queries = keys.required(HEAD_COUNT, HEADS)?;
+        let latent = family.latent.as_ref().map(|_| latent(gguf, keys));
+        let latent = latent.transpose()?;
+        let is_fourth = family.gemma.as_ref().is_some_and(|rules| rules.is_fourth);
+        let fourth = if is_fourth {
+            Some(gemma::read_fourth(gguf, keys, windows, queries)?)
+        } else {
+            None
+        };
+        let kv_heads = match (&latent, &fourth) {
+            (Some(_), _) => 1,
+            (None, Some(own)) => own.kv_heads,
+            (None, None) if has_states => recurrent::kv_heads(keys)?.unwrap_or(queries),
+            (None, None) => keys.size(KV_HEADS, HEADS)?.unwrap_or(queries),
+        };
+        check_kv_heads(kv_heads, (&keys.key(HEAD_COUNT), queries))
+            .map_err(|reason| keys.error(KV_HEADS, reason))?;
+        let (dim, rotary_dim) = match (&latent, &fourth) {
+            (Some(latent), _) => (latent.rotary_dim, latent.rotary_dim),
+            (None, Some(own)) => (own.head_dim, own.head_dim),
+            (None, None) => head_dims(keys, family, hidden, queries)?,
+        };
+        Ok(Self {
+            queries,
+            keys: kv_heads,
+            dim,
+            rotary_dim,
+            latent,
+            fourth,
+        })
+    }
+
+    /// Elements of the widest heads that rotate.
+    fn widest_rotary(&self) -> usize {
+        let wide = self.fourth.as_ref().map(|own| own.config.full_head_dim);
+        wide.unwrap_or(self.rotary_dim)
+    }
+}
+
+/// The factors of Gemma, which no key has.
+fn gemma_scales(rules: &GemmaRules, hidden: usize, layers: usize, heads: &Heads) -> Scales {
+    let scores = gemma::score_scale(rules, layers, hidden, (heads.queries, heads.dim));
+    Scales {
+        embedding: Some(embedding_scale(hidden)),
+        scores: Some(scores),
+        ..Scales::NONE
+    }
+}
+
+fn intermediate_size(
+    keys: &Keys<'_>,
+    family: &Family,
+    fourth: Option<&Fourth>,
+) -> Result<usize, LoadError> {
+    match (family.intermediate, fourth) {
+        // All layers have experts.
+        (Intermediate::Default(0), _) => Ok(0),
+        (_, Some(own)) => Ok(own.intermediate_size),
+        _ => keys.required("feed_forward_length", INTERMEDIATE),
+    }
+}
+
+fn eps(keys: &Keys<'_>) -> Result<f32, LoadError> {
+    const KEY: &str = "attention.layer_norm_rms_epsilon";
+    let eps = keys.number(KEY, 0.0..=1.0)?;
+    let eps = eps.ok_or_else(|| keys.error(KEY, "is missing: convert the model again"))?;
+    Ok(eps as f32)
+}
+
+fn family(metadata: Metadata<'_>) -> Result<(Keys<'_>, &'static Family), LoadError> {
     const KEY: &str = "general.architecture";
     let name = metadata.text(KEY)?.ok_or_else(|| {
         metadata.error(
@@ -197,20 +207,19 @@ fn architecture(metadata: Metadata<'_>) -> Result<(Keys<'_>, Architecture), Load
         let reason = format!("is {kind:?}, expected \"model\": name the file of the model itself");
         return Err(metadata.error("general.type", reason));
     }
-    let known = ARCHITECTURES.iter().find(|(known, _)| *known == name);
-    let (_, architecture) = known.ok_or_else(|| LoadError::UnknownArchitecture {
+    let family = families::of_gguf(name).ok_or_else(|| LoadError::UnknownArchitecture {
         file: metadata.file().to_owned(),
         found: name.chars().take(80).collect(),
-        supported: ARCHITECTURES.map(|(name, _)| name).join(", "),
+        supported: families::gguf_names().collect::<Vec<_>>().join(", "),
     })?;
     let keys = Keys {
         metadata,
         architecture: name,
     };
-    Ok((keys, *architecture))
+    Ok((keys, family))
 }
 
-fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(), LoadError> {
+fn refuse_unsupported(keys: &Keys<'_>, family: &Family) -> Result<(), LoadError> {
     for (name, supported) in CHOICES {
         let choice = keys.metadata.flag(&keys.key(name))?;
         if let Some(choice) = choice.filter(|choice| *choice != supported) {
@@ -218,8 +227,7 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(),
             return Err(keys.error(name, reason));
         }
     }
-    let (own, caps) = (scales::keys_of(architecture), gemma::caps(architecture));
-    let is_read = |name: &str| own.contains(&name) || caps.contains(&name);
+    let is_read = |name: &str| family.gguf.numbers.contains(&name);
     for (name, neutral) in NEUTRAL.into_iter().filter(|(name, _)| !is_read(name)) {
         let value = keys.number(name, f64::MIN..=f64::MAX)?;
         if let Some(value) = value.filter(|value| !neutral.contains(value)) {
@@ -232,11 +240,11 @@ fn refuse_unsupported(keys: &Keys<'_>, architecture: Architecture) -> Result<(),
     Ok(())
 }
 
-/// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in the families of
-/// Qwen3.5 and in Phi-3 the first elements.
+/// The size of a head, which is the same for keys and values, and how much of it rotates: all, or in some families the
+/// first elements.
 fn head_dims(
     keys: &Keys<'_>,
-    architecture: Architecture,
+    family: &Family,
     hidden: usize,
     heads: usize,
 ) -> Result<(usize, usize), LoadError> {
@@ -247,13 +255,7 @@ fn head_dims(
     };
     check_head_dim(head_dim).map_err(|reason| keys.error("attention.key_length", reason))?;
     const ROTARY: &str = "rope.dimension_count";
-    let partial = matches!(
-        architecture,
-        Architecture::Qwen35
-            | Architecture::Qwen35Moe
-            | Architecture::Qwen3Next
-            | Architecture::Phi3
-    );
+    let partial = family.partial_rotary.is_some();
     let rotary_dim = match keys.size(ROTARY, 0..=head_dim)?.filter(|_| partial) {
         None => head_dim,
         Some(dim) if dim.is_multiple_of(2) => dim,
@@ -296,13 +298,13 @@ fn vocab_size(gguf: &Gguf) -> Result<usize, LoadError> {
 }
 
 /// Biases are where the first layer has one of them; the others must be there too.
-fn bias(gguf: &Gguf, architecture: Architecture) -> BiasConfig {
+fn bias(gguf: &Gguf, family: &Family) -> BiasConfig {
     let any = |parts: &[&str]| {
         let mut names = parts.iter().map(|part| format!("blk.0.{part}.bias"));
         names.any(|name| gguf.tensor(&name).is_some())
     };
     BiasConfig {
-        qkv: architecture == Architecture::Qwen2
+        qkv: matches!(family.attention_bias, AttentionBias::Qkv)
             || any(&["attn_q", "attn_k", "attn_v", "attn_qkv"]),
         o: any(&["attn_output"]),
         mlp: any(&["ffn_gate", "ffn_up", "ffn_down"]),

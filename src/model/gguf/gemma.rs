@@ -3,56 +3,38 @@
 use std::ops::RangeInclusive;
 
 use super::Gguf;
-use super::keys::Keys;
+use super::keys::{KV_HEADS, Keys, LOGITS_CAP, SCORE_CAP};
 use super::names::INPUT_TABLE;
 use crate::error::LoadError;
-use crate::model::config::Architecture;
-use crate::model::config::gemma::{GemmaConfig, WINDOW_THETA};
+use crate::model::config::gemma::{GemmaConfig, GemmaRules, WINDOW_THETA};
 use crate::model::config::gemma4::{Gemma4Config, LayerInputs};
 use crate::model::config::limits::{
     FACTORS, HEAD_DIM, HEADS, INTERMEDIATE, LAYERS, check_head_dim, check_kv_heads,
 };
+use crate::model::family::Family;
 use crate::model::rope::{RopeConfig, RopeScaling};
-
-const SCORE_CAP: &str = "attn_logit_softcapping";
-const LOGITS_CAP: &str = "final_logit_softcapping";
-
-/// The keys of a family's softcaps; others must not have them.
-pub(super) fn caps(architecture: Architecture) -> &'static [&'static str] {
-    match architecture {
-        Architecture::Gemma2 => &[SCORE_CAP, LOGITS_CAP],
-        Architecture::Gemma3 | Architecture::Gemma4 => &[LOGITS_CAP],
-        _ => &[],
-    }
-}
 
 /// The layers of the models, of 27 billion weights, whose scores have another scale: Gemma 2 and 3.
 const LARGEST: [usize; 2] = [46, 62];
 
-pub(super) fn read(
-    keys: &Keys<'_>,
-    architecture: Architecture,
-) -> Result<Option<GemmaConfig>, LoadError> {
-    if !architecture.is_gemma() {
+pub(super) fn read(keys: &Keys<'_>, family: &Family) -> Result<Option<GemmaConfig>, LoadError> {
+    let Some(rules) = &family.gemma else {
         return Ok(None);
-    }
+    };
     let cap = |name: &str| {
+        if !family.gguf.numbers.contains(&name) {
+            return Ok(None);
+        }
         let cap = keys.number(name, 0.0..=*FACTORS.end())?;
         Ok(cap.filter(|cap| *cap != 0.0).map(|cap| cap as f32))
     };
     let theta = keys.number("rope.freq_base_swa", 1.000_001..=1e15)?;
-    let theta = match architecture {
-        Architecture::Gemma2 => theta,
-        _ => theta.or(Some(WINDOW_THETA)),
-    };
+    let usual = rules.has_window_rope.then_some(WINDOW_THETA);
     Ok(Some(GemmaConfig {
-        score_cap: match architecture {
-            Architecture::Gemma2 => cap(SCORE_CAP)?,
-            _ => None,
-        },
+        score_cap: cap(SCORE_CAP)?,
         logits_cap: cap(LOGITS_CAP)?,
         norms_from_one: false,
-        window_rope: theta.map(|theta| RopeConfig {
+        window_rope: theta.or(usual).map(|theta| RopeConfig {
             theta,
             scaling: RopeScaling::Default,
         }),
@@ -77,7 +59,6 @@ pub(super) fn read_fourth(
     heads: usize,
 ) -> Result<Fourth, LoadError> {
     const SHARING: &str = "attention.shared_kv_layers";
-    const KV_HEADS: &str = "attention.head_count_kv";
     const WIDTHS: &str = "feed_forward_length";
     let layers = windows.len();
     let n_sharing = keys.size(SHARING, 0..=*LAYERS.end())?.unwrap_or(0);
@@ -181,15 +162,17 @@ fn inputs(gguf: &Gguf, keys: &Keys<'_>) -> Result<Option<LayerInputs>, LoadError
 
 /// The factor on scores. No key has it; like llama.cpp, this derives it from the number of layers.
 pub(super) fn score_scale(
-    architecture: Architecture,
+    rules: &GemmaRules,
     layers: usize,
     hidden: usize,
     (heads, head_dim): (usize, usize),
 ) -> f32 {
-    let scalar = match architecture {
-        Architecture::Gemma4 => 1,
-        _ if LARGEST.contains(&layers) => hidden / heads,
-        _ => head_dim,
+    let scalar = if rules.plain_scores {
+        1
+    } else if LARGEST.contains(&layers) {
+        hidden / heads
+    } else {
+        head_dim
     };
     (scalar as f64).powf(-0.5) as f32
 }

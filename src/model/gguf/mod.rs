@@ -8,7 +8,7 @@
 mod config;
 mod experts;
 mod gemma;
-mod keys;
+pub(crate) mod keys;
 mod latent;
 mod names;
 mod recurrent;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{Gguf, Tensor};
 use crate::kernels::tensor_view::RowOrder;
+use crate::model::config::ModelConfig;
 use crate::model::config::experts::ExpertNames;
 use crate::model::config::recurrent::Recurrence;
-use crate::model::config::{Architecture, ModelConfig};
 use crate::model::weights::TensorSpec;
 
 /// The embedding.
@@ -51,13 +51,6 @@ const WHOLE: [(&str, &str); 7] = [
     ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.gate.e_score_correction_bias", CORRECTION),
 ];
-/// The norm before the feed-forward block and the last one, in files of families that name them otherwise.
-const OTHER_NORMS: [(&str, &str); 2] = [
-    ("ffn_norm.weight", "post_attention_norm.weight"),
-    ("output_norm.weight", "token_embd_norm.weight"),
-];
-/// The norm of attention's output, in families with separate norms of feed-forward blocks: ours, the file's.
-const POST_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 /// The rates of delta nets, in one tensor.
 const FUSED_RATES: &str = "ssm_ba";
 
@@ -191,13 +184,6 @@ pub(super) const CORRECTION: &str = "exp_probs_b.bias";
 /// # Panics
 /// If no configuration has a tensor of this name.
 pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
-    let (norm, file) = POST_ATTENTION;
-    if config.gemma.is_some()
-        && let Some((before, suffix)) = ours.split_once(norm)
-        && let Some(layer) = before.strip_prefix("model.layers.")
-    {
-        return format!("blk.{layer}{file}{suffix}");
-    }
     if let Some(part) = ExpertPart::of(ours) {
         return part.file_name();
     }
@@ -221,7 +207,12 @@ pub(super) fn file_name(config: &ModelConfig, ours: &str) -> String {
         .strip_prefix("model.layers.")
         .and_then(|rest| rest.split_once('.'));
     match within_layer {
-        Some((layer, module)) => format!("blk.{layer}.{}.{suffix}", find(&LAYER, module)),
+        Some((layer, module)) => {
+            let own = config.architecture.family().gguf.names.iter();
+            let own = own.copied().find(|(known, _)| *known == module);
+            let file = own.map_or_else(|| find(&LAYER, module), |(_, file)| file);
+            format!("blk.{layer}.{file}.{suffix}")
+        }
         None => format!("{}.{suffix}", find(&ENDS, module)),
     }
 }
@@ -298,10 +289,7 @@ pub(super) fn find<'a>(
 
 /// The norm under its other name.
 fn other_norm<'a>(gguf: &'a Gguf, config: &ModelConfig, name: &str) -> Option<Tensor<'a>> {
-    if config.recurrent.is_none() && config.architecture != Architecture::GptOss {
-        return None;
-    }
-    let mut others = OTHER_NORMS.iter();
+    let mut others = config.architecture.family().gguf.other_names.iter();
     others.find_map(|(usual, other)| {
         let before = name.strip_suffix(usual)?;
         gguf.tensor(&format!("{before}{other}"))
@@ -355,7 +343,7 @@ fn half_of_mlp<'a>(
     spec: &TensorSpec,
     name: &str,
 ) -> Option<Place<'a>> {
-    if config.architecture != Architecture::Phi3 {
+    if !config.architecture.family().fused {
         return None;
     }
     let halves = ["ffn_gate.weight", "ffn_up.weight"];
@@ -376,7 +364,9 @@ fn half_of_mlp<'a>(
 }
 
 fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
-    if is_paired(config.architecture, &spec.name) {
+    let mut projections = ["q_proj", "k_proj"].iter();
+    let rotates = projections.any(|name| spec.name.contains(name));
+    if rotates && config.architecture.family().gguf.paired_rows {
         RowOrder::Pairs {
             head_dim: config.head_dim,
             rotary_dim: config.head_dim,
@@ -384,18 +374,4 @@ fn order(config: &ModelConfig, spec: &TensorSpec) -> RowOrder {
     } else {
         RowOrder::AsNumbered
     }
-}
-
-/// Whether a file holds the rows of this tensor as pairs that are rotated together. Files of these architectures do, also
-/// in layers without RoPE, and ours keep the halves of a head apart.
-fn is_paired(architecture: Architecture, ours: &str) -> bool {
-    let rotates = ["q_proj", "k_proj"].iter().any(|name| ours.contains(name));
-    let paired = [
-        Architecture::Llama,
-        Architecture::Mixtral,
-        Architecture::Granite,
-        Architecture::SmolLm3,
-        Architecture::Ministral3,
-    ];
-    paired.contains(&architecture) && rotates
 }

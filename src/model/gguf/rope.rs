@@ -9,23 +9,24 @@ use crate::error::LoadError;
 use crate::kernels::dtype::Dtype;
 use crate::kernels::tensor_view::TensorView;
 use crate::model::config::limits::CONTEXT;
+use crate::model::family::GgufFamily;
 use crate::model::rope::{LongRope, RopeConfig, RopeScaling, Yarn};
 
 /// The numbers that a frequency may be divided by; a very large one means no rotation.
 const DIVISORS: std::ops::RangeInclusive<f32> = 1e-6..=1e32;
 
-/// A tenth of YaRN's `mscale_all_dim`, or all of it: see [`weights`].
+/// A tenth of YaRN's `mscale_all_dim`, or all of it: see [`GgufFamily::yarn_weights`].
 const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const SCALING: &str = "rope.scaling.type";
-/// Whether positions rotate at all, in files of Granite.
+/// Whether positions rotate at all.
 const FINETUNED: &str = "rope.scaling.finetuned";
 
 /// Reads the rotation of heads of `head_dim` elements.
 pub(super) fn rope(
     gguf: &Gguf,
     keys: &Keys<'_>,
-    head_dim: usize,
-    max_positions: usize,
+    family: &GgufFamily,
+    (head_dim, max_positions): (usize, usize),
 ) -> Result<RopeConfig, LoadError> {
     let theta = keys.number("rope.freq_base", 1.000_001..=1e15)?;
     if let Some(both) = long_rope(gguf, keys, head_dim, max_positions)? {
@@ -34,11 +35,12 @@ pub(super) fn rope(
             scaling: RopeScaling::LongRope(both.into()),
         });
     }
-    if keys.metadata.flag(&keys.key(FINETUNED))? == Some(false) && keys.architecture == "granite" {
+    let rotates = keys.metadata.flag(&keys.key(FINETUNED))?;
+    if family.says_whether_rotated && rotates == Some(false) {
         let reason = "is false: models of this architecture without rotation are not supported";
         return Err(keys.error(FINETUNED, reason));
     }
-    let scaling = scaling(keys, max_positions)?;
+    let scaling = scaling(keys, family, max_positions)?;
     let scaling = match (divisors(gguf, ROPE_FREQS, head_dim)?, scaling) {
         (None, scaling) => scaling,
         (Some(divisors), RopeScaling::Default) => RopeScaling::Divided(divisors),
@@ -96,7 +98,11 @@ fn alone(gguf: &Gguf, found: &str, missing: &str) -> LoadError {
     gguf.metadata().error(found, reason)
 }
 
-fn scaling(keys: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, LoadError> {
+fn scaling(
+    keys: &Keys<'_>,
+    family: &GgufFamily,
+    max_positions: usize,
+) -> Result<RopeScaling, LoadError> {
     // A factor of 0 means that there is none, as in llama.cpp.
     let unless_zero = |name| {
         Ok(keys
@@ -110,7 +116,10 @@ fn scaling(keys: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, LoadErr
     match (keys.text(SCALING)?, factor) {
         (Some("none"), _) | (None | Some("linear"), None | Some(1.0)) => Ok(RopeScaling::Default),
         (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
-        (Some("yarn"), factor) => yarn(keys, factor, max_positions).map(RopeScaling::Yarn),
+        (Some("yarn"), factor) => {
+            let yarn = yarn(keys, family, factor, max_positions)?;
+            Ok(RopeScaling::Yarn(yarn))
+        }
         (Some(other), _) => {
             let reason =
                 format!("is {other:?}, supported are none, linear and yarn: use another model");
@@ -119,9 +128,14 @@ fn scaling(keys: &Keys<'_>, max_positions: usize) -> Result<RopeScaling, LoadErr
     }
 }
 
-fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Yarn, LoadError> {
+fn yarn(
+    keys: &Keys<'_>,
+    family: &GgufFamily,
+    factor: Option<f64>,
+    max_positions: usize,
+) -> Result<Yarn, LoadError> {
     let multiplier = keys.number(LOG_MULTIPLIER, 0.0..=1e6)?;
-    let weights = weights(keys, multiplier);
+    let weights = multiplier.and_then(family.yarn_weights);
     let known = weights.and(multiplier).unwrap_or(0.0);
     for (name, neutral) in [
         ("rope.scaling.yarn_ext_factor", 1.0),
@@ -146,8 +160,7 @@ fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Ya
         attention_factor: number("rope.scaling.yarn_attn_factor")?,
         mscale: weights.map(|weights| weights.0),
         mscale_all_dim: weights.map(|weights| weights.1),
-        // Not in files; this model alone was trained without.
-        truncate: keys.architecture != "gpt-oss",
+        truncate: family.yarn_truncates,
     };
     if let Some(times) = number("rope.scaling.attn_factor")?.filter(|times| *times != 1.0) {
         yarn.attention_factor = Some(times * yarn.attention_scale());
@@ -160,18 +173,6 @@ fn yarn(keys: &Keys<'_>, factor: Option<f64>, max_positions: usize) -> Result<Ya
         return Err(keys.error("rope.scaling.yarn_beta_fast", reason));
     }
     Ok(yarn)
-}
-
-/// YaRN's `mscale` and `mscale_all_dim`, where a file says them.
-fn weights(keys: &Keys<'_>, multiplier: Option<f64>) -> Option<(f64, f64)> {
-    match (keys.architecture, multiplier?) {
-        // These files have scores sharpened and not cos and sin: both weights are the same.
-        ("deepseek2", multiplier) => Some((10.0 * multiplier, 10.0 * multiplier)),
-        ("mistral3", 0.0) => None,
-        // llama.cpp takes the other one to be 1.
-        ("mistral3", multiplier) => Some((1.0, multiplier)),
-        _ => None,
-    }
 }
 
 /// The divisors of frequencies in a tensor, one for each pair of the `head_dim` elements that rotate.

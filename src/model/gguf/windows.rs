@@ -2,9 +2,9 @@
 
 use super::keys::Keys;
 use crate::error::LoadError;
-use crate::model::config::Architecture;
 use crate::model::config::limits::{CONTEXT, LAYERS};
 use crate::model::config::windows::every_but;
+use crate::model::family::{Family, GgufWindows};
 
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
@@ -12,39 +12,37 @@ const PATTERN: &str = "attention.sliding_window_pattern";
 /// Reads for each layer how many tokens a query sees, itself included; `None` for all of them.
 pub(super) fn read(
     keys: &Keys<'_>,
-    architecture: Architecture,
+    windows: GgufWindows,
     layers: usize,
 ) -> Result<Vec<Option<usize>>, LoadError> {
-    match architecture {
-        Architecture::GptOss => {
-            let window = keys.required(WINDOW, CONTEXT)?;
-            let slides = pattern(keys, layers, 2)?.into_iter();
-            Ok(slides.map(|slides| slides.then_some(window)).collect())
+    let size = || keys.size(WINDOW, 0..=*CONTEXT.end());
+    match windows {
+        GgufWindows::Refused => refuse(keys).map(|()| vec![None; layers]),
+        GgufWindows::Everywhere => {
+            let window = size()?.filter(|window| *window > 0);
+            Ok(vec![window; layers])
         }
-        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Gemma4 => {
-            let (absent, period) = match architecture {
-                Architecture::Gemma2 => (Some(4096), 2),
-                _ => (None, 6),
+        GgufWindows::Pattern {
+            period,
+            required,
+            absent,
+        } => {
+            let window = if required {
+                Some(keys.required(WINDOW, CONTEXT)?)
+            } else {
+                size()?.or(absent).filter(|window| *window > 0)
             };
-            let given = keys.size(WINDOW, 0..=*CONTEXT.end())?.or(absent);
-            let window = given.filter(|window| *window > 0);
             let slides = pattern(keys, layers, period)?.into_iter();
             Ok(slides.map(|slides| window.filter(|_| slides)).collect())
         }
-        // In every layer; zero where there is none. llama.cpp's own runs of these files leave it out.
-        Architecture::Phi3 => {
-            let window = keys.size(WINDOW, 0..=*CONTEXT.end())?;
-            Ok(vec![window.filter(|window| *window > 0); layers])
-        }
-        _ => refuse(keys).map(|()| vec![None; layers]),
     }
 }
 
-/// Which layers have RoPE: files of SmolLM3 have no key for it, and in all of its models every fourth layer has none.
-pub(super) fn rotated(architecture: Architecture, layers: usize) -> Vec<bool> {
-    match architecture {
-        Architecture::SmolLm3 => every_but(4, layers),
-        _ => vec![true; layers],
+/// Which layers have RoPE: no key says it, and in all models of such a family the interval is the usual one.
+pub(super) fn rotated(family: &Family, layers: usize) -> Vec<bool> {
+    match family.no_rope_interval {
+        Some(interval) => every_but(interval, layers),
+        None => vec![true; layers],
     }
 }
 

@@ -20,6 +20,25 @@ pub(crate) const MAX_POSITIONS: usize = 1 << 27;
 
 const SUPPORTED: &str = "default, linear, llama3, yarn, longrope";
 
+/// Sizes that the rotation of a `config.json` depends on.
+pub(crate) struct RopeContext {
+    /// The default base.
+    pub theta: f64,
+    /// The model's context, in tokens.
+    pub max_positions: usize,
+    pub rotary_dim: usize,
+}
+
+/// Reads the rotation of a family whose layers all have the same.
+pub(crate) fn of_all_layers(
+    json: &JsonFile,
+    context: &RopeContext,
+) -> Result<RopeConfig, LoadError> {
+    let rope = RopeConfig::from_json(json, context.theta, (context.max_positions, None))?;
+    rope.check_pairs(json, context.rotary_dim)?;
+    Ok(rope)
+}
+
 /// How positions rotate q and k, as configured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {

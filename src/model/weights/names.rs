@@ -4,8 +4,8 @@ use super::checkpoint::Weights;
 use super::quantised::part_of::PartOf;
 use crate::error::LoadError;
 use crate::kernels::tensor_view::RowOrder;
+use crate::model::config::ModelConfig;
 use crate::model::config::recurrent::Recurrence;
-use crate::model::config::{Architecture, ModelConfig};
 
 /// Prefixes of the decoder in vision-language models, and ours for them.
 const PREFIXES: [(&str, &str); 3] = [
@@ -13,28 +13,6 @@ const PREFIXES: [(&str, &str); 3] = [
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 ];
-
-/// Parts of LFM2's names, and those of the others.
-const LFM2: [(&str, &str); 12] = [
-    ("model.embedding_norm.", "model.norm."),
-    (".operator_norm.", ".input_layernorm."),
-    (".ffn_norm.", ".post_attention_layernorm."),
-    (".self_attn.out_proj.", ".self_attn.o_proj."),
-    (".self_attn.q_layernorm.", ".self_attn.q_norm."),
-    (".self_attn.k_layernorm.", ".self_attn.k_norm."),
-    (".feed_forward.w1.", ".mlp.gate_proj."),
-    (".feed_forward.w3.", ".mlp.up_proj."),
-    (".feed_forward.w2.", ".mlp.down_proj."),
-    (".feed_forward.gate.", ".mlp.gate."),
-    (
-        ".feed_forward.expert_bias",
-        ".mlp.gate.e_score_correction_bias",
-    ),
-    (".feed_forward.experts.", ".mlp.experts."),
-];
-
-/// Parts of Gemma 4's names, which have experts directly in the layer, and ours.
-const GEMMA4: [(&str, &str); 2] = [(".router.", ".moe.router."), (".experts.", ".moe.experts.")];
 
 /// Words for the projections of experts, ours and LFM2's.
 const LFM2_EXPERTS: [(&str, &str); 3] = [
@@ -67,11 +45,7 @@ impl Weights {
             let mut prefixes = PREFIXES.iter();
             prefixes.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
         });
-        let own: &[(&str, &str)] = match config.architecture {
-            Architecture::Lfm2 | Architecture::Lfm2Moe => &LFM2,
-            Architecture::Gemma4 => &GEMMA4,
-            _ => &[],
-        };
+        let own = config.architecture.family().tensor_names;
         self.own_names.extend(own);
         self.rename(|name| {
             let (from, to) = own.iter().find(|(from, _)| name.contains(from))?;
@@ -138,7 +112,7 @@ impl Weights {
                 self.split(&module("in_proj_ba"), groups, &narrow, module)
             }
             Some(_) => Ok(()),
-            None if config.architecture == Architecture::Phi3 => {
+            None if config.architecture.family().fused => {
                 let (q, kv, mlp) = (
                     config.q_width(),
                     config.kv_width(),

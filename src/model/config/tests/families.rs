@@ -280,10 +280,10 @@ fn models_of_mistral_that_also_see_have_a_decoder_of_either_kind() {
         }))
     };
     let known = wrapped(json!("ministral3")).expect("supported");
-    assert_eq!(known.architecture, Architecture::Ministral3);
+    assert_eq!(known.architecture.name(), "Ministral3ForCausalLM");
     for kind in [json!("mistral"), Value::Null] {
         let known = wrapped(kind).expect("supported");
-        assert_eq!(known.architecture, Architecture::Mistral);
+        assert_eq!(known.architecture.name(), "MistralForCausalLM");
     }
     let error = wrapped(json!("mistral4"))
         .expect_err("it is refused")

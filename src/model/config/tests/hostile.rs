@@ -135,7 +135,7 @@ fn hostile_values_are_refused_or_stay_within_bounds() {
         "mlp_bias",
         "original_max_position_embeddings",
     ];
-    for architecture in Architecture::ALL {
+    for architecture in Architecture::all() {
         for key in keys.iter().chain(KEYS_OF_FAMILIES) {
             for value in &hostile {
                 let config = with(base(architecture.name()), json!({ *key: value }));

@@ -3,11 +3,13 @@ mod families;
 mod gemma;
 mod hostile;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::read::MAX_FILE_BYTES;
 use super::*;
+use crate::error::LoadError;
 use crate::kernels::Gate;
 use crate::kernels::routing::{Routing, WeightSum};
 use crate::model::rope::{MAX_POSITIONS, RopeScaling};

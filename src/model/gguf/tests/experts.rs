@@ -3,7 +3,6 @@
 use super::models::{config, described};
 use super::*;
 use crate::kernels::routing::Routing;
-use crate::model::config::Architecture;
 
 const VOCAB: usize = 5;
 const HIDDEN: usize = 4;
@@ -60,7 +59,7 @@ fn row(weights: &Weights, name: &str, shape: [usize; 2], row: usize) -> Vec<f32>
 #[test]
 fn files_of_llama_with_experts_are_mixtral() {
     let config = config(&tiny("llama")).expect("supported");
-    assert_eq!(config.architecture, Architecture::Mixtral);
+    assert_eq!(config.architecture.name(), "MixtralForCausalLM");
     let experts = config.experts.as_ref().expect("it has experts");
     assert_eq!(experts.routing, Routing::softmax(EXPERTS, 1, true));
     assert_eq!(
@@ -125,7 +124,7 @@ fn layers_without_a_router_have_an_mlp() {
             .expect("it is described"),
     );
     let config = config(&file).expect("supported");
-    assert_eq!(config.architecture, Architecture::Qwen3Moe);
+    assert_eq!(config.architecture.name(), "Qwen3MoeForCausalLM");
     let experts = config.experts.expect("it has experts");
     assert_eq!(experts.layers, [true, false]);
     assert_eq!(experts.routing, Routing::softmax(EXPERTS, 1, true));

@@ -1,7 +1,8 @@
 //! From metadata and tensors to configurations and weights.
 
 use super::*;
-use crate::model::config::{Architecture, BiasConfig};
+use crate::kernels::dtype::Dtype;
+use crate::model::config::BiasConfig;
 use crate::model::rope::RopeScaling;
 
 const VOCAB: usize = 5;
@@ -84,7 +85,7 @@ fn values(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
 #[test]
 fn sizes_come_from_metadata_and_the_rest_from_tensors() {
     let config = config(&tiny_llama()).expect("supported");
-    assert_eq!(config.architecture, Architecture::Llama);
+    assert_eq!(config.architecture.name(), "LlamaForCausalLM");
     assert_eq!((config.vocab_size, config.head_dim), (VOCAB, 2));
     assert_eq!(config.rms_norm_eps, 1e-5);
     assert!(config.tie_word_embeddings && !config.qk_norm);
