@@ -3,6 +3,117 @@
 use super::models::{config, described, tiny_llama};
 use super::*;
 
+/// A key of a model named llama, its value, and the words of the error.
+type Refusal = (&'static str, fn() -> Value, &'static str);
+
+/// Added to a file that is read.
+const ADDED: &[Refusal] = &[
+    (
+        "expert_count",
+        || Value::U32(8),
+        "llama.expert_used_count is missing",
+    ),
+    (
+        "final_logit_softcapping",
+        || Value::F32(30.0),
+        "is 30, which is not supported",
+    ),
+    (
+        "attention.scale",
+        || Value::F32(1.0),
+        "llama.attention.scale is 1, which is not supported",
+    ),
+    (
+        "attn_logit_softcapping",
+        || Value::F32(50.0),
+        "llama.attn_logit_softcapping is 50, which is not supported",
+    ),
+    (
+        "attention.causal",
+        || Value::Flag(false),
+        "llama.attention.causal is false, supported is true",
+    ),
+    (
+        "attention.sliding_window",
+        || Value::U32(63),
+        "llama.attention.sliding_window is 63 in a model of 64 tokens of context",
+    ),
+    (
+        "attention.max_alibi_bias",
+        || Value::F32(8.0),
+        "llama.attention.max_alibi_bias is 8, which is not supported",
+    ),
+    (
+        "embedding_scale",
+        || Value::F32(12.0),
+        "llama.embedding_scale is 12, which is not supported",
+    ),
+    (
+        "pooling_type",
+        || Value::U32(3),
+        "llama.pooling_type is 3, which is not supported",
+    ),
+    (
+        "rope.dimension_count",
+        || Value::U32(1),
+        "llama.rope.dimension_count is 1, supported is 2",
+    ),
+    (
+        "attention.value_length",
+        || Value::U32(4),
+        "llama.attention.value_length is 4, supported is 2",
+    ),
+    (
+        "attention.key_length",
+        || Value::U32(3),
+        "llama.attention.key_length is 3, expected an even number",
+    ),
+    (
+        "rope.scaling.type",
+        || Value::Text("longrope".into()),
+        "is \"longrope\", supported are none, linear and yarn",
+    ),
+    (
+        "rope.freq_base",
+        || Value::F32(f32::NAN),
+        "llama.rope.freq_base is NaN",
+    ),
+];
+
+/// In place of those of a file that is read.
+const REPLACED: &[Refusal] = &[
+    (
+        "attention.head_count_kv",
+        || Value::U32(3),
+        "is 3 and does not divide llama.attention.head_count, 2",
+    ),
+    (
+        "attention.head_count",
+        || Value::U32(0),
+        "llama.attention.head_count is 0, expected a whole number from 1",
+    ),
+    (
+        "attention.head_count",
+        || Value::U32(3),
+        "does not divide llama.attention.head_count, 3",
+    ),
+    (
+        "embedding_length",
+        || Value::U32(5),
+        "is 5 and not a multiple of llama.attention.head_count, 2",
+    ),
+    (
+        "feed_forward_length",
+        || Value::I32s(vec![6, 7]),
+        "is 6 in the first layer and 7 in another",
+    ),
+    (
+        "block_count",
+        || Value::U64(1 << 40),
+        "llama.block_count is 1099511627776, expected a whole number from 1 to 1024",
+    ),
+];
+
 #[test]
 fn other_models_are_refused_by_name() {
     refused(
@@ -14,113 +125,16 @@ fn other_models_are_refused_by_name() {
         config(&tiny_llama().text("general.type", "adapter")),
         "general.type is \"adapter\", expected \"model\"",
     );
-    for (key, value, expected) in [
-        (
-            "expert_count",
-            Value::U32(8),
-            "llama.expert_used_count is missing",
-        ),
-        (
-            "final_logit_softcapping",
-            Value::F32(30.0),
-            "is 30, which is not supported",
-        ),
-        (
-            "attention.scale",
-            Value::F32(1.0),
-            "llama.attention.scale is 1, which is not supported",
-        ),
-        (
-            "attn_logit_softcapping",
-            Value::F32(50.0),
-            "llama.attn_logit_softcapping is 50, which is not supported",
-        ),
-        (
-            "attention.causal",
-            Value::Flag(false),
-            "llama.attention.causal is false, supported is true",
-        ),
-        (
-            "attention.sliding_window",
-            Value::U32(63),
-            "llama.attention.sliding_window is 63 in a model of 64 tokens of context",
-        ),
-        (
-            "attention.max_alibi_bias",
-            Value::F32(8.0),
-            "llama.attention.max_alibi_bias is 8, which is not supported",
-        ),
-        (
-            "embedding_scale",
-            Value::F32(12.0),
-            "llama.embedding_scale is 12, which is not supported",
-        ),
-        (
-            "pooling_type",
-            Value::U32(3),
-            "llama.pooling_type is 3, which is not supported",
-        ),
-        (
-            "rope.dimension_count",
-            Value::U32(1),
-            "llama.rope.dimension_count is 1, supported is 2",
-        ),
-        (
-            "attention.value_length",
-            Value::U32(4),
-            "llama.attention.value_length is 4, supported is 2",
-        ),
-        (
-            "attention.key_length",
-            Value::U32(3),
-            "llama.attention.key_length is 3, expected an even number",
-        ),
-        (
-            "rope.scaling.type",
-            Value::Text("longrope".into()),
-            "is \"longrope\", supported are none, linear and yarn",
-        ),
-        (
-            "rope.freq_base",
-            Value::F32(f32::NAN),
-            "llama.rope.freq_base is NaN",
-        ),
-    ] {
-        let file = tiny_llama().pair(&format!("llama.{key}"), value);
+}
+
+#[test]
+fn keys_of_other_models_are_refused_by_key_value_and_limit() {
+    for (key, value, expected) in ADDED {
+        let file = tiny_llama().pair(&format!("llama.{key}"), value());
         refused(config(&file), expected);
     }
-    for (key, value, expected) in [
-        (
-            "attention.head_count_kv",
-            Value::U32(3),
-            "is 3 and does not divide llama.attention.head_count, 2",
-        ),
-        (
-            "attention.head_count",
-            Value::U32(0),
-            "llama.attention.head_count is 0, expected a whole number from 1",
-        ),
-        (
-            "attention.head_count",
-            Value::U32(3),
-            "does not divide llama.attention.head_count, 3",
-        ),
-        (
-            "embedding_length",
-            Value::U32(5),
-            "is 5 and not a multiple of llama.attention.head_count, 2",
-        ),
-        (
-            "feed_forward_length",
-            Value::I32s(vec![6, 7]),
-            "is 6 in the first layer and 7 in another",
-        ),
-        (
-            "block_count",
-            Value::U64(1 << 40),
-            "llama.block_count is 1099511627776, expected a whole number from 1 to 1024",
-        ),
-    ] {
+    for (key, value, expected) in REPLACED {
+        let value = value();
         let mut file = tiny_llama();
         let key = format!("llama.{key}");
         file.pairs.retain(|(known, _)| known != key.as_bytes());
