@@ -443,7 +443,8 @@ pub struct Router<B: Backend> {
 pub struct QkvWeights<B: Backend> {
     /// Queries, keys and values stacked: `[(n_heads + n_kv_heads) * key_dim + n_kv_heads * values.dim(), hidden]`.
     pub projection: Linear<B>,
-    /// Weight of the norm of each query head, `[key_dim]`, and of each key head.
+    /// Weight of the norm of each query head, `[key_dim]`, and of each key head; or of all of a token's query heads as
+    /// one vector, `[n_heads * key_dim]`, and of its key heads, `[n_kv_heads * key_dim]`.
     pub head_norms: Option<(B::Vector, B::Vector)>,
     /// Every value head is normed, without a weight.
     pub norms_values: bool,
@@ -455,7 +456,7 @@ pub struct QkvWeights<B: Backend> {
 pub struct QueryWeights<B: Backend> {
     /// `[n_heads * key_dim, hidden]`.
     pub projection: Linear<B>,
-    /// Weight of the norm of each query head, `[key_dim]`.
+    /// Weight of the norm of each query head, `[key_dim]`, or of all of them, `[n_heads * key_dim]`.
     pub head_norm: Option<B::Vector>,
     /// Added to the mean square in the head norm.
     pub eps: f32,

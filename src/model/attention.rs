@@ -9,6 +9,7 @@ use crate::model::blocks::mixed::Mixed;
 use crate::model::blocks::mlp::add_projected;
 use crate::model::blocks::norm::Norm;
 pub use crate::model::layer_spec::AttentionSpec;
+use crate::model::layer_spec::QkNorm;
 use crate::model::loader::Loader;
 
 /// Grouped-query attention with rotary positions.
@@ -47,17 +48,18 @@ impl<B: Backend> Input<B> {
         let (hidden, eps, dim) = (config.hidden_size, config.rms_norm_eps, heads.key_dim);
         let (q, kv) = (heads.q_width(), heads.n_kv_heads * dim);
         let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
-        let norm = |loader: &mut Loader<'_, B>, part: &str| {
-            if spec.qk_norm {
-                loader.norm(&name(part), dim).map(Some)
-            } else {
-                Ok(None)
-            }
+        let norm = |loader: &mut Loader<'_, B>, part: &str, of_all: usize| {
+            let width = match spec.qk_norm {
+                QkNorm::None => return Ok(None),
+                QkNorm::Heads => dim,
+                QkNorm::Whole => of_all,
+            };
+            loader.norm(&name(part), width).map(Some)
         };
         if config.kv_source(layer) != layer {
             return Ok(Self::Queries(QueryWeights {
                 projection: loader.linear(&[(name("q_proj"), q)], hidden, spec.qkv_bias)?,
-                head_norm: norm(loader, "q_norm.weight")?,
+                head_norm: norm(loader, "q_norm.weight", q)?,
                 eps,
             }));
         }
@@ -68,8 +70,8 @@ impl<B: Backend> Input<B> {
         ];
         let projection = loader.linear(&names, hidden, spec.qkv_bias)?;
         let norms = (
-            norm(loader, "q_norm.weight")?,
-            norm(loader, "k_norm.weight")?,
+            norm(loader, "q_norm.weight", q)?,
+            norm(loader, "k_norm.weight", kv)?,
         );
         Ok(Self::Qkv(QkvWeights {
             projection,

@@ -23,7 +23,7 @@ use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::StateMixer;
 use crate::model::{Model, Reads};
 
-/// A pre-norm decoder: each layer is a token mixer, then a gated MLP or experts.
+/// A decoder: each layer is a token mixer, then a gated MLP or experts.
 pub struct Decoder<B: Backend> {
     ends: Ends<B>,
     layers: Vec<Layer<B>>,
@@ -93,20 +93,10 @@ impl<B: Backend> Model<B> for Decoder<B> {
     }
 }
 
-impl FeedForwardSpec {
-    /// The name of the norm of its input.
-    fn input_norm(self) -> &'static str {
-        match self {
-            Self::Mlp { .. } | Self::Experts => "post_attention_layernorm",
-            Self::NormedMlp => "pre_feedforward_layernorm",
-        }
-    }
-}
-
 struct Layer<B: Backend> {
-    input_norm: Norm<B>,
+    /// `None` where the mixer reads the residual stream itself.
+    input_norm: Option<Norm<B>>,
     mixer: Mixer<B>,
-    feed_forward_norm: Norm<B>,
     feed_forward: FeedForward<B>,
     /// The module that adds the per-layer input, and the function of its gate.
     input: Option<(LayerInput<B>, Gate)>,
@@ -133,22 +123,22 @@ impl<B: Backend> Mixer<B> {
     fn mix(
         &self,
         backend: &mut B,
-        norm: &Norm<B>,
+        norm: Option<&Norm<B>>,
         x: &B::Tensor,
         rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
         match self {
             Self::Attention(attention) => {
-                let normed = norm.forward(backend, x, attention.reader());
+                let normed = operand(backend, norm, x, attention.reader());
                 attention.queries(backend, &normed, rotations, batch)
             }
             Self::Latent(attention) => {
-                let normed = norm.forward(backend, x, attention.reader());
+                let normed = operand(backend, norm, x, attention.reader());
                 Mixed::plain(attention.queries(backend, &normed, &rotations.all, batch))
             }
             Self::State(state) => {
-                let normed = norm.forward(backend, x, state.reader());
+                let normed = operand(backend, norm, x, state.reader());
                 Mixed::plain(state.mix(backend, &normed, batch))
             }
         }
@@ -164,9 +154,23 @@ impl<B: Backend> Mixer<B> {
     }
 }
 
+/// The residual stream `x`, normed if there is a norm, for products with `reader`.
+fn operand<B: Backend>(
+    backend: &mut B,
+    norm: Option<&Norm<B>>,
+    x: &B::Tensor,
+    reader: &B::Matrix,
+) -> B::Operand {
+    match norm {
+        Some(norm) => norm.forward(backend, x, reader),
+        None => backend.operand(x, reader),
+    }
+}
+
+/// The block after the mixer, and the norm of its input.
 enum FeedForward<B: Backend> {
-    Mlp(Mlp<B>),
-    Experts(Mixture<B>),
+    Mlp(Option<Norm<B>>, Mlp<B>),
+    Experts(Norm<B>, Mixture<B>),
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -175,36 +179,50 @@ impl<B: Backend> FeedForward<B> {
         layer: usize,
         spec: FeedForwardSpec,
     ) -> Result<Self, LoadError> {
-        let experts = loader.config().experts.as_ref();
-        Ok(match spec {
-            FeedForwardSpec::Mlp { bias } => Self::Mlp(Mlp::load(loader, layer, bias)?),
-            FeedForwardSpec::NormedMlp => {
-                let hidden = loader.config().hidden_size;
-                let norm = format!("model.layers.{layer}.post_feedforward_layernorm");
-                Self::Mlp(Mlp {
-                    post_norm: Some(Norm::load(loader, &norm, hidden)?),
-                    side: match experts.filter(|all| all.are_in(layer)) {
-                        Some(experts) => Some(SideExperts::load(loader, layer, experts)?),
-                        None => None,
-                    },
-                    ..Mlp::load(loader, layer, false)?
-                })
+        let config = loader.config();
+        let (norms, hidden) = (config.norms(), config.hidden_size);
+        let name = |name: &str| format!("model.layers.{layer}.{name}");
+        let norm = match norms.of_feed_forward_input() {
+            Some(norm) => Some(Norm::load(loader, &name(norm), hidden)?),
+            None => None,
+        };
+        let experts = config.experts.as_ref().filter(|all| all.are_in(layer));
+        let bias = match (spec, experts) {
+            (FeedForwardSpec::Experts, Some(experts)) => {
+                let norm = norm.expect("blocks of experts have an input norm");
+                return Ok(Self::Experts(norm, Mixture::load(loader, layer, experts)?));
             }
-            FeedForwardSpec::Experts => match experts.filter(|all| all.are_in(layer)) {
-                Some(experts) => Self::Experts(Mixture::load(loader, layer, experts)?),
-                None => Self::Mlp(Mlp::load(loader, layer, loader.config().bias.mlp)?),
+            (FeedForwardSpec::Experts, None) => config.bias.mlp,
+            (FeedForwardSpec::Mlp { bias }, _) => bias,
+        };
+        let post_norm = if norms.follow() {
+            Some(Norm::load(
+                loader,
+                &name("post_feedforward_layernorm"),
+                hidden,
+            )?)
+        } else {
+            None
+        };
+        let mlp = Mlp {
+            post_norm,
+            side: match experts {
+                Some(experts) => Some(SideExperts::load(loader, layer, experts)?),
+                None => None,
             },
-        })
+            ..Mlp::load(loader, layer, bias)?
+        };
+        Ok(Self::Mlp(norm, mlp))
     }
 
     /// Adds the block's output for `x`, normed, to `x`.
-    fn add(&self, backend: &mut B, norm: &Norm<B>, x: &mut B::Tensor) {
+    fn add(&self, backend: &mut B, x: &mut B::Tensor) {
         match self {
-            Self::Mlp(mlp) => {
-                let normed = norm.forward(backend, x, &mlp.gate_up.weight);
+            Self::Mlp(norm, mlp) => {
+                let normed = operand(backend, norm.as_ref(), x, &mlp.gate_up.weight);
                 mlp.add(backend, x, &normed);
             }
-            Self::Experts(mixture) => mixture.add(backend, norm, x),
+            Self::Experts(norm, mixture) => mixture.add(backend, norm, x),
         }
     }
 }
@@ -214,12 +232,15 @@ impl<B: Backend> Layer<B> {
         let norm = |name: &str| format!("model.layers.{layer}.{name}");
         let hidden = loader.config().hidden_size;
         Ok(Self {
-            input_norm: Norm::load(loader, &norm("input_layernorm"), hidden)?,
+            input_norm: if loader.config().norms().precede() {
+                Some(Norm::load(loader, &norm("input_layernorm"), hidden)?)
+            } else {
+                None
+            },
             mixer: match loader.config().states_in(layer) {
                 Some(_) => Mixer::State(StateMixer::load(loader, layer)?),
                 None => Mixer::load(loader, layer, spec.mixer)?,
             },
-            feed_forward_norm: Norm::load(loader, &norm(spec.feed_forward.input_norm()), hidden)?,
             feed_forward: FeedForward::load(loader, layer, spec.feed_forward)?,
             input: match loader.config().layer_inputs() {
                 Some(inputs) => {
@@ -251,8 +272,8 @@ impl<B: Backend> Layer<B> {
         rotations: &Rotations<B>,
         batch: &B::Batch,
     ) -> Mixed<B> {
-        self.mixer
-            .mix(backend, &self.input_norm, x, rotations, batch)
+        let norm = self.input_norm.as_ref();
+        self.mixer.mix(backend, norm, x, rotations, batch)
     }
 
     /// Adds the rest of the layer to `x`, with the per-layer inputs if there are some.
@@ -264,7 +285,7 @@ impl<B: Backend> Layer<B> {
         (batch, inputs): (&B::Batch, Option<&B::Tensor>),
     ) {
         self.mixer.add(backend, x, mixed, batch);
-        self.feed_forward.add(backend, &self.feed_forward_norm, x);
+        self.feed_forward.add(backend, x);
         if let (Some((input, gate)), Some(inputs)) = (&self.input, inputs) {
             input.add(backend, x, inputs, *gate);
         }

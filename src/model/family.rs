@@ -18,7 +18,7 @@ use crate::model::config::recurrent::RecurrentConfig;
 use crate::model::config::scales::{Scales, Widths};
 use crate::model::gguf::keys::Keys;
 use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::LayerSpec;
+use crate::model::layer_spec::{BlockNorms, LayerSpec, QkNorm};
 use crate::model::rope::{self, RopeConfig, RopeContext};
 
 /// A family that the forward pass knows; two are equal if their records are the same one.
@@ -69,8 +69,9 @@ pub(crate) struct Family {
     pub attention_bias: AttentionBias,
     /// `mlp_bias` counts.
     pub mlp_bias: bool,
-    /// Every head of q and k is normed before the rotation.
-    pub qk_norm: bool,
+    pub qk_norm: QkNorm,
+    /// Where the norms of blocks are.
+    pub norms: BlockNorms,
     /// Every query head has an attention sink.
     pub sinks: bool,
     pub latent: Option<LatentDefaults>,
@@ -112,7 +113,8 @@ impl Family {
             partial_rotary: None,
             attention_bias: AttentionBias::Key { absent: false },
             mlp_bias: false,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
+            norms: BlockNorms::Before,
             sinks: false,
             latent: None,
             gemma: None,

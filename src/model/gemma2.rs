@@ -7,7 +7,7 @@ use crate::model::config::ModelConfig;
 use crate::model::config::gemma::{self, GemmaRules};
 use crate::model::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
 use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION, SCORE_CAP};
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::layer_spec::{AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -19,6 +19,7 @@ pub(crate) static FAMILY: Family = Family {
         layers: WindowLayers::Period(2),
         ..WINDOWS
     },
+    norms: BlockNorms::Around,
     gemma: Some(GemmaRules {
         score_cap: Some(50.0),
         logits_cap: Some(30.0),
@@ -65,10 +66,7 @@ pub(crate) const WINDOWS: Windows = Windows {
 /// The parts of a layer of Gemma 2.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            post_norm: true,
-            ..AttentionSpec::plain(config, layer)
-        }),
-        feed_forward: FeedForwardSpec::NormedMlp,
+        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
+        feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }

@@ -7,7 +7,9 @@ use crate::model::config::gemma::{self, GemmaRules};
 use crate::model::family::{Defaults, Family, GgufFamily, GgufWindows, WindowLayers, Windows};
 use crate::model::gemma2;
 use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::layer_spec::{
+    AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm,
+};
 
 pub(crate) static FAMILY: Family = Family {
     defaults: Defaults {
@@ -18,7 +20,8 @@ pub(crate) static FAMILY: Family = Family {
         layers: WindowLayers::PeriodKey(6),
         ..gemma2::WINDOWS
     },
-    qk_norm: true,
+    qk_norm: QkNorm::Heads,
+    norms: BlockNorms::Around,
     gemma: Some(GemmaRules {
         score_cap: None,
         logits_cap: None,
@@ -47,11 +50,7 @@ pub(crate) static FAMILY: Family = Family {
 /// The parts of a layer of Gemma 3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            qk_norm: true,
-            post_norm: true,
-            ..AttentionSpec::plain(config, layer)
-        }),
-        feed_forward: FeedForwardSpec::NormedMlp,
+        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
+        feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }

@@ -18,7 +18,9 @@ use crate::model::family::{
 use crate::model::gemma2;
 use crate::model::gguf::keys::{LOGITS_CAP, POST_ATTENTION};
 use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::layer_spec::{
+    AttentionSpec, BlockNorms, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm,
+};
 use crate::model::rope::{RopeConfig, RopeContext, RopeScaling, theta};
 
 pub(crate) static FAMILY: Family = Family {
@@ -32,7 +34,8 @@ pub(crate) static FAMILY: Family = Family {
         last_is_full: true,
         ..gemma2::WINDOWS
     },
-    qk_norm: true,
+    qk_norm: QkNorm::Heads,
+    norms: BlockNorms::Around,
     gemma: Some(GemmaRules {
         score_cap: None,
         logits_cap: None,
@@ -83,12 +86,10 @@ const NAMES: &[(&str, &str)] = &[(".router.", ".moe.router."), (".experts.", ".m
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
         mixer: MixerSpec::Attention(AttentionSpec {
-            qk_norm: true,
             v_norm: true,
-            post_norm: true,
             ..AttentionSpec::plain(config, layer)
         }),
-        feed_forward: FeedForwardSpec::NormedMlp,
+        feed_forward: FeedForwardSpec::Mlp { bias: false },
     }
 }
 

@@ -24,6 +24,50 @@ impl LayerSpec {
     }
 }
 
+/// Where the norms of a layer's blocks, attention and MLP, are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockNorms {
+    /// Of a block's input.
+    Before,
+    /// Of its input and its output.
+    Around,
+    /// Of its output, before the residual add.
+    After,
+}
+
+impl BlockNorms {
+    /// Whether a block's input is normed.
+    pub fn precede(self) -> bool {
+        self != Self::After
+    }
+
+    /// Whether a block's output is normed.
+    pub fn follow(self) -> bool {
+        self != Self::Before
+    }
+
+    /// The name of the norm of the feed-forward block's input. The usual one norms attention's output in families that do
+    /// so.
+    pub fn of_feed_forward_input(self) -> Option<&'static str> {
+        match self {
+            Self::Before => Some("post_attention_layernorm"),
+            Self::Around => Some("pre_feedforward_layernorm"),
+            Self::After => None,
+        }
+    }
+}
+
+/// The norms of queries and keys before the rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// There are none.
+    None,
+    /// Of each head.
+    Heads,
+    /// Of all heads together.
+    Whole,
+}
+
 /// The block of a layer that mixes tokens.
 #[derive(Clone, Copy, Debug)]
 pub enum MixerSpec {
@@ -41,8 +85,6 @@ pub enum FeedForwardSpec {
         /// Its projections add a bias.
         bias: bool,
     },
-    /// A gated MLP between two norms; its input norm has another name, as the usual one norms attention's output.
-    NormedMlp,
     /// Experts, as the configuration has them in some or all layers; a gated MLP in the others.
     Experts,
 }
@@ -54,8 +96,8 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// The output projection adds a bias.
     pub o_bias: bool,
-    /// Every head of q and k is normed before the rotation.
-    pub qk_norm: bool,
+    /// The norms of q and k before the rotation.
+    pub qk_norm: QkNorm,
     /// Every value head is normed, without a weight.
     pub v_norm: bool,
     /// Every query head has an attention sink: a score without a value.
@@ -69,15 +111,15 @@ pub struct AttentionSpec {
 }
 
 impl AttentionSpec {
-    /// Biases and window as the configuration has them for a layer, and nothing more.
+    /// Biases, norms and window as the configuration has them for a layer, and nothing more.
     pub fn plain(config: &ModelConfig, layer: usize) -> Self {
         Self {
             qkv_bias: config.bias.qkv,
             o_bias: config.bias.o,
-            qk_norm: false,
+            qk_norm: config.qk_norm,
             v_norm: false,
             sinks: false,
-            post_norm: false,
+            post_norm: config.norms().follow(),
             window: config.windows[layer],
             query_scale: None,
         }

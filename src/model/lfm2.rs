@@ -13,7 +13,7 @@ use crate::model::family::{
 };
 use crate::model::gguf::keys::{GATING, KV_HEADS, Keys, OTHER_NORMS, WEIGHTS_SCALE};
 use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
 
 pub(crate) static FAMILY: Family = Family {
     intermediate: Intermediate::Read(adjusted_width),
@@ -48,7 +48,7 @@ const fn hybrid(name: &'static str, model_type: &'static str) -> Family {
             ..Defaults::LLAMA
         },
         attention_bias: AttentionBias::Never,
-        qk_norm: true,
+        qk_norm: QkNorm::Heads,
         keys: KeyNames {
             eps: "norm_eps",
             ties_embeddings: Some("tie_embedding"),
@@ -91,10 +91,7 @@ const NAMES: &[(&str, &str)] = &[
 /// The parts of a layer of LFM2.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            qk_norm: true,
-            ..AttentionSpec::plain(config, layer)
-        }),
+        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
         feed_forward: FeedForwardSpec::Experts,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::model::config::ModelConfig;
 use crate::model::family::{Defaults, Family, GgufFamily};
-use crate::model::layer_spec::{AttentionSpec, LayerSpec};
+use crate::model::layer_spec::{AttentionSpec, LayerSpec, QkNorm};
 use crate::model::qwen2;
 
 pub(crate) static FAMILY: Family = Family {
@@ -12,16 +12,12 @@ pub(crate) static FAMILY: Family = Family {
         ..qwen2::DEFAULTS
     },
     windows: qwen2::WINDOWS,
-    qk_norm: true,
+    qk_norm: QkNorm::Heads,
     gguf: GgufFamily::named(Some("qwen3")),
     ..Family::new("Qwen3ForCausalLM", "qwen3", layer)
 };
 
 /// The parts of a layer of Qwen3.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
-    let attention = AttentionSpec {
-        qk_norm: true,
-        ..AttentionSpec::plain(config, layer)
-    };
-    LayerSpec::dense(attention, config)
+    LayerSpec::dense(AttentionSpec::plain(config, layer), config)
 }

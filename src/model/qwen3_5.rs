@@ -12,7 +12,7 @@ use crate::model::config::recurrent::{
 use crate::model::family::{Defaults, Family, GgufExperts, GgufFamily, Intermediate};
 use crate::model::gguf::keys::{Keys, OTHER_NORMS, SHARED_EXPERT};
 use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
 use crate::model::qwen2;
 use crate::model::qwen3_moe;
 
@@ -58,7 +58,7 @@ const fn hybrid(name: &'static str, model_type: &'static str) -> Family {
     Family {
         defaults: DEFAULTS,
         partial_rotary: Some(0.25),
-        qk_norm: true,
+        qk_norm: QkNorm::Heads,
         lacks_on_cuda: Some("this family's recurrent states"),
         ..Family::new(name, model_type, layer)
     }
@@ -108,10 +108,7 @@ const FUSED: Kind = Kind {
 /// The parts of a layer of Qwen3.5 or Qwen3-Next.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            qk_norm: true,
-            ..AttentionSpec::plain(config, layer)
-        }),
+        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
         feed_forward: FeedForwardSpec::Experts,
     }
 }

@@ -11,7 +11,7 @@ use crate::model::family::{
     Defaults, Family, GgufExperts, GgufFamily, Intermediate, WindowLayers, Windows,
 };
 use crate::model::json_file::JsonFile;
-use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec};
+use crate::model::layer_spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MixerSpec, QkNorm};
 use crate::model::qwen2;
 
 pub(crate) static FAMILY: Family = Family {
@@ -24,7 +24,7 @@ pub(crate) static FAMILY: Family = Family {
         layers: WindowLayers::All,
         ..qwen2::WINDOWS
     },
-    qk_norm: true,
+    qk_norm: QkNorm::Heads,
     experts,
     gguf: GgufFamily {
         experts: Some(GgufExperts::PLAIN),
@@ -37,10 +37,7 @@ pub(crate) static FAMILY: Family = Family {
 /// The parts of a layer of Qwen3-MoE.
 pub fn layer(config: &ModelConfig, layer: usize) -> LayerSpec {
     LayerSpec {
-        mixer: MixerSpec::Attention(AttentionSpec {
-            qk_norm: true,
-            ..AttentionSpec::plain(config, layer)
-        }),
+        mixer: MixerSpec::Attention(AttentionSpec::plain(config, layer)),
         feed_forward: FeedForwardSpec::Experts,
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::layer_spec::QkNorm;
 
 /// Refuses a model that the CUDA kernels do not compute.
 ///
@@ -34,7 +35,7 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
         rms_norm_eps: _,
         tie_word_embeddings: _,
         bias: _,
-        qk_norm: _,
+        qk_norm,
         recurrent,
         rotary_dim,
         rotated,
@@ -59,6 +60,7 @@ fn field_without_kernel(config: &ModelConfig) -> Option<&'static str> {
         (latent.is_some(), "latent attention"),
         (experts.is_some(), "experts"),
         (*sinks, "attention sinks"),
+        (*qk_norm == QkNorm::Whole, "norms over all heads of q and k"),
         (
             scales.into_iter().any(Option::is_some),
             "scaled activations",

@@ -28,6 +28,7 @@ use crate::kernels::rope::PositionScale;
 use crate::kernels::shape::{AttentionShape, DecoderShape};
 use crate::kv_layout::{KvDtype, KvLayout, LayerKv, PagedKv, Values};
 pub use crate::model::family::Architecture;
+use crate::model::layer_spec::{BlockNorms, QkNorm};
 use crate::model::rope::RopeConfig;
 
 /// Which projections add a bias.
@@ -70,8 +71,8 @@ pub struct ModelConfig {
     pub tie_word_embeddings: bool,
     /// Which projections add a bias.
     pub bias: BiasConfig,
-    /// Every head of q and k is normed before the rotation.
-    pub qk_norm: bool,
+    /// The norms of q and k before the rotation.
+    pub qk_norm: QkNorm,
     /// The layers that keep a state instead of keys and values.
     pub recurrent: Option<RecurrentConfig>,
     /// Rotary dimensions: the first elements of a head; even.
@@ -189,6 +190,11 @@ impl ModelConfig {
     /// The computation of a layer that keeps a state.
     pub fn states_in(&self, layer: usize) -> Option<&RecurrentConfig> {
         self.recurrent.as_ref().filter(|states| states.is_in(layer))
+    }
+
+    /// Where the norms of blocks are.
+    pub fn norms(&self) -> BlockNorms {
+        self.architecture.family().norms
     }
 
     /// The gate of layers without experts.

@@ -8,6 +8,7 @@ use super::latent::LatentConfig;
 use super::{ModelConfig, recurrent};
 use crate::kernels::dtype::MatrixRole;
 use crate::kernels::tensor_view::RowOrder;
+use crate::model::layer_spec::{BlockNorms, QkNorm};
 use crate::model::tensor_spec::TensorSpec;
 
 impl ModelConfig {
@@ -30,7 +31,9 @@ impl ModelConfig {
         }
         for layer in 0..self.num_hidden_layers {
             let name = |name: &str| format!("model.layers.{layer}.{name}");
-            specs.push(TensorSpec::new(name("input_layernorm.weight"), &[hidden]));
+            if self.norms().precede() {
+                specs.push(TensorSpec::new(name("input_layernorm.weight"), &[hidden]));
+            }
             if let Some(states) = self.states_in(layer) {
                 specs.extend(states.tensors(layer, hidden));
                 self.push_feed_forward(layer, &mut specs);
@@ -65,9 +68,13 @@ impl ModelConfig {
             TensorSpec::new(format!("model.layers.{layer}.{name}"), shape)
         };
         specs.push(named("post_attention_layernorm.weight", &[hidden]));
-        if self.gemma.is_some() {
+        if self.norms() == BlockNorms::Around {
             specs.push(named("pre_feedforward_layernorm.weight", &[hidden]));
+        }
+        if self.norms().follow() {
             specs.push(named("post_feedforward_layernorm.weight", &[hidden]));
+        }
+        if self.gemma.is_some() {
             self.push_fourth(layer, specs);
             let mlp = self.intermediate_in(layer);
             let module = format!("model.layers.{layer}.mlp");
@@ -146,10 +153,15 @@ impl ModelConfig {
                 push(format!("{name}.bias"), &[width]);
             }
         }
-        if self.qk_norm {
-            push("q_norm.weight".to_owned(), &[head_dim]);
+        let norms = match self.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Heads => Some([head_dim, head_dim]),
+            QkNorm::Whole => Some([q, kv]),
+        };
+        if let Some([q, kv]) = norms {
+            push("q_norm.weight".to_owned(), &[q]);
             if keeps_kv {
-                push("k_norm.weight".to_owned(), &[head_dim]);
+                push("k_norm.weight".to_owned(), &[kv]);
             }
         }
         if self.sinks {

@@ -45,7 +45,7 @@ pub fn rotations(pool: &mut ThreadPool, rope: &Rope, batch: &CpuBatch, mut out: 
 pub struct Rotation<'a> {
     /// Their shape.
     pub heads: &'a HeadShape,
-    /// Weights of the norms of query and key heads, and eps.
+    /// Weights of the norms of query and key heads, each head's or that of all of them, and eps.
     pub norms: Option<(&'a [f32], &'a [f32], f32)>,
     /// Values are normed without a weight, with this added to the mean square.
     pub value_eps: Option<f32>,
@@ -135,15 +135,17 @@ impl<E: Kept> Kernel for RotateRow<'_, E> {
                 S::prefetch_all_to_write(to.at(planes.values(head) + slot), value_dim);
             }
         }
+        let q_norm = norm_together::<S>(queries, norms.map(|n| (n.0, n.2)), key_dim);
+        let k_norm = norm_together::<S>(keys, norms.map(|n| (n.1, n.2)), key_dim);
         let heads = queries.chunks_exact_mut(key_dim);
         for (head, q) in heads.zip(self.q.chunks_exact_mut(key_dim)) {
-            turn_head::<S>(head, norms.map(|n| (n.0, n.2)), self.turn);
+            turn_head::<S>(head, q_norm, self.turn);
             q.copy_from_slice(head);
         }
         // Each slot is written by one item, as no two tokens of a step have the same: a page that a row writes to is
         // that row's alone, see `state::pool::page_pool`.
         for (i, key) in keys.chunks_exact_mut(key_dim).enumerate() {
-            turn_head::<S>(key, norms.map(|n| (n.1, n.2)), self.turn);
+            turn_head::<S>(key, k_norm, self.turn);
             let scales_at = planes.scales_of_key(i, self.slot);
             // SAFETY: the slot is this item's; `dispatch` detected the instruction set.
             unsafe {
@@ -205,10 +207,27 @@ impl Kernel for RotateQueries<'_> {
 
     #[inline(always)]
     fn run<S: Lanes>(self) {
+        let norm = norm_together::<S>(self.queries, self.norm, self.dim);
         for head in self.queries.chunks_exact_mut(self.dim) {
-            turn_head::<S>(head, self.norm, self.turn);
+            turn_head::<S>(head, norm, self.turn);
         }
     }
+}
+
+/// Norms all heads of a row as one vector, if the weight is as wide; returns the norm that is left for each head.
+#[inline(always)]
+fn norm_together<'a, S: Lanes>(
+    heads: &mut [f32],
+    norm: Option<(&'a [f32], f32)>,
+    dim: usize,
+) -> Option<(&'a [f32], f32)> {
+    let (weight, eps) = norm?;
+    if weight.len() == dim {
+        return norm;
+    }
+    assert_eq!(weight.len(), heads.len(), "a weight for each element");
+    norm_in_place::<S>(heads, weight, eps);
+    None
 }
 
 /// Norms a head, if the model does, and rotates its first elements, as many as there are cosines and sines.
@@ -245,6 +264,41 @@ mod tests {
     use crate::cpu::element::Borrowed;
     use crate::cpu::tensor::Scratch;
     use souffleur_base::kv_layout::KvDtype;
+
+    #[test]
+    fn a_norm_as_wide_as_all_heads_spans_them() {
+        let heads = HeadShape {
+            n_heads: 2,
+            n_kv_heads: 1,
+            key_dim: 2,
+            values: Values::Own { dim: 2 },
+            scale: 1.0,
+            score_cap: None,
+            window: None,
+        };
+        let scratch = Scratch::default();
+        let mut pool = ThreadPool::new(1).expect("threads start");
+        let mut rotations = scratch.tensor(1, 2);
+        rotations.row_mut(0).copy_from_slice(&[1.0, 0.0]);
+        let mut normed = |weight: &[f32]| {
+            let mut q = scratch.tensor(1, 4);
+            q.row_mut(0).copy_from_slice(&[1.0, 1.0, 1.0, 5.0]);
+            let norm = Some((weight, 0.0));
+            rotate_queries(&mut pool, Isa::detect(), &mut q, (&heads, norm), &rotations);
+            q.row(0).to_vec()
+        };
+        // The mean square of all four elements is 7, that of the second head 13.
+        let (all, second) = (7_f32.sqrt().recip(), 13_f32.sqrt().recip());
+        let close = |got: Vec<f32>, expected: [f32; 4]| {
+            let near = got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5);
+            assert!(near, "{got:?}, expected {expected:?}");
+        };
+        close(
+            normed(&[1.0, 2.0, 3.0, 4.0]),
+            [all, 2.0 * all, 3.0 * all, 20.0 * all],
+        );
+        close(normed(&[1.0, 2.0]), [1.0, 2.0, second, 10.0 * second]);
+    }
 
     #[test]
     fn keys_and_values_of_other_widths_go_to_their_own_places() {

@@ -21,7 +21,8 @@ fn gemma_2_takes_the_defaults_of_its_class() {
         (read.attention_scale(), read.embedding_scale),
         (0.0625, Some(8.0))
     );
-    assert!(read.tie_word_embeddings && read.writes_norms_from_one() && !read.qk_norm);
+    assert!(read.tie_word_embeddings && read.writes_norms_from_one());
+    assert_eq!(read.qk_norm, QkNorm::None);
     assert_eq!(read.gate(), Gate::GeluTanh);
     let gemma = read.gemma.expect("it is one");
     assert_eq!(

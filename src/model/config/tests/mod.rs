@@ -82,7 +82,10 @@ fn fixtures_are_read_as_transformers_reads_them() {
         yarn.kv_layout(Dtype::BF16).bytes_per_token(),
         2 * 2 * 48 * 2
     );
+}
 
+#[test]
+fn fixtures_have_the_biases_experts_and_windows_of_their_keys() {
     let qwen2 = fixture("qwen2");
     assert_eq!(
         qwen2.bias,
@@ -96,7 +99,8 @@ fn fixtures_are_read_as_transformers_reads_them() {
     assert_eq!(fixture("qwen2-window").windows, [None, Some(24)]);
 
     let qwen3 = fixture("qwen3");
-    assert!(qwen3.qk_norm && !qwen3.bias.qkv && qwen3.head_dim == 32);
+    assert_eq!((qwen3.qk_norm, qwen3.head_dim), (QkNorm::Heads, 32));
+    assert!(!qwen3.bias.qkv);
     let experts = |name: &str| fixture(name).experts.expect("it has experts");
     let moe = experts("qwen3-moe");
     assert_eq!(moe.routing, Routing::softmax(11, 3, true));

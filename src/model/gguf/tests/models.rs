@@ -3,6 +3,7 @@
 use super::*;
 use crate::kernels::dtype::Dtype;
 use crate::model::config::BiasConfig;
+use crate::model::layer_spec::QkNorm;
 use crate::model::rope::RopeScaling;
 
 const VOCAB: usize = 5;
@@ -88,7 +89,8 @@ fn sizes_come_from_metadata_and_the_rest_from_tensors() {
     assert_eq!(config.architecture.name(), "LlamaForCausalLM");
     assert_eq!((config.vocab_size, config.head_dim), (VOCAB, 2));
     assert_eq!(config.rms_norm_eps, 1e-5);
-    assert!(config.tie_word_embeddings && !config.qk_norm);
+    assert!(config.tie_word_embeddings);
+    assert_eq!(config.qk_norm, QkNorm::None);
     assert_eq!(
         config.bias,
         BiasConfig {
