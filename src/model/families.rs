@@ -3,13 +3,13 @@
 use super::family::{Architecture, Family};
 use super::{
     deepseek_v2, deepseek_v3, gemma2, gemma3, gemma4, glm4_moe_lite, gpt_oss, granite, lfm2, llama,
-    ministral3, mistral, mixtral, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3,
+    ministral3, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3,
 };
 use crate::error::LoadError;
 use crate::model::json_file::JsonFile;
 
 /// All of them, in the order in which errors list them.
-pub(crate) static FAMILIES: [&Family; 22] = [
+pub(crate) static FAMILIES: [&Family; 23] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &mixtral::FAMILY,
@@ -32,6 +32,7 @@ pub(crate) static FAMILIES: [&Family; 22] = [
     &smollm3::FAMILY,
     &phi3::FAMILY,
     &ministral3::FAMILY,
+    &olmo2::FAMILY,
 ];
 
 impl Architecture {

@@ -46,8 +46,8 @@ impl BlockNorms {
         self != Self::Before
     }
 
-    /// The name of the norm of the feed-forward block's input. The usual one norms attention's output in families that do
-    /// so.
+    /// The name of the norm of the feed-forward block's input. The usual one norms attention's output where outputs are
+    /// normed.
     pub fn of_feed_forward_input(self) -> Option<&'static str> {
         match self {
             Self::Before => Some("post_attention_layernorm"),

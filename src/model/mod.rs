@@ -1,9 +1,9 @@
 //! Models: configuration, weights, tokenizer, forward pass. [`location`] resolves a model's path.
 //!
 //! One file for each family, [`llama`] the simplest, holds its record (`family.rs`): names, defaults, keys, tensors and
-//! layers; `families.rs` is the table of them. The parts that families share are in [`blocks`], [`attention`], [`latent`],
-//! [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is written against [`Backend`]
-//! and knows nothing of devices, requests or steps.
+//! layers; `families.rs` is the table of them. The parts that families share are in [`blocks`], [`attention`],
+//! [`latent`], [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is written against
+//! [`Backend`] and knows nothing of devices, requests or steps.
 
 pub mod attention;
 pub mod blocks;
@@ -31,6 +31,7 @@ pub mod location;
 pub mod ministral3;
 pub mod mistral;
 pub mod mixtral;
+pub mod olmo2;
 pub mod origin;
 pub mod phi3;
 pub mod qwen2;

@@ -264,6 +264,7 @@ impl<'a> Model<'a> {
             "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" => "gemma3",
             "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" => "gemma4",
             "GraniteForCausalLM" => "granite",
+            "Olmo2ForCausalLM" => "olmo2",
             "SmolLM3ForCausalLM" => "smollm3",
             "Phi3ForCausalLM" => "phi3",
             "Ministral3ForCausalLM" | "Mistral3ForConditionalGeneration" => "mistral3",
@@ -290,7 +291,7 @@ impl<'a> Model<'a> {
     /// The name that a tensor has in a GGUF file.
     fn file_name(&self, ours: &str) -> String {
         let rename = |name: String, (from, to): (&str, &str)| name.replace(from, to);
-        let ours = if self.is_gemma() {
+        let ours = if self.norms_outputs() {
             families::GEMMA.into_iter().fold(ours.to_owned(), rename)
         } else {
             ours.to_owned()
@@ -307,6 +308,11 @@ impl<'a> Model<'a> {
     fn stack_name(&self, ours: &str) -> String {
         let bare = ours.strip_suffix(".weight").unwrap_or(ours);
         self.file_name(&format!("{bare}.weight"))
+    }
+
+    /// Whether the outputs of attention and MLP are normed.
+    fn norms_outputs(&self) -> bool {
+        self.is_gemma() || self.architecture == "olmo2"
     }
 
     fn is_gemma(&self) -> bool {

@@ -6,7 +6,7 @@ use super::writer::Tensor;
 /// The type number of MXFP4 in files.
 const MXFP4: u32 = 39;
 
-/// Gemma's families: name parts in checkpoints and in files.
+/// Families that norm the outputs of blocks, Gemma's and OLMo 2: name parts in checkpoints and in files.
 pub const GEMMA: [(&str, &str); 13] = [
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),

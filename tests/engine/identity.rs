@@ -27,7 +27,7 @@ use crate::requests::{
 };
 use crate::world::{Gated, World, collect, within};
 
-const MODELS: [&str; 16] = [
+const MODELS: [&str; 17] = [
     "models/souffleur-tiny",
     "tests/fixtures/models/llama",
     "tests/fixtures/models/mistral",
@@ -43,6 +43,7 @@ const MODELS: [&str; 16] = [
     "tests/fixtures/models/gemma2",
     "tests/fixtures/models/gemma4",
     "tests/fixtures/models/granite",
+    "tests/fixtures/models/olmo2",
     "tests/fixtures/models/phi3-longrope",
 ];
 

@@ -219,6 +219,8 @@ fn files_of_every_family_have_the_logits_of_their_safetensors() {
         ("gemma4-experts", &forms[..1], false),
         ("granite", &forms[..1], true),
         ("granite-bias", &forms[..1], true),
+        ("olmo2", &forms[..1], true),
+        ("olmo2-bias", &forms[..1], true),
         // Its window is left out; layers without rotation are those of every file.
         ("smollm3-window", &forms[..1], true),
         ("phi3", &forms[..1], true),

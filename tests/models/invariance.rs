@@ -389,6 +389,7 @@ fn every_instruction_set_is_invariant() {
                     "lfm2",
                     "qwen3-5",
                     "granite",
+                    "olmo2",
                     "phi3-longrope",
                     "ministral3",
                 ]

@@ -151,6 +151,14 @@ fn heads_of_any_size() {
             "granite",
             json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
         ),
+        (
+            "olmo2",
+            json!({"num_attention_heads": 1, "num_key_value_heads": 1}),
+        ),
+        (
+            "olmo2-bias",
+            json!({"head_dim": 2, "num_key_value_heads": 1}),
+        ),
         ("ministral3", json!({"head_dim": 2, "sliding_window": 1})),
         ("gpt-oss", json!({"head_dim": 2, "sliding_window": 1})),
         ("gemma2", json!({"head_dim": 2, "sliding_window": 1})),

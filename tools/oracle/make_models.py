@@ -133,6 +133,7 @@ YARN = {
 }
 
 GRANITE = BASE | {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+OLMO2 = BASE | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "pad_token_id": EOS}
 SMOLLM3 = BASE | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
 # Its default, 32000, is beyond the vocabulary.
 PHI3 = BASE | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": EOS}
@@ -770,6 +771,26 @@ MODELS = {
         torch.bfloat16,
         1,
     ),
+    "olmo2": (
+        OLMO2
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "dtype": "bfloat16"},
+        torch.bfloat16,
+        1,
+    ),
+    "olmo2-bias": (
+        OLMO2
+        | {
+            "num_key_value_heads": 4,
+            "rms_norm_eps": WIDE_EPS,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+            "rope_theta": 10000.0,
+            "torch_dtype": "bfloat16",
+        },
+        torch.bfloat16,
+        1,
+    ),
     "smollm3": (
         SMOLLM3 | {"no_rope_layers": [0, 1], "rope_theta": 10000.0, "pad_token_id": EOS, "torch_dtype": "bfloat16"},
         torch.bfloat16,
@@ -1081,6 +1102,9 @@ def fill(name, tensor, config, generator):
         return normal(0.3)
     if "norm" in name and config.model_type.startswith(NORMS_FROM_ONE) and "linear_attn" not in name:
         return between(-0.5, 0.5)
+    if config.model_type == "olmo2" and name.endswith(("q_norm.weight", "k_norm.weight")):
+        # Normed queries and keys of narrow heads: their scores spread less.
+        return between(1.0, 3.0)
     if "norm" in name:
         return 0.5 + torch.rand(tensor.shape, generator=generator)
     if name.endswith(".bias") and "router" not in name:
