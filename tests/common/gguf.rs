@@ -42,74 +42,109 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     };
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let mut file = model.metadata();
     let mut names: Vec<&str> = tensors.names();
     names.sort_unstable();
-    for name in names {
-        let view = tensors.tensor(name).unwrap();
-        if let Some(stack) = name.strip_suffix("_blocks") {
-            let scales = tensors.tensor(&format!("{stack}_scales")).unwrap();
-            for tensor in families::mxfp4(name, view.shape(), view.data(), scales.data()) {
-                file = file.tensor(tensor);
-            }
-        }
-        let stored = name.strip_prefix("language_model.").unwrap_or(name);
-        let stored = stored.replacen("model.language_model.", "model.", 1);
-        let name = stored.as_str();
-        if model.leaves_out(name) {
-            continue;
-        }
-        let values = model.applied(name, widened(view.dtype(), view.data()));
-        let mut shape = view.shape().to_vec();
-        let source = Source {
+    let file = names.into_iter().fold(model.metadata(), |file, name| {
+        let made = tensors_of(&model, &tensors, name);
+        made.into_iter().fold(file, File::tensor)
+    });
+    rope_factors(&model).fold(file, |file, (name, divisors)| {
+        file.tensor(Tensor::f32(&name, &[divisors.len()], &divisors))
+    })
+}
+
+/// The tensors that the converter makes of one in a checkpoint.
+fn tensors_of(model: &Model<'_>, tensors: &SafeTensors<'_>, name: &str) -> Vec<Tensor> {
+    let view = tensors.tensor(name).unwrap();
+    let mut made = Vec::new();
+    if let Some(stack) = name.strip_suffix("_blocks") {
+        let scales = tensors.tensor(&format!("{stack}_scales")).unwrap();
+        made.extend(families::mxfp4(
             name,
-            shape: view.shape(),
-            values: values.clone(),
-        };
-        let own = match model.architecture {
-            "gpt-oss" => families::gpt_oss(&source),
-            "gemma4" => families::gemma4(&source),
-            _ => families::delta_net(&model, &source),
-        };
-        if let Some(own) = own {
-            file = own.into_iter().fold(file, File::tensor);
-            continue;
-        }
-        shape.retain(|size| *size > 1);
-        if name.ends_with("experts.gate_up_proj") {
-            for (part, values) in halves(&shape, &values) {
-                shape[1] = view.shape()[1] / 2;
-                let name = name.replace("gate_up_proj", part);
-                file = file.tensor(Tensor::f32(&model.stack_name(&name), &shape, &values));
-            }
-            continue;
-        }
-        if let Some((stack, expert)) = expert_of(name) {
-            // All experts' matrices at the place of the first one's.
-            if expert == 0 {
-                let values = stacked(&tensors, &stack);
-                shape.insert(0, values.len() / shape.iter().product::<usize>());
-                file = file.tensor(Tensor::f32(&model.stack_name(&stack), &shape, &values));
-            }
-            continue;
-        }
-        if name.ends_with("experts.down_proj") {
-            file = file.tensor(Tensor::f32(&model.stack_name(name), &shape, &values));
-            continue;
-        }
-        if name.ends_with("kv_b_proj.weight") && latents == Latents::Absorbed {
-            for (part, shape, values) in model.absorbed(&values) {
-                let name = format!(
-                    "{}.{part}.weight",
-                    model.file_name(name).split(".attn").next().unwrap()
-                );
-                file = file.tensor(Tensor::f32(&name, &shape, &values));
-            }
-            continue;
-        }
-        let values = model.in_file_order(name, view.shape(), values);
-        file = file.tensor(Tensor::f32(&model.file_name(name), &shape, &values));
+            view.shape(),
+            view.data(),
+            scales.data(),
+        ));
     }
+    let stored = name.strip_prefix("language_model.").unwrap_or(name);
+    let stored = stored.replacen("model.language_model.", "model.", 1);
+    let name = stored.as_str();
+    if model.leaves_out(name) {
+        return made;
+    }
+    let values = model.applied(name, widened(view.dtype(), view.data()));
+    let source = Source {
+        name,
+        shape: view.shape(),
+        values: values.clone(),
+    };
+    let own = match model.architecture {
+        "gpt-oss" => families::gpt_oss(&source),
+        "gemma4" => families::gemma4(&source),
+        _ => families::delta_net(model, &source),
+    };
+    if let Some(own) = own {
+        made.extend(own);
+    } else if let Some(experts) = experts_of(model, tensors, &source) {
+        made.extend(experts);
+    } else if name.ends_with("kv_b_proj.weight") && model.latents == Latents::Absorbed {
+        made.extend(
+            model
+                .absorbed(&values)
+                .into_iter()
+                .map(|(part, shape, values)| {
+                    let file_name = model.file_name(name);
+                    let start = file_name.split(".attn").next().unwrap();
+                    Tensor::f32(&format!("{start}.{part}.weight"), &shape, &values)
+                }),
+        );
+    } else {
+        let values = model.in_file_order(name, view.shape(), values);
+        made.push(Tensor::f32(
+            &model.file_name(name),
+            &without_ones(view.shape()),
+            &values,
+        ));
+    }
+    made
+}
+
+/// The stacks made of a tensor of experts; `None` if it is none.
+fn experts_of(
+    model: &Model<'_>,
+    tensors: &SafeTensors<'_>,
+    source: &Source<'_>,
+) -> Option<Vec<Tensor>> {
+    let (name, values) = (source.name, &source.values);
+    let mut shape = without_ones(source.shape);
+    if name.ends_with("experts.gate_up_proj") {
+        let parts = halves(&shape, values).map(|(part, values)| {
+            shape[1] = source.shape[1] / 2;
+            let name = name.replace("gate_up_proj", part);
+            Tensor::f32(&model.stack_name(&name), &shape, &values)
+        });
+        return Some(parts.into());
+    }
+    if let Some((stack, expert)) = expert_of(name) {
+        // All experts' matrices at the place of the first one's.
+        if expert != 0 {
+            return Some(Vec::new());
+        }
+        let values = stacked(tensors, &stack);
+        shape.insert(0, values.len() / shape.iter().product::<usize>());
+        let stack = model.stack_name(&stack);
+        return Some(vec![Tensor::f32(&stack, &shape, &values)]);
+    }
+    let is_down = name.ends_with("experts.down_proj");
+    is_down.then(|| vec![Tensor::f32(&model.stack_name(name), &shape, values)])
+}
+
+fn without_ones(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|size| *size > 1).collect()
+}
+
+/// The tensors of a rotation's divisors.
+fn rope_factors(model: &Model<'_>) -> impl Iterator<Item = (String, Vec<f32>)> {
     let both = ["short", "long"].into_iter().filter_map(|length| {
         let divisors = model.rope[format!("{length}_factor")].as_array()?;
         let divisors = divisors
@@ -122,9 +157,7 @@ pub fn of_folder_with(dir: &Path, latents: Latents) -> File {
     });
     let own = model.divisors();
     let own = own.map(|divisors| ("rope_freqs.weight".to_owned(), divisors));
-    both.chain(own).fold(file, |file, (name, divisors)| {
-        file.tensor(Tensor::f32(&name, &[divisors.len()], &divisors))
-    })
+    both.chain(own)
 }
 
 /// The gate and up projections of a stack of experts.

@@ -6,12 +6,23 @@ use super::{Latents, Model};
 impl Model<'_> {
     /// A file with the metadata and no tensors.
     pub fn metadata(&self) -> File {
-        let key = |name: &str| format!("{}.{name}", self.architecture);
+        let file = self.expert_keys(self.common_keys());
+        let file = self.head_keys(file);
+        self.rope_keys(self.own_keys(file))
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    /// The keys of all architectures.
+    fn common_keys(&self) -> File {
+        let key = |name: &str| self.key(name);
         let eps = ["rms_norm_eps", "norm_eps"].map(|key| self.config[key].as_f64());
         let eps = eps.into_iter().flatten().next().unwrap();
         let eos = &self.config["eos_token_id"];
         let eos = eos.as_u64().or(eos[0].as_u64()).unwrap();
-        let file = File::default()
+        File::default()
             .text("general.architecture", self.architecture)
             .text("general.type", "model")
             .size(&key("block_count"), self.size("num_hidden_layers"))
@@ -24,98 +35,101 @@ impl Model<'_> {
             )
             .number(&key("attention.layer_norm_rms_epsilon"), eps as f32)
             .number(&key("rope.freq_base"), self.theta() as f32)
-            .pair("tokenizer.ggml.eos_token_id", Value::U32(eos as u32));
-        let file = match self.experts() {
-            None => file,
-            Some(count) => file
-                .size(&key("expert_count"), count)
-                .size(&key("expert_used_count"), self.experts_used())
-                .size(&key("expert_feed_forward_length"), self.expert_width()),
+            .pair("tokenizer.ggml.eos_token_id", Value::U32(eos as u32))
+    }
+
+    fn expert_keys(&self, file: File) -> File {
+        let Some(count) = self.experts() else {
+            return file;
         };
+        let file = file
+            .size(&self.key("expert_count"), count)
+            .size(&self.key("expert_used_count"), self.experts_used())
+            .size(&self.key("expert_feed_forward_length"), self.expert_width());
         let says_sum = ["llama", "qwen3moe", "deepseek2"].contains(&self.architecture);
-        let file = if says_sum && self.experts().is_some() {
-            file.pair(
-                &key("expert_weights_norm"),
-                Value::Flag(self.renormalises()),
-            )
-        } else {
-            file
-        };
-        let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
-        let file = match self.architecture {
+        if !says_sum {
+            return file;
+        }
+        let renormalises = Value::Flag(self.renormalises());
+        file.pair(&self.key("expert_weights_norm"), renormalises)
+    }
+
+    /// The sizes of key and value heads.
+    fn head_keys(&self, file: File) -> File {
+        match self.architecture {
             "deepseek2" => self.latent(file),
             "gemma4" => self.two_sizes(file),
             "phi3" => self.phi3(file),
-            architecture => {
-                if architecture.starts_with("lfm2") {
-                    self.short_conv(file)
-                } else {
-                    let heads = self.size("num_key_value_heads");
-                    file.size(&key("attention.head_count_kv"), heads)
-                        .size(&key("attention.key_length"), self.head_dim())
-                        .size(&key("attention.value_length"), self.head_dim())
-                }
-            }
-        };
-        let file = match self.architecture {
+            architecture if architecture.starts_with("lfm2") => self.short_conv(file),
+            _ => file
+                .size(
+                    &self.key("attention.head_count_kv"),
+                    self.size("num_key_value_heads"),
+                )
+                .size(&self.key("attention.key_length"), self.head_dim())
+                .size(&self.key("attention.value_length"), self.head_dim()),
+        }
+    }
+
+    /// The keys of one architecture alone.
+    fn own_keys(&self, file: File) -> File {
+        match self.architecture {
             "gpt-oss" => file.size(
-                &key("attention.sliding_window"),
+                &self.key("attention.sliding_window"),
                 self.size("sliding_window"),
             ),
             "granite" => self.factors(file),
             "mistral3" => {
                 let slope = self.rope["llama_4_scaling_beta"].as_f64().unwrap();
-                file.number(&key("attention.temperature_scale"), slope as f32)
+                file.number(&self.key("attention.temperature_scale"), slope as f32)
             }
             _ if self.has_delta_nets() => self.delta_net(file),
             _ if self.is_gemma() => self.gemma(file),
             _ => file,
-        };
+        }
+    }
+
+    fn rope_keys(&self, file: File) -> File {
+        let factor = self.rope["factor"].as_f64().unwrap_or(1.0) as f32;
         match self.rope_type() {
             "linear" => file
-                .text(&key("rope.scaling.type"), "linear")
-                .number(&key("rope.scaling.factor"), factor),
-            "yarn" => {
-                let original = self.rope["original_max_position_embeddings"]
-                    .as_u64()
-                    .unwrap();
-                let file = file
-                    .text(&key("rope.scaling.type"), "yarn")
-                    .number(&key("rope.scaling.factor"), factor)
-                    .size(
-                        &key("rope.scaling.original_context_length"),
-                        original as usize,
-                    );
-                let numbers = [
-                    ("beta_fast", "yarn_beta_fast", 1.0),
-                    ("beta_slow", "yarn_beta_slow", 1.0),
-                    // For these architectures alone.
-                    (
-                        "mscale_all_dim",
-                        "yarn_log_multiplier",
-                        if self.architecture == "mistral3" {
-                            1.0
-                        } else {
-                            0.1
-                        },
-                    ),
-                ];
-                let written = numbers.into_iter().filter(|(ours, ..)| {
-                    let has_it = ["deepseek2", "mistral3"].contains(&self.architecture);
-                    *ours != "mscale_all_dim" || has_it
-                });
-                written.fold(file, |file, (ours, theirs, times)| {
-                    match self.rope[ours].as_f64() {
-                        Some(number) => {
-                            let key = key(&format!("rope.scaling.{theirs}"));
-                            file.number(&key, (times * number) as f32)
-                        }
-                        None => file,
-                    }
-                })
-            }
+                .text(&self.key("rope.scaling.type"), "linear")
+                .number(&self.key("rope.scaling.factor"), factor),
+            "yarn" => self.yarn_keys(file, factor),
             _ => file,
         }
+    }
+
+    fn yarn_keys(&self, file: File, factor: f32) -> File {
+        let original = self.rope["original_max_position_embeddings"].as_u64();
+        let file = file
+            .text(&self.key("rope.scaling.type"), "yarn")
+            .number(&self.key("rope.scaling.factor"), factor)
+            .size(
+                &self.key("rope.scaling.original_context_length"),
+                original.unwrap() as usize,
+            );
+        let weight = if self.architecture == "mistral3" {
+            1.0
+        } else {
+            0.1
+        };
+        let mut numbers = vec![
+            ("beta_fast", "yarn_beta_fast", 1.0),
+            ("beta_slow", "yarn_beta_slow", 1.0),
+        ];
+        if ["deepseek2", "mistral3"].contains(&self.architecture) {
+            numbers.push(("mscale_all_dim", "yarn_log_multiplier", weight));
+        }
+        numbers
+            .into_iter()
+            .fold(file, |file, (ours, theirs, times)| {
+                let Some(number) = self.rope[ours].as_f64() else {
+                    return file;
+                };
+                let key = self.key(&format!("rope.scaling.{theirs}"));
+                file.number(&key, (times * number) as f32)
+            })
     }
 
     /// The width of MLPs, for each layer if they differ.

@@ -1,6 +1,5 @@
 //! No function is longer than a screen: its signature, its body and its closing brace take at most 70 lines.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,19 +7,6 @@ use super::{read, root};
 
 /// The most lines of a function, from `fn` to its closing brace.
 const MOST: usize = 70;
-
-/// Functions that are still longer, as `file::name`. The list only shrinks.
-const LONGER: &[&str] = &[
-    "src/model/config/mod.rs::from_json",
-    "src/model/config/tests/hostile.rs::values_of_new_families_are_refused_by_key_value_and_limit",
-    "src/model/config/tests/hostile.rs::what_is_not_supported_is_refused_with_key_value_and_limit",
-    "src/model/config/windows.rs::as_given",
-    "src/model/gguf/config.rs::read",
-    "src/model/gguf/experts.rs::experts",
-    "src/model/gguf/tests/keys.rs::other_models_are_refused_by_name",
-    "tests/common/gguf.rs::of_folder_with",
-    "tests/common/gguf_keys.rs::metadata",
-];
 
 /// A function with a body.
 #[derive(Debug, PartialEq)]
@@ -199,7 +185,6 @@ fn functions_fit_on_a_screen() {
     let mut files = Vec::new();
     sources(&root(), &mut files);
     let mut n_functions = 0;
-    let mut known: BTreeSet<String> = LONGER.iter().map(|&name| name.to_owned()).collect();
     let mut wrong = Vec::new();
     for file in &files {
         let path = file.strip_prefix(root()).expect("it is below the root");
@@ -212,10 +197,7 @@ fn functions_fit_on_a_screen() {
                 line,
                 n_lines,
             } = function;
-            if !LONGER.contains(&format!("{path}::{name}").as_str()) {
-                wrong.push(format!("{path}:{line}: {name} has {n_lines} lines"));
-            }
-            known.remove(&format!("{path}::{name}"));
+            wrong.push(format!("{path}:{line}: {name} has {n_lines} lines"));
         }
     }
     assert!(
@@ -223,10 +205,6 @@ fn functions_fit_on_a_screen() {
         "only {n_functions} functions were found"
     );
     assert!(wrong.is_empty(), "split, at {MOST} lines: {wrong:#?}");
-    assert!(
-        known.is_empty(),
-        "short enough, remove from LONGER: {known:?}"
-    );
 }
 
 #[test]

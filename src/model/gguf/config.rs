@@ -5,7 +5,6 @@
 //! refused.
 
 use super::Gguf;
-use super::Metadata;
 use super::experts::experts;
 use super::gemma::Fourth;
 use super::keys::{KV_HEADS, Keys};
@@ -25,6 +24,7 @@ use crate::model::config::scales::Scales;
 use crate::model::config::{Architecture, BiasConfig, ModelConfig};
 use crate::model::families;
 use crate::model::family::{AttentionBias, Family, Intermediate};
+use souffleur_gguf::Metadata;
 
 /// Numbers that other models of these architectures compute with, and the values that change nothing; others are refused.
 const NEUTRAL: [(&str, &[f64]); 13] = [

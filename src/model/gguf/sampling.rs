@@ -2,11 +2,11 @@
 
 use std::ops::RangeInclusive;
 
-use super::Metadata;
 use crate::error::LoadError;
 use crate::model::generation::{
     GenerationConfig, MIN_P, PENALTY, TEMPERATURE, TOP_P, every_token_below_one,
 };
+use souffleur_gguf::Metadata;
 
 /// Reads the keys under `general.sampling.` that converters make of a model's `generation_config.json`. Samplers that this engine
 /// does not have (XTC, Mirostat, an order of samplers) are left out: they are preferences, not part of the model.

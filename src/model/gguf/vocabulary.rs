@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::Metadata;
 use crate::error::LoadError;
 use crate::model::text::VocabularyFields;
+use souffleur_gguf::Metadata;
 
 /// The keys of a tokenizer.
 #[derive(Clone, Copy)]

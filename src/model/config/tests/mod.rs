@@ -101,6 +101,10 @@ fn fixtures_have_the_biases_experts_and_windows_of_their_keys() {
     let qwen3 = fixture("qwen3");
     assert_eq!((qwen3.qk_norm, qwen3.head_dim), (QkNorm::Heads, 32));
     assert!(!qwen3.bias.qkv);
+}
+
+#[test]
+fn experts_and_windows_of_fixtures_are_read_as_transformers_reads_them() {
     let experts = |name: &str| fixture(name).experts.expect("it has experts");
     let moe = experts("qwen3-moe");
     assert_eq!(moe.routing, Routing::softmax(11, 3, true));
