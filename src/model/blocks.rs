@@ -21,7 +21,25 @@ pub use crate::model::layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 use crate::model::loader::Loader;
 use crate::model::side_experts::SideExperts;
 use crate::model::state_mixer::StateMixer;
-use crate::model::{Model, Reads};
+
+/// Loads the model that the loader's configuration names.
+///
+/// # Errors
+/// The element type and shape that [`Weights::tensor`](crate::model::weights::Weights::tensor) reports.
+pub fn load<B: Backend>(loader: &mut Loader<'_, B>) -> Result<Decoder<B>, LoadError> {
+    let layer = loader.config().architecture.family().layer;
+    Decoder::load(loader, layer)
+}
+
+/// The tokens of a step whose logits are needed. The last layer only stores the keys and values of the others.
+pub struct Reads<'a, B: Backend> {
+    /// Number of tokens.
+    pub n_tokens: usize,
+    /// Which tokens of the step.
+    pub tokens: &'a B::TokenList,
+    /// The same tokens as a separate batch, in the list's order.
+    pub batch: &'a B::Batch,
+}
 
 /// A decoder: each layer is a token mixer, then a gated MLP or experts.
 pub struct Decoder<B: Backend> {
@@ -47,10 +65,17 @@ impl<B: Backend> Decoder<B> {
             ends,
         })
     }
-}
 
-impl<B: Backend> Model<B> for Decoder<B> {
-    fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor {
+    /// Runs the tokens of a step through all layers and stores their K/V.
+    ///
+    /// # Shapes
+    /// Result: the residual stream after the last layer, `[n_tokens, hidden]`, or of the tokens in `reads` only.
+    pub fn forward(
+        &self,
+        backend: &mut B,
+        batch: &B::Batch,
+        reads: Option<Reads<'_, B>>,
+    ) -> B::Tensor {
         let (mut x, mut rotations, mut inputs) = self.ends.embed(backend, batch);
         // After the last layer that keeps KV or a state, layers compute only the tokens that are read.
         let keeps = |layer: &Layer<B>| layer.keeps_something();
@@ -84,11 +109,19 @@ impl<B: Backend> Model<B> for Decoder<B> {
         x
     }
 
-    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
+    /// Projects the rows `tokens` of a result of [`Self::forward`] to the vocabulary.
+    ///
+    /// # Shapes
+    /// Result: `[number of tokens, vocab]`, f32.
+    pub fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         self.ends.logits(backend, hidden, tokens)
     }
 
-    fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
+    /// Norms the rows `tokens` of a result of [`Self::forward`], as before the projection to the vocabulary.
+    ///
+    /// # Shapes
+    /// Result: `[number of tokens, hidden]`.
+    pub fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor {
         self.ends.states(backend, hidden, tokens)
     }
 }

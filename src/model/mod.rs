@@ -3,7 +3,7 @@
 //! One file for each family, [`llama`] the simplest, holds its record (`family.rs`): names, defaults, keys, tensors and
 //! layers; `families.rs` is the table of them. The parts that families share are in [`blocks`], [`attention`],
 //! [`latent`], [`layer_inputs`], [`routed_experts`], [`side_experts`] and [`state_mixer`]. All of it is written against
-//! [`Backend`] and knows nothing of devices, requests or steps.
+//! [`Backend`](crate::kernels::Backend) and knows nothing of devices, requests or steps.
 
 pub mod attention;
 pub mod blocks;
@@ -49,49 +49,3 @@ pub(crate) mod tensor_spec;
 pub mod weights;
 
 pub use souffleur_text as text;
-
-use crate::error::LoadError;
-use crate::kernels::Backend;
-use crate::model::loader::Loader;
-
-/// The tokens of a step whose logits are needed. The last layer only stores the keys and values of the others.
-pub struct Reads<'a, B: Backend> {
-    /// Number of tokens.
-    pub n_tokens: usize,
-    /// Which tokens of the step.
-    pub tokens: &'a B::TokenList,
-    /// The same tokens as a separate batch, in the list's order.
-    pub batch: &'a B::Batch,
-}
-
-/// A decoder with its weights.
-pub trait Model<B: Backend>: Send {
-    /// Runs the tokens of a step through all layers and stores their K/V.
-    ///
-    /// # Shapes
-    /// Result: the residual stream after the last layer, `[n_tokens, hidden]`, or of the tokens in `reads` only.
-    fn forward(&self, backend: &mut B, batch: &B::Batch, reads: Option<Reads<'_, B>>) -> B::Tensor;
-
-    /// Projects the rows `tokens` of a result of [`Self::forward`] to the vocabulary.
-    ///
-    /// # Shapes
-    /// Result: `[number of tokens, vocab]`, f32.
-    fn logits(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor;
-
-    /// Norms the rows `tokens` of a result of [`Self::forward`], as before the projection to the vocabulary.
-    ///
-    /// # Shapes
-    /// Result: `[number of tokens, hidden]`.
-    fn states(&self, backend: &mut B, hidden: &B::Tensor, tokens: &B::TokenList) -> B::Tensor;
-}
-
-/// Loads the model that the loader's configuration names.
-///
-/// # Errors
-/// The element type and shape that [`Weights::tensor`](weights::Weights::tensor) reports.
-pub fn load<B: Backend + 'static>(
-    loader: &mut Loader<'_, B>,
-) -> Result<Box<dyn Model<B>>, LoadError> {
-    let layer = loader.config().architecture.family().layer;
-    Ok(Box::new(blocks::Decoder::load(loader, layer)?))
-}

@@ -26,9 +26,9 @@ use crate::kernels::cpu::recall::Recall;
 use crate::kernels::cpu::{CpuBackend, CpuBatch, CpuSizes, Numa};
 use crate::kernels::dtype::{Dtype, Quantization};
 use crate::kv_layout::{KvDtype, KvLayout};
+use crate::model::blocks::{Decoder, Reads};
 use crate::model::loader::{Checkpoint, LoadFormat, LoadProgress, Loader};
 use crate::model::sparsity::ModelSparsity;
-use crate::model::{Model, Reads};
 use crate::state::grammar::RowGrammar;
 use crate::state::pool::pages::PageRun;
 use crate::state::pool::window_pool::WindowLimits;
@@ -84,7 +84,7 @@ pub type LogitsProbe<'a> = &'a mut dyn FnMut(SeqId, u32, &[f32]);
 /// **The result of a row depends on its own tokens and sampling state only, bit for bit**: not on the other rows of
 /// a step, on chunks, pages, cached prefixes, the number of threads or the nodes of memory that they are divided among.
 pub struct CpuExecutor {
-    model: Box<dyn Model<CpuBackend>>,
+    model: Decoder<CpuBackend>,
     backend: CpuBackend,
     /// The step's tokens, and the tokens whose output is read; kept for their memory.
     batch: CpuBatch,
@@ -170,7 +170,8 @@ impl CpuExecutor {
         let sizes = backend_sizes(options, checkpoint.dtype, kv)?;
         let mut backend = CpuBackend::new(&sizes)
             .map_err(|error| LoadError::Memory(format!("kernel threads: {error}")))?;
-        let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+        let model =
+            crate::model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let limits = Limits {
             n_pages: options.n_pages,
             page_size: options.page_size,

@@ -58,7 +58,7 @@ use crate::kernels::cuda::pack::Modules;
 use crate::kernels::cuda::params::ElementType;
 use crate::kernels::cuda::sampling::{MAX_TOP, Sampled, SamplingKernels, TokenLogprob};
 use crate::kernels::dtype::Dtype;
-use crate::model::Model;
+use crate::model::blocks::Decoder;
 use crate::model::loader::{Checkpoint, LoadProgress, Loader};
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{PIPELINE_DEPTH, RowResult, StepOutput, StepPlan, StepRow};
@@ -71,7 +71,7 @@ const MASK_WORDS: usize = 4 << 10;
 pub struct CudaExecutor {
     /// First: graphs name buffers of all the others.
     graphs: Graphs,
-    model: Box<dyn Model<CudaBackend>>,
+    model: Decoder<CudaBackend>,
     backend: CudaBackend,
     compute: Arc<Stream>,
     kernels: SamplingKernels,
@@ -171,7 +171,8 @@ impl CudaExecutor {
         let compute = Arc::new(device.stream(Priority::High).map_err(to_load_error)?);
         let mut backend = CudaBackend::new(&device, compute.clone(), modules, &shape, &sizes)
             .map_err(to_load_error)?;
-        let model = crate::model::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
+        let model =
+            crate::model::blocks::load(&mut Loader::new(&checkpoint, &mut backend, progress))?;
         let free_bytes = backend.end_loading().map_err(to_load_error)?;
         if let Some(plan) = &options.plan {
             plan.check_loaded(free_bytes)?;
@@ -354,7 +355,7 @@ impl CudaExecutor {
     }
 }
 
-type Loaded = (Box<dyn Model<CudaBackend>>, CudaBackend, Arc<Stream>);
+type Loaded = (Decoder<CudaBackend>, CudaBackend, Arc<Stream>);
 
 impl Executor for CudaExecutor {
     fn run(&mut self, plan: &StepPlan) -> Result<StepOutput, StepError> {

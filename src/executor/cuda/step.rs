@@ -16,7 +16,7 @@ use crate::kernels::cuda::sampling::{
     BeginDecodeParams, BeginPrefillParams, DecodeRow, EditTableParams, SampleParams, SampleWork,
     SamplingShape, TIE_MARGIN,
 };
-use crate::model::Reads;
+use crate::model::blocks::Reads;
 use crate::state::sampling::TokenLogprobs;
 use crate::state::step::{RowResult, StepPlan};
 
